@@ -1,17 +1,18 @@
-//! What the manager does for a guest of QEMU's that somebody else started on base pages.
+//! The manager's effect on an external QEMU guest that another process started on base pages.
 //!
 //! ```text
-//!   speed       attached   GUPS ████████│ attach ▒▒▒▒▒▒│████████  rate before : rate after, and how long updates were kept waiting
-//!               control    GUPS ████████│              │████████  the same times, nobody attaches
-//!   khugepaged  attached, the host's khugepaged at its fastest, and at its defaults: time to 99 % on huge pages, and CPU time
+//!   speed       attached   GUPS ████████│ attach ▒▒▒▒▒▒│████████  rate before : rate after, and the stalls of updates
+//!               control    GUPS ████████│              │████████  the same times, without attaching
+//!   khugepaged  attached, the host's khugepaged at its fastest and at its defaults: time to 99 % huge, CPU time
 //! ```
 //!
-//! `speed`: QEMU's advice to use huge pages is kept from the kernel by a library (`wideleaf_guest_tests::qemu_guest`), so RAM starts on base
-//! pages; arms take turns, a guest each, and each guest checks its table at its end. `khugepaged`: the guest starts on huge pages
-//! as QEMU's do, and each is split from outside once it is full, so that khugepaged may have it back; the clock starts then.
+//! `speed`: a library keeps QEMU's advice to use huge pages from the kernel (`wideleaf_guest_tests::qemu_guest`), so
+//! RAM starts on base pages. Arms take turns, with one guest each, and each guest checks its table at its end.
+//! `khugepaged`: the guest starts on huge pages, the default in QEMU. Once it is full, the bench splits each huge
+//! page from outside, so that khugepaged may collapse it again. The clock starts then.
 //!
-//! `cargo bench -p wideleaf-benches --bench attached [-- speed|khugepaged [ROUNDS] [LOG2_WORDS or MIB]]` (default speed, 5 rounds, 2^28
-//! words; khugepaged: 64 MiB; needs QEMU, KVM and root)
+//! `cargo bench -p wideleaf-benches --bench attached [-- speed|khugepaged [ROUNDS] [LOG2_WORDS or MIB]]` (default
+//! speed, 5 rounds, 2^28 words; khugepaged: 64 MiB; needs QEMU, KVM and root)
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,23 +35,23 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, PolicyChoice};
 use wideleaf_protocol::{Message, parse};
 
-/// RAM beside the table.
+/// RAM beyond the table.
 const BESIDE_TABLE: Bytes = mib(64);
-/// A rate is taken over so long.
+/// Time over which a rate is measured.
 const MEASURED: Duration = Duration::from_secs(3);
-/// Longer is not waited for a promotion; the control arm waits as long as the last one took.
+/// Time limit for a promotion. The control arm waits as long as the last promotion took.
 const PROMOTION_LIMIT: Duration = Duration::from_secs(60);
 const PACE: Duration = Duration::from_millis(5);
-/// A gibibyte on base pages is verified in half a minute.
+/// Time limit for a guest's phases. Verifying 1 GiB on base pages takes half a minute.
 const GUEST_LIMIT: Duration = Duration::from_secs(300);
-/// khugepaged at its defaults comes through 64 MiB in 40 s once it has come to them.
+/// Time limit for khugepaged. At its defaults it needs 40 s for 64 MiB once it has reached them.
 const KHUGEPAGED_LIMIT: Duration = Duration::from_secs(240);
 
-/// The promises.
+/// Targets of the bench.
 const SPEED_UP_MIN: f64 = 1.3;
 const GAP_MAX_MS: f64 = 2.0;
 
-/// What one guest showed.
+/// Results of one guest.
 struct Run {
     before: f64,
     after: f64,
@@ -58,7 +59,7 @@ struct Run {
     gap_max_ns: f64,
 }
 
-/// What was done to one guest.
+/// Results of one promotion.
 struct Promotion {
     took: Duration,
     reached: f64,
@@ -96,7 +97,7 @@ fn speed(rounds: usize, log2_words: u32, waiting: &Waiting) -> Result<(), Ended>
             };
             let after = rate(&guest, waiting)?;
             guest.wait_until("its verification", |said| said.has_passed.is_some());
-            assert_eq!(guest.said().has_passed, Some(true), "the guest's table is as it left it");
+            assert_eq!(guest.said().has_passed, Some(true), "the guest's table is intact");
             drop(manager);
             let (gap_p99_ns, gap_max_ns) = gaps(&guest);
             let run = Run { before, after, gap_p99_ns, gap_max_ns };
@@ -112,18 +113,18 @@ fn start(memory: Bytes, ram: QemuRam, cmdline: &str) -> Result<QemuGuest, Ended>
     QemuGuest::start(&setup).map_err(|error| Ended::Skipped(format!("QEMU: {error}")))
 }
 
-/// Updates per second over the time to come.
+/// Updates per second, measured from now on.
 fn rate(guest: &QemuGuest, waiting: &Waiting) -> Result<f64, Ended> {
     let first = guest.said().marks.len();
     waiting.pass(MEASURED)?;
     let rate = guest.said().rate_from(first);
-    Ok(rate.expect("a guest that says twenty times a second how far it is"))
+    Ok(rate.expect("the guest reports its progress twenty times a second"))
 }
 
 fn attach(guest: &QemuGuest) -> Result<Attached, Ended> {
     let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot attach: {error}"));
     let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
-    let policy = PolicyChoice::parse("auto").expect("it is in the table");
+    let policy = PolicyChoice::parse("auto").expect("auto is in the table");
     let settings = Settings { policy: Some(policy), qmp: Some(guest.qmp()), ..Settings::default() };
     Attached::start(process, settings).map_err(|error| cannot(&error))
 }
@@ -139,18 +140,19 @@ fn promote(guest: &QemuGuest, memory: Bytes, waiting: &Waiting) -> Result<(Attac
         coverage >= 9_900
     })?;
     let took = began.elapsed();
-    let unavailable = manager.view().work.expect("it is managed").unavailable;
+    let unavailable = manager.view().work.expect("the guest is managed").unavailable;
     let reached = f64::from(coverage()) / 100.0;
     let promotion =
         Promotion { took, reached, window_p99_ms: unavailable.p99_s * 1e3, window_max_ms: unavailable.max_s * 1e3 };
     Ok((manager, promotion))
 }
 
-/// Warm huge pages of this process, given back a little ahead of what takes them.
+/// Warm huge pages of this process, released shortly before the promotion allocates them.
 ///
-/// Free memory goes cold within two seconds on a machine that gives it back to its own host, and a promotion takes longer. A cold
-/// frame's first touch takes 5 ms, ten times a promotion. Every other huge page is given back: one whose neighbour stays is
-/// not merged with it, and the kernel hands out whole free ones before it splits merged ones.
+/// On a machine that returns free memory to its own host, free memory goes cold within two seconds. A promotion takes
+/// longer, and the first touch of a cold frame takes 5 ms, ten times a promotion. The reserve releases every other
+/// huge page: the kernel does not merge a page with a neighbour that is in use, and it hands out whole free pages
+/// before it splits merged ones.
 struct WarmReserve {
     pages: Vec<Arc<GuestRam>>,
     _neighbours: Vec<Arc<GuestRam>>,
@@ -158,14 +160,14 @@ struct WarmReserve {
 }
 
 impl WarmReserve {
-    /// So many are free before anybody takes one: what a promotion takes until its coverage is looked at again.
+    /// Number of free pages ahead of the promotion: enough until its coverage is read again.
     const AHEAD: usize = 512;
 
     fn of(memory: Bytes) -> Result<Self, Ended> {
         let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("no warm memory: {error}"));
         let host = LinuxHost::open().map_err(|error| cannot(&error))?;
         let huge = PageSize::Huge2M.bytes();
-        let range = GpaRange::new(Gpa::new(0), huge).expect("it is not empty");
+        let range = GpaRange::new(Gpa::new(0), huge).expect("the range is not empty");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages");
         let page = || {
             let ram = GuestRam::map(&[range], backing).map_err(|error| cannot(&error))?;
@@ -180,27 +182,27 @@ impl WarmReserve {
         Ok(reserve)
     }
 
-    /// Frees what is wanted next by somebody who has taken this share.
+    /// Releases the pages that a promotion needs next after it has reached this share.
     fn give_back(&mut self, share: f64) {
         let taken = (share * self.total as f64) as usize;
         self.pages.truncate(self.total.saturating_sub(taken + Self::AHEAD));
     }
 }
 
-/// Of the guest's batches of 128 updates: 99 % took no longer, and the longest.
+/// p99 and maximum duration of the guest's batches of 128 updates.
 fn gaps(guest: &QemuGuest) -> (f64, f64) {
     let said = guest.said();
     let gaps = |line: &String| match parse(line) {
         Some(Ok(Message::Gaps { p99_ns, max_ns, .. })) => Some((p99_ns as f64, max_ns as f64)),
         _ => None,
     };
-    said.lines.iter().find_map(gaps).expect("GUPS tells its gaps before its verification")
+    said.lines.iter().find_map(gaps).expect("GUPS reports its gaps before its verification")
 }
 
 fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
     let gain = |runs: &[Run]| interval(runs.iter().map(|run| run.after / run.before));
     let median_of = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of).collect());
-    let mut rows = table(&["arm", "before", "after", "after : before", "gap 99 %", "longest gap"]);
+    let mut rows = table(&["arm", "before", "after", "after : before", "gap p99", "longest gap"]);
     for (name, runs) in [("attached", attached), ("control", control)] {
         let mega = |of: fn(&Run) -> f64| number(format!("{:.1} M/s", median_of(runs, of) / 1e6));
         rows.add_row([
@@ -216,8 +218,8 @@ fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
     let of_promotions = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
     let window_p99 = of_promotions(|promotion| promotion.window_p99_ms);
     println!(
-        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; a window on the host's \
-         side for {window_p99:.2} ms (99 %), {:.2} ms at most",
+        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; host's time \
+         per window {window_p99:.2} ms (p99), {:.2} ms (max)",
         attached.len(),
         of_promotions(|promotion| promotion.reached),
         of_promotions(|promotion| promotion.took.as_secs_f64()),
@@ -231,14 +233,14 @@ fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
     println!(
         "{}",
         bar(
-            &format!("host's time for a window, 99 %: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
+            &format!("host's time per window, p99: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
             window_p99 <= GAP_MAX_MS
         )
     );
     let gap = (median_of(attached, |run| run.gap_p99_ns) - median_of(control, |run| run.gap_p99_ns)) / 1e6;
     println!(
         "{}",
-        bar(&format!("guest's gap, 99 %, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"), gap <= GAP_MAX_MS)
+        bar(&format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"), gap <= GAP_MAX_MS)
     );
     println!("  {}", machine());
 }
@@ -251,7 +253,7 @@ fn show(interval: &Interval) -> String {
     format!("{:.3} ({:.3} - {:.3})", interval.median, interval.low, interval.high)
 }
 
-/// Who promotes.
+/// The promoter of an arm.
 #[derive(Clone, Copy)]
 enum Promoter {
     Attached,
@@ -263,7 +265,7 @@ const PROMOTERS: [(&str, Promoter); 3] = [
     ("khugepaged, fastest", Promoter::Khugepaged(KhugepagedSettings::FASTEST)),
     ("khugepaged, defaults", Promoter::Khugepaged(KhugepagedSettings::DEFAULTS)),
 ];
-/// It takes minutes: once is enough for a factor of hundreds.
+/// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
 const DEFAULTS: usize = 2;
 
 fn khugepaged(rounds: usize, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
@@ -285,11 +287,11 @@ fn khugepaged(rounds: usize, hot: Bytes, waiting: &Waiting) -> Result<(), Ended>
             number(format!("{:.1} %", median(runs.iter().map(|run| run.reached * 100.0).collect()))),
         ]);
     }
-    println!("{rows}\n  medians; {hot} hot, of a guest that checks and rewrites it; {}", machine());
+    println!("{rows}\n  medians; {hot} of hot memory in a guest that checks and rewrites it; {}", machine());
     Ok(())
 }
 
-/// One arm's time.
+/// Results of one arm.
 struct Taken {
     took: Duration,
     cpu: Duration,
@@ -329,7 +331,7 @@ fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Tak
     Ok(Taken { took, cpu, reached })
 }
 
-/// The hot memory of a guest, seen from outside.
+/// Hot memory of a guest, accessed from outside.
 struct Outside {
     host: Arc<ProcessHost>,
     hot: RamRange,
@@ -337,26 +339,26 @@ struct Outside {
 
 impl Outside {
     fn of(guest: &QemuGuest) -> Result<Outside, Ended> {
-        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot look at QEMU: {error}"));
+        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot inspect QEMU: {error}"));
         let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
         let hot = guest.said().regions["pattern"];
         let ram = ram::map(&process, None);
         let hot = ram.pieces.iter().find_map(|piece| piece.range.part(hot));
-        let hot = hot.ok_or_else(|| Ended::Skipped("its RAM was not found".into()))?;
+        let hot = hot.ok_or_else(|| Ended::Skipped("cannot find QEMU's guest RAM".into()))?;
         let host = ProcessHost::open(guest.pid()).map_err(|error| cannot(&error))?;
         Ok(Outside { host: Arc::new(host), hot })
     }
 
-    /// Makes base pages of every huge page.
+    /// Splits every huge page into base pages.
     fn split_all(&self) {
         for window in self.hot.gpa.windows() {
             let start = self.hot.hva + (window.start() - self.hot.gpa.start());
-            // What is not huge, or busy just now, stays as it is: what is left of it is in the figures of all arms.
+            // A window that is not huge, or busy, stays as it is. Such windows are in the figures of all arms.
             let _ = self.host.advise(start, PageSize::Base4K.bytes(), Advice::Cold);
         }
     }
 
-    /// The share of its windows that are huge.
+    /// Share of the windows that are on huge pages.
     fn coverage(&self) -> f64 {
         let mut sensor = HostBackingSensor::default();
         let rows = sensor.sample(self.host.as_ref(), self.hot, None).expect("QEMU is alive");

@@ -1,11 +1,11 @@
-//! What wideleafd costs while it has nothing to do: many guests of QEMU's that stand, all of them managed.
+//! Cost of an idle wideleafd: many stopped QEMU guests, all of them managed.
 //!
 //! ```text
-//!   guests filled and stopped ─▶ wideleafd takes them ─▶ settles ─▶ CPU time over a minute · resident memory · scrapes
+//!   guests filled and stopped ─▶ wideleafd manages ─▶ settles ─▶ CPU time in a minute · resident memory · scrapes
 //! ```
 //!
-//! `cargo build --release -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [-- GUESTS [SECONDS]]` (default 50
-//! guests of 64 MiB, 60 s; needs QEMU, KVM and root)
+//! `cargo build --release -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [-- GUESTS
+//! [SECONDS]]` (default 50 guests of 64 MiB, 60 s; needs QEMU, KVM and root)
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,11 +23,11 @@ use wideleaf_experiments::statistics::median;
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_policies::units::mib;
 
-/// Afterwards promotions are over and every loop is at its longest pause.
+/// Time after which promotions are over and every loop is at its longest pause.
 const SETTLES_IN: Duration = Duration::from_secs(30);
 const SCRAPES: usize = 50;
 
-/// The promises.
+/// Targets of the bench.
 const CPU_MAX: f64 = 0.01;
 const RESIDENT_MAX_MIB: f64 = 30.0;
 const SCRAPE_MAX_MS: f64 = 20.0;
@@ -61,13 +61,13 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
     let longest = scrapes.iter().copied().fold(0.0, f64::max);
     let scrape = median(scrapes);
-    println!("attached_idle: {} guests of QEMU's that stand, {seconds:.0} s", guests.len());
+    println!("attached_idle: {} stopped QEMU guests, {seconds:.0} s", guests.len());
     println!(
         "{}",
         bar(&format!("CPU {:.2} % of one core, at most {:.0} %", share * 100.0, CPU_MAX * 100.0), share <= CPU_MAX)
     );
     let by_thread: Vec<_> = shares.iter().map(|(name, share)| format!("{name} {:.2}", share * 100.0)).collect();
-    println!("  of it by threads: {} %", by_thread.join(", "));
+    println!("  by thread: {} %", by_thread.join(", "));
     println!(
         "{}",
         bar(&format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"), resident <= RESIDENT_MAX_MIB)
@@ -83,7 +83,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     Ok(())
 }
 
-/// A guest that has filled its RAM and stands.
+/// A guest that has filled its RAM and is stopped.
 fn standing(number: usize, waiting: &Waiting) -> Result<QemuGuest, Ended> {
     let line = "kernel=pattern bytes=33554432 passes=1000000";
     let setup = QemuSetup::new(&format!("idle-{number}"), mib(64), QemuRam::Anonymous, line);
@@ -94,7 +94,7 @@ fn standing(number: usize, waiting: &Waiting) -> Result<QemuGuest, Ended> {
     Ok(guest)
 }
 
-/// Killed when dropped.
+/// A wideleafd that is killed when dropped.
 struct Daemon {
     child: Child,
     metrics: SocketAddr,
@@ -103,12 +103,12 @@ struct Daemon {
 impl Daemon {
     fn start(folder: &Path) -> Result<Daemon, Ended> {
         let skipped = |error: std::io::Error| Ended::Skipped(format!("wideleafd: {error}"));
-        // Free when it is asked for, and free again at once.
+        // A free port: the listener that found it is closed at once.
         let metrics = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(skipped)?;
         let config = folder.join("wideleafd.toml");
         let text = format!(
-            "[socket]\npath = \"{0}/control.sock\"\n[metrics]\nlisten = \"{metrics}\"\n[state]\npath = \"{0}/state.json\"\n\
-             [attach]\nautomatic = [\"idle-*\"]\ninterval = \"10s\"\n",
+            "[socket]\npath = \"{0}/control.sock\"\n[metrics]\nlisten = \"{metrics}\"\n[state]\npath = \
+             \"{0}/state.json\"\n[attach]\nautomatic = [\"idle-*\"]\ninterval = \"10s\"\n",
             folder.display()
         );
         fs::write(&config, text).map_err(skipped)?;
@@ -117,9 +117,9 @@ impl Daemon {
         Ok(Daemon { child, metrics })
     }
 
-    /// CPU time in seconds, by the names of its threads.
+    /// CPU time in seconds, by thread name.
     fn cpu_s(&self) -> BTreeMap<String, f64> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it is alive");
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("wideleafd is alive");
         let ran = |path: PathBuf| {
             let (name, times) =
                 (fs::read_to_string(path.join("comm")).ok()?, fs::read_to_string(path.join("schedstat")).ok()?);
@@ -133,8 +133,8 @@ impl Daemon {
     }
 
     fn resident_mib(&self) -> f64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it is alive");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("every process has one");
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("wideleafd is alive");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("every process has this line");
         line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") / 1024.0
     }
 
@@ -159,7 +159,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Beside the folder this bench is in.
+/// Path of wideleafd, in the folder above that of this bench.
 fn program() -> Result<PathBuf, Ended> {
     let here = std::env::current_exe().map_err(|error| Ended::Skipped(error.to_string()))?;
     let program = here.parent().and_then(Path::parent).map(|folder| folder.join("wideleafd"));

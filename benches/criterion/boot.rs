@@ -1,14 +1,13 @@
-//! From exec to the guest's first byte on its serial port, against QEMU's microvm with the same image and the same
-//! RAM, neither prefaulted. Not a criterion bench: they take turns, so that a machine that changes its speed
-//! changes it for all, and the median of the pairwise ratios is what counts.
+//! Time from exec to the guest's first byte on its serial port, compared with QEMU's microvm with the same image and
+//! the same RAM, neither prefaulted. This is not a criterion bench: the programs take turns, so that changes of the
+//! machine's speed affect all, and the result is the median of the pairwise ratios.
 //!
-//! Two images: one of five instructions, which shows what the VMMs themselves take, and wideleaf's guest image. QEMU
-//! starts the second in ring 0,
-//! wideleaf in ring 3; where this host's KVM emulates ring 0, most of QEMU's time with it is that emulation, and no
-//! property of QEMU's.
+//! There are two images: one of five instructions, which shows the time of the VMMs themselves, and wideleaf's guest
+//! image. QEMU starts the second image in ring 0, wideleaf in ring 3. If this host's KVM emulates ring 0, most of
+//! QEMU's time with it is that emulation, which is not a property of QEMU.
 //!
-//! `cargo bench -p wideleaf-benches --bench boot -- [ROUNDS [PROGRAM]]`, after `cargo build --release -p wideleaf`. PROGRAM is another build
-//! of wideleaf, of an earlier revision for instance, which takes turns with the two.
+//! `cargo bench -p wideleaf-benches --bench boot -- [ROUNDS [PROGRAM]]`, after `cargo build --release -p wideleaf`.
+//! PROGRAM is another build of wideleaf, for instance of an earlier revision, which takes turns with the other two.
 
 use std::io::Read;
 use std::path::Path;
@@ -28,7 +27,7 @@ const CMDLINE: &str = "kernel=gups log2_words=10";
 fn first_byte(mut command: Command) -> Duration {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let began = Instant::now();
-    let mut child = command.spawn().expect("it was found a moment ago");
+    let mut child = command.spawn().expect("the program was found a moment ago");
     let mut byte = [0];
     let pipe = child.stdout.as_mut().expect("piped");
     pipe.read_exact(&mut byte).expect("the guest prints a line before it ends");
@@ -47,7 +46,7 @@ impl Arm {
         self.0.push(first_byte(command).as_secs_f64() * 1e3);
     }
 
-    /// Prints how it compares with the first arm, whose median is `ours`.
+    /// Prints the comparison with the first arm, `ours`.
     fn print(&self, name: &str, ours: &Arm) {
         let mut ratios: Vec<_> = self.0.iter().zip(&ours.0).map(|(theirs, ours)| theirs / ours).collect();
         ratios.sort_by(f64::total_cmp);

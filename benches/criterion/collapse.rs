@@ -1,5 +1,5 @@
-//! Collapse of 64 MiB of warm anonymous memory, window by window as the manager does it (look, advise, collapse, look
-//! again), beside `memcpy` of the same bytes.
+//! Collapse of 64 MiB of warm anonymous memory, window by window like the manager (read, advise, collapse, read
+//! again), compared with `memcpy` of the same bytes.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn collapse(c: &mut Criterion) {
         b.iter_custom(|iterations| {
             let mut took = Duration::ZERO;
             for _ in 0..iterations {
-                // Memory on both sides of the copy must be warm, or the outer hypervisor is measured.
+                // Memory on both sides of the copy must be warm. Otherwise the bench measures the hypervisor below.
                 warm_host_memory(bytes + bytes).expect("memory to warm");
                 let ram = populated_ram(bytes);
                 let windows = ram.ranges()[0].gpa.windows();

@@ -1,9 +1,11 @@
-//! A guest at its disk: our virtio-blk and that of QEMU's microvm, the same driver, the same file in the host's page cache.
+//! Disk throughput of a guest: our virtio-blk and that of QEMU's microvm, with the same driver and the same file in
+//! the host's page cache.
 //!
-//! Both write back: what the guest wrote is in the host's page cache until it flushes (QEMU: `cache=writeback`). QEMU has the requests done by
-//! its threads (`aio=threads`, its default) or by `io_uring`, whichever is asked for.
+//! Both use write-back: the guest's writes are in the host's page cache until it flushes (QEMU: `cache=writeback`).
+//! QEMU serves the requests in its threads (`aio=threads`, its default) or with `io_uring`, by argument.
 //!
-//! `cargo bench -p wideleaf-benches --bench disk -- [ROUNDS [threads|io_uring]]`, after `cargo build --release -p wideleaf`
+//! `cargo bench -p wideleaf-benches --bench disk -- [ROUNDS [threads|io_uring]]`, after `cargo
+//! build --release -p wideleaf`
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -23,7 +25,7 @@ const FIGURES: [(&str, &str); 4] = [
     ("random_read", "requests/s"),
 ];
 const WAYS: [&str; 2] = ["threads", "io_uring"];
-/// How much of QEMU's speed ours is at least, of each.
+/// Minimum ratio of our speed to QEMU's in each figure.
 const PROMISE: f64 = 0.8;
 
 fn main() -> ExitCode {
@@ -35,7 +37,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
     let file = beside.folder().join("disk.img");
-    // Written and not only made long: no block of it has to be found while a guest waits.
+    // The file is written, not only extended, so that no block must be allocated while a guest waits.
     std::fs::write(&file, vec![0; DISK_BYTES]).expect("a file");
     let round = |_| {
         let ours = figures(ours(&beside, &file), waiting)?;
@@ -62,8 +64,8 @@ fn qemu(beside: &BesideQemu, file: &Path, way: &str) -> Command {
 }
 
 fn figures(mut command: Command, waiting: &Waiting) -> Result<[f64; 4], Ended> {
-    let output = command.output().expect("it was found a moment ago");
-    // Ctrl-C ends the guest as well.
+    let output = command.output().expect("the program was found a moment ago");
+    // Ctrl-C also ends the guest.
     waiting.pass(Duration::ZERO)?;
     Ok(results(&String::from_utf8_lossy(&output.stdout), FIGURES.map(|(name, _)| name)))
 }

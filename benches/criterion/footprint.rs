@@ -1,13 +1,14 @@
-//! What a VM takes of the host's memory beside its guest's RAM, with every device there is and a guest that works on its disk.
+//! Host memory of a VM beyond its guest's RAM, with all devices and a guest that works on its disk.
 //!
 //! ```text
 //!   wideleaf run disk --disk --net --vsock --balloon --rng --console --control-socket
-//!     └ its process, and those that remove its sockets: /proc/PID/smaps, less the ranges that `statistics` names as guest RAM
+//!     └ its process, and those that remove its sockets: /proc/PID/smaps without guest RAM (by `statistics`)
 //! ```
 //!
-//! Counted is anonymous memory, private and shared, that is present: what would not be there without this VM. The program's own pages are the
-//! page cache's, and shared by all VMs; they are printed beside it. What KVM takes in the kernel (its tables of guest RAM) is in neither.
-//! Where the tap cannot be had (it takes root) there is no card, and a line says so.
+//! The result is the present anonymous memory, private and shared: memory that would not exist without this VM. The
+//! pages of the program itself belong to the page cache and are shared by all VMs; they are printed separately.
+//! Neither includes KVM's memory in the kernel (its tables of guest RAM). Without the right to create a tap (it takes
+//! root) there is no network card, and a line says so.
 //!
 //! `cargo bench -p wideleaf-benches --bench footprint`, after `cargo build --release -p wideleaf`
 
@@ -26,7 +27,7 @@ use wideleaf_protocol::{Message, parse};
 
 const KIB_MAX: u64 = 8 << 10;
 const DISK_BYTES: u64 = 16 << 20;
-/// Passes of the guest over its disk: some seconds.
+/// Passes of the guest over its disk before the measurement, some seconds.
 const SETTLED_AFTER: u64 = 20;
 
 fn main() -> ExitCode {
@@ -40,7 +41,7 @@ fn experiment() -> Result<(), Ended> {
     file.set_len(DISK_BYTES).expect("a file");
     let mut vm = Vm(start(&program()?, folder.path()));
     let console = BufReader::new(vm.0.stdout.take().expect("piped"));
-    assert!(console.lines().map_while(Result::ok).any(|line| is_at_work(&line)), "the guest ended, or never worked");
+    assert!(console.lines().map_while(Result::ok).any(|line| is_at_work(&line)), "the guest ended or did no work");
     let statistics = match ask(&folder.path().join("vm.sock"), VmRequest::Statistics) {
         Ok(VmAnswer::Statistics(statistics)) => statistics,
         other => panic!("a VM has statistics: {other:?}"),
@@ -51,12 +52,12 @@ fn experiment() -> Result<(), Ended> {
     Ok(())
 }
 
-/// Whether a line says that the guest has gone over its disk so often that all that a VM sets up once is there.
+/// Whether a line says that the guest has made enough passes over its disk that all one-time set-up of a VM is done.
 fn is_at_work(line: &str) -> bool {
     matches!(parse(line), Some(Ok(Message::Progress { done: SETTLED_AFTER.., .. })))
 }
 
-/// A VM that does not outlive the bench.
+/// A VM that is killed when dropped.
 struct Vm(Child);
 
 impl Drop for Vm {
@@ -78,13 +79,13 @@ fn start(program: &Path, folder: &Path) -> Child {
         "--timeout=5m",
     ]);
     command.args(["--disk=disk.img", "--vsock=cid=3,socket=v.sock", "--balloon", "--rng", "--control-socket=vm.sock"]);
-    // A tap in a network of our own: the machine's is neither seen nor changed.
+    // The tap is in a network namespace of the bench, so the machine's network is neither visible nor changed.
     match unshare(CloneFlags::CLONE_NEWNET) {
         Ok(()) if Path::new("/dev/net/tun").exists() => drop(command.arg("--net=tap=wl-footprint")),
-        _ => println!("footprint: without a network card: taps take root and /dev/net/tun"),
+        _ => println!("footprint: without a network card: a tap needs root and /dev/net/tun"),
     }
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    command.spawn().expect("it was found a moment ago")
+    command.spawn().expect("the program was found a moment ago")
 }
 
 /// A process, then its children.
@@ -96,11 +97,11 @@ fn processes(pid: u32) -> Vec<u32> {
     [vec![pid], children].concat()
 }
 
-/// KiB of a process, by what they are.
+/// Memory of a process in KiB, by kind.
 #[derive(Default)]
 struct Taken {
     anonymous: BTreeMap<String, u64>,
-    /// Pages of files, the program's above all.
+    /// Pages of files, mostly the program's.
     of_files: u64,
 }
 
@@ -111,7 +112,7 @@ impl Taken {
 }
 
 fn taken(pid: u32, ram: &[Range<u64>]) -> Taken {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process is there, and ours");
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process exists and is ours");
     let mut taken = Taken::default();
     let mut mapping = Some(String::new());
     for line in smaps.lines() {
@@ -132,7 +133,7 @@ fn taken(pid: u32, ram: &[Range<u64>]) -> Taken {
     taken
 }
 
-/// What a mapping is, by the first line of it; nothing for guest RAM.
+/// Name of a mapping from its first line; `None` for guest RAM.
 fn name_of(line: &str, ram: &[Range<u64>]) -> Option<String> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
     let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap_or(0));
@@ -142,7 +143,7 @@ fn name_of(line: &str, ram: &[Range<u64>]) -> Option<String> {
     let path = line.split_whitespace().nth(5).unwrap_or("");
     let last = path.rsplit('/').next().unwrap_or(path);
     Some(match path {
-        "" => format!("memory of the allocator and of threads' stacks, in mappings of {}", size((end - start) >> 10)),
+        "" => format!("allocator and thread stacks, in mappings of {}", size((end - start) >> 10)),
         _ => last.to_owned(),
     })
 }
@@ -163,5 +164,5 @@ fn print(processes: &[(u32, Taken)]) {
     let sum: u64 = processes.iter().map(|(_, taken)| taken.sum()).sum();
     let of_files: u64 = processes.iter().map(|(_, taken)| taken.of_files).sum();
     println!("footprint: {sum} KiB beyond guest RAM in {} processes, and {of_files} KiB of files", processes.len());
-    println!("{}", bar(&format!("{KIB_MAX} KiB at most with all devices"), sum <= KIB_MAX));
+    println!("{}", bar(&format!("at most {KIB_MAX} KiB with all devices"), sum <= KIB_MAX));
 }

@@ -1,5 +1,6 @@
-//! Giants under a guest that writes: how long its vCPUs stood still and how fast a gibibyte went onto one page of the pool,
-//! by how much the guest wrote meanwhile. Not a criterion bench: each swap of a live guest is another one.
+//! Giant pages under a guest that writes: duration of the pauses of its vCPUs and speed of the move of 1
+//! GiB onto one pool page, by the guest's rate of writes. This is not a criterion bench, because each
+//! swap of a live guest differs.
 //!
 //! `cargo bench -p wideleaf-benches --bench giant` (needs KVM and a page of 1 GiB)
 
@@ -19,9 +20,9 @@ use wideleaf_vmm::{HostLimits, ImageSource, Machine, VmConfig, VmOptions};
 
 const SWAPS: usize = 20;
 const GIANT: Gpa = Gpa::new(0);
-/// The guest fills its pattern before it writes at an even rate.
+/// Time in which the guest fills its pattern, before it writes at an even rate.
 const FILL_TIME: Duration = Duration::from_secs(4);
-/// Between two swaps the guest runs large again.
+/// Time between two swaps, in which the guest runs on large pages again.
 const REST: Duration = Duration::from_millis(300);
 
 fn start(pattern: &str) -> (Arc<GuestRam>, Machine) {
@@ -51,9 +52,9 @@ fn print(way: &str, swaps: &[GiantSwap]) {
         let [least, median, ninety, most] = quantiles(done.iter().map(|swap| of(swap)).collect());
         println!("    {name:<24} {least:>10.2} {median:>10.2} {ninety:>10.2} {most:>10.2}");
     };
-    println!("    {:<24} {:>10} {:>10} {:>10} {:>10}", "", "least", "median", "90 %", "most");
+    println!("    {:<24} {:>10} {:>10} {:>10} {:>10}", "", "min", "median", "p90", "max");
     line("pause, ms", &|swap| swap.unavailable.as_secs_f64() * 1e3);
-    line("all of it, ms", &|swap| swap.elapsed.as_secs_f64() * 1e3);
+    line("whole swap, ms", &|swap| swap.elapsed.as_secs_f64() * 1e3);
     line("CPU, ms", &|swap| swap.cost.cpu.as_secs_f64() * 1e3);
     line("copied, GiB/s", &|swap| swap.cost.copied.get() as f64 / gib(1).get() as f64 / swap.elapsed.as_secs_f64());
     line("pages written per s", &|swap| swap.written_pages as f64 / swap.elapsed.as_secs_f64());

@@ -1,6 +1,6 @@
-//! What a policy makes of a guest whose one half is hot and whose other half is hardly used: GUPS over the one, one base
-//! page of each window of the other. Huge pages everywhere are as fast as it gets and waste nearly the sparse half; base
-//! pages everywhere waste nothing. A policy that looks should have both.
+//! Policies on a guest with one hot half and one hardly used half: GUPS over the first, one base page of each window
+//! of the second. Huge pages everywhere are fastest and waste nearly the whole sparse half. Base pages everywhere
+//! waste nothing. A policy that observes the guest should achieve both.
 //!
 //! ```text
 //!   guest RAM   [ table, 2^n words, updated at random ][ ▪    ▪    ▪    ▪    sparse    ▪    ▪ ]
@@ -12,11 +12,12 @@
 //!   never    ░░░░░░░░░░░░░░░░░░░░░░░░░░  ▪    ▪    ▪    ▪    ▪    ▪   base pages
 //! ```
 //!
-//! The guests live side by side and take turns of a quarter of a second, after promotion is over; managers go on, with all
-//! their sensors, also while their guest stands. Resident memory is the host backing of all guest RAM, counted after the turns.
+//! The guests run on the same machine and take turns of a quarter of a second after promotion is over. Managers
+//! continue with all their sensors, also while their guest is paused. Resident memory is the host backing of all
+//! guest RAM after the turns.
 //!
-//! `cargo bench -p wideleaf-benches --bench half_sparse [-- LOG2_WORDS SETS]` (default 26, which is guests of 1 GiB, and 3;
-//! needs KVM and the right to lease hugetlb pages)
+//! `cargo bench -p wideleaf-benches --bench half_sparse [-- LOG2_WORDS SETS]` (default 26, which is guests of 1 GiB,
+//! and 3; needs KVM and the right to lease hugetlb pages)
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,29 +34,29 @@ use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
-/// Turns in a set, if the guests have that much to do.
+/// Maximum number of turns in a set, if the guests have enough work.
 const TURNS_MAX: usize = 16;
-/// As in `interleaved`.
+/// Duration of a turn, as in `interleaved`.
 const SLICE: Duration = Duration::from_millis(250);
-/// For the image and its tables, beside the two halves.
+/// Memory for the image and its tables, beyond the two halves.
 const BESIDE_HALVES: Bytes = mib(16);
-/// Words a guest updates, all rounds together: enough for all turns.
+/// Words that a guest updates in all rounds together: enough for all turns.
 const WORDS_UPDATED: u64 = 3 << 26;
-/// And while its promotion is waited for.
+/// Additional updated words while the bench waits for the guest's promotion.
 const WORDS_UPDATED_BEFORE: u64 = 5 << 26;
-/// Promotion of the hot half must be over by then.
+/// Time limit for the promotion of the hot half.
 const PROMOTION_MAX: Duration = Duration::from_secs(60);
-/// Promotion of the sparse half, where there is any, is over when nothing has been added for so long: two of the
-/// manager's longest ticks.
+/// Time without further promotions after which promotion of the sparse half is over, if there is any: two of
+/// the manager's longest ticks.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often that is looked at.
+/// Interval between two checks.
 const PACE: Duration = Duration::from_millis(100);
 
-/// The promise: nearly the speed of huge pages from the start, nearly the memory of base pages.
+/// Targets: nearly the speed of huge pages from the start, nearly the memory of base pages.
 const SPEED_MIN: f64 = 0.98;
 const RESIDENT_MAX: f64 = 1.02;
 
-/// How the RAM of a guest begins, and who promotes it.
+/// An arm: initial backing of the guest's RAM, and its policy.
 struct Arm {
     name: &'static str,
     kind: BackingKind,
@@ -74,7 +75,7 @@ const HUGETLB: usize = 0;
 const AUTO: usize = 3;
 const NEVER: usize = 4;
 
-/// A guest of an arm, and its manager if it has one. The manager ends first: it acts on the guest's RAM.
+/// A guest of an arm, with its manager if it has one. The manager ends first, because it acts on the guest's RAM.
 struct Player {
     managed: Option<Managed>,
     guest: Guest,
@@ -88,7 +89,7 @@ impl Player {
         let words = WORDS_UPDATED + if is_promoted { WORDS_UPDATED_BEFORE } else { 0 };
         let setup = GuestSetup {
             memory: memory(log2_words),
-            backing: BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with"),
+            backing: BackingConfig::new(arm.kind, arm.page).expect("a backing with this page size"),
             cmdline: format!(
                 "kernel=gups log2_words={log2_words} sparse={} rounds={} progress_ms=50",
                 half.get(),
@@ -125,7 +126,7 @@ impl Player {
         self.managed.as_ref().map_or_else(look, |managed| managed.with_all_in_place(look))
     }
 
-    /// Ends the manager and lets the guest go on to its end.
+    /// Ends the manager and lets the guest run to its end.
     fn retire(self) -> Guest {
         self.managed.map(Managed::stop);
         self.guest.resume();
@@ -141,11 +142,11 @@ fn memory(log2_words: u32) -> Bytes {
     half(log2_words) * 2 + BESIDE_HALVES
 }
 
-/// What a set of guests gave.
+/// Results of a set of guests.
 struct Set {
-    /// Rates of each turn in which all guests had work.
+    /// Rates in each turn in which all guests had work.
     turns: Vec<Vec<f64>>,
-    /// By arm.
+    /// Host backing, by arm.
     backings: Vec<HostBacking>,
 }
 
@@ -163,7 +164,7 @@ fn in_mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / mib(1).get() as f64
 }
 
-/// The median over the sets, in MiB.
+/// Median over the sets, in MiB.
 fn over_sets(sets: &[Set], of: impl Fn(&[HostBacking]) -> Bytes) -> f64 {
     median(sets.iter().map(|set| in_mib(of(&set.backings))).collect())
 }

@@ -1,19 +1,19 @@
-//! What promoted pages are worth beside base pages and beside huge pages from the start, on a machine that changes its
-//! speed from second to second: three guests live side by side and take turns of a quarter of a second.
+//! Promoted pages compared with base pages and with huge pages from the start, on a machine with a speed that changes
+//! from second to second. Three guests run on the same machine and take turns of a quarter of a second.
 //!
 //! ```text
 //!   base      ██······██······██······   4 KiB pages, never promoted
 //!   promoted  ··██······██······██····   4 KiB pages, collapsed while it ran
 //!   hugetlb   ····██······██······██··   2 MiB pages of the pool
-//!             └ turn ┘                   rates within a turn are compared; whoever does not run is paused
+//!             └ turn ┘                   rates within a turn are compared; the other guests are paused
 //! ```
 //!
 //! A rate is updates per second of the guest's clock between the first and the last progress line within a slice, so
-//! neither a pause nor the switch is in it. Guests are made anew for each set, because memory differs as well. Not a
+//! it includes neither a pause nor the switch. Each set has new guests, because memory differs as well. This is not a
 //! criterion bench: pairs count, not single times.
 //!
-//! `cargo bench -p wideleaf-benches --bench interleaved [-- LOG2_WORDS]` (default 25; needs KVM and the right to lease
-//! hugetlb pages)
+//! `cargo bench -p wideleaf-benches --bench interleaved [-- LOG2_WORDS]` (default 25; needs KVM and the right
+//! to lease hugetlb pages)
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,19 +28,20 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Skip};
 
-/// New guests, new memory: this often.
+/// Number of sets, each with new guests and new memory.
 const SETS: usize = 7;
-/// Turns in a set, if the guests have that much to do.
+/// Maximum number of turns in a set, if the guests have enough work.
 const TURNS_MAX: usize = 16;
-/// Long enough for three progress lines or more, short enough that the machine is the same for three of them.
+/// Duration of a turn: long enough for at least three progress lines, short enough that the machine is the
+/// same for three turns.
 const SLICE: Duration = Duration::from_millis(250);
-/// Words a guest updates, all rounds together: HPCC's updates are repeated for smaller tables, so that there is work for
-/// all turns.
+/// Words that a guest updates in all rounds together. HPCC's updates are repeated for smaller tables, so that there
+/// is work for all turns.
 const WORDS_UPDATED: u64 = 3 << 25;
-/// A window whose collapse was refused is tried again this often.
+/// Maximum number of attempts to collapse a window.
 const COLLAPSE_TRIES_MAX: usize = 20;
 
-/// How the RAM of a guest begins, and whether it is promoted.
+/// An arm: initial backing of the guest's RAM, and whether it is promoted.
 struct Arm {
     name: &'static str,
     kind: BackingKind,
@@ -57,12 +58,12 @@ const BASE: usize = 0;
 const PROMOTED: usize = 1;
 const HUGETLB: usize = 2;
 
-/// Starts a guest, lets it fill its table and begin to update, promotes it if it is to be, and leaves it paused.
+/// Starts a guest, lets it fill its table and begin to update, promotes it if the arm says so, and leaves it paused.
 fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, Ended> {
     let rounds = (WORDS_UPDATED >> log2_words).max(1);
     let setup = GuestSetup {
         memory: memory(log2_words),
-        backing: BackingConfig::new(arm.kind, arm.page).expect("a backing this page size goes with"),
+        backing: BackingConfig::new(arm.kind, arm.page).expect("a backing with this page size"),
         cmdline: format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50"),
     };
     warm_host_memory(setup.memory).expect("memory to warm");
@@ -75,7 +76,7 @@ fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, Ended
     Ok(guest)
 }
 
-/// Collapses all that is resident, as the manager does it, while the guest runs.
+/// Collapses all resident windows while the guest runs, like the manager.
 fn promote(ram: &GuestRam) {
     let host = LinuxHost::open().expect("/proc is mounted");
     for range in ram.ranges() {
@@ -89,12 +90,12 @@ fn promote(ram: &GuestRam) {
     }
 }
 
-/// The table, and room for the guest beside it.
+/// RAM for the table and for the rest of the guest.
 fn memory(log2_words: u32) -> Bytes {
     Bytes::new(8 << log2_words) + mib(256)
 }
 
-/// Rates of each turn in which all guests had work.
+/// Rates in each turn in which all guests had work.
 fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
     let guests = ARMS.iter().map(|arm| prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
     let in_turn: Vec<&Guest> = guests.iter().collect();

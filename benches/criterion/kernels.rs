@@ -1,20 +1,21 @@
-//! How fast the benchmark kernels are: alone, in a guest, on two vCPUs, on small and on large pages.
+//! Speed of the benchmark kernels: alone, in a guest, on two vCPUs, on small and on large pages.
 //!
 //! ```text
-//!   speed    native, 2 MiB                       against the best published implementations on such a machine
-//!   guest    native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      what our second level costs
-//!   vcpus    guest, 1 vCPU  ⇄  guest, 2 vCPUs             how the work divides
-//!   pages    native, 4 KiB  ⇄  native, 2 MiB              what large pages are worth
-//!   verify   native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      class A of all NPB, B of four: do they give the published values
+//!   speed    native, 2 MiB                       compared with the best published implementations on such a machine
+//!   guest    native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      cost of our second level
+//!   vcpus    guest, 1 vCPU  ⇄  guest, 2 vCPUs             scaling
+//!   pages    native, 4 KiB  ⇄  native, 2 MiB              gain of large pages
+//!   verify   native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      class A of all NPB, B of four: published values
 //!   tlb      both, 4 KiB and 2 MiB                       the levels that `latency` finds: entries, cost of a miss
 //! ```
 //!
-//! Arms of one kernel take turns, each run in RAM that was faulted in before, after the host's memory was warmed. Ratios are those of
-//! rates within a round. Every run verifies itself, and one that does not ends the bench.
+//! Arms of one kernel take turns. Each run has RAM that was faulted in before, after the host's memory was warmed.
+//! Ratios are those of rates within a round. Every run verifies itself, and a failed verification ends the bench.
 //!
-//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages|verify|tlb [ROUNDS] [KERNEL]` (default `speed`, 5 rounds
-//! (`verify`: 1) and all kernels; all but `speed` and `pages` need KVM). References, measured in other runs than ours: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
-//! instruction set, HPCC 1.5.0, Sweep3D 2.2b, on an AMD EPYC with 2 MiB pages; good to 20 %.
+//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages|verify|tlb [ROUNDS] [KERNEL]` (default
+//! `speed`, 5 rounds (`verify`: 1) and all kernels; all but `speed` and `pages` need KVM). The references were
+//! measured in other runs than ours: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
+//! instruction set, HPCC 1.5.0, Sweep3D 2.2b, on an AMD EPYC with 2 MiB pages. They are accurate to 20 %.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_vmm::run_loop::OnReset;
 
-/// A way to run a kernel.
+/// One way to run a kernel.
 #[derive(Clone, Copy)]
 struct Arm {
     name: &'static str,
@@ -49,7 +50,7 @@ const NATIVE_2M: Arm = Arm { name: "native, 2m", is_native: true, page: PageSize
 const GUEST_2M: Arm = Arm { name: "guest, 2m in 2m", is_native: false, page: PageSize::Huge2M, vcpus: 1 };
 const GUEST_2M_TWICE: Arm = Arm { name: "guest, 2 vCPUs", is_native: false, page: PageSize::Huge2M, vcpus: 2 };
 
-/// What is run, and what is expected of it: a rate, or a ratio of two arms.
+/// A kernel with its parameters and the expected result: a rate, or a ratio of two arms.
 struct Work {
     kernel: &'static str,
     parameters: &'static str,
@@ -58,19 +59,19 @@ struct Work {
 
 #[derive(Clone, Copy)]
 enum Expected {
-    /// Mop/s of the best references, the slower and the faster one.
+    /// Rate in Mop/s of the best references: the slower and the faster one.
     Rate(f64, f64),
-    /// Rate of the second arm in that of the first, of the references: the lower and the higher one.
+    /// Ratio of the second arm's rate to the first arm's, from the references: the lower and the higher one.
     Ratio(f64, f64),
-    /// A ratio of at least this.
+    /// A minimum for the ratio.
     AtLeast(f64),
-    /// Nothing: the ratio is shown.
+    /// No expectation; the ratio is only shown.
     Shown,
 }
 
-/// A tenth behind the best reference is still as fast.
+/// Minimum rate relative to the slower of the best references.
 const SPEED_MIN: f64 = 0.9;
-/// How far a ratio may be from the reference's.
+/// Maximum difference between a ratio and the reference's.
 const RATIO_NEAR: f64 = 0.08;
 
 struct Comparison {
@@ -171,18 +172,18 @@ const COMPARISONS: [Comparison; 6] = [
     },
 ];
 
-/// The comparison whose results are levels and not a figure.
+/// Name of the comparison with levels instead of a figure as its result.
 const TLB: &str = "tlb";
-/// Levels of a TLB that are looked for in the results of `latency`.
+/// Maximum number of TLB levels in the results of `latency`.
 const LEVELS_MAX: usize = 4;
 
-/// Figures of all runs of a kernel, which are rates: by round, then by arm.
+/// Figures (rates) of all runs of a kernel, by round, then by arm.
 struct Rounds {
     figures: Vec<Vec<f64>>,
 }
 
 impl Rounds {
-    /// How much faster the second arm is than the first.
+    /// Ratio of the second arm's rate to the first arm's.
     fn speed_up(&self) -> Interval {
         bootstrap_median(&self.figures.iter().map(|arms| vec![arms[1] / arms[0]]).collect::<Vec<_>>())
     }
@@ -212,7 +213,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         vcpus: arm.vcpus,
         backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
         guest_page,
-        policy: by_name("never").expect("it is in the table").into(),
+        policy: by_name("never").expect("never is in the table").into(),
         policy_delay: None,
         is_prefaulted: true,
         fallback: FallbackArg::Fail,
@@ -246,21 +247,21 @@ fn shown(Interval { median, low, high }: Interval, digits: usize) -> String {
     format!("{median:.digits$} ({low:.digits$} - {high:.digits$})")
 }
 
-/// Whether what was expected is so, in a line.
+/// A line that says whether the expectation is met; `None` without expectation.
 fn judge(work: &Work, measured: &Rounds) -> Option<String> {
     let name = format!("{} {}", work.kernel, work.parameters);
     Some(match work.expected {
         Expected::Rate(slower, faster) => {
             let rate = measured.figure(0).median;
             bar(
-                &format!("{name}: {rate:.0} of {slower:.0} to {faster:.0}, at most a tenth below"),
+                &format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below"),
                 rate >= SPEED_MIN * slower,
             )
         }
         Expected::Ratio(low, high) => {
             let ratio = measured.speed_up().median;
             let is_near = (low - RATIO_NEAR..=high + RATIO_NEAR).contains(&ratio);
-            bar(&format!("{name}: {ratio:.3}, the references' {low} to {high}, within {RATIO_NEAR}"), is_near)
+            bar(&format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}"), is_near)
         }
         Expected::AtLeast(least) => {
             let ratio = measured.speed_up().median;
@@ -270,7 +271,7 @@ fn judge(work: &Work, measured: &Rounds) -> Option<String> {
     })
 }
 
-/// How all rates together stand to the references': the geometric mean of the ratios to the middle of each.
+/// Geometric mean of the ratios of all rates to the middle of their references.
 fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
     let ratios = works.iter().map(|(work, measured)| match work.expected {
         Expected::Rate(slower, faster) => Some(measured.figure(0).median / f64::midpoint(slower, faster)),
@@ -327,20 +328,23 @@ fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
     if let Some(mean) = geometric_mean(all).filter(|_| all.len() > 1) {
         println!(
             "{}",
-            bar(&format!("geometric mean of all to the middle of the references': {mean:.3}, at least 1"), mean >= 1.0)
+            bar(
+                &format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1"),
+                mean >= 1.0
+            )
         );
     }
     println!("  {}", machine());
 }
 
-/// What `latency` finds in each arm, run by run.
+/// Prints the levels that `latency` finds in each arm, run by run.
 fn report_levels(
     comparison: &Comparison,
     rounds: usize,
     interrupts: &Interrupts,
     waiting: &Waiting,
 ) -> Result<(), Ended> {
-    let mut rows = table(&["arm", "level", "entries", "a miss", "spread", "agreed"]);
+    let mut rows = table(&["arm", "level", "entries", "miss", "spread", "agreed"]);
     for (_, arm) in (0..rounds).flat_map(|round| comparison.arms.iter().map(move |arm| (round, arm))) {
         waiting.pass(Duration::ZERO)?;
         let found = run(&comparison.works[0], *arm, interrupts)?.results;

@@ -1,22 +1,24 @@
-//! How soon a hot set is on huge pages: `auto` against the host's own khugepaged, and what both cost afterwards.
+//! Time until a hot set is on huge pages: `auto` compared with the host's own khugepaged, and the CPU
+//! time of both afterwards.
 //!
 //! ```text
 //!   guest       fill ████│ pass pass pass pass pass …        checks and rewrites every word of its hot set
 //!                        │◀──── time to 99 % on 2M ────▶│◀─ idle: 10 s of CPU time ─▶│
 //!   auto, let in at once ▲ activated
-//!   auto, idling         │ has been active, with nothing to do, since before the fill
+//!   auto, idling         │ has been active without work since before the fill
 //!   khugepaged           ▲ MADV_HUGEPAGE
 //! ```
 //!
-//! In all arms the hot set is filled into base pages (RAM is marked `MADV_NOHUGEPAGE`), and the clock starts with the first
-//! pass. For khugepaged all of RAM is marked `MADV_HUGEPAGE` then; the hot set lies at its lowest addresses, where khugepaged
-//! comes first, and nothing else is populated. It has no manager beside it. Its settings are changed for as long as an arm
-//! needs them and put back, also by a panic or Ctrl-C. Whoever else has memory for it on this machine slows it. It runs at the
-//! lowest priority: on a busy machine its times say more of the others than of it, and what it would use of a free one is the
-//! time it ran and the time it waited to.
+//! In all arms the hot set is filled into base pages (RAM is marked `MADV_NOHUGEPAGE`), and the clock starts with the
+//! first pass. For khugepaged, all of RAM is then marked `MADV_HUGEPAGE`. The hot set lies at the lowest addresses,
+//! which khugepaged reaches first, and no other RAM is populated. khugepaged has no manager beside it. The bench
+//! changes its settings for the time of an arm and restores them, also after a panic or Ctrl-C. Other processes with
+//! memory for khugepaged on this machine slow it down. khugepaged runs at the lowest priority, so on a busy machine
+//! its times depend more on the other load than on khugepaged. On a free machine it would use the time that it ran
+//! plus the time that it waited to run.
 //!
-//! `cargo bench -p wideleaf-benches --bench khugepaged [-- HOT_MIB REPETITIONS REPETITIONS_AT_DEFAULTS LIMIT_S]` (default
-//! 64, 5, 1 and 180; needs KVM, root, and THP that may be had by `MADV_HUGEPAGE`)
+//! `cargo bench -p wideleaf-benches --bench khugepaged [-- HOT_MIB REPETITIONS REPETITIONS_AT_DEFAULTS LIMIT_S]`
+//! (default 64, 5, 1 and 180; needs KVM, root, and THP that `MADV_HUGEPAGE` enables)
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -34,30 +36,31 @@ use wideleaf_memory::{BackingConfig, BackingKind, Host, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, GpaRange, PageSize, PerTenThousand};
 
-/// RAM beside the hot set.
+/// RAM beyond the hot set.
 const BESIDE_HOT: Bytes = mib(64);
-/// How often coverage is looked at: a look at 64 MiB of base pages takes a quarter of a millisecond.
+/// Interval between two measurements of coverage. One measurement of 64 MiB of base pages takes 0.25 ms.
 const PACE: Duration = Duration::from_millis(5);
-/// CPU time when nothing is left to do is measured for so long.
+/// Duration of the measurement of CPU time after all work is done.
 const IDLE_TIME: Duration = Duration::from_secs(10);
-/// After so long without work the manager's ticks are as far apart as they get: 10 ms doubled up to a second is 1.3 s.
+/// Time without work after which the manager's ticks are as far apart as possible: 10 ms doubled up to a
+/// second is 1.3 s.
 const IDLING_FOR: Duration = Duration::from_secs(3);
-/// An idling guest is sensed at points of time that have nothing to do with the manager's ticks.
+/// Shift between repetitions, so that the guest's phases do not coincide with the manager's ticks.
 const SHIFT: Duration = Duration::from_millis(370);
 
-/// The promise.
+/// Targets of the bench.
 const TIMES_DEFAULTS_MIN: f64 = 50.0;
 const OF_FASTEST_MIN: f64 = 0.8;
 const OF_FASTEST_CPU_MAX: f64 = 0.1;
 
-/// Who promotes, and from when on.
+/// The promoter of an arm, and the time of its activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arm {
-    /// `auto`, activated when the hot phase begins.
+    /// `auto`, activated when the hot phase starts.
     LetIn,
-    /// `auto`, active long before.
+    /// `auto`, active long before the hot phase.
     Idling,
-    /// The host's, with these settings.
+    /// The host's khugepaged with these settings.
     Host(Settings),
 }
 
@@ -72,29 +75,29 @@ const IDLING: usize = 1;
 const FASTEST: usize = 2;
 const DEFAULTS: usize = 3;
 
-/// One hot phase.
+/// Results of one hot phase.
 struct Run {
-    /// From its begin to nearly all on huge pages; `None` where the limit came first.
+    /// Time from the start of the phase until nearly all is on huge pages; `None` if the limit came first.
     took: Option<Duration>,
-    /// At the limit, or when it took no longer.
+    /// Coverage at the end of that time, or at the limit.
     reached: PerTenThousand,
     /// CPU time until then.
     cpu: Duration,
-    /// Afterwards, where it got that far.
+    /// CPU use after promotion, if it was completed.
     idle: Option<Idle>,
 }
 
-/// Shares of one CPU when all is done.
+/// Shares of one CPU after all work is done.
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     ran: f64,
     wanted: f64,
 }
 
-/// Whoever promotes: alive until the run is over.
+/// The promoter, which is alive until the run is over.
 enum Promoter {
     Ours(Managed),
-    Hosts(Threads, #[expect(dead_code, reason = "put back when dropped")] SettingsLease),
+    Hosts(Threads, #[expect(dead_code, reason = "restores the settings when dropped")] SettingsLease),
 }
 
 impl Promoter {
@@ -106,7 +109,7 @@ impl Promoter {
     }
 }
 
-/// A guest whose hot phase begins at `began`, and who promotes it from then on.
+/// A guest with a hot phase that starts at `began`, and the promoter from then on.
 struct HotGuest {
     promoter: Promoter,
     guest: Guest,
@@ -157,12 +160,12 @@ impl HotGuest {
     }
 }
 
-/// A manager that has had nothing to do for long, since its guest stood before it touched its hot set.
+/// A manager that has had no work for long, because its guest was paused before it touched its hot set.
 fn idle(guest: &Guest, repetition: u32, waiting: &Waiting) -> Result<Managed, Ended> {
     guest.pause();
     let managed = Managed::start(guest, policy("auto"));
     waiting.pass(IDLING_FOR + SHIFT * repetition)?;
-    // Where the host is a virtual machine, what was free for two seconds may have gone back to the machine below.
+    // If the host is a virtual machine, memory that was free for two seconds may have returned to the machine below.
     warm_host_memory(guest.ram().bytes()).expect("memory to warm");
     guest.resume();
     Ok(managed)
@@ -184,12 +187,12 @@ fn idle_use(threads: &Threads, waiting: &Waiting) -> Result<Idle, Ended> {
     Ok(Idle { ran: share(used.ran), wanted: share(used.wanted()) })
 }
 
-/// The median time; the limit stands for those that took longer.
+/// Median time. The limit replaces longer times.
 fn median_s(runs: &[Run], limit: Duration) -> f64 {
     median(runs.iter().map(|run| run.took.unwrap_or(limit).as_secs_f64()).collect())
 }
 
-/// The medians over the runs that got that far.
+/// Medians over the runs with completed promotion.
 fn median_idle(runs: &[Run]) -> Option<Idle> {
     let idle: Vec<Idle> = runs.iter().filter_map(|run| run.idle).collect();
     let of = |share: fn(&Idle) -> f64| median(idle.iter().map(share).collect());
@@ -217,7 +220,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
 
 fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
     let mut rows =
-        table(&["arm", "runs", "to 99 % on 2m", "least - most", "reached", "CPU until then", "idle CPU", "wanted"]);
+        table(&["arm", "runs", "to 99 % on 2m", "min - max", "reached", "CPU until then", "idle CPU", "wanted"]);
     for ((name, _), runs) in ARMS.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
         let seconds = |run: &Run| run.took.unwrap_or(limit).as_secs_f64();
         let least = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
@@ -238,9 +241,10 @@ fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
         ]);
     }
     println!("{rows}");
-    println!("  medians; nothing was waited for longer than {} s; reached: the least of all runs", limit.as_secs());
+    println!("  medians; time limit {} s; reached: minimum of all runs", limit.as_secs());
     println!(
-        "  idle CPU: share of one over {} s, the guest still at work; wanted: with the time it was ready and others ran",
+        "  idle CPU: share of one CPU over {} s, while the guest works; wanted: including the time ready to run but \
+         waiting",
         IDLE_TIME.as_secs()
     );
     for (arm, name) in [(LET_IN, "let in at once"), (IDLING, "idling")] {
@@ -256,9 +260,9 @@ fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
         }
     }
     if let (Some(ours), Some(theirs)) = (median_idle(&runs[LET_IN]), median_idle(&runs[FASTEST])) {
-        // The manager does all its work on a busy machine too; khugepaged never comes to an end of its own.
+        // The manager also completes its work on a busy machine; khugepaged never finishes.
         let share = ours.ran / theirs.wanted;
-        let what = format!("idle CPU, auto's : what its fastest wants {share:.3}, at most {OF_FASTEST_CPU_MAX}");
+        let what = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
         println!("{}", bar(&what, share <= OF_FASTEST_CPU_MAX));
     }
     println!("  {}", machine());

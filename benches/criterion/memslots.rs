@@ -1,5 +1,6 @@
-//! What a memslot costs: making N of them over the same RAM, and switching the dirty log of each on and off. This is what
-//! the default size of a slot weighs against how finely the second level can be held at 4 KiB. No guest runs.
+//! Cost of memslots: creating N of them over the same RAM, and switching the dirty log of each on and off. The
+//! default size of a slot balances this cost against the granularity at which the second level can be held at 4
+//! KiB. No guest runs.
 //!
 //! `cargo bench -p wideleaf-benches --bench memslots` (needs KVM)
 
@@ -15,11 +16,11 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_vmm::kvm::{KvmSystem, Vm};
 
 const RAM: Bytes = gib(16);
-/// Slots of 4 GiB, 1 GiB, 256, 64, 16 and 4 MiB.
+/// Numbers of slots: slots of 4 GiB, 1 GiB, 256, 64, 16 and 4 MiB.
 const COUNTS: [u64; 6] = [4, 16, 64, 256, 1024, 4096];
 const ROUNDS: usize = 15;
 
-/// Times of one round: making all slots, all dirty logs on, fetching all, all off.
+/// Times of one round: create all slots, all dirty logs on, fetch all, all off.
 fn round(system: &KvmSystem, ram: &Arc<GuestRam>, count: u64) -> [Duration; 4] {
     let timed = |act: &mut dyn FnMut()| {
         let began = Instant::now();
@@ -66,8 +67,8 @@ fn measure() {
         }
     };
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
-    let range = GpaRange::new(Gpa::new(0), RAM).expect("it fits");
-    let ram = GuestRam::map(&[range], backing).expect("addresses for it");
+    let range = GpaRange::new(Gpa::new(0), RAM).expect("the range fits");
+    let ram = GuestRam::map(&[range], backing).expect("addresses for the RAM");
     println!("{RAM} of RAM, medians of {ROUNDS} rounds, us per slot:");
     println!("{:>6} {:>9} {:>9} {:>9} {:>9} {:>9}", "slots", "each", "make", "log on", "fetch", "log off");
     for count in COUNTS {

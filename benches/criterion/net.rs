@@ -1,12 +1,13 @@
-//! A guest at its network card: our virtio-net on a tap and that of QEMU's microvm on the same tap (`vhost=off`), the same driver.
+//! Network throughput of a guest: our virtio-net on a tap and that of QEMU's microvm on the same tap (`vhost=off`),
+//! with the same driver.
 //!
 //! ```text
-//!   sent       guest ─▶ tap ─▶ the host's stack, where nobody listens
-//!   received   this bench ─ UDP, never more than the tap holds ─▶ tap ─▶ guest, which checks every word
+//!   sent       guest ─▶ tap ─▶ the host's stack, without a listener
+//!   received   this bench ─ UDP, at most what the tap holds ─▶ tap ─▶ guest, which checks every word
 //! ```
 //!
-//! The tap is in a network namespace of the bench's own: no interface of the machine is seen or changed, and all is gone with the bench. That
-//! takes root, and the kernel's taps.
+//! The tap is in a network namespace of the bench. The machine's interfaces are neither visible nor changed, and the
+//! namespace ends with the bench. This needs root and the kernel's taps.
 //!
 //! `cargo bench -p wideleaf-benches --bench net -- [ROUNDS]`, after `cargo build --release -p wideleaf`
 
@@ -28,17 +29,17 @@ const FRAME_BYTES: usize = 1500;
 const CMDLINE: &str = "kernel=net frames=200000 receive=200000 bytes=1500";
 const HEADERS_BYTES: usize = 14 + 20 + 8;
 const FIGURES: [(&str, &str); 2] = [("sent", "frames/s"), ("received", "frames/s")];
-/// How much of QEMU's speed ours is at least, of each.
+/// Minimum ratio of our speed to QEMU's in each figure.
 const PROMISE: f64 = 0.8;
 
 const TAP: &str = "wl-bench";
 const MAC: &str = "02:00:00:00:00:07";
 const GUEST: &str = "10.77.0.2:7777";
-/// Frames on their way to the guest: less than the tap's queue holds (1000), more than the card's (256).
+/// Number of frames on their way to the guest: less than the tap's queue holds (1000), more than the card's (256).
 const AHEAD: u64 = 512;
-/// Frames between two looks at how many have gone.
+/// Number of frames between two reads of the counters.
 const BURST: u64 = 64;
-/// When nothing goes for so long, what was on its way was dropped: nobody had the tap.
+/// Time without progress after which frames on their way are lost: no VMM had the tap.
 const LOST_AFTER: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
@@ -66,15 +67,14 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     Ok(())
 }
 
-/// A network of this process's own, with the tap, and the host's end of it.
+/// A network namespace of this process with the tap, and the host's socket in it.
 fn network() -> Result<UdpSocket, Ended> {
-    let no_tap =
-        |why: std::io::Error| Ended::Skipped(format!("no taps, which take root, iproute2 and /dev/net/tun: {why}"));
+    let no_tap = |why: std::io::Error| Ended::Skipped(format!("no tap: {why}; needs root, iproute2 and /dev/net/tun"));
     fs::metadata("/dev/net/tun").map_err(no_tap)?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| no_tap(errno.into()))?;
     for arguments in [
         format!("tuntap add dev {TAP} mode tap"),
-        // No frames of its own: neighbours and routers of IPv6 are not looked for.
+        // The tap sends no frames of its own: IPv6 neighbours and routers are not searched.
         format!("link set {TAP} addrgenmode none"),
         format!("addr add 10.77.0.1/24 dev {TAP}"),
         format!("link set {TAP} up"),
@@ -99,9 +99,9 @@ fn qemu(beside: &BesideQemu) -> Command {
     command
 }
 
-/// The figures of one guest, which is sent frames until it has ended.
+/// Figures of one guest. The bench sends it frames until it ends.
 fn figures(mut command: Command, socket: &UdpSocket, waiting: &Waiting) -> Result<[f64; 2], Ended> {
-    let mut child = command.spawn().expect("it was found a moment ago");
+    let mut child = command.spawn().expect("the program was found a moment ago");
     let is_over = AtomicBool::new(false);
     let console = std::thread::scope(|scope| {
         scope.spawn(|| send_frames(socket, &is_over));
@@ -110,7 +110,7 @@ fn figures(mut command: Command, socket: &UdpSocket, waiting: &Waiting) -> Resul
         console
     });
     let _ = child.wait();
-    // Ctrl-C ends the guest as well.
+    // Ctrl-C also ends the guest.
     waiting.pass(Duration::ZERO)?;
     Ok(results(&console, FIGURES.map(|(name, _)| name)))
 }
@@ -122,7 +122,7 @@ fn console_of(child: &mut Child) -> String {
     String::from_utf8_lossy(&console).into_owned()
 }
 
-/// Keeps the tap's queue filled, and never overfilled.
+/// Keeps the tap's queue filled, but never overfills it.
 fn send_frames(socket: &UdpSocket, is_over: &AtomicBool) {
     let mut frame = vec![0; FRAME_BYTES - HEADERS_BYTES];
     let (mut number, mut on_their_way) = (0, 0);
@@ -143,7 +143,7 @@ fn send_frames(socket: &UdpSocket, is_over: &AtomicBool) {
             for (index, bytes) in frame.chunks_exact_mut(8).enumerate() {
                 bytes.copy_from_slice(&word(number * 256 + index as u64, FIRST_GENERATION).to_le_bytes());
             }
-            // Where nobody has the tap it is refused, or dropped.
+            // Without a VMM on the tap the frame is refused or dropped.
             let _ = socket.send_to(&frame, GUEST);
             number += 1;
         }
@@ -151,11 +151,11 @@ fn send_frames(socket: &UdpSocket, is_over: &AtomicBool) {
     }
 }
 
-/// Frames that left the tap on the guest's side, or were dropped there.
+/// Number of frames that left the tap on the guest's side, or were dropped there.
 fn taken_by_guest() -> u64 {
     let interfaces = fs::read_to_string("/proc/thread-self/net/dev").expect("/proc is mounted");
     let line = interfaces.lines().find_map(|line| line.trim_start().strip_prefix(TAP)?.strip_prefix(':'));
-    let numbers: Vec<u64> = line.expect("the tap is there").split_whitespace().flat_map(str::parse).collect();
-    // Eight columns of what came from the guest, then bytes, packets, errors, drops of what goes to it.
+    let numbers: Vec<u64> = line.expect("the tap exists").split_whitespace().flat_map(str::parse).collect();
+    // Eight columns for frames from the guest, then bytes, packets, errors, drops for frames to it.
     numbers[9] + numbers[11]
 }

@@ -1,7 +1,7 @@
 //! Planning over snapshots of 16 GiB, 256 GiB and 4 TiB of guest RAM, in windows per second. Half of the windows are
-//! candidates, touched at 11 of 16 samples for an hour, and the budget allows them all: the longest a plan can take. (A
-//! live tick stops at the budget, much sooner.) As in the manager, policy and plan keep their room from tick to tick.
-//! Policies that plan nothing are not measured.
+//! candidates, touched at 11 of 16 samples for an hour, and the budget allows them all. This is the longest possible
+//! plan; a live tick stops at the budget, much sooner. As in the manager, policy and plan keep their allocations from
+//! tick to tick. Policies that plan nothing are not measured.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const LIMITS: BudgetLimits = BudgetLimits {
     burst: Duration::from_secs(3600),
 };
 
-/// Longer than any policy sleeps, and long enough for a window to be hot.
+/// Time between two plans: longer than any policy sleeps, and long enough for a window to be hot.
 const BETWEEN_PLANS: Duration = Duration::from_secs(3600);
 
 const PLAN_NOTHING: [&str; 4] = ["never", "prealloc", "at-fault", "reservation"];

@@ -1,19 +1,19 @@
-//! How soon a hot set is large again after something made it small: time until `auto` has 99 % of it back, in the host's
+//! Time until a hot set is on large pages again after it was made small: `auto` has 99 % of it back, in the host's
 //! tables and in KVM's.
 //!
 //! ```text
 //!   large ████████┐                    ┌████████      guest: checks and rewrites every word of its hot set, all the time
-//!                 │  auto looks on     │
+//!                 │  auto observes     │
 //!   small         └░░░░░░░░░░░░░░░░░░░░┘
 //!                 ▲ made small         ▲ ◀─────▶ time: from the moment auto may act
 //! ```
 //!
-//! | ended | what made it small |
+//! | way | cause of the small pages |
 //! |---|---|
-//! | dirty log, by its owner | KVM's dirty log over all slots (a migration that is given up); its owner switches it off |
-//! | dirty log, by auto | the same, left on: `auto` recovers the slots |
-//! | split | each huge page split, as a demotion does |
-//! | release | all pages zero and given back before the guest fills them; the manager was idle; from the end of the fill on |
+//! | dirty log, by its owner | KVM's dirty log over all slots (an abandoned migration); its owner switches it off |
+//! | dirty log, by auto | the same log, left on: `auto` recovers the slots |
+//! | split | each huge page is split, as in a demotion |
+//! | release | all pages zero and released before the guest fills them, with an idle manager; timed from the end of the fill |
 //!
 //! `cargo bench -p wideleaf-benches --bench returns [-- HOT_MIB REPETITIONS]` (default 64 and 5; needs KVM)
 
@@ -37,24 +37,24 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, GpaRange, OutcomeResult, PageSize};
 
-/// RAM beside the hot set.
+/// RAM beyond the hot set.
 const BESIDE_HOT: Bytes = mib(64);
-/// How often coverage is looked at.
+/// Interval between two measurements of coverage.
 const PACE: Duration = Duration::from_millis(5);
-/// Before and between: auto has seen all windows, and its ticks are as far apart as they get.
+/// Pause before and between the ways: `auto` has seen all windows, and its ticks are as far apart as possible.
 const STEADY: Duration = Duration::from_secs(3);
-/// How long it is small. Each time a little longer, so that it ends at another point between two ticks.
+/// Time on small pages. It grows with each repetition, so that it ends at different points between two ticks.
 const SMALL: Duration = Duration::from_millis(1_000);
 const SHIFT: Duration = Duration::from_millis(170);
-/// A plan that was made before leave was taken is over by then: the budget's burst is 250 ms.
+/// Time in which a plan from before the pause of the policy ends: the budget's burst is 250 ms.
 const PLAN_MAX: Duration = Duration::from_millis(300);
-/// What takes longer is not waited for.
+/// Time limit for a return.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The promise.
+/// Target of the bench.
 const RETURN_MAX: Duration = Duration::from_secs(2);
 
-/// What made it small, and how that ended.
+/// The cause of the small pages, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     LogEndedByOwner,
@@ -78,13 +78,13 @@ fn setup(hot: Bytes) -> GuestSetup {
     }
 }
 
-/// A guest at work that `auto` has promoted.
+/// A running guest that `auto` has promoted.
 struct HotGuest {
     managed: Managed,
     leave: Leave,
     guest: Guest,
     hot: GpaRange,
-    /// Windows that KVM maps large when all is well.
+    /// Number of windows that KVM maps large when all are promoted.
     mapped: u64,
 }
 
@@ -109,7 +109,7 @@ impl HotGuest {
         is_nearly_all_large(self.guest.ram(), self.hot, self.guest.second_level().as_ref(), self.mapped)
     }
 
-    /// Makes the hot set small, keeps it so for `small`, and says how long it took to come back.
+    /// Makes the hot set small, keeps it so for `small`, and returns the time until it is large again.
     fn come_back(&self, way: Way, small: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
         self.leave.take();
         waiting.pass(PLAN_MAX)?;
@@ -118,7 +118,7 @@ impl HotGuest {
             _ => self.log_dirty(true),
         }
         waiting.pass(small)?;
-        assert!(!self.is_large(), "{way:?} made nothing small");
+        assert!(!self.is_large(), "{way:?} left the hot set large");
         let began = Instant::now();
         if way == Way::LogEndedByOwner {
             self.log_dirty(false);
@@ -155,7 +155,7 @@ impl HotGuest {
     }
 }
 
-/// A new guest whose RAM was on huge pages that were all released; it fills its hot set while the manager idles.
+/// A new guest with RAM on huge pages that were all released. It fills its hot set while the manager is idle.
 fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
     let setup = setup(hot);
     warm_host_memory(setup.memory).expect("memory to warm");
@@ -176,7 +176,7 @@ fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option
     Ok(took)
 }
 
-/// Huge pages of zeroes everywhere, and then nothing.
+/// Populates all RAM with huge pages of zeroes, then releases them.
 fn populate_and_release(ram: &Arc<GuestRam>) {
     let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
     let mover = WindowMover::start(host.clone(), ram.clone()).expect("a kernel that moves pages");
@@ -208,13 +208,13 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     for repetition in 0..repetitions {
         times[release].push(after_release(hot, STEADY + SHIFT * repetition, waiting)?);
     }
-    println!("returns: {hot} hot, small for {:.1} s and a little more each time", SMALL.as_secs_f64());
+    println!("returns: {hot} hot, on small pages for {:.1} s or a little longer", SMALL.as_secs_f64());
     report(&times);
     Ok(())
 }
 
 fn report(times: &[Vec<Option<Duration>>; WAYS.len()]) {
-    let mut rows = table(&["ended", "runs", "back", "median", "longest"]);
+    let mut rows = table(&["way", "runs", "back", "median", "max"]);
     let mut bars = Vec::new();
     for ((name, _), times) in WAYS.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
         let seconds: Vec<f64> = times.iter().map(|took| took.unwrap_or(LIMIT).as_secs_f64()).collect();
@@ -230,10 +230,7 @@ fn report(times: &[Vec<Option<Duration>>; WAYS.len()]) {
         bars.push(bar(&what, longest <= RETURN_MAX.as_secs_f64()));
     }
     println!("{rows}");
-    println!(
-        "  until 99 % of it is on 2m in the host and in KVM; nothing was waited for longer than {} s",
-        LIMIT.as_secs()
-    );
+    println!("  time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs());
     bars.iter().for_each(|bar| println!("{bar}"));
     println!("  {}", machine());
 }

@@ -1,16 +1,17 @@
-//! What a guest loses to being looked at: the same large, sparse guest twice, under `auto` with all its sensors and under
-//! `never` with none, after everything is promoted. Both have their RAM on huge pages from the start, so that sensing is
-//! the only difference.
+//! Slow-down of a guest by sensing: the same large, sparse guest twice, under `auto` with all its sensors and under
+//! `never` with none, after everything is promoted. Both have their RAM on huge pages from the start, so that sensing
+//! is the only difference.
 //!
 //! ```text
 //!   auto   ████····████····████····      GUPS over a small part of a large RAM, taking turns of a second:
-//!   never  ····████····████····████      as long as the longest pause between two of the manager's ticks
+//!   never  ····████····████····████      a second is the longest pause between two of the manager's ticks
 //! ```
 //!
-//! A guest that stands is sensed too. So what a manager uses is measured first, while its guest runs and the other stands.
+//! The manager also senses a paused guest. Its CPU time is therefore measured first, while its guest runs and
+//! the other is paused.
 //!
-//! `cargo bench -p wideleaf-benches --bench sensing [-- LOG2_WORDS SETS RAM_GIB]` (default 24, which is 128 MiB, 3 and 16;
-//! needs KVM)
+//! `cargo bench -p wideleaf-benches --bench sensing [-- LOG2_WORDS SETS RAM_GIB]` (default 24, which is 128 MiB, 3
+//! and 16; needs KVM)
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -28,15 +29,16 @@ use wideleaf_policies::{Bytes, PageSize};
 
 const TURNS_MAX: usize = 12;
 const SLICE: Duration = Duration::from_secs(1);
-/// The manager's ticks are as far apart as they get after 1.3 s without work, and its sensors have been round.
+/// Time to settle: after 1.3 s without work the manager's ticks are as far apart as possible, and its sensors
+/// have visited all windows.
 const SETTLING: Duration = Duration::from_secs(5);
-/// The CPU time of a manager is measured for so long.
+/// Duration of the measurement of a manager's CPU time.
 const CPU_TIME: Duration = Duration::from_secs(10);
-/// Each guest updates for so long of its own clock, which goes on while it stands: two measurements of CPU time and the
-/// turns take 54 s.
+/// Duration of each guest's updates by its own clock, which also runs while the guest is paused. Two measurements of
+/// CPU time and the turns take 54 s.
 const UPDATE_TIME: Duration = Duration::from_secs(80);
 
-/// The promise: neither the guest nor the host loses more than a hundredth.
+/// Targets: the guest and the host each lose at most 1 %.
 const SLOWDOWN_MAX: f64 = 0.01;
 const CPU_SHARE_MAX: f64 = 0.01;
 
@@ -44,7 +46,7 @@ const ARMS: [&str; 2] = ["auto", "never"];
 const AUTO: usize = 0;
 const NEVER: usize = 1;
 
-/// A guest under its manager, which ends first.
+/// A guest with its manager. The manager ends first.
 struct Player {
     managed: Managed,
     guest: Guest,
@@ -70,7 +72,7 @@ impl Player {
         Ok(Player { managed, guest })
     }
 
-    /// The share of one CPU that its manager and sensors use while it runs and the other stands.
+    /// Share of one CPU that the guest's manager and sensors use while it runs and the other guest is paused.
     fn cpu_share(&self, waiting: &Waiting) -> Result<f64, Ended> {
         self.guest.resume();
         waiting.pass(SETTLING)?;
@@ -82,7 +84,7 @@ impl Player {
         Ok(share)
     }
 
-    /// Ends the manager and lets the guest go on to its end.
+    /// Ends the manager and lets the guest run to its end.
     fn retire(self) -> (Guest, ManagerReport) {
         let report = self.managed.stop();
         self.guest.resume();
@@ -90,12 +92,12 @@ impl Player {
     }
 }
 
-/// What a pair of guests gave.
+/// Results of a pair of guests.
 struct Set {
     turns: Vec<Vec<f64>>,
-    /// By arm.
+    /// CPU shares of the managers, by arm.
     cpu_shares: Vec<f64>,
-    /// By arm.
+    /// Reports of the managers, by arm.
     reports: Vec<ManagerReport>,
 }
 
@@ -143,7 +145,8 @@ fn report(sets: &[Set]) {
     let count: usize = turns.iter().map(Vec::len).sum();
     let Interval { median, low, high } = ratio_within_turns(&turns, AUTO, NEVER);
     println!(
-        "  auto : never {median:.4} ({low:.4} - {high:.4}), median of {count} turns of {} s in {} sets of guests, 95 % interval",
+        "  auto : never {median:.4} ({low:.4} - {high:.4}), median of {count} turns of {} s in {} sets of guests, 95 \
+         % interval",
         SLICE.as_secs(),
         sets.len()
     );
@@ -163,7 +166,7 @@ fn report(sets: &[Set]) {
     println!("  {}", machine());
 }
 
-/// What the sensors beyond the host backing did in all sets together.
+/// Prints the work of the sensors other than the host backing, over all sets.
 fn sensors(sets: &[Set]) {
     let mut rows = table(&["sensor of auto", "samples", "windows", "guest waited", "CPU, in the loop's thread"]);
     let names = sets.iter().flat_map(|set| set.reports[AUTO].sensor_costs.keys().copied());

@@ -1,4 +1,4 @@
-//! Host backing of a region, in windows per second: base pages are the slow case (512 entries a window), huge pages
+//! Host backing of a region, in windows per second. Base pages are the slow case (512 entries per window), huge pages
 //! the fast one (one entry).
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};

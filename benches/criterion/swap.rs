@@ -1,16 +1,17 @@
-//! Swap against collapse against `memcpy`: 64 MiB of each, warm, in base pages, turn by turn.
+//! Swap compared with collapse and `memcpy`: 64 MiB each, warm, on base pages, in turns.
 //!
 //! ```text
-//!   window 0  swap     (huge pages made ready before, as a manager does while it waits: a row of its own)
+//!   window 0  swap     (huge pages prepared before, as the manager does while it waits: a row of its own)
 //!   window 1  collapse
 //!   buffer    memcpy of 2 MiB
 //!   window 2  swap …
 //! ```
 //!
-//! Then all windows of fresh RAM by one thread and by two, turn by turn, each with the huge pages it takes.
+//! Then one thread and two threads swap all windows of fresh RAM in turns, including the preparation
+//! of the huge pages.
 //!
-//! Not a criterion bench: on a machine that changes its speed from one moment to the next, times of one turn are compared,
-//! not totals that were taken seconds apart.
+//! This is not a criterion bench. On a machine with a speed that changes from moment to moment, it compares times of
+//! one turn, not totals taken seconds apart.
 //!
 //! `cargo bench -p wideleaf-benches --bench swap`
 
@@ -31,20 +32,20 @@ use wideleaf_memory::mover::READY_SLOTS;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, WindowIndex};
 
-/// New memory: this often.
+/// Number of sets, each with new memory.
 const SETS: usize = 8;
-/// What each of the three copies in a set.
+/// Memory that each of the three copies in a set.
 const BYTES: Bytes = mib(64);
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
-/// Pairs of bursts by one thread and by two.
+/// Number of pairs of bursts, by one thread and by two.
 const BURSTS: usize = 16;
 
-/// One turn.
+/// Times of one turn.
 struct Turn {
     swap: Duration,
-    /// Of the swap: how long the window was out of the guest's reach.
+    /// Time in the swap in which the window is unavailable to the guest.
     unavailable: Duration,
-    /// Making one huge page ready, the mean of the batch this turn's came from.
+    /// Time to prepare one huge page: the mean of the batch of this turn's page.
     refill: Duration,
     collapse: Duration,
     memcpy: Duration,
@@ -56,13 +57,14 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (began.elapsed(), result)
 }
 
-/// The turns of one set; those in which a window could not be made huge (a page was busy) do not count.
+/// Turns of one set. Turns with a window that could not become huge (a page was busy) are left out.
 fn run_set(host: &Arc<LinuxHost>) -> Vec<Turn> {
-    // All of it must be warm, or an outer hypervisor is measured: RAM, both buffers, and the huge pages of both.
+    // All memory must be warm, or the bench measures an outer hypervisor: RAM, both buffers, and the
+    // huge pages of both.
     warm_host_memory(BYTES * 6).expect("memory to warm");
     let ram = populated_ram(BYTES * 2);
     let (source, mut target) = (vec![1_u8; BYTES.as_usize()], vec![2_u8; BYTES.as_usize()]);
-    let mover = WindowMover::start(host.clone(), ram.clone()).expect("it was probed");
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("the mover was probed");
     let mut swapper = Swapper::new(mover.aside().clone());
     let windows: Vec<WindowIndex> = ram.ranges()[0].gpa.windows().collect();
     let (pairs, _) = windows.as_chunks::<2>();
@@ -84,19 +86,20 @@ fn run_set(host: &Arc<LinuxHost>) -> Vec<Turn> {
     turns
 }
 
-/// All windows of fresh RAM, swapped.
+/// Times of swapping all windows of fresh RAM.
 #[derive(Clone, Copy)]
 struct Burst {
     took: Duration,
-    /// Of all threads.
+    /// CPU time of all threads.
     cpu: Duration,
 }
 
-/// Swaps all windows of fresh RAM by so many threads, each the next that is left. `None` where one could not be made huge.
+/// Swaps all windows of fresh RAM with `threads` threads, each taking the next window. `None` if a window
+/// could not become huge.
 fn burst(host: &Arc<LinuxHost>, threads: u16) -> Option<Burst> {
     warm_host_memory(BYTES * 2).expect("memory to warm");
     let ram = populated_ram(BYTES);
-    let mover = WindowMover::start(host.clone(), ram.clone()).expect("it was probed");
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("the mover was probed");
     let mut swappers = Swapper::several(mover.aside(), threads);
     let windows: Vec<WindowIndex> = ram.ranges()[0].gpa.windows().collect();
     let next = AtomicUsize::new(0);
@@ -114,7 +117,7 @@ fn burst(host: &Arc<LinuxHost>, threads: u16) -> Option<Burst> {
     are_done.then(|| Burst { took, cpu: swaps.iter().map(|swap| swap.cost.cpu).sum() })
 }
 
-/// What a second thread brings, and what it costs.
+/// Prints the gain and the cost of a second thread.
 fn compare_threads(host: &Arc<LinuxHost>) {
     let bursts: Vec<Vec<[Burst; 2]>> =
         (0..BURSTS).filter_map(|_| Some(vec![[burst(host, 1)?, burst(host, 2)?]])).collect();
@@ -126,10 +129,10 @@ fn compare_threads(host: &Arc<LinuxHost>) {
         let us =
             |of: fn(&Burst) -> Duration| median(&|pair| of(&pair[threads - 1]).as_secs_f64() * 1e6 / windows).median;
         let (took, cpu) = (us(|burst| burst.took), us(|burst| burst.cpu));
-        println!("swap: {threads} thread(s): {took:.0} us a window, {cpu:.0} us of CPU each");
+        println!("swap: {threads} thread(s): {took:.0} us per window, {cpu:.0} us of CPU each");
     }
     let Interval { median, low, high } = median(&|[one, two]| one.took.as_secs_f64() / two.took.as_secs_f64());
-    println!("swap: speed of two threads : one {median:.2} ({low:.2} - {high:.2}), of {} pairs", bursts.len());
+    println!("swap: speed of two threads : one {median:.2} ({low:.2} - {high:.2}), from {} pairs", bursts.len());
 }
 
 fn main() -> ExitCode {
@@ -153,9 +156,9 @@ fn measure() {
     type Part = fn(&Turn) -> Duration;
     let rows: [(&str, Part); 6] = [
         ("swap", |turn| turn.swap),
-        ("of it out of reach", |turn| turn.unavailable),
-        ("making ready", |turn| turn.refill),
-        ("swap + making ready", |turn| turn.swap + turn.refill),
+        ("unavailable in swap", |turn| turn.unavailable),
+        ("preparation", |turn| turn.refill),
+        ("swap + preparation", |turn| turn.swap + turn.refill),
         ("collapse", |turn| turn.collapse),
         ("memcpy", |turn| turn.memcpy),
     ];
@@ -164,7 +167,7 @@ fn measure() {
         let gib = |seconds: f64| WINDOW.get() as f64 / f64::from(1 << 30) / seconds;
         let us = median * 1e6;
         println!(
-            "swap: {name:<20} {:6.2} GiB/s ({:.2} - {:.2}), {us:.0} us a window",
+            "swap: {name:<20} {:6.2} GiB/s ({:.2} - {:.2}), {us:.0} us per window",
             gib(median),
             gib(high),
             gib(low)
@@ -172,7 +175,7 @@ fn measure() {
     }
     for (name, of, bar) in [("collapse", rows[4].1, "at least 1.2"), ("memcpy", rows[5].1, "at least 0.5")] {
         let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
-        println!("swap: speed of swap : {name:<8} {median:.2} ({low:.2} - {high:.2}), promised: {bar}");
+        println!("swap: speed of swap : {name:<8} {median:.2} ({low:.2} - {high:.2}), target: {bar}");
     }
     compare_threads(&host);
 }

@@ -1,18 +1,19 @@
-//! The simulator of TLBs and page walks, in accesses per second of one core's CPU time: a guest of 1 GiB and of 1 TiB on
-//! machines with two levels of TLB and nested paging.
+//! Speed of the simulator of TLBs and page walks, in accesses per second of one core's CPU time: a guest of 1 GiB and
+//! of 1 TiB on machines with two levels of TLB and nested paging.
 //!
 //! ```text
-//!   sparse        CG's product: values and columns in order, a vector anywhere      at least 60 million a second
-//!   gups          a store anywhere, almost each of which walks                      at least 10 million a second
+//!   sparse        CG's product: values and columns in order, random parts of a vector   at least 60 million per second
+//!   gups          random stores, almost each of which walks                          at least 10 million per second
 //!   .. in 1 TiB   the same accesses in the last GiB of 1 TiB                        at most 1.3 times the time of 1 GiB
-//!   .. tables     without the lines of data: TLBs, walks and the lines of tables
-//!   .. no lines   translation alone: TLBs and walk caches, and how many entries walks read
+//!   .. tables     without data lines: TLBs, walks and the lines of tables
+//!   .. no lines   translation alone: TLBs, walk caches, and the number of entries that walks read
 //! ```
 //!
-//! Walks of accesses that span 1 TiB read more entries than those that span 1 GiB, and a simulator that follows them has more to
-//! do. So what the size alone costs is measured by the same accesses in both; `gups over 1 TiB` spans all of it, has no
-//! bar, and says how many entries its walks read. Bars are judged on the first machine, and with all lines. CPU time and not the clock's is
-//! what is divided by, so that others on the machine cost their share of its caches and no more.
+//! Walks of accesses over 1 TiB read more entries than walks over 1 GiB, so the simulator has more work. The
+//! cost of the size alone is therefore measured with the same accesses in both. `gups over 1 TiB` covers all of
+//! it, has no target, and shows the number of entries that its walks read. Targets are judged on the first
+//! machine, with all lines. The divisor is CPU time, not the clock's, so that other load on the machine costs
+//! only its share of the caches.
 //!
 //! `cargo bench -p wideleaf-benches --bench walk [-- MILLIONS ROUNDS MACHINES]` (default 10, 5 and all three)
 
@@ -33,12 +34,12 @@ const SPARSE_MIN: f64 = 60.0;
 const GUPS_MIN: f64 = 10.0;
 const GROWTH_MAX: f64 = 1.3;
 
-/// CG of class B: 75000 rows.
+/// Matrix of CG's class B: 75000 rows.
 const MATRIX: Sparse = Sparse { rows: 75_000, row_entries: 180 };
 const SMALL: Bytes = gib(1);
 const LARGE: Bytes = gib(1024);
 
-/// What is accessed in how much RAM.
+/// A list of accesses in RAM of a given size.
 struct Case {
     name: &'static str,
     ram: Bytes,
@@ -46,7 +47,7 @@ struct Case {
     options: Options,
 }
 
-/// What came of it, by round.
+/// Results of a case, by round.
 struct Measured {
     nanoseconds: Vec<f64>,
     counts: Counts,
@@ -60,7 +61,7 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.number::<usize>(1, 5)?);
     let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
-    let mut rows = table(&["machine", "accesses", "million/s", "ns", "walks", "entries read a walk"]);
+    let mut rows = table(&["machine", "accesses", "million/s", "ns", "walks", "entries read per walk"]);
     let mut bars = Vec::new();
     for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
         let mut medians = Vec::new();
@@ -89,7 +90,7 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     Ok(())
 }
 
-/// In the order [`judge`] names them in.
+/// Cases in the order that [`judge`] expects.
 fn cases(accesses: usize) -> Vec<Case> {
     let sparse: Vec<Access> = (0..).flat_map(|_| MATRIX.multiply(1)).take(accesses).collect();
     let updates: Vec<Access> = gups(SMALL.get() / 8, 1).take(accesses).collect();
@@ -116,7 +117,7 @@ fn judge(name: &str, ns: &[f64]) -> Vec<String> {
     let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
     let speed = |what: &str, ns: f64, least: f64| {
         let speed = 1e3 / ns;
-        bar(&format!("{name}, {what}: {speed:.1} million accesses a second, at least {least}"), speed >= least)
+        bar(&format!("{name}, {what}: {speed:.1} million accesses per second, at least {least}"), speed >= least)
     };
     let growth = |what: &str, ratio: f64| {
         bar(&format!("{name}, {what} in 1 TiB : in 1 GiB {ratio:.2}, at most {GROWTH_MAX}"), ratio <= GROWTH_MAX)
@@ -129,9 +130,9 @@ fn judge(name: &str, ns: &[f64]) -> Vec<String> {
     ]
 }
 
-/// A new simulator each round; the first quarter of the accesses warms it.
+/// Runs a new simulator in each round. The first quarter of the accesses warms it.
 fn repeat(name: &str, case: &Case, rounds: usize, waiting: &Waiting) -> Result<Measured, Ended> {
-    let (machine, thread) = (machine(name).expect("a machine that is known"), Threads::this_one());
+    let (machine, thread) = (machine(name).expect("a known machine"), Threads::this_one());
     let (warming, counted) = case.accesses.split_at(case.accesses.len() / 4);
     let mut measured = Measured { nanoseconds: Vec::new(), counts: Counts::default() };
     for _ in 0..rounds {

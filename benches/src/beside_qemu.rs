@@ -1,8 +1,9 @@
-//! Our VMM and QEMU's microvm with the same image, command line and RAM, which take turns: a machine that changes its speed changes it for both.
+//! Our VMM and QEMU's microvm with the same image, command line and RAM, in turns, so that changes of the
+//! machine's speed affect both.
 //!
 //! ```text
 //!   round   wideleaf run guest.elf …      ─▶ results by the guest's clock ─┐
-//!           qemu-system-x86_64 -M microvm ─▶ the same                     ─┴▶ wideleaf : qemu, one ratio a round, and their median
+//!           qemu-system-x86_64 -M microvm ─▶ the same                     ─┴▶ wideleaf : qemu per round, and its median
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use wideleaf_protocol::{Message, Status, parse};
 use crate::experiment::{Ended, needs_kvm, number, table};
 use wideleaf_experiments::statistics::median;
 
-/// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
+/// CPU model for QEMU. QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM, and on some AMD hosts it then may not set it.
 const CPU: &str = "host,arch-capabilities=off";
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Both programs, and the image.
+/// Both programs and the guest image.
 #[derive(Debug)]
 pub struct BesideQemu {
     program: PathBuf,
@@ -27,13 +28,13 @@ pub struct BesideQemu {
 }
 
 impl BesideQemu {
-    /// For guests with so much RAM.
+    /// The programs for guests with `memory` of RAM.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] where KVM or one of the programs is missing.
+    /// [`Ended::Skipped`] if KVM or one of the programs is missing.
     ///
     /// # Panics
-    /// Where the image cannot be written.
+    /// If the image cannot be written.
     pub fn new(memory: &'static str) -> Result<BesideQemu, Ended> {
         needs_kvm()?;
         if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -49,22 +50,22 @@ impl BesideQemu {
         self.folder.path().join("guest.elf")
     }
 
-    /// Where files of the bench may be.
+    /// Folder for files of the bench.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The image in a guest of ours: its console is standard output.
+    /// Command for our guest with the image; its console is standard output.
     pub fn wideleaf(&self, cmdline: &str) -> Command {
         self.wideleaf_of(&self.program, cmdline)
     }
 
-    /// The same by another build of our program.
+    /// Command for our guest with another build of our program.
     pub fn wideleaf_of(&self, program: &Path, cmdline: &str) -> Command {
         self.wideleaf_boots(program, &self.image(), cmdline)
     }
 
-    /// Another image in a guest of ours.
+    /// Command for our guest with another image.
     pub fn wideleaf_with(&self, image: &Path, cmdline: &str) -> Command {
         self.wideleaf_boots(&self.program, image, cmdline)
     }
@@ -76,12 +77,12 @@ impl BesideQemu {
         quiet(command)
     }
 
-    /// The same in a microvm of QEMU's, with virtio devices of version 1.
+    /// Command for QEMU's microvm with the image, with virtio devices of version 1.
     pub fn qemu(&self, cmdline: &str) -> Command {
         self.qemu_with(&self.image(), cmdline)
     }
 
-    /// Another image in a microvm of QEMU's.
+    /// Command for QEMU's microvm with another image.
     pub fn qemu_with(&self, image: &Path, cmdline: &str) -> Command {
         let mut command = Command::new(QEMU);
         command
@@ -99,20 +100,20 @@ fn quiet(mut command: Command) -> Command {
     command
 }
 
-/// The release build of our program, beside the bench's own target folder.
+/// Path of our program's release build, in the bench's own target folder.
 ///
 /// # Errors
-/// [`Ended::Skipped`] where there is none.
+/// [`Ended::Skipped`] if there is no such file.
 pub fn program() -> Result<PathBuf, Ended> {
     let bench = std::env::current_exe().ok();
     let program = bench.and_then(|bench| Some(bench.parent()?.parent()?.join("wideleaf"))).filter(|path| path.exists());
-    program.ok_or(Ended::Skipped("the wideleaf program is not built: cargo build --release -p wideleaf".into()))
+    program.ok_or(Ended::Skipped("wideleaf is not built; run cargo build --release -p wideleaf".into()))
 }
 
-/// The results with these names that a guest printed. It has to have found all words right.
+/// Values of the named results in a guest's output. The guest must have verified its result.
 ///
 /// # Panics
-/// Where it has not, or one is missing: with all that it printed.
+/// If the verification is missing or failed, or a result is missing; the message has all of the output.
 pub fn results<const N: usize>(console: &str, names: [&str; N]) -> [f64; N] {
     let mut results = [f64::NAN; N];
     let mut has_passed = false;
@@ -131,28 +132,28 @@ pub fn results<const N: usize>(console: &str, names: [&str; N]) -> [f64; N] {
     results
 }
 
-/// A result of both, round by round; more is better.
+/// A result of both programs, round by round; more is better.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What it is.
+    /// Name of the figure.
     pub name: &'static str,
-    /// Its unit.
+    /// Unit of the figure.
     pub unit: &'static str,
-    /// Ours.
+    /// Our values, by round.
     pub ours: Vec<f64>,
-    /// QEMU's.
+    /// QEMU's values, by round.
     pub theirs: Vec<f64>,
 }
 
 impl Figure {
-    /// Of rounds that have, in the same place, the results of both.
+    /// Figures from rounds; each round has our results and QEMU's in the order of `names`.
     pub fn all<const N: usize>(names: [(&'static str, &'static str); N], rounds: &[[[f64; N]; 2]]) -> Vec<Figure> {
         let of = |who: usize, index: usize| rounds.iter().map(|round| round[who][index]).collect();
         let figure = |(index, (name, unit))| Figure { name, unit, ours: of(0, index), theirs: of(1, index) };
         names.into_iter().enumerate().map(figure).collect()
     }
 
-    /// Ours by theirs, each round for itself, in rising order.
+    /// Ratios of our value to QEMU's within each round, in ascending order.
     pub fn ratios(&self) -> Vec<f64> {
         let mut ratios: Vec<_> = self.ours.iter().zip(&self.theirs).map(|(ours, theirs)| ours / theirs).collect();
         ratios.sort_by(f64::total_cmp);
@@ -160,9 +161,9 @@ impl Figure {
     }
 }
 
-/// Prints a line for each figure, and whether its median ratio is as good as promised.
+/// Prints a line for each figure, and whether its median ratio meets the target.
 pub fn print(figures: &[Figure], promise: f64) {
-    let mut table = table(&["figure", "unit", "wideleaf", "qemu", "wideleaf : qemu", "range", "promise"]);
+    let mut table = table(&["figure", "unit", "wideleaf", "qemu", "wideleaf : qemu", "range", "target"]);
     for figure in figures {
         let ratios = figure.ratios();
         let range = format!("{:.2} - {:.2}", ratios[0], ratios[ratios.len() - 1]);
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_a_ratio_for_each_round() {
+    fn a_figure_has_one_ratio_per_round() {
         let rounds = [[[10.0, 1.0], [5.0, 2.0]], [[9.0, 1.0], [9.0, 1.0]]];
         let figures = Figure::all([("read", "MiB/s"), ("write", "MiB/s")], &rounds);
         assert_eq!((figures[0].ratios(), figures[1].ratios()), (vec![1.0, 2.0], vec![0.5, 1.0]));
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a guest failed")]
-    fn a_guest_that_has_not_verified_has_no_results() {
+    fn a_guest_without_verification_has_no_results() {
         results("@wideleaf result name=sent value=1.0 unit=frames/s\n", ["sent"]);
     }
 }

@@ -1,20 +1,21 @@
-//! How large a part of a guest's RAM is backed and mapped, looked at from outside the manager.
+//! Share of a guest's RAM that is backed and mapped large, measured from outside the manager.
 //!
-//! A window that an access sensor has aside at that moment looks unbacked. So coverage is a little too low while a manager
-//! samples, never too high; who wants it exact asks the manager to have all windows in place.
+//! A window that an access sensor has detached at that moment appears unbacked. Coverage is therefore slightly
+//! too low while a manager samples, and never too high. For an exact value, the caller asks the manager to have
+//! all windows in place.
 
 use wideleaf_memory::sensors::host_backing::HostBackingSensor;
 use wideleaf_memory::{BackingKind, GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::{GpaRange, PageSize, PerTenThousand};
 
-/// What counts as all of it: 99 %.
+/// Coverage that counts as all: 99 %.
 pub const NEARLY_ALL: PerTenThousand = PerTenThousand::new(9_900);
 
-/// The host backing of the windows of `part`.
+/// Host backing of the windows of `part`.
 ///
 /// # Panics
-/// Where the kernel has no `PAGEMAP_SCAN`.
+/// If the kernel has no `PAGEMAP_SCAN`.
 pub fn host_backing(ram: &GuestRam, part: GpaRange) -> HostBacking {
     let host = LinuxHost::open().expect("/proc is mounted");
     let backing = ram.backing();
@@ -28,23 +29,23 @@ pub fn host_backing(ram: &GuestRam, part: GpaRange) -> HostBacking {
     sum
 }
 
-/// The host backing of all of a guest's RAM.
+/// Host backing of all of a guest's RAM.
 pub fn host_backing_of_all(ram: &GuestRam) -> HostBacking {
     let (first, last) = (ram.ranges()[0].gpa, ram.ranges()[ram.ranges().len() - 1].gpa);
     let all = GpaRange::new(first.start(), last.end() - first.start()).expect("a guest's RAM fits 64 bits");
     host_backing(ram, all)
 }
 
-/// The share of `part` that the host backs with pages of 2 MiB or more.
+/// Share of `part` that the host backs with pages of 2 MiB or more.
 pub fn host_coverage(ram: &GuestRam, part: GpaRange) -> PerTenThousand {
     let backing = host_backing(ram, part);
     PerTenThousand::of((backing.huge_2m + backing.giant_1g).get(), part.bytes().get())
 }
 
-/// Windows that KVM maps large in the whole guest.
+/// Number of windows in the whole guest that KVM maps large.
 ///
 /// # Panics
-/// Where KVM does not say.
+/// If KVM does not report its mappings.
 pub fn windows_mapped_large(second_level: &dyn SecondLevel) -> u64 {
     let stats = second_level.mapping_stats().expect("KVM counts its mappings");
     stats.pages_2m + stats.pages_1g * PageSize::Giant1G.bytes().pages(PageSize::Huge2M)

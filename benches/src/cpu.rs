@@ -1,5 +1,5 @@
-//! CPU time that threads have used or waited for, from `/proc/<pid>/schedstat` (Documentation/scheduler/sched-stats.rst): nanoseconds,
-//! where `stat` counts hundredths of a second.
+//! CPU time that threads have used or waited for, from `/proc/<pid>/schedstat`
+//! (Documentation/scheduler/sched-stats.rst). It is in nanoseconds; `stat` has hundredths of a second.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,36 +9,38 @@ use std::time::Duration;
 
 use crate::experiment::Ended;
 
-/// What threads had of the CPUs.
+/// CPU time of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuUse {
     /// Time on a CPU.
     pub ran: Duration,
-    /// Time ready to run, while others had the CPUs. A thread of low priority on a busy machine has mostly this.
+    /// Time ready to run while other threads had the CPUs. For a thread of low priority on a busy machine this
+    /// is most of it.
     pub waited: Duration,
 }
 
 impl CpuUse {
-    /// What they would have used of a machine of their own.
+    /// Time that the threads would have used on a machine of their own.
     pub fn wanted(self) -> Duration {
         self.ran + self.waited
     }
 
-    /// What came since `earlier`.
+    /// Difference to an `earlier` measurement.
     pub fn since(self, earlier: CpuUse) -> CpuUse {
         let CpuUse { ran, waited } = earlier;
         CpuUse { ran: self.ran.saturating_sub(ran), waited: self.waited.saturating_sub(waited) }
     }
 }
 
-/// Some threads.
+/// A set of threads.
 #[derive(Clone, Debug)]
 pub struct Threads {
     files: Vec<PathBuf>,
 }
 
 impl Threads {
-    /// The threads of this process that are there after `start` and were not before: nobody else starts any meanwhile.
+    /// Threads of this process that exist after `start` and did not exist before. No other thread may start
+    /// threads in that time.
     pub fn started_by<T>(start: impl FnOnce() -> T) -> (T, Threads) {
         let before = of_this_process();
         let started = start();
@@ -46,15 +48,15 @@ impl Threads {
         (started, Threads { files: new.map(|thread| thread.join("schedstat")).collect() })
     }
 
-    /// The thread that asks.
+    /// The calling thread.
     pub fn this_one() -> Threads {
         Threads { files: vec![PathBuf::from("/proc/thread-self/schedstat")] }
     }
 
-    /// The kernel's thread of that name.
+    /// The kernel thread with this name.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] where there is none.
+    /// [`Ended::Skipped`] if there is no such thread.
     pub fn of_kernel(name: &str) -> Result<Threads, Ended> {
         let is_named = |folder: &PathBuf| fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim() == name);
         let found = folders(Path::new("/proc")).into_iter().find(is_named);
@@ -62,10 +64,10 @@ impl Threads {
         Ok(Threads { files: vec![folder.join("schedstat")] })
     }
 
-    /// What they have had so far, all together. A thread that has ended counts no more.
+    /// Total CPU time of the threads so far. A thread that has ended no longer counts.
     ///
     /// # Errors
-    /// [`Ended::Skipped`] where the kernel does not say.
+    /// [`Ended::Skipped`] if the kernel does not report it.
     pub fn cpu_use(&self) -> Result<CpuUse, Ended> {
         let sum = |sum: CpuUse, one: CpuUse| CpuUse { ran: sum.ran + one.ran, waited: sum.waited + one.waited };
         self.files.iter().try_fold(CpuUse::default(), |all, file| Ok(sum(all, cpu_use(file)?)))
@@ -114,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_counts_no_more_and_a_kernel_that_says_nothing_is_told() {
+    fn an_ended_thread_no_longer_counts_and_missing_statistics_are_an_error() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        assert_eq!(cpu_use(&folder.path().join("12/schedstat")).expect("it ended"), CpuUse::default());
+        assert_eq!(cpu_use(&folder.path().join("12/schedstat")).expect("the thread ended"), CpuUse::default());
         assert!(matches!(cpu_use(&folder.path().join("schedstat")), Err(Ended::Skipped(_))));
     }
 
     #[test]
-    fn a_thread_that_was_just_started_is_found() {
+    fn a_new_thread_is_found() {
         let (channel, end) = std::sync::mpsc::channel::<()>();
         let (thread, threads) = Threads::started_by(|| std::thread::spawn(move || end.recv()));
         assert!(!threads.files.is_empty());

@@ -1,8 +1,8 @@
-//! What the benches that are experiments share: how they start and end, how they wait, how they print.
+//! Common parts of the benches that are experiments: start and end, waiting, printing.
 //!
-//! Leases of pools and settings are values on the stack of [`run`]'s `experiment`, given back when they are dropped. So
-//! nothing here ends the process: Ctrl-C sets a flag, each wait looks at it and returns [`Ended::Interrupted`], and a
-//! panic unwinds.
+//! Leases of pools and settings are values on the stack of [`run`]'s `experiment` and are returned on drop. For this
+//! reason no function here ends the process: Ctrl-C sets a flag, each wait checks it and returns
+//! [`Ended::Interrupted`], and a panic unwinds.
 
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
@@ -17,37 +17,37 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use wideleaf_memory::khugepaged::KhugepagedError;
 
-/// A failure takes no more lines than this.
+/// Maximum number of lines in a failure message.
 const LINES_MAX: usize = 5;
 
-/// Bytes of a line of a failure.
+/// Maximum length of such a line in bytes.
 const LINE_MAX: usize = 200;
 
-/// Why an experiment has no result.
+/// Reason why an experiment has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// This machine lacks something.
+    /// This machine lacks a requirement.
     #[error("skipped: {0}")]
     Skipped(String),
-    /// Ctrl-C, or `SIGTERM`.
+    /// Ctrl-C or `SIGTERM` ended the experiment.
     #[error("interrupted")]
     Interrupted,
-    /// An argument makes no sense.
+    /// An argument is not valid.
     #[error("argument {number}: {text:?} is not {expected}")]
     Argument {
-        /// Counted from one.
+        /// Position of the argument, from one.
         number: usize,
-        /// What was given.
+        /// Text of the argument.
         text: String,
-        /// What should be there.
+        /// Description of a valid argument.
         expected: &'static str,
     },
-    /// Something that had to come did not.
+    /// An expected event did not happen within its limit.
     #[error("{what} did not come within {} s", limit.as_secs())]
     TooLate {
-        /// What was waited for.
+        /// Name of the event.
         what: &'static str,
-        /// How long.
+        /// Time limit of the wait.
         limit: Duration,
     },
 }
@@ -58,8 +58,8 @@ impl From<KhugepagedError> for Ended {
     }
 }
 
-/// Runs an experiment where `cargo bench` asks for it (`cargo test --benches` runs the same program), and says why where
-/// it has no result. A skip is no failure.
+/// Runs an experiment if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints the
+/// reason if there is no result. A skip is not a failure.
 pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(), Ended>) -> ExitCode {
     let (options, given): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
     if !options.iter().any(|option| option == "--bench") {
@@ -74,21 +74,21 @@ pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(
     })
 }
 
-/// Does the work of a bench. A panic of it, which unwinds and so gives back what it holds, is told in at most
-/// `LINES_MAX` lines: where, why
-/// in its first words, and its last lines, which are those of the program that it waited for.
+/// Does the work of a bench. A panic unwinds and so returns all leases. The panic message has at most
+/// `LINES_MAX` lines: the location, the first line of the reason, and its last lines, which come from the
+/// program that the bench waited for.
 pub fn in_five_lines(name: &str, work: impl FnOnce() -> ExitCode) -> ExitCode {
     let bench = name.to_owned();
     panic::set_hook(Box::new(move |info| {
         let place = info.location().map_or(String::new(), |at| format!(" at {}:{}", at.file(), at.line()));
-        let said = info.payload_as_str().unwrap_or("a panic without words");
+        let said = info.payload_as_str().unwrap_or("a panic without message");
         eprintln!("{bench}: failed{place}: {}", shortened(said));
     }));
-    // What it borrowed is not looked at afterwards.
+    // The closure's borrowed values are not used afterwards.
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or(ExitCode::FAILURE)
 }
 
-/// The first line of a text and its last ones, none longer than a line of a terminal may be.
+/// The first line and the last lines of a text, each shortened to the length of a terminal line.
 fn shortened(text: &str) -> String {
     let short = |line: &str| {
         let line = line.trim_end();
@@ -102,59 +102,59 @@ fn shortened(text: &str) -> String {
     all.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether guests can be run here.
+/// Checks that guests can run on this host.
 ///
 /// # Errors
-/// [`Ended::Skipped`] where they cannot.
+/// [`Ended::Skipped`] if they cannot.
 pub fn needs_kvm() -> Result<(), Ended> {
     let kvm = fs::File::options().read(true).write(true).open("/dev/kvm");
     kvm.map(drop).map_err(|error| Ended::Skipped(format!("/dev/kvm: {error}")))
 }
 
-/// What stands after `--`.
+/// Arguments after `--`.
 #[derive(Debug)]
 pub struct Arguments(Vec<String>);
 
 impl Arguments {
-    /// The argument at `index`, or what holds where it is not given.
+    /// The number at `index`, or `default` if the argument is absent.
     ///
     /// # Errors
-    /// [`Ended::Argument`] for one that is no number.
+    /// [`Ended::Argument`] if the argument is not a number.
     pub fn number<N: FromStr>(&self, index: usize, default: N) -> Result<N, Ended> {
         let Some(text) = self.0.get(index) else { return Ok(default) };
         text.parse().map_err(|_| Ended::Argument { number: index + 1, text: text.clone(), expected: "a number" })
     }
 
-    /// Which of `words` the argument at `index` is, or the first where it is not given.
+    /// Index in `words` of the argument at `index`, or 0 if the argument is absent.
     ///
     /// # Errors
-    /// [`Ended::Argument`] for one that is none of them.
+    /// [`Ended::Argument`] if the argument is not in `words`.
     pub fn word(&self, index: usize, words: &[&str], expected: &'static str) -> Result<usize, Ended> {
         let Some(text) = self.0.get(index) else { return Ok(0) };
         let found = words.iter().position(|word| word == text);
         found.ok_or_else(|| Ended::Argument { number: index + 1, text: text.clone(), expected })
     }
 
-    /// The argument at `index`, if it is given.
+    /// The argument at `index`, if present.
     pub fn text(&self, index: usize) -> Option<&str> {
         self.0.get(index).map(String::as_str)
     }
 }
 
-/// Waits, unless somebody wants us to end.
+/// Waits that a signal ends early.
 #[derive(Debug)]
 pub struct Waiting {
     is_interrupted: Arc<AtomicBool>,
 }
 
 impl Waiting {
-    /// The flag is looked at this often.
+    /// Interval between two checks of the flag.
     const STEP: Duration = Duration::from_millis(50);
 
-    /// Takes over `SIGINT` and `SIGTERM`.
+    /// Installs handlers for `SIGINT` and `SIGTERM`.
     ///
     /// # Panics
-    /// Where the kernel refuses a handler, which it has no reason for.
+    /// If the kernel refuses a handler, which is not expected.
     pub fn until_interrupted() -> Waiting {
         let is_interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -163,15 +163,15 @@ impl Waiting {
         Waiting { is_interrupted }
     }
 
-    /// Becomes true when somebody wants us to end.
+    /// Flag that a signal sets.
     pub fn flag(&self) -> &AtomicBool {
         &self.is_interrupted
     }
 
-    /// Lets time pass.
+    /// Waits for `time`.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`], soon after it is so.
+    /// [`Ended::Interrupted`], soon after a signal.
     pub fn pass(&self, time: Duration) -> Result<(), Ended> {
         let began = Instant::now();
         loop {
@@ -186,10 +186,10 @@ impl Waiting {
         }
     }
 
-    /// Looks every `pace` until `is_there`. Whether it came within `limit`.
+    /// Checks `is_there` every `pace`. Returns whether it became true within `limit`.
     ///
     /// # Errors
-    /// [`Ended::Interrupted`], soon after it is so.
+    /// [`Ended::Interrupted`], soon after a signal.
     pub fn comes(&self, limit: Duration, pace: Duration, mut is_there: impl FnMut() -> bool) -> Result<bool, Ended> {
         let began = Instant::now();
         while !is_there() {
@@ -201,10 +201,10 @@ impl Waiting {
         Ok(true)
     }
 
-    /// As [`Waiting::comes`], for `what` must come.
+    /// Like [`Waiting::comes`], for an event `what` that must happen.
     ///
     /// # Errors
-    /// [`Ended::TooLate`] where it does not, and as [`Waiting::comes`].
+    /// [`Ended::TooLate`] if it does not happen, and the errors of [`Waiting::comes`].
     pub fn until(
         &self,
         what: &'static str,
@@ -216,19 +216,19 @@ impl Waiting {
     }
 }
 
-/// A table in the house's look.
+/// A table in the common style.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
     table
 }
 
-/// A cell that holds a number.
+/// A table cell with a number.
 pub fn number(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-/// The machine a result is from, in a line.
+/// Description of the machine in one line.
 pub fn machine() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
@@ -240,7 +240,7 @@ pub fn machine() -> String {
     format!("{cpus} x {}, kernel {}, load {load} now", model.unwrap_or("an unknown CPU"), kernel.trim())
 }
 
-/// Whether a bar is met, and by what.
+/// A line that says whether a target is met.
 pub fn bar(what: &str, is_met: bool) -> String {
     format!("  {} {what}", if is_met { "met:   " } else { "MISSED:" })
 }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_argument_that_is_no_number_is_named() {
+    fn an_invalid_number_is_named() {
         let arguments = Arguments(vec!["26".into(), "many".into()]);
         assert_eq!(arguments.number(0, 25).expect("a number"), 26);
         assert_eq!(arguments.number(2, 7).expect("the default"), 7);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_has_its_first_line_and_its_last_ones() {
+    fn a_failure_message_has_the_first_line_and_the_last_ones() {
         let console: String = (0..1000).map(|line| format!("line {line} {}\n", "x".repeat(300))).collect();
         let told = shortened(&format!("no verification came\n\n{console}"));
         let lines: Vec<&str> = told.lines().collect();
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_a_bench_is_a_failure_and_no_more() {
+    fn a_panic_of_a_bench_is_a_failure() {
         assert_eq!(in_five_lines("made up", || panic!("it went wrong")), ExitCode::FAILURE);
         assert_eq!(in_five_lines("made up", || ExitCode::SUCCESS), ExitCode::SUCCESS);
     }
 
     #[test]
-    fn a_wait_ends_when_somebody_wants_us_to_end() {
+    fn a_wait_ends_after_a_signal() {
         let waiting = Waiting { is_interrupted: Arc::new(AtomicBool::new(true)) };
         assert!(matches!(waiting.pass(Duration::from_secs(3600)), Err(Ended::Interrupted)));
         let forever = waiting.until("nothing", Duration::from_secs(3600), Duration::from_secs(3600), || false);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_come_is_named() {
+    fn an_event_that_does_not_happen_is_named() {
         let waiting = Waiting { is_interrupted: Arc::default() };
         let error = waiting.until("the end", Duration::ZERO, Duration::ZERO, || false).expect_err("it never comes");
         assert_eq!(error.to_string(), "the end did not come within 0 s");

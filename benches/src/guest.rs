@@ -1,5 +1,5 @@
-//! A guest with the built-in image, as experiments use it: what it says is kept, it can be let run for a slice of time,
-//! and what its kernel found wrong with its memory ends the experiment.
+//! A guest with the built-in image for experiments. Its output is kept, it can run for a slice of time, and errors
+//! that its kernel finds in its memory end the experiment.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -12,30 +12,30 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 use crate::experiment::{Ended, Waiting};
 
-/// A guest that has not done what was asked of it by then hangs.
+/// Time limit for each phase; a guest that exceeds it hangs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
-/// How often what it said is looked at.
+/// Interval between two checks of the guest's output.
 const PACE: Duration = Duration::from_millis(1);
 
-/// What a guest is made of: one vCPU, 2 MiB guest pages, and this.
+/// Configuration of a guest with one vCPU and 2 MiB guest pages.
 #[derive(Clone, Debug)]
 pub struct GuestSetup {
-    /// All its RAM.
+    /// Size of all guest RAM.
     pub memory: Bytes,
-    /// What backs it.
+    /// Backing of the guest's RAM.
     pub backing: BackingConfig,
-    /// What it does.
+    /// Command line of the guest.
     pub cmdline: String,
 }
 
-/// What it said so far.
+/// State from the guest's output so far.
 #[derive(Default)]
 struct Said {
     tsc_hz: u64,
     regions: Vec<(String, GpaRange)>,
-    /// When the line came.
+    /// Phases with the arrival time of their first line.
     begun: Vec<(String, Instant)>,
-    /// Progress of GUPS: the guest's clock and how many updates are done.
+    /// Progress of GUPS: the guest's clock and the number of completed updates.
     marks: Vec<(u64, u64)>,
     has_ended_updates: bool,
     has_passed: Option<bool>,
@@ -59,26 +59,26 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// RAM for it, before it runs.
+    /// Maps RAM for a guest that does not run yet.
     ///
     /// # Panics
-    /// Where the setup makes no sense or there is no memory for it.
+    /// If the setup is invalid or there is too little memory.
     pub fn map_ram(setup: &GuestSetup) -> Arc<GuestRam> {
         GuestRam::map(&config(setup).ram_layout(), setup.backing).expect("memory for a guest")
     }
 
-    /// Starts it in new RAM.
+    /// Starts the guest in new RAM.
     ///
     /// # Panics
-    /// As [`Guest::map_ram`], and where KVM does not make it.
+    /// Like [`Guest::map_ram`], and if KVM cannot create the guest.
     pub fn start(setup: &GuestSetup) -> Guest {
         Guest::start_in(setup, Guest::map_ram(setup))
     }
 
-    /// Starts it in the RAM that [`Guest::map_ram`] gave.
+    /// Starts the guest in RAM from [`Guest::map_ram`].
     ///
     /// # Panics
-    /// Where KVM does not make it.
+    /// If KVM cannot create the guest.
     pub fn start_in(setup: &GuestSetup, ram: Arc<GuestRam>) -> Guest {
         let said = Arc::new(Mutex::new(Said::default()));
         let listener = Arc::clone(&said);
@@ -87,12 +87,12 @@ impl Guest {
         Guest { second_level: machine.second_level(), machine, said }
     }
 
-    /// Its RAM.
+    /// RAM of the guest.
     pub fn ram(&self) -> &Arc<GuestRam> {
         self.machine.ram()
     }
 
-    /// KVM's side of it.
+    /// Second-level tables of the guest in KVM.
     pub fn second_level(&self) -> &Arc<dyn SecondLevel> {
         &self.second_level
     }
@@ -101,51 +101,51 @@ impl Guest {
         self.said.lock().expect("no sink panics")
     }
 
-    /// Memory it named.
+    /// Memory range that the guest reported under this name.
     ///
     /// # Panics
-    /// Where it has not named any so.
+    /// If the guest has not reported such a range.
     pub fn region(&self, name: &str) -> GpaRange {
         let said = self.said();
         said.regions.iter().find(|(region, _)| region == name).expect("a guest names its regions first").1
     }
 
-    /// When it began a phase, as soon as it has.
+    /// Start time of a phase; waits until the phase has begun.
     ///
     /// # Errors
-    /// [`Ended`] where it does not.
+    /// [`Ended`] if the phase does not begin.
     pub fn begin_of(&self, phase: &str, waiting: &Waiting) -> Result<Instant, Ended> {
         let begin = || self.said().begun.iter().find(|(begun, _)| begun == phase).map(|(_, at)| *at);
         waiting.until("a phase of the guest", GUEST_TIMEOUT, PACE, || begin().is_some())?;
-        Ok(begin().expect("what a guest said stays said"))
+        Ok(begin().expect("a guest's output stays"))
     }
 
-    /// Waits until it counts its updates.
+    /// Waits for the guest's first progress of updates.
     ///
     /// # Errors
-    /// [`Ended`] where it does not.
+    /// [`Ended`] if the updates do not begin.
     pub fn updates_begin(&self, waiting: &Waiting) -> Result<(), Ended> {
         waiting.until("the guest's first update", GUEST_TIMEOUT, PACE, || !self.said().marks.is_empty())
     }
 
-    /// Stops its vCPU until [`Guest::resume`].
+    /// Pauses the vCPU until [`Guest::resume`].
     ///
     /// # Panics
-    /// Where it does not leave the guest.
+    /// If the vCPU does not leave the guest.
     pub fn pause(&self) {
         self.second_level.pause().expect("a running guest can be paused");
     }
 
-    /// Undoes [`Guest::pause`].
+    /// Ends [`Guest::pause`].
     ///
     /// # Panics
-    /// Where it was not paused.
+    /// If the guest is not paused.
     pub fn resume(&self) {
-        self.second_level.resume().expect("it was paused");
+        self.second_level.resume().expect("the guest was paused");
     }
 
-    /// Lets a paused guest run for `time`. Its updates per second of its own clock, between the first and the last
-    /// progress line within, so that neither the pause nor the switch is in it; `None` where its updates ended.
+    /// Lets a paused guest run for `time`. Returns its updates per second of its own clock between the first and the
+    /// last progress line of that time, which excludes the pause and the switch. `None` if its updates ended.
     ///
     /// # Errors
     /// [`Ended::Interrupted`].
@@ -157,13 +157,13 @@ impl Guest {
         Ok(self.said().rate_from(before))
     }
 
-    /// Lets it run to its end, where it checks its memory.
+    /// Lets the guest run to its end, at which it checks its memory.
     ///
     /// # Errors
     /// [`Ended::Interrupted`].
     ///
     /// # Panics
-    /// Where its memory is not as it left it.
+    /// If the guest finds an error in its memory.
     pub fn finish(self, waiting: &Waiting) -> Result<(), Ended> {
         let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: Some(waiting.flag()) });
         if exit == GuestExit::Stopped {
@@ -174,10 +174,10 @@ impl Guest {
         Ok(())
     }
 
-    /// Stops a guest that checks its memory all the time, and has found nothing wrong.
+    /// Stops a guest that checks its memory all the time.
     ///
     /// # Panics
-    /// Where it has.
+    /// If the guest has found an error.
     pub fn stop(self) {
         let exit = self.machine.stop();
         assert_eq!((exit, &self.said().complaint), (GuestExit::Stopped, &None));
@@ -212,8 +212,9 @@ fn listen(said: &Mutex<Said>, line: &str) {
     }
 }
 
-/// Guests that stand take turns, `turns_max` at most and as long as all have updates to do: in each, every one runs for
-/// `slice` while the others stand, and another one is the first. The rate of each guest, by turn.
+/// Paused guests take turns, at most `turns_max` and as long as all have updates left. In each turn every guest
+/// runs for `slice` while the others are paused; the first guest changes from turn to turn. Returns the rate of
+/// each guest, by turn.
 ///
 /// # Errors
 /// [`Ended::Interrupted`].

@@ -1,14 +1,14 @@
-//! What the benches share.
+//! Common parts of the benches.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | this one | memory in a known state |
 //! | [`experiment`] | starting, waiting, ending and printing |
 //! | [`guest`] | a guest, and guests that take turns |
-//! | [`managed`] | a manager over one, and a policy that can be held back |
-//! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turn |
-//! | [`coverage`] | how large its memory is backed and mapped |
-//! | [`cpu`] | what threads use |
+//! | [`managed`] | a manager for one guest, and a policy that can be paused |
+//! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turns |
+//! | [`coverage`] | share of a guest's memory that is backed and mapped large |
+//! | [`cpu`] | CPU time of threads |
 
 pub mod beside_qemu;
 pub mod coverage;
@@ -24,10 +24,10 @@ use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
-/// Anonymous RAM of this size, all of it present in base pages.
+/// Anonymous RAM of this size, fully present in base pages.
 ///
 /// # Panics
-/// Where the machine has not that much memory.
+/// If the machine has too little memory.
 pub fn populated_ram(bytes: Bytes) -> Arc<GuestRam> {
     let range = GpaRange::new(Gpa::new(0), bytes).expect("a bench's RAM fits 64 bits");
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");

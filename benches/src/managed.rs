@@ -1,4 +1,4 @@
-//! A manager over one guest of a bench, what its threads cost, and a policy that may be told to keep its hands off.
+//! A manager for one guest of a bench, the CPU time of its threads, and a policy that can be paused.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use wideleaf_policies::{Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThou
 use crate::cpu::Threads;
 use crate::guest::Guest;
 
-/// The policy of that name with its defaults, which counts a TLB miss as the program's own runs do on this machine.
+/// The policy with this name and its defaults. It uses the TLB miss cost that wideleaf's own runs
+/// use on this machine.
 ///
 /// # Panics
-/// Where there is none.
+/// If there is no such policy.
 pub fn policy(name: &str) -> Box<dyn Policy> {
     let walk = ChosenWalkCost::read(Path::new("/"));
     PolicyChoice::parse(name).expect("a policy of ours").make_for(&walk.cost)
@@ -31,10 +32,10 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Its loop waits for [`Managed::activate`].
+    /// Creates a manager with a loop that waits for [`Managed::activate`].
     ///
     /// # Panics
-    /// Where there is no thread for it.
+    /// If its thread cannot be created.
     pub fn prepare(guest: &Guest, policy: Box<dyn Policy>) -> Managed {
         let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
         let vm = ManagedVm::new(VmId(0), Arc::clone(guest.ram()), Some(Arc::clone(guest.second_level())));
@@ -43,61 +44,62 @@ impl Managed {
         Managed { manager: manager.expect("a thread for the manager"), threads }
     }
 
-    /// As [`Managed::prepare`], and active at once.
+    /// Like [`Managed::prepare`], and active at once.
     ///
     /// # Panics
-    /// As [`Managed::prepare`].
+    /// Like [`Managed::prepare`].
     pub fn start(guest: &Guest, policy: Box<dyn Policy>) -> Managed {
         let managed = Managed::prepare(guest, policy);
         managed.activate();
         managed
     }
 
-    /// Lets it act.
+    /// Lets the manager act.
     pub fn activate(&self) {
         self.manager.activate();
     }
 
-    /// Its threads: the loop's and those of its sensors.
+    /// Threads of the loop and of its sensors.
     pub fn threads(&self) -> &Threads {
         &self.threads
     }
 
-    /// Calls `look` while no window is aside.
+    /// Calls `look` while no window is detached.
     pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
         self.manager.with_all_in_place(look)
     }
 
-    /// Ends it.
+    /// Ends the manager and returns its report.
     pub fn stop(self) -> ManagerReport {
         self.manager.stop()
     }
 }
 
-/// Whether a policy may act.
+/// Permission of a policy to act.
 #[derive(Clone, Debug)]
 pub struct Leave(Arc<AtomicBool>);
 
 impl Leave {
-    /// From the next plan on it may.
+    /// Permits actions from the next plan on.
     pub fn give(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// From the next plan on it may not.
+    /// Forbids actions from the next plan on.
     pub fn take(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
-/// A policy that sees everything at all times and acts only while it has leave: without, it plans on an empty budget.
+/// A policy that receives all snapshots and acts only with permission. Without it, the policy plans
+/// with an empty budget.
 pub struct OnLeave {
     policy: Box<dyn Policy>,
     leave: Leave,
 }
 
 impl OnLeave {
-    /// `policy`, which may act at first.
+    /// The given policy, with permission to act at first.
     pub fn new(policy: Box<dyn Policy>) -> (OnLeave, Leave) {
         let leave = Leave(Arc::new(AtomicBool::new(true)));
         (OnLeave { policy, leave: leave.clone() }, leave)
@@ -141,7 +143,7 @@ mod tests {
     use wideleaf_policies::{Backing, VmSnapshot, WindowIndex, WindowRow};
 
     #[test]
-    fn a_policy_without_leave_plans_nothing_and_goes_on_where_it_was() {
+    fn a_policy_without_permission_plans_nothing_and_resumes_afterwards() {
         let mut vm = VmSnapshot::with_capacity(VmId(0), 1);
         vm.push(WindowRow::new(WindowIndex::new(0), 512, Backing::Base4K));
         let snapshot = Snapshot { vms: vec![vm], ..Snapshot::default() };

@@ -1,5 +1,5 @@
-//! What a person gets who types something wrong, interrupts, or reads only the first line: one line that says what, why
-//! and what to do, the documented exit code, and nothing left behind. Runs anywhere, natively.
+//! The user's view of mistyped commands, interrupts and unread output: one line with the error, its cause and a
+//! remedy, the documented exit code, and no files or settings left behind. Runs anywhere, natively.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -26,7 +26,7 @@ use wideleaf_vmm::HostLimits;
 /// A native GUPS on a table of 512 KiB: over in some milliseconds.
 const SMALL: [&str; 6] = ["run", "--native", "gups", "--cmdline=log2_words=16", "--memory", "64M"];
 
-/// The same, for longer than any test should last; `--timeout` ends what a test fails to end.
+/// A native GUPS that outlasts any test. `--timeout` ends it if a test fails to.
 const LONG: [&str; 6] =
     ["run", "--native", "gups", "--cmdline=log2_words=16 seconds=3600", "--memory=64M", "--timeout=5m"];
 
@@ -52,7 +52,7 @@ fn rules_of_a_policy_come_from_a_file() {
     assert_eq!(report["setup"]["policy"], format!("schemes:{rules}"));
 }
 
-/// Refused by the parser: clap's own form, with the option and `why` in it.
+/// The parser refuses the arguments: clap's own form, with the option and `why` in it.
 fn is_no_argument(arguments: &[&str], why: &str) {
     let scratch = new_scratch();
     let wrong = scratch.wideleaf(arguments).assert().code(2).stdout("");
@@ -61,7 +61,7 @@ fn is_no_argument(arguments: &[&str], why: &str) {
 }
 
 #[test]
-fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
+fn an_invalid_value_of_an_option_is_refused_with_the_valid_ones() {
     is_no_argument(&small_and(&["--policy", "nope"]), "never, prealloc, at-fault, greedy");
     is_no_argument(&small_and(&["--policy", "gready"]), "; did you mean greedy?");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_nine=1"]), "; did you mean max_ptes_none?");
@@ -82,7 +82,7 @@ fn what_is_no_value_of_an_option_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn what_is_no_size_and_no_time_is_refused_with_what_is_one() {
+fn an_invalid_size_or_time_is_refused_with_a_valid_example() {
     for size in ["", "3M+1", "16E", "1.5", "64mb", "much"] {
         is_no_argument(&["run", "--native", "gups", "--memory", size], "a number with K, M, G or T");
     }
@@ -101,7 +101,7 @@ fn options_of_guests_are_refused_for_native_kernels() {
 }
 
 #[test]
-fn what_runs_must_be_said_and_exist() {
+fn a_missing_or_unknown_workload_is_refused() {
     let scratch = new_scratch();
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
     scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", &kernels, "--help"]);
@@ -119,7 +119,7 @@ fn what_runs_must_be_said_and_exist() {
 }
 
 #[test]
-fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
+fn impossible_ram_is_refused_with_a_possible_size() {
     let scratch = new_scratch();
     let with = |memory, code, words: &[&str]| {
         scratch.refuses(&["run", "--native", "gups", "--memory", memory, "--output=result"], code, words);
@@ -129,28 +129,28 @@ fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
     with("3145729", 2, &["not a whole number of 2m host pages", "use 2 MiB or 4 MiB"]);
     with("65M", 2, &["65 MiB", "use 64 MiB or 66 MiB"]);
     with("18446744073709551615", 2, &["more than x86-64 can address"]);
-    // 4095 TiB can be addressed, and no host has them.
+    // 4095 TiB can be addressed, but no host has that much.
     with("4095T", 4, &["4095 TiB of RAM is more than the host's", "less --memory"]);
 }
 
 #[test]
-fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
+fn prefaulting_more_than_is_available_is_refused_without_an_out_of_memory_kill() {
     let memory = format!("--memory={}", host_memory().get());
     let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
     new_scratch().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
 }
 
 #[test]
-fn a_bad_image_is_refused_before_its_ram_costs_anything() {
+fn a_bad_image_is_refused_before_its_ram_is_allocated() {
     let scratch = new_scratch();
     let (image, memory) = (scratch.file("image", b"no kernel"), format!("--memory={}", host_memory().get()));
-    // As much RAM, prefaulted, would be refused with code 4 if it were asked for first.
+    // A request for that much prefaulted RAM would be refused with code 4 if it came first.
     let arguments = ["run", &image, "--prefault", &memory, "--output=result"];
     scratch.refuses(&arguments, 3, &["is neither an ELF file nor a bzImage"]);
 }
 
 #[test]
-fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
+fn the_size_of_ram_is_checked_before_the_pool_is_read() {
     let scratch = new_scratch();
     let arguments = ["run", "--native", "gups", "--backing=hugetlb", "--host-page=1g", "--memory=1536M"];
     let words = ["1536 MiB of RAM is not a whole number of 1g host pages", "use 1 GiB or 2 GiB"];
@@ -158,7 +158,7 @@ fn ram_is_whole_pages_of_the_pool_before_the_pool_is_asked() {
 }
 
 #[test]
-fn backings_have_pages_of_their_own_sizes() {
+fn each_backing_accepts_only_its_own_page_sizes() {
     let scratch = new_scratch();
     scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
     for unfit in ["--backing=anon", "--backing=hugetlb", "--host-page=2m"] {
@@ -169,7 +169,7 @@ fn backings_have_pages_of_their_own_sizes() {
 }
 
 #[test]
-fn huge_pages_from_the_start_are_there_from_the_start() {
+fn huge_pages_requested_at_the_start_exist_from_the_start() {
     let scratch = new_scratch();
     let cmdline = "--cmdline=log2_words=20";
     let huge =
@@ -189,7 +189,7 @@ fn more_than_any_pool() -> Vec<String> {
 }
 
 #[test]
-fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_helps() {
+fn a_short_pool_is_named_with_size_node_number_and_a_remedy() {
     let (scratch, arguments) = (new_scratch(), more_than_any_pool());
     let needed = format!("{} needed", host_memory().pages(PageSize::Huge2M));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -208,7 +208,7 @@ fn a_pool_that_is_short_is_named_with_size_node_number_and_the_command_that_help
 }
 
 #[test]
-fn a_pool_that_is_short_can_be_replaced_and_the_report_says_so() {
+fn a_short_pool_can_be_replaced_and_the_report_says_so() {
     let (scratch, arguments) = (new_scratch(), more_than_any_pool());
     let arguments: Vec<&str> =
         arguments.iter().map(String::as_str).chain(["--fallback=thp", "--format=json"]).collect();
@@ -243,7 +243,7 @@ fn a_kernels_parameters_are_checked_by_name_and_value() {
 #[test]
 fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
     let scratch = new_scratch();
-    // A run that lasted would end with code 6.
+    // A run that started and lasted would end with code 6.
     let long_and = |output| [&LONG[..5], &["--timeout=1m", "--output", output]].concat();
     fs::create_dir(scratch.path("folder")).unwrap();
     let file = scratch.file("file", b"");
@@ -251,7 +251,7 @@ fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
     scratch.refuses(&long_and("missing/result"), 7, &["--output missing/result: there is no folder missing"]);
     scratch.refuses(&long_and(&in_file), 7, &["there is no folder"]);
     scratch.refuses(&long_and("folder"), 7, &["folder: it is a folder"]);
-    // Nobody may make files there, not even root.
+    // No user can create files there, not even root.
     scratch.refuses(
         &long_and("/proc/result"),
         7,
@@ -261,7 +261,7 @@ fn an_output_that_cannot_be_written_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn an_output_is_a_whole_file_that_others_may_read_as_the_umask_says() {
+fn an_output_is_complete_and_has_the_permissions_of_the_umask() {
     let scratch = new_scratch();
     scratch.file("result", b"what was there");
     scratch.wideleaf(&small_and(&["--format=json", "--output=result"])).assert().success().stdout("").stderr("");
@@ -276,10 +276,10 @@ fn an_output_is_a_whole_file_that_others_may_read_as_the_umask_says() {
 }
 
 #[test]
-fn an_output_that_is_a_fifo_stays_one_and_gets_the_result() {
+fn an_output_that_is_a_fifo_stays_a_fifo_and_receives_the_result() {
     let scratch = new_scratch();
     mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
-    // There before the program, which waits for no reader; a report fits into the pipe.
+    // The reader is open before the program starts, and the report fits into the pipe.
     let mut reader = fs::OpenOptions::new();
     let reader = reader.read(true).custom_flags(nix::libc::O_NONBLOCK).open(scratch.path("fifo")).unwrap();
     scratch.wideleaf(&small_and(&["--output=fifo"])).assert().success().stdout("").stderr("");
@@ -288,7 +288,7 @@ fn an_output_that_is_a_fifo_stays_one_and_gets_the_result() {
 }
 
 #[test]
-fn an_output_through_a_link_is_where_the_link_points() {
+fn an_output_through_a_link_is_written_to_the_target() {
     let scratch = new_scratch();
     scratch.file("result", b"");
     std::os::unix::fs::symlink("result", scratch.path("link")).unwrap();
@@ -329,11 +329,11 @@ fn ctrl_c_ends_a_native_run_with_code_130_and_its_report() {
 }
 
 #[test]
-fn a_polite_kill_ends_a_native_run_like_ctrl_c() {
+fn sigterm_ends_a_native_run_like_ctrl_c() {
     interrupted_by(Signal::SIGTERM);
 }
 
-/// Whether that process runs an arm of a demo; the other child holds the pool.
+/// Whether the process runs an arm of a demo; the other child holds the pool.
 fn is_arm(process: &str) -> bool {
     fs::read(Path::new("/proc").join(process).join("cmdline")).is_ok_and(|line| {
         let mut words = line.split(|byte| *byte == 0);
@@ -342,7 +342,7 @@ fn is_arm(process: &str) -> bool {
 }
 
 #[test]
-fn what_holds_the_pool_gives_it_back_when_whoever_started_it_is_gone() {
+fn the_pools_holder_releases_it_when_its_parent_is_gone() {
     let scratch = new_scratch();
     let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
     fs::create_dir_all(scratch.path(pool)).unwrap();
@@ -358,20 +358,20 @@ fn what_holds_the_pool_gives_it_back_when_whoever_started_it_is_gone() {
     let mut said = [0; 4];
     holder.0.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
     assert_eq!((&said, overcommit().trim()), (b"held", "8"));
-    // The kernel closes the pipe of a process that is killed.
+    // The kernel closes the pipe of a killed process.
     drop(holder.0.stdin.take());
     assert_eq!(holder.end(), (Some(0), String::new()));
     assert_eq!(overcommit().trim(), "3");
 }
 
 #[test]
-fn a_demo_that_is_killed_outright_leaves_nobody_who_holds_the_pool() {
+fn a_demo_killed_with_sigkill_leaves_no_holder_of_the_pool() {
     let scratch = new_scratch();
     let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
     let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
     demo.signal(Signal::SIGKILL);
     assert_eq!(demo.end().0, None);
-    // Its arm ends by itself. Nobody may be there to wait for a child that has ended: what it ran is gone all the same.
+    // The demo's arm ends by itself. If no process waits for the ended child, its command line is still gone.
     let is_left =
         |child: &str| fs::read(Path::new("/proc").join(child).join("cmdline")).is_ok_and(|line| !line.is_empty());
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -382,7 +382,7 @@ fn a_demo_that_is_killed_outright_leaves_nobody_who_holds_the_pool() {
 }
 
 #[test]
-fn a_demo_that_is_killed_politely_leaves_no_arm_and_no_file() {
+fn a_demo_ended_with_sigterm_leaves_no_arm_and_no_file() {
     let scratch = new_scratch();
     let arguments = ["demo", "--native", "--log2-words=20", "--rounds=100", "--output=result"];
     let mut demo = Running::start(&scratch, &arguments);
@@ -395,7 +395,7 @@ fn a_demo_that_is_killed_politely_leaves_no_arm_and_no_file() {
     assert_eq!(scratch.names(), [""; 0], "no file");
 }
 
-/// Pages of the pool of 2 MiB pages, and pages it may borrow.
+/// Number of 2 MiB pages in the pool, and number of surplus pages that it may have.
 fn pool() -> Vec<String> {
     let pool = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
     ["nr_hugepages", "nr_overcommit_hugepages", "free_hugepages"]
@@ -405,7 +405,8 @@ fn pool() -> Vec<String> {
 
 #[test]
 fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
-    // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough, a leak shows in each.
+    // Other programs may use the pool at the same time. One undisturbed attempt is enough, because a
+    // leak shows in each.
     const ATTEMPTS: u32 = 20;
     let leaves_it = || {
         let (scratch, before) = (new_scratch(), pool());
@@ -420,7 +421,7 @@ fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
 }
 
 #[test]
-fn nobody_reading_standard_output_is_no_failure() {
+fn a_closed_standard_output_is_not_a_failure() {
     let scratch = new_scratch();
     for arguments in [small_and(&[]), small_and(&["--format=json"]), vec!["run", "--policy=help"], vec!["doctor"]] {
         let mut run = Running::start(&scratch, &arguments);
@@ -430,7 +431,7 @@ fn nobody_reading_standard_output_is_no_failure() {
 }
 
 #[test]
-fn nobody_reading_standard_error_leaves_the_exit_code_as_it_is() {
+fn a_closed_standard_error_does_not_change_the_exit_code() {
     let scratch = new_scratch();
     let mut run = Running::start(&scratch, &["run", "--native", "gups", "--memory=65M"]);
     drop(run.0.stderr.take());
@@ -438,7 +439,7 @@ fn nobody_reading_standard_error_leaves_the_exit_code_as_it_is() {
 }
 
 #[test]
-fn standard_output_that_is_full_is_a_failure() {
+fn a_full_standard_output_is_a_failure() {
     let scratch = new_scratch();
     let mut command = std::process::Command::new(scratch.program());
     let output = command.args(SMALL).stdout(fs::File::create("/dev/full").unwrap()).output().unwrap();
@@ -448,7 +449,7 @@ fn standard_output_that_is_full_is_a_failure() {
 }
 
 #[test]
-fn help_is_there_for_everything() {
+fn help_exists_for_every_command() {
     let scratch = new_scratch();
     let help = |arguments: &[&str]| {
         let output = scratch.wideleaf(arguments).assert().success().stderr("").get_output().stdout.clone();
@@ -475,7 +476,7 @@ fn help_is_there_for_everything() {
 }
 
 #[test]
-fn the_doctor_says_what_a_sandbox_and_devices_can_have() {
+fn the_doctor_reports_what_a_sandbox_and_devices_can_use() {
     let scratch = new_scratch();
     let output = scratch.wideleaf(&["doctor", "--format=json"]).assert().success().get_output().stdout.clone();
     let found: Value = serde_json::from_slice(&output).unwrap();
@@ -495,10 +496,10 @@ fn a_table_in_a_pipe_has_no_control_characters() {
     }
 }
 
-/// Names of all numbers in `value` that say neither their unit nor that they count something.
+/// Names of all numbers in `value` without a unit or a sign that they are counts.
 fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
     const UNITS: [&str; 10] = ["bytes", "_kib", "_gib_per_s", "_per_s", "seconds", "_s", "_ms", "_us", "_ns", "_bp"];
-    // `value` stands beside a `unit`; the load average has none; the rest are counts.
+    // `value` has a `unit` beside it, and the load average has no unit; the rest are counts.
     const WITHOUT: &[&str] = &[
         "value",
         "load_1m",
@@ -536,7 +537,7 @@ fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
             });
             named.flat_map(|(name, value)| numbers_without_unit(name, value)).collect()
         }
-        // Rows of a series, whose columns the documentation of the field names.
+        // The documentation of the field names the columns of a series' rows.
         Value::Array(rows) => {
             let objects = rows.iter().filter(|row| row.is_object());
             objects.flat_map(|row| numbers_without_unit(name, row)).collect()
@@ -565,7 +566,7 @@ fn every_number_in_json_has_its_unit_in_its_name() {
 }
 
 #[test]
-fn without_kvm_a_guest_is_refused_with_a_way_out() {
+fn without_kvm_a_guest_is_refused_with_an_alternative() {
     if Path::new("/dev/kvm").exists() {
         println!("skipped: there is a /dev/kvm here; tests/guest.rs runs guests on it");
         return;

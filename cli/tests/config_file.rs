@@ -1,5 +1,5 @@
-//! `wideleaf run --config` and `--print-config` as a person uses them: options from a file, what was typed wins, and each mistake is one
-//! line with the file and where in it. Runs anywhere.
+//! The user's view of `wideleaf run --config` and `--print-config`: options come from a file, the command line
+//! overrides them, and each mistake is one line with the file and the position in it. Runs anywhere.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -16,7 +16,7 @@ fn report(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// A file of these lines is refused with these words, the first of which say where.
+/// A file with this text is refused with these words, the first of which give the position.
 fn is_refused(text: &str, more: &[&str], words: &[&str]) {
     let scratch = new_scratch();
     scratch.file("vm.toml", text.as_bytes());
@@ -24,7 +24,7 @@ fn is_refused(text: &str, more: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn a_run_takes_its_options_from_a_file_and_what_is_typed_wins() {
+fn a_run_takes_its_options_from_a_file_and_the_command_line_overrides_them() {
     let scratch = new_scratch();
     scratch.file("vm.toml", format!("{SMALL}format = \"json\"\npolicy = \"never\"\n").as_bytes());
     let from_file = report(&scratch, &["run", "--config", "vm.toml"]);
@@ -37,7 +37,7 @@ fn a_run_takes_its_options_from_a_file_and_what_is_typed_wins() {
 }
 
 #[test]
-fn paths_in_a_file_begin_at_its_folder() {
+fn paths_in_a_file_are_relative_to_its_folder() {
     let scratch = new_scratch();
     std::fs::create_dir(scratch.path("vms")).unwrap();
     let rules = "policy = \"schemes:rules=@rules.txt\"\noutput = \"result.json\"\nformat = \"json\"\n";
@@ -49,7 +49,7 @@ fn paths_in_a_file_begin_at_its_folder() {
 }
 
 #[test]
-fn what_is_printed_runs_the_same() {
+fn a_printed_configuration_runs_the_same() {
     let scratch = new_scratch();
     let words = ["run", "gups", "--native", "--cmdline=log2_words=16", "--memory=64M", "--policy=thp:scan_sleep_ms=10"];
     let printed = scratch.wideleaf(&[&words[..], &["--format=json", "--print-config"]].concat()).assert().success();
@@ -60,13 +60,13 @@ fn what_is_printed_runs_the_same() {
 }
 
 #[test]
-fn what_can_not_run_is_not_printed() {
+fn an_invalid_run_is_not_printed() {
     let scratch = new_scratch();
     scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["--native runs a built-in kernel"]);
 }
 
 #[test]
-fn a_file_that_can_not_be_read_is_named() {
+fn an_unreadable_file_is_named() {
     let scratch = new_scratch();
     std::fs::create_dir(scratch.path("folder")).unwrap();
     scratch.refuses(&["run", "--config=none.toml"], 3, &["--config none.toml: No such file"]);
@@ -83,7 +83,7 @@ fn a_file_that_can_not_be_read_is_named() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_said_with_its_line() {
+fn mistakes_in_a_file_are_reported_with_their_line() {
     is_refused(
         &format!("{SMALL}policies = \"auto\""),
         &[],
@@ -100,14 +100,14 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
 }
 
 #[test]
-fn what_contradicts_is_said_with_the_lines_of_both_or_of_the_one_in_the_file() {
+fn contradictions_are_reported_with_all_lines_of_the_file_that_take_part() {
     let both = format!("{SMALL}initrd = \"x\"\n");
     is_refused(&both, &[], &["vm.toml:2: ", "'--native'", "'--initrd <FILE>'", "(native: line 2, initrd: line 5)"]);
     is_refused("workload = \"gups\"\nno-daemon = true", &["--daemon=x"], &["vm.toml:2: ", "(no-daemon: line 2)"]);
 }
 
 #[test]
-fn a_file_that_says_not_what_runs_leaves_it_to_be_typed() {
+fn a_file_without_a_workload_takes_it_from_the_command_line() {
     let scratch = new_scratch();
     scratch.file("vm.toml", b"native = true\n");
     scratch.refuses(&["run", "--config=vm.toml"], 2, &["say what to run"]);

@@ -1,4 +1,4 @@
-//! `wideleaf run --console`: a guest of a few instructions that gives back what is typed, on a terminal and without one. Needs KVM
+//! `wideleaf run --console`: a guest of a few instructions echoes its input, with and without a terminal. Needs KVM
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,11 +19,13 @@ use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_protocol::ExitCode;
 
-/// Prints `>`, then each byte that it reads, until that is `q`.
+/// A guest that prints `>`, then each byte that it reads, up to a `q`.
 fn echo() -> Vec<u8> {
     let greet: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'>', 0xee]; // mov dx, 0x3f8; mov al, '>'; out dx, al
-    let again: &[u8] = &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7]; // mov dx, 0x3fd; in al, dx; test al, 1; jz again
-    let read: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x3c, b'q', 0x74, 0x03]; // mov dx, 0x3f8; in al, dx; cmp al, 'q'; je end
+    // mov dx, 0x3fd; in al, dx; test al, 1; jz again
+    let again: &[u8] = &[0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xf7];
+    // mov dx, 0x3f8; in al, dx; cmp al, 'q'; je end
+    let read: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x3c, b'q', 0x74, 0x03];
     let write: &[u8] = &[0xee, 0xeb, 0xeb]; // out dx, al; jmp again
     let end = [0xb0, ExitCode::Success.port_value(), 0xe6, 0xf4, 0xeb, 0xfe]; // mov al, 0; out 0xf4, al; jmp to itself
     [greet, again, read, write, &end].concat()
@@ -35,12 +37,12 @@ const ENDLESS: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'x', 0xee, 0xeb, 0xfd];
 const ARGUMENTS: [&str; 7] =
     ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--console", "--output=result"];
 
-/// A run of the echoing guest on a terminal of its own.
+/// A run of the echoing guest on its own terminal.
 struct OnTerminal {
     scratch: Scratch,
     run: Running,
     keys: File,
-    /// Held open, so that its settings can be seen when the run is over.
+    /// Kept open, so that its settings can be read after the run.
     theirs: OwnedFd,
     before: Termios,
 }
@@ -68,7 +70,7 @@ impl OnTerminal {
         self.keys.write_all(keys).unwrap();
     }
 
-    /// Reads that, and nothing else before it.
+    /// Reads the expected bytes and checks that no other bytes come before them.
     fn shows(&mut self, expected: &[u8]) {
         let mut shown = vec![0; expected.len()];
         self.keys.read_exact(&mut shown).unwrap();
@@ -79,7 +81,7 @@ impl OnTerminal {
         tcgetattr(self.theirs.as_fd()).unwrap()
     }
 
-    /// Ends it, with this code and a terminal as it was.
+    /// Ends the run, and checks the exit code and that the terminal has its old settings.
     fn ends(self, code: i32) -> String {
         let (settings_of, before) = (self.theirs.try_clone().unwrap(), self.before.clone());
         let (ended, stderr) = self.run.end();
@@ -93,13 +95,13 @@ impl OnTerminal {
 }
 
 #[test]
-fn on_a_terminal_every_key_is_the_guests_and_ctrl_a_x_stops_it() {
+fn on_a_terminal_every_key_goes_to_the_guest_and_ctrl_a_x_stops_it() {
     if !has_kvm() {
         return;
     }
     let mut terminal = OnTerminal::start();
     assert!(!terminal.settings().local_flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG));
-    // Ctrl-C, Ctrl-Z, Ctrl-S and what is no character at all: nothing of it is for the terminal or for us.
+    // Ctrl-C, Ctrl-Z, Ctrl-S and an invalid character: neither the terminal nor wideleaf interprets them.
     terminal.press(b"a\x03\x1a\x13\xff\x00z");
     terminal.shows(b"a\x03\x1a\x13\xff\x00z");
     terminal.press(b"\x01ab\x01h\x01pc");
@@ -111,7 +113,7 @@ fn on_a_terminal_every_key_is_the_guests_and_ctrl_a_x_stops_it() {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_when_the_guest_ends_and_when_a_signal_ends_it() {
+fn the_terminal_is_restored_when_the_guest_ends_and_when_a_signal_ends_the_run() {
     if !has_kvm() {
         return;
     }
@@ -126,11 +128,11 @@ fn the_terminal_is_as_it_was_when_the_guest_ends_and_when_a_signal_ends_it() {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_a_second_signal_too_and_raw_again_after_a_stop() {
+fn the_terminal_is_restored_after_a_second_signal_and_raw_again_after_a_stop() {
     if !has_kvm() {
         return;
     }
-    // Its output is not read: the end of the run waits for that, and the second signal does not.
+    // The output is not read. The end of the run waits for a reader, and the second signal ends that wait.
     let mut terminal = OnTerminal::of(ENDLESS);
     terminal.shows(b"x");
     terminal.run.signal(Signal::SIGTERM);
@@ -151,42 +153,45 @@ fn the_terminal_is_as_it_was_after_a_second_signal_too_and_raw_again_after_a_sto
 }
 
 #[test]
-fn without_a_terminal_all_bytes_go_through_both_ways() {
+fn without_a_terminal_all_bytes_pass_in_both_directions() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &echo()));
-    // More than the port's 64 bytes; Ctrl-A is a byte like all others.
+    // More bytes than the port's 64; Ctrl-A is an ordinary byte here.
     let typed: Vec<u8> = (0..4000_u32).map(|number| number as u8).filter(|byte| *byte != b'q').collect();
     let input = [&typed[..], b"q"].concat();
     let output = scratch.wideleaf(&ARGUMENTS).write_stdin(input).assert().success();
     assert_eq!(output.get_output().stdout, [b">", &typed[..]].concat());
 }
 
-/// Reads and drops what it is sent, as a driver that opens the port does, enables the interrupt of what comes from then on, and echoes.
+/// A guest like a driver that opens the port: it reads and drops all input, enables the receive
+/// interrupt, and then echoes.
 fn driver() -> Vec<u8> {
     let times: &[u8] = &[0xb9, 0xd0, 0x07, 0, 0]; // mov ecx, 2000
-    let drop: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x66, 0xba, 0xfa, 0x03, 0xec, 0xe2, 0xf4]; // in al from 0x3f8, from 0x3fa; loop
+    // in al from 0x3f8, from 0x3fa; loop
+    let drop: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xec, 0x66, 0xba, 0xfa, 0x03, 0xec, 0xe2, 0xf4];
     let enable: &[u8] = &[0x66, 0xba, 0xf9, 0x03, 0xb0, 0x01, 0xee]; // mov dx, 0x3f9; mov al, 1; out dx, al
     [times, drop, enable, &echo()].concat()
 }
 
 #[test]
-fn what_is_piped_waits_for_a_driver_that_would_drop_it() {
+fn piped_input_waits_until_the_driver_no_longer_drops_it() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), &driver()));
-    // So many that one is left where the driver drops what it can: the guest ends, and has not echoed the text.
+    // Enough `q` bytes that one is left if the driver drops all that it can; then the guest ends
+    // without echoing the text.
     let input = format!("root\n{}", "q".repeat(10_000));
     let output = scratch.wideleaf(&ARGUMENTS).write_stdin(input).assert().success();
     assert_eq!(output.get_output().stdout, b">root\n");
 }
 
 #[test]
-fn who_does_not_read_does_not_keep_a_vm_from_ending() {
+fn an_unread_console_does_not_keep_a_vm_from_ending() {
     if !has_kvm() {
         return;
     }
@@ -202,7 +207,7 @@ fn who_does_not_read_does_not_keep_a_vm_from_ending() {
 }
 
 #[test]
-fn a_console_takes_standard_output_and_has_none_to_share() {
+fn a_console_takes_standard_output_alone() {
     let scratch = new_scratch();
     scratch.file("image", b"x");
     scratch.refuses(

@@ -1,5 +1,5 @@
-//! `wideleaf run --control-socket` and `wideleaf vm`: a VM is paused, resumed, asked and stopped over its socket, whatever else is written
-//! there. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! `wideleaf run --control-socket` and `wideleaf vm`: a VM is paused, resumed, queried and stopped over its socket,
+//! whatever other clients write there. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -27,14 +27,14 @@ const ARGUMENTS: [&str; 7] = [
     "--output=result.json",
 ];
 
-/// A guest that rewrites its memory for as long as the test needs.
+/// A guest that rewrites its memory as long as the test needs it.
 fn start(scratch: &Scratch) -> Running {
     start_with(scratch, &[&ARGUMENTS[..], &["--policy=greedy"]].concat())
 }
 
 fn start_with(scratch: &Scratch, arguments: &[&str]) -> Running {
     let mut run = Running::start(scratch, &[arguments, &["--format=json"]].concat());
-    // An answer, not only the file: until then there is no VM.
+    // The test waits for a reply, not only for the socket file: before that there is no VM.
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
     }
@@ -46,7 +46,7 @@ fn vm(scratch: &Scratch, words: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// A line of our own, and the reply.
+/// Sends a raw line and returns the reply.
 fn say(stream: &UnixStream, line: &str) -> Value {
     (&*stream).write_all(format!("{line}\n").as_bytes()).unwrap();
     reply(stream)
@@ -90,7 +90,7 @@ fn a_vm_is_paused_resumed_and_stopped_and_its_run_ends_well() {
 }
 
 #[test]
-fn its_policy_is_switched_off_and_on_and_its_figures_are_told() {
+fn its_policy_is_switched_off_and_on_and_its_statistics_are_available() {
     if !has_kvm() {
         return;
     }
@@ -110,9 +110,9 @@ fn its_policy_is_switched_off_and_on_and_its_figures_are_told() {
     }
 }
 
-/// With a sandbox, in which a sensor is started that the first policy did not have, on RAM of either kind.
+/// In a sandbox, with a sensor that the first policy did not need, on RAM of either kind.
 #[test]
-fn another_policy_takes_over_and_what_needs_a_start_is_refused() {
+fn another_policy_takes_over_and_a_policy_that_must_start_with_the_run_is_refused() {
     if !has_kvm() {
         return;
     }
@@ -122,7 +122,7 @@ fn another_policy_takes_over_and_what_needs_a_start_is_refused() {
         let backed_large = || vm(&scratch, &["statistics"])["vm"]["backing"]["huge_2m"].as_u64().unwrap();
         assert_eq!(backed_large(), 0);
         let set = |policy: &str| vm(&scratch, &["set-policy", policy])["policy"].clone();
-        // It asks which windows are used, and which pages are zero, which `never` did not.
+        // The policy asks for accesses and zero pages, which `never` does not.
         assert_eq!(set("coverage"), "coverage");
         assert_eq!(set("greedy"), "greedy");
         while backed_large() < mib(32).get() {
@@ -150,7 +150,7 @@ fn another_policy_takes_over_and_what_needs_a_start_is_refused() {
 }
 
 #[test]
-fn a_recorded_run_keeps_its_policy_and_one_that_answers_faults_too() {
+fn a_recorded_run_and_a_run_whose_policy_serves_faults_keep_their_policy() {
     if !has_kvm() {
         return;
     }
@@ -165,12 +165,12 @@ fn a_recorded_run_keeps_its_policy_and_one_that_answers_faults_too() {
     }
 }
 
-/// `mov dword [address], value`
+/// Code of `mov dword [address], value`.
 fn store(address: u32, value: u32) -> Vec<u8> {
     [&[0xc7, 0x05][..], &address.to_le_bytes(), &value.to_le_bytes()].concat()
 }
 
-/// A guest that comes so far with each of its devices: their statuses, one after another. It says so by a line, and stays.
+/// A guest that writes these statuses to each of its devices in order. It then prints a line and stays.
 fn statuses_of(devices: &[&[u32]]) -> Vec<u8> {
     const FIRST: u32 = 0xd000_0000;
     let (driver_features, features_selector, status_register) = (0x20, 0x24, 0x70);
@@ -181,18 +181,20 @@ fn statuses_of(devices: &[&[u32]]) -> Vec<u8> {
         code.extend(store(at + driver_features, 1));
         statuses.iter().for_each(|status| code.extend(store(at + status_register, *status)));
     }
-    code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'\n', 0xee, 0xeb, 0xfe]); // mov dx, 0x3f8; mov al, '\n'; out dx, al; jmp to itself
+    // mov dx, 0x3f8; mov al, '\n'; out dx, al; jmp to itself
+    code.extend([0x66, 0xba, 0xf8, 0x03, 0xb0, b'\n', 0xee, 0xeb, 0xfe]);
     code
 }
 
 #[test]
-fn devices_tell_how_far_their_drivers_are_and_a_balloon_takes_its_target() {
+fn devices_report_the_state_of_their_drivers_and_a_balloon_takes_its_target() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
     std::fs::write(scratch.path("disk.img"), vec![0; 1 << 20]).unwrap();
-    // The disk is found, the balloon's driver gives up, the source of random bytes is about to be taken.
+    // The guest finds the disk, the balloon's driver gives up, and the driver of the source of random bytes
+    // is about to start.
     scratch.file("image", &image(&pvh(), &statuses_of(&[&[1], &[1, 3, 0x83], &[1, 3]])));
     let arguments = [
         "run",
@@ -247,7 +249,7 @@ fn devices_tell_how_far_their_drivers_are_and_a_balloon_takes_its_target() {
 }
 
 #[test]
-fn a_vm_without_a_balloon_says_so() {
+fn a_vm_without_a_balloon_reports_that() {
     if !has_kvm() {
         return;
     }
@@ -258,7 +260,7 @@ fn a_vm_without_a_balloon_says_so() {
 }
 
 #[test]
-fn whatever_is_written_there_the_vm_answers_the_others() {
+fn malformed_requests_do_not_stop_the_vm_from_answering_other_clients() {
     if !has_kvm() {
         return;
     }
@@ -273,13 +275,14 @@ fn whatever_is_written_there_the_vm_answers_the_others() {
     assert!(error(r#"{"version":2,"request":"pause"}"#).starts_with("this VM speaks version 1, not 2"));
     assert!(error(r#"{"version":1,"request":"explode"}"#).contains("unknown variant `explode`"));
     assert!(error(r#"{"version":1,"request":"stop"}"#).contains("missing field `how`"));
-    assert!(error("hello?").starts_with("not a request: "));
-    // Longer than a request may be, without an end.
+    assert!(error("hello?").starts_with("this is no request"));
+    // A request longer than the limit, without an end.
     let endless = connect();
     let chunk = vec![b'x'; 1 << 20];
     while (&endless).write_all(&chunk).is_ok() {}
     drop(endless);
-    // Silent ones take all places; one more is told so. Root has two more than others.
+    // Silent clients take all connections, and the next client receives an error. Root has two more
+    // connections than other users.
     let silent: Vec<UnixStream> = (0..12).map(|_| connect()).collect();
     assert!(reply(&silent[11])["error"].as_str().unwrap().contains("connections are in use"));
     drop(silent);
@@ -288,7 +291,7 @@ fn whatever_is_written_there_the_vm_answers_the_others() {
 }
 
 #[test]
-fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
+fn a_used_socket_path_is_refused_and_a_stale_socket_is_replaced() {
     if !has_kvm() {
         return;
     }
@@ -312,7 +315,7 @@ fn a_place_that_is_taken_is_refused_and_one_that_is_left_over_is_used() {
 }
 
 #[test]
-fn who_asks_a_vm_that_is_not_there_is_told_so() {
+fn a_client_of_a_vm_that_does_not_exist_receives_an_error() {
     let scratch = new_scratch();
     scratch.refuses(&["vm", "none.sock", "status"], 4, &["no VM listens at none.sock", "--control-socket"]);
     drop(UnixListener::bind(scratch.path("left.sock")).unwrap());

@@ -1,5 +1,5 @@
-//! `--net`, `--vsock` and `--balloon` with a guest that drives them, in the sandbox and in a jail: what goes in comes out, every word of it, and
-//! no thread makes a call that its list has not. Needs KVM; taps and jails need root.
+//! `--net`, `--vsock` and `--balloon` with a guest that drives them, in the sandbox and in a jail. Every word arrives
+//! intact, and no thread makes a system call that its list does not allow. Needs KVM; taps and jails need root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -22,11 +22,11 @@ use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
 
-/// How a run is restricted: as it is by default, and as much as root can.
+/// Options that restrict a run: the defaults, and as much as root can.
 const DEFAULT: &[&str] = &[];
 const JAILED: &[&str] = &["--jail=jail", "--user=64999:64999"];
 
-/// What waits for somebody else at most so long fails the test.
+/// Time limit of the waits for another process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn ways() -> impl Iterator<Item = &'static [&'static str]> {
@@ -37,18 +37,18 @@ fn ways() -> impl Iterator<Item = &'static [&'static str]> {
     [DEFAULT, JAILED].into_iter().filter(move |way| is_root || way.is_empty())
 }
 
-/// A guest that runs this kernel with this device.
+/// Starts a guest with this kernel and this device.
 fn start(scratch: &Scratch, kernel: &str, cmdline: &str, device: &str, way: &[&str]) -> Running {
     if !scratch.path("jail").exists() {
         fs::create_dir(scratch.path("jail")).unwrap();
     }
     let cmdline = format!("--cmdline={cmdline}");
-    // Who is nobody cannot write into the test's folder: the result is on standard output.
+    // An unprivileged user cannot write into the test's folder, so the result is on standard output.
     let of_run = ["run", kernel, "--memory=64M", "--no-daemon", "--format=json", "--timeout=5m"];
     Running::start(scratch, &[&of_run[..], &[cmdline.as_str(), device], way].concat())
 }
 
-/// What the device counted in a run that ended well and used it.
+/// Counters of the device after a run that succeeded and used it.
 fn end(mut running: Running) -> Value {
     let mut report = String::new();
     running.0.stdout.take().unwrap().read_to_string(&mut report).unwrap();
@@ -62,7 +62,8 @@ fn end(mut running: Running) -> Value {
     device["counters"].clone()
 }
 
-// The network card, on a tap in a network of the test's own. The frames are the kernel's (guests/kernels/src/net.rs).
+// Network card, on a tap in the test's own network namespace. The frames are those
+// of the kernel (guest-tests/kernels/src/net.rs).
 
 const FRAMES: u64 = 1000;
 const FRAME_BYTES: usize = 600;
@@ -76,7 +77,7 @@ fn payload(frame: u64) -> Vec<u8> {
     bytes
 }
 
-/// Runs `test` in a network namespace of its own, or says why not.
+/// Runs `test` in its own network namespace, or prints why it cannot.
 fn in_a_network_of_its_own(test: impl FnOnce() + Send) {
     let has_network = || -> Result<(), String> {
         fs::metadata("/dev/net/tun").map_err(|error| format!("/dev/net/tun: {error}"))?;
@@ -84,7 +85,7 @@ fn in_a_network_of_its_own(test: impl FnOnce() + Send) {
         let ip = Command::new("ip").args(["link", "set", "lo", "up"]).status();
         ip.map(drop).map_err(|error| format!("ip (Debian: iproute2): {error}"))
     };
-    // The namespace is a thread's, and of the programs that it starts.
+    // The namespace applies to the thread and to the programs that it starts.
     let run = || {
         if has_kvm() && is_there(Need::Tap, has_network()) {
             test();
@@ -98,7 +99,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// A tap that stays, and the host's end of it.
+/// A persistent tap, and the host's socket on it.
 fn tap(name: &str) -> UdpSocket {
     ip(&format!("tuntap add dev {name} mode tap"));
     ip(&format!("addr add 10.77.0.1/24 dev {name}"));
@@ -106,13 +107,13 @@ fn tap(name: &str) -> UdpSocket {
     ip(&format!("neigh add 10.77.0.2 lladdr {MAC} dev {name} nud permanent"));
     let socket = UdpSocket::bind("0.0.0.0:7777").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    // All frames fit, however late they are read.
+    // All frames fit into the buffer, so late reads lose none.
     setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20)).unwrap();
     socket
 }
 
 #[test]
-fn every_frame_of_a_guest_reaches_the_host_and_its_frames_the_guest() {
+fn every_frame_of_a_guest_reaches_the_host_and_every_frame_of_the_host_the_guest() {
     in_a_network_of_its_own(|| {
         let socket = tap("wl-cli0");
         for way in ways() {
@@ -124,12 +125,12 @@ fn every_frame_of_a_guest_reaches_the_host_and_its_frames_the_guest() {
                 let bytes = socket.recv(&mut heard).unwrap();
                 assert_eq!(heard[..bytes], payload(frame)[..], "frame {frame}, {way:?}");
             }
-            // What comes before the guest listens is dropped where the tap is full.
+            // Frames that arrive before the guest listens are dropped if the tap is full.
             for frame in 0.. {
                 if run.0.try_wait().unwrap().is_some() {
                     break;
                 }
-                // Refused where the run has just let go of the tap.
+                // The send is refused after the run has released the tap.
                 let _ = socket.send_to(&payload(frame), "10.77.0.2:7777");
             }
             let counters = end(run);
@@ -141,7 +142,7 @@ fn every_frame_of_a_guest_reaches_the_host_and_its_frames_the_guest() {
 }
 
 #[test]
-fn a_tap_that_is_deleted_under_a_guest_ends_neither_the_guest_nor_its_run() {
+fn deleting_a_tap_ends_neither_the_guest_nor_its_run() {
     in_a_network_of_its_own(|| {
         let socket = tap("wl-cli1");
         let scratch = new_scratch();
@@ -158,11 +159,11 @@ fn a_tap_that_is_deleted_under_a_guest_ends_neither_the_guest_nor_its_run() {
 }
 
 #[test]
-fn a_tap_that_a_run_makes_is_gone_with_it() {
+fn a_tap_that_a_run_creates_ends_with_it() {
     in_a_network_of_its_own(|| {
         let scratch = new_scratch();
         let counters = end(start(&scratch, "net", "frames=300", "--net=tap=wl-cli2", DEFAULT));
-        // Those that come before the link is up are refused, by the kernel.
+        // The kernel refuses frames that come before the link is up.
         let done = ["sent_frames", "refused"].map(|name| counters[name].as_u64().unwrap());
         assert_eq!(done.iter().sum::<u64>(), 300, "{counters}");
         let interfaces = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
@@ -170,12 +171,12 @@ fn a_tap_that_a_run_makes_is_gone_with_it() {
     });
 }
 
-// Sockets.
+// Sockets of the host and the guest.
 
-/// As much as either side keeps at once and some more.
+/// More bytes than either side buffers.
 const BYTES: usize = 300_000;
 
-/// Connects to the guest's port as soon as somebody listens.
+/// Connects to the guest's port as soon as the guest listens.
 fn connect(scratch: &Scratch, run: &mut Running) -> UnixStream {
     let stream = loop {
         if let Ok(stream) = UnixStream::connect(scratch.path("v.sock")) {
@@ -196,7 +197,7 @@ fn connect(scratch: &Scratch, run: &mut Running) -> UnixStream {
     stream
 }
 
-/// Sends bytes and has them back, while the other end reads as fast as it writes.
+/// Sends bytes and reads them back, while the guest reads as fast as it writes.
 fn exchange(stream: &UnixStream) {
     let sent: Vec<u8> = (0..BYTES as u64 / 8).flat_map(|index| word(index, FIRST_GENERATION).to_le_bytes()).collect();
     let mut back = vec![0; sent.len()];
@@ -209,7 +210,7 @@ fn exchange(stream: &UnixStream) {
 }
 
 #[test]
-fn programs_of_the_host_have_back_what_they_send_into_a_guest() {
+fn a_guest_returns_the_bytes_that_programs_of_the_host_send_it() {
     if !has_kvm() {
         return;
     }
@@ -220,7 +221,7 @@ fn programs_of_the_host_have_back_what_they_send_into_a_guest() {
         exchange(&stream);
         stream.shutdown(Shutdown::Write).unwrap();
         assert_eq!((&stream).read(&mut [0]).unwrap(), 0, "the guest ends its side too");
-        // One that goes without a word.
+        // A client that closes without sending.
         drop(connect(&scratch, &mut run));
         let counters = end(run);
         assert_eq!([&counters["from_host"], &counters["to_host_bytes"]], [2, BYTES as u64], "{way:?}: {counters}");
@@ -230,7 +231,7 @@ fn programs_of_the_host_have_back_what_they_send_into_a_guest() {
 }
 
 #[test]
-fn a_guest_that_connects_reaches_a_program_of_the_host_and_none_from_a_jail() {
+fn a_guest_that_connects_reaches_a_program_of_the_host_except_from_a_jail() {
     if !has_kvm() {
         return;
     }
@@ -250,7 +251,7 @@ fn a_guest_that_connects_reaches_a_program_of_the_host_and_none_from_a_jail() {
 }
 
 #[test]
-fn a_program_that_stays_connected_does_not_keep_a_run_from_its_end() {
+fn a_connected_program_does_not_keep_a_run_from_ending() {
     if !has_kvm() {
         return;
     }
@@ -264,7 +265,7 @@ fn a_program_that_stays_connected_does_not_keep_a_run_from_its_end() {
 }
 
 #[test]
-fn a_vm_with_sockets_that_is_stopped_over_its_control_socket_ends_well() {
+fn stopping_a_vm_with_sockets_over_its_control_socket_succeeds() {
     if !has_kvm() {
         return;
     }
@@ -282,10 +283,10 @@ fn a_vm_with_sockets_that_is_stopped_over_its_control_socket_ends_well() {
     }
 }
 
-// The balloon.
+// Balloon of the guest.
 
 #[test]
-fn what_a_guest_gives_to_its_balloon_is_the_host_s_until_it_is_taken_back() {
+fn the_host_has_the_balloons_pages_until_the_guest_takes_them_back() {
     if !has_kvm() {
         return;
     }

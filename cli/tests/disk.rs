@@ -1,5 +1,5 @@
-//! `wideleaf run --disk` and `--rng`: disks that are none are refused before anything is touched, and what devices did is in the report. What
-//! runs a guest needs KVM.
+//! `wideleaf run --disk` and `--rng`: an invalid disk is refused before any change, and the report has the devices'
+//! counters. Tests with a guest need KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -23,18 +23,18 @@ fn refuses(scratch: &Scratch, disk: &str, code: i32, words: &[&str]) {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_in_one_line() {
+fn a_file_that_is_not_a_disk_is_refused_in_one_line() {
     let scratch = scratch_with_disk(1000);
-    refuses(&scratch, "none.img", 3, &["cannot open disk none.img: it does not exist", "truncate"]);
-    refuses(&scratch, ".", 3, &["disk .: it is a folder"]);
-    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero: it is a character device"]);
-    refuses(&scratch, "disk.img", 3, &["disk disk.img: it has 1000 bytes", "512"]);
-    // The command line's own words: there are several lines of them.
+    refuses(&scratch, "none.img", 3, &["disk none.img does not exist", "truncate"]);
+    refuses(&scratch, ".", 3, &["disk . is a folder"]);
+    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero is a character device"]);
+    refuses(&scratch, "disk.img", 3, &["disk disk.img has 1000 bytes", "512"]);
+    // clap's own error has several lines.
     scratch.wideleaf(&["run", "gups", "--native", "--disk", "disk.img"]).assert().code(2).stdout("");
 }
 
 #[test]
-fn what_is_said_of_a_disk_is_checked() {
+fn the_options_of_a_disk_are_checked() {
     let scratch = scratch_with_disk(4096);
     let output =
         scratch.wideleaf(&["run", "gups", "--disk", "disk.img,ro"]).assert().code(2).get_output().stderr.clone();
@@ -44,7 +44,7 @@ fn what_is_said_of_a_disk_is_checked() {
 }
 
 #[test]
-fn a_disk_that_another_has_is_refused_with_its_process() {
+fn a_disk_in_use_is_refused_with_the_process_that_uses_it() {
     let scratch = scratch_with_disk(4096);
     let options = DiskOptions { path: scratch.path("disk.img"), ..DiskOptions::default() };
     let ours = DiskImage::open(&options).unwrap();
@@ -52,7 +52,7 @@ fn a_disk_that_another_has_is_refused_with_its_process() {
     refuses(&scratch, "disk.img", 3, &[&process]);
     refuses(&scratch, "disk.img,readonly", 3, &[&process]);
     drop(ours);
-    // And the same disk twice in one guest.
+    // The same disk twice in one guest is refused as well.
     let twice = ["run", "gups", "--disk", "disk.img", "--disk", "disk.img"];
     scratch.refuses(&twice, 3, &["disk disk.img: it is in use"]);
 }
@@ -64,7 +64,7 @@ fn report(scratch: &Scratch, arguments: &[&str]) -> (Value, String) {
 }
 
 #[test]
-fn a_guest_that_uses_its_disk_says_how_fast_and_the_report_how_much() {
+fn a_guest_reports_the_speed_of_its_disk_and_the_report_the_number_of_requests() {
     if !has_kvm() {
         return;
     }
@@ -75,7 +75,7 @@ fn a_guest_that_uses_its_disk_says_how_fast_and_the_report_how_much() {
     let (report, stderr) = report(&scratch, &arguments);
     let [disk, rng] = [0, 1].map(|number| report["devices"][number].clone());
     assert_eq!((disk["device"].as_str(), disk["has_driver"].as_bool()), (Some("disk disk.img"), Some(true)));
-    // Two passes of 64 blocks of 64 KiB, then 100 random ones.
+    // Two passes of 64 blocks of 64 KiB, then 100 random blocks.
     assert_eq!((disk["counters"]["reads"].as_u64(), disk["counters"]["flushes"].as_u64()), (Some(228), Some(2)));
     assert!(report["results"]["sequential_read"]["value"].as_f64().unwrap() > 0.0, "{report}");
     assert_eq!((rng["device"].as_str(), rng["has_driver"].as_bool()), (Some("rng"), Some(false)));
@@ -83,7 +83,7 @@ fn a_guest_that_uses_its_disk_says_how_fast_and_the_report_how_much() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_written_fails_the_guest_that_writes_it() {
+fn an_unusable_disk_fails_the_guest_that_writes_it() {
     if !has_kvm() {
         return;
     }

@@ -1,6 +1,6 @@
-//! A guest that prints one kind of line for ever, in a process whose memory is limited: it keeps no more for a minute
-//! of that than for a second. `WIDELEAF_FLOOD_SECONDS` is how long each kind is printed [default: 2]. Needs KVM
-//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A guest that prints one kind of line forever, in a process with limited memory. The process keeps no more after a
+//! minute of output than after a second. `WIDELEAF_FLOOD_SECONDS` is the duration for each kind [default: 2]. Needs
+//! KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -15,17 +15,17 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::tiny_guest::prints_for_ever;
 use wideleaf_policies::units::mib;
 
-/// Private memory that the process may have beside its guest's 64 MiB: code, stacks of its threads (2 MiB each), and
-/// what it keeps.
+/// Limit for the private memory of the process beyond its guest's 64 MiB: code, stacks of its threads (2 MiB
+/// each), and kept lines.
 const MAY_HAVE: u64 = mib(64 + 192).get();
 
-/// What it may have kept in addition when a kind of line has been printed for as long as the test says.
+/// Limit for the growth while a kind of line is printed for the test's duration.
 const MAY_GROW: u64 = mib(24).get();
 
-/// Seconds after which each kind is beyond its bound, also where each byte costs a tenth of a millisecond.
+/// Seconds after which each kind exceeds its bound, also if each byte costs 0.1 ms.
 const SURELY_BEYOND: u64 = 30;
 
-/// Lines of one kind, with many names, and what the report calls those that were not kept.
+/// Lines of each kind, with many names, and the report's key for lines that were not kept.
 fn kinds() -> Vec<(&'static str, String, &'static str)> {
     let many = |line: &dyn Fn(usize) -> String| (0..1500).map(line).collect::<String>();
     vec![
@@ -64,7 +64,7 @@ fn seconds() -> u64 {
     std::env::var("WIDELEAF_FLOOD_SECONDS").map_or(2, |text| text.parse().expect("a number of seconds"))
 }
 
-/// Private memory that the process has now, without its guest's.
+/// Private memory of the process without its guest's.
 fn private_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -72,7 +72,7 @@ fn private_bytes(pid: u32) -> u64 {
 }
 
 #[test]
-fn no_kind_of_line_makes_a_run_keep_more_and_more() {
+fn no_kind_of_line_makes_the_memory_of_a_run_grow_without_limit() {
     if !has_kvm() {
         return;
     }
@@ -89,7 +89,7 @@ fn no_kind_of_line_makes_a_run_keep_more_and_more() {
         while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
             assert_eq!(run.0.try_wait().unwrap(), None, "{kind}: it ended before it listened");
         }
-        // What all bounds together allow has come by then.
+        // By then, lines have filled all bounds together.
         std::thread::sleep(Duration::from_secs(1));
         let (before, begin) = (private_bytes(run.0.id()), Instant::now());
         while begin.elapsed() < Duration::from_secs(seconds()) {

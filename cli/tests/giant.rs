@@ -1,5 +1,5 @@
-//! Giants through the command line: a guest of 1 GiB is put onto one page of the hugetlb pool while it runs, the report says so,
-//! and however the run ends the pool gets its page back. Needs KVM and a page of 1 GiB.
+//! Giant pages through the command line: a running guest of 1 GiB moves onto one page of the hugetlb pool, and the
+//! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -15,7 +15,7 @@ use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 
 const GIANT_BYTES: u64 = 1 << 30;
-/// The thread that moves a giant; proc_pid_comm(5).
+/// Name of the thread that moves a giant page; proc_pid_comm(5).
 const MOVER: &str = "giant-mover";
 
 fn giant_page() -> Option<GiantPage> {
@@ -29,7 +29,7 @@ fn run(guest_page: &str) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// Runs a guest with its own pages of this size onto a giant page. Returns its report.
+/// Runs a guest with its own pages of this size onto a giant page, and returns its report.
 fn ends_on_one_page(guest_page: &str) -> Value {
     let report = run(guest_page);
     let manager = &report["manager"];
@@ -42,15 +42,15 @@ fn ends_on_one_page(guest_page: &str) -> Value {
 }
 
 #[test]
-fn a_guest_of_one_giant_ends_on_one_page_and_loses_no_word() {
+fn a_guest_of_one_gib_ends_on_one_page_and_loses_no_word() {
     let Some(page) = giant_page() else { return };
     ends_on_one_page("2m");
     page.assert_given_back();
 }
 
-/// Only then can KVM show one leaf for all of it.
+/// Only with a guest page of 1 GiB can KVM show one leaf for all of it.
 #[test]
-fn a_guest_whose_own_page_is_a_giant_is_mapped_with_one_leaf() {
+fn a_guest_with_a_1_gib_page_is_mapped_with_one_leaf() {
     let Some(page) = giant_page() else { return };
     let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid()).unwrap();
     if !has_page_size(&cpuid, PageSize::Giant1G) {
@@ -63,9 +63,9 @@ fn a_guest_whose_own_page_is_a_giant_is_mapped_with_one_leaf() {
     page.assert_given_back();
 }
 
-/// Needs KVM alone: where another program leaves a page of 1 GiB free there is nothing to be said.
+/// Needs KVM alone. If another program leaves a page of 1 GiB free, the test checks nothing.
 #[test]
-fn a_run_for_giants_that_finds_no_page_begins_with_that_and_why() {
+fn a_run_for_giant_pages_without_a_page_gives_the_reason_first() {
     if !has_kvm() {
         return;
     }
@@ -86,7 +86,7 @@ fn endless(scratch: &Scratch, more: &[&str]) -> Running {
 }
 
 #[test]
-fn an_interrupt_while_a_giant_is_moved_leaves_the_pool_as_it_was() {
+fn an_interrupt_while_a_giant_page_is_moved_restores_the_pool() {
     let Some(page) = giant_page() else { return };
     let scratch = new_scratch();
     let mut running = endless(&scratch, &[]);
@@ -98,7 +98,7 @@ fn an_interrupt_while_a_giant_is_moved_leaves_the_pool_as_it_was() {
 }
 
 #[test]
-fn a_timeout_with_a_guest_on_a_giant_page_leaves_the_pool_as_it_was() {
+fn a_timeout_with_a_guest_on_a_giant_page_restores_the_pool() {
     let Some(page) = giant_page() else { return };
     let scratch = new_scratch();
     let (code, stderr) = endless(&scratch, &["--timeout=4s"]).end();

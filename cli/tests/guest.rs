@@ -1,6 +1,6 @@
-//! Guests that cannot be, hang, crash or complain: one clear line, the documented exit code, and nothing left behind; and
-//! those that are well. Needs KVM: without it each test says that it was skipped, which `WIDELEAF_REQUIRE=kvm` makes a
-//! failure. The program is the one in `WIDELEAF_BIN` where that is set, so this file also runs in the labs.
+//! Guests that are invalid, hang, crash or fail: one clear line, the documented exit code, and no files left behind;
+//! and guests that succeed. Needs KVM: without it each test says that it was skipped, which `WIDELEAF_REQUIRE=kvm`
+//! makes a failure. The program is the one in `WIDELEAF_BIN` if that is set, so this file also runs in the labs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -20,13 +20,14 @@ use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, image32, note, pvh};
 use wideleaf_protocol::{ExitCode, Message, Name, Status};
 
-/// `jmp` to itself.
+/// Code of `jmp` to itself.
 const HANG: &[u8] = &[0xeb, 0xfe];
-/// `lidt` of ten zero bytes (at 0, which is RAM), then `ud2`: no handler for that, nor for its absence, in 32 bits.
+/// Code of `lidt` with ten zero bytes (at 0, which is RAM), then `ud2`. In 32 bits, neither that exception nor its
+/// absence has a handler.
 const TRIPLE_FAULT: &[u8] = &[0x0f, 0x01, 0x1d, 0, 0, 0, 0, 0x0f, 0x0b];
-/// `ud2`.
+/// Code of `ud2`, an undefined instruction.
 const UNDEFINED: &[u8] = &[0x0f, 0x0b];
-/// `mov al, 77; out 0xf4, al; jmp` to itself.
+/// Code of `mov al, 77; out 0xf4, al; jmp` to itself.
 const EXIT_77: &[u8] = &[0xb0, 77, 0xe6, 0xf4, 0xeb, 0xfe];
 
 /// The image is refused with exit code 3 and these words.
@@ -37,7 +38,7 @@ fn is_no_image(content: &[u8], words: &[&str]) {
 }
 
 #[test]
-fn an_image_that_cannot_be_read_is_named() {
+fn an_unreadable_image_is_named() {
     if !has_kvm() {
         return;
     }
@@ -53,7 +54,7 @@ fn an_image_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_file_that_is_no_image_says_what_it_is_instead() {
+fn a_file_that_is_not_an_image_is_identified() {
     if !has_kvm() {
         return;
     }
@@ -64,7 +65,7 @@ fn a_file_that_is_no_image_says_what_it_is_instead() {
 }
 
 #[test]
-fn an_elf_file_that_cannot_be_booted_says_why() {
+fn an_elf_file_that_cannot_be_booted_gives_the_reason() {
     if !has_kvm() {
         return;
     }
@@ -89,7 +90,7 @@ fn an_elf_file_that_cannot_be_booted_says_why() {
 }
 
 #[test]
-fn an_ordinary_program_is_no_image() {
+fn an_ordinary_program_is_not_an_image() {
     if !has_kvm() {
         return;
     }
@@ -115,7 +116,7 @@ fn an_initrd_must_exist_and_fit() {
 }
 
 #[test]
-fn ram_is_whole_pages_of_the_guest() {
+fn ram_is_a_multiple_of_the_guest_page() {
     if !has_kvm() {
         return;
     }
@@ -124,8 +125,8 @@ fn ram_is_whole_pages_of_the_guest() {
     scratch.refuses(&arguments, 2, &["64 MiB of RAM is not a whole number of 1g guest pages: use 1 GiB"]);
 }
 
-/// Runs to an end that is a failure with this exit code, and `said` first on standard error; gives the report, which is
-/// whole all the same, and standard error.
+/// The run fails with this exit code, and standard error begins with `said`. Returns the report, which is complete
+/// nevertheless, and standard error.
 fn fails_with_a_report(scratch: &Scratch, arguments: &[&str], code: i32, said: &str) -> (Value, String) {
     let json = ["--format=json", "--output=result"];
     let run = scratch.wideleaf(&[arguments, &json].concat()).assert().code(code).stdout("");
@@ -156,7 +157,7 @@ fn a_guest_that_hangs_is_ended_by_its_timeout_and_leaves_its_report() {
     let (report, _) = fails_with_a_report(&scratch, &busy, 6, "the guest did not end within 4s (--timeout)\n");
     is_all_ram(&report);
     assert_eq!((&report["setup"]["guest_page"], &report["regions"][0]["windows"]), (&"2m".into(), &0.into()));
-    // On large pages or not: a slow host has promoted nothing of it within the time.
+    // The pages may be small or large: a slow host promotes nothing within the time.
     let kvm = ["pages_4k", "pages_2m"].map(|name| report["ram_at_end"]["kvm"][name].as_u64().unwrap());
     assert!(kvm.iter().sum::<u64>() > 0, "{report}");
     let update = report["phases"].as_array().unwrap().iter().find(|phase| phase["name"] == "update").unwrap();
@@ -166,18 +167,20 @@ fn a_guest_that_hangs_is_ended_by_its_timeout_and_leaves_its_report() {
     assert!(report["manager"]["ticks"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// What backs RAM at the end, and what of it is not backed, is all of the 64 MiB; KVM's totals are there.
+/// Backed and unbacked RAM at the end add up to 64 MiB, and KVM's totals exist.
 fn is_all_ram(report: &Value) {
     let ram = &report["ram_at_end"];
     let bytes = ["host_4k_bytes", "host_2m_bytes", "host_1g_bytes", "host_unbacked_bytes"];
     let [base, huge, giant, unbacked] = bytes.map(|name| ram[name].as_u64().unwrap());
     assert_eq!(base + huge + giant + unbacked, 64 << 20, "{ram}");
     assert!(base + huge > 0, "{ram}");
-    // None where KVM emulates ring 0: then a guest that has not come further has touched nothing through its tables.
+    // The totals are zero if KVM emulates ring 0: a guest at such an early point has touched no
+    // memory through its tables.
     assert!(ram["kvm"]["pages_4k"].is_u64() && ram["kvm"]["pages_2m"].is_u64(), "{ram}");
 }
 
-/// The guest ends the run with exit code 5, `first` in the first line, and its registers below. The report has both.
+/// The guest ends the run with exit code 5, with `first` in the first line and its registers below.
+/// The report has both.
 fn crashes(content: &[u8], first: &[&str]) {
     let scratch = new_scratch();
     let file = scratch.file("image", content);
@@ -195,7 +198,7 @@ fn crashes(content: &[u8], first: &[&str]) {
 }
 
 #[test]
-fn a_triple_fault_is_one_clear_line_and_the_registers() {
+fn a_triple_fault_gives_one_clear_line_and_the_registers() {
     if !has_kvm() {
         return;
     }
@@ -203,7 +206,7 @@ fn a_triple_fault_is_one_clear_line_and_the_registers() {
 }
 
 #[test]
-fn a_fault_of_a_direct_guest_names_the_exception() {
+fn an_exception_of_a_direct_guest_is_named() {
     if !has_kvm() {
         return;
     }
@@ -211,7 +214,7 @@ fn a_fault_of_a_direct_guest_names_the_exception() {
 }
 
 #[test]
-fn a_panic_of_a_guest_leaves_the_report_with_what_it_said_before() {
+fn a_panic_of_a_guest_leaves_the_report_with_its_earlier_output() {
     if !has_kvm() {
         return;
     }
@@ -228,7 +231,7 @@ fn a_panic_of_a_guest_leaves_the_report_with_what_it_said_before() {
 }
 
 #[test]
-fn a_code_of_the_guests_own_is_reported() {
+fn a_guests_own_exit_code_is_reported() {
     if !has_kvm() {
         return;
     }
@@ -241,11 +244,10 @@ fn a_code_of_the_guests_own_is_reported() {
     }
 }
 
-/// Code that writes its command line, as the start info has it, on the serial port, and ends: `cmp dword [ebx],
-/// 0x336ec578; jne FAIL;
-/// mov dx, 0x3f8; mov esi, [ebx + 24]`, then `lodsb; test al, al; jz +3; out dx, al; jmp -8`, then `mov al, 10; out
-/// dx, al; mov al, 0;
-/// out 0xf4, al; hlt; jmp -3`, and where the start info is not what EBX points to `mov al, 77` and the end.
+/// Code that writes its command line from the start info to the serial port and ends: `cmp dword [ebx],
+/// 0x336ec578; jne FAIL; mov dx, 0x3f8; mov esi, [ebx + 24]`, then `lodsb; test al, al; jz +3; out dx, al; jmp
+/// -8`, then `mov al, 10; out dx, al; mov al, 0; out 0xf4, al; hlt; jmp -3`. If EBX does not point to the start
+/// info: `mov al, 77` and the end.
 const SAYS_ITS_CMDLINE: &[u8] = &[
     0x81, 0x3b, 0x78, 0xc5, 0x6e, 0x33, 0x75, 0x19, 0x66, 0xba, 0xf8, 0x03, 0x8b, 0x73, 0x18, 0xac, 0x84, 0xc0, 0x74,
     0x03, 0xee, 0xeb, 0xf8, 0xb0, 0x0a, 0xee, 0xb0, 0x00, 0xe6, 0xf4, 0xf4, 0xeb, 0xfd, 0xb0, 77, 0xeb, 0xf7,
@@ -266,8 +268,8 @@ fn a_pvh_image_runs_as_a_file_of_32_bits_and_of_64() {
     }
 }
 
-/// Code that writes `lines` on the serial port and ends with `code`: `mov esi, LINES; mov dx, 0x3f8`, then `lodsb; test al, al;
-/// jz +3; out dx, al; jmp -8`, then `mov al, CODE; out 0xf4, al; jmp` to itself, and the lines.
+/// Code that writes `lines` on the serial port and ends with `code`: `mov esi, LINES; mov dx, 0x3f8`, then `lodsb;
+/// test al, al; jz +3; out dx, al; jmp -8`, then `mov al, CODE; out 0xf4, al; jmp` to itself, and the lines.
 fn says(lines: &str, code: ExitCode) -> Vec<u8> {
     const CODE_BYTES: u32 = 23;
     let lines_at = (LOADED_AT as u32 + CODE_BYTES).to_le_bytes();
@@ -278,7 +280,7 @@ fn says(lines: &str, code: ExitCode) -> Vec<u8> {
 }
 
 #[test]
-fn a_failed_verification_is_exit_code_1_and_a_whole_report() {
+fn a_failed_verification_gives_exit_code_1_and_a_complete_report() {
     if !has_kvm() {
         return;
     }
@@ -298,7 +300,7 @@ fn a_failed_verification_is_exit_code_1_and_a_whole_report() {
 }
 
 #[test]
-fn what_a_kernel_refuses_is_the_one_line() {
+fn a_kernels_refusal_is_the_only_line() {
     if !has_kvm() {
         return;
     }
@@ -311,7 +313,7 @@ fn what_a_kernel_refuses_is_the_one_line() {
 }
 
 #[test]
-fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
+fn too_little_ram_for_an_image_is_refused_with_a_sufficient_size() {
     if !has_kvm() {
         return;
     }
@@ -319,7 +321,7 @@ fn ram_for_the_image_is_asked_for_in_sizes_that_can_be_had() {
 }
 
 #[test]
-fn ctrl_c_and_a_polite_kill_end_a_guest_with_code_130_and_its_report() {
+fn ctrl_c_and_sigterm_end_a_guest_with_code_130_and_its_report() {
     if !has_kvm() {
         return;
     }
@@ -338,15 +340,15 @@ fn ctrl_c_and_a_polite_kill_end_a_guest_with_code_130_and_its_report() {
     }
 }
 
-/// By the first signal once it has waited for a reader for a second, or at once by the next: what it says depends on
-/// which was sooner.
+/// The first signal ends the run after it has waited a second for a reader; the next signal ends it at once. The
+/// output depends on which happens first.
 #[test]
-fn a_run_that_cannot_write_its_report_ends_by_its_signals() {
+fn signals_end_a_run_that_cannot_write_its_report() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    // Standard output is full before it starts, and is not read.
+    // Standard output is full before the start, and is not read.
     let (_unread, mut full) = std::io::pipe().unwrap();
     let bytes = fcntl(&full, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     full.write_all(&vec![0; bytes as usize]).unwrap();
@@ -366,7 +368,7 @@ fn a_run_that_cannot_write_its_report_ends_by_its_signals() {
 
 /// As `timeout(1)` sends them: to its child, and to the child's process group.
 #[test]
-fn two_signals_that_come_together_leave_the_report() {
+fn two_simultaneous_signals_leave_the_report() {
     if !has_kvm() {
         return;
     }
@@ -382,7 +384,7 @@ fn two_signals_that_come_together_leave_the_report() {
     assert_eq!(report["outcome"], "interrupted");
 }
 
-/// Runs a built-in kernel in a guest, which has to verify its memory, and gives the report.
+/// Runs a built-in kernel in a guest, which has to verify its memory, and returns the report.
 fn succeeds(arguments: &[&str]) -> Value {
     let scratch = new_scratch();
     let small = ["--memory=64M", "--timeout=5m", "--format=json"];
@@ -436,12 +438,12 @@ fn phases_runs_on_one_and_two_vcpus() {
 }
 
 #[test]
-fn huge_pages_from_the_start_are_there_from_the_start_on_both_levels() {
+fn huge_pages_requested_at_the_start_exist_from_the_start_on_both_levels() {
     if !has_kvm() {
         return;
     }
     let huge = ["--backing=anon", "--host-page=2m", "--guest-page=2m", "--policy=never"];
-    // A table of four windows.
+    // Table of four windows.
     let report = succeeds(&[&["gups", "--cmdline=log2_words=20"], &huge[..]].concat());
     for phase in report["phases"].as_array().unwrap() {
         assert_eq!(
@@ -465,7 +467,7 @@ fn every_backing_and_guest_page_runs() {
             succeeds(&[&GUPS[..], &[backing, page]].concat());
         }
     }
-    // On the pool where it has 32 pages, else on what replaces it.
+    // On the pool if it has 32 pages, otherwise on its fallback.
     succeeds(&[&GUPS[..], &["--backing=hugetlb", "--fallback=thp"]].concat());
 }
 
@@ -483,7 +485,7 @@ fn a_prefaulted_guest_that_starts_huge_stays_huge() {
 }
 
 #[test]
-fn with_a_console_all_that_is_printed_is_on_standard_output_and_the_result_on_standard_error() {
+fn with_a_console_the_guests_output_is_on_standard_output_and_the_result_on_standard_error() {
     if !has_kvm() {
         return;
     }
@@ -497,7 +499,7 @@ fn with_a_console_all_that_is_printed_is_on_standard_output_and_the_result_on_st
 }
 
 #[test]
-fn nobody_reading_the_console_does_not_end_the_guest() {
+fn a_closed_console_does_not_end_the_guest() {
     if !has_kvm() {
         return;
     }

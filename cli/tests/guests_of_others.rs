@@ -1,5 +1,5 @@
-//! The commands of an operator on a real guest of QEMU's, without a daemon. They need QEMU and KVM (`WIDELEAF_REQUIRE=qemu,kvm` turns a
-//! skip into a failure).
+//! The operator's commands on a real, external QEMU guest, without a daemon. They need QEMU and KVM
+//! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -16,7 +16,7 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::{Need, is_there};
 use wideleaf_policies::units::mib;
 
-/// Memory that the guest checks, over and over.
+/// Workload of the guest: it checks this memory over and over.
 const WORK: &str = "pattern bytes=33554432 seconds=600";
 
 fn can_run() -> bool {
@@ -25,7 +25,7 @@ fn can_run() -> bool {
         && is_there(Need::Kvm, std::fs::File::open("/dev/kvm").map(drop).map_err(|error| format!("/dev/kvm: {error}")))
 }
 
-/// A guest at work on all of its memory.
+/// Starts a guest that works on all of its memory.
 fn guest(name: &str, ram: QemuRam) -> QemuGuest {
     let mut guest = QemuGuest::start(&QemuSetup::new(name, mib(128), ram, WORK)).unwrap();
     guest.wait_until("a pass over its memory", |said| !said.marks.is_empty());
@@ -37,7 +37,7 @@ fn looking() -> Looking {
 }
 
 #[test]
-fn a_guest_of_qemus_is_seen_without_a_daemon() {
+fn a_qemu_guest_is_visible_without_a_daemon() {
     if !can_run() {
         return;
     }
@@ -58,7 +58,7 @@ fn a_guest_of_qemus_is_seen_without_a_daemon() {
 }
 
 #[test]
-fn without_a_daemon_nothing_is_changed_and_no_vm_is_made_up() {
+fn without_a_daemon_nothing_changes_and_an_unknown_vm_is_refused() {
     let refused = looking().set("any", Settings::default()).unwrap_err().to_string();
     assert!(refused.starts_with("no wideleafd listens at none.sock: start it"), "{refused}");
     let unknown = looking().vm("no such VM").unwrap_err();
@@ -76,7 +76,7 @@ fn a_process_without_a_guest_is_refused_by_name() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_done_and_does_nothing() {
+fn a_dry_run_describes_the_actions_and_takes_none() {
     if !can_run() {
         return;
     }
@@ -114,7 +114,7 @@ fn a_guest_is_promoted_in_the_foreground_and_loses_no_word() {
 }
 
 #[test]
-fn a_guest_that_ends_ends_the_command_that_manages_it() {
+fn the_end_of_a_guest_ends_the_command_that_manages_it() {
     if !can_run() {
         return;
     }

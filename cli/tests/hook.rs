@@ -1,4 +1,4 @@
-//! The hook as libvirt runs it, and the script that does so, without a libvirt: with one they are tested in guest-tests.
+//! The hook as libvirt runs it, and its script, without a libvirt. The tests in guest-tests have one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -17,11 +17,11 @@ use wideleaf::hook::script::{Trust, text_for};
 use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// 64 pages of 2 MiB, and a guarantee.
+/// Domain with 64 pages of 2 MiB and a guarantee.
 const LIVE: &str = include_str!("domains/live.xml");
 const UUID: &str = "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11";
 
-/// Whether a hook can be installed from where this program was built.
+/// Whether a hook can be installed from the folder of this program.
 fn is_trusted(scratch: &Scratch) -> bool {
     let trusted = Trust::root_alone().check(&scratch.program());
     if let Err(why) = &trusted {
@@ -30,7 +30,7 @@ fn is_trusted(scratch: &Scratch) -> bool {
     trusted.is_ok()
 }
 
-/// A host with libvirt's folder, and the arguments of a command about it.
+/// A host with libvirt's folder, and the arguments of a command for it.
 fn host() -> (Scratch, String, PathBuf) {
     let scratch = new_scratch();
     let root = scratch.path("root");
@@ -43,7 +43,7 @@ fn says(scratch: &Scratch, arguments: &[&str]) -> String {
     ends(scratch, arguments, 0)
 }
 
-/// What it says before it ends with that code.
+/// Output of a command that ends with this code.
 fn ends(scratch: &Scratch, arguments: &[&str], code: i32) -> String {
     let output = scratch.wideleaf(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -51,7 +51,7 @@ fn ends(scratch: &Scratch, arguments: &[&str], code: i32) -> String {
 }
 
 #[test]
-fn the_script_is_written_once_shown_as_there_and_taken_away() {
+fn the_script_is_written_once_shown_as_installed_and_removed() {
     let (scratch, root, script) = host();
     if !is_trusted(&scratch) {
         return;
@@ -100,13 +100,13 @@ fn a_script_that_libvirt_would_skip_or_that_is_old_is_renewed() {
 }
 
 #[test]
-fn an_upgrade_that_renews_the_script_is_no_alarm() {
+fn renewing_the_script_in_an_upgrade_does_not_ask_for_a_restart() {
     let (scratch, root, script) = host();
     if !is_trusted(&scratch) {
         return;
     }
     says(&scratch, &["hook", "install", "--root", &root]);
-    // libvirtd was started 100 s after boot, which is 400 s ago, and the script was written a minute before that.
+    // libvirtd started 100 s after boot, which was 400 s ago, and the script was written a minute before that.
     let process = scratch.path("root/proc/7");
     fs::create_dir_all(&process).unwrap();
     fs::write(scratch.path("root/proc/uptime"), "500.00 900.00\n").unwrap();
@@ -118,14 +118,14 @@ fn an_upgrade_that_renews_the_script_is_no_alarm() {
     assert!(says(&scratch, &renew).starts_with("wrote "));
     let status = says(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root]);
     assert!(status.contains(": installed\n") && status.contains("runs it"), "{status}");
-    // One that was taken away meanwhile is new.
+    // A script that was removed in between counts as new.
     says(&scratch, &["hook", "uninstall", "--root", &root]);
     says(&scratch, &renew);
     assert!(ends(&scratch, &["hook", "status", "--socket", "/elsewhere", "--root", &root], 12).contains("restart"));
 }
 
 #[test]
-fn what_somebody_else_wrote_is_neither_overwritten_nor_removed() {
+fn a_script_of_another_author_is_neither_overwritten_nor_removed() {
     let (scratch, root, script) = host();
     fs::create_dir_all(script.parent().unwrap()).unwrap();
     fs::write(&script, "#!/bin/sh\necho mine\n").unwrap();
@@ -143,7 +143,7 @@ fn a_host_without_libvirt_gets_no_script() {
     scratch.refuses(&["hook", "install", "--root", &root], 4, &["is libvirt installed?"]);
 }
 
-/// A daemon that answers one request, and gives it back.
+/// A daemon that answers one request and returns it.
 fn daemon(socket: &Path, reply: Reply) -> JoinHandle<Request> {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
@@ -159,7 +159,7 @@ fn done() -> Reply {
     Reply::Ok(Box::new(Answer::Done))
 }
 
-/// A script that asks the daemon at `socket`, as it would be installed.
+/// A script for the daemon at `socket`, as it would be installed.
 fn script(scratch: &Scratch, socket: &Path) -> PathBuf {
     program_of(scratch, "wideleaf", &text_for(&scratch.program(), socket).unwrap())
 }
@@ -170,15 +170,16 @@ fn program_of(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
     copy_program(&written, &scratch.path(name))
 }
 
-/// Copies a program by a process of its own. A file this process writes can be open for writing in a child that another
-/// test's thread has just forked, and while it is, starting it is "Text file busy" (execve(2), ETXTBSY).
+/// Copies a program in another process. If this process wrote the file, a child that another test's
+/// thread has just forked could have it open for writing. Starting the program would then fail with "Text
+/// file busy" (execve(2), ETXTBSY).
 fn copy_program(from: &Path, to: &Path) -> PathBuf {
     assert!(Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success());
     to.to_owned()
 }
 
 #[test]
-fn a_hook_is_not_installed_for_a_program_that_others_can_replace() {
+fn a_hook_is_not_installed_for_a_program_that_other_users_can_replace() {
     let (scratch, root, script) = host();
     let open = scratch.path("open");
     fs::create_dir(&open).unwrap();
@@ -194,13 +195,13 @@ fn a_hook_is_not_installed_for_a_program_that_others_can_replace() {
     assert!(!script.exists());
 }
 
-/// Runs it as libvirt does: nearly no environment, the root as its folder, the XML on standard input.
+/// Runs the script as libvirt does: with almost no environment, in the root folder, with the XML on standard input.
 fn call(script: &Path, operation: &str, xml: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let stdin = folder.path().join("domain.xml");
     fs::write(&stdin, xml).unwrap();
     let mut command = Command::new(script);
-    // A name may begin like an option.
+    // A domain's name may begin like an option.
     command.args(["-t1", operation, "begin", "-"]).current_dir("/").env_clear().env("PATH", "/usr/bin:/bin");
     let output = command.stdin(fs::File::open(stdin).unwrap()).output().unwrap();
     assert!(output.stdout.is_empty(), "{operation}: what is on standard output can replace a domain's XML");
@@ -212,7 +213,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn the_shell_takes_the_script() {
+fn the_shell_accepts_the_script() {
     let scratch = new_scratch();
     let script = script(&scratch, Path::new("/a 'socket"));
     assert!(Command::new("sh").arg("-n").arg(&script).status().unwrap().success());
@@ -220,7 +221,7 @@ fn the_shell_takes_the_script() {
 }
 
 #[test]
-fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
+fn prepare_requests_the_pages_of_the_domain_and_waits_for_them() {
     let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
@@ -232,20 +233,20 @@ fn prepare_asks_for_the_pages_of_the_domain_and_waits_for_them() {
 }
 
 #[test]
-fn prepare_tells_what_a_guarantee_asks_of_ordinary_memory() {
+fn prepare_sends_the_guarantee_for_ordinary_memory() {
     let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
     let output = call(&script(&scratch, &socket), "prepare", &LIVE.replace("<hugepages/>", ""));
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
-    // 95 % of 128 MiB.
+    // Guarantee of 95 % of 128 MiB.
     let ordinary = Some(OrdinaryMemory { bytes: 128 << 20, large_bytes: (128 << 20) * 95 / 100 });
     let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages: Vec::new(), ordinary };
     assert_eq!(daemon.join().unwrap(), wanted);
 }
 
 #[test]
-fn release_tells_the_domain() {
+fn release_sends_the_domain() {
     let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let daemon = daemon(&socket, done());
@@ -254,7 +255,7 @@ fn release_tells_the_domain() {
 }
 
 #[test]
-fn a_guarantee_that_nobody_can_give_keeps_a_guest_from_starting_and_says_why() {
+fn a_guarantee_without_a_daemon_keeps_a_guest_from_starting_and_gives_the_reason() {
     let scratch = new_scratch();
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", LIVE);
     assert_eq!(output.status.code(), Some(1));
@@ -264,7 +265,7 @@ fn a_guarantee_that_nobody_can_give_keeps_a_guest_from_starting_and_says_why() {
 }
 
 #[test]
-fn a_refusal_of_the_daemon_is_passed_on_where_there_is_a_guarantee_and_only_said_without() {
+fn a_refusal_of_the_daemon_stops_a_guest_with_a_guarantee_and_is_only_printed_without() {
     for (guarantee, code) in [("95%", 1), ("best-effort", 0)] {
         let scratch = new_scratch();
         let socket = scratch.path("control.sock");
@@ -278,7 +279,7 @@ fn a_refusal_of_the_daemon_is_passed_on_where_there_is_a_guarantee_and_only_said
 }
 
 #[test]
-fn a_guarantee_that_can_not_be_read_is_not_given() {
+fn an_unreadable_guarantee_stops_the_guest() {
     let scratch = new_scratch();
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &LIVE.replace("95%", "much"));
     assert_eq!(output.status.code(), Some(1));
@@ -286,7 +287,7 @@ fn a_guarantee_that_can_not_be_read_is_not_given() {
 }
 
 #[test]
-fn nothing_but_prepare_ever_fails() {
+fn only_prepare_can_fail() {
     let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     let operations = ["start", "started", "stopped", "release", "reconnect", "restore", "migrate", "attach", ""];
@@ -298,7 +299,7 @@ fn nothing_but_prepare_ever_fails() {
 }
 
 #[test]
-fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
+fn an_invalid_domain_prepares_nothing_and_starts() {
     let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     for xml in ["", "<domain>", "<!DOCTYPE d [<!ENTITY e 'x'>]><domain>&e;</domain>"] {
@@ -310,7 +311,7 @@ fn a_domain_that_is_none_is_prepared_for_nothing_and_starts() {
 }
 
 #[test]
-fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_and_says_what_was_meant() {
+fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_with_a_suggestion() {
     let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     for (right, wrong, why) in [
@@ -326,7 +327,7 @@ fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_and_says_what_was_meant
     }
 }
 
-/// Calls the hook of a host that is in a folder of the test's, where the domain t1 is process 4711.
+/// Runs the hook of a host in a folder of the test, on which the domain t1 is process 4711.
 fn call_on(scratch: &Scratch, socket: &Path, operation: &str, xml: &str) -> Output {
     for folder in ["host/dev", "host/run/libvirt/qemu"] {
         fs::create_dir_all(scratch.path(folder)).unwrap();
@@ -340,7 +341,7 @@ fn call_on(scratch: &Scratch, socket: &Path, operation: &str, xml: &str) -> Outp
 }
 
 #[test]
-fn a_guest_that_runs_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_is_told() {
+fn a_running_guest_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_learns_of_it() {
     for operation in ["started", "reconnect"] {
         let scratch = new_scratch();
         let socket = scratch.path("control.sock");
@@ -353,7 +354,7 @@ fn a_guest_that_runs_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_is_to
     }
 }
 
-/// What is in the log of that host: lines that were sent by the time that the hook has ended.
+/// Log of that host: all lines sent before the hook ended.
 fn log(scratch: &Scratch) -> UnixDatagram {
     fs::create_dir_all(scratch.path("host/dev")).unwrap();
     let log = UnixDatagram::bind(scratch.path("host/dev/log")).unwrap();
@@ -362,7 +363,7 @@ fn log(scratch: &Scratch) -> UnixDatagram {
 }
 
 #[test]
-fn what_the_daemon_can_not_log_because_it_is_not_there_is_in_the_log_of_the_host() {
+fn an_error_is_in_the_hosts_log_if_the_daemon_is_not_running() {
     let scratch = new_scratch();
     let log = log(&scratch);
     let xml = LIVE.replace("guarantee=\"95%\"", "");
@@ -377,7 +378,7 @@ fn what_the_daemon_can_not_log_because_it_is_not_there_is_in_the_log_of_the_host
 }
 
 #[test]
-fn what_the_daemon_refuses_is_for_its_own_log() {
+fn a_refusal_of_the_daemon_is_not_in_the_hosts_log() {
     let scratch = new_scratch();
     let (log, socket) = (log(&scratch), scratch.path("control.sock"));
     let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
@@ -388,7 +389,7 @@ fn what_the_daemon_refuses_is_for_its_own_log() {
 }
 
 #[test]
-fn a_domain_that_wants_no_room_asks_for_none() {
+fn a_domain_without_hugepages_requests_no_reservation() {
     let scratch = new_scratch();
     let xml = LIVE.replace("pool=\"yes\"", "pool=\"no\"").replace("guarantee=\"95%\"", "");
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", &xml);
@@ -396,7 +397,7 @@ fn a_domain_that_wants_no_room_asks_for_none() {
 }
 
 #[test]
-fn a_daemon_that_never_answers_does_not_hold_a_guest_back() {
+fn a_daemon_that_never_answers_does_not_delay_a_guest_for_long() {
     let scratch = new_scratch();
     let socket = scratch.path("control.sock");
     let _silent = UnixListener::bind(&socket).unwrap();
@@ -406,7 +407,7 @@ fn a_daemon_that_never_answers_does_not_hold_a_guest_back() {
 }
 
 #[test]
-fn a_program_that_is_gone_crashes_or_is_of_another_version_keeps_no_guest_from_starting() {
+fn a_missing_crashing_or_outdated_program_keeps_no_guest_from_starting() {
     let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     let text = fs::read_to_string(&script).unwrap();

@@ -1,6 +1,7 @@
-//! Every built-in kernel through the command line, in its quick run and its classes S and W: verified, natively, and in a guest on one
-//! vCPU and on two; and what is refused of them before anything starts. The table of kernels says what there is, so a new kernel is
-//! covered by its entry. What needs KVM says that it was skipped without it, which `WIDELEAF_REQUIRE=kvm` makes a failure.
+//! Every built-in kernel through the command line, in its quick run and its classes S and W: verified natively, and
+//! in a guest on one vCPU and on two. Also the refusals before any start. The tests use the table of kernels, so a
+//! new kernel is covered by its entry. Without KVM, its tests say that they were skipped, which
+//! `WIDELEAF_REQUIRE=kvm` makes a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -18,7 +19,8 @@ use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
 use wideleaf_protocol::VCPUS_MAX;
 
-/// One run at a time: vCPUs and threads that wait for each other spin, and would spin on the CPUs that the others need.
+/// Lock for one run at a time: vCPUs and threads spin while they wait for each other, and would take the CPUs
+/// that the others need.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Arguments of each run of a kernel, after its name.
@@ -33,7 +35,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// Runs everything with each of these numbers of vCPUs; `how` is the rest of the command line.
+/// Runs all kernels with each of these numbers of vCPUs; `how` is the rest of the command line.
 fn all_are_verified(vcpus: &[usize], how: &[&str]) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let scratch = new_scratch();
@@ -58,7 +60,7 @@ fn all_are_verified(vcpus: &[usize], how: &[&str]) {
 
 #[test]
 fn every_kernel_is_verified_natively() {
-    // With two threads the kernels' own tests run them.
+    // The kernels' own tests run them with two threads.
     all_are_verified(&[1], &["--native"]);
 }
 
@@ -70,7 +72,7 @@ fn every_kernel_is_verified_in_a_guest() {
 }
 
 #[test]
-fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
+fn a_run_reports_its_class_and_memory_and_its_result_is_readable() {
     let scratch = new_scratch();
     let report = report_of(&scratch, &["run", "--native", "npb.is", "--class=w"]);
     assert_eq!((&report["setup"]["class"], &report["setup"]["cmdline"]), (&"W".into(), &"class=W".into()));
@@ -80,7 +82,7 @@ fn a_run_says_its_class_and_what_it_needs_and_people_can_read_its_result() {
     let problem = &report["problem"];
     let said = (&problem["class"], &problem["size"], &problem["iterations"]);
     assert_eq!(said, (&"W".into(), &"1048576".into(), &10.into()), "2^20 keys, ten rankings");
-    // Class S where nothing is said, and memory enough for it.
+    // The default is class S, with enough memory for it.
     let output = scratch.wideleaf(&["run", "--native", "npb.is"]).assert().success().get_output().stdout.clone();
     let table = String::from_utf8(output).unwrap();
     for line in [
@@ -116,7 +118,7 @@ fn the_list_of_kernels_is_the_table_of_kernels() {
 }
 
 #[test]
-fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
+fn too_little_memory_for_a_kernel_is_refused_with_the_required_size() {
     let scratch = new_scratch();
     let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
     scratch.refuses(
@@ -124,7 +126,7 @@ fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
         2,
         &["--memory 64 MiB: gups needs 256 MiB", "use at least --memory 256M, or leave it out"],
     );
-    // A guest's image and page tables come on top; no guest is made for the answer.
+    // A guest's image and page tables need more memory on top. The refusal creates no guest.
     let arguments = ["run", "gups", "--cmdline=log2_words=25", "--memory=256M", "--output=result"];
     scratch.refuses(
         &arguments,
@@ -134,7 +136,7 @@ fn memory_that_is_too_little_for_a_kernel_is_refused_with_what_is_enough() {
 }
 
 #[test]
-fn a_class_is_one_that_the_kernel_has() {
+fn only_classes_of_the_kernel_are_accepted() {
     let scratch = new_scratch();
     let with = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["run", "--output=result"], arguments].concat(), 2, words);
@@ -157,7 +159,7 @@ fn more_vcpus_than_a_kernel_can_use_are_refused() {
 }
 
 #[test]
-fn a_guest_that_is_killed_outright_leaves_nothing() {
+fn a_guest_killed_with_sigkill_leaves_nothing() {
     if !has_kvm() {
         return;
     }

@@ -1,4 +1,4 @@
-//! `wideleaf list`, `info`, `explain`, `set`, `attach`, `detach`, `reload` and `top` against a daemon that this test plays.
+//! `wideleaf list`, `info`, `explain`, `set`, `attach`, `detach`, `reload` and `top` with a fake daemon in this test.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod host;
@@ -24,18 +24,18 @@ use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Tar
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// A daemon in a folder of a test: keeps what it was asked, and ends with the test.
+/// A daemon in a test's folder: it records its requests and ends with the test.
 struct FakeDaemon {
     socket: PathBuf,
     asked: Arc<Mutex<Vec<Request>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What ends the thread.
+/// Line that ends the daemon's thread.
 const STOP: &[u8] = b"stop\n";
 
 impl FakeDaemon {
-    /// One that knows the made-up host.
+    /// Starts a daemon with the made-up host.
     fn start(scratch: &Scratch) -> FakeDaemon {
         FakeDaemon::that_says(scratch, |request| serde_json::to_string(&reply_to(request)).unwrap() + "\n")
     }
@@ -53,7 +53,7 @@ impl FakeDaemon {
         self.socket.to_str().unwrap()
     }
 
-    /// What it was last asked.
+    /// The last request to the daemon.
     fn last_asked(&self) -> Request {
         self.asked.lock().unwrap().last().cloned().unwrap()
     }
@@ -74,14 +74,14 @@ fn serve(listener: &UnixListener, asked: &Mutex<Vec<Request>>, reply: impl Fn(&R
         if line == STOP {
             return;
         }
-        // Who ended between connecting and asking.
+        // A client that ended between connecting and sending.
         if line.is_empty() {
             continue;
         }
         let envelope: Envelope = serde_json::from_slice(&line).unwrap();
         assert_eq!(envelope.version, VERSION);
         asked.lock().unwrap().push(envelope.request.clone());
-        // Who had enough of a long reply is gone.
+        // A client may close before it has read a long reply.
         let _ = (&stream).write_all(reply(&envelope.request).as_bytes());
     }
 }
@@ -104,14 +104,14 @@ fn reply_to(request: &Request) -> Reply {
     }
 }
 
-/// Standard output of a command that has to work.
+/// Standard output of a command that has to succeed.
 fn output(scratch: &Scratch, daemon: &FakeDaemon, arguments: &[&str]) -> String {
     let arguments = [arguments, &["--socket", daemon.socket()]].concat();
     let output = scratch.wideleaf(&arguments).assert().success().stderr("");
     String::from_utf8(output.get_output().stdout.clone()).unwrap()
 }
 
-/// A command that has to be refused with one line that has each of `words` in it.
+/// The command is refused with one line that contains each of `words`.
 fn refuses(scratch: &Scratch, daemon: &FakeDaemon, arguments: &[&str], code: i32, words: &[&str]) {
     scratch.refuses(&[arguments, &["--socket", daemon.socket()]].concat(), code, words);
 }
@@ -121,7 +121,7 @@ fn has_all(text: &str, words: &[&str]) {
 }
 
 #[test]
-fn list_has_a_line_for_each_vm_and_says_who_told() {
+fn list_has_a_line_per_vm_and_names_its_source() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["list"]);
@@ -131,7 +131,7 @@ fn list_has_a_line_for_each_vm_and_says_who_told() {
     );
     let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap();
     has_all(line("│ web "), &["4711", "qemu", "coverage", "256 MiB", "192 MiB", "66.7 %", "95% MISSED"]);
-    // 64 pages of 2 MiB, and 16384 of 4 KiB, which is half as much.
+    // 64 pages of 2 MiB, and 16384 of 4 KiB, half as much memory.
     has_all(line("│ web "), &["128 MiB", "64 MiB", "66.7 %"]);
     has_all(line("│ mail "), &["4812", "unmanaged", "512 MiB", "0.0 %"]);
     has_all(line("│ gups "), &["wideleaf", "giant, left alone: it is being saved", "4 GiB", "100.0 %", "50% met"]);
@@ -139,7 +139,7 @@ fn list_has_a_line_for_each_vm_and_says_who_told() {
 }
 
 #[test]
-fn list_for_programs_is_what_the_daemon_said() {
+fn list_in_json_is_the_reply_of_the_daemon() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let report: Value = serde_json::from_str(&output(&scratch, &daemon, &["list", "--format=json"])).unwrap();
@@ -149,7 +149,7 @@ fn list_for_programs_is_what_the_daemon_said() {
 }
 
 #[test]
-fn info_has_all_about_one_vm() {
+fn info_has_everything_about_one_vm() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["info", "web"]);
@@ -164,7 +164,7 @@ fn info_has_all_about_one_vm() {
 }
 
 #[test]
-fn explain_has_each_reason_with_its_count_and_what_would_change_it() {
+fn explain_has_each_reason_with_its_count_and_its_remedy() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["explain", "web"]);
@@ -176,7 +176,7 @@ fn explain_has_each_reason_with_its_count_and_what_would_change_it() {
 }
 
 #[test]
-fn set_sends_what_was_named_and_nothing_else() {
+fn set_sends_only_the_named_settings() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["set", "web", "policy=coverage", "guarantee=95%"]);
@@ -186,7 +186,7 @@ fn set_sends_what_was_named_and_nothing_else() {
 }
 
 #[test]
-fn attach_names_a_process_a_domain_or_what_is_behind_a_monitor() {
+fn attach_takes_a_process_a_domain_or_a_qmp_monitor() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let asked = |arguments: &[&str]| {
@@ -212,7 +212,7 @@ fn attach_names_a_process_a_domain_or_what_is_behind_a_monitor() {
 }
 
 #[test]
-fn detach_says_what_becomes_of_the_pages() {
+fn detach_says_that_the_pages_stay() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["detach", "web"]);
@@ -221,7 +221,7 @@ fn detach_says_what_becomes_of_the_pages() {
 }
 
 #[test]
-fn top_is_a_screen_of_text_where_there_is_no_terminal() {
+fn top_without_a_terminal_prints_a_screen_as_text() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let list = output(&scratch, &daemon, &["top"]);
@@ -232,7 +232,7 @@ fn top_is_a_screen_of_text_where_there_is_no_terminal() {
 }
 
 #[test]
-fn the_daemons_refusal_is_passed_on_as_it_is() {
+fn a_refusal_of_the_daemon_is_passed_on_unchanged() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     for command in
@@ -271,14 +271,14 @@ fn without_a_daemon_a_change_says_how_to_start_one() {
 }
 
 #[test]
-fn a_socket_that_is_no_socket_is_said() {
+fn a_path_that_is_not_a_socket_is_named() {
     let scratch = new_scratch();
     let file = scratch.file("file", b"");
     scratch.refuses(&["list", "--socket", &file], 4, &["no wideleafd listens at"]);
 }
 
 #[test]
-fn what_is_wrong_with_the_arguments_is_said_without_a_daemon() {
+fn invalid_arguments_are_refused_without_a_daemon() {
     let scratch = new_scratch();
     for (arguments, words) in [
         (&["set", "web"][..], "<KEY=VALUE>"),
@@ -316,7 +316,7 @@ fn no_control_character_of_a_vm_reaches_the_terminal() {
     }
 }
 
-/// A terminal of 80 by 24 with `wideleaf top` in it. This test is its keyboard and its eyes.
+/// A terminal of 80 by 24 with `wideleaf top` in it. The test types its keys and reads its output.
 struct Terminal {
     top: Running,
     ours: File,
@@ -338,13 +338,13 @@ impl Terminal {
 
     fn read(&mut self) {
         let mut bytes = [0; 4096];
-        // Nothing new is an error: it would have to be waited for.
+        // The read returns an error if there is no new output.
         while let Ok(length @ 1..) = self.ours.read(&mut bytes) {
             self.shown.push_str(&String::from_utf8_lossy(&bytes[..length]));
         }
     }
 
-    /// Waits for a word. Only what changes on the screen is written, so that the blanks between two words may not be.
+    /// Waits for a text. Only changes of the screen are written, so the blanks between two words may be missing.
     fn wait_for(&mut self, text: &str) {
         while !self.shown.contains(text) {
             self.read();
@@ -359,7 +359,7 @@ impl Terminal {
 }
 
 #[test]
-fn top_gives_the_terminal_back_however_it_ends() {
+fn top_restores_the_terminal_however_it_ends() {
     type End = fn(&mut Terminal);
     let ends: [(End, i32); 4] = [
         (|terminal| terminal.type_in(b"q"), 0),
@@ -387,7 +387,7 @@ fn top_gives_the_terminal_back_however_it_ends() {
 }
 
 #[test]
-fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
+fn a_policy_chosen_in_top_reaches_the_daemon() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let mut terminal = Terminal::start(&scratch, &daemon);
@@ -401,7 +401,7 @@ fn a_policy_that_is_chosen_in_top_reaches_the_daemon() {
 }
 
 #[test]
-fn without_a_daemon_is_an_option_and_another_socket_is_its_opposite() {
+fn no_daemon_and_another_socket_are_mutually_exclusive() {
     let scratch = new_scratch();
     let output = scratch.wideleaf(&["list", "--no-daemon", "--format", "json"]).assert().success().stderr("");
     let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
@@ -411,7 +411,7 @@ fn without_a_daemon_is_an_option_and_another_socket_is_its_opposite() {
     has_all(&String::from_utf8_lossy(&both.get_output().stderr), &["--no-daemon", "cannot be used with", "--socket"]);
 }
 
-/// A `/run` of its own with a socket that only root may connect to, and `wideleaf` in it as another user.
+/// Script: a private `/run` with a socket that only root may connect to, and `wideleaf` in it as another user.
 const AS_ANOTHER_USER: &str = r#"
 mount -t tmpfs -o mode=755 none /run && mkdir /run/wideleaf && cp "$0" /run/wideleaf/program
 python3 -c 'import socket, os
@@ -421,7 +421,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups /run/wideleaf/program "$
 "#;
 
 #[test]
-fn a_user_who_may_not_connect_gets_a_look_at_the_processes_and_a_line_that_says_so() {
+fn a_user_without_permission_to_connect_gets_proc_data_and_a_line_that_says_so() {
     let scratch = new_scratch();
     let as_another_user = |arguments: &[&str]| {
         let mut command = Command::new("unshare");

@@ -1,7 +1,6 @@
-//! Every argument that is a path, with what is no file behind it: a FIFO, a folder, a device that never ends, a
-//! socket, nothing. The command
-//! refuses it in one line that says what it is, waits for nothing, and leaves nothing behind. A signal ends a command
-//! that waits all the same.
+//! Every argument that is a path, with something other than a regular file behind it: a FIFO, a folder, an endless
+//! device, a socket, nothing. The command refuses it in one line that says what it is, does not wait, and leaves no
+//! files behind. A signal also ends a command that waits.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -22,15 +21,15 @@ use wideleaf::args::Cli;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// A command that ends at all has ended by then, also on a host with a load of 40.
+/// Time limit for a command that ends, also on a host with a load of 40.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Where the path stands in the arguments.
+/// Placeholder for the path in the arguments.
 const HERE: &str = "@";
 
 const NATIVE: [&str; 5] = ["run", "--native", "gups", "--cmdline=log2_words=16", "--memory=64M"];
 
-/// What reads the file, by the name of the argument.
+/// Commands that read the file, by the name of the argument.
 const READ: [(&str, &[&str]); 16] = [
     ("run workload", &["run", "--no-daemon", HERE]),
     ("run config", &["run", "--config", HERE]),
@@ -50,7 +49,7 @@ const READ: [(&str, &[&str]); 16] = [
     ("experiment compare b", &["experiment", "compare", "results.json", HERE]),
 ];
 
-/// What writes it.
+/// Commands that write the file, by the name of the argument.
 const WRITTEN: [(&str, &[&str]); 20] = [
     ("run output", &[NATIVE[0], NATIVE[1], NATIVE[2], NATIVE[3], NATIVE[4], "--output", HERE]),
     ("run record", &[NATIVE[0], NATIVE[1], NATIVE[2], NATIVE[3], NATIVE[4], "--record", HERE]),
@@ -68,7 +67,7 @@ const WRITTEN: [(&str, &[&str]); 20] = [
     ("experiment report html", &["experiment", "report", "missing", "--html", HERE]),
     ("experiment compare output", &["experiment", "compare", "missing", "missing", "--output", HERE]),
     ("experiment compare html", &["experiment", "compare", "missing", "missing", "--html", HERE]),
-    // A folder, in which files are made.
+    // A folder in which the command creates files.
     ("experiment report svg", &["experiment", "report", "missing", "--svg", HERE]),
     ("experiment compare svg", &["experiment", "compare", "missing", "missing", "--svg", HERE]),
     ("experiment evidence folder", &["experiment", "evidence", "--folder", HERE]),
@@ -93,7 +92,7 @@ const NOT_FILES: [(&str, &str); 14] = [
     ("hook run more", "words of libvirt's that are not looked at"),
 ];
 
-/// What is no file, and how a refusal calls it.
+/// Paths that are not regular files, and their names in a refusal.
 fn no_files(scratch: &Scratch) -> Vec<(PathBuf, &'static str)> {
     mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(scratch.path("folder")).unwrap();
@@ -102,7 +101,7 @@ fn no_files(scratch: &Scratch) -> Vec<(PathBuf, &'static str)> {
     kinds.map(|(name, kind)| (scratch.path(name), kind)).into()
 }
 
-/// The last line of what a command with this path says, which is to fail by itself.
+/// Last line of the output of a command with this path, which must fail by itself.
 fn refusal(scratch: &Scratch, arguments: &[&str], path: &str) -> String {
     let arguments: Vec<String> = arguments.iter().map(|argument| with(argument, path)).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -114,7 +113,7 @@ fn refusal(scratch: &Scratch, arguments: &[&str], path: &str) -> String {
     stderr
 }
 
-/// A value from a file has an `@` of its own before it.
+/// The argument with the path in place of the placeholder; a value from a file keeps the `@` before it.
 fn with(argument: &str, path: &str) -> String {
     match argument.strip_suffix(HERE) {
         Some(before) if before.is_empty() || before.ends_with(HERE) => format!("{before}{path}"),
@@ -123,14 +122,14 @@ fn with(argument: &str, path: &str) -> String {
 }
 
 #[test]
-fn what_reads_a_file_refuses_what_is_none_and_says_what_it_is() {
+fn a_command_refuses_to_read_a_path_that_is_not_a_file_and_says_what_it_is() {
     let scratch = new_scratch();
     let mut paths = no_files(&scratch);
     paths.extend([(PathBuf::from("/dev/zero"), "a character device"), (scratch.path("none"), "")]);
     for (name, arguments) in READ {
         for (path, kind) in &paths {
             let said = refusal(&scratch, arguments, path.to_str().unwrap());
-            // The second of two is not reached where the first is not there.
+            // The second file is not reached if the first does not exist.
             let is_reached = name != "experiment compare b";
             assert!(said.contains(kind) || !is_reached, "{name}: no {kind:?} in {said}");
         }
@@ -138,7 +137,7 @@ fn what_reads_a_file_refuses_what_is_none_and_says_what_it_is() {
 }
 
 #[test]
-fn what_writes_a_file_refuses_what_is_none_and_says_what_it_is() {
+fn a_command_refuses_to_write_a_path_that_is_not_a_file_and_says_what_it_is() {
     let scratch = new_scratch();
     for (path, kind) in no_files(&scratch) {
         for (name, arguments) in WRITTEN {
@@ -167,7 +166,7 @@ fn every_path_argument_is_in_one_of_the_tables() {
     assert!(unknown.is_empty(), "in no table: {unknown:?}");
 }
 
-/// Names of all arguments of a command and its subcommands that are paths.
+/// Names of all path arguments of a command and its subcommands.
 fn add_paths(command: &Command, before: &str, paths: &mut Vec<String>) {
     let types = [clap::value_parser!(PathBuf).type_id(), clap::value_parser!(std::ffi::OsString).type_id()];
     let is_path = |arg: &&clap::Arg| types.contains(&arg.get_value_parser().type_id());
@@ -178,7 +177,7 @@ fn add_paths(command: &Command, before: &str, paths: &mut Vec<String>) {
 }
 
 #[test]
-fn a_fifo_that_is_read_and_standard_output_take_a_result() {
+fn a_fifo_with_a_reader_and_standard_output_accept_a_result() {
     let scratch = new_scratch();
     mkfifo(&scratch.path("fifo"), Mode::S_IRWXU).unwrap();
     let mut reader = OpenOptions::new();
@@ -198,7 +197,7 @@ fn a_fifo_that_is_read_and_standard_output_take_a_result() {
 }
 
 #[test]
-fn a_pipe_of_a_shell_is_read_and_written() {
+fn a_shell_pipe_is_read_and_written() {
     let scratch = new_scratch();
     let shell = |line: &str| {
         let mut bash = assert_cmd::Command::new("bash");
@@ -217,13 +216,13 @@ fn a_pipe_of_a_shell_is_read_and_written() {
 fn one_signal_ends_a_command_that_waits_for_a_writer_and_removes_its_files() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let scratch = new_scratch();
-        // Standard input of the test is open, and nothing is written to it.
+        // The test's standard input is open, and nothing is written to it.
         let mut command = std::process::Command::new(scratch.program());
         command.args(["image", "results"]).current_dir(scratch.path(".")).env("TMPDIR", scratch.path("."));
         command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
         let mut waits = Running(command.stderr(std::process::Stdio::piped()).spawn().unwrap());
         let _input = waits.0.stdin.take();
-        // Its handlers are there before this thread.
+        // The command installs its handlers before this thread starts.
         waits.wait_for("comm", |name| name == "signals\n");
         waits.signal(signal);
         let (code, stderr) = waits.end();

@@ -1,5 +1,5 @@
-//! What each policy makes of memory of four kinds: `phases`, natively, and the large windows of each set in the report. A
-//! policy is told apart by a line in [`ROWS`].
+//! The effect of each policy on four kinds of memory: `phases`, natively, and the large windows of each set in the
+//! report. Each policy is distinguished by a line in [`ROWS`].
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -10,19 +10,19 @@ use program::new_scratch;
 use serde_json::Value;
 use wideleaf_policies::policy::POLICIES;
 
-/// 18 windows: 8 in which the hot span moves, 4 sparse ones, 4 cold ones, 2 constantly written ones. Two seconds are some
-/// twenty rounds of the manager, of which a policy that wants them all needs one.
+/// 18 windows: 8 in which the hot span moves, 4 sparse ones, 4 cold ones, 2 constantly written ones. Two seconds are
+/// about twenty ticks of the manager; a policy that promotes all windows needs one.
 const CMDLINE: &str = "--cmdline=hot=4M range=16M sparse=8M cold=8M constant=4M phases=4 phase_ms=500";
-/// The sets with their windows, in the order of [`Row::large`].
+/// Sets with their numbers of windows, in the order of [`Row::large`].
 const SETS: [(&str, u64); 4] = [("hot_range", 8), ("sparse", 4), ("cold", 4), ("constant", 2)];
-/// What promoting one sparse window adds: all of its pages but the one that is touched.
+/// Bloat of promoting one sparse window: all of its pages except the touched one.
 const BLOAT_OF_SPARSE_WINDOW: u64 = 511 * 4096;
 
-/// What one policy makes of each set.
+/// Expected effect of one policy on each set.
 struct Row {
-    /// As after `--policy`, with parameters where its own pace is too slow to be seen.
+    /// Argument of `--policy`, with parameters if its default pace is too slow for the test.
     policy: &'static str,
-    /// How many windows of each of [`SETS`] are large at the end.
+    /// Number of large windows at the end in each of [`SETS`].
     large: [RangeInclusive<u64>; 4],
     /// Bytes that are resident only because their page is large.
     bloat: RangeInclusive<u64>,
@@ -35,23 +35,23 @@ const ROWS: &[Row] = &[
         large: [8..=8, 4..=4, 4..=4, 2..=2],
         bloat: 4 * BLOAT_OF_SPARSE_WINDOW..=4 * BLOAT_OF_SPARSE_WINDOW,
     },
-    // Full windows are promoted (a busy one may be refused to the end), sparse ones never.
+    // Full windows are promoted (a busy window may be refused until the end), sparse windows never.
     Row { policy: "utilization", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
-    // In place, as they are filled; sparse ones only hold their frames.
+    // Promoted in place, as they are filled; sparse windows only hold their frames.
     Row { policy: "reservation", large: [8..=8, 0..=0, 4..=4, 2..=2], bloat: 0..=0 },
     Row { policy: "auto", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
-    // All of it before the first touch: nobody adds anything afterwards.
+    // All of it is backed before the first touch, so there is no bloat afterwards.
     Row { policy: "prealloc", large: [8..=8, 4..=4, 4..=4, 2..=2], bloat: 0..=0 },
     Row { policy: "at-fault", large: [8..=8, 4..=4, 4..=4, 2..=2], bloat: 0..=0 },
-    // Eight windows a wake, in address order, and the next wake comes after ten seconds.
+    // Eight windows per wake-up, in address order, and the next wake-up comes after ten seconds.
     Row { policy: "thp", large: [7..=8, 0..=0, 0..=0, 0..=0], bloat: 0..=0 },
     Row { policy: "thp:scan_sleep_ms=100,max_ptes_none=64", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
-    // One page a window is below the lowest bucket, and below half a window.
+    // One page per window is below the lowest bucket, and below half a window.
     Row { policy: "coverage", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
     Row { policy: "aligned", large: [6..=8, 0..=0, 3..=4, 1..=2], bloat: 0..=0 },
-    // What is used, whether full or sparse, and not what is idle; the fill may still be in the first samples.
+    // Used windows, full or sparse, but not idle ones; the fill may still be in the first samples.
     Row { policy: "schemes", large: [1..=8, 1..=4, 0..=2, 1..=2], bloat: 1..=4 * BLOAT_OF_SPARSE_WINDOW },
-    // No giant is whole in 64 MiB: as greedy.
+    // 64 MiB contain no whole giant page, so the result is that of greedy.
     Row {
         policy: "giant",
         large: [8..=8, 4..=4, 4..=4, 2..=2],
@@ -59,15 +59,15 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Policies whose row holds only where accesses can be seen.
+/// Policies with a row that holds only if accesses can be sampled.
 const NEED_ACCESS: &[&str] = &["schemes"];
 
 fn name_of(policy: &str) -> &str {
     policy.split(':').next().unwrap_or(policy)
 }
 
-/// The report of a run under `policy`, which acts no sooner than the first phase: then everything has been filled, and only the
-/// sparse set can bloat.
+/// Report of a run under `policy`. The policy acts no sooner than the first phase. By then everything is filled, and
+/// only the sparse set can bloat.
 fn report(policy: &str) -> Value {
     let scratch = new_scratch();
     let delayed = ["--policy", policy, "--policy-delay=1ms"];
@@ -76,7 +76,7 @@ fn report(policy: &str) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// Whether this host lets a policy run at all; if not, the reason is printed.
+/// Whether this host can run a policy; if not, the reason is printed.
 fn can_run(policy: &str) -> bool {
     let probed = wideleaf_memory::first_touch::probe();
     let why = probed.err().filter(|_| policy == "reservation");
@@ -84,7 +84,7 @@ fn can_run(policy: &str) -> bool {
 }
 
 #[test]
-fn each_policy_makes_of_each_set_what_its_row_says() {
+fn each_policy_has_the_effect_of_its_row_on_each_set() {
     for Row { policy, large, bloat } in ROWS.iter().filter(|row| can_run(row.policy)) {
         let report = report(policy);
         assert_eq!(report["verification"]["passed"], true, "{policy}");
@@ -116,7 +116,7 @@ fn every_policy_has_a_row() {
 }
 
 #[test]
-fn the_report_has_a_phase_for_each_place_of_the_hot_span_with_its_rate() {
+fn the_report_has_a_phase_with_its_rate_for_each_position_of_the_hot_span() {
     let report = report("never");
     let phases = report["phases"].as_array().unwrap();
     let names: Vec<_> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();

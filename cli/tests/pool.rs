@@ -1,4 +1,5 @@
-//! `wideleaf pool` on captured trees, where a file holds what was written to it, and four pages of the real pool.
+//! `wideleaf pool` on captured trees, in which a file keeps what was written to it, and on four pages
+//! of the real pool.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -16,7 +17,7 @@ use wideleaf_guest_tests::scratch::Scratch;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 
-/// A tree with a pool of 2 MiB pages on two nodes: 10 and 6 pages, of which 4 and 6 are free and 3 promised.
+/// A tree with a pool of 2 MiB pages on two nodes: 10 and 6 pages, of which 4 and 6 are free and 3 reserved.
 fn tree() -> Scratch {
     let scratch = new_scratch();
     put(&scratch, POOL, &[("nr_hugepages", 16), ("free_hugepages", 10), ("surplus_hugepages", 0)]);
@@ -55,7 +56,7 @@ fn put(scratch: &Scratch, folder: &str, numbers: &[(&str, u64)]) {
     numbers.iter().for_each(|(name, number)| text(scratch, &format!("{folder}/{name}"), &format!("{number}\n")));
 }
 
-/// What a pool's file holds.
+/// Number of pages in a pool's file.
 fn total(scratch: &Scratch, folder: &str) -> String {
     fs::read_to_string(scratch.path(folder).join("nr_hugepages")).unwrap().trim().to_owned()
 }
@@ -70,7 +71,7 @@ fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_list_has_pools_nodes_holders_mounts_and_what_was_not_seen() {
+fn a_list_has_pools_nodes_holders_mounts_and_unseen_pages() {
     let list = json(&tree(), &["list"]);
     let pool = &list["pools"][0];
     assert_eq!((&pool["page"], &pool["page_bytes"], &pool["total_pages"]), (&json!("2m"), &json!(2 << 20), &json!(16)));
@@ -88,14 +89,14 @@ fn a_list_has_pools_nodes_holders_mounts_and_what_was_not_seen() {
 }
 
 #[test]
-fn a_list_for_people_obeys_no_name_of_a_process() {
+fn a_list_escapes_control_characters_in_names_of_processes() {
     let list = said(&tree(), &["list", "--size=2m"]);
     assert!(list.contains("node 1") && list.contains("hugetlbfs with pages of 2 MiB at /dev/hugepages"), "{list}");
     assert!(list.contains("qemu?[31m") && !list.contains('\u{1b}'), "{list}");
 }
 
 #[test]
-fn a_pool_that_is_mounted_nowhere_is_said_with_the_command_that_helps() {
+fn a_pool_without_a_mount_is_named_with_a_remedy() {
     let scratch = tree();
     text(&scratch, "proc/mounts", "");
     let notes = json(&scratch, &["list"])["notes"].to_string();
@@ -103,7 +104,7 @@ fn a_pool_that_is_mounted_nowhere_is_said_with_the_command_that_helps() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_be_written_and_what_it_takes_and_writes_nothing() {
+fn a_dry_run_describes_its_writes_and_their_cost_and_writes_nothing() {
     let scratch = tree();
     let plan = said(&scratch, &["reserve", "--size=2m", "--bytes=4194303", "--node=1", "--dry-run"]);
     assert!(plan.starts_with("2 pages of 2m would be added: 4 MiB\nwould write 1 to "), "{plan}");
@@ -117,7 +118,7 @@ fn a_dry_run_says_what_would_be_written_and_what_it_takes_and_writes_nothing() {
 }
 
 #[test]
-fn pages_are_added_and_released_where_it_was_said() {
+fn pages_are_added_to_the_pool_and_released_on_the_given_node() {
     let scratch = tree();
     let change = json(&scratch, &["reserve", "--size=2m", "--pages=3"]);
     assert_eq!(
@@ -129,7 +130,7 @@ fn pages_are_added_and_released_where_it_was_said() {
     assert_eq!((&change["changed_pages"], total(&scratch, &node(0))), (&json!(2), "8".to_owned()));
 }
 
-/// Room for a domain that has not started, as the daemon and its state file tell of it.
+/// Reservation for a domain that has not started, as in the daemon's reply and its state file.
 fn room(pages: u64, node: Option<u32>, has_started: bool) -> Value {
     let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let wanted = json!([{ "page_bytes": 2 << 20, "pages": pages, "node": node }]);
@@ -137,7 +138,7 @@ fn room(pages: u64, node: Option<u32>, has_started: bool) -> Value {
 }
 
 #[test]
-fn what_is_kept_for_a_domain_that_is_about_to_start_is_not_released() {
+fn pages_reserved_for_a_starting_domain_are_not_released() {
     let scratch = tree();
     fs::create_dir_all(scratch.path("run/wideleaf")).unwrap();
     let listener = UnixListener::bind(scratch.path("run/wideleaf/control.sock")).unwrap();
@@ -150,17 +151,17 @@ fn what_is_kept_for_a_domain_that_is_about_to_start_is_not_released() {
             writeln!(&stream, "{}", json!({ "ok": { "rooms": answer } })).unwrap();
         }
     });
-    // Ten free, three promised, three kept.
+    // Ten pages free, three reserved by the kernel, three for the domain.
     let change = json(&scratch, &["release", "--size=2m", "--all-unused"]);
     assert_eq!((&change["changed_pages"], total(&scratch, POOL)), (&json!(4), "12".to_owned()));
-    // Nothing kept any more; here, what is free does not shrink with the pool.
+    // Now no page is reserved for a domain. In a captured tree, free pages do not shrink with the pool.
     put(&scratch, POOL, &[("nr_hugepages", 17)]);
     assert_eq!(json(&scratch, &["release", "--size=2m", "--all-unused"])["changed_pages"], json!(7));
     daemon.join().unwrap();
 }
 
 #[test]
-fn without_a_daemon_the_state_file_tells_what_is_kept_and_where_it_can_not_nothing_is_released() {
+fn without_a_daemon_the_state_file_gives_the_reservations_and_if_unreadable_nothing_is_released() {
     let scratch = tree();
     let state = |rooms: &Value| text(&scratch, "var/lib/wideleaf/state.json", &json!({ "rooms": rooms }).to_string());
     let mut stale = room(7, None, false);
@@ -182,9 +183,9 @@ fn without_a_daemon_the_state_file_tells_what_is_kept_and_where_it_can_not_nothi
 }
 
 #[test]
-fn what_does_not_fit_is_refused_in_one_line_with_numbers_and_a_remedy() {
+fn impossible_changes_are_refused_in_one_line_with_numbers_and_a_remedy() {
     let scratch = tree();
-    // The pool's lock is there from its first use on.
+    // The pool's lock exists from its first use.
     fs::create_dir_all(scratch.path("run/wideleaf")).unwrap();
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["pool"], arguments, &["--root=."]].concat(), 4, words);
@@ -203,14 +204,14 @@ fn what_does_not_fit_is_refused_in_one_line_with_numbers_and_a_remedy() {
 }
 
 #[test]
-fn as_many_as_there_are_is_said_as_that() {
+fn a_partial_reservation_is_reported_as_such() {
     let said = said(&tree(), &["reserve", "--size=2m", "--pages=99", "--at-most"]);
-    // 8 whole blocks and 2 after compaction on node 0, one on node 1. A captured tree gives what is asked of it.
+    // 8 whole blocks and 2 after compaction on node 0, one on node 1. A captured tree grants what is requested of it.
     assert!(said.starts_with("11 of 99 pages of 2m were added: 22 MiB\n"), "{said}");
 }
 
 #[test]
-fn what_is_no_amount_or_no_pool_is_refused_with_what_is() {
+fn an_invalid_amount_or_pool_is_refused_with_valid_ones() {
     for (arguments, word) in [
         (["reserve", "--size=4k", "--pages=1"], "write 2m or 1g"),
         (["reserve", "--size=2m", "--pages=0"], "1.."),
@@ -228,7 +229,7 @@ fn what_is_no_amount_or_no_pool_is_refused_with_what_is() {
     help.stdout(predicates::str::contains("Examples:").and(predicates::str::contains("hugepagesz=1G hugepages=N")));
 }
 
-/// Four pages of the real pool, which go back also where a test panics.
+/// Four pages of the real pool, which are returned also if a test panics.
 struct Added<'a>(&'a Scratch, bool);
 
 impl Added<'_> {
@@ -248,7 +249,7 @@ impl Drop for Added<'_> {
 }
 
 #[test]
-fn the_real_pool_grows_by_what_was_asked_for_and_is_as_before_after_the_release() {
+fn the_real_pool_grows_by_the_requested_pages_and_shrinks_back_after_the_release() {
     const ATTEMPTS: u32 = 20;
     let file = Path::new("/").join(POOL).join("nr_hugepages");
     if let Err(error) = fs::File::options().write(true).open(&file) {
@@ -257,7 +258,7 @@ fn the_real_pool_grows_by_what_was_asked_for_and_is_as_before_after_the_release(
     }
     let scratch = new_scratch();
     let pages = || fs::read_to_string(&file).unwrap();
-    // Whoever else uses the pool at the same time is not us: one undisturbed attempt is enough.
+    // Other programs may use the pool at the same time. One undisturbed attempt is enough.
     let is_as_before = || {
         let (before, mut added) = (pages(), Added(&scratch, false));
         let more = added.change("reserve").unwrap();

@@ -1,5 +1,6 @@
-//! A guest of a few instructions that listens to its power button, and switches itself off when it is pressed: over the control socket, and
-//! by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A guest of a few instructions that listens to its power button and switches itself off. The test presses
+//! the button over the control socket and by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
+//! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -17,21 +18,25 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
-/// Enables the event, prints `>`, waits until its status is there, clears it, and switches off once it is gone.
+/// A guest that enables the event, prints `>`, waits for the event's status, clears it, and switches off
+/// once it is clear.
 fn listener() -> Vec<u8> {
-    let enable: &[u8] = &[0x66, 0xba, 0x02, 0x06, 0x66, 0xb8, 0x00, 0x01, 0x66, 0xef]; // mov dx, 0x602; mov ax, 0x100; out dx, ax
+    // mov dx, 0x602; mov ax, 0x100; out dx, ax
+    let enable: &[u8] = &[0x66, 0xba, 0x02, 0x06, 0x66, 0xb8, 0x00, 0x01, 0x66, 0xef];
     let greet: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, b'>', 0xee]; // mov dx, 0x3f8; mov al, '>'; out dx, al
-    let wait: &[u8] = &[0x66, 0xba, 0x00, 0x06, 0x66, 0xed, 0xf6, 0xc4, 0x01, 0x74, 0xf9]; // mov dx, 0x600; in ax, dx; test ah, 1; jz to the in
+    // mov dx, 0x600; in ax, dx; test ah, 1; jz to the in
+    let wait: &[u8] = &[0x66, 0xba, 0x00, 0x06, 0x66, 0xed, 0xf6, 0xc4, 0x01, 0x74, 0xf9];
     let clear: &[u8] = &[0x66, 0xb8, 0x00, 0x01, 0x66, 0xef]; // mov ax, 0x100; out dx, ax
     let check: &[u8] = &[0x66, 0xed, 0xf6, 0xc4, 0x01, 0x75, 0xfe]; // in ax, dx; test ah, 1; jnz to itself
-    let off: &[u8] = &[0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x20, 0x66, 0xef, 0xeb, 0xfe]; // mov dx, 0x604; mov ax, 0x2000; out dx, ax; jmp to itself
+    // mov dx, 0x604; mov ax, 0x2000; out dx, ax; jmp to itself
+    let off: &[u8] = &[0x66, 0xba, 0x04, 0x06, 0x66, 0xb8, 0x00, 0x20, 0x66, 0xef, 0xeb, 0xfe];
     [enable, greet, wait, clear, check, off].concat()
 }
 
 const ARGUMENTS: [&str; 6] =
     ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--control-socket=vm.sock"];
 
-/// What the VM says it can do; nothing where there is none yet.
+/// Capabilities of the VM; empty if there is no VM yet.
 fn capabilities(scratch: &Scratch) -> Vec<Value> {
     let Ok(stream) = UnixStream::connect(scratch.path("vm.sock")) else { return Vec::new() };
     (&stream).write_all(b"{\"version\":1,\"request\":\"hello\"}\n").unwrap();
@@ -42,7 +47,7 @@ fn capabilities(scratch: &Scratch) -> Vec<Value> {
 }
 
 #[test]
-fn a_guest_that_listens_can_be_asked_and_its_run_ends_well() {
+fn a_listening_guest_switches_off_on_request_and_its_run_succeeds() {
     if !has_kvm() {
         return;
     }
@@ -59,7 +64,7 @@ fn a_guest_that_listens_can_be_asked_and_its_run_ends_well() {
 }
 
 #[test]
-fn ctrl_a_p_asks_a_guest_that_listens() {
+fn ctrl_a_p_presses_the_power_button() {
     if !has_kvm() {
         return;
     }
@@ -78,12 +83,12 @@ fn ctrl_a_p_asks_a_guest_that_listens() {
 }
 
 #[test]
-fn a_guest_that_does_not_listen_runs_on_and_the_line_says_why() {
+fn a_guest_that_does_not_listen_runs_on_and_the_line_gives_the_reason() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    // jmp to itself
+    // Code of `jmp` to itself.
     scratch.file("image", &image(&pvh(), &[0xeb, 0xfe]));
     let mut run = Running::start(&scratch, &ARGUMENTS);
     while capabilities(&scratch).is_empty() {

@@ -1,5 +1,6 @@
-//! A run that tells a daemon of its guest, over the protocol, with this test as the daemon: what it is told, what it does about it, and
-//! that its end ends the connection. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A run that registers its guest with a daemon over the protocol, with this test as the daemon: the messages,
+//! the run's reactions, and the end of the connection with the run. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
+//! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -22,7 +23,7 @@ impl Told {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(0) => None,
-            // It ended before it read an answer.
+            // The run ended before it read an answer.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => None,
             read => read.map(|_| Some(serde_json::from_str::<Envelope>(&line).unwrap().request)).unwrap(),
         }
@@ -34,7 +35,7 @@ impl Told {
         writeln!(self.0.get_mut(), "{reply}").unwrap();
     }
 
-    /// The next status, answered with what somebody has set.
+    /// The next status, answered with the operator's `policy`.
     fn status(&mut self, policy: Option<&str>) -> VmView {
         let Some(Request::Status { vm }) = self.next() else { panic!("a run that lives tells how it is") };
         self.answer(policy);
@@ -43,7 +44,7 @@ impl Told {
 }
 
 #[test]
-fn a_run_registers_obeys_and_is_gone_with_its_connection() {
+fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     if !has_kvm() {
         return;
     }
@@ -70,12 +71,12 @@ fn a_run_registers_obeys_and_is_gone_with_its_connection() {
     let another = told.status(None);
     assert_eq!((another.care, another.policy.as_deref()), (Care::Managed, Some("auto")));
     drop(run);
-    // At most one status was on its way.
+    // At most one status was already sent.
     assert!(told.next().is_none() || told.next().is_none());
 }
 
 #[test]
-fn a_daemon_that_goes_is_registered_with_again() {
+fn a_run_registers_again_after_its_daemon_is_gone() {
     if !has_kvm() {
         return;
     }

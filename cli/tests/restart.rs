@@ -1,5 +1,5 @@
-//! `wideleaf run --on-reset restart`: a guest of a few instructions that finds its memory zeroed and its command line there at each boot, and
-//! does what is typed. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! `wideleaf run --on-reset restart`: a guest of a few instructions checks at each boot that its memory is zeroed and
+//! its command line is present, and obeys typed keys. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -14,10 +14,10 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{image, pvh};
 
-/// Looks whether a word of each page of [16 MiB, 32 MiB), and the one at 0x5000, is zero: prints `C` if so and `D` if not, its command line, and, when
-/// it has written all these pages, the end of the line. Then does what each key says: `r` resets by the reset register, `k` by the
-/// keyboard controller, `q` switches off, any other starts the second vCPU, which counts at 0x5000 for ever, and prints `2` when it
-/// does.
+/// Checks that a word of each page of [16 MiB, 32 MiB), and the word at 0x5000, is zero, and prints `C` if so and `D`
+/// if not. Then it prints its command line and, after it has written all these pages, a newline. It then obeys keys:
+/// `r` resets by the reset register, `k` by the keyboard controller, `q` switches off. Any other key starts the
+/// second vCPU, which counts at 0x5000 forever; the guest prints `2` when it does.
 #[rustfmt::skip]
 const REBOOTER: &[u8] = &[
     0xbf, 0x00, 0x00, 0x00, 0x01,               // 00 mov edi, 16 MiB
@@ -59,10 +59,10 @@ const REBOOTER: &[u8] = &[
     0x74, 0x61,                                 // 65 je c8
     0x3c, b'q',                                 // 67 cmp al, 'q'
     0x74, 0x63,                                 // 69 je ce
-    // In real mode at 0x8000: inc dword [0x5000]; jmp to it.
+    // Code in real mode at 0x8000: inc dword [0x5000]; jmp to it.
     0xc7, 0x05, 0x00, 0x80, 0x00, 0x00, 0x66, 0xff, 0x06, 0x00, // 6b mov dword [0x8000], ...
     0xc7, 0x05, 0x04, 0x80, 0x00, 0x00, 0x50, 0xeb, 0xf9, 0x00, // 75 mov dword [0x8004], ...
-    // The local APIC is switched on, and says to number 1: INIT, then startup at page 8.
+    // The local APIC is switched on and sends to number 1: INIT, then startup at page 8.
     0xc7, 0x05, 0xf0, 0x00, 0xe0, 0xfe, 0xff, 0x01, 0x00, 0x00, // 7f mov dword [0xfee000f0], 0x1ff
     0xc7, 0x05, 0x10, 0x03, 0xe0, 0xfe, 0x00, 0x00, 0x00, 0x01, // 89 mov dword [0xfee00310], 1 << 24
     0xc7, 0x05, 0x00, 0x03, 0xe0, 0xfe, 0x00, 0x45, 0x00, 0x00, // 93 mov dword [0xfee00300], 0x4500
@@ -86,7 +86,7 @@ const REBOOTER: &[u8] = &[
     0xeb, 0xfe,                                 // d8 jmp to itself
 ];
 
-/// What it prints at each boot with zeroed memory.
+/// Output of each boot with zeroed memory.
 const BOOTED: &str = "Cagain and again\n";
 
 struct Rebooter {
@@ -121,7 +121,7 @@ impl Rebooter {
         self.keys.write_all(&[key]).unwrap();
     }
 
-    /// Reads that, and nothing else before it.
+    /// Reads the expected text and checks that no other text comes before it.
     fn shows(&mut self, expected: &str) {
         let mut shown = Vec::new();
         let bytes = (&mut self.shown).take(expected.len() as u64).read_to_end(&mut shown).unwrap();
@@ -139,7 +139,7 @@ impl Rebooter {
         serde_json::from_slice(&output.get_output().stdout).unwrap()
     }
 
-    /// Has it switch off; the report.
+    /// Switches the guest off and returns the report.
     fn ends(mut self) -> Value {
         self.press(b'q');
         let (code, stderr) = self.run.end();
@@ -149,7 +149,7 @@ impl Rebooter {
 }
 
 #[test]
-fn a_guest_that_resets_finds_zeroed_memory_and_its_command_line_at_each_boot() {
+fn a_guest_finds_zeroed_memory_and_its_command_line_at_each_boot_after_a_reset() {
     if !has_kvm() {
         return;
     }
@@ -168,13 +168,13 @@ fn a_guest_that_resets_finds_zeroed_memory_and_its_command_line_at_each_boot() {
 }
 
 #[test]
-fn the_second_vcpu_stands_still_at_a_reset_and_can_be_started_again() {
+fn the_second_vcpu_stops_at_a_reset_and_can_be_started_again() {
     if !has_kvm() {
         return;
     }
     let mut guest = Rebooter::start(&["--vcpus=2", "--policy=never"]);
     for _ in 0..3 {
-        // Were it not stopped it would count on in the memory that is looked at.
+        // If the vCPU were not stopped, it would continue to count in the memory that the guest checks.
         guest.shows(BOOTED);
         guest.press(b's');
         guest.shows("2");
@@ -185,12 +185,12 @@ fn the_second_vcpu_stands_still_at_a_reset_and_can_be_started_again() {
 }
 
 #[test]
-fn a_guest_is_promoted_anew_after_a_reset() {
+fn a_guest_is_promoted_again_after_a_reset() {
     if !has_kvm() {
         return;
     }
     let mut guest = Rebooter::start(&["--policy=greedy"]);
-    // The 16 MiB that it writes.
+    // The guest writes these 16 MiB.
     let promoted = |guest: &Rebooter| {
         while guest.vm(&["statistics"])["vm"]["backing"]["huge_2m"].as_u64().unwrap() < 16 << 20 {
             std::thread::yield_now();
@@ -209,12 +209,12 @@ fn a_guest_is_promoted_anew_after_a_reset() {
 }
 
 #[test]
-fn a_guest_that_resets_again_and_again_is_ended() {
+fn a_guest_that_resets_in_a_loop_is_ended() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    // mov al, 6; mov dx, 0xcf9; out dx, al; jmp to itself
+    // Code of `mov al, 6; mov dx, 0xcf9; out dx, al; jmp` to itself.
     scratch.file("image", &image(&pvh(), &[0xb0, 0x06, 0x66, 0xba, 0xf9, 0x0c, 0xee, 0xeb, 0xfe]));
     let run = ["run", "image", "--memory=64M", "--policy=never", "--no-daemon"];
     let words = ["the guest reset itself 10 times within ", "it does not come up; --on-reset stop"];
@@ -225,14 +225,14 @@ fn a_guest_that_resets_again_and_again_is_ended() {
     let outcome = report["outcome"].as_str().unwrap();
     assert!(outcome.starts_with("crashed: the guest reset itself 10 times within "), "{outcome}");
     assert_eq!(report["resets"], 9);
-    // And without it the first one is the end.
+    // Without the option, the first reset is the end.
     let output =
         scratch.wideleaf(&[&run[..], &["--format=json"]].concat()).assert().success().get_output().stdout.clone();
     assert_eq!(serde_json::from_slice::<Value>(&output).unwrap()["resets"], 0);
 }
 
 #[test]
-fn a_reset_that_is_asked_for_waits_while_the_vm_is_paused_and_a_vm_that_ends_at_one_refuses() {
+fn a_requested_reset_waits_while_the_vm_is_paused_and_a_vm_without_restarts_refuses_it() {
     if !has_kvm() {
         return;
     }
@@ -261,7 +261,7 @@ fn a_reset_that_is_asked_for_waits_while_the_vm_is_paused_and_a_vm_that_ends_at_
 }
 
 #[test]
-fn what_is_about_one_boot_is_refused() {
+fn options_for_a_single_boot_are_refused() {
     let scratch = new_scratch();
     scratch.file("image", &image(&pvh(), REBOOTER));
     let refuses = |more: &[&str], words: &[&str]| {

@@ -1,5 +1,6 @@
-//! A guest's process in its sandbox, as seen from outside: what it has left, as whom it runs, what it sees, and that nothing of it is left
-//! behind. Needs KVM; other users, jails and cgroups need root: without it each test says that it was skipped.
+//! A guest's process in its sandbox as seen from outside: its remaining rights, its user, its files, and
+//! that nothing is left behind. Needs KVM. Other users, jails and cgroups need root: without it each test
+//! says that it was skipped.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -14,10 +15,10 @@ use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;
 
-/// A guest that lives until it is told to end.
+/// Arguments of a guest that lives until the test ends it.
 const LONG: [&str; 6] =
     ["run", "pattern", "--cmdline=bytes=16M seconds=600", "--memory=64M", "--no-daemon", "--vcpus=2"];
-/// One that lives a moment.
+/// Arguments of a guest that lives for a moment.
 const SHORT: [&str; 5] = ["run", "pattern", "--cmdline=bytes=16M passes=2", "--memory=64M", "--no-daemon"];
 
 fn has_root() -> bool {
@@ -28,15 +29,16 @@ fn has_root() -> bool {
     is_root
 }
 
-/// Once the guest runs and every thread has entered: what `/proc/PID/task/*/status` has, a text for each thread.
+/// Contents of `/proc/PID/task/*/status`, one text per thread, once the guest runs and every thread
+/// has entered the sandbox.
 fn threads(running: &mut Running) -> Vec<String> {
-    // The last thing before the wait: the main thread is restricted further than the process.
+    // The last step before the wait: the main thread has more restrictions than the process.
     running.wait_for("status", |status| status.starts_with("Name:\twideleaf\n") && has_entered(status));
     loop {
         let tasks = fs::read_dir(format!("/proc/{}/task", running.0.id())).unwrap();
         let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok());
         let texts: Vec<_> = texts.collect();
-        // A thread that was made just now has what it inherits, until it is on its way.
+        // A new thread has only inherited restrictions until it has started.
         if texts.iter().all(|status| has_entered(status)) {
             return texts;
         }
@@ -45,7 +47,7 @@ fn threads(running: &mut Running) -> Vec<String> {
     }
 }
 
-/// Without clone3, the process's filter, the thread's own.
+/// Three filters: without clone3, the process's filter, the thread's own.
 fn has_entered(status: &str) -> bool {
     field(status, "Seccomp_filters") == "3"
 }
@@ -79,7 +81,7 @@ fn every_thread_of_a_guest_s_process_is_restricted_and_has_no_capability() {
 }
 
 #[test]
-fn a_report_says_what_restricts_its_run() {
+fn a_report_names_the_restrictions_of_its_run() {
     if !has_kvm() {
         return;
     }
@@ -88,7 +90,7 @@ fn a_report_says_what_restricts_its_run() {
     let sandbox = &report(&output.stdout)["setup"]["sandbox"];
     assert!(sandbox["layers"].as_array().unwrap().contains(&"no capabilities".into()), "{sandbox}");
     assert_eq!(sandbox["capabilities_kept"], Value::Array(Vec::new()), "{sandbox}");
-    // A kernel that lacks a part of it refuses a run that requires all.
+    // A kernel that lacks a part of the sandbox refuses a run that requires all of it.
     let is_complete = sandbox["missing"].as_array().unwrap().is_empty();
     let required = scratch.wideleaf(&[&SHORT[..], &["--require-sandbox"]].concat()).output().unwrap();
     assert_eq!(required.status.code(), Some(if is_complete { 0 } else { 4 }), "{required:?}");
@@ -99,7 +101,7 @@ fn a_report_says_what_restricts_its_run() {
 }
 
 #[test]
-fn a_run_as_another_user_in_a_jail_sees_its_own_files_and_leaves_nothing() {
+fn a_run_as_another_user_in_a_jail_sees_only_its_own_files_and_leaves_nothing() {
     if !has_kvm() || !has_root() {
         return;
     }
@@ -145,7 +147,7 @@ fn a_result_comes_out_of_a_jail() {
 }
 
 #[test]
-fn who_can_not_write_the_result_says_so_before_the_guest_has_worked() {
+fn an_unwritable_result_is_reported_before_the_guest_starts_its_work() {
     if !has_kvm() || !has_root() {
         return;
     }
@@ -155,7 +157,7 @@ fn who_can_not_write_the_result_says_so_before_the_guest_has_worked() {
 }
 
 #[test]
-fn a_sandbox_that_cannot_be_is_refused_in_one_line() {
+fn an_impossible_sandbox_is_refused_in_one_line() {
     if !has_kvm() || !has_root() {
         return;
     }
@@ -169,7 +171,7 @@ fn a_sandbox_that_cannot_be_is_refused_in_one_line() {
     refused("--jail=absent", 2, &["--jail", "is not a folder"]);
 }
 
-/// The folder of a cgroup of that name, where there are any.
+/// Folder of a cgroup with this name, if the host has cgroups.
 fn cgroup(name: &str) -> Option<std::path::PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts
@@ -182,7 +184,7 @@ fn cgroup(name: &str) -> Option<std::path::PathBuf> {
 }
 
 #[test]
-fn a_cgroup_of_its_own_is_gone_after_the_run_also_where_that_is_killed() {
+fn a_runs_own_cgroup_is_removed_after_the_run_also_after_sigkill() {
     let Some(folder) = cgroup(&format!("wideleaf-test-{}", std::process::id())).filter(|_| has_kvm() && has_root())
     else {
         return;
@@ -197,7 +199,7 @@ fn a_cgroup_of_its_own_is_gone_after_the_run_also_where_that_is_killed() {
         let mut child = running;
         let status = child.0.wait().unwrap();
         assert!(status.code() == Some(130) || status.signal() == Some(Signal::SIGKILL as i32), "{status}");
-        // Whoever removes it outlives a killed run for a moment.
+        // The process that removes the cgroup outlives a killed run for a moment.
         while folder.exists() {
             std::thread::yield_now();
         }
@@ -211,7 +213,7 @@ fn a_cgroup_of_its_own_is_gone_after_the_run_also_where_that_is_killed() {
 }
 
 #[test]
-fn a_cgroup_that_was_there_stays() {
+fn an_existing_cgroup_is_kept() {
     let Some(folder) = cgroup(&format!("wideleaf-stays-{}", std::process::id())).filter(|_| has_kvm() && has_root())
     else {
         return;

@@ -1,5 +1,6 @@
-//! `wideleaf tlbcost` as a person types it: a small measurement in a process, the same in a guest and kept, and what is refused before anything
-//! runs. Whether three runs agree depends on the machine's load, so what is checked holds either way.
+//! The user's view of `wideleaf tlbcost`: a small measurement in a process, the same in a guest with a saved
+//! result, and refusals before any run. The machine's load decides whether three runs agree, so the checks
+//! hold in either case.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -15,7 +16,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// A cell tells levels exactly where three runs agreed, and stops at ten.
+/// A cell has levels if and only if three runs agreed, and stops after ten runs.
 fn is_honest(cell: &Value) {
     let (agreed, runs, levels) = (&cell["agreed"], cell["runs"].as_u64().unwrap(), cell["levels"].as_array().unwrap());
     assert_eq!(*agreed == true, !levels.is_empty(), "{cell}");
@@ -28,7 +29,7 @@ fn is_honest(cell: &Value) {
 }
 
 #[test]
-fn a_process_is_measured_until_its_runs_agree_or_it_says_that_they_did_not() {
+fn a_process_is_measured_until_its_runs_agree_or_the_report_says_that_they_did_not() {
     let scratch = new_scratch();
     let report = report_of(&scratch, &["--native", "--host-page=4k", "--bytes=1M"]);
     let cells = report["cells"].as_array().unwrap();
@@ -44,28 +45,28 @@ fn a_process_is_measured_until_its_runs_agree_or_it_says_that_they_did_not() {
 }
 
 #[test]
-fn pages_that_are_not_to_be_had_are_skipped_with_the_reason() {
+fn unavailable_pages_are_skipped_with_the_reason() {
     let report = report_of(&new_scratch(), &["--native", "--host-page=1g"]);
     let why = report["cells"][0]["skipped"].as_str().unwrap();
-    // Without a pool that is the reason, and with one that a chase of 1 GiB pages needs eight of them.
+    // Without a pool, that is the reason. With a pool, the reason is that a chase of 1 GiB pages needs eight of them.
     assert!(why.contains("1 GiB") || why.contains("hugepages-1048576kB"), "{why}");
 }
 
 #[test]
-fn what_agreed_in_a_guest_is_kept_and_what_did_not_is_not() {
+fn a_guests_cost_is_saved_only_if_its_runs_agreed() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
     let path = scratch.path("cost.json");
     let save = format!("--save={}", path.display());
-    // 1 MiB shows no more than one level, so there is no cost of a whole miss to keep, and no file.
+    // 1 MiB shows at most one level, so there is no cost of a whole miss to save, and no file.
     let arguments = ["tlbcost", "--guest", "--guest-page=4k", "--host-page=4k", "--bytes=1M", &save];
     scratch.refuses(&arguments, 4, &["nothing was saved", "--bytes"]);
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line() {
+fn invalid_arguments_are_refused_in_one_line() {
     let scratch = new_scratch();
     scratch.refuses(&["tlbcost", "--vm", "no-such-vm"], 2, &["no-such-vm"]);
     scratch.refuses(&["tlbcost", "--native", "--output", "/nowhere/at/all"], 7, &["/nowhere"]);

@@ -1,4 +1,4 @@
-//! What `wideleaf top` draws, character by character, and what its keys do.
+//! The screen of `wideleaf top`, character by character, and the effect of its keys.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod host;
@@ -47,7 +47,7 @@ fn rows(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     symbols.chunks(usize::from(width)).map(|row| row.concat().trim_end().to_owned()).collect()
 }
 
-/// The rows that are not empty.
+/// Rows of the screen that are not empty.
 fn lines(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     rows(screen, width, height).into_iter().filter(|row| !row.is_empty()).collect()
 }
@@ -55,7 +55,7 @@ fn lines(screen: &Screen, width: u16, height: u16) -> Vec<String> {
 const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
 
 #[test]
-fn the_list_has_a_bar_a_share_and_what_was_done() {
+fn the_list_has_a_bar_a_share_and_the_last_action() {
     let expected = [
         "wideleaf top: 3 VMs, 3 GiB free, wideleafd 0.1.0",
         "VM                 care                 RAM  resident 4k and 2m+     on 2m+",
@@ -69,7 +69,7 @@ fn the_list_has_a_bar_a_share_and_what_was_done() {
 }
 
 #[test]
-fn a_wide_terminal_has_the_whole_care_and_what_it_cost() {
+fn a_wide_terminal_has_the_full_care_column_and_its_cost() {
     let rows = rows(&screen(), 110, 24);
     let header =
         "VM                 care                                 RAM  resident 4k and 2m+     on 2m+    CPU s  actions";
@@ -100,7 +100,7 @@ fn a_narrow_terminal_keeps_the_name_the_bar_and_the_share() {
 #[test]
 fn a_list_longer_than_the_screen_moves_with_the_chosen_vm() {
     let mut screen = screen();
-    // Title, header, one row for the list, message, keys.
+    // Rows: title, header, one row for the list, message, keys.
     assert!(rows(&screen, 80, 5)[2].starts_with("web"));
     press(&mut screen, KeyCode::Down);
     assert!(rows(&screen, 80, 5)[2].starts_with("mail"));
@@ -153,12 +153,12 @@ fn a_map_of_32_gib_fits_a_small_screen() {
 }
 
 #[test]
-fn the_colours_of_a_map_say_what_the_letters_say() {
+fn the_colours_of_a_map_match_its_letters() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Tab);
     let terminal = drawn(&screen, 80, 24);
     let background = |x: u16, y: u16| terminal.backend().buffer()[(x, y)].bg;
-    // Rows as in the map above; a cell is two columns wide, after twelve for the address.
+    // Rows as in the map above; a cell is two columns wide, after twelve columns for the address.
     assert_eq!(background(12, 2), Color::Magenta, "huge, mapped in base pages");
     assert_eq!(background(20, 2), Color::Blue, "huge");
     assert_eq!(background(12, 4), Color::Yellow, "base pages");
@@ -166,7 +166,7 @@ fn the_colours_of_a_map_say_what_the_letters_say() {
 }
 
 #[test]
-fn a_window_that_became_huge_since_the_last_look_is_underlined() {
+fn a_window_that_became_huge_since_the_last_sample_is_underlined() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Tab);
     let mut later = host::windows();
@@ -200,7 +200,7 @@ fn the_explanation_has_every_reason_with_its_text() {
 }
 
 #[test]
-fn another_policy_is_chosen_from_the_list_of_them() {
+fn another_policy_is_chosen_from_a_list() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('p'));
     let Overlay::Policies(at) = screen.overlay else { panic!("no policies") };
@@ -217,7 +217,7 @@ fn another_policy_is_chosen_from_the_list_of_them() {
 }
 
 #[test]
-fn no_policy_is_offered_that_the_vm_would_be_refused() {
+fn policies_that_the_vm_would_refuse_are_not_offered() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('p'));
     let offered = |screen: &Screen| screen.policies().map(|(name, _)| name).collect::<Vec<_>>();
@@ -239,7 +239,7 @@ fn no_policy_is_offered_that_the_vm_would_be_refused() {
 }
 
 #[test]
-fn memory_that_can_not_be_seen_is_unknown_and_not_nothing() {
+fn invisible_memory_is_shown_as_unknown_and_not_as_zero() {
     let mut screen = Screen::new(None);
     let unseen = VmView { ram: Vec::new(), backing: None, mapping: None, guest_pages: None, ..host::mail() };
     let report = HostReport { source: "looking".into(), daemon: None, vms: vec![unseen], notes: Vec::new() };
@@ -249,7 +249,7 @@ fn memory_that_can_not_be_seen_is_unknown_and_not_nothing() {
 }
 
 #[test]
-fn the_map_and_the_explanation_say_what_the_guest_itself_maps() {
+fn the_map_and_the_explanation_show_the_guests_own_mappings() {
     let mut screen = screen();
     let expected = "the guest itself maps: 64 windows with 2 MiB, 30 with 4 KiB, 2 with several sizes, 32 not mapped";
     for _ in [Tab::Map, Tab::Explain] {
@@ -259,17 +259,17 @@ fn the_map_and_the_explanation_say_what_the_guest_itself_maps() {
 }
 
 #[test]
-fn a_small_screen_shows_the_policy_that_is_chosen() {
+fn a_small_screen_shows_the_chosen_policy() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('p'));
-    // More often than there are policies: the last one stays.
+    // More key presses than policies: the last policy stays chosen.
     (0..50).for_each(|_| drop(press(&mut screen, KeyCode::Down)));
     assert!(lines(&screen, 40, 10).iter().any(|row| row.contains("off          it is only")));
     assert_eq!(press(&mut screen, KeyCode::Enter), Effect::Ask(Ask::SetPolicy(host::web().pid, "off".into())));
 }
 
 #[test]
-fn the_arrows_choose_a_vm_which_is_then_looked_at() {
+fn the_arrows_choose_a_vm_and_request_its_details() {
     let mut screen = screen();
     assert_eq!(press(&mut screen, KeyCode::Up), Effect::Ask(Ask::Look(host::web().pid)), "it is the first already");
     assert_eq!(press(&mut screen, KeyCode::Down), Effect::Ask(Ask::Look(host::mail().pid)));
@@ -279,7 +279,7 @@ fn the_arrows_choose_a_vm_which_is_then_looked_at() {
 }
 
 #[test]
-fn a_chosen_vm_stays_chosen_where_others_come_and_go() {
+fn a_chosen_vm_stays_chosen_when_the_list_changes() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Down);
     let mut later = seen(host::windows());
@@ -289,7 +289,7 @@ fn a_chosen_vm_stays_chosen_where_others_come_and_go() {
 }
 
 #[test]
-fn a_look_that_fails_leaves_the_last_one_and_says_so() {
+fn a_failed_refresh_keeps_the_last_state_and_says_so() {
     let mut screen = screen();
     screen.take(failed("wideleafd did not reply within 2 s"));
     let rows = rows(&screen, 80, 24);
@@ -300,14 +300,14 @@ fn a_look_that_fails_leaves_the_last_one_and_says_so() {
 }
 
 #[test]
-fn what_came_of_a_change_is_said() {
+fn the_result_of_a_change_is_shown() {
     let mut screen = screen();
     screen.take(Seen { message: Some("web (process 4711): aligned".into()), ..seen(host::windows()) });
     assert_eq!(rows(&screen, 80, 24)[22], "web (process 4711): aligned");
 }
 
 #[test]
-fn help_lists_every_key_and_any_key_ends_it() {
+fn help_lists_every_key_and_any_key_closes_it() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('?'));
     let shown = lines(&screen, 80, 24).join("\n");
@@ -328,7 +328,7 @@ fn q_quits_from_everywhere_and_control_c_interrupts() {
 }
 
 #[test]
-fn no_screen_is_too_small() {
+fn any_screen_size_is_drawn() {
     for code in [KeyCode::Null, KeyCode::Tab, KeyCode::Char('p'), KeyCode::Char('?')] {
         let mut screen = screen();
         press(&mut screen, code);
@@ -339,7 +339,7 @@ fn no_screen_is_too_small() {
 }
 
 #[test]
-fn a_host_without_vms_is_no_mistake() {
+fn a_host_without_vms_is_not_an_error() {
     let mut screen = Screen::new(None);
     let report = HostReport { source: "the processes".into(), daemon: None, vms: Vec::new(), notes: Vec::new() };
     assert_eq!(screen.take(Seen { host: Ok(report), detail: None, message: None }), Effect::None);

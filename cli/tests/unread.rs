@@ -1,5 +1,6 @@
-//! A guest that prints for ever into an output that is not read: its VM is paused, stopped, limited in time and
-//! signalled all the same, and says what is true of it. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+//! A guest that prints forever into an output that is not read. Its VM can be paused, stopped, limited in
+//! time and signalled nevertheless, and reports its true state. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
+//! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -19,20 +20,20 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::tiny_guest::{elf, prints_for_ever, pvh};
 
-/// Ten times what an end takes on a busy machine, and more: a run that hangs does so for ever.
+/// Time limit of an end: more than ten times the time on a busy machine. A run that hangs never ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 const ARGUMENTS: [&str; 7] =
     ["run", "image", "--memory=64M", "--policy=never", "--no-daemon", "--control-socket=vm.sock", "--format=json"];
 
-/// Which of its outputs is not read.
+/// The output that is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
     StandardError,
     Console,
 }
 
-/// A run whose guest prints for ever.
+/// A run with a guest that prints forever.
 struct Printing {
     scratch: Scratch,
     run: Running,
@@ -46,15 +47,15 @@ impl Printing {
             Unread::StandardError => &["--output=result.json"],
             Unread::Console => &["--output=result.json", "--console"],
         };
-        // Both are pipes, and are not read before the end. Pipes of one page: a guest whose exits are slow fills them
-        // too.
+        // Both outputs are pipes and are not read before the end. They have one page, so that a guest with slow
+        // exits fills them too.
         let run = Running::start(&scratch, &[&ARGUMENTS, output, more].concat());
         fcntl(run.0.stderr.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
         fcntl(run.0.stdout.as_ref().unwrap(), FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
         Printing { scratch, run }
     }
 
-    /// Until it answers, and then so long that the pipe has filled.
+    /// Waits until the VM answers, and then until the pipe is full.
     fn has_filled(&mut self) {
         let begin = Instant::now();
         while !self.scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
@@ -92,7 +93,7 @@ fn ends(run: &mut Running) -> Option<i32> {
 }
 
 #[test]
-fn a_time_limit_ends_it() {
+fn a_time_limit_ends_a_run_with_an_unread_output() {
     for unread in [Unread::StandardError, Unread::Console] {
         if has_kvm() {
             let mut printing = Printing::start(unread, &["--timeout=3s"]);
@@ -102,7 +103,7 @@ fn a_time_limit_ends_it() {
 }
 
 #[test]
-fn a_signal_ends_it() {
+fn a_signal_ends_a_run_with_an_unread_output() {
     for unread in [Unread::StandardError, Unread::Console] {
         if has_kvm() {
             let mut printing = Printing::start(unread, &[]);
@@ -114,7 +115,7 @@ fn a_signal_ends_it() {
 }
 
 #[test]
-fn it_is_paused_resumed_and_killed_and_its_state_is_the_truth() {
+fn a_vm_with_an_unread_output_is_paused_resumed_and_killed_and_reports_its_true_state() {
     for unread in [Unread::StandardError, Unread::Console] {
         if !has_kvm() {
             return;
@@ -140,15 +141,15 @@ fn it_is_paused_resumed_and_killed_and_its_state_is_the_truth() {
 }
 
 #[test]
-fn lines_that_were_lost_are_said_once_where_standard_error_is_read_again() {
-    // How long it takes to fill the queue, the host says.
+fn lost_lines_are_reported_once_after_standard_error_is_read_again() {
+    // The time to fill the queue depends on the host.
     let has_lost = has_kvm() && [2, 8].into_iter().any(|seconds| loses_lines_within(Duration::from_secs(seconds)));
     if !has_lost {
         eprintln!("skipped: this host's guests print too slowly to fill a queue of 256 KiB in some seconds");
     }
 }
 
-/// Whether any were, with the line that says so, or without it.
+/// Whether lines were lost. The output has the line that reports them exactly if they were.
 fn loses_lines_within(time: Duration) -> bool {
     let mut printing = Printing::start(Unread::StandardError, &[]);
     printing.has_filled();
@@ -167,9 +168,9 @@ fn loses_lines_within(time: Duration) -> bool {
     lost > 0
 }
 
-/// A terminal has a progress bar as well, which the vCPU's thread draws.
+/// A terminal also has a progress bar, which the vCPU's thread draws.
 #[test]
-fn a_terminal_that_takes_nothing_holds_nothing_up() {
+fn a_terminal_that_accepts_no_output_blocks_nothing() {
     if !has_kvm() {
         return;
     }
@@ -185,7 +186,7 @@ fn a_terminal_that_takes_nothing_holds_nothing_up() {
 }
 
 #[test]
-fn what_a_guest_prints_sets_nothing_of_a_terminal_and_comes_as_it_is_elsewhere() {
+fn a_guests_output_cannot_control_a_terminal_and_is_unchanged_elsewhere() {
     if !has_kvm() {
         return;
     }
@@ -219,9 +220,9 @@ fn what_a_guest_prints_sets_nothing_of_a_terminal_and_comes_as_it_is_elsewhere()
     assert_eq!(shown.matches("?]0;malformed?").count(), 1, "the line that makes no sense is in the error: {shown:?}");
 }
 
-/// The result was asked for there, and waits for its reader; a signal ends that.
+/// The result goes to standard output and waits for its reader; a signal ends that wait.
 #[test]
-fn a_result_that_is_not_read_waits_until_a_signal_comes() {
+fn an_unread_result_waits_until_a_signal() {
     let scratch = new_scratch();
     let (from, mut to) = std::io::pipe().unwrap();
     fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
@@ -233,7 +234,7 @@ fn a_result_that_is_not_read_waits_until_a_signal_comes() {
     let mut run = Running(command.spawn().unwrap());
     drop(command);
     run.wait_for("comm", |name| name.trim() == "kernel");
-    // It ends by itself, and its threads with it; what waits then is the result.
+    // The kernel ends by itself with its threads. After that only the result waits.
     let tasks = format!("/proc/{}/task", run.0.id());
     let names = || -> Vec<String> {
         let tasks = std::fs::read_dir(&tasks).unwrap();

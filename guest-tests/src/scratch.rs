@@ -1,6 +1,5 @@
-//! A program of this workspace as tests run it: in a folder of its own, which is also its place for temporary files, so that a test sees
-//! what the program leaves behind.
-
+//! A program of this workspace as tests run it: in its own folder, which is also its folder for temporary files, so
+//! that files left behind are visible.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test may panic")]
 
 use std::fs;
@@ -46,19 +45,19 @@ impl Scratch {
         self.folder.path().join(name)
     }
 
-    /// Makes a file, and gives its path as an argument.
+    /// Writes a file and returns its path as an argument.
     pub fn file(&self, name: &str, content: &[u8]) -> String {
         fs::write(self.path(name), content).unwrap();
         self.path(name).into_os_string().into_string().unwrap()
     }
 
-    /// Names of everything in the folder.
+    /// Names of all entries in the folder.
     pub fn names(&self) -> Vec<String> {
         fs::read_dir(&self.folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Runs a command that has to fail with this exit code, nothing on standard output, and one line on standard error
-    /// that begins with the program's name and holds each of `words`. No file may be added to the folder.
+    /// The command must fail with this exit code, empty standard output, and one line on standard error that begins
+    /// with the program's name and contains each of `words`. It must not add a file to the folder.
     pub fn refuses(&self, arguments: &[&str], code: i32, words: &[&str]) {
         let before = self.names();
         let output = self.wideleaf(arguments).output().unwrap();
@@ -73,7 +72,7 @@ impl Scratch {
     }
 }
 
-/// A program that a test may leave early: it does not outlive the test.
+/// A program that does not outlive its test.
 #[derive(Debug)]
 pub struct Running(pub Child);
 
@@ -85,7 +84,7 @@ impl Running {
         Running(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Waits until `found` is in a file of `/proc/PID/task/*/`.
+    /// Waits until `found` holds for a file of `/proc/PID/task/*/`.
     pub fn wait_for(&mut self, file: &str, found: impl Fn(&str) -> bool) -> String {
         loop {
             let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();

@@ -1,13 +1,15 @@
-//! The A64FX as the negative control: FLASH's equation of state and its hydrodynamics, where far fewer TLB misses saved next to no time.
+//! The A64FX as the negative control: FLASH's equation of state and its hydrodynamics, with far fewer TLB misses but
+//! almost the same time.
 //!
 //! ```text
-//!   their counters ──▶ cycles by the simulator's latencies ──▶ does the model promise time that they did not gain?
+//!   published counters ──▶ cycles by the simulator's latencies ──▶ does the model predict a gain that was not published?
 //!   TRACE of amr   ──▶ A64FX on 4 KiB, 64 KiB, 2 MiB       ──▶ misses and cycles, large pages to base pages
 //! ```
 //!
-//! Comparable: the shape of the memory (variables of a cell side by side, blocks of cells), the page sizes (64 KiB base pages, 2 MiB pages of
-//! hugetlbfs), the order of the ratios. Not comparable: counts (`amr` is no FLASH, and one pass), and cycles other than of memory, which are most of
-//! theirs. The machine's numbers are remembered and not verified.
+//! Comparable are the shape of the memory (variables of a cell side by side, blocks of cells), the page sizes (64 KiB
+//! base pages, 2 MiB pages of hugetlbfs), and the order of the ratios. Not comparable are counts (`amr` is not FLASH,
+//! and makes one pass) and cycles other than those of memory, which are most of the published cycles. The machine's
+//! parameters are quoted from memory and not verified.
 
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
@@ -18,7 +20,7 @@ use crate::measured::parse;
 use crate::simulated::{Arm, Sums};
 use crate::traced::Trace;
 
-/// The kernel whose traces belong here.
+/// Name of the kernel that this comparison covers.
 pub const KERNEL: &str = "amr";
 
 const EOS: &str = include_str!("../../data/seeds/a64fx_table4_eos_raw.csv");
@@ -27,7 +29,7 @@ const HYDRO: &str = include_str!("../../data/seeds/a64fx_table6_hydro3d_raw.csv"
 /// Columns of both tables with counts on large pages and on base pages, by compiler.
 const COMPILERS: [(&str, usize, usize); 2] = [("gcc", 1, 2), ("Fujitsu", 4, 5)];
 
-/// 64 KiB pages are 4 KiB pages of addresses divided by 2^4.
+/// Shift for 64 KiB pages, which are 4 KiB pages of addresses divided by 2^4.
 const SHIFT_64K: u32 = 4;
 const BASES: [&str; 2] = ["4k", "64k"];
 
@@ -35,7 +37,7 @@ fn a64fx() -> &'static Machine {
     machine("a64fx").expect("the A64FX")
 }
 
-/// Large pages to base pages: misses of the first level of the TLB and of all of it, and cycles.
+/// Ratios of large pages to base pages: misses of the first level of the TLB, misses of all levels, and cycles.
 #[derive(Clone, Copy)]
 struct Ratios {
     first_level: f64,
@@ -47,12 +49,12 @@ impl Ratios {
     const ALL: [fn(&Ratios) -> f64; 3] = [|it| it.first_level, |it| it.misses, |it| it.cycles];
 }
 
-/// A program by one compiler, on large pages and on base pages.
+/// Counters of a program with one compiler, on large pages and on base pages.
 struct Counters {
     name: String,
     ratios: Ratios,
     instructions: f64,
-    /// Of all cycles on base pages, those that the model says large pages save.
+    /// Predicted saving by large pages, as a share of all cycles on base pages.
     predicted: f64,
 }
 
@@ -72,7 +74,7 @@ impl Counters {
         let saved = |[large, base]: [f64; 2]| base - large;
         let (first_level, misses, cycles) = (both("L1D_TLB_REFILL"), both("L2D_TLB_REFILL"), both("CPU_CYCLES"));
         let second_level_hit = f64::from(a64fx().data_tlb[1].cycles.value);
-        // The entry of a page, from memory: whatever the walk caches do, hardly ever more of it.
+        // The cost of a walk is the load of one page's entry from memory. The walk caches hardly ever leave more.
         let walk = f64::from(a64fx().memory_cycles.value);
         Counters {
             name: format!("{program}, {compiler}"),
@@ -83,11 +85,11 @@ impl Counters {
     }
 }
 
-/// A trace of the kernel on three page sizes.
+/// Results of a trace on three page sizes.
 pub struct Mesh {
     name: String,
     mib: u64,
-    /// On 4 KiB pages and on 64 KiB pages.
+    /// Sums on 4 KiB pages and on 64 KiB pages.
     bases: [Sums; BASES.len()],
     huge: Sums,
 }
@@ -101,7 +103,7 @@ impl Mesh {
             Arm::new(a64fx(), bytes, PageSize::Huge2M),
         ];
         let [base, of_64k, huge] = trace.simulate(arms, waiting)?;
-        // Divided addresses say nothing of data lines; those of an undivided run stand in.
+        // Divided addresses give no counts of data lines, so those of an undivided run replace them.
         let of_64k = Sums { data_cycles: huge.data_cycles, ..of_64k };
         Ok(Mesh { name, mib: bytes >> 20, bases: [base, of_64k], huge })
     }
@@ -126,7 +128,8 @@ pub fn print(meshes: &[Mesh]) {
 
 fn print_counters(counters: &[Counters]) {
     println!(
-        "\nA64FX, 2 MiB pages to 64 KiB pages: what was counted, and cycles by their misses and the simulator's latencies"
+        "\nA64FX, 2 MiB pages to 64 KiB pages: published counters, and cycles from their misses and the simulator's \
+         latencies"
     );
     let header =
         ["program, compiler", "L1 misses", "TLB misses", "instructions", "cycles", "cycles, predicted", "difference"];
@@ -144,11 +147,11 @@ fn print_counters(counters: &[Counters]) {
     let all = counters.len();
     println!(
         "{}",
-        bar(&format!("predicted within what was measured, {least:.2} - {most:.2}: {within} of {all}"), within == all)
+        bar(&format!("predicted within the measured range, {least:.2} - {most:.2}: {within} of {all}"), within == all)
     );
 }
 
-/// The least and the largest of a ratio that was measured.
+/// Range of a measured ratio.
 fn range(counters: &[Counters], of: fn(&Ratios) -> f64) -> [f64; 2] {
     let ratios = || counters.iter().map(|row| of(&row.ratios));
     [ratios().fold(f64::INFINITY, f64::min), ratios().fold(0.0, f64::max)]
@@ -156,7 +159,8 @@ fn range(counters: &[Counters], of: fn(&Ratios) -> f64) -> [f64; 2] {
 
 fn print_meshes(meshes: &[Mesh], counters: &[Counters]) {
     println!(
-        "\namr on a simulated A64FX (numbers of the machine unverified); misses in thousands, cycles of memory one after another"
+        "\namr on a simulated A64FX (parameters of the machine unverified); misses in thousands, cycles of sequential \
+         memory accesses"
     );
     let mut out = table(&[
         "amr",
@@ -190,7 +194,7 @@ fn print_meshes(meshes: &[Mesh], counters: &[Counters]) {
     for (n, what) in ["L1 misses", "TLB misses", "cycles"].into_iter().enumerate() {
         let [least, most] = ranges[n];
         let text = format!(
-            "{what}, 2 MiB to 64 KiB, within what was measured, {least:.4} - {most:.4}: {} of {all}",
+            "{what}, 2 MiB to 64 KiB, within the measured range, {least:.4} - {most:.4}: {} of {all}",
             within[n]
         );
         println!("{}", bar(&text, within[n] == all));

@@ -1,4 +1,5 @@
-//! GUPS by its rates: the counters cover two passes over the table, of which one is simulated, cold at its begin.
+//! GUPS by misses per update. The published counters cover two passes over the table. One pass is
+//! simulated, after a warm-up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,15 +14,15 @@ use crate::simulated::Arm;
 
 const GUPS: &str = include_str!("../../data/seeds/freebsd_gups.csv");
 
-/// A table's passes that the counters cover (HPCC verifies by a second one).
+/// Number of passes over the table in the counters (HPCC verifies in a second pass).
 const PASSES: f64 = 2.0;
 
-/// The promise.
+/// Target of the comparison.
 const MISSES_WITHIN: f64 = 0.02;
 
 /// Simulates `updates` of each table, prints all rows and judges them.
 pub fn rows(updates: u64, waiting: &Waiting) -> Result<(), Ended> {
-    println!("GUPS, {updates} updates of each table, K8, native; measured: the counters of both passes by two");
+    println!("GUPS, {updates} updates of each table, K8, native; measured: half of the counters of both passes");
     let mut rows = table(&["page", "table", "misses/update", "measured", "error", "walk L2 misses/miss", "measured"]);
     let mut worst: f64 = 0.0;
     for line in GUPS.lines().skip(1) {
@@ -49,8 +50,8 @@ pub fn rows(updates: u64, waiting: &Waiting) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Per update. What comes first finds all caches cold: as many updates again are let pass uncounted, a million at most, which
-/// fill the L2 many times.
+/// Misses per update. At first all caches are cold, so as many updates again run uncounted before, at most a million.
+/// They fill the L2 many times.
 fn simulate(page: PageSize, log2_words: u32, updates: u64, end: &AtomicBool) -> Result<Misses, Ended> {
     let words = 1 << log2_words;
     let mut arm = Arm::new(machine("k8").expect("the Opteron"), words * 8, page);

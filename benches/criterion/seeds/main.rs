@@ -1,16 +1,16 @@
-//! What others measured with hardware counters, beside what the simulator makes of the same accesses.
+//! Published measurements with hardware counters, compared with the simulator on the same accesses.
 //!
 //! ```text
 //!   gups:log2_words=25…28   ─▶ generated ─┐                       ┌─ 4 KiB ─┐
 //!   sweep3d, its own order  ─▶ generated ─┼─▶ K8, natively, on ───┤         ├──▶ misses, walks that missed the L2 │ FreeBSD's
-//!   TRACE …                 ─▶ recorded  ─┘                       └─ 2 MiB ─┘                           their fall │ OpenMP's
+//!   TRACE …                 ─▶ recorded  ─┘                       └─ 2 MiB ─┘                           their ratio │ OpenMP's
 //!   TRACE of amr            ─▶ recorded  ───▶ A64FX ── 4 KiB, 64 KiB, 2 MiB ──▶ misses, cycles                     │ FLASH's
 //! ```
 //!
-//! Rows other than GUPS and Sweep3D need a trace each (`wideleaf trace record npb.cg --class A --iterations 1`).
+//! All rows except GUPS and Sweep3D need a trace each (`wideleaf trace record npb.cg --class A --iterations 1`).
 //!
-//! `cargo bench -p wideleaf-benches --bench seeds [-- UPDATES TRACE …]` (default 16 million updates a table, no trace; 0 leaves GUPS and
-//! Sweep3D out)
+//! `cargo bench -p wideleaf-benches --bench seeds [-- UPDATES TRACE …]` (default 16 million updates per table, no
+//! trace; 0 omits GUPS and Sweep3D)
 
 mod a64fx;
 mod gups;
@@ -30,7 +30,7 @@ use measured::Opteron;
 use opteron::Row;
 use traced::Trace;
 
-/// The page sizes that are compared.
+/// Page sizes that are compared.
 const PAGES: [PageSize; 2] = [PageSize::Base4K, PageSize::Huge2M];
 
 fn main() -> ExitCode {

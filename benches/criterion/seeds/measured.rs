@@ -1,11 +1,11 @@
-//! The tables of others: what a program missed on each page size, the mean of its runs.
+//! Published tables: misses of a program on each page size, as the mean of its runs.
 
 use wideleaf_policies::PageSize;
 
 const NPB: &str = include_str!("../../data/seeds/freebsd_npb.csv");
 const SWEEP3D: &str = include_str!("../../data/seeds/freebsd_sweep3d.csv");
 
-/// Misses, and references of their walks that missed the L2.
+/// Misses, and references of page-table walks that missed the L2.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Misses {
     pub tlb: f64,
@@ -18,7 +18,7 @@ impl Misses {
     }
 }
 
-/// The FreeBSD measurements: a program on one page size.
+/// FreeBSD's measurements of a program on one page size.
 struct Measured {
     name: String,
     huge: bool,
@@ -26,7 +26,7 @@ struct Measured {
     runs: f64,
 }
 
-/// Every row of NPB and Sweep3D, by the name a trace of it has.
+/// All rows of NPB and Sweep3D, by the names of their traces.
 pub struct Opteron(Vec<Measured>);
 
 impl Opteron {
@@ -50,7 +50,7 @@ impl Opteron {
         Opteron(rows)
     }
 
-    /// On 4 KiB pages and on 2 MiB pages; `None` for a program that is in no table.
+    /// Misses on 4 KiB pages and on 2 MiB pages; `None` for a program without rows.
     pub fn of(&self, name: &str) -> Option<[Misses; 2]> {
         let of = |huge| {
             let row = self.0.iter().find(|row| row.name == name && row.huge == huge)?;
@@ -60,7 +60,7 @@ impl Opteron {
     }
 }
 
-/// `NAS CG`, `A` as `npb.cg A`.
+/// Name of a trace from a published row: `NAS CG`, `A` is `npb.cg A`.
 fn npb_name(benchmark: &str, class: &str) -> String {
     format!("npb.{} {class}", benchmark.trim_start_matches("NAS ").to_lowercase())
 }

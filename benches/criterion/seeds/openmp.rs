@@ -1,13 +1,15 @@
-//! The OpenMP paper's Opteron 270, which has K8's TLB: by how much 2 MiB pages let the misses fall, beside FreeBSD's counters and ours.
+//! The OpenMP paper's Opteron 270, which has K8's TLB: reduction of misses by 2 MiB pages, compared with
+//! FreeBSD's counters and ours.
 //!
 //! ```text
 //!   the paper   class B, 4 threads on 4 cores, all shared data in hugetlbfs from the start, code and stacks on 4 KiB
-//!   FreeBSD     class B, 1 process, superpages as the kernel makes them
-//!   simulated   1 thread, the whole arena on either size: the data of both set-ups alike
+//!   FreeBSD     class B, 1 process, superpages created by the kernel
+//!   simulated   1 thread, the whole arena on either size: equal to the data of both set-ups
 //! ```
 //!
-//! The paper gives factors and no counts. A trace is of one thread: a thread of four goes over a quarter of each array with a TLB of its own,
-//! which a trace of all of it does not tell. Another class than B is printed and not judged.
+//! The paper gives factors and no counts. A trace is of one thread. Each of four threads covers a quarter
+//! of each array with its own TLB, which a trace of one thread does not show. Classes other than B are
+//! printed and not judged.
 
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{bar, number, table};
@@ -17,14 +19,14 @@ use crate::opteron::Row;
 
 const CLAIMS: &str = include_str!("../../data/seeds/openmp_claims.csv");
 
-/// By how much misses fall, at least and at most.
+/// Published minimum and maximum factor by which misses fall.
 struct Claim {
     program: String,
     text: &'static str,
     factors: [f64; 2],
 }
 
-/// The rows "DTLB misses reduced by factor", program by program.
+/// All rows "DTLB misses reduced by factor", program by program.
 fn claims() -> Vec<Claim> {
     let rows = CLAIMS.lines().skip(1).map(|line| line.split(',').collect::<Vec<_>>());
     rows.filter(|cells| cells[5] == "DTLB misses reduced by factor")
@@ -33,18 +35,18 @@ fn claims() -> Vec<Claim> {
 }
 
 impl Claim {
-    /// `10 or more`, `2-3`.
+    /// A claim from its text: `10 or more`, `2-3`.
     fn new(program: &str, text: &'static str) -> Claim {
         let number = |text: &str| text.parse::<f64>().expect("the table has numbers there");
         let factors = match (text.strip_suffix(" or more"), text.split_once('-')) {
             (Some(least), _) => [number(least), f64::INFINITY],
             (None, Some((least, most))) => [number(least), number(most)],
-            (None, None) => panic!("{text:?} is no claim of the table"),
+            (None, None) => panic!("{text:?} is not a claim of the table"),
         };
         Claim { program: format!("npb.{}", program.to_lowercase()), text, factors }
     }
 
-    /// Within a factor of two: the paper rounds ("approximately").
+    /// Whether a factor is within a factor of two of the claim: the paper rounds ("approximately").
     fn is_met(&self, factor: f64) -> bool {
         (self.factors[0] / 2.0..=self.factors[1] * 2.0).contains(&factor)
     }
@@ -52,14 +54,14 @@ impl Claim {
 
 const CLASS: &str = "B";
 
-/// Misses on 4 KiB pages, divided by those on 2 MiB pages.
+/// Misses on 4 KiB pages divided by those on 2 MiB pages.
 fn fall(misses: [Misses; 2]) -> f64 {
     misses[0].tlb / misses[1].tlb
 }
 
 pub fn print(rows: &[Row], measured: &Opteron) {
     println!(
-        "\nHow many times fewer misses on 2 MiB pages (below 1: more), Opteron 270; OpenMP's: class {CLASS}, 4 threads"
+        "\nFactor by which misses fall on 2 MiB pages (below 1: rise), Opteron 270; OpenMP's: class {CLASS}, 4 threads"
     );
     let mut out = table(&["program", "OpenMP's", "FreeBSD's, class B", "simulated, 1 thread", "class", "accesses"]);
     let (mut seeds, mut ours) = ([0, 0], [0, 0]);

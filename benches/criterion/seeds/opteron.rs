@@ -1,7 +1,8 @@
-//! NPB and Sweep3D on the Opteron of the FreeBSD measurements: each page size, row by row, and how many rows are as measured.
+//! NPB and Sweep3D on the Opteron of the FreeBSD measurements: each page size, row by row, and the number of rows
+//! that match the measurement.
 //!
-//! A row's direction is whether 2 MiB pages miss more often or less often than 4 KiB ones. K8 has eight entries for them, so that
-//! more is no mistake.
+//! The direction of a row says whether 2 MiB pages miss more or less often than 4 KiB pages. K8 has eight entries for
+//! 2 MiB pages, so more misses are not an error.
 
 use comfy_table::Cell;
 use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
@@ -13,15 +14,14 @@ use crate::measured::{Misses, Opteron};
 use crate::simulated::{Arm, Sums, opteron};
 use crate::traced::Trace;
 
-/// How far simulated and measured may be from each other, as a factor, and in which part of the rows.
+/// Maximum factor between simulated and measured counts, and the minimum share of rows within it.
 const RATIO_WITHIN: f64 = 2.0;
 const NEAR_AT_LEAST: f64 = 0.8;
 
-/// The rules beside LRU by which the entries for 2 MiB pages might make room.
-const OTHER_RULES: [(&str, Replacement); 2] =
-    [("tree of bits", Replacement::TreePlru), ("random", Replacement::Random)];
+/// Replacement rules other than LRU for the entries for 2 MiB pages.
+const OTHER_RULES: [(&str, Replacement); 2] = [("tree PLRU", Replacement::TreePlru), ("random", Replacement::Random)];
 
-/// Both page sizes by LRU, then 2 MiB pages by the other rules.
+/// Both page sizes with LRU, then 2 MiB pages with the other rules.
 pub type Arms = [Arm; 4];
 
 pub fn arms(bytes: u64) -> Arms {
@@ -31,14 +31,14 @@ pub fn arms(bytes: u64) -> Arms {
     [base, huge, tree, random]
 }
 
-/// A program, simulated on both page sizes and measured, 4 KiB first.
+/// A program with simulated and measured misses on both page sizes, 4 KiB first.
 pub struct Row {
     pub name: String,
-    /// Where its accesses are from.
+    /// Source of the accesses.
     pub from: String,
     pub scale: String,
     pub simulated: [Misses; 2],
-    /// On 2 MiB pages by the other rules.
+    /// Misses on 2 MiB pages with the other rules.
     pub by_other_rules: [Misses; 2],
     pub measured: Option<[Misses; 2]>,
 }
@@ -50,7 +50,7 @@ impl Row {
         Ok(Row::new(name, from, scale, trace.simulate(arms, waiting)?, measured))
     }
 
-    /// From the sums of [`Arms`].
+    /// A row from the sums of [`Arms`].
     pub fn new(name: String, from: String, scale: String, sums: [Sums; 4], measured: &Opteron) -> Row {
         let [base, huge, tree, random] = sums.map(|sums| sums.misses());
         let (simulated, by_other_rules) = ([base, huge], [tree, random]);
@@ -95,10 +95,12 @@ pub fn print(rows: &[Row]) {
     print_rules(rows);
 }
 
-/// What 2 MiB pages take away is free of what no trace has: stack, code and the system miss alike on both sizes of the arena's pages.
+/// Prints the misses that 2 MiB pages remove. The stack, the code and the system are in no trace, but they miss
+/// equally on both page sizes of the arena and cancel out.
 fn print_taken(rows: &[Row]) {
     println!(
-        "  what 2 MiB pages take away (below 0: add), in millions; the rest is measured and not simulated, on either size:"
+        "  misses removed by 2 MiB pages (below 0: added), in millions; rest: measured but not simulated, on either \
+         size:"
     );
     let header = [
         "program",
@@ -128,9 +130,10 @@ fn print_taken(rows: &[Row]) {
     println!("{out}");
 }
 
-/// Eight entries under loops over more pages than that: how they make room decides, and it is not documented.
+/// Prints the misses by replacement rule. Under loops over more than eight pages the rule matters, and
+/// it is not documented.
 fn print_rules(rows: &[Row]) {
-    println!("  misses on 2 MiB pages, in millions, by the rule by which the eight entries make room (judged is LRU):");
+    println!("  misses on 2 MiB pages, in millions, by the replacement rule of the eight entries (LRU is judged):");
     let [tree, random] = OTHER_RULES.map(|(name, _)| name);
     let mut out = table(&["program", "accesses", "measured", "LRU", tree, random]);
     for row in rows {
@@ -146,7 +149,7 @@ fn judge(rows: &[Row]) {
     let known: Vec<_> = rows.iter().filter_map(|row| Some((row, row.measured?))).collect();
     let all = known.len();
     if all == 0 {
-        println!("  none of these programs is in the tables: nothing is judged");
+        println!("  no program is in the tables: nothing is judged");
         return;
     }
     let is_more = |misses: &[Misses; 2]| misses[1].tlb > misses[0].tlb;
@@ -165,7 +168,7 @@ fn judge_ratios(what: &str, known: &[(&Row, [Misses; 2])], of: fn(&Misses) -> f6
     let near = ratios.filter(|ratio| (1.0 / RATIO_WITHIN..=RATIO_WITHIN).contains(ratio)).count();
     let all = 2 * known.len();
     let what = format!(
-        "{what} within a factor of {RATIO_WITHIN}: {near} of {all} rows, {:.0} % wanted",
+        "{what} within a factor of {RATIO_WITHIN}: {near} of {all} rows, target {:.0} %",
         100.0 * NEAR_AT_LEAST
     );
     println!("{}", bar(&what, near as f64 >= NEAR_AT_LEAST * all as f64));

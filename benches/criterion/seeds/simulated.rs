@@ -1,4 +1,4 @@
-//! A machine at work on one page size, and what it counted, weighted part by part.
+//! A simulated machine on one page size, and its counts, weighted part by part.
 
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_simulator::machine::{Replacement, TlbArray, TlbLevel};
@@ -7,18 +7,18 @@ use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
 
 use crate::measured::Misses;
 
-/// What comes out of a run. All of it is sums.
+/// Results of a run, all of them sums.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sums {
     /// Loads and stores that missed the first level of the TLB.
     pub first_level: f64,
-    /// Those that missed all of it.
+    /// Loads and stores that missed all levels of the TLB.
     pub misses: f64,
-    /// References of their walks that missed the L2.
+    /// References of page-table walks that missed the L2.
     pub walk_l2: f64,
     /// Cycles of the second level of the TLB and of walks.
     pub translation_cycles: f64,
-    /// Cycles from load to use of all data lines, one after another.
+    /// Cycles from load to use of all data lines, as if sequential.
     pub data_cycles: f64,
 }
 
@@ -45,13 +45,14 @@ impl Sums {
         self.data_cycles += more.data_cycles * weight;
     }
 
-    /// Those of them that the Opteron has counters for.
+    /// Sums that the Opteron has counters for.
     pub fn misses(&self) -> Misses {
         Misses { tlb: self.misses, walk_l2: self.walk_l2 }
     }
 }
 
-/// The Opteron, and how its eight entries for 2 MiB pages make room, of which nothing is documented. The machine's own rule is LRU.
+/// The Opteron with this replacement rule for its eight entries for 2 MiB pages. The real rule is not documented; the
+/// machine's default is LRU.
 pub fn opteron(rule: Replacement) -> &'static Machine {
     let k8 = machine("k8").expect("the Opteron");
     let [first, second] = k8.data_tlb else { panic!("K8 has two levels of TLB") };
@@ -70,31 +71,32 @@ pub fn opteron(rule: Replacement) -> &'static Machine {
 pub struct Arm {
     machine: &'static Machine,
     simulator: Simulator,
-    /// Addresses are divided by so much, as a power of two.
+    /// Log2 of the divisor of addresses.
     shift: u32,
     sums: Sums,
 }
 
 impl Arm {
-    /// An arena of `bytes` on pages of `page`, without a second dimension; everything is cold.
+    /// A cold simulator for an arena of `bytes` on pages of `page`, without a second dimension.
     pub fn new(machine: &'static Machine, bytes: u64, page: PageSize) -> Arm {
         Arm::divided(machine, bytes, page, 0)
     }
 
-    /// Pages 2^`shift` times as large as `page`: all addresses are divided by that, so that page numbers, misses and entries of tables
-    /// are those of the larger pages. Data lines are not: 2^`shift` of them fall together.
+    /// A simulator with pages 2^`shift` times as large as `page`. All addresses are divided by that, so that
+    /// page numbers, misses and table entries are those of the larger pages. Data lines are not: 2^`shift`
+    /// of them become one.
     pub fn divided(machine: &'static Machine, bytes: u64, page: PageSize, shift: u32) -> Arm {
         let space = AddressSpace::native(Bytes::new((bytes >> shift).max(1)), page);
         Arm { machine, simulator: Simulator::new(machine, space), shift, sums: Sums::default() }
     }
 
-    /// One access, counted by the next [`Arm::sum_up`].
+    /// Simulates one access; the next [`Arm::sum_up`] counts it.
     #[inline]
     pub fn access(&mut self, access: Access) {
         self.simulator.access_repeated(access.address >> self.shift, access.is_write, access.repeats);
     }
 
-    /// Many, in their order.
+    /// Simulates accesses in their order.
     pub fn run(&mut self, accesses: &[Access]) {
         if self.shift == 0 {
             self.simulator.run(accesses.iter().copied());
@@ -103,18 +105,18 @@ impl Arm {
         }
     }
 
-    /// What was counted since the last time counts so many times.
+    /// Adds the counts since the last call, multiplied by `weight`.
     pub fn sum_up(&mut self, weight: f64) {
         self.sums.add(Sums::of(self.simulator.counts(), self.machine), weight);
         self.simulator.reset_counts();
     }
 
-    /// What was counted since the last [`Arm::sum_up`] counts nothing.
+    /// Discards the counts since the last [`Arm::sum_up`].
     pub fn forget(&mut self) {
         self.simulator.reset_counts();
     }
 
-    /// All that was summed up.
+    /// Sums of all weighted counts.
     pub fn sums(&self) -> Sums {
         self.sums
     }

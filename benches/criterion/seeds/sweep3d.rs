@@ -1,4 +1,5 @@
-//! Sweep3D by its loops, generated as `wideleaf simulate sweep3d` generates them; the kernel `sweep3d` computes the same in loops over more arrays.
+//! Sweep3D by its loops, generated as `wideleaf simulate sweep3d` generates them. The kernel `sweep3d` computes the
+//! same in loops over more arrays.
 
 use std::sync::atomic::Ordering;
 
@@ -9,18 +10,20 @@ use wideleaf_simulator::streams::Access;
 use crate::measured::Opteron;
 use crate::opteron::{Arms, Row, arms};
 
-/// Cells along an edge.
+/// Number of cells along an edge.
 const N: u64 = 150;
-/// Of each the sweep of one octant is simulated: the others do the same in another direction (fixups look again at what is in the cache).
+/// Number of iterations. The sweep of one octant is simulated; the others do the same in another direction (fixups
+/// access lines that are in the cache).
 const ITERATIONS: u64 = 12;
 
-/// Where the arrays lie is not known of the run that was measured. At a MiB each is how an allocator places what is larger than that.
-const LAYOUTS: [(&str, u64); 2] = [("generated, arrays in a row", 64), ("generated, arrays at a MiB each", 1 << 20)];
+/// Positions of the arrays, which the measured run does not tell. An allocator aligns arrays larger than 1
+/// MiB to 1 MiB.
+const LAYOUTS: [(&str, u64); 2] = [("generated, adjacent arrays", 64), ("generated, arrays aligned to 1 MiB", 1 << 20)];
 
-/// Accesses between two looks at whether somebody wants an end.
+/// Number of accesses between two checks of the interrupt flag.
 const PART: usize = 1 << 20;
 
-/// The row of the tables that this stands for, for each layout.
+/// Rows for Sweep3D's entry in the tables, one per layout.
 pub fn rows(measured: &Opteron, waiting: &Waiting) -> Result<Vec<Row>, Ended> {
     LAYOUTS.iter().map(|(from, border)| row(from, Sweep3d { n: N, border: *border }, measured, waiting)).collect()
 }
@@ -33,7 +36,7 @@ fn row(from: &str, sweep: Sweep3d, measured: &Opteron, waiting: &Waiting) -> Res
     Ok(Row::new("sweep3d 150".into(), from.into(), scale, arms.map(|arm| arm.sums()), measured))
 }
 
-/// All of it on every machine; it counts `times` times.
+/// Simulates all accesses on every machine, counted `times` times.
 fn run(arms: &mut Arms, accesses: impl Iterator<Item = Access>, times: u64, waiting: &Waiting) -> Result<(), Ended> {
     let mut accesses = accesses.peekable();
     while accesses.peek().is_some() {

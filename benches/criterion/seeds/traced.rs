@@ -1,13 +1,13 @@
-//! A recorded run (`wideleaf trace record npb.cg --class A --iterations 1`), simulated.
+//! A simulation of a recorded run (`wideleaf trace record npb.cg --class A --iterations 1`).
 //!
 //! ```text
 //!   init ──────────── compute ───────────── verify        phases of the trace
-//!     × 1     × iterations of the class         × 1       what each counts
+//!     × 1     × iterations of the class         × 1       weight of each
 //!               by those recorded
 //! ```
 //!
-//! The counters that the tables are from cover the whole process, and so does a trace, but only what the kernel does to its arena: stack,
-//! code and the system are in the counters and not in it.
+//! The counters of the tables cover the whole process, and so does a trace, but only the kernel's accesses to its
+//! arena. The stack, the code and the system are in the counters and not in the trace.
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use wideleaf_trace::{Header, TraceError, TraceReader};
 
 use crate::simulated::{Arm, Sums};
 
-/// A trace that was opened.
+/// An open trace file.
 pub struct Trace<'p> {
     path: &'p str,
     reader: TraceReader<File>,
@@ -26,14 +26,14 @@ pub struct Trace<'p> {
 }
 
 impl<'p> Trace<'p> {
-    /// Reads the header.
+    /// Opens a trace and reads its header.
     pub fn open(path: &'p str) -> Result<Trace<'p>, Ended> {
         let file = File::open(path).map_err(|error| Ended::Skipped(format!("{path}: {error}")))?;
         let reader = TraceReader::open(file).map_err(|error| unusable(path, error))?;
         Ok(Trace { path, header: reader.header().clone(), reader })
     }
 
-    /// The kernel's name.
+    /// Name of the kernel.
     pub fn kernel(&self) -> &str {
         &self.header.kernel
     }
@@ -45,24 +45,24 @@ impl<'p> Trace<'p> {
         format!("{} {size}", self.header.kernel).trim_end().to_owned()
     }
 
-    /// The parameters that the name does not tell.
+    /// Parameters that are not part of the name.
     pub fn variant(&self) -> String {
         let is_told = |word: &str| word.starts_with("n=") || word.starts_with("class=");
         let words: Vec<_> = self.header.parameters.split_whitespace().filter(|word| !is_told(word)).collect();
         if words.is_empty() { "trace".into() } else { format!("trace, {}", words.join(" ")) }
     }
 
-    /// Iterations, recorded and of the class.
+    /// Number of recorded iterations and of the class's iterations.
     pub fn scale(&self) -> String {
         format!("{} of {}", self.header.iterations, self.header.class_iterations)
     }
 
-    /// How long the arena is.
+    /// Size of the arena in bytes.
     pub fn arena_bytes(&self) -> u64 {
         self.header.arena_bytes
     }
 
-    /// Each machine goes through the whole run.
+    /// Simulates the whole run on each machine.
     pub fn simulate<const N: usize>(mut self, mut arms: [Arm; N], waiting: &Waiting) -> Result<[Sums; N], Ended> {
         let factor = match (self.header.iterations, self.header.class_iterations) {
             (0, _) | (_, 0) => 1.0,
@@ -86,7 +86,11 @@ impl<'p> Trace<'p> {
             }
         }
         if self.reader.totals().is_cut {
-            return Err(Ended::Skipped(format!("{}: a trace that was cut says nothing of a whole run", self.path)));
+            return Err(Ended::Skipped(format!(
+                "{}: the trace is truncated and does not represent a whole run; record \
+                it again",
+                self.path
+            )));
         }
         Ok(arms.map(|arm| arm.sums()))
     }

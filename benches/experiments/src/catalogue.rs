@@ -1,4 +1,4 @@
-//! The experiments there are, a file each: what is run, and what its report says beyond what every report does.
+//! All experiments, one file each: their runs, and the parts of their reports that other reports do not have.
 
 use std::time::Duration;
 
@@ -23,38 +23,39 @@ mod quick;
 mod shimizu;
 mod two_dimensional;
 
-/// An experiment of ours.
+/// An experiment of the catalogue.
 pub trait Catalogued: Sync {
-    /// What somebody types.
+    /// Name of the experiment on the command line.
     fn name(&self) -> &'static str;
 
-    /// What it shows, in a line.
+    /// Summary of the experiment in one line.
     fn summary(&self) -> &'static str;
 
-    /// What is run on such a host. What the host cannot show is an absent cell, with the reason.
+    /// Definition of the experiment for a host. A cell that the host cannot run is absent, with the reason.
     fn define(&self, host: &HostFacts) -> Experiment;
 
-    /// What its report has first, before what every report has: its own tables and pictures, its seed's figures beside ours.
+    /// First sections of the report: tables and pictures of this experiment, with published
+    /// figures beside measured ones.
     fn sections(&self, results: &Results) -> Vec<Section>;
 
-    /// How long it takes where nobody says how often or how long: as many whole rounds as fit, which are then all of it. Without this it takes as long
-    /// as its rounds do.
+    /// Default time limit when neither rounds nor a budget is given: the experiment runs as many complete rounds as
+    /// fit, and is then complete. `None` runs all rounds.
     fn budget(&self) -> Option<Duration> {
         None
     }
 
-    /// What the figure of its runs is, where that is not all that ran.
+    /// Meaning of the figure, if it does not cover the whole run.
     fn figure(&self) -> &'static str {
         "the figure"
     }
 
-    /// Paragraphs that stand before all others: what did not come as promised.
+    /// Paragraphs before all others, for results that differ from what is claimed.
     fn lead(&self, _results: &Results) -> Vec<String> {
         vec![]
     }
 }
 
-/// All of them, in the order of the list.
+/// All experiments, in the order of the list.
 pub const ALL: [&dyn Catalogued; 11] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
@@ -69,7 +70,7 @@ pub const ALL: [&dyn Catalogued; 11] = [
     &evidence::Evidence,
 ];
 
-/// The one of that name.
+/// Experiment with this name.
 pub fn by_name(name: &str) -> Option<&'static dyn Catalogued> {
     ALL.into_iter().find(|experiment| experiment.name() == name)
 }

@@ -1,10 +1,11 @@
-//! Two results of one experiment: another day, another machine, another build. Rounds of one have nothing in common with rounds of the other, so
-//! that medians are compared, not pairs; and beside them the ratios that each found within itself, which is what should repeat.
+//! A comparison of two results of one experiment: another day, another machine, another build. Rounds of the two
+//! results are not paired, so medians are compared. Beside them stand the ratios that each result has within
+//! itself, which should repeat.
 //!
 //! ```text
 //!   A: base 10 11 10 …  auto 15 16 15 …   auto : base 1.50 (1.48 - 1.52) ─┐ do they overlap?
 //!   B: base 20 21 20 …  auto 31 32 30 …   auto : base 1.53 (1.51 - 1.55) ─┘
-//!      B : A  2.00            2.04        by the medians of all rounds
+//!      B : A  2.00            2.04        from the medians of all rounds
 //! ```
 
 use crate::definition::{Arm, Case, Experiment};
@@ -14,29 +15,32 @@ use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict, median};
 
-/// Half of an interval that is narrow enough to tell small differences.
+/// Half-width of an interval that is narrow enough to show small differences.
 const HALF_WIDTH_GOOD: f64 = 0.02;
-/// What differs between any two results: not worth a row.
+/// Rows that differ between any two results and are not worth showing.
 const ALWAYS_DIFFERENT: [&str; 4] =
     ["began, ended", "ran for", "load at the start", "stolen by the hypervisor during all runs, ms"];
 
-/// Why two results cannot be compared.
+/// Reason why two results cannot be compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotComparable {
-    /// They are of two experiments.
-    #[error("A has results of {a}, B of {b}: only results of the same experiment can be compared")]
+    /// The results are of different experiments.
+    #[error("A has results of {a}, B of {b}; only results of the same experiment are comparable")]
     Experiments {
-        /// The first's name.
+        /// Name of A's experiment.
         a: String,
-        /// The second's.
+        /// Name of B's experiment.
         b: String,
     },
-    /// No case is in both that has a figure in both.
-    #[error("A and B measured nothing in common: no case and arm of that name has a figure in both")]
+    /// No cell has a figure in both results.
+    #[error(
+        "A and B have nothing in common (no case and arm has a figure in both); choose results with \
+         common cases and arms"
+    )]
     NothingInCommon,
 }
 
-/// A ratio to the first arm that both found.
+/// A ratio to the first arm that both results have.
 struct Row<'a> {
     case: &'a Case,
     arm: &'a Arm,
@@ -45,7 +49,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Whether both have an interval at all.
+    /// Whether both ratios have an interval.
     fn is_known(&self) -> bool {
         self.a.verdict != Verdict::Unknown && self.b.verdict != Verdict::Unknown
     }
@@ -55,10 +59,10 @@ impl Row<'_> {
     }
 }
 
-/// What B says of A.
+/// The comparison of B with A as a report.
 ///
 /// # Errors
-/// [`NotComparable`].
+/// [`NotComparable`] if the results have no common figures.
 pub fn report(a: &Results, b: &Results) -> Result<Report, NotComparable> {
     let (of_a, of_b) = (&a.experiment, &b.experiment);
     if of_a.name != of_b.name {
@@ -78,7 +82,7 @@ pub fn report(a: &Results, b: &Results) -> Result<Report, NotComparable> {
     })
 }
 
-/// Cases and arms that are in both, by name.
+/// Cases and arms that both results have, by name.
 fn common<'a>(a: &'a Results, b: &'a Results) -> impl Iterator<Item = (&'a Case, &'a Arm)> {
     let has_case = |case: &&Case| b.experiment.cases.iter().any(|other| other.name == case.name);
     let arms = a.experiment.arms.iter().filter(|arm| b.experiment.arms.iter().any(|other| other.name == arm.name));
@@ -89,7 +93,7 @@ fn values(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> Vec<f64>
     results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect()
 }
 
-/// B's medians by A's.
+/// Medians of both results, and the ratio of B to A.
 fn medians(a: &Results, b: &Results) -> Grid {
     let columns = ["case", "arm"].map(Column::text).into_iter();
     let mut grid = Grid {
@@ -108,7 +112,7 @@ fn medians(a: &Results, b: &Results) -> Grid {
     grid
 }
 
-/// Ratios within each of the two.
+/// Ratios to the first arm within each of the two results.
 fn rows<'a>(a: &'a Results, b: &'a Results) -> Vec<Row<'a>> {
     let Some(first) = a.experiment.arms.first() else { return vec![] };
     let row = |(case, arm): (&'a Case, &'a Arm)| {
@@ -121,14 +125,15 @@ fn rows<'a>(a: &'a Results, b: &'a Results) -> Vec<Row<'a>> {
     common(a, b).filter(|(_, arm)| arm.name != first.name).filter_map(row).collect()
 }
 
-/// What is to be said first: whether B repeats A, and how well either could tell.
+/// The first paragraph: whether B repeats A, and how precise each result is.
 fn summary(rows: &[Row<'_>]) -> String {
     let known: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_known()).collect();
     let count = |is: &dyn Fn(&Row<'_>) -> bool| known.iter().filter(|row| is(row)).count();
     let narrow = |of: fn(&Row<'_>) -> Comparison| count(&|row| of(row).half_width() <= HALF_WIDTH_GOOD);
     let all = known.len();
     let mut summary = format!(
-        "Ratios to the first arm, each within its own results: intervals overlap in {} of {all} rows; half-width at most 2 % in {} of {all} rows \
+        "Ratios to the first arm, each within its own results: intervals overlap in {} of {all} rows; half-width at \
+         most 2 % in {} of {all} rows \
          of A, {} of B.",
         count(&|row| row.overlaps()),
         narrow(|row| row.a),
@@ -137,13 +142,13 @@ fn summary(rows: &[Row<'_>]) -> String {
     if all < rows.len() {
         let left_out = rows.len() - all;
         summary += &format!(
-            " {left_out} more rows have fewer than six pairs in A or B, too few for an interval, and do not count."
+            " {left_out} more rows have fewer than six pairs in A or B, too few for an interval, and are not counted."
         );
     }
     summary
 }
 
-/// What two results of one experiment need not share.
+/// Differences between the two definitions: cases, arms and commands.
 fn not_the_same(a: &Experiment, b: &Experiment) -> Vec<String> {
     let mut notes = Vec::new();
     let names = |experiment: &Experiment| -> Vec<String> {
@@ -159,10 +164,8 @@ fn not_the_same(a: &Experiment, b: &Experiment) -> Vec<String> {
     }
     let changed = changed_commands(a, b);
     if !changed.is_empty() {
-        notes.push(format!(
-            "Other commands in B than in A, so that these rows compare two things: {}.",
-            changed.join(", ")
-        ));
+        notes
+            .push(format!("The commands in A and B differ, so these rows compare two things: {}.", changed.join(", ")));
     }
     notes
 }
@@ -184,7 +187,7 @@ fn changed_commands(a: &Experiment, b: &Experiment) -> Vec<String> {
 
 fn between(medians: Grid) -> Section {
     let paragraph = format!(
-        "Above 1, B is faster. Between the two lies whatever was not the same: the machine's other load first of all. {}",
+        "Above 1, B is faster. The ratio includes all other differences, above all the machine's other load. {}",
         Verdict::LEGEND
     );
     Section { title: "B : A".into(), paragraphs: vec![paragraph], tables: vec![medians], plots: vec![] }
@@ -223,15 +226,15 @@ fn within(rows: &[Row<'_>], arms: &[Arm]) -> Option<Section> {
         series: vec!["A".into(), "B".into()],
         groups: rows.iter().map(group).collect(),
     };
-    let title = "What each found within itself".into();
+    let title = "Ratios within each result".into();
     (!rows.is_empty()).then(|| Section { title, paragraphs: vec![], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
 }
 
-/// Other metrics, where they are surely apart.
+/// Other metrics that differ by the whole interval.
 fn others(a: &Results, b: &Results) -> Option<Section> {
     let columns = ["case", "arm", "metric"].map(Column::text).into_iter();
     let mut grid = Grid {
-        caption: "Other metrics whose interval does not have 1 in it".into(),
+        caption: "Other metrics with an interval that excludes 1".into(),
         columns: columns.chain(["A", "B", "B : A"].map(Column::number)).collect(),
         rows: vec![],
     };
@@ -246,24 +249,24 @@ fn others(a: &Results, b: &Results) -> Option<Section> {
         }
     }
     (!grid.rows.is_empty()).then(|| Section {
-        title: "What else differs".into(),
+        title: "Other differences".into(),
         tables: vec![grid],
         ..Section::default()
     })
 }
 
 fn machines(a: &Results, b: &Results) -> Section {
-    let columns = ["what", "A", "B"].map(Column::text).into();
+    let columns = ["property", "A", "B"].map(Column::text).into();
     let both = machine_rows(a).into_iter().zip(machine_rows(b));
     let differing = both.filter(|((what, of_a), (_, of_b))| of_a != of_b && !ALWAYS_DIFFERENT.contains(what));
     let rows: Vec<Vec<String>> = differing.map(|((what, of_a), (_, of_b))| vec![what.to_owned(), of_a, of_b]).collect();
     let when = |results: &Results| format!("{}, {} runs", results.started, results.runs.len());
     let mut paragraphs = vec![format!("A: {}. B: {}.", when(a), when(b))];
     if rows.is_empty() {
-        paragraphs.push("Nothing that is known of the machines differs.".into());
+        paragraphs.push("The recorded properties of the machines are the same.".into());
         return Section { title: "The machines".into(), paragraphs, ..Section::default() };
     }
-    let grid = Grid { caption: "What differs".into(), columns, rows };
+    let grid = Grid { caption: "Differences".into(), columns, rows };
     Section { title: "The machines".into(), paragraphs, tables: vec![grid], plots: vec![] }
 }
 

@@ -1,8 +1,9 @@
-//! An experiment as data: what is compared (arms), on what (cases), and what has to be run for each of both.
+//! An experiment as data: its arms (what is compared), its cases (the workloads), and the job of each
+//! case in each arm.
 //!
 //! ```text
 //!              arm base      arm auto      arm hugetlb
-//!   case CG A   job           job           job          one round: a row from left to right, each row begins one further
+//!   case CG A   job           job           job          one round: left to right; the next begins one arm further
 //!   case IS A   job           job           absent: why
 //! ```
 
@@ -13,72 +14,73 @@ use crate::peers::{Guest, QemuRam};
 /// An experiment for this host.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Experiment {
-    /// What somebody types.
+    /// Name of the experiment on the command line.
     pub name: String,
-    /// What it is called in a report.
+    /// Title of the experiment in a report.
     pub title: String,
-    /// What it asks, in a sentence or two.
+    /// Question that the experiment answers, in a sentence or two.
     pub question: String,
-    /// Where its form comes from, if it repeats somebody's measurements.
+    /// Published measurements that the experiment repeats in form, if any.
     pub source: Option<String>,
-    /// How often each job runs.
+    /// Number of runs of each job.
     pub rounds: u32,
-    /// What is compared. Ratios are to the first.
+    /// Arms that are compared. Ratios are to the first arm.
     pub arms: Vec<Arm>,
-    /// On what.
+    /// Cases that each arm runs.
     pub cases: Vec<Case>,
 }
 
-/// A way to do it.
+/// One way to run a case.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Arm {
-    /// A word.
+    /// Name of the arm, one word as a rule.
     pub name: String,
-    /// What it is.
+    /// Description of the arm.
     pub summary: String,
 }
 
-/// Something to do.
+/// A workload that every arm runs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Case {
-    /// As rows are called: `CG A`.
+    /// Name of the case as in the rows of tables: `CG A`.
     pub name: String,
-    /// Unit of its figure.
+    /// Unit of the case's figure.
     pub unit: String,
-    /// Host memory that is warmed before each of its runs: what the largest of them touches.
+    /// Host memory that is warmed before each of the case's runs, in MiB: the memory that the largest run touches.
     pub working_set_mib: u64,
-    /// Its part of each arm, in the order of the arms.
+    /// Cells of the case, in the order of the arms.
     pub cells: Vec<Cell>,
 }
 
-/// A case in an arm.
+/// One case in one arm.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cell {
-    /// This is run.
+    /// A job that is run.
     Job(Box<Job>),
-    /// Nothing is run, and no figure is made up: this is why.
+    /// No run and no figure, with the reason.
     Absent(String),
 }
 
 impl Cell {
-    /// Runs this.
+    /// A cell that runs this job.
     pub fn of(job: Job) -> Cell {
         Cell::Job(Box::new(job))
     }
 
-    /// The same by another program; nothing where no program of ours is run.
+    /// This cell with another wideleaf program. The cell becomes absent if its job does not run wideleaf.
     fn with_program(self, program: &str) -> Cell {
         match self {
             Cell::Job(job) if matches!(job.work, Work::Run { .. }) => {
                 Cell::of(Job { program: Some(program.to_owned()), ..*job })
             }
-            Cell::Job(_) => Cell::Absent("only runs of wideleaf are made with two programs".into()),
+            Cell::Job(_) => Cell::Absent("only jobs that run wideleaf can be compared between two programs".into()),
             absent => absent,
         }
     }
 
-    /// Whether the same is run in both, on a host in the same state; the reason why nothing is does not matter.
+    /// Whether both cells run the same work on a host in the same state. Two absent cells are the same
+    /// whatever their reasons are.
     pub fn runs_the_same(&self, other: &Cell) -> bool {
         match (self, other) {
             (Cell::Job(job), Cell::Job(other)) => (&job.work, &job.host) == (&other.work, &other.host),
@@ -88,121 +90,123 @@ impl Cell {
     }
 }
 
-/// A run, and what the host has to be like for it.
+/// A run, and the state of the host that it needs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Job {
-    /// What is run.
+    /// Work that the job does.
     pub work: Work,
-    /// In what state of the host.
+    /// Host state that the job needs.
     #[serde(default)]
     pub host: HostState,
-    /// How long it is thought to take, before any has run.
+    /// Guessed duration before the job has run, in seconds.
     pub seconds_guess: f64,
-    /// Whether it gives the same each time, so that one round is enough: simulations do.
+    /// Whether every run gives the same result, so that one round is enough (simulations).
     #[serde(default)]
     pub is_exact: bool,
-    /// Whether its run of the first round is recorded too, for a map of guest RAM over time and for what actions cost. Only a
-    /// [`Work::Run`] can be.
+    /// Whether the run of the first round is also recorded, for a map of guest RAM over time and the cost of actions.
+    /// Only a [`Work::Run`] can be recorded.
     #[serde(default)]
     pub wants_map: bool,
-    /// The wideleaf that a [`Work::Run`] runs, where it is not the one that makes the experiment.
+    /// Path of the wideleaf program for a [`Work::Run`], if it is not the program that makes the experiment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }
 
-/// What is run.
+/// Work of one job.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Work {
-    /// `wideleaf run` with these arguments behind it.
+    /// `wideleaf run` with these arguments.
     Run {
-        /// The first is the kernel.
+        /// Arguments after `run`; the first is the kernel.
         arguments: Vec<String>,
     },
-    /// A machine's TLB and caches at the accesses of a kernel, natively. Counts are those of a whole run.
+    /// A simulation of a machine's TLB and caches on a kernel's accesses, without a guest. The counts are scaled
+    /// to a whole run.
     Simulation {
-        /// What is accessed.
+        /// Source of the accesses.
         accesses: Accesses,
-        /// One that `wideleaf simulate --machine help` names.
+        /// Name of a machine that `wideleaf simulate --machine help` lists.
         machine: String,
         /// Size of all pages: `4k`, `64k`, `2m`.
         page: String,
     },
-    /// `wideleaf tlbcost`: what a miss costs; or `wideleaf-lab predict`: what large pages should gain, and what they do. The command is the
-    /// first argument.
+    /// `wideleaf tlbcost`: the cost of a miss; or `wideleaf-lab predict`: the predicted and the actual gain of large
+    /// pages.
     TlbCost {
-        /// All that is behind it.
+        /// The command and its arguments.
         arguments: Vec<String>,
     },
     /// A guest of the built-in image in QEMU.
     Qemu {
-        /// The guest.
+        /// Guest that QEMU runs.
         guest: Guest,
-        /// What stands behind its RAM.
+        /// Backing of the guest's RAM.
         ram: QemuRam,
     },
-    /// Several `wideleaf run` at once.
+    /// Several `wideleaf run` at the same time.
     Together {
-        /// The guests; they begin together.
+        /// Guests, which all start together.
         guests: Vec<GuestAmongOthers>,
-        /// Who has the budget.
+        /// Owner of the promotion budget.
         budget: BudgetOf,
     },
 }
 
-/// Loads and stores, in their order.
+/// Source of a sequence of loads and stores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "from", rename_all = "kebab-case")]
 pub enum Accesses {
-    /// A kernel's own, recorded while it runs. What its timed part does counts for all iterations of the class.
+    /// Accesses of a kernel, recorded while it runs. The counts of its timed part are scaled to all
+    /// iterations of the class.
     Recorded {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// Its parameters, the class among them.
+        /// Parameters of the kernel, including the class.
         parameters: String,
-        /// Iterations that are recorded; all where the kernel has none.
+        /// Number of iterations that are recorded; `None` records all, for a kernel without iterations.
         iterations: Option<u32>,
     },
-    /// A stream of `wideleaf simulate --trace help`.
+    /// A generated stream, as listed by `wideleaf simulate --trace help`.
     Generated {
-        /// With its parameters.
+        /// Name of the stream with its parameters.
         stream: String,
-        /// What it counts, times this, is a whole run's.
+        /// Factor from the simulated counts to those of a whole run.
         scale: f64,
     },
 }
 
-/// A guest that is not alone.
+/// One of several guests that run at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct GuestAmongOthers {
-    /// What it is called.
+    /// Name of the guest.
     pub name: String,
-    /// Whether its figure counts: the others are there to be in the way.
+    /// Whether the guest's figure counts. The other guests are there to compete for memory.
     pub is_judged: bool,
-    /// For `wideleaf run`; the first is the kernel. Nothing of a daemon: that is the work's.
+    /// Arguments for `wideleaf run`, the kernel first, without options about a daemon: the work adds these.
     pub arguments: Vec<String>,
 }
 
-/// Who may spend how much on promotion where several guests run.
+/// Owner of the promotion budget when several guests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BudgetOf {
-    /// Each guest's manager has its own.
+    /// Each guest's manager has a budget of its own.
     Each,
-    /// All of them share that of a wideleafd, which is there for them alone.
+    /// All guests share the budget of one wideleafd, which the run starts for them.
     All,
 }
 
-/// What the host has to be like while a job runs; it is put back afterwards.
+/// State of the host that a job needs. The program that runs the job restores the old state afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostState {
-    /// Pages of 2 MiB that the hugetlb pool has free.
+    /// Number of free 2 MiB pages in the hugetlb pool.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pool_pages_2m: u64,
-    /// What the host's khugepaged may do.
+    /// Settings of the host's khugepaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub khugepaged: Option<KhugepagedSettings>,
-    /// Free memory is broken up on purpose, so that no more than so many pages of 2 MiB can be had.
+    /// Number of free 2 MiB blocks that remain after the free memory was fragmented on purpose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_pages_left: Option<u64>,
 }
@@ -210,16 +214,16 @@ pub struct HostState {
 /// How much the host's khugepaged scans, and how often (Documentation/admin-guide/mm/transhuge.rst).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct KhugepagedSettings {
-    /// Milliseconds between two scans; with 0 it never rests.
+    /// Pause between two scans in milliseconds; 0 means no pause.
     pub scan_sleep_ms: u64,
-    /// Base pages looked at in one scan.
+    /// Number of base pages that one scan examines.
     pub pages_to_scan: u64,
 }
 
 impl KhugepagedSettings {
-    /// What Linux starts with (mm/khugepaged.c).
+    /// Default settings of Linux (mm/khugepaged.c).
     pub const DEFAULTS: KhugepagedSettings = KhugepagedSettings { scan_sleep_ms: 10_000, pages_to_scan: 4_096 };
-    /// As fast as it goes: no rest, and a gibibyte in one scan.
+    /// Fastest possible settings: no pause, and 1 GiB in one scan.
     pub const FASTEST: KhugepagedSettings = KhugepagedSettings { scan_sleep_ms: 0, pages_to_scan: 262_144 };
 }
 
@@ -229,56 +233,56 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Job {
-    /// This work on the host as it is.
+    /// A job that does this work on the host in its present state.
     pub fn of(work: Work, seconds_guess: f64) -> Job {
         Job { work, host: HostState::default(), seconds_guess, is_exact: false, wants_map: false, program: None }
     }
 
-    /// `wideleaf run` with these arguments.
+    /// A job of `wideleaf run` with these arguments.
     pub fn run(arguments: &[&str], seconds_guess: f64) -> Job {
         Job::of(Work::Run { arguments: words(arguments) }, seconds_guess)
     }
 
-    /// A simulation. It gives the same each time.
+    /// A simulation, which gives the same result each time.
     pub fn simulation(accesses: Accesses, machine: &str, page: &str, seconds_guess: f64) -> Job {
         let work = Work::Simulation { accesses, machine: machine.into(), page: page.into() };
         Job { is_exact: true, ..Job::of(work, seconds_guess) }
     }
 
-    /// `wideleaf tlbcost` or `wideleaf-lab predict`, which repeat by themselves what they measure: one round is enough.
+    /// A job of `wideleaf tlbcost` or `wideleaf-lab predict`. One round is enough, because both repeat their measurement.
     pub fn tlbcost(arguments: &[&str], seconds_guess: f64) -> Job {
         Job { is_exact: true, ..Job::of(Work::TlbCost { arguments: words(arguments) }, seconds_guess) }
     }
 
-    /// The same with so many pages of 2 MiB free in the hugetlb pool.
+    /// This job with `pages_2m` free 2 MiB pages in the hugetlb pool.
     #[must_use]
     pub fn with_pool(mut self, pages_2m: u64) -> Job {
         self.host.pool_pages_2m = pages_2m;
         self
     }
 
-    /// The same with khugepaged set so.
+    /// This job with these settings of khugepaged.
     #[must_use]
     pub fn with_khugepaged(mut self, settings: KhugepagedSettings) -> Job {
         self.host.khugepaged = Some(settings);
         self
     }
 
-    /// The same on a host whose memory is in pieces.
+    /// This job on a host with fragmented free memory and `pages` free 2 MiB blocks left.
     #[must_use]
     pub fn with_huge_pages_left(mut self, pages: u64) -> Job {
         self.host.huge_pages_left = Some(pages);
         self
     }
 
-    /// The same, with a map of its memory from the first round.
+    /// This job with a map of guest RAM from the first round.
     #[must_use]
     pub fn with_map(mut self) -> Job {
         self.wants_map = true;
         self
     }
 
-    /// As somebody would type it.
+    /// Command line of the job as a user would type it.
     pub fn command(&self) -> String {
         match &self.work {
             Work::Run { arguments } => {
@@ -301,7 +305,7 @@ impl Job {
     }
 }
 
-/// What a simulation is, as commands where there are some. (No command has pages of 64 KiB, and none scales counts.)
+/// A simulation in words, with the commands that exist for it. (No command has 64 KiB pages or scales counts.)
 fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
     let (source, scale) = match accesses {
         Accesses::Recorded { kernel, parameters, iterations } => {
@@ -321,7 +325,7 @@ fn words(arguments: &[&str]) -> Vec<String> {
     arguments.iter().map(|argument| (*argument).to_owned()).collect()
 }
 
-/// Arguments as a shell takes them.
+/// Arguments quoted for a shell.
 pub fn typed(arguments: &[String]) -> String {
     let is_plain = |argument: &str| {
         !argument.is_empty() && argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c))
@@ -333,12 +337,12 @@ pub fn typed(arguments: &[String]) -> String {
     arguments.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
-/// Behind the name of an arm that is the same with another program.
+/// Suffix of an arm that runs the other program.
 const OTHER_PROGRAM: &str = " (B)";
 
 impl Experiment {
-    /// The same with each arm doubled: with this program, and with another one, `B`. Both run next to each other in every round, so that what
-    /// the machine does in a round it does to both.
+    /// This experiment with each arm doubled: once with this program, once with another program, `B`. Both arms run
+    /// next to each other in every round, so that changes of the machine between rounds affect both alike.
     #[must_use]
     pub fn against(self, program: &str, version: &str) -> Experiment {
         let other = |arm: &Arm| Arm {
@@ -357,18 +361,18 @@ impl Experiment {
         }
     }
 
-    /// Arms that are the same with two programs: this one's, the other's.
+    /// Pairs of arms that differ only in the program: this program's arm, the other program's arm.
     pub fn arms_of_two_programs(&self) -> Vec<(&Arm, &Arm)> {
         let pairs = self.arms.iter().zip(self.arms.iter().skip(1));
         pairs.filter(|(a, b)| b.name.strip_suffix(OTHER_PROGRAM) == Some(&a.name)).collect()
     }
 
-    /// How often the job of a cell runs.
+    /// Number of rounds for a job.
     pub fn rounds_of(&self, job: &Job) -> u32 {
         if job.is_exact { 1 } else { self.rounds }
     }
 
-    /// The job of a case in an arm, both by their place.
+    /// Job of a case in an arm, both by index.
     pub fn job(&self, case: usize, arm: usize) -> Option<&Job> {
         match self.cases.get(case)?.cells.get(arm)? {
             Cell::Job(job) => Some(job),
@@ -377,26 +381,26 @@ impl Experiment {
     }
 }
 
-/// What an experiment is made for: it asks for no more than this host has.
+/// Properties of the host. An experiment is defined to fit them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostFacts {
-    /// Processors online.
+    /// Number of processors online.
     pub cpus: u32,
-    /// Memory that is free or can be freed.
+    /// Memory that is free or can be freed, in MiB.
     pub memory_available_mib: u64,
-    /// Why guests cannot be run here, if so.
+    /// Reason why guests cannot run on this host, if so.
     pub why_no_kvm: Option<String>,
-    /// How KVM pages guests: `shadow`, `ept`, `npt`, `none`.
+    /// Paging of guests in KVM: `shadow`, `ept`, `npt`, `none`.
     pub paging: String,
     /// Whether QEMU is installed.
     pub has_qemu: bool,
-    /// Whether wideleafd is beside this program.
+    /// Whether the wideleafd program is in the directory of this program.
     pub has_daemon: bool,
-    /// Why the hugetlb pool of 2 MiB cannot be made larger, if so.
+    /// Reason why the 2 MiB hugetlb pool cannot grow, if so.
     pub why_no_pool_2m: Option<String>,
-    /// Free giant pages.
+    /// Number of free 1 GiB pages.
     pub free_pages_1g: u64,
-    /// Whether settings of the host may be changed: we are root.
+    /// Whether this process is root and may change host settings.
     pub is_root: bool,
 }
 
@@ -429,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn against_another_program_each_arm_stands_beside_its_other() {
+    fn a_comparison_of_two_programs_puts_each_arm_next_to_its_twin() {
         let arm = |name: &str| Arm { name: name.into(), summary: "it".into() };
         let case = |cells| Case { name: "one".into(), unit: "x".into(), working_set_mib: 1, cells };
         let experiment = Experiment {
@@ -447,11 +451,11 @@ mod tests {
         assert_eq!(both.arms_of_two_programs(), [(&both.arms[0], &both.arms[1]), (&both.arms[2], &both.arms[3])]);
         let commands: Vec<Option<String>> = (0..4).map(|arm| both.job(0, arm).map(Job::command)).collect();
         assert_eq!(commands[..2], [Some("wideleaf run gups".to_owned()), Some("'/b/wide leaf' run gups".to_owned())]);
-        assert_eq!(commands[2..], [None, None], "what is absent stays so");
+        assert_eq!(commands[2..], [None, None], "an absent cell stays absent");
     }
 
     #[test]
-    fn a_definition_survives_a_file() {
+    fn a_job_survives_serialisation() {
         let job = Job::run(&["npb.cg"], 2.5).with_pool(9);
         let text = serde_json::to_string(&job).expect("plain data");
         assert_eq!(serde_json::from_str::<Job>(&text).expect("what was written"), job);

@@ -1,6 +1,6 @@
-//! What is measured and what it says. Nothing here runs anything, reads a clock or a file: an experiment is data, and so are its results, so that
-//! a definition, a schedule, a comparison and a report can be tested without a guest. The command line makes the runs
-//! (`wideleaf experiment`).
+//! Experiments as data, and what their results say. Nothing in this crate runs a program, reads a clock or reads a
+//! file: an experiment is data, and so are its results. A test can therefore check a definition, a schedule, a
+//! comparison and a report without a guest. The command line makes the runs (`wideleaf experiment`).
 //!
 //! ```text
 //!   catalogue ──▶ Experiment: cases × arms, a job in each cell
@@ -15,15 +15,15 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`definition`] | an experiment as data |
-//! | [`catalogue`] | the experiments there are, a file each |
-//! | [`peers`] | guests of ours and of others with the same image |
-//! | [`schedule`] | whose turn it is |
-//! | [`results`] | what is stored |
-//! | [`metric`] | what can be measured, its unit, and which way is better |
-//! | [`seeds`] | what others measured |
+//! | [`catalogue`] | all experiments, one file each |
+//! | [`peers`] | other ways to large pages, with the same guest image: host THP, hugetlb, QEMU |
+//! | [`schedule`] | the order of the runs |
+//! | [`results`] | the stored form of the results |
+//! | [`metric`] | the quantities that a run can report, their units, and which direction is better |
+//! | [`seeds`] | published measurements by other authors |
 //! | [`statistics`] | medians and their intervals |
-//! | [`report`] | what results say, for people |
-//! | [`compare`] | what two results of one experiment say of each other |
+//! | [`report`] | results as text, Markdown, HTML and SVG |
+//! | [`compare`] | a comparison of two results of one experiment |
 
 pub mod catalogue;
 pub mod compare;

@@ -1,81 +1,83 @@
-//! What a run can tell of itself.
+//! Quantities that a run can report about itself.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A quantity of one run. Its name in files is stable.
+/// One quantity of a run. Its name in result files never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// The figure that stands for a run of the kernel, in the unit of the case; more is better.
+    /// Main result of the kernel, in the unit of the case; more is better.
     Figure,
-    /// How long the kernel's timed part took, by the guest's clock.
+    /// Duration of the kernel's timed part by the guest's clock.
     Seconds,
-    /// From the start of the process to the guest's first byte on its serial port.
+    /// Time from the start of the process to the guest's first byte on its serial port.
     FirstByteMs,
-    /// Resident memory of the whole process at the end of the timed part, guest RAM included.
+    /// Resident memory of the whole process at the end of the timed part, including guest RAM.
     ResidentMib,
     /// Share of the kernel's data that the host backs with 2 MiB pages or larger, at the end.
     CoveragePercent,
-    /// From the begin of the timed part until 95 % of the kernel's data are backed so.
+    /// Time from the start of the timed part until the host backs 95 % of the kernel's data with 2
+    /// MiB pages or larger.
     TimeToCoverageS,
-    /// Memory that became resident only because pages are large.
+    /// Memory that is resident only because pages are large.
     BloatMib,
     /// Memory that promotions copied.
     CopiedMib,
     /// CPU time of the manager's loop and sensors.
     ManagerCpuS,
-    /// The 99th percentile of the time that the guest's smallest measured batch of work took.
+    /// 99th percentile (p99) of the duration of the smallest batch of work that the guest measures.
     GapP99Us,
-    /// The longest of these times.
+    /// Longest duration of such a batch.
     GapMaxUs,
     /// KVM's leaf mappings of 4 KiB at the end.
     #[serde(rename = "pages_4k")]
     Pages4k,
-    /// Of 2 MiB.
+    /// KVM's leaf mappings of 2 MiB at the end.
     #[serde(rename = "pages_2m")]
     Pages2m,
-    /// Of 1 GiB.
+    /// KVM's leaf mappings of 1 GiB at the end.
     #[serde(rename = "pages_1g")]
     Pages1g,
     /// Loads and stores that missed all levels of the data TLB.
     DtlbMisses,
-    /// References of their walks that missed the second-level cache.
+    /// References of page-table walks that missed the second-level cache.
     WalkL2Misses,
     /// Accesses that missed the second-level cache.
     DataL2Misses,
     /// Fetches that missed all levels of the instruction TLB.
     ItlbMisses,
-    /// Cycles that walks took, each.
+    /// Cycles per page-table walk.
     WalkCycles,
-    /// The largest part of its time that 2 MiB pages can save this kernel, as predicted.
+    /// Predicted upper bound of the time that 2 MiB pages save this kernel.
     PredictedPercent,
-    /// The part that they did save.
+    /// Share of the time that 2 MiB pages did save.
     SavedPercent,
     /// Time that the hypervisor took from all CPUs during the run.
     StolenMs,
-    /// Loads and stores that missed the first level of the data TLB, whether or not the second had them.
+    /// Loads and stores that missed the first level of the data TLB, whether or not the second
+    /// level had the translation.
     DtlbL1Misses,
-    /// Of several guests with the same work, the lowest figure by the highest.
+    /// Lowest figure divided by the highest, among guests with the same work.
     Fairness,
-    /// Actions that the kernel refused: there was no huge page, or the memory was busy.
+    /// Actions that the kernel refused because no huge page was free or the memory was busy.
     Refusals,
 }
 
-/// Which way is better.
+/// Direction in which a metric is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// More is.
+    /// A higher value is better.
     Higher,
-    /// Less is.
+    /// A lower value is better.
     Lower,
-    /// It only says how things are.
+    /// The value is neither good nor bad.
     Neither,
 }
 
 impl Metric {
-    /// All of them, in the order of tables.
+    /// All metrics, in the order of tables.
     pub const ALL: [Metric; 25] = [
         Metric::Figure,
         Metric::Seconds,
@@ -104,7 +106,7 @@ impl Metric {
         Metric::Refusals,
     ];
 
-    /// What a column of it is called, without the unit.
+    /// Column title of the metric, without the unit.
     pub const fn title(self) -> &'static str {
         match self {
             Metric::Figure => "figure",
@@ -116,7 +118,7 @@ impl Metric {
             Metric::BloatMib => "bloat",
             Metric::CopiedMib => "copied",
             Metric::ManagerCpuS => "manager's CPU",
-            Metric::GapP99Us => "gap 99 %",
+            Metric::GapP99Us => "gap p99",
             Metric::GapMaxUs => "longest gap",
             Metric::Pages4k => "KVM 4k",
             Metric::Pages2m => "KVM 2m",
@@ -125,8 +127,8 @@ impl Metric {
             Metric::WalkL2Misses => "L2 misses of walks",
             Metric::DataL2Misses => "L2 misses of data",
             Metric::ItlbMisses => "ITLB misses",
-            Metric::WalkCycles => "cycles a walk",
-            Metric::PredictedPercent => "predicted at most",
+            Metric::WalkCycles => "cycles per walk",
+            Metric::PredictedPercent => "predicted upper bound",
             Metric::SavedPercent => "saved",
             Metric::StolenMs => "stolen",
             Metric::DtlbL1Misses => "DTLB L1 misses",
@@ -135,7 +137,7 @@ impl Metric {
         }
     }
 
-    /// Its unit; empty for counts, and for [`Metric::Figure`], whose unit is its case's.
+    /// Unit of the metric. Empty for counts, and for [`Metric::Figure`], which has the unit of its case.
     pub const fn unit(self) -> &'static str {
         match self {
             Metric::Seconds | Metric::TimeToCoverageS | Metric::ManagerCpuS => "s",
@@ -158,7 +160,7 @@ impl Metric {
         }
     }
 
-    /// Which way is better.
+    /// Direction in which the metric is better.
     pub const fn better(self) -> Better {
         match self {
             Metric::Figure | Metric::CoveragePercent | Metric::SavedPercent | Metric::Fairness => Better::Higher,
@@ -181,12 +183,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_metric_is_in_the_list_once_and_has_a_name_of_its_own_in_files() {
+    fn the_list_has_every_metric_once_with_a_unique_name_in_files() {
         let names: std::collections::BTreeSet<String> =
             Metric::ALL.iter().map(|metric| serde_json::to_string(metric).expect("a name")).collect();
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
-        assert!(sorted, "the list has the order of the enum, so none is left out at its end: {:?}", Metric::ALL);
+        assert!(sorted, "the list has the order of the enum, so no variant is missing at its end: {:?}", Metric::ALL);
         assert_eq!(Metric::Refusals as usize + 1, Metric::ALL.len());
     }
 }

@@ -1,45 +1,46 @@
-//! What else backs a guest's RAM with large pages on the same host, to be run beside ours with the same image, command line and memory.
+//! Other ways to back a guest's RAM with large pages on the same host. They run with the same image, command line and
+//! memory as wideleaf, for comparison.
 //!
 //! ```text
 //!   Guest: kernel, parameters, memory ─┬─▶ wideleaf run … --policy P              ours
-//!                                      ├─▶ wideleaf run … --host-page 2m          the kernel's THP at the first touch, khugepaged behind it
+//!                                      ├─▶ wideleaf run … --host-page 2m          THP at first touch, then khugepaged
 //!                                      ├─▶ wideleaf run … --backing hugetlb       a pool, from the start
-//!                                      └─▶ qemu-system-x86_64 -M microvm …        the same two in QEMU
+//!                                      └─▶ qemu-system-x86_64 -M microvm …        THP and hugetlb in QEMU
 //! ```
 
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Arm, Cell, HostFacts, Job, KhugepagedSettings, Work};
 
-/// The program.
+/// Name of the QEMU program.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
+/// CPU model for QEMU. QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM, and on some AMD hosts it then may not set it.
 const QEMU_CPU: &str = "host,arch-capabilities=off";
-/// Where a command that is shown has the image's file.
+/// Path of the image in a command that is shown to the user.
 const IMAGE_SHOWN: &str = "guest.elf";
-/// How much longer than ours a guest of QEMU's takes from its start to its first line, seconds, guessed.
+/// Additional time from start to first line of a QEMU guest compared to wideleaf, guessed, in seconds.
 const QEMU_START_S: f64 = 1.0;
 
 /// A guest of the built-in image.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Guest {
-    /// The kernel, as `wideleaf run` takes it.
+    /// Name of the kernel, as `wideleaf run` takes it.
     pub kernel: String,
-    /// Its parameters, its class among them.
+    /// Parameters of the kernel, including the class.
     pub cmdline: String,
-    /// RAM.
+    /// RAM of the guest in MiB.
     pub memory_mib: u64,
-    /// Processors.
+    /// Number of processors.
     pub vcpus: u8,
 }
 
-/// What stands behind the RAM of a guest of QEMU's.
+/// Backing of a QEMU guest's RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QemuRam {
-    /// `memory-backend-ram`, which QEMU advises to be huge: at the first touch, and by khugepaged.
+    /// `memory-backend-ram` with QEMU's advice MADV_HUGEPAGE: huge pages at first touch and by khugepaged.
     Thp,
-    /// `memory-backend-memfd` of the hugetlb pool's pages of 2 MiB, all taken before the guest runs.
+    /// `memory-backend-memfd` on 2 MiB pages of the hugetlb pool, all allocated before the guest runs.
     Hugetlb,
 }
 
@@ -53,19 +54,20 @@ impl QemuRam {
 }
 
 impl Guest {
-    /// With one processor.
+    /// A guest with one processor.
     pub fn new(kernel: &str, cmdline: &str, memory_mib: u64) -> Guest {
         Guest { kernel: kernel.into(), cmdline: cmdline.into(), memory_mib, vcpus: 1 }
     }
 
-    /// In `wideleaf run`, with more arguments behind. No daemon of the host's has a say in it.
+    /// A job that runs this guest in `wideleaf run`, with more arguments at the end. No daemon of
+    /// the host takes part.
     pub fn run(&self, more: &[&str], seconds_guess: f64) -> Job {
         let arguments = self.arguments();
         let own: Vec<&str> = arguments.iter().map(String::as_str).collect();
         Job::run(&[&own, more, &["--no-daemon"]].concat(), seconds_guess)
     }
 
-    /// For `wideleaf run`.
+    /// Arguments for `wideleaf run`.
     pub fn arguments(&self) -> Vec<String> {
         let (memory, vcpus) = (format!("{}M", self.memory_mib), self.vcpus.to_string());
         let vcpus = if self.vcpus == 1 { vec![] } else { vec!["--vcpus", &vcpus] };
@@ -74,7 +76,7 @@ impl Guest {
         all.into_iter().map(str::to_owned).collect()
     }
 
-    /// For QEMU.
+    /// Arguments for QEMU.
     pub fn qemu_arguments(&self, ram: QemuRam, image: &str) -> Vec<String> {
         let Guest { kernel, cmdline, memory_mib, vcpus } = self;
         let (memory, vcpus) = (format!("{memory_mib}M"), vcpus.to_string());
@@ -87,7 +89,7 @@ impl Guest {
         [&machine[..], &ram, &console, &what].concat().into_iter().map(str::to_owned).collect()
     }
 
-    /// As somebody would type it.
+    /// QEMU command line as a user would type it.
     pub(crate) fn qemu_command(&self, ram: QemuRam) -> String {
         format!("{QEMU} {}", crate::definition::typed(&self.qemu_arguments(ram, IMAGE_SHOWN)))
     }
@@ -97,20 +99,20 @@ impl Guest {
         Job::of(work, seconds_guess + QEMU_START_S)
     }
 
-    /// Pages of 2 MiB that its RAM takes.
+    /// Number of 2 MiB pages in the guest's RAM.
     pub fn pages_2m(&self) -> u64 {
         self.memory_mib.div_ceil(2)
     }
 }
 
-/// Another way to large pages.
+/// Another way to large pages, without our manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// The host's THP, khugepaged as Linux starts it.
+    /// Host THP with khugepaged at Linux's defaults.
     Thp,
-    /// The host's THP, khugepaged as fast as it goes.
+    /// Host THP with khugepaged at its fastest.
     ThpTuned,
-    /// The hugetlb pool.
+    /// Pages of the hugetlb pool.
     Hugetlb,
     /// QEMU on THP.
     QemuThp,
@@ -119,22 +121,22 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// All of them, in the order of tables.
+    /// All peers, in the order of tables.
     pub const ALL: [Peer; 5] = [Peer::Thp, Peer::ThpTuned, Peer::Hugetlb, Peer::QemuThp, Peer::QemuHugetlb];
 
-    /// Its arm.
+    /// Arm of this peer.
     pub fn arm(self) -> Arm {
         let (name, summary) = match self {
-            Peer::Thp => ("host THP", "no manager; all RAM advised (MADV_HUGEPAGE), khugepaged as Linux starts it"),
-            Peer::ThpTuned => ("host THP, tuned", "the same, khugepaged without a rest; its CPU time is the manager's"),
-            Peer::Hugetlb => ("hugetlb", "no manager; pages of the hugetlb pool, which the host set aside before"),
+            Peer::Thp => ("host THP", "no manager; MADV_HUGEPAGE on all RAM, khugepaged at Linux's defaults"),
+            Peer::ThpTuned => ("host THP, tuned", "as host THP, khugepaged without pause; its CPU counts as manager's"),
+            Peer::Hugetlb => ("hugetlb", "no manager; pages of the hugetlb pool, reserved on the host beforehand"),
             Peer::QemuThp => ("QEMU THP", "QEMU's microvm with the same image on memory-backend-ram"),
-            Peer::QemuHugetlb => ("QEMU hugetlb", "the same on memory-backend-memfd,hugetlb=on,prealloc=on"),
+            Peer::QemuHugetlb => ("QEMU hugetlb", "as QEMU THP, on memory-backend-memfd,hugetlb=on,prealloc=on"),
         };
         Arm { name: name.into(), summary: summary.into() }
     }
 
-    /// Its part of a case.
+    /// Cell of this peer in a case; absent if the host cannot run it.
     pub fn cell(self, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Cell {
         if let Some(why) = self.why_not(host) {
             return Cell::Absent(why);
@@ -156,7 +158,7 @@ impl Peer {
         let needs_qemu = matches!(self, Peer::QemuThp | Peer::QemuHugetlb) && !host.has_qemu;
         let needs_pool = matches!(self, Peer::Hugetlb | Peer::QemuHugetlb);
         (host.why_no_kvm.clone())
-            .or_else(|| needs_root.then(|| "only root may set khugepaged".to_owned()))
+            .or_else(|| needs_root.then(|| "needs root, to change khugepaged's settings".to_owned()))
             .or_else(|| needs_qemu.then(|| format!("{QEMU} is not installed")))
             .or_else(|| host.why_no_pool_2m.clone().filter(|_| needs_pool))
     }
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_the_host_lacks_is_absent_with_the_reason_and_the_others_run() {
+    fn a_peer_that_the_host_lacks_is_absent_with_the_reason_and_the_other_peers_run() {
         assert_eq!(absent(&host()), []);
         let no_qemu = HostFacts { has_qemu: false, ..host() };
         let why = format!("{QEMU} is not installed");

@@ -1,8 +1,9 @@
-//! What results say, for people: sections of sentences, tables and pictures, made once and rendered as text, Markdown or HTML.
+//! Reports for people, made from results: sections of sentences, tables and pictures. One report renders as
+//! text, Markdown or HTML.
 //!
 //! ```text
 //!   Results ──▶ the experiment's own sections ─┐
-//!           └─▶ what every report has ─────────┴▶ Report ──▶ text | markdown | html (with the pictures inside) | svg files
+//!           └─▶ sections of every report ─────┴▶ Report ──▶ text | markdown | html (with the pictures inside) | svg files
 //! ```
 
 use crate::catalogue;
@@ -22,60 +23,60 @@ pub mod text;
 /// A whole report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Its heading.
+    /// Heading of the report.
     pub title: String,
-    /// What was asked, and, in its first paragraph, whatever did not come as promised.
+    /// Failures and surprises in the first paragraphs, then the question.
     pub lead: Vec<String>,
-    /// Its parts.
+    /// Sections of the report.
     pub sections: Vec<Section>,
 }
 
 /// A part of a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section {
-    /// Its heading.
+    /// Heading of the section.
     pub title: String,
-    /// Sentences, a paragraph each.
+    /// Paragraphs of the section.
     pub paragraphs: Vec<String>,
-    /// Its tables.
+    /// Tables of the section.
     pub tables: Vec<Grid>,
-    /// Its pictures.
+    /// Pictures of the section.
     pub plots: Vec<Plot>,
 }
 
-/// A table.
+/// A table with text cells.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Grid {
-    /// What it shows.
+    /// Caption of the table.
     pub caption: String,
-    /// Headings, with their units.
+    /// Columns with their headings and units.
     pub columns: Vec<Column>,
-    /// Cells, as they are printed.
+    /// Cells as they are printed.
     pub rows: Vec<Vec<String>>,
 }
 
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its heading.
+    /// Heading of the column.
     pub title: String,
-    /// Whether its cells are numbers, which stand to the right.
+    /// Whether the cells are numbers, which are aligned to the right.
     pub is_number: bool,
 }
 
 impl Column {
-    /// Of words.
+    /// A column of text.
     pub fn text(title: impl Into<String>) -> Column {
         Column { title: title.into(), is_number: false }
     }
 
-    /// Of numbers.
+    /// A column of numbers.
     pub fn number(title: impl Into<String>) -> Column {
         Column { title: title.into(), is_number: true }
     }
 }
 
-/// A picture, as data.
+/// A picture as data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plot {
     /// Bars in groups, each with its interval.
@@ -89,66 +90,66 @@ pub enum Plot {
 /// Bars in groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bars {
-    /// A word or two for its file: `ratios`.
+    /// Short name for the file: `ratios`.
     pub name: String,
-    /// What it shows.
+    /// Caption of the picture.
     pub caption: String,
-    /// What the axis counts, with its unit.
+    /// Title of the axis, with its unit.
     pub axis: String,
-    /// Where a line is drawn through all bars: 1 for ratios.
+    /// Value with a line through all bars: 1 for ratios.
     pub reference: Option<f64>,
-    /// What the colours stand for, in the order of the bars of a group.
+    /// Names of the colours, in the order of the bars of a group.
     pub series: Vec<String>,
     /// Groups from top to bottom.
     pub groups: Vec<BarGroup>,
 }
 
-/// Bars that stand together.
+/// A group of bars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BarGroup {
-    /// What is written beside it.
+    /// Label of the group.
     pub name: String,
-    /// A bar for each of the series: where it is, from where to where it may be. `None` where there is nothing.
+    /// One bar per series: value, lower end, upper end. `None` for a missing bar.
     pub bars: Vec<Option<(f64, f64, f64)>>,
 }
 
 /// Lines over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
-    /// A word or two for its file.
+    /// Short name for the file.
     pub name: String,
-    /// What it shows.
+    /// Caption of the picture.
     pub caption: String,
-    /// What goes to the right, with its unit.
+    /// Title of the horizontal axis, with its unit.
     pub x_axis: String,
-    /// What goes up, with its unit.
+    /// Title of the vertical axis, with its unit.
     pub y_axis: String,
-    /// What it goes up to, where that is not where the highest line does: 100 for percent.
+    /// Upper end of the vertical axis, if it is not the highest point: 100 for percent.
     pub y_max: Option<f64>,
-    /// Lines: name, points.
+    /// Lines as pairs of name and points.
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }
 
 /// A map of memory over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MapPlot {
-    /// A word or two for its file.
+    /// Short name for the file.
     pub name: String,
-    /// What it shows.
+    /// Caption of the picture.
     pub caption: String,
-    /// What was seen.
+    /// Backing of the windows over time.
     pub map: crate::results::MemoryMap,
 }
 
 impl Plot {
-    /// A word or two for its file.
+    /// Short name for the file.
     pub fn name(&self) -> &str {
         match self {
             Plot::Bars(Bars { name, .. }) | Plot::Lines(Lines { name, .. }) | Plot::Map(MapPlot { name, .. }) => name,
         }
     }
 
-    /// What it shows.
+    /// Caption of the picture.
     pub fn caption(&self) -> &str {
         match self {
             Plot::Bars(Bars { caption, .. })
@@ -159,7 +160,7 @@ impl Plot {
 }
 
 impl Report {
-    /// What these results say.
+    /// The report of these results.
     pub fn of(results: &Results) -> Report {
         let experiment = &results.experiment;
         let known = catalogue::by_name(&experiment.name);
@@ -175,14 +176,14 @@ impl Report {
         Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
     }
 
-    /// Its pictures in their order, each with the name of its file. The number keeps names apart.
+    /// Pictures in their order, each with its file name. The number makes the names unique.
     pub fn pictures(&self) -> Vec<(String, &Plot)> {
         let plots = self.sections.iter().flat_map(|section| &section.plots).enumerate();
         plots.map(|(index, plot)| (format!("{:02}-{}.svg", index + 1, file_word(plot.name())), plot)).collect()
     }
 }
 
-/// A name without what shells and file systems give a meaning.
+/// A name with only the characters that are safe in shells and file systems.
 fn file_word(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()
 }

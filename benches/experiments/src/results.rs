@@ -1,4 +1,4 @@
-//! What is stored of an experiment: all that is needed to report it, to compare it with another and to go on with it.
+//! The stored form of an experiment's results: all that a report, a comparison and a resumed experiment need.
 
 use std::collections::BTreeMap;
 
@@ -7,79 +7,79 @@ use serde::{Deserialize, Serialize};
 use crate::definition::Experiment;
 use crate::metric::Metric;
 
-/// The version of the file's form. Another one is refused.
+/// Version of the file format. Files with another version are refused.
 pub const FORMAT: u32 = 1;
 
 /// A file of results.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Results {
-    /// [`FORMAT`].
+    /// Format version, [`FORMAT`].
     pub wideleaf_experiment: u32,
-    /// What was run, whole: a run that goes on later does the same.
+    /// Complete definition of the experiment, so that a resumed experiment runs the same.
     pub experiment: Experiment,
-    /// The machine.
+    /// Description of the machine.
     pub environment: Environment,
-    /// When it began (RFC 3339, UTC).
+    /// Start time (RFC 3339, UTC).
     pub started: String,
-    /// When the last run ended.
+    /// End time of the last run (RFC 3339, UTC).
     pub ended: String,
-    /// Time in which it ran, all parts together.
+    /// Total running time of all parts, in seconds.
     pub elapsed_s: f64,
-    /// Whether all that was wanted is there: its rounds, or what fits the experiment's own time.
+    /// Whether the results are complete: all rounds, or all rounds that fit the experiment's built-in time limit.
     pub is_complete: bool,
-    /// What was run, in this order.
+    /// Runs in the order in which they were made.
     pub runs: Vec<Run>,
 }
 
-/// One run.
+/// One run of one cell.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Run {
     /// Name of its case.
     pub case: String,
     /// Name of its arm.
     pub arm: String,
-    /// Counted from one.
+    /// Number of the round, from one.
     pub round: u32,
-    /// When it began, after the experiment did (in the time in which it ran).
+    /// Start of the run in seconds of the experiment's running time.
     pub at_s: f64,
-    /// How long it took, warming and start included.
+    /// Duration in seconds, including warming and start.
     pub took_s: f64,
-    /// Load average of the last minute when it began. (The experiment itself is in it.)
+    /// Load average of the last minute at the start of the run. It includes the experiment itself.
     pub load_1m: f64,
-    /// What came of it.
+    /// Outcome of the run.
     pub outcome: RunOutcome,
 }
 
-/// What came of a run.
+/// Outcome of a run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
-    /// It ended well and verified itself.
+    /// The run succeeded and verified its result.
     Measured(Measured),
-    /// It did not: in a line why. It is not made again; the report says so.
+    /// The run failed, with the reason in one line. It is not repeated, and the report names it.
     Failed(String),
 }
 
-/// What one run tells.
+/// Measurements of one run.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Measured {
-    /// How it is known.
+    /// How the numbers were obtained.
     pub evidence: Evidence,
-    /// Its numbers.
+    /// Metrics and their values.
     pub metrics: BTreeMap<Metric, f64>,
-    /// How memory and speed went over time.
+    /// Memory and speed over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub series: Vec<Sample>,
-    /// What backed which part of guest RAM when.
+    /// Backing of each window of guest RAM over time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<MemoryMap>,
-    /// What else is to be said, a sentence each.
+    /// Further remarks, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// What the manager did, by `mechanism.result`: `collapse.done`.
+    /// Actions of the manager, by `mechanism.result`: `collapse.done`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub actions: BTreeMap<String, Actions>,
-    /// What else it told, by its own names: results of the kernel, what a prediction rests on.
+    /// Further numbers under the run's own names: results of the kernel, inputs of a prediction.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub told: BTreeMap<String, f64>,
 }
@@ -87,41 +87,41 @@ pub struct Measured {
 /// Actions of one kind with one result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Actions {
-    /// How many.
+    /// Number of such actions.
     pub count: u64,
-    /// CPU time of all, where the run was recorded.
+    /// Total CPU time in milliseconds, if the run was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ms: Option<f64>,
-    /// The longest that a window was out of the guest's reach, where the run was recorded.
+    /// Longest time that a window was unavailable to the guest, in microseconds, if the run was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unavailable_max_us: Option<f64>,
 }
 
-/// How a number is known.
+/// How a number was obtained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
     /// By a clock or a counter of this machine.
     #[default]
     Measured,
-    /// By a model of a machine.
+    /// By a simulation of a machine.
     Simulated,
-    /// By counting mappings in an emulated machine: no speed.
+    /// By counting mappings in an emulated machine; says nothing about speed.
     Lab,
 }
 
 /// Memory and speed at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Sample {
-    /// After the start of the timed part; what was before is negative.
+    /// Time since the start of the timed part in seconds; negative before it.
     pub at_s: f64,
-    /// Guest RAM on base pages.
+    /// Guest RAM on base pages, in MiB.
     pub base_mib: f64,
-    /// On pages of 2 MiB.
+    /// Guest RAM on 2 MiB pages, in MiB.
     pub huge_mib: f64,
-    /// On pages of 1 GiB.
+    /// Guest RAM on 1 GiB pages, in MiB.
     pub giant_mib: f64,
-    /// Units of work per second since the sample before, where it is known.
+    /// Units of work per second since the previous sample, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_per_s: Option<f64>,
 }
@@ -129,75 +129,76 @@ pub struct Sample {
 /// Guest RAM by window and time.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct MemoryMap {
-    /// Guest-physical address of the first window, in windows of 2 MiB.
+    /// Guest-physical address of the first window, in units of 2 MiB.
     pub first_window: u64,
-    /// What was seen, one after the other in time.
+    /// Observations in the order of time.
     pub columns: Vec<MapColumn>,
 }
 
 /// All windows at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct MapColumn {
-    /// After the start of the timed part.
+    /// Time since the start of the timed part, in seconds.
     pub at_s: f64,
-    /// A letter for each window: `.` nothing there, `4` base pages, `2` a huge page, `1` a part of a giant page, `a` aside; a space where
-    /// the guest has no RAM.
+    /// One letter per window: `.` unbacked, `4` base pages, `2` a huge page, `1` part of a giant page, `a` detached;
+    /// a space outside guest RAM.
     pub backing: String,
-    /// A digit for each window, how hot: 0 to 9; a space where it is not known.
+    /// One digit per window for its heat, 0 to 9; a space if unknown.
     pub heat: String,
-    /// The same letters, for what the second level is inferred to map; `?` where it cannot be inferred.
+    /// One letter per window for the inferred mapping in the second level, as in `backing`; `?` if
+    /// it cannot be inferred.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub second_level: String,
-    /// What it does map, all windows together: KVM's leaf mappings of 4 KiB, 2 MiB and 1 GiB.
+    /// KVM's leaf mappings of 4 KiB, 2 MiB and 1 GiB, over all windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kvm_pages: Option<[u64; 3]>,
 }
 
-/// The machine, and what of it is not under control.
+/// Description of the machine, and of what is not controlled on it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Environment {
-    /// Version of wideleaf, and the revision it was built from where that is known.
+    /// Version of wideleaf, and the revision that it was built from if known.
     pub wideleaf: String,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// CPU model.
+    /// Model of the CPU.
     pub cpu: String,
-    /// Its microcode's revision.
+    /// Revision of the CPU's microcode.
     pub microcode: String,
-    /// Processors online.
+    /// Number of processors online.
     pub cpus: u32,
-    /// NUMA nodes with memory.
+    /// Number of NUMA nodes with memory.
     pub numa_nodes: u32,
-    /// Physical memory.
+    /// Physical memory in MiB.
     pub memory_total_mib: u64,
-    /// Free and reclaimable memory at the start.
+    /// Free and reclaimable memory at the start, in MiB.
     pub memory_available_mib: u64,
-    /// How KVM pages guests: `ept`, `npt`, `shadow`, `none`.
+    /// Paging of guests in KVM: `ept`, `npt`, `shadow`, `none`.
     pub paging: String,
-    /// Whether this machine is itself a virtual machine: then even a native process walks two tables in hardware.
+    /// Whether this machine is a virtual machine. If so, even a native process walks two tables in hardware.
     pub is_virtual: bool,
-    /// Whether the CPU's event counters can be read.
+    /// Whether the CPU's event counters (PMU) can be read.
     pub has_pmu: bool,
     /// `transparent_hugepage/enabled`, `/shmem_enabled`, `/defrag`.
     pub thp: [String; 3],
-    /// khugepaged: milliseconds between scans, pages a scan.
+    /// Settings of khugepaged: milliseconds between scans, pages per scan.
     pub khugepaged: [u64; 2],
-    /// CPU frequency governor; empty where there is none.
+    /// CPU frequency governor; empty on a host without governor.
     pub governor: String,
     /// Load average of the last minute at the start.
     pub load_1m: f64,
-    /// What was not controlled, a few words each.
+    /// Influences that were not controlled, a few words each.
     pub not_controlled: Vec<String>,
 }
 
 impl Results {
-    /// The runs of a case in an arm, by round.
+    /// Runs of a case in an arm, in the order in which they were made.
     pub fn runs_of(&self, case: &str, arm: &str) -> impl Iterator<Item = &Run> {
         let of: Vec<&Run> = self.runs.iter().filter(|run| run.case == case && run.arm == arm).collect();
         of.into_iter()
     }
 
-    /// A metric of a case in an arm, by round; rounds without it are left out.
+    /// Values of a metric for a case in an arm, by round. Rounds without the metric are left out.
     pub fn values(&self, case: &str, arm: &str, metric: Metric) -> Vec<(u32, f64)> {
         let value = |run: &Run| Some((run.round, *run.measured()?.metrics.get(&metric)?));
         let mut values: Vec<_> = self.runs_of(case, arm).filter_map(value).collect();
@@ -205,7 +206,7 @@ impl Results {
         values
     }
 
-    /// What the runs of a case in an arm told by that name, by round.
+    /// Values of an additional number by its name, for a case in an arm, by round.
     pub fn told(&self, case: &str, arm: &str, name: &str) -> Vec<(u32, f64)> {
         let value = |run: &Run| Some((run.round, *run.measured()?.told.get(name)?));
         let mut values: Vec<_> = self.runs_of(case, arm).filter_map(value).collect();
@@ -213,7 +214,8 @@ impl Results {
         values
     }
 
-    /// A metric of an arm by that of another, each within its round: what the machine did in a round it did to both.
+    /// Ratios of a metric between two arms, each within one round, so that changes of the machine
+    /// between rounds cancel out.
     pub fn ratios(&self, case: &str, arm: &str, to: &str, metric: Metric) -> Vec<f64> {
         let others = self.values(case, to, metric);
         let other = |round| others.iter().find(|(of, _)| *of == round).map(|(_, value)| *value);
@@ -223,7 +225,7 @@ impl Results {
 }
 
 impl Run {
-    /// What it tells, if it ended well.
+    /// Measurements of the run, if it succeeded.
     pub fn measured(&self) -> Option<&Measured> {
         match &self.outcome {
             RunOutcome::Measured(measured) => Some(measured),

@@ -1,24 +1,24 @@
-//! Whose turn it is: arms alternate within a round, and rounds go over all cases before any case has its next one, so that an experiment that
-//! is ended early is a shorter experiment and no other one.
+//! The order of the runs. Arms alternate within a round, and every case has its round before any case has its next
+//! one. An experiment that ends early is therefore a shorter experiment, not a different one.
 
 use std::time::Duration;
 
 use crate::definition::Experiment;
 use crate::results::Run;
 
-/// A run that is to be made.
+/// A run that is still to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Place of its case.
+    /// Index of the case.
     pub case: usize,
-    /// Place of its arm.
+    /// Index of the arm.
     pub arm: usize,
-    /// Counted from one.
+    /// Number of the round, from one.
     pub round: u32,
 }
 
-/// All turns of an experiment in their order. In each round the arm after the one that began the last begins: none is always the one after the
-/// warming, or after its neighbour.
+/// All turns of an experiment in order. Each round begins one arm further than the round before, so that no arm
+/// always runs right after the warming or after the same neighbour.
 pub fn turns(experiment: &Experiment) -> Vec<Turn> {
     let arms = experiment.arms.len();
     let mut turns = Vec::new();
@@ -35,7 +35,7 @@ pub fn turns(experiment: &Experiment) -> Vec<Turn> {
     turns
 }
 
-/// The turns that no run was made for.
+/// Turns that have no run yet.
 pub fn left(experiment: &Experiment, runs: &[Run]) -> Vec<Turn> {
     let is_made = |turn: &Turn| {
         let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
@@ -44,7 +44,7 @@ pub fn left(experiment: &Experiment, runs: &[Run]) -> Vec<Turn> {
     turns(experiment).into_iter().filter(|turn| !is_made(turn)).collect()
 }
 
-/// How long a turn is thought to take: as long as the median of those that were made like it, else as guessed.
+/// Expected duration of a turn: the median of the runs already made of the same cell, otherwise the guess.
 pub fn expected(experiment: &Experiment, runs: &[Run], turn: Turn) -> Duration {
     let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
     let made: Vec<f64> = runs.iter().filter(|run| run.case == *case && run.arm == *arm).map(|run| run.took_s).collect();
@@ -53,13 +53,13 @@ pub fn expected(experiment: &Experiment, runs: &[Run], turn: Turn) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
-/// How long turns are thought to take together.
+/// Expected duration of several turns together.
 pub fn expected_of_all(experiment: &Experiment, runs: &[Run], turns: &[Turn]) -> Duration {
     turns.iter().map(|turn| expected(experiment, runs, *turn)).sum()
 }
 
-/// The turn to be made next within what is left of the budget. A round of a case is made whole or not at all: half a round has
-/// nothing to be compared with.
+/// The next turn within the remaining budget. A round of a case is made whole or not at all, because half a
+/// round cannot be compared.
 pub fn next(experiment: &Experiment, runs: &[Run], budget_left: Option<Duration>) -> Option<Turn> {
     let left = left(experiment, runs);
     let first = *left.first()?;
@@ -112,23 +112,24 @@ mod tests {
     fn arms_alternate_and_all_cases_have_a_round_before_any_has_two() {
         let order: Vec<_> = turns(&experiment()).iter().map(|turn| (turn.round, turn.case, turn.arm)).collect();
         let first = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (1, 1, 2)];
-        let second = [(2, 0, 1), (2, 0, 0), (2, 1, 1), (2, 1, 0)]; // b begins; the exact job ran already
+        let second = [(2, 0, 1), (2, 0, 0), (2, 1, 1), (2, 1, 0)]; // b is first; the exact job has run already
         assert_eq!(order, [&first[..], &second[..]].concat());
     }
 
     #[test]
-    fn what_was_run_is_not_run_again_and_teaches_how_long_the_rest_takes() {
+    fn a_finished_run_is_not_repeated_and_its_duration_is_expected_of_the_rest() {
         let experiment = experiment();
         let all = turns(&experiment);
         let runs: Vec<Run> = all[..2].iter().map(|turn| run(&experiment, *turn, 3.0)).collect();
         assert_eq!(next(&experiment, &runs, None), Some(all[2]));
-        // Left: three of case two as guessed, two of case one as they took, two of case two as guessed.
+        // Left: three turns of case two as guessed, two of case one at their measured duration, two of
+        // case two as guessed.
         let left = left(&experiment, &runs);
         assert_eq!(expected_of_all(&experiment, &runs, &left), Duration::from_secs(3 * 10 + 2 * 3 + 2 * 10));
     }
 
     #[test]
-    fn a_round_that_the_budget_does_not_pay_is_not_begun_but_one_that_is_begun_is_ended() {
+    fn a_round_beyond_the_budget_is_not_begun_but_a_begun_round_is_finished() {
         let experiment = experiment();
         let all = turns(&experiment);
         assert_eq!(next(&experiment, &[], Some(Duration::from_secs(19))), None);

@@ -1,8 +1,8 @@
-//! What others measured: their tables as they were printed (`benches/data/seeds/`, whose README says what of them is known to be wrong), a type
-//! for the rows of each.
+//! Published measurements by other authors: their tables as printed (`benches/data/seeds/`; its README names the
+//! known errors), with one row type per table.
 //!
 //! ```text
-//!   benches/data/seeds/*.csv ── include_str! ──▶ rows ──▶ beside ours, in the sections of the experiment in their form
+//!   benches/data/seeds/*.csv ── include_str! ──▶ rows ──▶ beside our figures, in the experiment of the same form
 //! ```
 
 use serde::de::DeserializeOwned;
@@ -13,14 +13,14 @@ pub mod lwn;
 pub mod openmp;
 pub mod shimizu;
 
-/// The rows of a table of ours; an empty cell is `None`.
+/// Rows of a table of the program; an empty cell is `None`.
 fn rows<T: DeserializeOwned>(table: &str) -> Vec<T> {
     let rows = csv::Reader::from_reader(table.as_bytes()).into_deserialize();
     rows.collect::<Result<_, _>>()
         .expect("the tables are part of the program, and a test reads them to their last rows")
 }
 
-/// A number that is printed with commas between thousands, if it is one.
+/// A number with commas between thousands, or `None` for other text.
 fn number(text: &str) -> Option<f64> {
     text.replace(',', "").parse().ok()
 }
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_may_have_commas_and_words_are_none() {
+    fn a_number_may_have_commas_and_words_are_not_a_number() {
         assert_eq!(number("9,651,000"), Some(9_651_000.0));
         assert_eq!(number("0.45"), Some(0.45));
         assert_eq!(number("no significant"), None);

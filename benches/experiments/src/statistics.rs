@@ -1,4 +1,4 @@
-//! Medians and how far they can be trusted.
+//! Medians and their confidence intervals.
 
 use std::fmt;
 
@@ -7,22 +7,23 @@ use crate::metric::Better;
 /// A median with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Of all values.
+    /// Median of all values.
     pub median: f64,
-    /// 2.5 % of the resampled medians are below.
+    /// Lower end: 2.5 % of the resampled medians are below.
     pub low: f64,
-    /// 2.5 % are above.
+    /// Upper end: 2.5 % of the resampled medians are above.
     pub high: f64,
 }
 
-/// How often the values are resampled: the 2.5 % ends then rest on 100 medians each.
+/// Number of bootstrap samples: 100 medians lie beyond each end of the interval.
 const RESAMPLES: usize = 4000;
 
-/// The median of all values and its 95 % interval by bootstrap (Efron, "Bootstrap methods", 1979). Values come in groups
-/// that share what cannot be controlled, for instance their memory: groups are drawn first, then values within each.
+/// Median of all values with its 95 % interval by bootstrap (Efron, "Bootstrap methods", 1979). Values come in groups
+/// that share influences that cannot be controlled, for instance the memory of a run. The bootstrap draws groups
+/// first, then values within each group.
 ///
 /// # Panics
-/// Where there is no value, or one is not a number.
+/// If there are no values, or a value is NaN.
 pub fn bootstrap_median(groups: &[Vec<f64>]) -> Interval {
     let groups: Vec<&Vec<f64>> = groups.iter().filter(|group| !group.is_empty()).collect();
     let median = median(groups.iter().flat_map(|group| group.iter().copied()).collect());
@@ -42,10 +43,11 @@ pub fn bootstrap_median(groups: &[Vec<f64>]) -> Interval {
     Interval { median, low: medians[RESAMPLES / 40], high: medians[RESAMPLES - 1 - RESAMPLES / 40] }
 }
 
-/// The median of `a` by the median of `b`, with its 95 % interval: both are resampled on their own, because nothing pairs them.
+/// Ratio of the median of `a` to the median of `b`, with its 95 % interval. Both are resampled independently, because
+/// the values are not paired.
 ///
 /// # Panics
-/// Where one has no value, or one that is not a number.
+/// If either side has no values, or a value is NaN.
 pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Interval {
     let mut random = fastrand::Rng::with_seed(1);
     let mut drawn = |of: &[f64]| median((0..of.len()).map(|_| of[random.usize(..of.len())]).collect());
@@ -55,53 +57,54 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Interval {
     Interval { median, low: ratios[RESAMPLES / 40], high: ratios[RESAMPLES - 1 - RESAMPLES / 40] }
 }
 
-/// The ratio of arm `a` to arm `b` within each turn of each set, where a turn has a rate of each arm.
+/// Median ratio of arm `a` to arm `b` within each turn of each set. A turn has one rate per arm.
 ///
 /// # Panics
-/// Where there is no turn at all.
+/// If there are no turns.
 pub fn ratio_within_turns(sets: &[Vec<Vec<f64>>], a: usize, b: usize) -> Interval {
     let ratios: Vec<Vec<f64>> = sets.iter().map(|set| set.iter().map(|turn| turn[a] / turn[b]).collect()).collect();
     bootstrap_median(&ratios)
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// Middle value, or the mean of the two middle values.
 ///
 /// # Panics
-/// Where there is no value, or one is not a number.
+/// If there are no values, or a value is NaN.
 pub fn median(mut values: Vec<f64>) -> f64 {
     assert!(!values.is_empty() && values.iter().all(|value| !value.is_nan()), "numbers, at least one");
     wideleaf_policies::median::median(&mut values, f64::total_cmp, f64::midpoint).expect("there is one")
 }
 
-/// Two arms compared: the ratios of pairs that were measured in the same round.
+/// A comparison of two arms, by the ratios of pairs that were measured in the same round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
-    /// Median of the ratios, and its interval.
+    /// Median of the ratios, with its interval.
     pub interval: Interval,
-    /// How many pairs.
+    /// Number of pairs.
     pub pairs: usize,
-    /// What can be said.
+    /// Conclusion that the interval allows.
     pub verdict: Verdict,
 }
 
-/// What a comparison allows to say.
+/// Conclusion that a comparison allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The whole interval is on the better side of 1.
     Better,
-    /// The whole interval is on the worse side.
+    /// The whole interval is on the worse side of 1.
     Worse,
-    /// The interval has 1 in it, or neither side is better.
+    /// The interval contains 1, or neither side is better.
     Indistinguishable,
     /// Too few pairs for an interval.
     Unknown,
 }
 
 impl Verdict {
-    /// What its marks mean, for the text above a table.
-    pub const LEGEND: &str = "= stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six pairs, too few for a 95 % interval.";
+    /// Meaning of the marks, for the text above a table.
+    pub const LEGEND: &str = "= means that the interval contains 1, so the two are indistinguishable; ? means fewer \
+     than six pairs, too few for a 95 % interval.";
 
-    /// For a sentence.
+    /// The verdict in words, for a sentence.
     pub const fn in_words(self) -> &'static str {
         match self {
             Verdict::Better => "better",
@@ -123,30 +126,30 @@ impl Verdict {
     }
 }
 
-/// How one thing stands to another of which more is better, where a difference of 2 % counts as none. A row that says
-/// nothing of this kind is not decided: that two are indistinguishable is no evidence that they are alike.
+/// Relation of one arm to another in a metric where more is better. A difference of up to 2 % counts as equal. A row
+/// that shows none of these is "not decided": two indistinguishable arms are not thereby shown to be equal.
 ///
-/// An interval of 95 % inside of two bounds is what two one-sided tests at 2.5 % each ask for (Schuirmann, "A
-/// comparison of the two one-sided tests procedure", 1987).
+/// A 95 % interval within two bounds corresponds to two one-sided tests at 2.5 % each (Schuirmann, "A comparison of
+/// the two one-sided tests procedure", 1987).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Equivalence {
-    /// The whole interval is above 1, and not within 2 %.
+    /// The whole interval is above 1, and not all of it within 2 %.
     Faster,
     /// The whole interval is between 0.98 and 1.02.
     Within,
-    /// The whole interval is above 0.98: it is within 2 % or faster, and which of both is open.
+    /// The whole interval is above 0.98: within 2 % or faster, but the data do not show which.
     NotSlower,
-    /// The interval allows more than one of the others, or there are fewer than six pairs.
+    /// The interval allows more than one of the other variants, or there are fewer than six pairs.
     NotDecided,
-    /// The whole interval is below 1, and not within 2 %.
+    /// The whole interval is below 1, and not all of it within 2 %.
     Slower,
 }
 
 impl Equivalence {
-    /// Differences up to this count as none.
+    /// Largest difference that counts as equal.
     pub const MARGIN: f64 = 0.02;
 
-    /// What a comparison shows.
+    /// Equivalence that a comparison shows.
     pub fn of(comparison: &Comparison) -> Equivalence {
         let Interval { low, high, .. } = comparison.interval;
         let (least, most) = (1.0 - Equivalence::MARGIN, 1.0 + Equivalence::MARGIN);
@@ -160,7 +163,7 @@ impl Equivalence {
         }
     }
 
-    /// For a table.
+    /// The equivalence in words, for a table.
     pub const fn in_words(self) -> &'static str {
         match self {
             Equivalence::Faster => "faster",
@@ -173,17 +176,18 @@ impl Equivalence {
 }
 
 impl Interval {
-    /// Whether some value may be both.
+    /// Whether the two intervals have a value in common.
     pub fn overlaps(&self, other: &Interval) -> bool {
         self.low <= other.high && other.low <= self.high
     }
 }
 
 impl Comparison {
-    /// The fewest pairs whose median has a 95 % interval at all: all on one side of it has a chance of 2 in 2^6.
+    /// Smallest number of pairs with a 95 % interval for the median: the chance that all six lie on one side of it
+    /// is 2 in 2^6.
     pub const PAIRS_MIN: usize = 6;
 
-    /// Of the ratios of one arm to another; nothing where there are none.
+    /// Comparison from the ratios of one arm to another; `None` without ratios.
     pub fn of(ratios: &[f64], better: Better) -> Option<Comparison> {
         if ratios.is_empty() {
             return None;
@@ -193,7 +197,8 @@ impl Comparison {
         Some(Comparison { interval, pairs: ratios.len(), verdict })
     }
 
-    /// Two medians that no round pairs: all values of one by all of the other. Nothing where one has none above zero.
+    /// Comparison of two medians without pairs, from all values of each side. `None` if a side has no values or a
+    /// value is not above zero.
     pub fn of_unpaired(values: &[f64], to: &[f64], better: Better) -> Option<Comparison> {
         let is_usable = |values: &[f64]| !values.is_empty() && values.iter().all(|value| *value > 0.0);
         (is_usable(values) && is_usable(to)).then(|| {
@@ -203,7 +208,7 @@ impl Comparison {
         })
     }
 
-    /// Half of the interval, as a part of the median.
+    /// Half of the interval's width, relative to the median.
     pub fn half_width(&self) -> f64 {
         (self.interval.high - self.interval.low) / 2.0 / self.interval.median
     }
@@ -229,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_values_leave_no_doubt_and_spread_ones_do() {
+    fn equal_values_give_a_narrow_interval_and_spread_values_a_wide_one() {
         let sure = bootstrap_median(&[vec![1.5; 5], vec![1.5; 3]]);
         assert_eq!(sure, Interval { median: 1.5, low: 1.5, high: 1.5 });
         let unsure = bootstrap_median(&[(0..50).map(f64::from).collect()]);
@@ -269,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_distinguished_is_not_within_two_percent_by_that() {
+    fn indistinguishable_arms_are_not_thereby_within_two_percent() {
         let shown = |low, high, pairs| {
             let interval = Interval { median: f64::midpoint(low, high), low, high };
             Equivalence::of(&Comparison { interval, pairs, verdict: Verdict::Indistinguishable })
@@ -279,13 +284,13 @@ mod tests {
             shown_by_six.map(|(low, high)| shown(low, high, 6).in_words()),
             ["within 2 %", "faster", "within 2 % or faster", "slower", "not decided", "not decided"]
         );
-        // A difference of 1 % that is sure is within 2 % all the same.
+        // A certain difference of 1 % is still within 2 %.
         assert_eq!([shown(0.985, 0.995, 6), shown(1.005, 1.015, 6)], [Equivalence::Within; 2]);
         assert_eq!(shown(0.99, 1.01, 5), Equivalence::NotDecided);
     }
 
     #[test]
-    fn only_an_interval_without_one_in_it_tells_two_apart() {
+    fn only_an_interval_without_one_distinguishes_two_arms() {
         let verdict = |ratios: &[f64], better| Comparison::of(ratios, better).map(|comparison| comparison.verdict);
         let faster = [1.1, 1.2, 1.15, 1.12, 1.18, 1.13];
         assert_eq!(verdict(&faster, Better::Higher), Some(Verdict::Better));

@@ -1,4 +1,4 @@
-//! `wideleaf experiment` as a person uses it: what was run is kept, whatever ends it.
+//! The user's view of `wideleaf experiment`: finished runs are kept, however the experiment ends.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -14,14 +14,14 @@ use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 
-/// Three runs a round, half a second each.
+/// Arguments of three runs per round, half a second each.
 const SHORT: [&str; 5] = ["experiment", "run", "quick", "--case", "EP W"];
 
 fn results(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// How many runs are in a file; none where there is no file yet.
+/// Number of runs in a file; zero if there is no file yet.
 fn runs(path: &Path) -> usize {
     if path.exists() { results(path)["runs"].as_array().unwrap().len() } else { 0 }
 }
@@ -35,7 +35,7 @@ fn wait_for_runs(path: &Path, wanted: usize) {
 }
 
 #[test]
-fn a_short_experiment_has_a_run_of_each_arm_and_says_what_it_was_run_on() {
+fn a_short_experiment_has_a_run_of_each_arm_and_describes_its_machine() {
     let scratch = new_scratch();
     let run = scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
     let text = String::from_utf8(run.get_output().stdout.clone()).unwrap();
@@ -57,7 +57,7 @@ fn a_short_experiment_has_a_run_of_each_arm_and_says_what_it_was_run_on() {
 }
 
 #[test]
-fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
+fn an_interrupted_experiment_keeps_its_runs_and_resumes_with_the_others() {
     let scratch = new_scratch();
     let file = scratch.path("quick.json");
     let running = Running::start(&scratch, &[&SHORT[..], &["--rounds=4", "--output=quick.json"]].concat());
@@ -82,7 +82,7 @@ fn an_interrupted_experiment_keeps_its_runs_and_goes_on_with_the_others() {
 }
 
 #[test]
-fn a_run_that_failed_is_made_again_when_it_goes_on() {
+fn a_resumed_experiment_repeats_a_failed_run() {
     let scratch = new_scratch();
     let file = scratch.path("quick.json");
     scratch.wideleaf(&[&SHORT[..], &["--rounds=1", "--output=quick.json"]].concat()).assert().code(0);
@@ -97,7 +97,7 @@ fn a_run_that_failed_is_made_again_when_it_goes_on() {
 }
 
 #[test]
-fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() {
+fn a_budget_ends_an_experiment_between_two_rounds_and_the_report_says_that_it_is_incomplete() {
     let scratch = new_scratch();
     let arguments = [&SHORT[..], &["--rounds=500", "--budget=4s", "--output=quick.json"]].concat();
     let run = scratch.wideleaf(&arguments).assert().code(0);
@@ -108,7 +108,7 @@ fn a_budget_ends_it_between_two_rounds_and_the_report_says_that_it_is_not_all() 
 }
 
 #[test]
-fn an_experiment_with_a_time_of_its_own_is_whole_when_that_is_over_whoever_interrupted_it() {
+fn an_experiment_with_a_built_in_time_limit_is_complete_after_that_limit_also_when_resumed() {
     let scratch = new_scratch();
     let file = scratch.path("quick.json");
     scratch.wideleaf(&[&SHORT[..], &["--budget=4s", "--output=quick.json"]].concat()).assert().code(0);
@@ -123,7 +123,7 @@ fn an_experiment_with_a_time_of_its_own_is_whole_when_that_is_over_whoever_inter
     assert_eq!((&after["runs"], &after["is_complete"]), (&before["runs"], &Value::Bool(true)));
 }
 
-/// A file system of 64 KiB: a few runs fit, twice over while the file is exchanged, a hundred do not.
+/// A file system of 64 KiB. A few runs fit, also twice while the file is replaced; a hundred do not.
 struct Small(std::path::PathBuf);
 
 impl Drop for Small {
@@ -133,7 +133,7 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_full_disk_loses_no_run_that_was_on_it() {
+fn a_full_disk_loses_no_stored_run() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("skipped: only root may mount the small file system of this test");
     }
@@ -154,7 +154,7 @@ fn a_full_disk_loses_no_run_that_was_on_it() {
 }
 
 #[test]
-fn what_cannot_be_run_or_read_is_refused_in_a_line() {
+fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     let scratch = new_scratch();
     scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
     scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["no \"EP Z\"", "EP W"]);

@@ -1,5 +1,6 @@
-//! Experiments as the program runs them, on guests that are over in a moment: QEMU beside ours, several guests at once, settings of the host
-//! that are put back. Needs KVM, and QEMU for its guests (`WIDELEAF_REQUIRE=kvm,qemu` turns a skip into a failure).
+//! Jobs of experiments with guests that end in a moment: QEMU compared with ours, several guests at once, and
+//! host settings that are restored. Needs KVM, and QEMU for its guests (`WIDELEAF_REQUIRE=kvm,qemu` turns a
+//! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -37,7 +38,7 @@ fn has_qemu() -> bool {
     is_there(Need::Qemu, answers.map(drop).map_err(|error| format!("{QEMU}: {error}")))
 }
 
-/// A file of results in which these jobs, an arm each, were not run yet. Its name is that of an experiment there is.
+/// Writes a file of results with these jobs, one arm each, without runs. The name is that of an existing experiment.
 fn to_be_run(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> String {
     let arm = |(name, _): &(&str, Job)| Arm { name: (*name).to_owned(), summary: String::new() };
     let arms = jobs.iter().map(arm).collect();
@@ -63,7 +64,7 @@ fn to_be_run(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> String {
     scratch.file("small.json", serde_json::to_string(&results).unwrap().as_bytes())
 }
 
-/// Runs them, and what came of each.
+/// Runs the jobs and returns the outcome of each.
 fn outcomes(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> Vec<Run> {
     let file = to_be_run(scratch, jobs);
     scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().success();
@@ -88,11 +89,11 @@ fn failure(run: &Run) -> &str {
 }
 
 #[test]
-fn a_guest_of_qemus_tells_what_ours_tells() {
+fn a_guest_of_qemu_reports_the_same_metrics_as_ours() {
     if !has_kvm() || !has_qemu() {
         return;
     }
-    // Long enough for some looks at its RAM.
+    // Long enough for several samples of its RAM.
     let guest = Guest::new("gups", "log2_words=20 seconds=2", 64);
     let jobs = vec![("ours", guest.run(&["--policy", "never"], 2.0)), ("qemu", qemu(QemuRam::Thp, guest))];
     let runs = outcomes(&new_scratch(), jobs);
@@ -100,7 +101,7 @@ fn a_guest_of_qemus_tells_what_ours_tells() {
     for metric in [Metric::Figure, Metric::Seconds, Metric::FirstByteMs, Metric::ResidentMib, Metric::GapP99Us] {
         assert!(ours[&metric] > 0.0 && qemu[&metric] > 0.0, "{metric}: {ours:?} {qemu:?}");
     }
-    // The table has four windows. What of them is large is THP's to say, but known it is.
+    // The table has four windows. THP decides which of them are large, but the coverage is known.
     assert_eq!(ours[&Metric::CoveragePercent], 0.0);
     assert!((0.0..=100.0).contains(&qemu[&Metric::CoveragePercent]));
     let seen = &measured(&runs[1]).series;
@@ -108,12 +109,12 @@ fn a_guest_of_qemus_tells_what_ours_tells() {
 }
 
 #[test]
-fn a_guest_of_qemus_that_cannot_run_says_why_and_the_next_one_runs() {
+fn a_qemu_guest_that_cannot_run_gives_its_reason_and_the_next_one_runs() {
     if !has_kvm() || !has_qemu() {
         return;
     }
     let wrong = Guest::new("gups", "log2_words=1", 64);
-    // No pool has so many pages.
+    // No pool has that many pages.
     let large = Guest::new("gups", "log2_words=20", 1 << 30);
     let jobs = vec![
         ("refused", qemu(QemuRam::Thp, wrong)),
@@ -127,7 +128,7 @@ fn a_guest_of_qemus_that_cannot_run_says_why_and_the_next_one_runs() {
 }
 
 #[test]
-fn qemu_ends_with_an_experiment_that_is_killed_outright() {
+fn qemu_ends_when_its_experiment_is_killed_with_sigkill() {
     let has_setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !has_kvm() || !has_qemu() || !has_setpriv {
         return;
@@ -142,7 +143,7 @@ fn qemu_ends_with_an_experiment_that_is_killed_outright() {
     experiment.signal(Signal::SIGKILL);
     experiment.end();
     let deadline = Instant::now() + Duration::from_secs(60);
-    // Nobody may be there to wait for it: what it ran is gone all the same.
+    // If no process waits for the ended child, its command line is still gone.
     let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
     while children.split_whitespace().any(is_left) {
         assert!(Instant::now() < deadline, "{children} are left");
@@ -151,7 +152,7 @@ fn qemu_ends_with_an_experiment_that_is_killed_outright() {
 }
 
 #[test]
-fn several_guests_at_once_are_one_run() {
+fn several_guests_at_once_are_a_single_run() {
     if !has_kvm() {
         return;
     }
@@ -168,7 +169,7 @@ fn several_guests_at_once_are_one_run() {
     assert!(each.metrics[&Metric::Figure] > 0.0 && each.metrics[&Metric::ManagerCpuS] > 0.0);
     assert!(each.metrics[&Metric::Fairness] > 0.0 && each.metrics[&Metric::Fairness] <= 1.0);
     assert_eq!(each.notes.len(), 3, "{:?}", each.notes);
-    // One that is not built with this program is missed by its name.
+    // A daemon that is not built with this program is missing, and the failure names it.
     match scratch.program().with_file_name("wideleafd").exists() {
         true => assert!(measured(&runs[1]).metrics[&Metric::Figure] > 0.0),
         false => assert_eq!(failure(&runs[1]), "wideleafd is not beside this program"),
@@ -176,7 +177,7 @@ fn several_guests_at_once_are_one_run() {
 }
 
 #[test]
-fn what_holds_khugepageds_settings_puts_them_back_when_whoever_started_it_is_gone() {
+fn khugepageds_settings_are_restored_when_the_parent_of_their_holder_is_gone() {
     let scratch = new_scratch();
     let folder = scratch.path("sys/kernel/mm/transparent_hugepage/khugepaged");
     fs::create_dir_all(&folder).unwrap();
@@ -190,14 +191,14 @@ fn what_holds_khugepageds_settings_puts_them_back_when_whoever_started_it_is_gon
     let mut said = String::new();
     BufReader::new(holder.0.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
     assert_eq!((said.as_str(), now()), ("held\n", ["0", "99"].map(str::to_owned)));
-    // The kernel closes the pipe of a process that is killed.
+    // The kernel closes the pipe of a killed process.
     drop(holder.0.stdin.take());
     assert_eq!(holder.end(), (Some(0), String::new()));
     assert_eq!(now(), ["10000", "4096"].map(str::to_owned));
 }
 
 #[test]
-fn what_cannot_be_set_is_refused_in_one_line() {
+fn settings_that_cannot_be_changed_are_refused_in_one_line() {
     let missing = new_scratch();
     let root = format!("--root={}", missing.path(".").display());
     let arguments = ["hold-khugepaged", "--scan-sleep-ms=0", "--pages-to-scan=1", &root];

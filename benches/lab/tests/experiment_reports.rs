@@ -1,4 +1,4 @@
-//! Reports and comparisons of results that are there already: nothing is run.
+//! Reports and comparisons of existing results, without any run.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -13,7 +13,7 @@ use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Environment, FORMAT, Measured, Results, Run, RunOutcome, Sample};
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// Six rounds of two arms; `auto` is so many times as fast as `base`.
+/// Six rounds of two arms; `auto` is `ratio` times as fast as `base`.
 fn results(name: &str, ratio: f64) -> Results {
     let arm = |name: &str| Arm { name: name.into(), summary: format!("arm {name}") };
     let job = || Cell::of(Job::run(&["gups"], 1.0));
@@ -51,7 +51,7 @@ fn file(scratch: &Scratch, name: &str, results: &Results) {
 }
 
 #[test]
-fn a_report_comes_in_every_form_and_links_lead_to_its_pictures() {
+fn a_report_has_every_form_and_links_to_its_pictures() {
     let scratch = new_scratch();
     file(&scratch, "r.json", &results("by-hand", 1.5));
     let report = |more: &[&str]| scratch.wideleaf(&[&["experiment", "report", "r.json"], more].concat()).assert();
@@ -74,7 +74,7 @@ fn a_report_comes_in_every_form_and_links_lead_to_its_pictures() {
 }
 
 #[test]
-fn places_that_cannot_be_written_are_refused_before_anything_is_read_or_made() {
+fn unwritable_paths_are_refused_before_any_file_is_read_or_written() {
     let scratch = new_scratch();
     file(&scratch, "r.json", &results("by-hand", 1.5));
     let refuses = |more: &[&str], code, words: &[&str]| {
@@ -88,7 +88,7 @@ fn places_that_cannot_be_written_are_refused_before_anything_is_read_or_made() {
 }
 
 #[test]
-fn two_results_are_compared_and_two_experiments_are_not() {
+fn two_results_of_one_experiment_are_compared_and_two_experiments_are_not() {
     let scratch = new_scratch();
     file(&scratch, "a.json", &results("by-hand", 1.5));
     file(&scratch, "b.json", &results("by-hand", 1.6));
@@ -108,7 +108,7 @@ fn two_results_are_compared_and_two_experiments_are_not() {
 }
 
 #[test]
-fn only_another_wideleaf_is_run_against() {
+fn the_other_program_of_a_comparison_must_be_a_wideleaf() {
     let scratch = new_scratch();
     let against =
         |program: &str| ["experiment", "run", "quick", "--dry-run", "--against", program].map(str::to_owned).to_vec();

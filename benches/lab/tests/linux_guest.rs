@@ -1,6 +1,6 @@
-//! Kernels and programs as Linux guests, under QEMU's software emulation with the labs' Debian kernel; what comes back is read
-//! from the serial console. Needs QEMU and that kernel: without them each test that boots says that it was skipped, which
-//! `WIDELEAF_REQUIRE=qemu` makes a failure.
+//! Kernels and programs as Linux guests, under QEMU's software emulation with the labs' Debian kernel. The tests read
+//! the results from the serial console. They need QEMU and that kernel: without them each test that boots says that
+//! it was skipped, which `WIDELEAF_REQUIRE=qemu` makes a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -17,11 +17,11 @@ use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_guest_tests::{Need, has_kvm, is_there, lab_kernel, prepare_lab};
 
-/// A boot takes some seconds; a machine that compiles on all cores meanwhile may need a minute.
+/// Time limit of a guest. A boot takes some seconds, or a minute if the machine compiles on all cores.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// For Linux: its console; no check whether the timer ticks in time, which it may not where the emulator has to wait for a
-/// processor; no defence against attacks on an emulated processor, no wait for entropy.
+/// Command line for Linux: its console; no check of timer ticks, which may be late if the emulator waits for a
+/// processor; no mitigations on an emulated processor; no wait for entropy.
 const LINUX_WORDS: &str =
     "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on 8250.nr_uarts=1";
 
@@ -29,19 +29,19 @@ fn can_boot() -> bool {
     is_there(Need::Qemu, prepare_lab())
 }
 
-/// A Linux guest that has ended, and its console's log.
+/// A Linux guest that has ended, with the log of its console.
 struct Guest {
     scratch: Scratch,
 }
 
 impl Guest {
-    /// Makes an initramfs with these arguments and boots it with these words. The machine must switch itself off.
+    /// Creates an initramfs with these arguments and boots it with these words. The machine must switch itself off.
     fn run(image: &[&str], words: &str) -> Guest {
         let scratch = new_scratch();
         let arguments = [&["image", "linux", "--output", "guest.cpio.gz"], image].concat();
         scratch.wideleaf(&arguments).assert().success();
         let log = fs::File::create(scratch.path("log")).unwrap();
-        // Without cmpxchg16b, which QEMU 7.2 emulates wrongly (the labs' README).
+        // Without cmpxchg16b, which QEMU 7.2 emulates incorrectly (the labs' README).
         let mut qemu = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg", "-M", "pc", "-cpu", "max,-cx16,-la57", "-m", "256M"])
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"])
@@ -69,7 +69,7 @@ impl Guest {
         String::from_utf8_lossy(&fs::read(self.scratch.path("log")).unwrap()).into_owned()
     }
 
-    /// The report of `wideleaf image results`, and its exit code.
+    /// Report of `wideleaf image results`, and its exit code.
     fn results(&self) -> (Value, Option<i32>) {
         let output = self.scratch.wideleaf(&["image", "results", "log", "--format", "json"]).output().unwrap();
         let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", self.log()));
@@ -82,9 +82,9 @@ impl Guest {
 }
 
 #[test]
-fn linux_prints_its_first_lines_in_a_guest_of_ours() {
-    // Where KVM shadows page tables it emulates the guest's ring 0, some million instructions a second, and not all of them:
-    // further than this a distribution's kernel need not come.
+fn linux_prints_its_first_lines_in_our_guest() {
+    // If KVM shadows page tables, it emulates the guest's ring 0, at some million instructions per second and not for
+    // all of them. A distribution's kernel may therefore stop after its first lines.
     if !can_boot() || !has_kvm() {
         return;
     }
@@ -96,7 +96,7 @@ fn linux_prints_its_first_lines_in_a_guest_of_ours() {
     assert!(lines.any(|line| line.contains("] Linux version ")), "the guest ended before that");
 }
 
-/// GUPS on a table of 8 MiB with these words, verified; how much of its memory was in large pages.
+/// Verified GUPS on a table of 8 MiB with these words; returns the bytes of its memory in large pages.
 fn gups_in_large_pages(words: &str) -> f64 {
     let guest = Guest::run(&["--bench", "gups log2_words=20"], words);
     let (report, code) = guest.results();
@@ -119,7 +119,7 @@ fn cg_of_class_s_is_verified_in_a_linux_guest() {
     assert_eq!((&report["problem"]["class"], &report["problem"]["size"]), (&"S".into(), &"1400".into()));
     assert_eq!((&report["figure"]["name"], &report["figure"]["unit"]), (&"mops".into(), &"Mop/s".into()));
     assert!(report["figure"]["value"].as_f64().unwrap() > 0.0);
-    // The same from standard input, for people.
+    // The same results from standard input, as text.
     let mut table = guest.scratch.wideleaf(&["image", "results"]);
     let table = table.write_stdin(guest.log()).assert().success().get_output().stdout.clone();
     let table = String::from_utf8(table).unwrap();
@@ -127,7 +127,7 @@ fn cg_of_class_s_is_verified_in_a_linux_guest() {
 }
 
 #[test]
-fn transparent_huge_pages_are_used_where_asked_for() {
+fn transparent_huge_pages_are_used_on_request() {
     if can_boot() {
         assert!(gups_in_large_pages("wideleaf.page=thp") >= TABLE_BYTES);
         assert_eq!(gups_in_large_pages("wideleaf.page=4k transparent_hugepage=always"), 0.0);
@@ -135,14 +135,14 @@ fn transparent_huge_pages_are_used_where_asked_for() {
 }
 
 #[test]
-fn the_hugetlb_pool_is_used_where_asked_for() {
+fn the_hugetlb_pool_is_used_on_request() {
     if can_boot() {
         assert!(gups_in_large_pages("wideleaf.page=2m hugepages=8") >= TABLE_BYTES);
     }
 }
 
 #[test]
-fn what_can_not_run_ends_with_one_clear_line_and_the_machine_off() {
+fn an_impossible_run_ends_with_one_clear_line_and_the_machine_off() {
     if !can_boot() {
         return;
     }
@@ -157,7 +157,7 @@ fn what_can_not_run_ends_with_one_clear_line_and_the_machine_off() {
     }
 }
 
-/// Says its arguments, leaves the end of its last line out, and ends as its first argument says.
+/// A program that prints its arguments, without a newline at the end, and exits with its first argument.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,7 +175,7 @@ int main(int count, char **arguments) {
 "#;
 
 #[test]
-fn any_static_program_runs_and_its_output_and_status_come_back() {
+fn any_static_program_runs_and_returns_its_output_and_status() {
     if !can_boot() {
         return;
     }
@@ -210,7 +210,7 @@ fn equal_arguments_give_equal_images() {
 }
 
 #[test]
-fn an_image_that_can_not_be_is_refused_and_nothing_is_written() {
+fn an_invalid_image_is_refused_and_nothing_is_written() {
     let scratch = new_scratch();
     let script = scratch.file("script", b"#!/bin/sh\n");
     let make = |more: &[&str], code, words: &[&str]| {

@@ -14,7 +14,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
-/// A prediction that ran to its end is whole, whatever the machine's load made of its figures.
+/// A prediction that ran to its end is complete, whatever the machine's load did to its numbers.
 fn is_whole(report: &Value) {
     let prediction = &report["prediction"];
     let number = |name: &str| prediction[name].as_f64().unwrap();
@@ -36,8 +36,8 @@ fn gups_is_predicted_from_all_of_its_updates() {
     let scratch = new_scratch();
     let report = report_of(&scratch, &["gups", "--log2-words=16", "--rounds=1"]);
     is_whole(&report);
-    // 262,144 updates, each a load and a store of one line. Reckoned from HPCC's sequence alone, whose 128 streams are related: a ninth of
-    // them come again to a line that is among those kept in mind.
+    // 262,144 updates, each a load and a store of one line. The number is computed from HPCC's sequence alone, which
+    // has 128 related streams: a ninth of the updates return to a line that is still remembered.
     let visits = report["prediction"]["visits"].as_u64().unwrap();
     assert_eq!(visits, 233_302);
     assert_eq!(report["prediction"]["replayed"], visits);
@@ -46,7 +46,7 @@ fn gups_is_predicted_from_all_of_its_updates() {
 }
 
 #[test]
-fn a_benchmark_with_iterations_is_predicted_from_one_of_them() {
+fn a_benchmark_with_iterations_is_predicted_from_one_iteration() {
     let report = report_of(&new_scratch(), &["npb.mg", "--class=S", "--rounds=1"]);
     is_whole(&report);
     let iterations = report["prediction"]["iterations"].as_array().unwrap();
@@ -55,7 +55,7 @@ fn a_benchmark_with_iterations_is_predicted_from_one_of_them() {
 }
 
 #[test]
-fn a_prediction_says_what_its_bound_assumes() {
+fn a_prediction_names_the_assumptions_of_its_bound() {
     let scratch = new_scratch();
     let arguments = ["predict", "npb.is", "--class=S", "--rounds=1"];
     let output = scratch.wideleaf(&arguments).assert().success().stderr("");
@@ -74,7 +74,7 @@ fn a_prediction_says_what_its_bound_assumes() {
 }
 
 #[test]
-fn a_prediction_that_is_interrupted_leaves_nothing() {
+fn an_interrupted_prediction_leaves_nothing() {
     let scratch = new_scratch();
     let mut run = Running::start(&scratch, &["predict", "npb.cg", "--class=A", "--output=result"]);
     run.wait_for("comm", |name| name == "kernel\n");
@@ -86,7 +86,7 @@ fn a_prediction_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupted_recording_takes_its_process_along() {
+fn an_interrupted_recording_ends_its_process() {
     let scratch = new_scratch();
     let run = Running::start(&scratch, &["predict", "npb.cg", "--class=A", "--output=result"]);
     let process = run.0.id();
@@ -102,7 +102,7 @@ fn an_interrupted_recording_takes_its_process_along() {
     assert!(!std::path::Path::new(&format!("/proc/{recorder}")).exists());
 }
 
-/// Processes whose parent is this one (proc(5): the fourth field of `stat`).
+/// Processes with this parent (proc(5): the fourth field of `stat`).
 fn children_of(parent: u32) -> Vec<u32> {
     let parent_of = |process: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

@@ -12,11 +12,12 @@ use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// Longer than the manager waits between two looks at first, also where other builds share the machine.
+/// Arguments of a run that is longer than the manager's first pause between samples, also if other
+/// builds share the machine.
 const RUN: [&str; 6] =
     ["run", "--native", "gups", "--cmdline=log2_words=20 seconds=1", "--memory=64M", "--format=json"];
 
-/// Records a run under `policy` into `f`, and gives its report.
+/// Records a run under `policy` into `f`, and returns its report.
 fn record(scratch: &Scratch, policy: &str) -> Value {
     let run = scratch.wideleaf(&[&RUN[..], &["--policy", policy, "--record", "f"]].concat()).assert().success();
     serde_json::from_slice(&run.get_output().stdout).unwrap()
@@ -29,7 +30,7 @@ fn simulate(scratch: &Scratch, more: &[&str]) -> Value {
 }
 
 #[test]
-fn greedy_on_a_recording_of_greedy_promotes_what_it_promoted() {
+fn greedy_on_a_recording_of_greedy_promotes_the_same() {
     let scratch = new_scratch();
     let run = record(&scratch, "greedy");
     let done = &run["manager"]["outcomes"]["collapse.done"];
@@ -59,7 +60,7 @@ fn never_on_a_recording_of_greedy_promotes_nothing() {
 }
 
 #[test]
-fn greedy_on_a_recording_of_never_promotes_what_the_guest_touched() {
+fn greedy_on_a_recording_of_never_promotes_the_touched_windows() {
     let scratch = new_scratch();
     record(&scratch, "never");
     let found = simulate(&scratch, &["--policy=greedy"]);
@@ -68,7 +69,7 @@ fn greedy_on_a_recording_of_never_promotes_what_the_guest_touched() {
 }
 
 #[test]
-fn without_a_policy_all_are_side_by_side_and_every_time_the_same() {
+fn without_a_policy_all_policies_are_compared_and_every_run_gives_the_same() {
     let scratch = new_scratch();
     record(&scratch, "greedy");
     let all = simulate(&scratch, &[]);
@@ -82,7 +83,7 @@ fn without_a_policy_all_are_side_by_side_and_every_time_the_same() {
 }
 
 #[test]
-fn a_recording_can_be_written_to_where_an_output_can() {
+fn a_recording_can_be_written_to_every_path_that_an_output_can() {
     let scratch = new_scratch();
     fs::create_dir(scratch.path("folder")).unwrap();
     let to = |path| [&RUN[..], &["--record", path]].concat();
@@ -109,7 +110,7 @@ fn a_full_disk_leaves_the_result_and_is_a_failure() {
 }
 
 #[test]
-fn an_interrupted_run_leaves_a_recording_that_is_closed() {
+fn an_interrupted_run_leaves_a_closed_recording() {
     let scratch = new_scratch();
     let long = "--cmdline=log2_words=20 seconds=3600";
     let arguments = ["run", "--native", "gups", long, "--memory=64M", "--timeout=5m", "--record=f"];
@@ -122,7 +123,7 @@ fn an_interrupted_run_leaves_a_recording_that_is_closed() {
 }
 
 #[test]
-fn a_recording_that_was_cut_off_is_simulated_up_to_there() {
+fn a_truncated_recording_is_simulated_up_to_its_end() {
     let scratch = new_scratch();
     record(&scratch, "greedy");
     let bytes = fs::read(scratch.path("f")).unwrap();
@@ -135,7 +136,7 @@ fn a_recording_that_was_cut_off_is_simulated_up_to_there() {
 }
 
 #[test]
-fn a_file_that_is_no_recording_is_one_clear_line() {
+fn a_file_that_is_not_a_recording_gives_one_clear_line() {
     let scratch = new_scratch();
     record(&scratch, "never");
     let bytes = fs::read(scratch.path("f")).unwrap();
@@ -156,7 +157,7 @@ fn a_file_that_is_no_recording_is_one_clear_line() {
 }
 
 #[test]
-fn what_to_simulate_must_be_said() {
+fn the_source_of_a_simulation_is_required() {
     let scratch = new_scratch();
     scratch.refuses(&["simulate", "--policy=greedy"], 2, &["say what to simulate: --recording FILE"]);
     let wrong = scratch.wideleaf(&["simulate"]).assert().code(2).stdout("");

@@ -1,5 +1,5 @@
-//! Traces through the command line: recorded, read, refused, and what is left where a recording does not come to its end. The trace's format
-//! and the recorder have tests of their own.
+//! Traces through the command line: recording, reading, refusals, and the remains of an incomplete recording. The
+//! trace's format and the recorder have their own tests.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -15,9 +15,9 @@ use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
 
-/// A recording that is over soon.
+/// Arguments of a recording that ends soon.
 const RECORD: [&str; 6] = ["trace", "record", "npb.cg", "--class=s", "--iterations=1", "--output=f"];
-/// A recording that is over when it is ended.
+/// Arguments of a recording that runs until the test ends it.
 const LONG: [&str; 5] = ["trace", "record", "npb.ft", "--class=A", "--output=f"];
 
 fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
@@ -26,7 +26,7 @@ fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn what_is_recorded_is_what_the_trace_says() {
+fn the_trace_matches_the_report_of_its_recording() {
     let scratch = new_scratch();
     let recorded = json(&scratch, &RECORD);
     assert_eq!((&recorded["kernel"], &recorded["class"]), (&"npb.cg".into(), &"S".into()));
@@ -55,7 +55,7 @@ fn what_is_recorded_is_what_the_trace_says() {
 }
 
 #[test]
-fn people_can_read_both() {
+fn the_reports_of_recording_and_trace_are_readable() {
     let scratch = new_scratch();
     let recorded = scratch.wideleaf(&RECORD).assert().success();
     recorded.stdout(predicate::str::contains("f: npb.cg.S, ").and(predicate::str::contains("result was not checked")));
@@ -77,7 +77,7 @@ fn a_limit_and_a_phase_make_a_trace_shorter() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_one_clear_line_and_leaves_nothing() {
+fn an_invalid_recording_gives_one_clear_line_and_leaves_nothing() {
     let scratch = new_scratch();
     let refuses = |arguments: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["trace", "record"], arguments].concat(), code, words);
@@ -95,7 +95,7 @@ fn what_cannot_be_recorded_is_one_clear_line_and_leaves_nothing() {
 }
 
 #[test]
-fn a_file_that_is_no_whole_trace_is_one_clear_line() {
+fn a_file_that_is_not_a_complete_trace_gives_one_clear_line() {
     let scratch = new_scratch();
     scratch.wideleaf(&RECORD).assert().success();
     let bytes = fs::read(scratch.path("f")).unwrap();
@@ -112,14 +112,14 @@ fn a_file_that_is_no_whole_trace_is_one_clear_line() {
     scratch.refuses(&["trace", "info", "gone"], 3, &["gone: No such file"]);
 }
 
-/// Starts the long recording and waits until the kernel's process is there. Returns its id too.
+/// Starts the long recording and waits for the kernel's process. Also returns its id.
 fn started(scratch: &Scratch) -> (Running, String) {
     let mut recording = Running::start(scratch, &LONG);
     let kernel = recording.wait_for("children", |children| !children.trim().is_empty());
     (recording, kernel)
 }
 
-/// Whether a process runs: one that nobody has asked for its end yet does not.
+/// Whether a process runs. A zombie, which has ended but not been waited for, does not.
 fn runs(process: &str) -> bool {
     let status = fs::read_to_string(Path::new("/proc").join(process).join("status"));
     status.is_ok_and(|status| status.lines().any(|line| line.starts_with("State:") && !line.contains('Z')))
@@ -137,7 +137,7 @@ fn an_interrupted_recording_leaves_neither_file_nor_process() {
 }
 
 #[test]
-fn the_kernel_does_not_outlive_a_recording_that_is_killed_outright() {
+fn the_kernel_does_not_outlive_a_recording_killed_with_sigkill() {
     let scratch = new_scratch();
     let (recording, kernel) = started(&scratch);
     recording.signal(Signal::SIGKILL);

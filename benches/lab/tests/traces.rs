@@ -1,4 +1,5 @@
-//! `wideleaf simulate --trace`: machines and policies on generated streams and on files; needs nothing of the host.
+//! `wideleaf simulate --trace`: machines and policies on generated streams and on files; needs no
+//! features of the host.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod program;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_trace::{Access, Header, TraceWriter};
 
-/// 20 passes over 64 MiB: 2 s of simulated time where an access takes 12 us.
+/// Stream of 20 passes over 64 MiB: 2 s of simulated time at 12 us per access.
 const HALF_SPARSE: &str = "--trace=half-sparse:windows=32,passes=20";
 
 fn simulate(scratch: &Scratch, arguments: &[&str]) -> Value {
@@ -25,7 +26,7 @@ fn misses(result: &Value) -> u64 {
 }
 
 #[test]
-fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_asked_for() {
+fn policies_and_fixed_pages_on_several_machines_are_compared_in_the_order_of_the_arguments() {
     let scratch = new_scratch();
     let found = simulate(
         &scratch,
@@ -56,16 +57,16 @@ fn policies_and_fixed_pages_on_several_machines_are_side_by_side_in_the_order_as
             (&fixed_4k["policy"], &greedy["policy"]["host_coverage_2m_at_end_bp"]),
             (&Value::Null, &10_000.into())
         );
-        // 504 of 512 pages of 16 windows were never touched
+        // 504 of 512 pages of 16 windows are never touched
         assert_eq!(greedy["policy"]["bloat_at_end_bytes"], 16 * 504 * 4096);
         assert_eq!(never["policy"]["bloat_at_most_bytes"], 0);
     }
-    // The policy decides alike on both: time is the same.
+    // The policy decides the same on both machines, so the time is the same.
     assert_eq!(results[4]["policy"], results[10]["policy"]);
 }
 
 #[test]
-fn the_same_simulation_twice_is_the_same() {
+fn a_repeated_simulation_gives_the_same_result() {
     let scratch = new_scratch();
     let arguments =
         ["--trace=gups:log2_words=20,updates=200000", "--machine=k8", "--policy=auto,reservation", "--native"];
@@ -81,13 +82,13 @@ fn reservation_utilization_and_auto_leave_sparse_windows_alone() {
         let policy = &result["policy"];
         // 16 * 512 of 16 * 520 pages
         assert_eq!(policy["host_coverage_2m_at_end_bp"], 9_846, "{}", result["pages"]);
-        // A window may become large while it is being filled: what is missing then is touched soon after.
+        // A window may become large while it is being filled; the guest touches its remaining pages soon after.
         assert_eq!(policy["bloat_at_end_bytes"], 0, "{}", result["pages"]);
     }
 }
 
 #[test]
-fn a_short_run_of_accesses_is_cut_and_says_so() {
+fn a_limited_simulation_reports_its_number_of_accesses() {
     let scratch = new_scratch();
     let found = simulate(&scratch, &["--trace=gups", "--machine=k8", "--accesses=1000"]);
     assert_eq!(found["results"][0]["accesses"], 1000);
@@ -96,7 +97,7 @@ fn a_short_run_of_accesses_is_cut_and_says_so() {
 }
 
 #[test]
-fn the_table_and_the_plot_say_what_was_simulated() {
+fn the_table_and_the_plot_name_the_simulated_machines_and_policies() {
     let scratch = new_scratch();
     let arguments =
         ["simulate", HALF_SPARSE, "--machine=k8", "--policy=greedy,never", "--plot=p.svg", "--cycles-per-access=20000"];
@@ -110,7 +111,7 @@ fn the_table_and_the_plot_say_what_was_simulated() {
     }
 }
 
-/// A trace of loads from each page of 4 MiB, in so many rounds.
+/// A trace of loads from each page of 4 MiB, in `rounds` rounds.
 fn trace(rounds: u64) -> Vec<u8> {
     let header = Header {
         kernel: "npb.cg".into(),
@@ -143,7 +144,7 @@ fn a_recorded_trace_is_simulated_to_its_last_access() {
 }
 
 #[test]
-fn a_trace_that_can_not_be_used_is_one_clear_line() {
+fn an_unusable_trace_gives_one_clear_line() {
     let scratch = new_scratch();
     let whole = trace(10);
     let refuses = |bytes: &[u8], words: &[&str]| {
@@ -162,7 +163,7 @@ fn a_trace_that_can_not_be_used_is_one_clear_line() {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_one_clear_line() {
+fn invalid_arguments_give_one_clear_line() {
     let scratch = new_scratch();
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["simulate"], arguments].concat(), 2, words);

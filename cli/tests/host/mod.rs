@@ -1,4 +1,5 @@
-//! A host as an operator sees it, made up: a guest of libvirt's that is partly huge, one that can never be, one of ours.
+//! A made-up host in the view of an operator: a libvirt guest that is partly huge, a guest that can never be huge,
+//! and one of ours.
 
 use wideleaf_control::view::{
     ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, RamView, Reason,
@@ -7,7 +8,7 @@ use wideleaf_control::view::{
 
 const MIB: u64 = 1 << 20;
 
-/// Of 128 windows.
+/// Guest pages of 128 windows.
 const GUEST_PAGES: GuestPagesView =
     GuestPagesView { base_4k: 30, huge_2m: 64, giant_1g: 0, mixed: 2, unmapped: 32, unknown: 0 };
 
@@ -37,7 +38,7 @@ fn ram(kind: &str, bytes: u64) -> RamView {
     }
 }
 
-/// 256 MiB, of which a quarter is not there yet, a quarter in base pages, half huge; it should be at 95 %.
+/// A guest of 256 MiB: a quarter is not backed yet, a quarter on base pages, half huge; its guarantee is 95 %.
 pub fn web() -> VmView {
     let latest = ActionView { at_s: 3_661.0, gpa: 2 * MIB, mechanism: "collapse".into(), outcome: "done".into() };
     let mut work = WorkView { copied: 24 * MIB, latest: vec![latest], ..WorkView::default() };
@@ -66,7 +67,7 @@ pub fn web() -> VmView {
     }
 }
 
-/// A memfd that is mapped off by 4 KiB, which nobody looks after.
+/// An unmanaged guest on a memfd with a mapping that is offset by 4 KiB.
 pub fn mail() -> VmView {
     let never_huge = Some("it is mapped off by 4 KiB: start the guest with memory-backend-ram".into());
     VmView {
@@ -86,7 +87,7 @@ pub fn mail() -> VmView {
     }
 }
 
-/// One of `wideleaf run`, with half of its 4 GiB on giant pages, which is left alone.
+/// A guest of `wideleaf run`, unmanaged, with half of its 4 GiB on giant pages.
 pub fn gups() -> VmView {
     VmView {
         name: "gups".into(),
@@ -122,7 +123,8 @@ pub fn explanation() -> Explanation {
     }
 }
 
-/// 128 windows: 64 huge, the first 4 of them mapped in base pages; 32 base; 32 not there. Then 4 of a giant, far above.
+/// 128 windows: 64 huge, the first 4 of them mapped in base pages; 32 base; 32 unbacked. Then 4 of a
+/// giant page, far above.
 pub fn windows() -> WindowMap {
     let range =
         |gpa, backing: String, second_level: String, heat: String| WindowRange { gpa, backing, second_level, heat };

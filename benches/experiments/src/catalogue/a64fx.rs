@@ -1,5 +1,6 @@
-//! `a64fx`: blocks of cells with their variables side by side, on base pages, the hugetlb pool and THP, in the form of the measurements of FLASH on an A64FX: seven
-//! runs less the fastest and the slowest, ratios of counters. The negative control: misses fell there and time did not.
+//! `a64fx`: blocks of cells with adjacent variables, on base pages, the hugetlb pool and THP, in the form of the
+//! published measurements of FLASH on an A64FX: seven runs without the fastest and the slowest, and ratios of
+//! counters. This is the negative control: large pages reduced the misses in the published runs, but not the time.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::beside::{cell, mean, millions, saved, times, value, values};
@@ -11,10 +12,10 @@ use crate::results::Results;
 use crate::seeds::a64fx;
 use crate::statistics::Verdict;
 
-/// See the head of this file.
+/// The `a64fx` experiment of the catalogue.
 pub struct A64fx;
 
-/// A size, and how long a simulation of one pass takes, if it has one.
+/// Sizes, with the duration of simulating one pass in seconds; `None` for sizes without simulation.
 const ROWS: [(&str, Option<f64>); 4] =
     [("amr 108 MiB", Some(4.0)), ("amr 1 GiB", Some(25.0)), ("amr 4 GiB", None), ("amr 9 GiB", None)];
 
@@ -23,11 +24,11 @@ const ARMS: [(&str, &str); 6] = [
     ("hugetlb", "2 MiB pages of the hugetlb pool"),
     ("THP", "transparent huge pages of 2 MiB from the start"),
     ("4K on A64FX", "simulated, A64FX: one pass on 4 KiB pages"),
-    ("64K on A64FX", "simulated, A64FX: the same on 64 KiB pages, which were the base pages there"),
-    ("2M on A64FX", "simulated, A64FX: the same on 2 MiB pages"),
+    ("64K on A64FX", "simulated, A64FX: one pass on 64 KiB pages, the base pages of the published runs"),
+    ("2M on A64FX", "simulated, A64FX: one pass on 2 MiB pages"),
 ];
 
-/// Seven runs, as there.
+/// Number of runs, as in the published measurements.
 const ROUNDS: u32 = 7;
 
 impl Catalogued for A64fx {
@@ -36,15 +37,19 @@ impl Catalogued for A64fx {
     }
 
     fn summary(&self) -> &'static str {
-        "the negative control: blocks of a mesh, none/hugetlb/THP, seven runs less fastest and slowest, ratios"
+        "the negative control: blocks of a mesh, none/hugetlb/THP, seven runs without fastest and slowest, ratios"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
         Experiment {
             name: self.name().into(),
             title: "The negative control: fewer misses, the same time".into(),
-            question: "Where hardly any time goes into misses of the TLB, do large pages leave the time alone?".into(),
-            source: Some("the measurements of FLASH on an A64FX (seven runs less the fastest and the slowest)".into()),
+            question: "If a program spends almost no time on TLB misses, do large pages leave its time \
+             unchanged?"
+                .into(),
+            source: Some(
+                "the measurements of FLASH on an A64FX (seven runs without the fastest and the slowest)".into(),
+            ),
             rounds: ROUNDS,
             arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
             cases: ROWS.iter().map(|(name, seconds)| case(name, *seconds, host)).collect(),
@@ -59,17 +64,17 @@ impl Catalogued for A64fx {
 fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     let program = program(name);
     let run = [Pages::Base, Pages::Hugetlb, Pages::Thp].map(|pages| match name {
-        "amr 9 GiB" => Cell::Absent("left out: runs stay within 4 GiB, so that they fit beside others' work".into()),
+        "amr 9 GiB" => Cell::Absent("left out: runs use at most 4 GiB, to leave memory for other work".into()),
         _ => program.native(pages, host),
     });
     let simulated = ["4k", "64k", "2m"].map(|page| match seconds {
         Some(seconds) => Cell::of(Job::simulation(program.recorded("", Some(1)), "a64fx", page, seconds)),
-        None => Cell::Absent("left out for time: the pass over 1 GiB stands for it".into()),
+        None => Cell::Absent("left out for time: the pass over 1 GiB represents it".into()),
     });
     program.case(run.into_iter().chain(simulated).collect())
 }
 
-/// The mean of what is left without the least and the largest; nothing where nothing is left.
+/// Mean of the values without the lowest and the highest; `None` for fewer than three values.
 fn mean_of_the_middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;
@@ -77,9 +82,9 @@ fn mean_of_the_middle(mut values: Vec<f64>) -> Option<f64> {
 }
 
 fn time(results: &Results) -> Section {
-    let numbers = ["runs", "time, s", "to none", "saved, by pairs: median (95 %)"];
+    let numbers = ["runs", "time, s", "ratio to none", "saved, by pairs: median (95 %)"];
     let mut grid = Grid {
-        caption: "Times: the mean of the runs but the fastest and the slowest".into(),
+        caption: "Times: mean of the runs without the fastest and the slowest".into(),
         columns: ["size", "pages"].map(Column::text).into_iter().chain(numbers.map(Column::number)).collect(),
         rows: vec![],
     };
@@ -109,29 +114,35 @@ fn time(results: &Results) -> Section {
     }
 }
 
-/// Whether the negative control is one here.
+/// Result of the negative control on this machine, in sentences.
 fn control(changed: &[String], same: &[String], unknown: &[String]) -> Vec<String> {
     let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let all = [
-        sentence("This is no negative control here, time changed (there by 10 % at most, either way)", changed),
-        sentence("Time did not change, as there", same),
+        sentence(
+            "The negative control fails here: time changed (in the published runs by at most 10 %, up or down)",
+            changed,
+        ),
+        sentence("Time did not change, as published", same),
         sentence("Too few rounds to tell", unknown),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();
     if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
 }
 
-const THEIRS: &str = "Their cycles on 2 MiB pages were 0.96, 0.94, 1.10 and 1.00 of those on 64 KiB pages, and the 1.10 had 1.22 times the instructions. amr has the memory of FLASH, \
-a sweep over blocks and a sum over each variable; it is no equation of state, and there is no kernel of one. Sizes there were about 1 and 9 GB.";
+const THEIRS: &str = "The published cycles on 2 MiB pages are 0.96, 0.94, 1.10 and 1.00 of those on 64 KiB pages; \
+ the run with 1.10 had \
+1.22 times the instructions. amr uses memory like FLASH: a sweep over blocks and a sum over each variable. It has no \
+equation of state, and there is no kernel with one. The published sizes were about 1 and 9 GB.";
 
 fn ratios(results: &Results) -> Section {
     let sizes: Vec<&str> = ROWS.iter().filter(|(_, seconds)| seconds.is_some()).map(|(name, _)| *name).collect();
-    // Theirs are against 64 KiB pages: beside them stand ours that are, and those against 4 KiB pages for themselves.
+    // The published ratios are against 64 KiB pages. Our ratios against 64 KiB pages stand beside them; those against
+    // 4 KiB pages come last.
     let ours = |base: &str| sizes.iter().map(move |name| format!("{name}, 2M : {base}, simulated")).collect::<Vec<_>>();
-    let theirs = a64fx::COLUMNS.map(|column| format!("theirs, 2M : 64K, {column}"));
+    let theirs = a64fx::COLUMNS.map(|column| format!("published, 2M : 64K, {column}"));
     let titles = [ours("64K"), theirs.to_vec(), ours("4K")].concat();
     let mut grid = Grid {
-        caption: "Ratios of counters, large pages to base pages. Those against 4 KiB pages have no counterpart there"
+        caption: "Ratios of counters, large pages to base pages. Ratios to 4 KiB pages have no published counterpart"
             .into(),
         columns: [Column::text("counter")].into_iter().chain(titles.into_iter().map(Column::number)).collect(),
         rows: vec![],
@@ -149,8 +160,9 @@ fn ratios(results: &Results) -> Section {
         let cells: Vec<String> = [ours(4), theirs.to_vec(), ours(3)].concat().into_iter().map(cell).collect();
         grid.rows.push([counter].into_iter().chain(cells).collect());
     }
-    let notes = "Counters of ours are of a model of the A64FX, whose numbers are remembered and not verified; - stands where a model of TLBs has no such counter. \
-Caches see the same lines on pages of any size in it. CPU_CYCLES are from their raw counters; ours are not simulated, see the times.";
+    let notes = "Our counters come from a model of the A64FX; its parameters are from memory and not verified. - \
+        marks a counter that a model of TLBs does not have. In the model, caches see the same lines on pages of any \
+        size. The published CPU_CYCLES are from the raw counters; ours are not simulated (see the times).";
     Section {
         title: "Ratios of counters".into(),
         paragraphs: fell(results, &sizes).into_iter().chain([notes.into()]).collect(),
@@ -159,7 +171,7 @@ Caches see the same lines on pages of any size in it. CPU_CYCLES are from their 
     }
 }
 
-/// Which of our metrics stands for their counter.
+/// Our metric for a published counter.
 fn metric_of(counter: &str) -> Option<Metric> {
     match counter {
         "DTLB-LOAD-MISSES" | "L1D_TLB_REFILL" => Some(Metric::DtlbL1Misses),
@@ -168,17 +180,17 @@ fn metric_of(counter: &str) -> Option<Metric> {
     }
 }
 
-/// Whether misses fell, size by size.
+/// Whether large pages reduced the misses, size by size.
 fn fell(results: &Results, sizes: &[&str]) -> Vec<String> {
     let of = |name: &str, arm: usize| value(results, name, ARMS[arm].0, Metric::DtlbMisses);
     let sentence = |name: &&str| {
         let (base, huge) = (of(name, 4)?, of(name, 5)?);
-        let what = if huge < base { "fall as there" } else { "do not fall, as they did there" };
+        let what = if huge < base { "fall as published" } else { "do not fall, unlike the published ones" };
         let part = cell(Some(huge / base));
         let [base, huge] = [base, huge].map(|misses| millions(Some(misses)));
         Some(format!(
-            "{name}: misses of both levels {what}, from {base} to {huge} million a pass: {part} of those on 64 KiB \
-             pages, which were the base pages there."
+            "{name}: misses of both levels {what}, from {base} to {huge} million per pass: {part} of those on 64 KiB \
+             pages, the base pages of the published runs."
         ))
     };
     sizes.iter().filter_map(sentence).collect()
@@ -197,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn seven_runs_and_a_pool_that_is_leased_or_absent_with_the_reason() {
+    fn the_pool_gets_the_pages_of_the_run_or_the_cell_is_absent_with_the_reason() {
         let experiment = A64fx.define(&host());
         assert_eq!(experiment.rounds, 7);
         let Cell::Job(job) = &experiment.cases[0].cells[1] else { panic!("a job") };
-        assert_eq!(job.host.pool_pages_2m, (1024 + 64) / 2, "RAM of a gibibyte at least");
+        assert_eq!(job.host.pool_pages_2m, (1024 + 64) / 2, "RAM of at least 1 GiB");
         let user = HostFacts { why_no_pool_2m: Some("only root may".into()), ..host() };
         assert_eq!(A64fx.define(&user).cases[0].cells[1], Cell::Absent("only root may".into()));
         let small = A64fx.define(&HostFacts { memory_available_mib: 1000, ..host() });
@@ -209,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_that_is_none_says_so_first() {
+    fn a_failed_negative_control_is_named_first() {
         let results = results_of(A64fx.define(&host()), |case, arm, round| match (case, arm) {
             ("amr 108 MiB", "none") => Some((Metric::Seconds, 4.0)),
             ("amr 108 MiB", "THP") => Some((Metric::Seconds, 3.0)),
@@ -224,10 +236,10 @@ mod tests {
             "{:?}",
             time.paragraphs
         );
-        assert!(time.paragraphs[1].starts_with("Time did not change, as there: amr 108 MiB on hugetlb"));
+        assert!(time.paragraphs[1].starts_with("Time did not change, as published: amr 108 MiB on hugetlb"));
         assert_eq!(time.tables[0].rows[2][..5], ["amr 108 MiB", "THP", "7", "3.000", "0.7500"]);
         assert!(
-            ratios.paragraphs[0].contains("fall as there, from 1.000 to 0.0100 million"),
+            ratios.paragraphs[0].contains("fall as published, from 1.000 to 0.0100 million"),
             "{}",
             ratios.paragraphs[0]
         );

@@ -1,7 +1,8 @@
-//! Ours beside theirs: what tables and sentences of the experiments in others' forms have in common.
+//! Comparison with published measurements: common parts of the tables and sentences of the experiments that
+//! repeat a published form.
 //!
 //! ```text
-//!   theirs: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "saved there, indistinguishable here: CG B"
+//!   published: saved 45.9 %   ours: 0.981 (0.962 - 1.004) of the time ──▶ "…, indistinguishable here: CG B"
 //! ```
 
 use crate::metric::{Better, Metric};
@@ -9,26 +10,26 @@ use crate::report::every::{decimals, number};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict};
 
-/// Below so many percent a difference that others measured counts as none: the spread of their repeated runs is as much.
+/// Published differences below this count as none, in percent: repeated runs of the authors spread as far.
 const THEIRS_MIN_PERCENT: f64 = 1.0;
 
-/// A row of both.
+/// A published result and ours.
 #[derive(Debug)]
 pub(super) struct Pair {
-    /// The program.
+    /// Name of the case.
     pub case: String,
-    /// Time that large pages saved there, in percent of that on base pages.
+    /// Published saving of time by large pages, in percent of the time on base pages.
     pub theirs_percent: f64,
-    /// Time on large pages by that on base pages here, if it was measured.
+    /// Ratio of the time on large pages to that on base pages on this host, if measured.
     pub ours: Option<Comparison>,
 }
 
-/// Time in one arm by that in another, pair by pair.
+/// Ratios of the time in one arm to that in another, by pairs.
 pub(super) fn times(results: &Results, case: &str, arm: &str, to: &str) -> Option<Comparison> {
     Comparison::of(&results.ratios(case, arm, to, Metric::Seconds), Better::Lower)
 }
 
-/// In sentences, what did not come as there first. Each is made of the numbers.
+/// The comparison in sentences, with disagreements first. Each sentence is derived from the numbers.
 pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
     let (mut opposite, mut not_here, mut only_here, mut alike, mut unknown) = (vec![], vec![], vec![], vec![], vec![]);
     for pair in pairs {
@@ -48,8 +49,8 @@ pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
             }
         };
         let there = match decimals(pair.theirs_percent, 1) {
-            loss if sign < 0 => format!("a loss there: {loss} %"),
-            saved => format!("{saved} % there"),
+            loss if sign < 0 => format!("published loss: {loss} %"),
+            saved => format!("{saved} % published"),
         };
         let text = format!("{} ({there}, {} here)", pair.case, saved(ours));
         match (sign, here) {
@@ -61,10 +62,13 @@ pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
     }
     let sentence = |what: &str, of: Vec<String>| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let all: Vec<String> = [
-        sentence("Large pages saved time there and cost some here, or the other way round", opposite),
-        sentence("A difference there, indistinguishable here", not_here),
-        sentence("Next to nothing there, a difference here", only_here),
-        sentence("As there", alike),
+        sentence(
+            "Opposite sign: large pages save time in one of both (published, here) and cost time in the other",
+            opposite,
+        ),
+        sentence("Published difference, indistinguishable here", not_here),
+        sentence("Almost no published difference, but a difference here", only_here),
+        sentence("As published", alike),
         sentence("Too few rounds to tell", unknown),
     ]
     .into_iter()
@@ -73,7 +77,7 @@ pub(super) fn told(pairs: &[Pair]) -> Vec<String> {
     if all.is_empty() { vec!["No time was measured yet.".into()] } else { all }
 }
 
-/// Time saved in percent, from a ratio of times, with its interval.
+/// Time saved in percent with its interval, from a ratio of times.
 pub(super) fn saved(times: &Comparison) -> String {
     let percent = |ratio: f64| decimals((1.0 - ratio) * 100.0, 1);
     let interval = times.interval;
@@ -88,27 +92,27 @@ pub(super) fn saved(times: &Comparison) -> String {
     }
 }
 
-/// The values of a metric, without their rounds.
+/// Values of a metric, without their rounds.
 pub(super) fn values(results: &Results, case: &str, arm: &str, metric: Metric) -> Vec<f64> {
     results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect()
 }
 
-/// The only value, or the first.
+/// First value of a metric, for cells that run once.
 pub(super) fn value(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
     values(results, case, arm, metric).first().copied()
 }
 
-/// The mean; nothing of nothing.
+/// Mean of the values; `None` without values.
 pub(super) fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// A number in a table.
+/// A number as a table cell.
 pub(super) fn cell(value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), number)
 }
 
-/// A count in millions.
+/// A count in millions as a table cell.
 pub(super) fn millions(count: Option<f64>) -> String {
     cell(count.map(|count| count / 1e6))
 }
@@ -122,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_otherwise_is_said_first() {
+    fn disagreements_with_the_published_results_come_first() {
         let pairs = [
             pair("a", 10.0, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
             pair("b", 10.0, [1.10, 1.11, 1.12, 1.10, 1.11, 1.12]),
@@ -130,18 +134,18 @@ mod tests {
             pair("d", 0.5, [0.90, 0.91, 0.92, 0.90, 0.91, 0.92]),
         ];
         let told = told(&pairs);
-        assert!(told[0].contains("the other way round: b (10.0 % there, -11"), "{}", told[0]);
+        assert!(told[0].contains("cost time in the other: b (10.0 % published, -11"), "{}", told[0]);
         assert!(
-            told[1].starts_with("A difference there, indistinguishable here: c (a loss there: -2.0 %,"),
+            told[1].starts_with("Published difference, indistinguishable here: c (published loss: -2.0 %,"),
             "{}",
             told[1]
         );
-        assert!(told[2].starts_with("Next to nothing there, a difference here: d"), "{}", told[2]);
-        assert!(told[3].starts_with("As there: a (10.0 % there, 9.0 % (8.0 - 10.0) here)"), "{}", told[3]);
+        assert!(told[2].starts_with("Almost no published difference, but a difference here: d"), "{}", told[2]);
+        assert!(told[3].starts_with("As published: a (10.0 % published, 9.0 % (8.0 - 10.0) here)"), "{}", told[3]);
     }
 
     #[test]
-    fn few_rounds_are_no_result() {
+    fn few_rounds_are_not_a_result() {
         let three =
             Pair { case: "a".into(), theirs_percent: 10.0, ours: Comparison::of(&[0.5, 0.5, 0.5], Better::Lower) };
         assert_eq!(told(&[three]), ["Too few rounds to tell: a."]);

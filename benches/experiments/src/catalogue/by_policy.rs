@@ -1,8 +1,9 @@
-//! What experiments over policies share: an arm for each policy there is, and what became of `auto` beside the others.
+//! Common parts of the experiments over policies: an arm per policy, and the comparison of `auto`
+//! with the other policies.
 //!
 //! ```text
 //!   figures of a case ──▶ the best policy ──▶ auto : best, each round for itself ──┐
-//!   resident memory less that under `never` ──▶ whose bloat is least, second-least ┴▶ Standing ──▶ what is not as promised
+//!   resident memory less that under `never` ──▶ is auto's bloat least or second-least ──┴▶ Standing ──▶ failed claims
 //! ```
 
 use wideleaf_policies::policy::POLICIES;
@@ -15,32 +16,32 @@ use crate::report::{Column, Grid};
 use crate::results::Results;
 use crate::statistics::{Comparison, Equivalence, median};
 
-/// The policy that is for everybody.
+/// The default policy, which is compared with all others.
 pub(super) const AUTO: &str = "auto";
-/// The one that does nothing: what others take more than it is bloat.
+/// The policy that does nothing. Memory that another policy takes beyond it is bloat.
 const NEVER: &str = "never";
-/// Makes pages of 1 GiB.
+/// The policy that makes 1 GiB pages.
 const GIANT: &str = "giant";
 const GIANT_MIB: u64 = 1024;
 
-/// Bloat that differs by less than two windows is the same: so much differs between two runs of one policy.
+/// Bloat that differs by less than two windows counts as equal: two runs of one policy differ by that.
 const BLOAT_SAME_MIB: f64 = 4.0;
 
-/// A kernel, and how it is run.
+/// A kernel with its parameters for a run.
 #[derive(Clone, Copy)]
 pub(super) struct Kernel {
-    /// In tables.
+    /// Name in tables.
     pub name: &'static str,
-    /// Of its figure.
+    /// Unit of the figure.
     unit: &'static str,
     kernel: &'static str,
     cmdline: &'static str,
     memory_mib: u64,
-    /// Of a run with its start and its check, guessed.
+    /// Guessed duration of a run with its start and its check, in seconds.
     pub seconds: f64,
 }
 
-/// Kernel, parameters and unit together.
+/// A kernel from its name, parameters and unit.
 pub(super) const fn kernel(
     name: &'static str,
     [kernel, cmdline, unit]: [&'static str; 3],
@@ -51,20 +52,20 @@ pub(super) const fn kernel(
 }
 
 impl Kernel {
-    /// A guest with it under each policy, then the same guest with each of these peers.
+    /// Cells of this kernel in a guest under each policy, then in the same guest with each of the peers.
     pub(super) fn cells(&self, peers: &[Peer], seconds_guess: f64, host: &HostFacts) -> Vec<Cell> {
         let guest = Guest::new(self.kernel, self.cmdline, self.memory_mib);
         let policies = POLICIES.iter().map(|policy| cell(policy.name, &guest, seconds_guess, host));
         policies.chain(peers.iter().map(|peer| peer.cell(&guest, seconds_guess, host))).collect()
     }
 
-    /// A case of that name.
+    /// A case of this kernel with the name and cells.
     pub(super) fn case(&self, name: String, cells: Vec<Cell>) -> Case {
         Case { name, unit: self.unit.into(), working_set_mib: self.memory_mib, cells }
     }
 }
 
-/// An arm for each policy.
+/// Arms for all policies.
 pub(super) fn arms() -> Vec<Arm> {
     let arm = |policy: &wideleaf_policies::policy::PolicyInfo| Arm {
         name: policy.name.into(),
@@ -80,18 +81,18 @@ fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Ce
     if policy == GIANT && host.free_pages_1g == 0 {
         return Cell::Absent("the hugetlb pool has no free page of 1 GiB".into());
     }
-    // A giant page covers a giant of RAM.
+    // A giant page covers 1 GiB of RAM, so the guest needs that much.
     let memory_mib = if policy == GIANT { guest.memory_mib.max(GIANT_MIB) } else { guest.memory_mib };
     Cell::of(Guest { memory_mib, ..guest.clone() }.run(&["--policy", policy], seconds_guess))
 }
 
-/// The median of a metric; nothing where no round has it.
+/// Median of a metric; `None` if no round has it.
 pub(super) fn middle(results: &Results, case: &str, arm: &str, metric: Metric) -> Option<f64> {
     let values: Vec<f64> = results.values(case, arm, metric).into_iter().map(|(_, value)| value).collect();
     (!values.is_empty()).then(|| median(values))
 }
 
-/// How much more is resident in an arm than under `never`, in the same round: the median. Below zero it is none.
+/// Median of the resident memory beyond that under `never` in the same round, in MiB. Negative values count as zero.
 pub(super) fn bloat_mib(results: &Results, case: &str, arm: &str) -> Option<f64> {
     let least = results.values(case, NEVER, Metric::ResidentMib);
     let of_round = |round: u32| least.iter().find(|(other, _)| *other == round).map(|(_, value)| *value);
@@ -103,7 +104,7 @@ pub(super) fn bloat_mib(results: &Results, case: &str, arm: &str) -> Option<f64>
     (!more.is_empty()).then(|| median(more).max(0.0))
 }
 
-/// A table with a row for each arm that ran and a column for each case.
+/// A table with a row per arm that ran and a column per case.
 pub(super) fn arms_by_case(results: &Results, caption: &str, value: impl Fn(&str, &str) -> Option<f64>) -> Grid {
     let cases = &results.experiment.cases;
     let columns = cases.iter().map(|case| Column::number(&*case.name));
@@ -119,21 +120,21 @@ pub(super) fn arms_by_case(results: &Results, caption: &str, value: impl Fn(&str
     Grid { caption: caption.into(), columns, rows }
 }
 
-/// How `auto` stands in a case.
+/// Result of `auto` in a case, compared with the other policies.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Standing {
-    /// The case.
+    /// Name of the case.
     pub case: String,
-    /// The fastest of the other policies by its median.
+    /// Other policy with the highest median figure.
     pub best: String,
-    /// `auto` to it; nothing where no round has both.
+    /// Ratio of `auto` to that policy; `None` if no round has both.
     pub to_best: Option<Comparison>,
-    /// Bloat of each policy, the least first.
+    /// Bloat of each policy in MiB, in ascending order.
     pub bloat: Vec<(String, f64)>,
 }
 
 impl Standing {
-    /// In each case where `auto` ran, and others to compare it with: `never` and one more.
+    /// Standings of all cases with results of `auto`, `never` and at least one more policy.
     pub(super) fn all(results: &Results) -> Vec<Standing> {
         results.experiment.cases.iter().filter_map(|case| Standing::of(results, &case.name)).collect()
     }
@@ -154,17 +155,17 @@ impl Standing {
         Some(Standing { case: case.into(), best: best.into(), to_best, bloat })
     }
 
-    /// Whether it is within 2 % of the fastest other policy, faster, slower, or none of these is shown.
+    /// Relation of `auto` to the fastest other policy, with a margin of 2 %.
     pub(super) fn speed(&self) -> Equivalence {
         self.to_best.as_ref().map_or(Equivalence::NotDecided, Equivalence::of)
     }
 
-    /// Bloat of `auto`.
+    /// Bloat of `auto` in MiB.
     pub(super) fn bloat_of_auto(&self) -> Option<f64> {
         self.bloat.iter().find(|(name, _)| name == AUTO).map(|(_, mib)| *mib)
     }
 
-    /// Whether its bloat is the least or the second-least; nothing is said where it is not known.
+    /// Whether the bloat of `auto` is the least or the second-least; true if unknown.
     pub(super) fn is_lean(&self) -> bool {
         let Some(own) = self.bloat_of_auto() else { return true };
         let mut steps = 0;
@@ -177,22 +178,22 @@ impl Standing {
         steps <= 1
     }
 
-    /// With the fastest other policy and `auto`'s figure as a part of that one's.
+    /// The case, with the ratio of `auto` to the fastest other policy.
     fn speed_in_words(&self) -> String {
         let Standing { case, best, to_best, .. } = self;
         to_best.map_or_else(|| case.clone(), |to| format!("{case} ({to} of {best}'s figure)"))
     }
 
-    /// Where less memory would do, in words.
+    /// Policies with less bloat than `auto`, in words.
     fn too_fat(&self) -> Option<String> {
         let own = self.bloat_of_auto().filter(|_| !self.is_lean())?;
         let less = self.bloat.iter().filter(|(_, mib)| own - mib > BLOAT_SAME_MIB);
         let less: Vec<String> = less.map(|(name, mib)| format!("{name} {}", number(*mib))).collect();
-        Some(format!("{}: {} MiB, where there is less under others ({} MiB)", self.case, number(own), less.join(", ")))
+        Some(format!("{}: {} MiB, but other policies have less ({} MiB)", self.case, number(own), less.join(", ")))
     }
 }
 
-/// Whether `auto` is as promised, what is not first; nothing where it did not run.
+/// Whether `auto` fulfils its claims, with failures first; empty if `auto` did not run.
 pub(super) fn lead(results: &Results) -> Vec<String> {
     let all = Standing::all(results);
     if all.is_empty() {
@@ -226,12 +227,12 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
             format!("{shown} in {} of {cases} cases: {}.", fast.len(), names(&fast))
         }),
         Some(bloat),
-        (unknown > 0).then(|| format!("In {unknown} more there is nothing to compare it with.")),
+        (unknown > 0).then(|| format!("Cases in which auto cannot be compared: {unknown}.")),
     ];
     vec![paragraphs.into_iter().flatten().collect::<Vec<_>>().join(" ")]
 }
 
-/// How `auto` stands, case by case.
+/// Table of the results of `auto`, case by case.
 pub(super) fn standings(results: &Results) -> Grid {
     let units = |case: &str| results.experiment.cases.iter().find(|c| c.name == case).map_or("", |c| &c.unit);
     let row = |standing: &Standing| {
@@ -259,7 +260,7 @@ pub(super) fn standings(results: &Results) -> Grid {
         Column::text("least or second-least bloat"),
     ];
     let rows = Standing::all(results).iter().map(row).collect();
-    Grid { caption: "The fastest other policy of each case, and auto beside it".into(), columns, rows }
+    Grid { caption: "The fastest other policy of each case, compared with auto".into(), columns, rows }
 }
 
 #[cfg(test)]
@@ -268,12 +269,12 @@ pub(super) mod tests {
     use crate::catalogue::Catalogued;
     use crate::results::{FORMAT, Measured, Run, RunOutcome};
 
-    /// A host that has everything but giant pages.
+    /// A host with everything except giant pages.
     pub(in crate::catalogue) fn host() -> HostFacts {
         HostFacts { memory_available_mib: 16 << 10, ..HostFacts::of_a_test() }
     }
 
-    /// Results of an experiment in which all cases are alike: six rounds of what each arm has.
+    /// Results of an experiment with equal cases: six rounds with the given metrics of each arm.
     pub(in crate::catalogue) fn made_up(of: &dyn Catalogued, has: impl Fn(&str) -> Vec<(Metric, f64)>) -> Results {
         let experiment = of.define(&host());
         let run = |case: &str, arm: &str, round: u32| Run {
@@ -309,7 +310,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_open_is_not_decided_however_many_rounds_are_missing() {
+    fn an_open_comparison_is_not_decided_with_few_or_missing_rounds() {
         let speed = |ratios: &[f64]| standing(Some(ratios), &[]).speed();
         assert_eq!(speed(&[0.98; 6]), Equivalence::Within);
         assert_eq!(speed(&[0.97; 6]), Equivalence::Slower);
@@ -318,7 +319,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_second_least_bloat_is_forgiven_the_third_is_not() {
+    fn the_second_least_bloat_is_allowed_and_the_third_least_is_not() {
         let is_lean = |bloat: &[(&str, f64)]| standing(None, bloat).is_lean();
         assert!(is_lean(&[("never", 0.0), ("thp", 1.0), ("coverage", 3.0), (AUTO, 3.5), ("greedy", 128.0)]));
         assert!(is_lean(&[("never", 0.0), (AUTO, 64.0), ("greedy", 128.0)]));
@@ -326,16 +327,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_worse_is_said_with_its_numbers() {
+    fn worse_results_are_given_with_their_numbers() {
         let both = standing(Some(&[0.5; 6]), &[("never", 0.0), ("thp", 32.0), (AUTO, 64.0)]);
         assert_eq!(both.speed_in_words(), "GUPS (0.500 (0.500 - 0.500) of greedy's figure)");
-        let fat = both.too_fat().expect("there is less");
-        assert_eq!(fat, "GUPS: 64.00 MiB, where there is less under others (never 0, thp 32.00 MiB)");
+        let fat = both.too_fat().expect("other policies have less");
+        assert_eq!(fat, "GUPS: 64.00 MiB, but other policies have less (never 0, thp 32.00 MiB)");
         assert_eq!(standing(None, &[(AUTO, 0.0)]).too_fat(), None);
     }
 
     #[test]
-    fn giant_pages_are_absent_where_there_is_none_and_have_a_guest_that_holds_one_where_there_is() {
+    fn the_giant_policy_needs_a_free_1_gib_page_and_a_guest_that_holds_it() {
         let guest = Guest::new("gups", "", 320);
         assert!(matches!(cell(GIANT, &guest, 1.0, &host()), Cell::Absent(_)));
         let Cell::Job(job) = cell(GIANT, &guest, 1.0, &HostFacts { free_pages_1g: 1, ..host() }) else {

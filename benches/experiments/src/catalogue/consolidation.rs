@@ -1,5 +1,6 @@
-//! `consolidation`: four guests on one host, two of which would gain by large pages, one that has memory and does nothing with it, and one that
-//! uses a little of much. Who promotes them, with one budget or with four, and what becomes of the host's memory?
+//! `consolidation`: four guests on one host. Two would gain by large pages, one holds memory without using it, and
+//! one uses sparse parts of its memory. Compared are one common budget and four separate ones, by promotion of the
+//! guests and memory of the host.
 
 use super::by_policy::{bloat_mib, middle};
 use crate::catalogue::Catalogued;
@@ -13,20 +14,21 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::statistics::{Comparison, Equivalence, Verdict};
 
-/// See the head of this file.
+/// The `consolidation` experiment of the catalogue.
 pub struct Consolidation;
 
 const ROUNDS: u32 = 6;
-/// The hot guests update for so long at least, whole rounds, and the others are there as long.
+/// Minimum duration of the hot guests' updates in seconds, in whole rounds. The other guests run as long.
 const HOT_S: u64 = 5;
 const BESIDE_MS: u64 = HOT_S * 1000 + 1000;
-/// Of a run: the hot guests share two CPUs with two others, and check their tables at the end.
+/// Guessed duration of a run in seconds: the hot guests share two CPUs with two others, and check their
+/// tables at the end.
 const SECONDS_GUESS: f64 = 12.0;
 
-/// Tables of the hot guests: name of the case, log2 of the words, MiB of RAM of each.
+/// Tables of the hot guests: name of the case, log2 of the number of words, RAM of each guest in MiB.
 const CASES: [(&str, u32, u64); 2] = [("hot 2 x 128 MiB", 24, 192), ("hot 2 x 256 MiB", 25, 320)];
 
-/// Who promotes: name, what it is, how each guest runs, whose budget.
+/// Arms: name, description, options of each guest, owner of the budget.
 const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
     ("never", "base pages only", &["--policy", "never"], BudgetOf::Each),
     ("greedy", "greedy in each guest, each with its own budget", &["--policy", "greedy"], BudgetOf::Each),
@@ -34,7 +36,7 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
     ("auto, one budget", "auto in each guest, all registered with one wideleafd", &["--policy", "auto"], BudgetOf::All),
     (
         HOST_THP,
-        "all RAM advised (MADV_HUGEPAGE), khugepaged without a rest",
+        "MADV_HUGEPAGE on all RAM, khugepaged without a pause",
         &["--host-page", "2m", "--policy", "never"],
         BudgetOf::Each,
     ),
@@ -47,7 +49,8 @@ impl Catalogued for Consolidation {
     }
 
     fn summary(&self) -> &'static str {
-        "four guests at once, two hot, one idle, one sparse: each with its own budget, with one of a daemon's, and under host THP"
+        "four guests at once, two hot, one idle, one sparse: with separate budgets, with a daemon's common budget, \
+         and under host THP"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -60,8 +63,9 @@ impl Catalogued for Consolidation {
         Experiment {
             name: self.name().into(),
             title: "Four guests, one host".into(),
-            question: "Do the guests that gain by large pages get them, soon and in equal parts, and does the host keep the memory that the others \
-                       do not need?"
+            question: "Do the guests that gain by large pages get them soon and in equal parts, and does the host \
+             keep the memory that \
+                the other guests do not need?"
                 .into(),
             source: None,
             rounds: ROUNDS,
@@ -71,22 +75,23 @@ impl Catalogued for Consolidation {
     }
 
     fn figure(&self) -> &'static str {
-        "the speed of both hot guests together"
+        "the combined speed of both hot guests"
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
         let cases = results.experiment.cases.iter();
         let told: Vec<String> = cases.flat_map(|case| slower_beside(results, &case.name)).collect();
-        let what = "The figure is that of the hot guests alone. Beside them, guests that are not judged by it are \
-                    slower than under never";
+        let what = "The figure covers the hot guests alone. Other guests, which it does not cover, are slower than \
+            under never";
         if told.is_empty() { vec![] } else { vec![format!("{what}: {}.", told.join("; "))] }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
         let what = format!(
-            "Speed is the sum of both hot guests' updates; it is beside never's in the same round. Lowest : highest is of these two, 1 is fair; time to \
-             coverage is of the later one. Bloat is the resident memory of all four less that under never. A vCPU of the idle and of the sparse \
-             guest is busy all the time, with 2 MiB of its own. {}",
+            "Speed is the sum of both hot guests' updates, compared with never in the same round. Lowest : highest \
+             compares these two guests; 1 is fair. Time to coverage is that of the later one. Bloat is the resident \
+             memory of all four guests less that under never. One vCPU of the idle guest and one of the sparse guest \
+             are always busy with 2 MiB of their own. {}",
             Verdict::LEGEND
         );
         let tables = results.experiment.cases.iter().map(|case| of_case(results, case)).collect();
@@ -97,10 +102,10 @@ impl Catalogued for Consolidation {
     }
 }
 
-/// Guests whose figures do not count.
+/// Guests with figures that do not count.
 const BESIDE: [&str; 2] = ["idle", "sparse"];
 
-/// Name, whether its figure counts, and what it is.
+/// Guests: name, whether the figure counts, definition.
 fn guests(log2_words: u32, memory_mib: u64) -> [(&'static str, bool, Guest); 4] {
     let hot = || Guest::new("gups", &format!("log2_words={log2_words} seconds={HOT_S}"), memory_mib);
     let beside = |sets: &str, memory_mib| {
@@ -120,10 +125,10 @@ fn cell(arm: &str, more: &[&str], budget: BudgetOf, guests: &[(&str, bool, Guest
         return Cell::Absent(why.clone());
     }
     if budget == BudgetOf::All && !host.has_daemon {
-        return Cell::Absent("wideleafd is not beside this program: build or install it as well".into());
+        return Cell::Absent("wideleafd is not in the directory of this program: build or install it".into());
     }
     if arm == HOST_THP && !host.is_root {
-        return Cell::Absent("only root may set khugepaged".into());
+        return Cell::Absent("needs root, to change khugepaged's settings".into());
     }
     let among = |(name, is_judged, guest): &(&str, bool, Guest)| GuestAmongOthers {
         name: (*name).into(),
@@ -168,7 +173,8 @@ fn of_case(results: &Results, case: &Case) -> Grid {
     Grid { caption: case.name.clone(), columns, rows: results.experiment.arms.iter().filter_map(row).collect() }
 }
 
-/// Guests whose speed does not count that surely lose, more than 2 % by the median, with the arm.
+/// Guests outside the figure that are certainly slower than under `never`, by more than 2 % in the
+/// median, with their arm.
 fn slower_beside(results: &Results, case: &str) -> Vec<String> {
     let mut told = vec![];
     for (arm, name) in ARMS.iter().flat_map(|(arm, ..)| BESIDE.map(|name| (arm, name))) {
@@ -186,7 +192,7 @@ fn slower_beside(results: &Results, case: &str) -> Vec<String> {
     told
 }
 
-/// The figures of a guest by round, which notes tell: `sparse: figure 95152084, coverage 0 %, ...`.
+/// Figures of a guest by round, from the notes of the runs: `sparse: figure 95152084, coverage 0 %, ...`.
 fn figures_of(results: &Results, case: &str, arm: &str, guest: &str) -> Vec<(u32, f64)> {
     let begin = format!("{guest}: figure ");
     let figure = |note: &String| note.strip_prefix(&begin)?.split(',').next()?.parse().ok();
@@ -194,7 +200,7 @@ fn figures_of(results: &Results, case: &str, arm: &str, guest: &str) -> Vec<(u32
     results.runs_of(case, arm).filter_map(of_run).collect()
 }
 
-/// What the runs of the first round say of each guest.
+/// Notes of the first round about each guest.
 fn each_guest(results: &Results) -> Grid {
     let columns = vec![Column::text("case"), Column::text("arm"), Column::text("guests, in the first round")];
     let row =
@@ -210,7 +216,7 @@ mod tests {
     use crate::results::RunOutcome;
 
     #[test]
-    fn one_budget_is_absent_where_there_is_no_daemon_and_the_rest_runs() {
+    fn the_arm_with_one_budget_is_absent_without_a_daemon_and_the_other_arms_run() {
         let experiment = Consolidation.define(&HostFacts { has_daemon: false, ..host() });
         let absent = |cell: &Cell| matches!(cell, Cell::Absent(why) if why.contains("wideleafd"));
         for case in &experiment.cases {
@@ -219,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn the_guests_are_the_same_in_all_arms_but_for_who_promotes() {
+    fn the_guests_are_the_same_in_all_arms_except_for_their_policy() {
         let experiment = Consolidation.define(&host());
         for case in &experiment.cases {
             let mut programs: Vec<Vec<String>> = Vec::new();
             for cell in &case.cells {
-                let Cell::Job(job) = cell else { panic!("this host has everything") };
+                let Cell::Job(job) = cell else { panic!("this host can run all cells") };
                 let Work::Together { guests, .. } = &job.work else { panic!("four guests") };
                 let until_policy = |guest: &GuestAmongOthers| {
                     let at = guest.arguments.iter().position(|word| word == "--cmdline").expect("all have one");
@@ -239,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_loses_beside_the_hot_ones_is_said_first() {
+    fn a_slower_guest_beside_the_hot_ones_is_named_first() {
         let mut results = made_up(&Consolidation, |_| vec![(Metric::Figure, 1.0)]);
         for run in &mut results.runs {
             let figure = if run.arm == "auto" { 86.0 } else { 100.0 };
@@ -248,7 +254,7 @@ mod tests {
             }
         }
         let lead = Consolidation.lead(&results).concat();
-        assert!(lead.starts_with("The figure is that of the hot guests alone. "), "{lead}");
+        assert!(lead.starts_with("The figure covers the hot guests alone. "), "{lead}");
         assert!(
             lead.contains(": sparse under auto in hot 2 x 128 MiB (0.860 (0.860 - 0.860)); sparse under auto in"),
             "{lead}"
@@ -257,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn bloat_is_beside_never_in_the_same_round() {
+    fn bloat_is_compared_with_never_in_the_same_round() {
         let results = made_up(&Consolidation, |arm| {
             let resident = if arm == "greedy" { 900.0 } else { 500.0 };
             vec![(Metric::Figure, 1.0), (Metric::ResidentMib, resident), (Metric::Fairness, 0.9)]

@@ -1,11 +1,12 @@
-//! `evidence`: the headline claims in a quarter of an hour, for somebody with VT-x or SVM who sends the results back.
+//! `evidence`: the headline claims in a quarter of an hour, on a machine with VT-x or SVM, for
+//! sending back the results.
 //!
 //! | claim | case |
 //! |---|---|
-//! | a miss walks two tables in a guest and one in a process, and larger pages shorten both walks | TLB miss |
-//! | each side's page is worth what the other's lets it be | GUPS, guest page by host page |
-//! | a guest that began on base pages gets there while it runs | arm promoted |
-//! | the walks that the CPU itself counts | predicted, where there is a PMU |
+//! | a miss walks two tables in a guest and one in a process; larger pages shorten both walks | TLB miss |
+//! | the gain of a larger page on one side depends on the page of the other side | GUPS, guest page by host page |
+//! | a guest that starts on base pages reaches that gain while it runs | arm promoted |
+//! | the CPU itself counts the walks | predicted, if there is a PMU |
 
 use std::time::Duration;
 
@@ -17,30 +18,36 @@ use crate::report::{Column, Grid, Section, every};
 use crate::results::{Environment, Results};
 use crate::statistics::Comparison;
 
-/// See the head of this file.
+/// The `evidence` experiment of the catalogue.
 pub struct Evidence;
 
 const ARMS: [(&str, &str); 6] = [
-    ("native", "a process on pages of that size: one dimension where the machine is no virtual machine itself"),
+    ("native", "a process on pages of that size: one dimension, unless the machine is itself a virtual machine"),
     ("host 4k", "a guest, its RAM on 4 KiB pages"),
     ("host 2m", "a guest, its RAM on 2 MiB transparent huge pages"),
     ("host 1g", "a guest, its RAM on a 1 GiB page of the hugetlb pool"),
-    ("promoted", "a guest that begins on 4 KiB pages and is promoted by `auto` while it runs"),
-    ("predicted", "what 2 MiB pages should save a process, from its accesses and the CPU's counters, and what they do"),
+    ("promoted", "a guest that starts on 4 KiB pages and is promoted by `auto` while it runs"),
+    (
+        "predicted",
+        "predicted saving of 2 MiB pages for a process, from its accesses and the CPU's counters, and the actual \
+         saving",
+    ),
 ];
 const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
-/// A minute of a quarter of an hour is for the last round, which may take longer than the ones before.
+/// Budget: one minute of a quarter of an hour remains for the last round, which may take longer
+/// than the rounds before.
 const BUDGET: Duration = Duration::from_secs(14 * 60);
-/// More than fit on most machines.
+/// More rounds than most machines complete in the budget.
 const ROUNDS: u32 = 20;
 const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=25 seconds=1"];
-/// Enough for a page of 1 GiB; a chase uses all of it, GUPS a quarter.
+/// RAM for a 1 GiB page. A pointer chase uses all of it, GUPS a quarter.
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
 const GUPS_MIB: u64 = 256 + 64;
-/// A chase until three runs agree: 6 to 36 s under shadow paging on a quiet machine, twice that on a busy one.
+/// Duration of a pointer chase until three runs agree: 6 to 36 s under shadow paging on a quiet machine, twice that
+/// on a busy one.
 const CHASE_S: f64 = 25.0;
-/// 5 to 8 s under shadow paging, where the first touch of memory is dear.
+/// Duration of a run: 5 to 8 s under shadow paging, where the first touch of memory is expensive.
 const RUN_S: f64 = 4.0;
 const PREDICTION_S: f64 = 140.0;
 
@@ -50,7 +57,7 @@ impl Catalogued for Evidence {
     }
 
     fn summary(&self) -> &'static str {
-        "the headline claims on hardware with EPT or NPT, to be sent back: `wideleaf experiment evidence`"
+        "the headline claims on hardware with EPT or NPT, for sending back: `wideleaf experiment evidence`"
     }
 
     fn budget(&self) -> Option<Duration> {
@@ -73,7 +80,9 @@ impl Catalogued for Evidence {
         Experiment {
             name: self.name().into(),
             title: "Evidence from one machine".into(),
-            question: "What does a TLB miss cost here in a process and in a guest, what is a large page worth on either side, and does a guest get it while it runs?".into(),
+            question: "What does a TLB miss cost here in a process and in a guest, what is the gain of a large page \
+             on either side, and does a guest reach that gain while it runs?"
+                .into(),
             source: None,
             rounds: ROUNDS,
             arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).into(),
@@ -86,7 +95,7 @@ impl Catalogued for Evidence {
     }
 }
 
-/// What a miss costs: a chase natively, and in guests.
+/// Cells of the miss cost: a pointer chase natively and in guests.
 fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let of_guest = |page: &str| match absence(host, guest, page) {
@@ -97,7 +106,7 @@ fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         "1g" => Cell::Absent("a process has 4k and 2m pages here".into()),
         page => chase(&["--native", "--host-page", page]),
     };
-    let none = || Cell::Absent("what a miss costs is a matter of the pages alone".into());
+    let none = || Cell::Absent("the cost of a miss depends only on the pages".into());
     vec![native, of_guest("4k"), of_guest("2m"), of_guest("1g"), none(), none()]
 }
 
@@ -117,7 +126,7 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     };
     let predicted = match guest {
         "2m" => Cell::of(Job::tlbcost(&["predict", "gups", "--log2-words", "25"], PREDICTION_S)),
-        _ => Cell::Absent("once is enough".into()),
+        _ => Cell::Absent("one prediction is enough".into()),
     };
     vec![
         native,
@@ -129,19 +138,22 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     ]
 }
 
-/// The claims, each as far as this machine can say.
+/// The claims, with the evidence that this machine can give.
 fn claims(results: &Results) -> Section {
     let Environment { paging, is_virtual, has_pmu, .. } = &results.environment;
     let two_tables = matches!(paging.as_str(), "ept" | "npt");
     let mut paragraphs = Vec::new();
     if !two_tables || *is_virtual {
         paragraphs.push(format!(
-            "This is no evidence of hardware: paging of guests is {paging}{}. The claims about two tables are not yet run on hardware.",
+            "This machine gives no evidence about hardware: paging of guests is {paging}{}. The claims about two \
+             tables are not yet run on hardware.",
             if *is_virtual { ", and the machine is itself a virtual machine" } else { "" }
         ));
     }
     if !*has_pmu {
-        paragraphs.push("There is no PMU here: cycles of walks are those of a chase, not the CPU's own count.".into());
+        paragraphs.push(
+            "There is no PMU here: cycles per walk come from a pointer chase, not from the CPU's counters.".into(),
+        );
     }
     let columns = vec![Column::text("claim"), Column::text("on this machine"), Column::number("ratio, 95 %")];
     let [on_4k, on_2m] = ["GUPS 2^25, guest 4k", "GUPS 2^25, guest 2m"];
@@ -155,32 +167,33 @@ fn claims(results: &Results) -> Section {
     ];
     let row = |(claim, case, arm, to): (&str, &str, &str, &str)| {
         let comparison = Comparison::of(&results.ratios(case, arm, to, Metric::Figure), Better::Higher);
-        let said = comparison.map_or("cannot be shown here".to_owned(), |of| of.verdict.in_words().to_owned());
+        let said =
+            comparison.map_or("cannot be shown on this machine".to_owned(), |of| of.verdict.in_words().to_owned());
         vec![claim.to_owned(), said, comparison.map_or("-".into(), |comparison| comparison.to_string())]
     };
     let tables = vec![Grid { caption: "Speed of GUPS".into(), columns, rows: rows.map(row).into() }];
-    Section { title: "What was claimed".into(), paragraphs, tables, plots: vec![] }
+    Section { title: "The claims".into(), paragraphs, tables, plots: vec![] }
 }
 
-/// Cycles a miss, by the pages of both sides.
+/// Cycles per miss, by the pages of both sides.
 fn misses(results: &Results) -> Section {
     let arms = &ARMS[..4];
     let cell = |guest: &str, arm: &str| {
         let values = results.values(&format!("TLB miss, guest {guest}"), arm, Metric::WalkCycles);
         values.first().map_or("-".to_owned(), |(_, cycles)| every::number(*cycles))
     };
-    let head = std::iter::once(Column::text("guest page, or the process's"))
+    let head = std::iter::once(Column::text("page of the guest or process"))
         .chain(arms.iter().map(|(arm, _)| Column::number(*arm)));
     let row = |guest: &&str| {
         std::iter::once((*guest).to_owned()).chain(arms.iter().map(|(arm, _)| cell(guest, arm))).collect()
     };
     let rows = GUEST_PAGES.iter().map(row).collect();
     let grid = Grid {
-        caption: "Cycles (of the TSC) that a miss of all levels costs, by a chase".into(),
+        caption: "Cycles (TSC) per miss of all TLB levels, from a pointer chase".into(),
         columns: head.collect(),
         rows,
     };
-    Section { title: "What a miss costs".into(), paragraphs: vec![], tables: vec![grid], plots: vec![] }
+    Section { title: "Cost of a miss".into(), paragraphs: vec![], tables: vec![grid], plots: vec![] }
 }
 
 #[cfg(test)]
@@ -190,19 +203,19 @@ mod tests {
     use crate::schedule::{expected_of_all, turns};
 
     #[test]
-    fn six_rounds_fit_a_quarter_of_an_hour_where_every_cell_is_there() {
+    fn six_rounds_of_all_cells_fit_a_quarter_of_an_hour() {
         let mut experiment = Evidence.define(&HostFacts { free_pages_1g: 1, ..host() });
-        // Fewer have no 95 % interval.
+        // Fewer rounds have no 95 % interval.
         experiment.rounds = 6;
         let expected = expected_of_all(&experiment, &[], &turns(&experiment));
         assert!(expected <= BUDGET && BUDGET < Duration::from_secs(15 * 60), "{expected:?}");
         let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
         let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
-        assert_eq!(absent, [2, 2, 3, 1, 0, 2], "only what makes no sense anywhere");
+        assert_eq!(absent, [2, 2, 3, 1, 0, 2], "only cells that make no sense on any host");
     }
 
     #[test]
-    fn a_machine_without_two_tables_says_so_first() {
+    fn a_machine_without_two_tables_is_named_as_such_first() {
         let experiment = Evidence.define(&host());
         let speed = |_: &str, arm: &str, round: u32| {
             Some((Metric::Figure, if arm == "promoted" { 1.2 } else { 1.0 } + f64::from(round) / 1000.0))

@@ -1,5 +1,5 @@
-//! `fragmented`: the policies on a host whose free memory is in pieces, on purpose. What large pages each of them gets, from whom it takes
-//! them, and what it spends on those it does not get.
+//! `fragmented`: the policies on a host with deliberately fragmented free memory. Results are the large pages that
+//! each policy gets, their cost, and the cost of refused attempts.
 
 use super::by_policy::{self, Kernel, kernel, middle};
 use crate::catalogue::Catalogued;
@@ -11,13 +11,15 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict};
 
-/// See the head of this file.
+/// The `fragmented` experiment of the catalogue.
 pub struct Fragmented;
 
 const ROUNDS: u32 = 6;
-/// Others that take what the kernel finds. A pool is not among them: one that was reserved before does not notice, a later one is not to be had.
+/// Peers that use the kernel's free huge pages. A hugetlb pool is not among them: an existing pool is unaffected, and
+/// a new one cannot be allocated.
 const PEERS: [Peer; 3] = [Peer::Thp, Peer::ThpTuned, Peer::QemuThp];
-/// What breaking up the free memory adds to a run: a minute for 20 GiB that the hypervisor below has taken back, shared by two cases of a round.
+/// Time that fragmenting the free memory adds to a run, in seconds: a minute for 20 GiB that the hypervisor below has
+/// reclaimed, shared by two cases of a round.
 const BREAKING_S: f64 = 2.0;
 
 const KERNELS: [Kernel; 2] = [
@@ -25,10 +27,10 @@ const KERNELS: [Kernel; 2] = [
     kernel("Phases", ["phases", "phase_ms=400 sparse=32M cold=16M constant=16M", "updates/s"], 192, 3.0),
 ];
 
-/// What each kernel's data take. It is the same, so that memory need not be broken up anew between their cases.
+/// Size of each kernel's data. It is equal, so that memory need not be fragmented again between their cases.
 const DATA_MIB: u64 = 128;
 
-/// How much is left of the huge pages that the kernel's data would fill.
+/// Remaining huge pages, in percent of the kernel's data.
 const DEGREES: [(&str, u64); 2] = [("half left", 50), ("none left", 0)];
 
 impl Catalogued for Fragmented {
@@ -37,7 +39,7 @@ impl Catalogued for Fragmented {
     }
 
     fn summary(&self) -> &'static str {
-        "the policies on a host whose memory is in pieces on purpose: half of the huge pages that are needed, and none"
+        "the policies on a host with deliberately fragmented memory: half of the required huge pages, and none"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -52,8 +54,10 @@ impl Catalogued for Fragmented {
         }
         Experiment {
             name: self.name().into(),
-            title: "Memory in pieces".into(),
-            question: "What do the policies get of a host that has only half of the huge pages they need, or none, and what do they spend?".into(),
+            title: "Fragmented memory".into(),
+            question: "What do the policies achieve on a host with only half of the huge pages that they need, or \
+             none, and what do they spend?"
+                .into(),
             source: None,
             rounds: ROUNDS,
             arms: by_policy::arms().into_iter().chain(PEERS.map(Peer::arm)).collect(),
@@ -68,23 +72,24 @@ impl Catalogued for Fragmented {
     fn sections(&self, results: &Results) -> Vec<Section> {
         let tables = results.experiment.cases.iter().map(|case| what_each_got(results, case)).collect();
         let what = format!(
-            "Each run found all free memory of the host broken up, but for as many blocks of 2 MiB as its case says: of every other block one page \
-             was kept where it is, in a pipe, so that compaction could make none. The figure is beside never's in the same round. {}",
+            "Each run found all free memory of the host fragmented, except for as many 2 MiB blocks as its case says. \
+             In every other block one page was kept in place, in a pipe, so that compaction could not create free \
+             blocks. The figure is compared with never in the same round. {}",
             Verdict::LEGEND
         );
         let standing = Section {
-            title: "auto beside the fastest".into(),
+            title: "auto compared with the fastest other policy".into(),
             tables: vec![by_policy::standings(results)],
             ..Section::default()
         };
-        vec![Section { title: "What each got".into(), paragraphs: vec![what], tables, plots: vec![] }, standing]
+        vec![Section { title: "Results of each arm".into(), paragraphs: vec![what], tables, plots: vec![] }, standing]
     }
 }
 
-/// The same on a host in pieces.
+/// The cell on a host with fragmented memory.
 fn in_pieces(cell: Cell, huge_pages_left: u64, host: &HostFacts) -> Cell {
     match cell {
-        Cell::Job(_) if !host.is_root => Cell::Absent("only root may keep so many pages where they are".into()),
+        Cell::Job(_) if !host.is_root => Cell::Absent("needs root, to hold that many pages in pipes".into()),
         Cell::Job(job) => Cell::of(job.with_huge_pages_left(huge_pages_left)),
         absent => absent,
     }
@@ -96,7 +101,7 @@ fn what_each_got(results: &Results, case: &Case) -> Grid {
         Column::number("coverage, %"),
         Column::number("figure : never's"),
         Column::number("copied, MiB"),
-        Column::number("CPU of who promotes, s"),
+        Column::number("CPU of the promoter, s"),
         Column::number("refused"),
     ];
     let row = |arm: &Arm| {
@@ -125,7 +130,7 @@ mod tests {
     use crate::report::Report;
 
     #[test]
-    fn every_run_finds_as_many_huge_pages_as_its_case_says() {
+    fn each_run_has_as_many_huge_pages_as_its_case_says() {
         let experiment = Fragmented.define(&host());
         let left: Vec<(String, Vec<u64>)> = experiment
             .cases
@@ -134,7 +139,7 @@ mod tests {
             .map(|(index, case)| {
                 let jobs = (0..experiment.arms.len()).filter_map(|arm| experiment.job(index, arm));
                 let mut left: Vec<u64> = jobs.filter_map(|job| job.host.huge_pages_left).collect();
-                assert!(left.len() > 10, "all of them do");
+                assert!(left.len() > 10, "all jobs have it");
                 left.dedup();
                 (case.name.clone(), left)
             })
@@ -146,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_has_nothing_to_run() {
+    fn a_user_without_root_has_nothing_to_run() {
         let experiment = Fragmented.define(&HostFacts { is_root: false, ..host() });
         assert_eq!(crate::schedule::turns(&experiment), []);
     }
 
     #[test]
-    fn a_policy_that_gets_nothing_is_in_the_table_with_what_it_was_refused() {
+    fn a_policy_without_huge_pages_is_in_the_table_with_its_refusals() {
         let results = made_up(&Fragmented, |arm| {
             let refused = if arm == AUTO { 64.0 } else { 0.0 };
             vec![(Metric::Figure, 1.0), (Metric::CoveragePercent, 0.0), (Metric::Refusals, refused)]

@@ -1,5 +1,5 @@
-//! `freebsd`: NPB, RandomAccess and Sweep3D on base pages and on superpages in the form of FreeBSD's measurements: fastest and slowest run, and three counters,
-//! which are simulated.
+//! `freebsd`: NPB, RandomAccess and Sweep3D on base pages and on superpages, in the form of FreeBSD's measurements:
+//! fastest and slowest run, and three simulated counters.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::beside::{Pair, cell, millions, times, told, value, values};
@@ -11,25 +11,25 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::seeds::freebsd;
 
-/// See the head of this file.
+/// The `freebsd` experiment of the catalogue.
 pub struct FreeBsd;
 
-/// Whether a program is run here, and whose accesses a simulation has.
+/// A program, whether it is run, and the accesses for its simulation.
 struct Row {
     name: &'static str,
     is_run: bool,
     counters: Counters,
 }
 
-/// Where the accesses of a simulation are from.
+/// Source of the accesses for a simulation.
 enum Counters {
-    /// An iteration is recorded, the loops in this order; a simulation takes so many seconds.
+    /// One recorded iteration with this order of loops; duration of a simulation in seconds.
     Recorded(&'static str, f64),
     /// Updates of a table of 2^n words.
     Gups(u32),
-    /// The generated sweep.
+    /// Generated accesses of Sweep3D.
     Sweep3d,
-    /// None, for this reason.
+    /// No simulation, with the reason.
     None(&'static str),
 }
 
@@ -39,7 +39,7 @@ const fn row(name: &'static str, is_run: bool, counters: Counters) -> Row {
     Row { name, is_run, counters }
 }
 
-/// Theirs in their order, and SP of class A for that of class B, which takes too long.
+/// Published rows in their order, and SP of class A in place of class B, which takes too long.
 const ROWS: [Row; 18] = [
     row("BT A", true, Counters::Recorded("order=reference", 28.0)),
     row("BT B", false, Counters::None(TOO_LONG)),
@@ -81,8 +81,12 @@ impl Catalogued for FreeBsd {
         Experiment {
             name: self.name().into(),
             title: "Base pages and superpages: fastest, slowest, and three counters".into(),
-            question: "What do superpages change for a process: its time, its misses of the TLB, what its walks miss in the L2?".into(),
-            source: Some("the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into()),
+            question: "How do superpages change a process's time, its TLB misses, and the L2 misses of its \
+             page-table walks?"
+                .into(),
+            source: Some(
+                "the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into(),
+            ),
             rounds: 6,
             arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
             cases: ROWS.iter().map(|row| case(row, host)).collect(),
@@ -116,28 +120,32 @@ fn simulated(row: &Row, program: &Program, page: &str) -> Cell {
     Cell::of(Job::simulation(accesses, "k8", page, seconds))
 }
 
-/// HPCC makes four updates for each word of its table, and verifies by a second pass, which the counters of a whole process cover too.
+/// HPCC makes four updates for each word of its table, and verifies in a second pass. The counters of a whole
+/// process cover both passes.
 const UPDATES_PER_WORD: f64 = 4.0;
 const PASSES: f64 = 2.0;
-/// Of these so many are simulated: 64 for each line that the L2 has.
+/// Log2 of the simulated updates: 64 for each line of the L2.
 const UPDATES_LOG2: u32 = 24;
 const SWEEP3D_ITERATIONS: f64 = 12.0;
 
-/// Their table: a row for the fastest and the slowest run on each page setting, ours and theirs.
+/// Table in the published form: a row for the fastest and the slowest run on each page setting, with our
+/// and the published values.
 fn in_their_form(results: &Results) -> Section {
     let numbers = [
         "time, s",
-        "theirs",
+        "published",
         "figure",
-        "theirs",
+        "published",
         "DTLB misses, M, simulated",
-        "theirs",
+        "published",
         "L2 misses of walks, M, simulated",
     ];
-    let numbers = numbers.into_iter().chain(["theirs", "L2 misses of data, M, simulated", "theirs"]);
+    let numbers = numbers.into_iter().chain(["published", "L2 misses of data, M, simulated", "published"]);
     let words = ["program", "pages", "run"].map(Column::text);
     let mut grid = Grid {
-        caption: "Fastest and slowest run; counters of a whole run, in millions, are of a model of K8 (simulated), theirs of the Opteron".into(),
+        caption: "Fastest and slowest run; counters of a whole run in millions, simulated for K8 and published for \
+         the Opteron"
+            .into(),
         columns: words.into_iter().chain(numbers.map(Column::number)).collect(),
         rows: vec![],
     };
@@ -186,11 +194,11 @@ fn ours_and_theirs(results: &Results, row: &Row, is_huge: bool, theirs: &[freebs
     if !is_anything {
         return vec![];
     }
-    // A simulation has no slowest run.
+    // A simulation has only one run, so no slowest one.
     vec![line("fastest", fastest, most, counted), line("slowest", slowest, least, [None; 3])]
 }
 
-/// By their fastest runs.
+/// Comparison by the fastest published runs.
 fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
     let fastest = |is_huge: bool| {
         let runs = theirs.iter().filter(|run| run.case == stands_for(row.name) && run.is_huge == is_huge);
@@ -199,12 +207,12 @@ fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
     let theirs_percent = (1.0 - fastest(true)? / fastest(false)?) * 100.0;
     let case = match stands_for(row.name) {
         theirs if theirs == row.name => row.name.to_owned(),
-        theirs => format!("{} (there {theirs})", row.name),
+        theirs => format!("{} (published: {theirs})", row.name),
     };
     Some(Pair { case, theirs_percent, ours: times(results, row.name, ARMS[1].0, ARMS[0].0) })
 }
 
-/// Whose row ours is compared with.
+/// Published case that our case is compared with.
 fn stands_for(name: &str) -> &str {
     if name == "SP A" { "SP B" } else { name }
 }
@@ -218,14 +226,14 @@ fn left_out(experiment: &Experiment) -> Vec<String> {
     if all.is_empty() { vec![] } else { vec![format!("Not run: {}.", all.join("; "))] }
 }
 
-/// A count further from theirs than this is not right, whichever way it goes. A model without the stack, the code and
-/// the system misses what these miss; beside the misses of a program's data that is part of a count, not a multiple of
-/// it.
+/// Factor beyond which a simulated count differs too much from the published one, up or down. A model without the
+/// stack, the code and the system lacks their misses. Beside the misses of a program's data these are a fraction of a
+/// count, not a multiple.
 const WRONG_BY: f64 = 10.0;
-/// And from this on it is named.
+/// Factor from which a count is listed as different.
 const NAMED_BY: f64 = 2.0;
 
-/// Misses of a row, simulated and there, on base pages and on superpages.
+/// Simulated and published misses of a row, on base pages and on superpages.
 struct Misses {
     name: &'static str,
     ours: [f64; 2],
@@ -238,7 +246,7 @@ impl Misses {
         rises(self.ours) == rises(self.theirs) && self.factors().iter().all(|by| *by <= WRONG_BY)
     }
 
-    /// How far ours are from theirs, up or down.
+    /// Factors between our counts and the published ones, up or down.
     fn factors(&self) -> [f64; 2] {
         [0, 1].map(|page| factor(self.ours[page], self.theirs[page]))
     }
@@ -247,7 +255,7 @@ impl Misses {
         let ratio = |[base, huge]: [f64; 2]| huge / base;
         let [base, huge] = self.factors().map(number);
         let (ours, theirs) = (number(ratio(self.ours)), number(ratio(self.theirs)));
-        format!("{} ({ours} simulated, {theirs} there; counts off by {base} and {huge} times)", self.name)
+        format!("{} ({ours} simulated, {theirs} published; counts differ by factors of {base} and {huge})", self.name)
     }
 }
 
@@ -255,7 +263,7 @@ fn factor(a: f64, b: f64) -> f64 {
     (a / b).max(b / a)
 }
 
-/// What is counted, simulated and there, on base pages or on superpages.
+/// Simulated count on base pages or on superpages.
 fn simulated_of(results: &Results, row: &Row, is_huge: bool, metric: Metric) -> Option<f64> {
     value(results, row.name, ARMS[2 + usize::from(is_huge)].0, metric)
 }
@@ -270,11 +278,12 @@ const COUNTERS: [(&str, Metric); 3] = [
     ("L2 misses of data", Metric::DataL2Misses),
 ];
 
-/// Whether superpages let the misses fall or rise, simulated and measured there; how far the counts are from theirs.
+/// Direction in which superpages change the misses, simulated and published, and the factors between the counts.
 fn counters(results: &Results) -> Section {
-    let numbers = ["DTLB misses, 2M : 4K, simulated", "theirs", "L2 misses of walks, 2M : 4K, simulated", "theirs"];
+    let numbers =
+        ["DTLB misses, 2M : 4K, simulated", "published", "L2 misses of walks, 2M : 4K, simulated", "published"];
     let mut grid = Grid {
-        caption: "What superpages make of the counters; below 1 they let them fall".into(),
+        caption: "Ratios of the counters, superpages to base pages; below 1 superpages reduce them".into(),
         columns: [Column::text("program")].into_iter().chain(numbers.map(Column::number)).collect(),
         rows: vec![],
     };
@@ -288,7 +297,7 @@ fn counters(results: &Results) -> Section {
         let misses = simulated(Metric::DtlbMisses);
         match (misses, measured(0)) {
             (Some(ours), Some(theirs)) => both.push(Misses { name: row.name, ours, theirs }),
-            (None, Some([base, huge])) => not_simulated.push(format!("{} ({:.2} there)", row.name, huge / base)),
+            (None, Some([base, huge])) => not_simulated.push(format!("{} ({:.2} published)", row.name, huge / base)),
             (_, None) => {}
         }
         if misses.is_some() {
@@ -299,9 +308,11 @@ fn counters(results: &Results) -> Section {
     let (alike, otherwise): (Vec<&Misses>, Vec<&Misses>) = both.iter().partition(|row| row.is_alike());
     let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let told: Vec<String> = otherwise.iter().map(|row| row.told()).collect();
-    let what = "Misses go the other way than there, or a count is off by more than ten times, in";
+    let what = "Misses change in the opposite direction to the published ones, or a count differs by more than a \
+     factor of ten, in";
     let rows = format!(
-        "Misses rise or fall as there, with counts that are off by ten times at most, in {} of {} rows that both have, \
+        "Misses rise or fall as published, with counts that differ by at most a factor of ten, in {} of {} rows that \
+         both have, \
          which are of {} programs: {}.",
         alike.len(),
         both.len(),
@@ -312,11 +323,11 @@ fn counters(results: &Results) -> Section {
         sentence(what, &told),
         Some(rows),
         sentence(
-            "Theirs that are not simulated here, left out for time, with what superpages made of the misses there",
+            "Published rows that are not simulated here, to save time, with the published ratio of misses",
             &not_simulated,
         ),
         sentence(
-            "Counts on 4 KiB pages and on superpages that are more than twice or less than half of theirs",
+            "Counts on 4 KiB pages and on superpages that are more than twice or less than half of the published ones",
             &far_off(results, &theirs),
         ),
         Some(SIMULATED.into()),
@@ -325,19 +336,19 @@ fn counters(results: &Results) -> Section {
     Section { title: "Counters, simulated".into(), paragraphs, tables: vec![grid], plots: vec![] }
 }
 
-/// The program of a row: what its name begins with.
+/// Program of a row, the first word of its name.
 fn program_of(name: &str) -> &str {
     name.split(' ').next().unwrap_or(name)
 }
 
-/// Rows of one program that differ in their size alone are one program.
+/// Number of programs. Rows of one program in several sizes count once.
 fn programs(rows: &[Misses]) -> usize {
     let mut names: Vec<&str> = rows.iter().map(|row| program_of(row.name)).collect();
     names.dedup();
     names.len()
 }
 
-/// The programs with the number of their rows where these are several.
+/// Names of the programs, with the number of rows if there are several.
 fn all_of(rows: &[Misses]) -> String {
     let programs = rows.chunk_by(|a, b| program_of(a.name) == program_of(b.name));
     let told = programs.map(|of| match of {
@@ -347,7 +358,7 @@ fn all_of(rows: &[Misses]) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-/// Counter by counter.
+/// Counts that differ much from the published ones, counter by counter.
 fn far_off(results: &Results, theirs: &[freebsd::Run]) -> Vec<String> {
     let mut told = vec![];
     for (counter, (what, metric)) in COUNTERS.into_iter().enumerate() {
@@ -357,7 +368,7 @@ fn far_off(results: &Results, theirs: &[freebsd::Run]) -> Vec<String> {
             let there = measured_of(theirs, row, is_huge, counter);
             if let Some((ours, there)) = ours.zip(there).filter(|(a, b)| factor(*a, *b) > NAMED_BY) {
                 let pages = if is_huge { "2M" } else { "4K" };
-                rows.push(format!("{} {pages} {} times theirs", row.name, number(ours / there)));
+                rows.push(format!("{} {pages} {} times the published count", row.name, number(ours / there)));
             }
         }
         if !rows.is_empty() {
@@ -367,13 +378,20 @@ fn far_off(results: &Results, theirs: &[freebsd::Run]) -> Vec<String> {
     told
 }
 
-const SIMULATED: &str = "This host's counters are not asked: these are of a model of K8, the same on any machine. Of a recorded program one iteration is simulated and counted as often as its class has iterations, set-up and check once; BT, LU and SP make the reference's loops. No recording has the stack, the code and the system. RandomAccess: 2^24 of the updates of both passes; Sweep3D: one of 12 iterations, its arrays at a MiB each.";
+const SIMULATED: &str = "This host's counters are not used: these are from a model of K8, the same on any machine. Of \
+    a recorded program one iteration is simulated and multiplied by the number of iterations of its class, set-up and \
+    check once; BT, LU and SP use the reference's loops. No recording includes the stack, the code and the system. \
+    RandomAccess: 2^24 of the updates of both passes; Sweep3D: one of 12 iterations, each array aligned to 1 MiB.";
 
-/// What is known of the original's tables (benches/data/seeds/README.md).
+/// Known errors of the published tables (benches/data/seeds/README.md).
 const KNOWN_FAULTS: [&str; 2] = [
-    "Known faults of the original: IS B has the same time with and without superpages though its counters differ; LU A has no slowest run at 4 KiB, LU C none with superpages; \
-GUPS at 2^28 words with superpages is faster than its neighbours by a third with the same misses; the text says that 6 to 7 % of Sweep3D's misses on superpages go past the L2, its counters 0.63 and 0.92 %.",
-    "SP of class A is compared with theirs of class B. Sentences go by their fastest runs, and by our pairs: = stands where the interval has 0 % in it.",
+    "Known errors of the original: IS B has the same time with and without superpages although its counters differ. \
+     LU A has no slowest run at 4 KiB, LU C none with superpages. GUPS at 2^28 words with superpages is faster than \
+     its neighbours by a third with the same misses. The text says that 6 to 7 % of Sweep3D's misses on superpages go \
+     past the L2, its counters say 0.63 and 0.92 %.",
+    "SP of class A is compared with the published SP of class B. The sentences use the fastest published runs \
+         and our \
+         pairs: = means that the interval contains 0 %.",
 ];
 
 #[cfg(test)]
@@ -386,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn it_needs_neither_kvm_nor_a_second_cpu_and_says_what_memory_is_missing() {
+    fn it_needs_neither_kvm_nor_a_second_cpu_and_names_missing_memory() {
         let poor = HostFacts { why_no_kvm: Some("no /dev/kvm".into()), cpus: 1, memory_available_mib: 300, ..host() };
         let experiment = FreeBsd.define(&poor);
         assert!(matches!(cell_of(&experiment, "CG B", 0), Cell::Job(_)));
@@ -407,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn fastest_slowest_and_counters_stand_beside_theirs() {
+    fn fastest_slowest_and_counters_stand_beside_the_published_ones() {
         let results = results_of(FreeBsd.define(&host()), |case, arm, round| match (case, arm) {
             ("CG B", "4KB") => Some((Metric::Seconds, 30.0 + f64::from(round))),
             ("CG B", "4KB+2MB") => Some((Metric::Seconds, 40.0)),
@@ -422,11 +440,16 @@ mod tests {
         };
         assert_eq!(row("4KB", "fastest")[3..5], ["31.00", "244.1"]);
         assert_eq!(row("4KB", "slowest")[3..5], ["36.00", "286.0"]);
-        assert!(form.paragraphs[0].contains("the other way round: CG B (3.4 % there"), "{:?}", form.paragraphs[0]);
-        let a = rows.iter().find(|row| row[0] == "CG A").expect("its simulation alone is a row");
+        assert!(
+            form.paragraphs[0].contains("cost time in the other: CG B (3.4 % published"),
+            "{:?}",
+            form.paragraphs[0]
+        );
+        let a = rows.iter().find(|row| row[0] == "CG A").expect("a simulation alone makes a row");
         assert_eq!(a[3..9], ["-", "4.780", "-", "313.0", "2.000", "3.107"]);
         assert!(counters.paragraphs[0].starts_with(
-            "Misses go the other way than there, or a count is off by more than ten times, in: CG A (2.000"
+            "Misses change in the opposite direction to the published ones, or a count differs by more than a factor \
+             of ten, in: CG A (2.000"
         ));
         assert!(counters.paragraphs[1].contains("in 0 of 1 rows"), "{}", counters.paragraphs[1]);
         assert!(
@@ -437,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_far_from_theirs_is_not_right_and_sizes_of_one_program_are_one_program() {
+    fn a_count_far_from_the_published_one_is_wrong_and_sizes_of_one_program_count_once() {
         let theirs = freebsd::runs();
         let there = |case: &str, is_huge| {
             theirs.iter().find(|run| run.case == case && run.is_huge == is_huge).expect("a row").counters[0]
@@ -458,7 +481,7 @@ mod tests {
         });
         let paragraphs = FreeBsd.sections(&results)[1].paragraphs.clone();
         assert!(
-            paragraphs[0].contains("CG A (") && paragraphs[0].contains("counts off by 1.000 and 140.0 times)"),
+            paragraphs[0].contains("CG A (") && paragraphs[0].contains("counts differ by factors of 1.000 and 140.0)"),
             "{paragraphs:?}"
         );
         assert!(
@@ -466,7 +489,7 @@ mod tests {
             "{paragraphs:?}"
         );
         assert!(
-            paragraphs.iter().any(|told| told.contains("DTLB misses: CG A 2M 0.0071 times theirs")),
+            paragraphs.iter().any(|told| told.contains("DTLB misses: CG A 2M 0.0071 times the published count")),
             "{paragraphs:?}"
         );
     }

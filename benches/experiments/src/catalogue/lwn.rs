@@ -1,4 +1,5 @@
-//! `lwn`: what a miss costs, what that lets expect of large pages, and what they do, in the form of "Huge pages part 5: a deeper look at TLBs and costs".
+//! `lwn`: the cost of a miss, the predicted gain of large pages, and their actual gain, in the form of "Huge pages
+//! part 5: a deeper look at TLBs and costs".
 //!
 //! ```text
 //!   cost (a chase) ──▶ prediction (a kernel's own accesses, replayed) ──▶ check (the kernel on both page sizes, in pairs)
@@ -14,18 +15,18 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::seeds::lwn;
 
-/// See the head of this file.
+/// The `lwn` experiment of the catalogue.
 pub struct Lwn;
 
 const ARMS: [(&str, &str); 3] = [
     ("base", "4 KiB pages"),
     ("huge", "2 MiB pages"),
-    ("predicted", "from the accesses alone; then the kernel on both page sizes, six pairs of its own"),
+    ("predicted", "prediction from the accesses alone; then the kernel on both page sizes in six pairs"),
 ];
 
 const COST: &str = "TLB miss";
 
-/// What is predicted and measured, what `wideleaf-lab predict` is asked for, how long that takes, and the memory that it takes.
+/// Programs: name, arguments of `wideleaf-lab`, duration in seconds, memory in MiB.
 const PROGRAMS: [(&str, &[&str], f64, u64); 2] = [
     ("STREAM 1 GiB", &["predict", "stream", "--cmdline", "words=44739240"], 150.0, 2048),
     ("GUPS 2^26", &["predict", "gups", "--log2-words", "26"], 200.0, 1024),
@@ -37,7 +38,7 @@ impl Catalogued for Lwn {
     }
 
     fn summary(&self) -> &'static str {
-        "what a TLB miss costs, what 2 MiB pages should gain STREAM and GUPS by that, and what they do gain"
+        "the cost of a TLB miss, the predicted gain of 2 MiB pages for STREAM and GUPS, and the actual gain"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -45,7 +46,8 @@ impl Catalogued for Lwn {
             name: self.name().into(),
             title: "The cost of a miss, a prediction, and a check".into(),
             question:
-                "What does a miss of the TLB cost, how much time should large pages save by that, and how much do they?"
+                "What does a TLB miss cost, how much time should large pages save according to that, and how much do \
+                 they save?"
                     .into(),
             source: Some("\"Huge pages part 5: a deeper look at TLBs and costs\" (LWN, 2010)".into()),
             rounds: 6,
@@ -61,7 +63,7 @@ impl Catalogued for Lwn {
 
 fn cost() -> Case {
     let of = |page| Cell::of(Job::tlbcost(&["tlbcost", "--native", "--host-page", page], 60.0));
-    let cells = vec![of("4k"), of("2m"), Cell::Absent("there is nothing to predict".into())];
+    let cells = vec![of("4k"), of("2m"), Cell::Absent("the cost is not predicted".into())];
     Case { name: COST.into(), unit: "cycles".into(), working_set_mib: 256, cells }
 }
 
@@ -78,9 +80,9 @@ fn case((name, arguments, seconds, needed): (&str, &[&str], f64, u64), host: &Ho
 /// Prediction and measurement side by side.
 fn check(results: &Results) -> Section {
     let numbers =
-        ["predicted at most, %", "saved in its own pairs, % (95 %)", "saved in the pairs of this experiment (95 %)"];
+        ["predicted upper bound, %", "saved in its own pairs, % (95 %)", "saved in this experiment's pairs (95 %)"];
     let mut grid = Grid {
-        caption: "Predicted and saved".into(),
+        caption: "Predicted and actual saving".into(),
         columns: [Column::text("program")]
             .into_iter()
             .chain(numbers.map(Column::number))
@@ -98,7 +100,7 @@ fn check(results: &Results) -> Section {
         let is_bound = told("is_bound").map(|is_bound| is_bound > 0.0);
         let exceeded = predicted.zip(interval).and_then(|(predicted, (low, _))| {
             let text = format!("{name} ({} % predicted, {} % saved)", cell(Some(predicted)), cell(own));
-            // Either set of pairs may show it. A ratio of times says what is saved by its complement.
+            // Either set of pairs can exceed the prediction. The complement of a ratio of times is the saving.
             let least = ours.as_ref().map_or(low, |times| low.max((1.0 - times.interval.high) * 100.0));
             if least > predicted {
                 more.push(text)
@@ -115,7 +117,7 @@ fn check(results: &Results) -> Section {
             },
         );
         let bound = match (is_bound, exceeded) {
-            (_, Some(by)) => format!("no: exceeded by {} % of the time at least", decimals(by, 1)),
+            (_, Some(by)) => format!("no: exceeded by at least {} % of the time", decimals(by, 1)),
             (Some(false), None) => "no: the kernel is faster than all of its replays".into(),
             (Some(true), None) => "yes: not exceeded".into(),
             (None, None) => "-".into(),
@@ -126,8 +128,8 @@ fn check(results: &Results) -> Section {
     grid.rows.extend(theirs());
     let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
     let told = [
-        sentence("More was saved than predicted as the most", &more),
-        sentence("What was saved cannot be told from what was predicted as the most, or is less, as there", &held),
+        sentence("The saving exceeds the predicted upper bound", &more),
+        sentence("The saving is below the predicted upper bound or indistinguishable from it, as published", &held),
     ];
     let none = (more.is_empty() && held.is_empty()).then(|| "No prediction was made yet.".to_owned());
     Section {
@@ -138,33 +140,35 @@ fn check(results: &Results) -> Section {
     }
 }
 
-/// The example that they worked: predicted from a kernel's profile, which they checked with nothing, and from all of
-/// STREAM; saved, by STREAM's elapsed times.
+/// Published example: one prediction from a kernel's profile, without a check, and one from all of STREAM, checked
+/// by STREAM's elapsed times.
 fn theirs() -> Vec<Vec<String>> {
     let base = lwn::worked("validation", "elapsed base pages");
     let saved =
         base.zip(lwn::worked("validation", "elapsed huge pages")).map(|(base, huge)| (1.0 - huge / base) * 100.0);
     let rows = [
-        ("theirs, first estimate", lwn::worked("percent_time_1", "PercentageTimeTLBMiss (printed)"), None),
-        ("theirs, STREAM", lwn::worked("percent_time_2", "predicted percent (printed)"), saved),
+        ("published, first estimate", lwn::worked("percent_time_1", "PercentageTimeTLBMiss (printed)"), None),
+        ("published, STREAM", lwn::worked("percent_time_2", "predicted percent (printed)"), saved),
     ];
     let row = |(name, predicted, saved): (&str, Option<f64>, Option<f64>)| {
         let how = match (predicted, saved) {
-            (Some(predicted), Some(saved)) if saved < predicted => "misses times cost: more than was saved",
+            (Some(predicted), Some(saved)) if saved < predicted => "misses times cost: more than the saving",
             (_, Some(_)) => "misses times cost",
-            (_, None) => "misses times cost; of another run, which nothing was compared with",
+            (_, None) => "misses times cost, for another run, without a check",
         };
         vec![name.to_owned(), cell(predicted), "-".into(), cell(saved), how.into()]
     };
     rows.map(row).to_vec()
 }
 
-const METHOD: &str = "Theirs is misses (sampled by a profiler) times what a miss costs, which counts misses that overlap as if they did not. Ours is no product: \
-the kernel's accesses are replayed on both page sizes without its arithmetic, and no mix of replays as fast as the kernel saves more.";
+const METHOD: &str = "The published method multiplies misses (sampled by a profiler) by the cost of a miss, which \
+ counts overlapping misses as if \
+they did not overlap. Our method is not a product: it replays the kernel's accesses on both page sizes without the \
+arithmetic, and no mix of replays as fast as the kernel saves more.";
 
 fn costs(results: &Results) -> Section {
     let mut grid = Grid {
-        caption: "What a miss of all levels of the TLB costs".into(),
+        caption: "Cost of a miss of all TLB levels".into(),
         columns: vec![Column::text("machine"), Column::number("cycles"), Column::number("ns")],
         rows: vec![],
     };
@@ -172,19 +176,21 @@ fn costs(results: &Results) -> Section {
         let told = |what| results.told(COST, arm, what).first().map(|(_, value)| *value);
         let cycles = value(results, COST, arm, Metric::WalkCycles);
         let cpu = &results.environment.cpu;
-        grid.rows.push(vec![format!("this one ({cpu}), {summary}"), cell(cycles), cell(told("walk_ns"))]);
+        grid.rows.push(vec![format!("this machine ({cpu}), {summary}"), cell(cycles), cell(told("walk_ns"))]);
     }
     for cost in lwn::miss_costs() {
-        grid.rows.push(vec![format!("theirs: {}", cost.machine), cell(Some(cost.cycles)), cell(cost.ns)]);
+        grid.rows.push(vec![format!("published: {}", cost.machine), cell(Some(cost.cycles)), cell(cost.ns)]);
     }
     let worked = lwn::worked("tlb_miss_cost", "TLBMissCost");
-    grid.rows.push(vec!["theirs: the machine of the example, by its counters".into(), cell(worked), "-".into()]);
-    let notes = "Cycles of ours are ticks of the time stamp counter. In a virtual machine a miss walks two tables; how large the pages of the lower one are is not known here.";
+    grid.rows.push(vec!["published: the machine of the example, by its counters".into(), cell(worked), "-".into()]);
+    let notes = "Our cycles are ticks of the time stamp counter. In a virtual machine a miss walks two tables; the \
+     page size of the lower one is not known here.";
     Section { title: "The cost of a miss".into(), paragraphs: vec![notes.into()], tables: vec![grid], plots: vec![] }
 }
 
 fn stream(results: &Results) -> Section {
-    let numbers = ["base, MB/s", "huge, MB/s", "gain, %", "theirs, base", "theirs, huge (16 MiB)", "theirs, gain, %"];
+    let numbers =
+        ["base, MB/s", "huge, MB/s", "gain, %", "published, base", "published, huge (16 MiB)", "published, gain, %"];
     let mut grid = Grid {
         caption: "STREAM's four functions, 3 x 44,739,240 words; means of the rounds".into(),
         columns: [Column::text("function")].into_iter().chain(numbers.map(Column::number)).collect(),
@@ -213,7 +219,7 @@ fn stream(results: &Results) -> Section {
             cell(theirs.map(gain)),
         ]);
     }
-    let less = (!less.is_empty()).then(|| format!("No gain here, where all four gained there: {}.", less.join(", ")));
+    let less = (!less.is_empty()).then(|| format!("No gain here (published: all four gain): {}.", less.join(", ")));
     Section { title: "STREAM".into(), paragraphs: less.into_iter().collect(), tables: vec![grid], plots: vec![] }
 }
 
@@ -224,7 +230,7 @@ mod tests {
     use crate::definition::Work;
     use crate::results::RunOutcome;
 
-    /// Results in which the prediction for GUPS was 20 % at most, and that was saved, from `low` on.
+    /// Results with a predicted bound of 20 % for GUPS, this saving, and an interval from `low`.
     fn predicted(saved: f64, low: f64) -> Results {
         let mut results = results_of(Lwn.define(&host()), |case, arm, _| match (case, arm) {
             ("GUPS 2^26", "predicted") => Some((Metric::PredictedPercent, 20.0)),
@@ -241,33 +247,39 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_that_was_too_low_is_said_first() {
+    fn a_prediction_that_was_too_low_is_named_first() {
         let first = |results: &Results| Lwn.sections(results)[0].paragraphs[0].clone();
         let broken = first(&predicted(26.0, 25.0));
         assert!(
-            broken
-                .starts_with("More was saved than predicted as the most: GUPS 2^26 (20.00 % predicted, 26.00 % saved)"),
+            broken.starts_with(
+                "The saving exceeds the predicted upper bound: GUPS 2^26 (20.00 % predicted, 26.00 % \
+                 saved)"
+            ),
             "{broken}"
         );
         let bound = |results: &Results| Lwn.sections(results)[0].tables[0].rows[1][4].clone();
-        assert_eq!(bound(&predicted(26.0, 25.0)), "no: exceeded by 5.0 % of the time at least");
+        assert_eq!(bound(&predicted(26.0, 25.0)), "no: exceeded by at least 5.0 % of the time");
         assert_eq!(bound(&predicted(21.0, 19.0)), "yes: not exceeded");
-        assert!(first(&predicted(15.0, 14.0)).starts_with("What was saved cannot be told from"));
-        // The interval reaches below the bound: nothing is said against it.
-        assert!(first(&predicted(21.0, 19.0)).starts_with("What was saved cannot be told from"));
+        assert!(first(&predicted(15.0, 14.0)).starts_with("The saving is below the predicted upper bound"));
+        // The interval reaches below the bound, so the bound holds.
+        assert!(first(&predicted(21.0, 19.0)).starts_with("The saving is below the predicted upper bound"));
         assert_eq!(first(&results_of(Lwn.define(&host()), |_, _, _| None)), "No prediction was made yet.");
     }
 
     #[test]
-    fn the_worked_numbers_stand_below_ours() {
+    fn the_published_numbers_stand_below_ours() {
         let rows = &Lwn.sections(&predicted(15.0, 14.0))[0].tables[0].rows;
         assert_eq!(rows[1][..3], ["GUPS 2^26", "20.00", "15.0 (14.0 - 16.0)"]);
         assert_eq!(rows[2][1..4], ["17.57", "-", "-"], "12.71 belongs to the estimate of 17.84");
-        assert_eq!(rows[3][..4], ["theirs, STREAM", "17.84", "-", "12.71"], "12.7 of 17.8 %, as benches say elsewhere");
+        assert_eq!(
+            rows[3][..4],
+            ["published, STREAM", "17.84", "-", "12.71"],
+            "12.7 of 17.8 %, as elsewhere in benches"
+        );
     }
 
     #[test]
-    fn a_host_without_the_memory_predicts_nothing_and_every_host_has_a_cost() {
+    fn a_host_with_little_memory_makes_no_prediction_and_every_host_has_a_cost() {
         let cells = Lwn.define(&HostFacts { memory_available_mib: 1500, ..host() }).cases;
         assert_eq!(cells[1].cells[2], Cell::Absent("needs 2048 MiB: this host has 1500 MiB available".into()));
         let Cell::Job(job) = &cells[0].cells[0] else { panic!("a job") };

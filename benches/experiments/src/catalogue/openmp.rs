@@ -1,5 +1,6 @@
-//! `openmp`: programs on 1, 2 and 4 threads on base and large pages, in the form of the measurements of OpenMP programs on an Opteron and a Xeon: scalability,
-//! improvement at the most threads, misses beside those of 4 KiB pages.
+//! `openmp`: programs on 1, 2 and 4 threads on base and large pages, in the form of the published measurements of
+//! OpenMP programs on an Opteron and a Xeon: scalability, improvement at the highest number of threads, and misses
+//! normalised to 4 KiB pages.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::beside::{cell, mean, millions, saved, times, value, values};
@@ -11,13 +12,13 @@ use crate::results::Results;
 use crate::seeds::openmp;
 use crate::statistics::Verdict;
 
-/// See the head of this file.
+/// The `openmp` experiment of the catalogue.
 pub struct OpenMp;
 
 const THREADS: [u32; 3] = [1, 2, 4];
 
-/// The program, the class that is run, the class whose accesses are recorded, the order of its loops, and how long a simulation takes. Theirs are all
-/// of class B.
+/// A program: the class that is run, and for the simulation the recorded class, the order of loops and the duration
+/// in seconds. The published programs are all of class B.
 struct Row {
     program: &'static str,
     run: &'static str,
@@ -52,7 +53,7 @@ impl Catalogued for OpenMp {
         Experiment {
             name: self.name().into(),
             title: "Threads and large pages".into(),
-            question: "Do programs on several threads gain more by large pages, and do they miss less?".into(),
+            question: "Do programs on several threads gain more by large pages, and do they have fewer misses?".into(),
             source: Some(
                 "the measurements of OpenMP programs on large pages (NPB class B, Opteron 270 and Xeon)".into(),
             ),
@@ -84,7 +85,7 @@ fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
     Case { name: name_of(row, threads), ..case }
 }
 
-/// Of a program, the most threads that it was measured on.
+/// Highest number of threads with measurements of a program.
 fn most_threads(results: &Results, row: &Row) -> Option<u32> {
     let is_measured = |threads: &u32| times(results, &name_of(row, *threads), "2M", "4K").is_some();
     THREADS.into_iter().filter(is_measured).max()
@@ -92,9 +93,9 @@ fn most_threads(results: &Results, row: &Row) -> Option<u32> {
 
 fn improvement(results: &Results) -> Section {
     let columns = [Column::text("program"), Column::number("threads"), Column::number("2M saves, median (95 %)")];
-    let theirs = ["theirs, Opteron 270, %", "theirs, threads"].map(Column::number);
+    let theirs = ["published, Opteron 270, %", "published, threads"].map(Column::number);
     let mut grid = Grid {
-        caption: "Improvement at the most threads".into(),
+        caption: "Improvement at the highest number of threads".into(),
         columns: columns.into_iter().chain(theirs).collect(),
         rows: vec![],
     };
@@ -114,7 +115,7 @@ fn improvement(results: &Results) -> Section {
             of_theirs(&threads_of),
         ]);
         let saved_there = theirs.as_ref().and_then(openmp::Claim::number).is_some();
-        let text = format!("{} ({printed} there, {} on {threads} here)", row.run, saved(&ours));
+        let text = format!("{} ({printed} published, {} on {threads} here)", row.run, saved(&ours));
         match (saved_there, ours.verdict) {
             (_, Verdict::Unknown) => {}
             (true, Verdict::Better) | (false, Verdict::Indistinguishable) => as_there.push(text),
@@ -122,8 +123,9 @@ fn improvement(results: &Results) -> Section {
         }
     }
     let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join(", ")));
-    let paragraphs = [sentence("Otherwise than there", &otherwise), sentence("As there", &as_there)];
-    let notes = "Theirs are of class B; a program whose class A is run here works on less memory. Percents of theirs are of time or speed: the text does not say which.";
+    let paragraphs = [sentence("Different from the published result", &otherwise), sentence("As published", &as_there)];
+    let notes = "The published programs are of class B; a program with class A here uses less memory. The published \
+     percentages are of time or speed: the text does not say which.";
     let none = grid.rows.is_empty().then(|| "No time was measured yet.".to_owned());
     Section {
         title: "Improvement by 2 MiB pages".into(),
@@ -134,7 +136,7 @@ fn improvement(results: &Results) -> Section {
 }
 
 fn scalability(results: &Results) -> Section {
-    let columns = ["4K, s", "2M, s", "4K, times as fast as one", "2M, times as fast as one", "2M saves"];
+    let columns = ["4K, s", "2M, s", "4K, speedup over one thread", "2M, speedup over one thread", "2M saves"];
     let mut grid = Grid {
         caption: "Times (means) and scalability by threads".into(),
         columns: [Column::text("program, threads")].into_iter().chain(columns.map(Column::number)).collect(),
@@ -161,7 +163,7 @@ fn scalability(results: &Results) -> Section {
 }
 
 fn misses(results: &Results) -> Section {
-    let columns = ["4K, millions", "2M, millions", "2M normalised (4K = 1)", "times fewer", "theirs, times fewer"];
+    let columns = ["4K, millions", "2M, millions", "2M normalised (4K = 1)", "times fewer", "published, times fewer"];
     let mut grid = Grid {
         caption: "Misses of both levels of the data TLB, simulated, K8, one thread".into(),
         columns: [Column::text("program")].into_iter().chain(columns.map(Column::number)).collect(),
@@ -174,22 +176,25 @@ fn misses(results: &Results) -> Section {
         let both = base.zip(huge);
         let theirs = openmp::fall_of_misses(row.program).unwrap_or_else(|| "-".into());
         if let Some((base, huge)) = both.filter(|(base, huge)| huge > base) {
-            more.push(format!("{} ({:.1} times as many; there {theirs} times fewer)", row.program, huge / base));
+            more.push(format!("{} ({:.1} times as many; published: {theirs} times fewer)", row.program, huge / base));
         }
         let name = row.recorded.map_or(row.run, |(name, _, _)| name);
         let (normalised, fewer) = (both.map(|(base, huge)| huge / base), both.map(|(base, huge)| base / huge));
         grid.rows.push(vec![name.into(), millions(base), millions(huge), cell(normalised), cell(fewer), theirs]);
     }
     let more = (!more.is_empty())
-        .then(|| format!("2 MiB pages miss more often, which they did not there: {}.", more.join(", ")));
+        .then(|| format!("2 MiB pages miss more often, unlike in the published results: {}.", more.join(", ")));
     let paragraphs = more.into_iter().chain(NOTES.map(str::to_owned)).collect();
     Section { title: "Misses of the TLBs".into(), paragraphs, tables: vec![grid], plots: vec![] }
 }
 
 const NOTES: [&str; 3] = [
-    "Misses are simulated: the Opteron 270 has K8's TLB. One thread stands for all, so a thread's own quarter of the arrays, with a TLB of its own, is not in them.",
-    "BT and SP in the reference's order, class A. The measurements of FreeBSD on such an Opteron contradict theirs: there BT and SP of class B miss more often on 2 MiB pages.",
-    "ITLB misses are absent: recorded accesses have no fetches of instructions. Theirs were 0.45 a second at most (MG), about 90 cycles a second.",
+    "Misses are simulated: the Opteron 270 has K8's TLB. One thread represents all threads, so they do not reflect \
+     that each thread has a TLB for its own quarter of the arrays.",
+    "BT and SP in the reference's order, class A. FreeBSD's measurements on such an Opteron contradict the OpenMP \
+     paper: in them BT and SP of class B miss more often on 2 MiB pages.",
+    "ITLB misses are absent: recorded accesses have no instruction fetches. The published ones are at most 0.45 per \
+     second (MG), about 90 cycles per second.",
 ];
 
 #[cfg(test)]
@@ -198,7 +203,7 @@ mod tests {
     use crate::catalogue::made_up::{host, results_of};
 
     #[test]
-    fn four_threads_are_absent_on_two_cpus_and_there_on_four() {
+    fn four_threads_are_absent_on_two_cpus_and_present_on_four() {
         let cases = |cpus| OpenMp.define(&HostFacts { cpus, ..host() }).cases;
         let cell =
             |cpus: u32, name: &str| cases(cpus).into_iter().find(|case| case.name == name).map(|case| case.cells);
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn scalability_is_against_one_thread_and_improvement_at_the_most() {
+    fn scalability_is_against_one_thread_and_improvement_at_the_highest_number() {
         let results = results_of(OpenMp.define(&host()), |case, arm, _| match (case, arm) {
             ("CG B, 1 thread", "4K") => Some((Metric::Seconds, 30.0)),
             ("CG B, 1 thread", "2M") => Some((Metric::Seconds, 28.0)),
@@ -222,14 +227,14 @@ mod tests {
         });
         let [improvement, scalability, _] = OpenMp.sections(&results).try_into().expect("three");
         assert_eq!(improvement.tables[0].rows, [["CG B", "2", "20.0 % (20.0 - 20.0)", "25", "4"]]);
-        let starts = improvement.paragraphs[0].starts_with("As there: CG B (25 there, 20.0 %");
+        let starts = improvement.paragraphs[0].starts_with("As published: CG B (25 published, 20.0 %");
         assert!(starts, "{:?}", improvement.paragraphs);
         let row = scalability.tables[0].rows.iter().find(|row| row[0] == "CG B, 2 threads").expect("a row");
         assert_eq!(row[1..5], ["20.00", "16.00", "1.500", "1.750"]);
     }
 
     #[test]
-    fn misses_that_grow_are_said_first() {
+    fn increasing_misses_are_named_first() {
         let results = results_of(OpenMp.define(&host()), |case, arm, _| match (case, arm) {
             ("SP A, 1 thread", "4K on K8") => Some((Metric::DtlbMisses, 2e6)),
             ("SP A, 1 thread", "2M on K8") => Some((Metric::DtlbMisses, 8e6)),
@@ -237,7 +242,7 @@ mod tests {
         });
         let misses = &OpenMp.sections(&results)[2];
         assert!(
-            misses.paragraphs[0].contains("SP (4.0 times as many; there 10 or more times fewer)"),
+            misses.paragraphs[0].contains("SP (4.0 times as many; published: 10 or more times fewer)"),
             "{:?}",
             misses.paragraphs
         );

@@ -1,4 +1,5 @@
-//! `policies`: every policy with every kernel, and what else a host has for large pages. Speed, memory, time to coverage, and what all that costs.
+//! `policies`: every policy with every kernel, beside the other ways to large pages on a host. Results are speed,
+//! memory, time to coverage, and cost.
 
 use super::by_policy::{self, AUTO, Kernel, arms_by_case, bloat_mib, kernel, middle};
 use crate::catalogue::Catalogued;
@@ -10,13 +11,14 @@ use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
 use crate::statistics::Comparison;
 
-/// See the head of this file.
+/// The `policies` experiment of the catalogue.
 pub struct Policies;
 
 const ROUNDS: u32 = 6;
 
-/// Each runs for half a second to four; 16 policies and peers six times each are then below an hour. BT, LU and SP of class A would be 6 to 16 s,
-/// and where a fault takes a guest 25 us, so is the first touch of much memory: MG A has 434 MiB.
+/// Kernels with runs of half a second to four seconds. 16 policies and peers with six runs each then take less than
+/// an hour. BT, LU and SP of class A would take 6 to 16 s. So would the first touch of much memory, if a fault takes
+/// a guest 25 us: MG A has 434 MiB.
 const KERNELS: [Kernel; 13] = [
     kernel("GUPS", ["gups", "log2_words=24", "GUP/s"], 192, 3.0),
     kernel("GUPS, half sparse", ["gups", "log2_words=24 sparse=128M", "GUP/s"], 320, 2.5),
@@ -33,7 +35,7 @@ const KERNELS: [Kernel; 13] = [
     kernel("Phases", ["phases", "phase_ms=400", "updates/s"], 320, 3.0),
 ];
 
-/// The case whose memory is shown over time.
+/// The case with a picture of its memory over time.
 const SHOWN: &str = "GUPS";
 
 impl Catalogued for Policies {
@@ -42,7 +44,7 @@ impl Catalogued for Policies {
     }
 
     fn summary(&self) -> &'static str {
-        "every policy with every kernel, beside QEMU, the host's khugepaged and hugetlb: speed, bloat, time to coverage, cost"
+        "every policy with every kernel, compared with QEMU, host THP and hugetlb: speed, bloat, time to coverage, cost"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -50,8 +52,9 @@ impl Catalogued for Policies {
         Experiment {
             name: self.name().into(),
             title: "Every policy, every kernel".into(),
-            question: "Which policy makes which kernel how much faster, what does it take of the host for that, and does auto do as well as \
-                       whichever is best?"
+            question: "How much faster does each policy make each kernel, what does it take from the host for that, \
+             and does auto do \
+                as well as the best policy?"
                 .into(),
             source: None,
             rounds: ROUNDS,
@@ -74,20 +77,21 @@ fn arms() -> Vec<Arm> {
 }
 
 fn standing(results: &Results) -> Section {
-    let what = "The fastest other is the policy with the highest median, auto left out; of many that are equally good, \
-                chance names one, and its luck counts against auto. Auto is within 2 % where the whole 95 % interval \
-                of the ratio is (two one-sided tests at 2.5 %), faster or slower where the whole interval is on that \
-                side of 1, and not decided where it allows more than one of these. \
-                Bloat is resident memory less that of the same round under never.";
+    let what = "The fastest other policy is the one with the highest median, without auto. If many are equally good, \
+     chance \
+        picks one, and its luck counts against auto. Auto is within 2 % if the whole 95 % interval \
+        of the ratio is (two one-sided tests at 2.5 %), faster or slower if the whole interval is on that \
+        side of 1, and not decided if the interval allows more than one of these. \
+        Bloat is resident memory less that of the same round under never.";
     Section {
-        title: "auto beside the fastest".into(),
+        title: "auto compared with the fastest other policy".into(),
         paragraphs: vec![what.into()],
         tables: vec![by_policy::standings(results)],
         plots: vec![Plot::Bars(bars_of_auto(results))],
     }
 }
 
-/// `auto` to `never` and to every peer: one group a case.
+/// Ratios of `auto` to `never` and to every peer, with one group per case.
 fn bars_of_auto(results: &Results) -> Bars {
     let others: Vec<String> =
         std::iter::once("never".to_owned()).chain(Peer::ALL.map(|peer| peer.arm().name)).collect();
@@ -101,7 +105,7 @@ fn bars_of_auto(results: &Results) -> Bars {
     };
     Bars {
         name: "auto".into(),
-        caption: "Figure under auto, as a ratio to that of others; median and 95 % interval".into(),
+        caption: "Figure under auto, as a ratio to the figure of other arms; median and 95 % interval".into(),
         axis: "auto : other".into(),
         reference: Some(1.0),
         series: others.clone(),
@@ -116,11 +120,11 @@ fn memory(results: &Results) -> Section {
 
 fn coverage(results: &Results) -> Section {
     let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
-    let what = "A figure is of the whole timed part, in which a policy may have promoted for long: how long says the time to coverage. \
-                - stands where 95 % were never reached.";
+    let what = "A figure covers the whole timed part, which may include a long promotion: see the time to coverage. \
+        - means that 95 % were never reached.";
     let tables = vec![
         grid(
-            "From the begin of the timed part to 95 % of the data on large pages, s: medians",
+            "From the start of the timed part to 95 % of the data on large pages, s: medians",
             Metric::TimeToCoverageS,
         ),
         grid("Data on large pages at the end, %: medians", Metric::CoveragePercent),
@@ -129,15 +133,15 @@ fn coverage(results: &Results) -> Section {
     Section { title: "Coverage".into(), paragraphs: vec![what.into()], tables, plots }
 }
 
-/// Of each arm the first round that was measured.
+/// Coverage over time of each arm, from its first measured round.
 fn over_time(results: &Results) -> Lines {
     let first = |arm: &Arm| results.runs_of(SHOWN, &arm.name).find_map(|run| run.measured());
     let line = |arm: &Arm| Some((arm.name.clone(), percent_over_time(first(arm)?)));
     let lines = results.experiment.arms.iter().filter_map(line).filter(|(_, points)| !points.is_empty());
     Lines {
         name: "coverage".into(),
-        caption: format!("{SHOWN}: guest RAM on large pages, of what is resident; one run of each arm"),
-        x_axis: "time since the begin of the timed part, s".into(),
+        caption: format!("{SHOWN}: share of resident guest RAM on large pages; one run of each arm"),
+        x_axis: "time since the start of the timed part, s".into(),
         y_axis: "on large pages, %".into(),
         y_max: Some(100.0),
         lines: lines.collect(),
@@ -155,16 +159,17 @@ fn percent_over_time(measured: &Measured) -> Vec<(f64, f64)> {
 
 fn cost(results: &Results) -> Section {
     let grid = |caption: &str, metric| arms_by_case(results, caption, |case, arm| middle(results, case, arm, metric));
-    let what = "The manager's CPU time is that of its loop and its sensors; in the arms of the host's THP it is khugepaged's. What page faults \
-                take to clear a huge page is in the guest's time instead.";
+    let what = "The manager's CPU time is that of its loop and its sensors; in the arms with host THP it is \
+     khugepaged's. The time that page \
+        faults take to clear a huge page is in the guest's time instead.";
     let tables = vec![
-        grid("CPU time of who promotes, s: medians", Metric::ManagerCpuS),
+        grid("CPU time of the promoter, s: medians", Metric::ManagerCpuS),
         grid("Copied, MiB: medians", Metric::CopiedMib),
     ];
     Section { title: "Cost".into(), paragraphs: vec![what.into()], tables, plots: vec![] }
 }
 
-/// Start, speed and memory of what is not ours.
+/// Start, speed and memory of the peers.
 fn peers(results: &Results) -> Section {
     let columns = vec![
         Column::text("case"),
@@ -192,9 +197,10 @@ fn peers(results: &Results) -> Section {
             ]);
         }
     }
-    let caption = "auto, and others with the same image, command line and RAM".into();
-    let what = "The first line is the guest's own, from the start of the process on; QEMU loads the image through its firmware, and a start of its \
-                includes a millisecond for what ties it to ours.";
+    let caption = "auto, and peers with the same image, command line and RAM".into();
+    let what = "The first line is the guest's first line, timed from the start of the process. QEMU loads the image \
+     through its firmware, and \
+        its start includes 1 ms for the link to our process.";
     let tables = vec![Grid { caption, columns, rows }];
     Section { title: "Peers".into(), paragraphs: vec![what.into()], tables, plots: vec![] }
 }
@@ -220,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn where_auto_is_worse_the_first_paragraph_says_so_with_case_and_number() {
+    fn the_first_paragraph_names_the_cases_in_which_auto_is_worse_with_their_numbers() {
         let first = |results: &Results| Report::of(results).lead.first().cloned().expect("there is a lead");
         let slow = first(&figures(1.2, 0.0));
         assert!(slow.starts_with("auto is slower than the fastest other policy in 13 of 13 cases: GUPS"), "{slow}");
         assert!(slow.contains("GUPS (0.800 (0.800 - 0.800) of greedy's figure);"), "{slow}");
         let fat = first(&figures(1.5, 64.0));
-        assert!(fat.contains("MG W: 64.00 MiB, where there is less under others (never 0, thp 20.00 MiB)"), "{fat}");
-        assert!(!fat.contains("figure"), "it is as fast: {fat}");
+        assert!(fat.contains("MG W: 64.00 MiB, but other policies have less (never 0, thp 20.00 MiB)"), "{fat}");
+        assert!(!fat.contains("figure"), "auto is as fast: {fat}");
         let good = first(&figures(1.48, 2.0));
         assert!(
             good.starts_with("auto is shown to be within 2 % of the fastest other policy, or faster, in 13 of 13"),
@@ -237,19 +243,18 @@ mod tests {
     }
 
     #[test]
-    fn a_case_without_auto_is_counted_and_not_passed_over() {
+    fn a_case_without_auto_is_counted_as_not_compared() {
         let mut results = figures(1.5, 0.0);
         results.runs.retain(|run| run.case != "GUPS" || run.arm != AUTO);
         let lead = Policies.lead(&results);
         assert!(
-            lead[0].contains("in 12 of 12 cases")
-                && lead[0].ends_with("In 1 more there is nothing to compare it with."),
+            lead[0].contains("in 12 of 12 cases") && lead[0].ends_with("Cases in which auto cannot be compared: 1."),
             "{lead:?}"
         );
     }
 
     #[test]
-    fn nothing_is_claimed_where_only_auto_ran() {
+    fn nothing_is_claimed_if_only_auto_ran() {
         let mut results = figures(1.5, 0.0);
         results.runs.retain(|run| run.arm == AUTO);
         assert_eq!(Policies.lead(&results), [""; 0]);
@@ -275,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_kvm_has_nothing_to_run_and_says_why_in_every_cell() {
+    fn a_host_without_kvm_has_nothing_to_run_and_gives_the_reason_in_every_cell() {
         let host = HostFacts { why_no_kvm: Some("there is no /dev/kvm".into()), ..host() };
         let experiment = Policies.define(&host);
         assert_eq!(crate::schedule::turns(&experiment), []);
@@ -284,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_within_an_hour() {
+    fn it_takes_less_than_an_hour() {
         let experiment = Policies.define(&host());
         let turns = crate::schedule::turns(&experiment);
         let minutes = crate::schedule::expected_of_all(&experiment, &[], &turns).as_secs_f64() / 60.0;
@@ -292,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn coverage_over_time_is_of_what_is_resident() {
+    fn coverage_over_time_is_a_share_of_resident_memory() {
         let sample =
             |at_s, base_mib, huge_mib| crate::results::Sample { at_s, base_mib, huge_mib, ..Default::default() };
         let series = vec![sample(-1.0, 0.0, 0.0), sample(0.0, 100.0, 0.0), sample(1.0, 25.0, 75.0)];

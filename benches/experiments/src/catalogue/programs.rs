@@ -1,7 +1,7 @@
-//! The programs that others measured, as they run here: natively, by the name of a row.
+//! The programs of the published measurements, as native runs, by the names of rows.
 //!
 //! ```text
-//!   "CG B" ─▶ npb.cg --class B ── on base pages, on THP, on the hugetlb pool ─▶ a job, or why there is none
+//!   "CG B" ─▶ npb.cg --class B ── on base pages, on THP, on the hugetlb pool ─▶ a job, or the reason for its absence
 //! ```
 
 use crate::definition::{Accesses, Case, Cell, HostFacts, Job};
@@ -9,26 +9,26 @@ use crate::definition::{Accesses, Case, Cell, HostFacts, Job};
 /// A program with its size.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// As rows are called: `CG B`.
+    /// Name of the program in rows: `CG B`.
     pub name: &'static str,
-    /// What its figure counts.
+    /// Unit of the figure.
     pub unit: &'static str,
     kernel: &'static str,
     parameters: &'static str,
-    /// Memory that it works on.
+    /// Memory that the program works on, in MiB.
     pub mib: u64,
-    /// How long a run of one thread takes, set-up and check included, on base pages of an EPYC of the fourth generation.
+    /// Duration of a run on one thread with set-up and check, on base pages of a fourth-generation EPYC, in seconds.
     pub seconds: f64,
 }
 
 /// What backs the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// 4 KiB.
+    /// 4 KiB pages only.
     Base,
     /// Transparent huge pages from the start.
     Thp,
-    /// The hugetlb pool.
+    /// Pages of the hugetlb pool.
     Hugetlb,
 }
 
@@ -44,7 +44,7 @@ const fn amr(name: &'static str, parameters: &'static str, mib: u64, seconds: f6
     Program { name, unit: "M/s", kernel: "amr", parameters, mib, seconds }
 }
 
-/// All of them. Those that take longer than a minute are extrapolated from the operations of their class.
+/// All programs. Durations above a minute are extrapolated from the operations of their class.
 const ALL: [Program; 26] = [
     npb("BT A", "npb.bt", "class=A", 59, 17.0),
     npb("BT B", "npb.bt", "class=B", 185, 70.0),
@@ -67,7 +67,7 @@ const ALL: [Program; 26] = [
     gups("GUPS 2^27", "log2_words=27", 1024, 21.0),
     gups("GUPS 2^28", "log2_words=28", 2048, 45.0),
     Program { name: "Sweep3D 150", unit: "M/s", kernel: "sweep3d", parameters: "n=150", mib: 419, seconds: 9.7 },
-    // 3 arrays of the 44,739,240 words that LWN's run had; so often that a run takes some seconds.
+    // 3 arrays of 44,739,240 words, as in LWN's run, repeated so that a run takes some seconds.
     Program {
         name: "STREAM 1 GiB",
         unit: "MB/s",
@@ -82,18 +82,18 @@ const ALL: [Program; 26] = [
     amr("amr 9 GiB", "blocks=21500 passes=3", 9065, 27.0),
 ];
 
-/// The one of that name.
+/// Program with this name.
 ///
 /// # Panics
-/// Where there is none: the experiments name them.
+/// If there is no such program; only the experiments name programs.
 pub(super) fn program(name: &str) -> &'static Program {
-    ALL.iter().find(|program| program.name == name).expect("experiments name programs that there are")
+    ALL.iter().find(|program| program.name == name).expect("experiments name only programs of the list")
 }
 
-/// `wideleaf run` gives a kernel no less RAM than that where nothing is said, and all of it is reserved from the pool.
+/// Minimum RAM that `wideleaf run` gives a kernel by default. All of it is reserved from the pool.
 const RAM_MIN_MIB: u64 = 1024;
 
-/// Memory of a run beside what the kernel works on: the process, its tables.
+/// Memory of a run beyond the kernel's data: the process and its tables.
 const BESIDE_MIB: u64 = 64;
 
 impl Program {
@@ -102,7 +102,7 @@ impl Program {
         self.native_on(pages, 1, host)
     }
 
-    /// A run on `threads`; absent where the host has fewer CPUs, or not the memory.
+    /// A run on `threads`; absent if the host has too few CPUs or too little memory.
     pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
         if let Some(why) = self.why_not(pages, threads, host) {
             return Cell::Absent(why);
@@ -134,18 +134,18 @@ impl Program {
         host.why_no_pool_2m.clone().filter(|_| pages == Pages::Hugetlb)
     }
 
-    /// Why it is not run where only time forbids it.
+    /// A cell that is absent only because the run takes too long.
     pub(super) fn left_out_for_time(&self) -> Cell {
         Cell::Absent(format!("left out for time: a run takes about {:.0} s", self.seconds))
     }
 
-    /// What `iterations` of its timed part do to memory. `order` is a further parameter, of the kernels that have one.
+    /// Accesses of `iterations` of the timed part. `order` is another parameter, for kernels that have it.
     pub(super) fn recorded(&self, order: &str, iterations: Option<u32>) -> Accesses {
         let parameters = format!("{} {order}", self.parameters).trim_end().to_owned();
         Accesses::Recorded { kernel: self.kernel.into(), parameters, iterations }
     }
 
-    /// A row of it with these cells, in the order of the arms.
+    /// A case of this program with these cells, in the order of the arms.
     pub(super) fn case(&self, cells: Vec<Cell>) -> Case {
         let is_run = |cell: &Cell| matches!(cell, Cell::Job(job) if !job.is_exact);
         let working_set_mib = if cells.iter().any(is_run) { self.mib + BESIDE_MIB } else { SIMULATED_MIB };
@@ -153,5 +153,6 @@ impl Program {
     }
 }
 
-/// What is warmed where nothing but simulations runs, whose time says nothing: a window, since there is no warming of nothing.
+/// Warmed memory of a case with simulations only. Their time does not matter, but the warming needs
+/// at least one window.
 const SIMULATED_MIB: u64 = 2;

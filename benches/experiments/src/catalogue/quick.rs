@@ -1,8 +1,8 @@
-//! `quick`: the README's picture. What large pages are worth to a few kernels on this host, and whether a guest gets them without having been
-//! given them.
+//! `quick`: the picture for the README. It shows the gain of large pages for a few kernels on this host, and whether
+//! a guest without large pages at its start reaches that gain.
 //!
-//! Many short runs instead of a few long ones: what differs from run to run here is where the memory of a run lies and what else the machine does, and both
-//! are drawn anew with each.
+//! Many short runs instead of a few long ones: runs differ here by the position of their memory and by other load on
+//! the machine. Each run draws both anew.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::report::Section;
 use crate::results::Results;
 
-/// See the head of this file.
+/// The `quick` experiment of the catalogue.
 pub struct Quick;
 
-/// Half a minute of ten is for the last round, which may take longer than the ones before.
+/// Budget: half a minute of ten minutes remains for the last round, which may take longer than the rounds before.
 const BUDGET: Duration = Duration::from_secs(570);
 
-/// More than fit on most machines. 32, which a machine has time for where a fault takes 25 us, are enough for an interval of 2 % where two
-/// runs differ by 4.6 %: 1.25 · 1.96 · 4.6 % / √32 (the error of a median).
+/// More rounds than most machines complete in the budget. A machine with faults of 25 us completes 32. These suffice
+/// for an interval of 2 % if two runs differ by 4.6 %: 1.25 · 1.96 · 4.6 % / √32 (the error of a median).
 const ROUNDS: u32 = 60;
 
-/// Beside the kernel's data.
+/// Memory beyond the kernel's data.
 const BESIDE_MIB: u64 = 64;
 
-/// A kernel: name in tables, its figure's unit, its data, arguments, seconds a run takes.
+/// A kernel: name in tables, unit of its figure, size of its data, arguments, duration of a run in seconds.
 struct Short {
     name: &'static str,
     unit: &'static str,
@@ -33,8 +33,8 @@ struct Short {
     seconds: f64,
 }
 
-/// From much to gain to nothing: the last one hardly uses memory, so what it shows is what looking after it costs. Small ones, because the first touch of
-/// memory takes a guest longer than any of them works on it.
+/// Kernels from a large gain to none: the last one hardly uses memory, so it shows the cost of managing it. They are
+/// small, because a guest's first touch of memory takes longer than any of them computes.
 const KERNELS: [Short; 5] = [
     Short {
         name: "GUPS 2^24",
@@ -90,11 +90,12 @@ impl Catalogued for Quick {
             cells: jobs.iter().map(|job| Cell::of(job(&[kernel.arguments, native].concat(), kernel.seconds))).collect(),
         };
         let (title, where_it_is) = match &host.why_no_kvm {
-            None => ("Quick: what large pages are worth to a guest here", "a guest"),
-            Some(_) => ("Quick: what large pages are worth to a process here", "a process (no guests can be run here)"),
+            None => ("Quick: gain of large pages for a guest here", "a guest"),
+            Some(_) => ("Quick: gain of large pages for a process here", "a process (no guests can be run here)"),
         };
         let question = format!(
-            "What does {where_it_is} gain from 2 MiB pages on this host, and how much of that does `auto` give to one that began without them?"
+            "What does {where_it_is} gain from 2 MiB pages on this host, and how much of that does `auto` give to \
+             one that starts without them?"
         );
         Experiment {
             name: self.name().into(),
@@ -108,7 +109,7 @@ impl Catalogued for Quick {
     }
 
     fn sections(&self, _results: &Results) -> Vec<Section> {
-        vec![] // what every report has is what was asked
+        vec![] // the common sections answer the question
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
     use crate::schedule::{expected_of_all, turns};
 
     #[test]
-    fn it_takes_ten_minutes_at_most_in_which_enough_rounds_fit() {
+    fn it_takes_at_most_ten_minutes_with_enough_rounds() {
         let once = Experiment { rounds: 1, ..Quick.define(&HostFacts::of_a_test()) };
         let a_round = expected_of_all(&once, &[], &turns(&once));
         assert!(BUDGET + a_round <= Duration::from_mins(10), "{a_round:?}");
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_native_where_there_are_no_guests() {
+    fn it_runs_natively_on_a_host_without_guests() {
         let mut host = HostFacts::of_a_test();
         host.why_no_kvm = Some("there is no /dev/kvm".into());
         let command = Quick.define(&host).job(0, 0).expect("a job").command();

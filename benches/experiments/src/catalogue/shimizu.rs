@@ -1,5 +1,5 @@
-//! `shimizu`: average times without and with superpages, and the percent that they improve, in the form of the measurements of superpages on i386,
-//! x86-64 and ia64.
+//! `shimizu`: average times without and with superpages and the improvement in percent, in the form of the published
+//! measurements of superpages on i386, x86-64 and ia64.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::beside::{Pair, cell, mean, saved, times, told, values};
@@ -10,10 +10,11 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::seeds::shimizu::Table;
 
-/// See the head of this file.
+/// The `shimizu` experiment of the catalogue.
 pub struct Shimizu;
 
-/// The rows of theirs, all three architectures together, in their order; and whether they are run here. SP of class A stands in for that of class B.
+/// Published rows of all three architectures in their order, and whether they are run here. SP of
+/// class A represents class B.
 const ROWS: [(&str, bool); 18] = [
     ("BT A", true),
     ("BT B", false),
@@ -44,7 +45,8 @@ impl Catalogued for Shimizu {
     }
 
     fn summary(&self) -> &'static str {
-        "average times natively, superpages disabled and enabled, percent improvement; beside x86-64, i386 and ia64"
+        "average times natively, superpages disabled and enabled, percent improvement; compared with x86-64, i386 \
+         and ia64"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -54,14 +56,12 @@ impl Catalogued for Shimizu {
             title: "Average times, superpages disabled and enabled".into(),
             question: "How much less time do NPB, RandomAccess and Sweep3D take on 2 MiB pages, in a process?".into(),
             source: Some(
-                "the measurements of transparent superpages on i386, x86-64 and ia64 (average times, percent improvement)"
+                "the measurements of transparent superpages on i386, x86-64 and ia64 (average times, percent \
+                 improvement)"
                     .into(),
             ),
             rounds: 6,
-            arms: vec![
-                arm(DISABLED, "4 KiB pages"),
-                arm(ENABLED, "transparent huge pages of 2 MiB from the start"),
-            ],
+            arms: vec![arm(DISABLED, "4 KiB pages"), arm(ENABLED, "transparent huge pages of 2 MiB from the start")],
             cases: ROWS.iter().map(|(name, is_run)| case(name, *is_run, host)).collect(),
         }
     }
@@ -77,12 +77,13 @@ fn case(name: &str, is_run: bool, host: &HostFacts) -> Case {
     program.case(vec![cell(Pages::Base), cell(Pages::Thp)])
 }
 
-/// Their table with ours in front. Averages are means, as theirs; the percents of ours are of pairs, with their interval.
+/// The published table with our columns in front. Averages are means, as published. Our percentages are from
+/// pairs, with their interval.
 fn improvements(results: &Results) -> Section {
     let head = ["disabled, s", "enabled, s", "improvement by the averages, %", "by pairs: median (95 %)"];
     let theirs = Table::ALL.map(|table| Column::number(format!("{}, %", table.title())));
     let mut grid = Grid {
-        caption: "Average times and percent improvement; ours, then theirs as printed".into(),
+        caption: "Average times and percent improvement: ours, then published as printed".into(),
         columns: [Column::text("benchmark")].into_iter().chain(head.map(Column::number)).chain(theirs).collect(),
         rows: vec![],
     };
@@ -98,25 +99,26 @@ fn improvements(results: &Results) -> Section {
         let x86_64 = Table::X86_64.row(stands_for(name)).map(|row| row.percent_improvement);
         let case = match stands_for(name) {
             theirs if theirs == name => name.to_owned(),
-            theirs => format!("{name} (there {theirs})"),
+            theirs => format!("{name} (published: {theirs})"),
         };
         pairs.extend(x86_64.map(|theirs_percent| Pair { case, theirs_percent, ours }));
     }
     Section {
-        title: "Percent improvement, beside theirs".into(),
+        title: "Percent improvement, compared with the published one".into(),
         paragraphs: [told(&pairs), vec![NOTES.into()]].concat(),
         tables: vec![grid],
         plots: vec![],
     }
 }
 
-/// Whose row ours is compared with.
+/// Published case that our case is compared with.
 fn stands_for(name: &str) -> &str {
     if name == "SP A" { "SP B" } else { name }
 }
 
-const NOTES: &str = "Sentences compare with the column x86-64; SP of class A with theirs of class B. Times are those of the kernel's timed part. \
-= stands where the interval has 0 % in it, ? where there are fewer than six pairs. The ia64 table with four levels calls the row of Sweep3D 15, with the times of 150.";
+const NOTES: &str = "Sentences compare with the column x86-64; SP of class A with the published SP of class B. Times \
+    are those of the kernel's timed part. = means that the interval contains 0 %, ? that there are fewer than six \
+    pairs. The ia64 table with four levels names the row of Sweep3D 15, with the times of 150.";
 
 #[cfg(test)]
 mod tests {
@@ -124,9 +126,9 @@ mod tests {
     use crate::catalogue::made_up::{host, results_of};
 
     #[test]
-    fn averages_are_means_and_percents_of_pairs_stand_beside_theirs() {
+    fn averages_are_means_and_percentages_of_pairs_stand_beside_the_published_ones() {
         let experiment = Shimizu.define(&host());
-        // GUPS 2^26 takes 10 s and a half of it less or more: 5 s and 15 s are no 10 s.
+        // GUPS 2^26 takes 10 s on base pages, and 7 or 8 s on large pages.
         let results = results_of(experiment, |case, arm, round| match (case, arm) {
             ("GUPS 2^26", DISABLED) => Some((Metric::Seconds, 10.0)),
             ("GUPS 2^26", _) => Some((Metric::Seconds, if round % 2 == 0 { 7.0 } else { 8.0 })),
@@ -137,11 +139,11 @@ mod tests {
         assert_eq!(row[..4], ["GUPS 2^26", "10.00", "7.500", "25.00"]);
         assert_eq!(row[5..8], ["26.22", "16.89", "28.66"], "x86-64, i386, i386 PAE");
         assert!(
-            section.paragraphs[0].starts_with("As there: GUPS 2^26 (26.2 % there, 25.0 %"),
+            section.paragraphs[0].starts_with("As published: GUPS 2^26 (26.2 % published, 25.0 %"),
             "{:?}",
             section.paragraphs
         );
-        let left_out = section.tables[0].rows.iter().find(|row| row[0] == "CG C").expect("their rows are all there");
+        let left_out = section.tables[0].rows.iter().find(|row| row[0] == "CG C").expect("all published rows exist");
         assert_eq!(left_out[1..6], ["-", "-", "-", "-", "73.06"]);
     }
 

@@ -1,15 +1,16 @@
-//! `two-dimensional`: guest page × host page. A TLB entry covers the smaller of both, and a miss walks both tables, so that each of them is worth what the other
-//! lets it be.
+//! `two-dimensional`: guest page × host page. A TLB entry covers the smaller of both, and a miss walks both tables.
+//! The gain of a large page on one side therefore depends on the other side.
 //!
 //! ```text
 //!                 host 4k   host 2m   host 1g
-//!   guest 4k         1         .         .        the figure by that of 4k over 4k, and what KVM mapped
-//!   guest 2m         .         .         .        cells that this host's KVM cannot show stay empty and say why
+//!   guest 4k         1         .         .        the figure relative to 4k over 4k, and KVM's mappings
+//!   guest 2m         .         .         .        cells that this host's KVM cannot show stay empty, with the reason
 //!   guest 1g         .         .         .
 //! ```
 //!
-//! Where KVM keeps shadow tables there is one table to walk, whose entries are min(guest, host) large: most cells would show another cell's figure again. What
-//! KVM maps in each with tables of two levels was counted in the labs (`benches/data/lab_mappings.csv`): function, no speed.
+//! With shadow tables, there is one table to walk, and its entries have the size min(guest, host). Most cells would
+//! repeat another cell's figure. The mappings of KVM in each cell with tables of two levels were counted in the labs
+//! (`benches/data/lab_mappings.csv`), which says nothing about speed.
 
 use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
@@ -18,16 +19,16 @@ use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::statistics::Comparison;
 
-/// See the head of this file.
+/// The `two-dimensional` experiment of the catalogue.
 pub struct TwoDimensional;
 
 const PAGES: [&str; 3] = ["4k", "2m", "1g"];
 const ROUNDS: u32 = 12;
-/// A guest whose RAM is one giant page has to have this much.
+/// RAM of every guest, enough for one giant page.
 const RAM_MIB: u64 = 1024;
-/// Hosts with less memory than this get small guests: the labs.
+/// Hosts with less memory than this, such as the labs, get small guests.
 const SMALL_HOST_MIB: u64 = 3 * 1024;
-/// What was counted in the labs, by `benches/lab-mappings`.
+/// Counts from the labs, made by `benches/lab-mappings`.
 const LAB_MAPPINGS: &str = include_str!("../../../data/lab_mappings.csv");
 
 /// A kernel: name in tables, unit, arguments.
@@ -38,7 +39,7 @@ const KERNELS: [Kernel; 3] = [
     ("STREAM", "MB/s", &["stream", "--cmdline", "times=6"]),
     ("CG A", "Mop/s", &["npb.cg", "--class", "A"]),
 ];
-/// For an emulated machine, where nothing is learnt from time.
+/// Kernels for an emulated machine, where times have no meaning.
 const SMALL_KERNELS: [Kernel; 1] = [("GUPS 2^22", "GUP/s", &["gups", "--cmdline", "log2_words=22 rounds=1"])];
 
 impl Catalogued for TwoDimensional {
@@ -47,7 +48,7 @@ impl Catalogued for TwoDimensional {
     }
 
     fn summary(&self) -> &'static str {
-        "guest page by host page: speed, what KVM maps, and what it maps in the labs"
+        "guest page by host page: speed, KVM's mappings, and its mappings in the labs"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -73,7 +74,7 @@ impl Catalogued for TwoDimensional {
         Experiment {
             name: self.name().into(),
             title: "Two dimensions: guest page by host page".into(),
-            question: "What is a large page worth in the guest's tables, in the host's, and in both?".into(),
+            question: "What is the gain of a large page in the guest's tables, in the host's, and in both?".into(),
             source: None,
             rounds: if host.memory_available_mib < SMALL_HOST_MIB { 1 } else { ROUNDS },
             arms: PAGES.iter().map(arm).collect(),
@@ -86,7 +87,9 @@ impl Catalogued for TwoDimensional {
             results.experiment.cases.iter().filter_map(|case| case.name.strip_suffix(", guest 4k")).collect();
         let paging = match results.environment.paging.as_str() {
             "ept" | "npt" => "Both tables are walked by hardware on a miss.".to_owned(),
-            "shadow" => "KVM keeps shadow tables here: one table is walked, and it maps the smaller of both pages. Cells that such tables cannot tell from another are empty.".to_owned(),
+            "shadow" => "KVM uses shadow tables here: one table is walked, and it maps the smaller of both pages. \
+             Cells that would repeat another cell are empty."
+                .to_owned(),
             other => format!("Paging of guests: {other}."),
         };
         let tables = kernels.iter().map(|kernel| grid(results, kernel)).chain([labs()]).collect();
@@ -113,24 +116,24 @@ fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
     Job::run(&[arguments, &options[..]].concat(), 2.5)
 }
 
-/// Why a cell cannot be shown here, if so.
+/// Reason why a cell cannot be shown on this host, if so.
 pub(super) fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<String> {
     if let Some(why) = &host.why_no_kvm {
         return Some(format!("guests cannot be run here: {why}"));
     }
     if host.paging == "shadow" {
         if guest == "1g" {
-            return Some("with shadow tables this KVM offers its guests no 1 GiB pages".into());
+            return Some("with shadow tables, this KVM offers its guests no 1 GiB pages".into());
         }
         if page == "1g" || (guest == "4k" && page == "2m") {
-            return Some(format!("shadow tables map {guest} here, as over host {guest}"));
+            return Some(format!("shadow tables map {guest} here, the same as over host {guest}"));
         }
     }
     (page == "1g" && host.free_pages_1g == 0)
-        .then(|| "the pool has no free 1 GiB page: `wideleaf pool reserve --size 1g --pages 1`".into())
+        .then(|| "the pool has no free 1 GiB page; run `wideleaf pool reserve --size 1g --pages 1`".into())
 }
 
-/// A kernel's figures by that of 4k over 4k, and what KVM mapped.
+/// Figures of a kernel relative to 4k over 4k, and the mappings of KVM.
 fn grid(results: &Results, kernel: &str) -> Grid {
     let name = |guest: &str| format!("{kernel}, guest {guest}");
     let base = results.values(&name("4k"), "host 4k", Metric::Figure);
@@ -166,12 +169,14 @@ fn grid(results: &Results, kernel: &str) -> Grid {
     }
 }
 
-/// What the labs counted.
+/// Mappings counted in the labs.
 fn labs() -> Grid {
     let mut lines = LAB_MAPPINGS.lines().filter(|line| !line.starts_with('#'));
     let heading = lines.next().unwrap_or_default();
     Grid {
-        caption: "Mappings counted in the labs (real tables of two levels in emulated machines: function, no speed), GUPS over 32 MiB in 1 GiB of RAM".into(),
+        caption: "Mappings counted in the labs (real tables of two levels in emulated machines, no evidence of \
+         speed), GUPS over 32 MiB in 1 GiB of RAM"
+            .into(),
         columns: heading.split(',').map(Column::text).collect(),
         rows: lines.map(|line| line.split(',').map(str::to_owned).collect()).collect(),
     }
@@ -187,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn shadow_tables_show_three_cells_and_two_levels_all_nine() {
+    fn shadow_tables_show_three_cells_and_two_levels_of_tables_show_all_nine() {
         let mut host = HostFacts { paging: "shadow".into(), free_pages_1g: 1, ..HostFacts::of_a_test() };
         #[rustfmt::skip]
         assert_eq!(cells(&host), [
@@ -211,7 +216,7 @@ mod tests {
         let all =
             |lab| PAGES.iter().flat_map(move |guest| PAGES.iter().map(move |host| format!("{lab} {guest} {host}")));
         assert_eq!(cells, all("npt").chain(all("ept")).collect::<Vec<_>>());
-        // Two levels: what KVM maps is a matter of the host's page alone.
+        // With two levels, KVM's mapping depends only on the host's page.
         let largest = |row: &[String]| row[3..].iter().rposition(|leaves| leaves != "0");
         assert!(labs.rows.iter().all(|row| largest(row) == PAGES.iter().position(|page| *page == row[2])), "{labs:?}");
     }

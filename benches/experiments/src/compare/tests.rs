@@ -4,7 +4,7 @@ use crate::report::fixture;
 use crate::report::text::text;
 use crate::results::RunOutcome;
 
-/// The fixture with every figure of an arm times this.
+/// The fixture with every figure of an arm multiplied by a factor.
 fn scaled(arm: &str, by: f64) -> Results {
     let mut results = fixture::results();
     for run in results.runs.iter_mut().filter(|run| run.arm == arm) {
@@ -16,7 +16,7 @@ fn scaled(arm: &str, by: f64) -> Results {
 }
 
 fn lead(a: &Results, b: &Results) -> String {
-    report(a, b).expect("they have something in common").lead.join(" ")
+    report(a, b).expect("the results have common figures").lead.join(" ")
 }
 
 #[test]
@@ -57,14 +57,15 @@ fn rows_of_too_few_pairs_do_not_count() {
 }
 
 #[test]
-fn other_experiments_and_nothing_in_common_are_refused_with_the_reason() {
+fn different_experiments_and_results_without_common_figures_are_refused() {
     let a = fixture::results();
     let mut b = fixture::results();
     b.experiment.name = "another".into();
     let refused = report(&a, &b).expect_err("another experiment").to_string();
     assert_eq!(
         refused,
-        "A has results of made-by-hand, B of another: only results of the same experiment can be compared"
+        "A has results of made-by-hand, B of another; only results of the same experiment are \
+         comparable"
     );
     let mut nothing = fixture::results();
     nothing.runs.clear();
@@ -72,7 +73,7 @@ fn other_experiments_and_nothing_in_common_are_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_not_the_same_is_said() {
+fn differences_between_the_definitions_are_named() {
     let a = fixture::results();
     let mut b = fixture::results();
     b.environment.paging = "ept".into();
@@ -87,7 +88,7 @@ fn what_is_not_the_same_is_said() {
 }
 
 #[test]
-fn other_metrics_are_shown_where_they_are_surely_apart() {
+fn other_metrics_are_shown_if_their_interval_excludes_one() {
     let a = fixture::results();
     let mut b = fixture::results();
     for run in b.runs.iter_mut().filter(|run| run.arm == "auto") {
@@ -97,7 +98,7 @@ fn other_metrics_are_shown_where_they_are_surely_apart() {
     }
     let report = report(&a, &b).expect("comparable");
     let rows: Vec<&Vec<String>> =
-        report.sections.iter().filter(|s| s.title == "What else differs").flat_map(|s| &s.tables[0].rows).collect();
+        report.sections.iter().filter(|s| s.title == "Other differences").flat_map(|s| &s.tables[0].rows).collect();
     assert_eq!(rows.len(), 2, "{rows:?}");
     assert_eq!(
         rows[0][..6],

@@ -1,19 +1,20 @@
-//! What the second level is inferred to map, beside what KVM counts: the inference is by window, the counters know no windows.
+//! Agreement between the inferred second-level mappings and KVM's counters. The inference is per window;
+//! the counters are totals.
 
 use crate::results::{MapColumn, MemoryMap};
 
-/// Both, at one instant.
+/// Both numbers at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// Windows that are inferred to be mapped by one entry of 2 MiB.
+    /// Number of windows inferred to have one 2 MiB entry.
     pub inferred_2m: u64,
     /// KVM's leaf mappings of 2 MiB.
     pub counted_2m: u64,
-    /// The largest difference of the two at any instant.
+    /// Largest difference between the two at any instant.
     pub difference_max: u64,
 }
 
-/// At the last instant at which both are known; nothing where they never are.
+/// Agreement at the last instant at which both are known; `None` if that never happens.
 pub fn agreement(map: &MemoryMap) -> Option<Agreement> {
     let both: Vec<(u64, u64)> = map.columns.iter().filter_map(both_of).collect();
     let (inferred_2m, counted_2m) = *both.last()?;

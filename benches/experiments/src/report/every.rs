@@ -1,5 +1,5 @@
-//! What every report has: what is missing, what the numbers are evidence of, ratios to the first arm, the figures of each case and arm, how they
-//! came about, what was run, and on what machine.
+//! The parts that every report has: failures, the kind of evidence, ratios to the first arm, figures of each case and
+//! arm, their development over time, the commands, and the machine.
 
 use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
@@ -11,7 +11,7 @@ mod actions;
 mod figures;
 mod over_time;
 
-/// What is not as it should be comes first.
+/// Failed and missing runs, which come first.
 pub fn lead(results: &Results) -> Vec<String> {
     let failed: Vec<String> = results
         .runs
@@ -32,8 +32,8 @@ pub fn lead(results: &Results) -> Vec<String> {
     lead
 }
 
-/// What all figures come to, in sentences: `auto` beside huge pages from the start, and both beside the first arm;
-/// without `auto` each arm beside the first. `figure` is what the figure is.
+/// Overall results in sentences: `auto` against huge pages from the start, and both against the first arm. Without
+/// `auto`: each arm against the first. `figure` says what the figure means.
 pub fn summary(results: &Results, figure: &str) -> Vec<String> {
     let arms = &results.experiment.arms;
     let has = |name: &str| arms.iter().any(|arm| arm.name == name);
@@ -74,12 +74,12 @@ fn gives(results: &Results, figure: &str, [arm, to]: [&str; 2]) -> Option<String
     })
 }
 
-/// Which numbers are evidence of what, in a sentence.
+/// The kind of evidence behind the numbers, in a sentence.
 pub fn evidence(results: &Results) -> String {
     figures::evidence_line(results)
 }
 
-/// The sections.
+/// Sections of every report.
 pub fn sections(results: &Results) -> Vec<Section> {
     let sections = [
         two_programs(results),
@@ -94,7 +94,7 @@ pub fn sections(results: &Results) -> Vec<Section> {
     sections.into_iter().flatten().collect()
 }
 
-/// Each arm with the other program against the same with this one, where an experiment was run with two.
+/// Ratios between the other program and this one in each arm, for an experiment that compares two programs.
 fn two_programs(results: &Results) -> Option<Section> {
     let pairs = results.experiment.arms_of_two_programs();
     let columns = pairs.iter().map(|(a, b)| Column::number(format!("{} : {}", b.name, a.name)));
@@ -113,7 +113,7 @@ fn two_programs(results: &Results) -> Option<Section> {
     (!pairs.is_empty()).then(|| Section { title, paragraphs: vec![what], tables: vec![grid], plots: vec![] })
 }
 
-/// Arm by arm against the first one, for what has a better and a worse.
+/// Ratios of each arm to the first one in the figure.
 fn ratios(results: &Results) -> Option<Section> {
     let experiment = &results.experiment;
     let (first, others) = experiment.arms.split_first()?;
@@ -152,12 +152,12 @@ fn ratios(results: &Results) -> Option<Section> {
     Some(Section { title: "Ratios".into(), paragraphs: vec![what], tables: vec![grid], plots: vec![Plot::Bars(bars)] })
 }
 
-/// The arms, the commands, and what was not run.
+/// The arms, the commands, and the reasons for cells that were not run.
 fn what_was_run(experiment: &Experiment) -> Option<Section> {
     let mut arms =
-        Grid { caption: "Arms".into(), columns: vec![Column::text("arm"), Column::text("what it is")], rows: vec![] };
+        Grid { caption: "Arms".into(), columns: vec![Column::text("arm"), Column::text("description")], rows: vec![] };
     arms.rows.extend(experiment.arms.iter().map(|arm| vec![arm.name.clone(), arm.summary.clone()]));
-    let columns = vec![Column::text("case"), Column::text("arm"), Column::text("command, or why there is none")];
+    let columns = vec![Column::text("case"), Column::text("arm"), Column::text("command, or reason for its absence")];
     let mut commands = Grid { caption: "Commands".into(), columns, rows: vec![] };
     for case in &experiment.cases {
         for (arm, cell) in experiment.arms.iter().zip(&case.cells) {
@@ -172,7 +172,7 @@ fn what_was_run(experiment: &Experiment) -> Option<Section> {
     Some(Section { title: "What was run".into(), paragraphs, tables: vec![arms, commands], plots: vec![] })
 }
 
-/// What runs had to say, each once.
+/// Notes of the runs, each once.
 fn notes(results: &Results) -> Option<Section> {
     let mut paragraphs: Vec<String> = Vec::new();
     for run in &results.runs {
@@ -186,15 +186,15 @@ fn notes(results: &Results) -> Option<Section> {
     (!paragraphs.is_empty()).then(|| Section { title: "Notes".into(), paragraphs, ..Section::default() })
 }
 
-/// The machine.
+/// Section with the machine's properties.
 fn machine(results: &Results) -> Option<Section> {
-    let columns = vec![Column::text("what"), Column::text("value")];
+    let columns = vec![Column::text("property"), Column::text("value")];
     let rows = machine_rows(results).into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
-    let grid = Grid { caption: "What it ran on".into(), columns, rows };
+    let grid = Grid { caption: "Machine of the runs".into(), columns, rows };
     Some(Section { title: "The machine".into(), tables: vec![grid], ..Section::default() })
 }
 
-/// What is known of it, and when.
+/// Properties of the machine, and times of the runs.
 pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
     let Environment {
         wideleaf,
@@ -239,7 +239,7 @@ pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A number with four figures, or whole where it is large.
+/// A number with four significant digits, or whole if it is large.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -251,7 +251,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A number with this many decimals. Where they are all zero there is no minus before them.
+/// A number with `decimals` decimal places. A negative number that rounds to zero has no sign.
 pub fn decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     match text.strip_prefix('-') {
@@ -260,7 +260,8 @@ pub fn decimals(value: f64, decimals: usize) -> String {
     }
 }
 
-/// The median of values with its interval, as tables print it; with a question mark where too few values leave it without one of 95 %.
+/// Median of values with its interval, as tables print it. A question mark shows that there are too few values for
+/// a 95 % interval.
 pub fn interval(values: &[f64]) -> String {
     if values.is_empty() {
         return "-".into();

@@ -1,4 +1,4 @@
-//! Results made by hand for tests: two cases, three arms of which one is absent, a failed run, lines over time, a map.
+//! Hand-made results for tests: two cases, three arms (one absent), a failed run, lines over time, a map.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use crate::definition::{Arm, Case, Cell, Experiment, Job};
 use crate::metric::Metric;
 use crate::results::{Actions, Environment, FORMAT, MapColumn, Measured, MemoryMap, Results, Run, RunOutcome, Sample};
 
-/// Rounds of each job.
+/// Number of rounds of each job.
 const ROUNDS: u32 = 7;
-/// Windows of the map: 512 MiB.
+/// Number of windows in the map: 512 MiB.
 const WINDOWS: usize = 256;
 
-/// The results: `auto` is 1.5 times as fast as `base`, within a part of a hundred.
+/// The results. `auto` is 1.5 times as fast as `base`, within one percent.
 pub(crate) fn results() -> Results {
     let experiment = experiment();
     let mut runs = Vec::new();
@@ -60,7 +60,7 @@ fn experiment() -> Experiment {
 
 fn run(case: &str, arm: &str, round: u32) -> Run {
     let is_auto = arm == "auto";
-    // Another order than the rounds', and the same for both arms but for a part of a hundred.
+    // The order differs from that of the rounds, and is the same for both arms within one percent.
     let of_round = 10.0 + f64::from(round * 3 % ROUNDS);
     let figure = if is_auto { of_round * (1.5 + f64::from(round % 3) * 0.005) } else { of_round };
     let metrics = BTreeMap::from([
@@ -111,7 +111,8 @@ fn actions(round: u32) -> BTreeMap<String, Actions> {
     ])
 }
 
-/// Hot in the middle; promoted from there outwards; the last eighth never touched, the guest's own 4 KiB tables in the first.
+/// Heat is highest in the middle, and promotion spreads from there. The last eighth is never touched; the guest's own
+/// 4 KiB tables are in the first.
 fn map() -> MemoryMap {
     let column = |step: usize| {
         let large = |window: usize| window.abs_diff(WINDOWS / 2) < step * 5;

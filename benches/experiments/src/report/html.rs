@@ -1,4 +1,5 @@
-//! A report as one HTML file that needs no other: pictures inside, no scripts, no fonts, dark on white, made to be printed too.
+//! A report as one self-contained HTML file: pictures inline, no scripts, no fonts, dark text on
+//! white, suitable for printing.
 
 use std::fmt::Write as _;
 
@@ -32,7 +33,7 @@ code { font-size: 0.95em; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }";
 
-/// The report.
+/// The report as HTML.
 pub fn html(report: &Report) -> String {
     let title = escaped(&report.title);
     let mut out = format!(
@@ -91,15 +92,15 @@ fn table(out: &mut String, grid: &Grid) {
     out.push_str("</tbody>\n</table></div>\n");
 }
 
-/// The caption is in the picture; who cannot see it has it as its label.
+/// The picture itself shows the caption. The label has it too, for screen readers.
 fn figure(out: &mut String, plot: &Plot) {
     let _ = writeln!(out, "<figure role=\"img\" aria-label=\"{}\">\n{}</figure>", escaped(plot.caption()), svg(plot));
 }
 
-/// A text with what stands between backticks as code.
+/// A text with the parts between backticks as code.
 fn marked_up(text: &str) -> String {
     let parts: Vec<&str> = text.split('`').collect();
-    // A single one is a character as any other.
+    // A single backtick is an ordinary character.
     if parts.len().is_multiple_of(2) {
         return escaped(text);
     }
@@ -110,7 +111,7 @@ fn marked_up(text: &str) -> String {
     parts.iter().enumerate().map(part).collect()
 }
 
-/// A text without what HTML gives a meaning, in an attribute too (HTML Standard, 13.3 "Escaping a string").
+/// A text with the special characters of HTML escaped, also for attributes (HTML Standard, 13.3 "Escaping a string").
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_text_becomes_markup_and_numbers_stand_to_the_right() {
+    fn text_is_escaped_and_numbers_are_aligned_to_the_right() {
         let html = html(&report());
         let row = "<tr><td>&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;</td><td class=\"n\">1</td></tr>";
         assert!(html.contains(row) && !html.contains("<script"), "{html}");
@@ -153,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_between_backticks_is_code_and_a_single_one_stays() {
+    fn text_between_backticks_is_code_and_a_single_backtick_stays() {
         assert_eq!(marked_up("by `auto <1>`, then"), "by <code>auto &lt;1&gt;</code>, then");
         assert_eq!(marked_up("a ` b"), "a ` b");
     }
 
     #[test]
-    fn a_table_that_is_too_wide_is_scrolled_on_its_own() {
+    fn a_table_that_is_too_wide_scrolls_on_its_own() {
         let html = html(&report());
         assert!(html.contains(".wide { overflow-x: auto;"), "{html}");
         assert!(
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_needs_no_other() {
+    fn the_file_is_self_contained() {
         let html = html(&report());
         for word in ["src=", "<link", "<script", "@import", "url(", "href=\"http"] {
             assert!(!html.contains(word), "{word} in {html}");
@@ -178,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn what_came_first_is_read_first() {
+    fn the_lead_comes_before_contents_and_sections() {
         let html = html(&report());
-        let at = |word: &str| html.find(word).expect("it is there");
+        let at = |word: &str| html.find(word).expect("the word is in the file");
         assert!(at("class=\"lead\"") < at("<nav") && at("<nav") < at("<section"));
     }
 }

@@ -1,11 +1,12 @@
-//! A report as Markdown, for papers and issues: tables as GitHub reads them (GitHub Flavored Markdown, "Tables (extension)").
+//! A report as Markdown for papers and issues, with tables in GitHub's form (GitHub
+//! Flavored Markdown, "Tables (extension)").
 
 use std::fmt::Write as _;
 
 use crate::report::{Column, Grid, Report};
 
-/// The report. Its pictures are links into `pictures`, the folder they were written to as the reader of the text finds it; without one, only
-/// their captions are there.
+/// The report as Markdown. Its pictures are links into `pictures`, the folder of the picture files as seen from the
+/// text. Without a folder, only the captions are included.
 pub fn markdown(report: &Report, pictures: Option<&str>) -> String {
     let mut out = format!("# {}\n", escaped(&report.title));
     paragraphs(&mut out, &report.lead);
@@ -43,7 +44,8 @@ fn row<'a>(out: &mut String, cells: impl Iterator<Item = &'a String>) {
     let _ = writeln!(out, "| {} |", cells.map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | "));
 }
 
-/// A text on one line without what Markdown gives a meaning, but for pairs of backticks, which mean code here too.
+/// A text on one line with Markdown's special characters escaped, except pairs of backticks, which
+/// mean code here too.
 fn escaped(text: &str) -> String {
     let has_code = text.matches('`').count().is_multiple_of(2);
     let mut is_code = false;
@@ -54,7 +56,7 @@ fn escaped(text: &str) -> String {
                 is_code = !is_code;
                 out.push('`');
             }
-            // A table's border also within code (GitHub Flavored Markdown, "Tables (extension)").
+            // A pipe ends a cell also within code (GitHub Flavored Markdown, "Tables (extension)").
             '|' => out.push_str("\\|"),
             '\n' | '\r' => out.push(' '),
             c if is_code => out.push(c),
@@ -111,13 +113,13 @@ Ratios
     }
 
     #[test]
-    fn what_stands_between_backticks_is_code_and_a_single_one_stays() {
+    fn text_between_backticks_is_code_and_a_single_backtick_stays() {
         assert_eq!(escaped("by `max_min|1`, _then_"), "by `max_min\\|1`, \\_then\\_");
         assert_eq!(escaped("a ` b"), "a \\` b");
     }
 
     #[test]
-    fn without_files_no_link_leads_nowhere() {
+    fn without_picture_files_there_are_no_links() {
         let text = markdown(&report(), None);
         assert!(text.ends_with("--svg): Bars\n") && !text.contains(".svg)"), "{text}");
     }

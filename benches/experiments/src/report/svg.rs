@@ -1,10 +1,10 @@
-//! Pictures as SVG, drawn by plotters: nothing in them depends on colour alone, so that they can be read in grey print and by the
-//! colour-blind.
+//! Pictures as SVG, drawn by plotters. No information depends on colour alone, so the pictures work in grey print
+//! and for colour-blind readers.
 //!
 //! ```text
 //!   Bars ─▶ bars ──┐
 //!   Lines ─▶ lines ─┼─▶ canvas: caption, legend, axis ──▶ SVG
-//!   Map ─▶ map ────┘    palette: which colour, how dark
+//!   Map ─▶ map ────┘    palette: colours and their darkness
 //! ```
 
 use crate::report::Plot;
@@ -15,7 +15,7 @@ mod lines;
 mod map;
 mod palette;
 
-/// The picture: a whole SVG document.
+/// The picture as a whole SVG document.
 pub fn svg(plot: &Plot) -> String {
     match plot {
         Plot::Bars(bars) => bars::draw(bars),

@@ -7,7 +7,7 @@ fn said(results: &Results) -> String {
 }
 
 #[test]
-fn what_failed_comes_first_then_the_question_and_what_the_numbers_are_evidence_of() {
+fn failures_come_first_then_the_question_and_the_kind_of_evidence() {
     let report = Report::of(&fixture::results());
     assert_eq!(
         report.lead,
@@ -16,21 +16,22 @@ fn what_failed_comes_first_then_the_question_and_what_the_numbers_are_evidence_o
             "auto gives 150.5 % of the figure that base gives: the geometric mean of the medians of 2 cases, from \
              150.5 % (CG A) to 150.5 % (IS <A>).",
             "Is auto faster than base & by how much?",
-            "Evidence: of 6 cells, 4 measured on this machine, which is itself a virtual machine (paging of guests: shadow); \
+            "Evidence: of 6 cells, 4 measured on this machine, which is itself a virtual machine (paging of guests: \
+             shadow); \
              2 absent, for the reasons below."
         ]
     );
 }
 
 #[test]
-fn a_report_for_a_terminal_is_as_it_was() {
+fn a_report_for_a_terminal_has_the_expected_text() {
     let mut results = fixture::results();
     results.experiment.cases.truncate(1);
     let text = said(&results);
     let ratios = "
 Ratios
-Above 1 an arm is faster than base. = stands where the interval has 1 in it: the two are indistinguishable; ? where there are fewer than six \
-pairs, too few for a 95 % interval.
+Above 1 an arm is faster than base. = means that the interval contains 1, so the two are indistinguishable; \
+? means fewer than six pairs, too few for a 95 % interval.
 Ratios of the figure within a round: median, 95 % interval
 ┌──────┬───────────────────────┬───────────────────┐
 │ case ┆           auto : base ┆ hugetlb-1g : base │
@@ -43,7 +44,7 @@ Ratios of the figure within a round: median, 95 % interval
 }
 
 #[test]
-fn a_column_that_is_the_same_everywhere_is_a_sentence() {
+fn a_column_with_one_value_becomes_a_sentence() {
     let report = Report::of(&fixture::results());
     let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
     let columns: Vec<&str> = figures.tables.iter().flat_map(|t| &t.columns).map(|c| c.title.as_str()).collect();
@@ -53,7 +54,7 @@ fn a_column_that_is_the_same_everywhere_is_a_sentence() {
 }
 
 #[test]
-fn what_is_absent_has_its_reason_and_no_row_of_figures() {
+fn an_absent_cell_has_its_reason_and_no_row_of_figures() {
     let report = Report::of(&fixture::results());
     let figures = report.sections.iter().find(|section| section.title == "Figures").expect("there are figures");
     let rows = figures.tables.iter().flat_map(|table| &table.rows);
@@ -67,7 +68,7 @@ fn few_rounds_are_marked_in_ratios_and_in_figures() {
     results.runs.retain(|run| run.round <= 3);
     let report = Report::of(&results);
     let cells = |title: &str| -> Vec<String> {
-        let section = report.sections.iter().find(|section| section.title == title).expect("it is there");
+        let section = report.sections.iter().find(|section| section.title == title).expect("the section exists");
         section.tables[0].rows.concat()
     };
     assert!(cells("Ratios").iter().filter(|cell| cell.ends_with(" ?")).count() == 2, "{:?}", cells("Ratios"));
@@ -87,7 +88,7 @@ fn every_picture_has_a_file_of_its_own_with_a_plain_name() {
 }
 
 #[test]
-fn results_of_before_there_were_maps_are_read_and_reported() {
+fn results_without_maps_are_read_and_reported() {
     let results = fixture::results();
     let mut value = serde_json::to_value(&results).expect("plain data");
     for run in value["runs"].as_array_mut().expect("runs") {
@@ -95,9 +96,9 @@ fn results_of_before_there_were_maps_are_read_and_reported() {
             measured.retain(|key, _| !["map", "actions", "series"].contains(&key.as_str()));
         }
     }
-    let old: Results = serde_json::from_value(value).expect("what is missing has a default");
+    let old: Results = serde_json::from_value(value).expect("a missing key has a default");
     let report = Report::of(&old);
     assert!(report.sections.iter().all(|section| !["Over time", "Cost of actions"].contains(&section.title.as_str())));
-    let Cell::Job(job) = &old.experiment.cases[0].cells[1] else { panic!("auto is run") };
+    let Cell::Job(job) = &old.experiment.cases[0].cells[1] else { panic!("auto is a job") };
     assert!(job.wants_map);
 }

@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use crate::report::{Column, Grid, Report};
 
-/// The report as text: its pictures are left out.
+/// The report as text, without pictures.
 pub fn text(report: &Report) -> String {
     let mut out = format!("{}\n", report.title);
     for paragraph in &report.lead {

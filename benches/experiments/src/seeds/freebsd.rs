@@ -1,100 +1,101 @@
-//! FreeBSD's superpages: NPB, HPCC RandomAccess and ASCI Sweep3D on an Opteron (K8), a process alone, with and without them. Counters are those of
-//! whole processes.
+//! FreeBSD's superpages: NPB, HPCC RandomAccess and ASCI Sweep3D on an Opteron (K8), each as a process alone, with
+//! and without superpages. The counters are those of whole processes.
 
 use serde::Deserialize;
 
 use super::rows;
 
-/// A run of a benchmark of NPB.
+/// A run of an NPB benchmark.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Npb {
-    /// `NAS BT`.
+    /// Name of the benchmark: `NAS BT`.
     pub benchmark: String,
-    /// `A`.
+    /// Problem class: `A`.
     pub class: String,
-    /// `4KB` or `4KB+2MB`.
+    /// Page setting: `4KB` or `4KB+2MB`.
     pub page_setting: String,
-    /// `fastest`, `slowest`, `only run listed`, `fastest/slowest`.
+    /// Kind of run: `fastest`, `slowest`, `only run listed`, `fastest/slowest`.
     pub run: String,
-    /// Its time.
+    /// Time in seconds.
     pub time_s: f64,
-    /// Operations as NPB counts them, in millions a second.
+    /// Operations as counted by NPB, in millions per second.
     pub mops: f64,
     /// Loads and stores that missed both levels of the data TLB.
     pub dtlb_l1_and_l2_miss: f64,
-    /// References of their walks that missed the L2.
+    /// References of page-table walks that missed the L2.
     pub l2_miss_tlb_reload: f64,
-    /// Accesses to data that missed it.
+    /// Accesses to data that missed the L2.
     pub l2_miss_dc_fill: f64,
 }
 
 /// A run of RandomAccess.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Gups {
-    /// `4KB` or `4KB+2MB`.
+    /// Page setting: `4KB` or `4KB+2MB`.
     pub page_setting: String,
-    /// Words of the table, as a power of two.
+    /// Number of words in the table, as a power of two.
     pub log2_words: u32,
-    /// Time of the updates.
+    /// Time of the updates in seconds.
     pub real_time_s: f64,
-    /// Updates a second, in 10^9.
+    /// Updates per second, in 10^9.
     pub gups: f64,
     /// Loads and stores that missed both levels of the data TLB, in both passes over the table.
     pub dtlb_l1_and_l2_miss: f64,
-    /// References of their walks that missed the L2.
+    /// References of page-table walks that missed the L2.
     pub l2_miss_tlb_reload: f64,
 }
 
-/// A run of Sweep3D with 150 cells an edge.
+/// A run of Sweep3D with 150 cells per edge.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Sweep3d {
-    /// `4KB` or `4KB+2MB`.
+    /// Page setting: `4KB` or `4KB+2MB`.
     pub page_setting: String,
-    /// `fastest`, `slowest`.
+    /// Kind of run: `fastest` or `slowest`.
     pub run: String,
-    /// Its time.
+    /// Time in seconds.
     pub elapsed_s: f64,
     /// Loads and stores that missed both levels of the data TLB.
     pub dtlb_l1_and_l2_miss: f64,
-    /// References of their walks that missed the L2.
+    /// References of page-table walks that missed the L2.
     pub l2_miss_tlb_reload: f64,
-    /// Accesses to data that missed it.
+    /// Accesses to data that missed the L2.
     pub l2_miss_dc_fill: f64,
 }
 
-/// A run, whatever its benchmark is: a row of the table that ours stands beside.
+/// A published run of any benchmark, for the row beside our own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// As our cases are called: `BT A`, `GUPS 2^25`, `Sweep3D 150`.
+    /// Name of the case as in our experiments: `BT A`, `GUPS 2^25`, `Sweep3D 150`.
     pub case: String,
-    /// With superpages.
+    /// Whether the run had superpages.
     pub is_huge: bool,
-    /// `fastest`, `slowest`, or what else was printed.
+    /// Kind of run: `fastest`, `slowest`, or another printed kind.
     pub run: String,
-    /// Its time.
+    /// Time in seconds.
     pub seconds: f64,
-    /// Mop/s of NPB, GUP/s of RandomAccess; none was printed for Sweep3D.
+    /// Mop/s of NPB or GUP/s of RandomAccess; `None` for Sweep3D, which has no printed figure.
     pub figure: Option<f64>,
-    /// Loads and stores that missed both levels of the data TLB, references of walks that missed the L2, accesses to data that missed it.
+    /// Loads and stores that missed both levels of the data TLB, references of walks that missed the L2, and accesses
+    /// to data that missed the L2.
     pub counters: [Option<f64>; 3],
 }
 
-/// NPB.
+/// Published runs of NPB.
 pub fn npb() -> Vec<Npb> {
     rows(include_str!("../../../data/seeds/freebsd_npb.csv"))
 }
 
-/// RandomAccess.
+/// Published runs of RandomAccess.
 pub fn gups() -> Vec<Gups> {
     rows(include_str!("../../../data/seeds/freebsd_gups.csv"))
 }
 
-/// Sweep3D.
+/// Published runs of Sweep3D.
 pub fn sweep3d() -> Vec<Sweep3d> {
     rows(include_str!("../../../data/seeds/freebsd_sweep3d.csv"))
 }
 
-/// All runs, in the order of the tables.
+/// All published runs, in the order of the tables.
 pub fn runs() -> Vec<Run> {
     let npb = npb().into_iter().map(|row| Run {
         case: format!("{} {}", row.benchmark.trim_start_matches("NAS "), row.class),

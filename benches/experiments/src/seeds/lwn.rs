@@ -1,4 +1,5 @@
-//! "Huge pages part 5: a deeper look at TLBs and costs" (LWN, 2010): what a miss costs, what that says of STREAM, and what large pages gained.
+//! "Huge pages part 5: a deeper look at TLBs and costs" (LWN, 2010): the cost of a miss, the resulting prediction for
+//! STREAM, and the gain of large pages.
 
 use serde::Deserialize;
 
@@ -7,11 +8,11 @@ use super::{number, rows};
 /// A function of STREAM.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stream {
-    /// `base pages` or `huge pages (16MB)`.
+    /// Page size: `base pages` or `huge pages (16MB)`.
     pub pages: String,
-    /// `Copy`.
+    /// Name of the function: `Copy`.
     pub function: String,
-    /// 10^6 bytes a second.
+    /// Rate in 10^6 bytes per second.
     #[serde(rename = "rate_MBps")]
     pub rate_mbps: f64,
 }
@@ -19,13 +20,13 @@ pub struct Stream {
 /// A number of the worked example.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Worked {
-    /// Part of the example.
+    /// Part of the example that has the number.
     pub calculation: String,
-    /// What it is.
+    /// Name of the quantity.
     pub quantity: String,
-    /// As printed.
+    /// Value as printed.
     pub value: String,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: String,
 }
 
@@ -37,23 +38,23 @@ struct Calibrator {
     ns: Option<f64>,
 }
 
-/// What a miss was found to cost on a machine.
+/// Cost of a TLB miss on a machine, as published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissCost {
-    /// The machine.
+    /// Name of the machine.
     pub machine: String,
-    /// In cycles.
+    /// Cost in cycles.
     pub cycles: f64,
-    /// In nanoseconds, where it was printed.
+    /// Cost in nanoseconds, if printed.
     pub ns: Option<f64>,
 }
 
-/// STREAM on both page sizes.
+/// Published rates of STREAM on both page sizes.
 pub fn stream() -> Vec<Stream> {
     rows(include_str!("../../../data/seeds/lwn_stream.csv"))
 }
 
-/// The rate of a function on base and on large pages.
+/// Rates of a function on base pages and on large pages.
 pub fn stream_rates(function: &str) -> Option<[f64; 2]> {
     let rows = stream();
     let of = |is_base: bool| {
@@ -63,18 +64,18 @@ pub fn stream_rates(function: &str) -> Option<[f64; 2]> {
     Some([of(true)?, of(false)?])
 }
 
-/// All numbers of the example.
+/// All numbers of the worked example.
 pub fn worked_numbers() -> Vec<Worked> {
     rows(include_str!("../../../data/seeds/lwn_worked_numbers.csv"))
 }
 
-/// One of them.
+/// One number of the worked example.
 pub fn worked(calculation: &str, quantity: &str) -> Option<f64> {
     let row = worked_numbers().into_iter().find(|row| row.calculation == calculation && row.quantity == quantity)?;
     number(&row.value)
 }
 
-/// The results of the calibrator, machine by machine.
+/// Results of the calibrator, one per machine.
 pub fn miss_costs() -> Vec<MissCost> {
     let samples: Vec<Calibrator> = rows(include_str!("../../../data/seeds/lwn_calibrator.csv"));
     let results = samples.into_iter().filter(|sample| sample.row == "result");
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_costs_are_those_that_the_calibrator_ended_with() {
+    fn the_costs_are_the_results_of_the_calibrator() {
         assert_eq!(miss_costs()[0], MissCost { machine: "Intel Core Duo T2600".into(), cycles: 19.0, ns: Some(8.80) });
         assert_eq!(miss_costs()[4].ns, None);
         assert_eq!(stream_rates("Triad"), Some([3077.4167, 3604.6241]));

@@ -1,45 +1,45 @@
-//! Superpages in another kernel: average times with and without them, and how many percent less time they take, on three kinds of CPU and five kinds of
-//! page table.
+//! Superpages in another kernel: average times with and without them, and the improvement in percent, on three kinds
+//! of CPU and five kinds of page table.
 
 use serde::Deserialize;
 
 use super::rows;
 
-/// A benchmark.
+/// Published times of a benchmark.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
-    /// `NAS BT Class A`, `HPCC GUPS 2^25`, `ASCI Sweep3D 150`.
+    /// Name of the benchmark: `NAS BT Class A`, `HPCC GUPS 2^25`, `ASCI Sweep3D 150`.
     pub benchmark: String,
-    /// Average without superpages.
+    /// Average time without superpages in seconds.
     #[serde(rename = "avg_time_superpages_disabled_s")]
     pub disabled_s: f64,
-    /// Average with them.
+    /// Average time with superpages in seconds.
     #[serde(rename = "avg_time_superpages_enabled_s")]
     pub enabled_s: f64,
-    /// As printed: of the time without them, saved.
+    /// Saved share of the time without superpages in percent, as printed.
     pub percent_improvement: f64,
 }
 
 /// A kind of CPU and page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// What we run on is nearest to it.
+    /// x86-64 with four levels, the nearest to our machines.
     X86_64,
-    /// Pages of 4 MiB.
+    /// i386 with 4 MiB pages.
     I386,
-    /// Pages of 2 MiB.
+    /// i386 PAE with 2 MiB pages.
     I386Pae,
-    /// Three levels.
+    /// ia64 with three levels.
     Ia64Three,
-    /// Four levels.
+    /// ia64 with four levels.
     Ia64Four,
 }
 
 impl Table {
-    /// All of them, in the order of our columns.
+    /// All tables, in the order of our columns.
     pub const ALL: [Table; 5] = [Table::X86_64, Table::I386, Table::I386Pae, Table::Ia64Three, Table::Ia64Four];
 
-    /// What its column is called.
+    /// Title of the table's column.
     pub const fn title(self) -> &'static str {
         match self {
             Table::X86_64 => "x86-64",
@@ -50,7 +50,7 @@ impl Table {
         }
     }
 
-    /// Its rows.
+    /// Rows of the table.
     pub fn rows(self) -> Vec<Row> {
         rows(match self {
             Table::X86_64 => include_str!("../../../data/seeds/shimizu_x86_64_4level.csv"),
@@ -61,14 +61,15 @@ impl Table {
         })
     }
 
-    /// The row of a case of ours.
+    /// Row for a case of our experiments.
     pub fn row(self, case: &str) -> Option<Row> {
         self.rows().into_iter().find(|row| row.case() == case)
     }
 }
 
 impl Row {
-    /// As our cases are called: `BT A`, `GUPS 2^25`, `Sweep3D 150`. (One table has `Sweep3D 15`, with the time of 150.)
+    /// Name of the case as in our experiments: `BT A`, `GUPS 2^25`, `Sweep3D 150`. (One table has `Sweep3D 15` with
+    /// the time of 150.)
     pub fn case(&self) -> String {
         let short = ["NAS ", "HPCC ", "ASCI ", "Class "]
             .iter()
@@ -88,7 +89,7 @@ mod tests {
                 assert!(table.row(case).is_some(), "{}: {case}", table.title());
             }
         }
-        let cg = Table::X86_64.row("CG B").expect("it is there");
+        let cg = Table::X86_64.row("CG B").expect("the row exists");
         assert_eq!((cg.disabled_s, cg.enabled_s, cg.percent_improvement), (310.33, 168.02, 45.86));
     }
 }

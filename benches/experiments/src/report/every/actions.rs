@@ -1,4 +1,4 @@
-//! What the manager's actions came to: how many, and, where a run was recorded, what each kind cost.
+//! Number and cost of the manager's actions. The cost is known for recorded runs.
 
 use crate::definition::Arm;
 use crate::report::every::{figures, number};
@@ -6,12 +6,12 @@ use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Actions, Results, Run};
 use crate::statistics::median;
 
-/// Nothing where no manager did anything.
+/// The section; `None` if no manager took any action.
 pub(super) fn section(results: &Results) -> Option<Section> {
     let columns = ["case", "arm", "action"].map(Column::text).into_iter();
-    let numbers = ["times", "CPU, ms", "CPU each, us", "longest out of reach, us"].map(Column::number);
+    let numbers = ["times", "CPU, ms", "CPU each, us", "longest unavailable, us"].map(Column::number);
     let mut grid = Grid {
-        caption: "Actions by mechanism and result: medians over the rounds; cost where a round was recorded".into(),
+        caption: "Actions by mechanism and result: medians over the rounds; cost for recorded rounds".into(),
         columns: columns.chain(numbers).collect(),
         rows: vec![],
     };
@@ -28,7 +28,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     Some(section)
 }
 
-/// What was done in any of the rounds.
+/// Names of all actions in any of the rounds.
 fn names(results: &Results, case: &str, arm: &str) -> Vec<String> {
     let runs = results.runs_of(case, arm).filter_map(Run::measured);
     let mut names: Vec<String> = runs.flat_map(|measured| measured.actions.keys().cloned()).collect();
@@ -37,7 +37,7 @@ fn names(results: &Results, case: &str, arm: &str) -> Vec<String> {
     names
 }
 
-/// Of each round; of one in which there was none, none.
+/// Actions of each round; the default for a round without such actions.
 fn of_rounds(results: &Results, case: &str, arm: &str, name: &str) -> Vec<Actions> {
     let runs = results.runs_of(case, arm).filter_map(Run::measured);
     runs.map(|measured| measured.actions.get(name).copied().unwrap_or_default()).collect()
@@ -57,7 +57,7 @@ fn row(names: [&String; 3], rounds: &[Actions]) -> Vec<String> {
     names.into_iter().cloned().chain(numbers).collect()
 }
 
-/// CPU time by kind of action, a bar for each arm that was recorded.
+/// CPU time by kind of action, with a bar for each recorded arm.
 fn bars(results: &Results) -> Option<Bars> {
     let is_recorded = |arm: &&Arm| {
         let runs = results.runs.iter().filter(|run| run.arm == arm.name).filter_map(Run::measured);
@@ -78,8 +78,8 @@ fn bars(results: &Results) -> Option<Bars> {
     groups.retain(|group| group.bars.iter().any(Option::is_some));
     (!groups.is_empty()).then(|| Bars {
         name: "actions".into(),
-        caption: "CPU time of the manager's actions, by what they were and how they ended".into(),
-        axis: "CPU time of all, ms".into(),
+        caption: "CPU time of the manager's actions, by mechanism and result".into(),
+        axis: "total CPU time, ms".into(),
         reference: None,
         series: arms.iter().map(|arm| arm.name.clone()).collect(),
         groups,
@@ -97,7 +97,7 @@ mod tests {
     use crate::report::fixture;
 
     #[test]
-    fn what_was_not_recorded_has_a_count_and_no_cost() {
+    fn an_action_without_recording_has_a_count_and_no_cost() {
         let actions = |count, cpu_ms| Actions { count, cpu_ms, unavailable_max_us: None };
         let name = String::from("x");
         let row = |rounds: &[Actions]| row([&name, &name, &name], rounds)[3..].to_vec();
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn only_recorded_arms_have_bars_and_all_actions_have_rows() {
-        let section = section(&fixture::results()).expect("auto acts");
+        let section = section(&fixture::results()).expect("auto has actions");
         assert_eq!(section.tables[0].rows.len(), 2 * 2, "two kinds of auto, in two cases");
         let [Plot::Bars(bars)] = &section.plots[..] else { panic!("one picture: {:?}", section.plots) };
         assert_eq!(bars.series, ["auto"]);

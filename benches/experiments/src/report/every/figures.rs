@@ -1,4 +1,4 @@
-//! Every metric that some run has, in a few narrow tables: a table for each thing one asks.
+//! All measured metrics in a few narrow tables, one table per topic.
 
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
@@ -7,7 +7,7 @@ use crate::report::{Column, Grid, Section};
 use crate::results::{Evidence, Results};
 use crate::statistics::median;
 
-/// Tables and what is in them. What is in none of them has one of its own.
+/// Tables and their metrics. Metrics in none of them go to a table of their own.
 const TABLES: [(&str, &[Metric]); 4] = [
     ("Speed", &[Metric::Figure, Metric::Seconds, Metric::FirstByteMs, Metric::GapP99Us, Metric::GapMaxUs]),
     (
@@ -36,10 +36,10 @@ const TABLES: [(&str, &[Metric]); 4] = [
     ),
 ];
 
-/// What stands where nothing was measured.
+/// Cell text for a value that was not measured.
 const NONE: &str = "-";
 
-/// Nothing where nothing was measured.
+/// The section; `None` if no metric was measured.
 pub(super) fn section(results: &Results) -> Option<Section> {
     let is_there = |metric: &Metric| {
         results.runs.iter().any(|run| run.measured().is_some_and(|measured| measured.metrics.contains_key(metric)))
@@ -52,7 +52,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
         let metrics: Vec<Metric> = metrics.iter().copied().filter(|metric| there.contains(metric)).collect();
         let (varying, same) = told_apart(results, metrics);
         if !same.is_empty() {
-            section.paragraphs.push(format!("{title}, the same wherever it was measured: {}.", same.join(", ")));
+            section.paragraphs.push(format!("{title}, the same in all measured cells: {}.", same.join(", ")));
         }
         if !varying.is_empty() {
             section.tables.push(table(results, title, &varying));
@@ -61,7 +61,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     (!there.is_empty()).then_some(section)
 }
 
-/// Metrics whose columns say something, and those whose medians are all the same, in words.
+/// Metrics with varying medians, and those with equal medians in all cells, in words.
 fn told_apart(results: &Results, metrics: Vec<Metric>) -> (Vec<Metric>, Vec<String>) {
     let (mut varying, mut same) = (vec![], vec![]);
     for metric in metrics {
@@ -87,7 +87,7 @@ fn table(results: &Results, title: &str, metrics: &[Metric]) -> Grid {
         (_, unit) => Column::number(format!("{}, {unit}", metric.title())),
     };
     let head = [Column::text("case"), Column::text("arm"), Column::number("rounds"), Column::text("evidence")];
-    // Why the others are absent is told once, further below.
+    // The reasons for absent cells come once, further below.
     let there = cells(results).filter(|(.., cell)| matches!(cell, Cell::Job(_)));
     let rows = there.map(|(case, arm, cell)| {
         let rounds = results.runs_of(&case.name, &arm.name).filter(|run| run.measured().is_some()).count();
@@ -101,13 +101,13 @@ fn table(results: &Results, title: &str, metrics: &[Metric]) -> Grid {
     }
 }
 
-/// Rows, in the order of tables.
+/// Cells in the order of tables.
 pub(super) fn cells(results: &Results) -> impl Iterator<Item = (&Case, &Arm, &Cell)> {
     let arms = &results.experiment.arms;
     results.experiment.cases.iter().flat_map(move |case| arms.iter().zip(&case.cells).map(move |(a, c)| (case, a, c)))
 }
 
-/// The figure has its interval: few rounds leave none.
+/// Median of a metric as text. The figure also has its interval.
 fn median_of(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> String {
     let values: Vec<f64> = results.values(&case.name, &arm.name, metric).into_iter().map(|(_, value)| value).collect();
     match metric {
@@ -118,7 +118,7 @@ fn median_of(results: &Results, case: &Case, arm: &Arm, metric: Metric) -> Strin
     }
 }
 
-/// What is counted is whole, but for the mean of two in the middle.
+/// A count as a whole number, except the mean of two middle values.
 pub(super) fn count(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { number(value) }
 }
@@ -134,7 +134,7 @@ fn evidence(results: &Results, case: &Case, arm: &Arm, cell: &Cell) -> &'static 
     }
 }
 
-/// Which numbers are evidence of what, in a sentence.
+/// The kind of evidence behind the numbers, in a sentence.
 pub(super) fn evidence_line(results: &Results) -> String {
     let all: Vec<&str> = cells(results).map(|(case, arm, cell)| evidence(results, case, arm, cell)).collect();
     let of = |word: &str| all.iter().filter(|known| **known == word).count();
@@ -143,7 +143,7 @@ pub(super) fn evidence_line(results: &Results) -> String {
     let meanings = [
         ("measured", format!("measured on this machine{below} (paging of guests: {})", environment.paging)),
         ("simulated", "simulated by a model of a machine".into()),
-        ("lab", "counted in an emulated machine: no speed".into()),
+        ("lab", "counted in an emulated machine, which says nothing about speed".into()),
         ("absent", "absent, for the reasons below".into()),
         ("-", "not run, or failed".into()),
     ];

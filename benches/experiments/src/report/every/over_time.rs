@@ -1,4 +1,4 @@
-//! How memory and speed went: a picture for each case, a line for each arm. Of its rounds an arm shows the one in the middle.
+//! Memory and speed over time: a picture per case, a line per arm. Each arm shows the round with its median figure.
 
 use crate::definition::Arm;
 use crate::metric::Metric;
@@ -6,7 +6,7 @@ use crate::report::agreement::agreement;
 use crate::report::{Lines, MapPlot, Plot, Section};
 use crate::results::{Measured, Results, Run, Sample};
 
-/// Nothing where no run has anything over time.
+/// The section; `None` if no run has data over time.
 pub(super) fn section(results: &Results) -> Option<Section> {
     let mut section = Section { title: "Over time".into(), ..Section::default() };
     for case in results.experiment.cases.iter().map(|case| &case.name) {
@@ -17,7 +17,8 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     }
     if !section.plots.is_empty() {
         section.paragraphs.push(
-            "Each line is one run: of its arm's rounds the one whose figure is in the middle. Time is counted from the begin of the timed part."
+            "Each line is one run: the round of its arm with the median figure. Time is counted from the start of \
+             the timed part."
                 .into(),
         );
     }
@@ -25,7 +26,7 @@ pub(super) fn section(results: &Results) -> Option<Section> {
     (!section.plots.is_empty()).then_some(section)
 }
 
-/// Lines of the arms that have any.
+/// Lines of the arms that have points.
 fn lines(results: &Results, case: &str, points: fn(&[Sample]) -> Vec<(f64, f64)>) -> Vec<(String, Vec<(f64, f64)>)> {
     let line = |arm: &Arm| Some((arm.name.clone(), points(&middle(results, case, &arm.name)?.series)));
     results.experiment.arms.iter().filter_map(line).filter(|(_, points)| !points.is_empty()).collect()
@@ -43,7 +44,7 @@ fn plot(
         Plot::Lines(Lines {
             name: format!("{name}-{case}"),
             caption: format!("{title} over time: {case}"),
-            x_axis: "since the timed part began, s".into(),
+            x_axis: "time since the start of the timed part, s".into(),
             y_axis: y_axis.into(),
             y_max,
             lines,
@@ -51,7 +52,7 @@ fn plot(
     })
 }
 
-/// The run whose figure is the median, or the lower of the two in the middle; without figures, the first.
+/// Run with the median figure, or the lower of the two middle ones. Without figures, the first run.
 fn middle<'a>(results: &'a Results, case: &str, arm: &str) -> Option<&'a Measured> {
     let mut runs: Vec<&Measured> =
         results.runs_of(case, arm).filter_map(Run::measured).filter(|measured| !measured.series.is_empty()).collect();
@@ -76,7 +77,7 @@ fn speed(series: &[Sample]) -> Vec<(f64, f64)> {
     series.iter().filter_map(|sample| Some((sample.at_s, sample.rate_per_s?))).collect()
 }
 
-/// A map of each cell that has one, and how well what is inferred in them fits what KVM counts.
+/// A map of each cell that has one, and the difference between inferred mappings and KVM's counts.
 fn maps(results: &Results, section: &mut Section) {
     let mut seen = Vec::new();
     for run in &results.runs {
@@ -91,9 +92,9 @@ fn maps(results: &Results, section: &mut Section) {
     }
     if let Some((difference, cell)) = seen.iter().max_by_key(|(difference, _)| difference) {
         section.paragraphs.push(format!(
-            "Which windows the second level maps in which size is inferred, since KVM counts only all of them together. Over all maps and instants \
-             the inferred number of windows in 2 MiB and KVM's count of such mappings differ by {difference} at most ({cell}). KVM maps a window \
-             when the guest touches it, so that it may count fewer."
+            "The page size of each window in the second level is inferred, since KVM counts only totals. Over all \
+             maps and instants, the inferred number of 2 MiB windows and KVM's count of such mappings differ by at \
+             most {difference} ({cell}). KVM maps a window when the guest touches it, so its count may be lower."
         ));
     }
 }
@@ -104,11 +105,11 @@ mod tests {
     use crate::report::fixture;
 
     #[test]
-    fn of_the_rounds_the_one_in_the_middle_is_shown() {
+    fn the_round_with_the_median_figure_is_shown() {
         let mut results = fixture::results();
         // Rounds of base: 10, 11, 12, … by the fixture; the fourth of seven is in the middle.
         let all: Vec<f64> = results.values("CG A", "base", Metric::Figure).iter().map(|(_, value)| *value).collect();
-        let shown = figure(middle(&results, "CG A", "base").expect("it ran"));
+        let shown = figure(middle(&results, "CG A", "base").expect("the cell has runs"));
         assert_eq!(shown, crate::statistics::median(all));
         results.runs.retain(|run| run.round == 1);
         assert!(middle(&results, "CG A", "base").is_some());
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_yet_has_no_coverage() {
+    fn memory_that_is_not_yet_backed_has_no_coverage() {
         let sample = |base_mib, huge_mib| Sample { base_mib, huge_mib, ..Sample::default() };
         assert_eq!(coverage(&[sample(0.0, 0.0), sample(3.0, 1.0)]), [(0.0, 25.0)]);
     }

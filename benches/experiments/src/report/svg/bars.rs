@@ -1,4 +1,5 @@
-//! Bars in groups, lying: names of any length stand beside them. Each has its interval as a whisker and its value as a number.
+//! Horizontal bars in groups, with room for names of any length beside them. Each bar has its interval as a whisker
+//! and its value as a number.
 //!
 //! ```text
 //!             ■ base  ■ auto
@@ -19,15 +20,15 @@ use crate::report::{BarGroup, Bars};
 
 const BAR: i32 = 16;
 const GAP: i32 = 12;
-/// What names of groups get at most.
+/// Maximum width for the names of groups, in pixels.
 const NAMES_MAX: i32 = 280;
-/// For the axis, its numbers and its title.
+/// Height of the axis with its numbers and its title, in pixels.
 const AXIS: i32 = 48;
 
-/// A bar: its value, and from where to where it may be.
+/// A bar: value, lower end, upper end.
 type Bar = (f64, f64, f64);
 
-/// The picture.
+/// The picture as SVG.
 pub(super) fn draw(bars: &Bars) -> String {
     let legend = if bars.series.len() > 1 { &bars.series[..] } else { &[] };
     let top = caption_height(&bars.caption) + legend_height(legend);
@@ -48,10 +49,10 @@ pub(super) fn draw(bars: &Bars) -> String {
     })
 }
 
-/// Where the bars stand.
+/// Layout of the bars.
 struct Field {
     scale: Scale,
-    /// Where bars begin: at the reference, so that their length is what is gained or lost; else at zero.
+    /// Value where bars begin: the reference, so that their length shows the gain or loss; otherwise zero.
     base: f64,
     names: i32,
     series: usize,
@@ -116,7 +117,7 @@ impl Field {
         canvas.rect(from, to, fill(index, self.series));
         canvas.frame(from, to, INK);
         if x_high > x_low {
-            // White around it, so that it is seen on dark bars too.
+            // A white border makes the whisker visible on dark bars.
             let middle = y + BAR / 2;
             canvas.line(&[(x_low, middle), (x_high, middle)], PAPER, 5);
             canvas.line(&[(x_low, middle), (x_high, middle)], INK, 2);

@@ -1,4 +1,4 @@
-//! What all pictures are made of: rectangles, lines and text at pixels, a caption, a legend, an axis.
+//! Common elements of all pictures: rectangles, lines and text at pixel positions, a caption, a legend, an axis.
 
 use plotters::backend::SVGBackend;
 use plotters::coord::Shift;
@@ -12,28 +12,29 @@ use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
 use super::palette::{GREY, INK, PALE, PAPER};
 use crate::report::every::decimals;
 
-/// Width of every picture: what a page in A4 shows without a magnifying glass.
+/// Width of every picture in pixels, readable on an A4 page without magnification.
 pub(super) const WIDTH: i32 = 960;
-/// White around a picture.
+/// White margin around a picture.
 pub(super) const MARGIN: i32 = 14;
 /// Height of the caption's letters.
 pub(super) const CAPTION_PX: i32 = 16;
 /// Height of all other letters.
 pub(super) const TEXT_PX: i32 = 13;
-/// From a line of text to the next.
+/// Distance between two lines of text.
 pub(super) const LINE: i32 = 19;
-/// plotters counts a font's size so many times as large as SVG does.
+/// Factor between plotters' unit of font size and SVG's.
 const FONT_SIZE_OF_PLOTTERS: f64 = 1.24;
-/// Width of a letter, as a part of its height: capitals and digits are that wide in common sans-serif fonts, most others narrower.
+/// Width of a letter relative to its height. Capitals and digits have this width in common sans-serif fonts; most
+/// other letters are narrower.
 const LETTER_WIDTH: f64 = 0.62;
 
 /// A place in pixels from the upper left corner.
 pub(super) type Point = (i32, i32);
 
-/// A picture that is being drawn.
+/// A picture in progress.
 pub(super) struct Canvas<'a>(DrawingArea<SVGBackend<'a>, Shift>);
 
-/// The picture that `draw` draws.
+/// The picture that `draw` draws, as SVG.
 pub(super) fn picture(height: i32, draw: impl FnOnce(&Canvas<'_>)) -> String {
     let mut svg = String::new();
     {
@@ -61,42 +62,42 @@ impl Canvas<'_> {
         self.draw(&Rectangle::new([from, to], fill.filled()));
     }
 
-    /// Only its outline.
+    /// The outline of a rectangle.
     pub(super) fn frame(&self, from: Point, to: Point, color: RGBColor) {
         self.draw(&Rectangle::new([from, to], color.stroke_width(1)));
     }
 
-    /// Filled with thin lines, for what is not known.
+    /// A rectangle of thin lines, for unknown values.
     pub(super) fn hatched(&self, from: Point, to: Point) {
         for y in (from.1..to.1).filter(|y| y % 4 == 0) {
             self.line(&[(from.0, y), (to.0, y)], PALE, 1);
         }
     }
 
-    /// A line through these points.
+    /// A line through the points.
     pub(super) fn line(&self, points: &[Point], color: RGBColor, width: u32) {
         self.draw(&PathElement::new(points.to_vec(), color.stroke_width(width)));
     }
 
-    /// The same, dashed: so many pixels drawn, so many not.
+    /// A dashed line through the points; `drawn` and `not` are the pixels of a dash and of a gap.
     pub(super) fn dashed(&self, points: &[Point], color: RGBColor, (drawn, not): (i32, i32)) {
         let style: ShapeStyle = color.stroke_width(2);
         self.draw(&DashedPathElement::new(points.iter().copied(), drawn, not, style));
     }
 
-    /// Text that begins, ends or has its middle there.
+    /// Text at a position: the left end, right end or middle, by `align`.
     pub(super) fn text(&self, at: Point, align: HPos, px: i32, text: &str) {
         self.colored_text(at, align, px, INK, text);
     }
 
-    /// The same in another colour.
+    /// Text in another colour.
     pub(super) fn colored_text(&self, at: Point, align: HPos, px: i32, color: RGBColor, text: &str) {
         let font = ("sans-serif", f64::from(px) * FONT_SIZE_OF_PLOTTERS).into_font();
         let style = TextStyle::from(font).color(&color).pos(Pos::new(align, VPos::Center));
         self.draw(&Text::new(printable(text), at, style));
     }
 
-    /// The caption, from the top: what it is drawn by must leave [`caption_height`] for it.
+    /// The caption at the top. The caller leaves [`caption_height`] pixels for it.
     pub(super) fn caption(&self, caption: &str) {
         for (index, line) in caption_lines(caption).iter().enumerate() {
             let y = MARGIN + CAPTION_PX / 2 + index as i32 * (LINE + 3);
@@ -104,7 +105,7 @@ impl Canvas<'_> {
         }
     }
 
-    /// A legend from `y` down: each entry's sign is drawn by `sign` into a box of [`SIGN`].
+    /// A legend from `y` downwards. `sign` draws the sign of each entry into a box of [`SIGN`].
     pub(super) fn legend(&self, y: i32, entries: &[String], sign: impl Fn(usize, Point, Point)) {
         for (index, ((x, row), entry)) in legend_places(entries).into_iter().zip(entries).enumerate() {
             let middle = y + row * LINE + LINE / 2;
@@ -113,7 +114,7 @@ impl Canvas<'_> {
         }
     }
 
-    /// Ticks below a field, from left to right, with what they count.
+    /// Ticks with their numbers below a field, from left to right.
     pub(super) fn axis_below(&self, scale: &Scale, y: [i32; 2], title: &str) {
         for (value, text) in scale.ticks() {
             let x = scale.at(value);
@@ -124,7 +125,7 @@ impl Canvas<'_> {
         self.colored_text((middle, y[1] + 12 + LINE), HPos::Center, TEXT_PX, GREY, title);
     }
 
-    /// Ticks to the left of a field, with lines through it.
+    /// Ticks to the left of a field, with lines across it.
     pub(super) fn axis_left(&self, scale: &Scale, x: [i32; 2]) {
         for (value, text) in scale.ticks() {
             let y = scale.at(value);
@@ -134,7 +135,7 @@ impl Canvas<'_> {
     }
 }
 
-/// From the top of a picture to what is below its caption.
+/// Height of the caption, including the top margin.
 pub(super) fn caption_height(caption: &str) -> i32 {
     MARGIN + caption_lines(caption).len() as i32 * (LINE + 3) + 6
 }
@@ -146,12 +147,12 @@ fn caption_lines(caption: &str) -> Vec<String> {
 /// Size of a legend's signs.
 pub(super) const SIGN: Point = (26, 12);
 
-/// Height of a legend.
+/// Height of a legend in pixels.
 pub(super) fn legend_height(entries: &[String]) -> i32 {
     legend_places(entries).last().map_or(0, |(_, row)| (row + 1) * LINE + 6)
 }
 
-/// Where each entry begins, and in which row.
+/// Start and row of each entry.
 fn legend_places(entries: &[String]) -> Vec<(i32, i32)> {
     let (mut x, mut row) = (MARGIN, 0);
     let mut places = Vec::new();
@@ -166,25 +167,25 @@ fn legend_places(entries: &[String]) -> Vec<(i32, i32)> {
     places
 }
 
-/// Values along an axis.
+/// Mapping from values to pixels along an axis.
 pub(super) struct Scale {
     range: RangedCoordf64,
     pixels: (i32, i32),
 }
 
 impl Scale {
-    /// From these values to those pixels. An axis needs a length, also where all values are the same.
+    /// A mapping from the values to the pixels. If all values are equal, the axis still gets a length.
     pub(super) fn new(low: f64, high: f64, pixels: (i32, i32)) -> Scale {
         let high = if high > low { high } else { low + 1.0 };
         Scale { range: (low..high).into(), pixels }
     }
 
-    /// The pixel of a value.
+    /// Pixel of a value.
     pub(super) fn at(&self, value: f64) -> i32 {
         self.range.map(&value, self.pixels)
     }
 
-    /// Values to be named, with their names: none twice as near to the next as it is wide.
+    /// Values of the ticks with their names, far enough apart for the text.
     fn ticks(&self) -> Vec<(f64, String)> {
         let is_upwards = self.pixels.1 < self.pixels.0;
         let apart = if is_upwards { 2 * LINE } else { 70 };
@@ -203,7 +204,7 @@ impl Scale {
     }
 }
 
-/// In what numbers on an axis are told whose largest is this.
+/// Unit prefix for the numbers of an axis, by its largest number.
 fn prefix(largest: f64) -> (f64, &'static str) {
     match largest {
         largest if largest >= 1e9 => (1e9, " G"),
@@ -213,12 +214,12 @@ fn prefix(largest: f64) -> (f64, &'static str) {
     }
 }
 
-/// How wide a text is about: only what shows it knows.
+/// Estimated width of a text; the exact width depends on the viewer.
 pub(super) fn text_width(text: &str, px: i32) -> i32 {
     (text.chars().count() as f64 * f64::from(px) * LETTER_WIDTH).ceil() as i32
 }
 
-/// A text in lines of at most this width, broken between words.
+/// A text broken between words into lines of at most this width.
 fn wrapped(text: &str, width: i32, px: i32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -233,7 +234,7 @@ fn wrapped(text: &str, width: i32, px: i32) -> Vec<String> {
     lines
 }
 
-/// A text that fits a width: its middle left out where it is longer.
+/// A text that fits a width; a long text loses its middle.
 pub(super) fn fitted(text: &str, width: i32, px: i32) -> String {
     let letters = (f64::from(width) / (f64::from(px) * LETTER_WIDTH)) as usize;
     let all: Vec<char> = text.chars().collect();
@@ -244,7 +245,7 @@ pub(super) fn fitted(text: &str, width: i32, px: i32) -> String {
     all[..head].iter().chain(&['…']).chain(&all[all.len() - tail..]).collect()
 }
 
-/// Without what no XML may have (XML 1.0, 2.2).
+/// A text without characters that XML forbids (XML 1.0, 2.2).
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -254,14 +255,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_too_long_keeps_both_its_ends() {
+    fn a_long_label_keeps_both_its_ends() {
         assert_eq!(fitted("npb.cg, class A, four threads", 80, 13), "npb.…eads");
         assert_eq!(fitted("CG A", 80, 13), "CG A");
     }
 
     #[test]
     fn no_tick_is_a_negative_zero() {
-        // Steps of 0.1 from below zero do not meet it exactly.
+        // Steps of 0.1 from below zero do not hit it exactly.
         for (low, high) in [(-0.3, 1.0), (-0.1, 0.2), (-0.7, 0.7)] {
             for (_, name) in Scale::new(low, high, (0, 900)).ticks() {
                 let digits = name.trim_start_matches('-');
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_tell_neighbours_apart() {
+    fn neighbouring_ticks_have_different_names() {
         for (low, high) in [(0.98, 1.03), (0.0, 1.0), (0.0, 7e6), (-3.0, 120.0), (0.0, 0.0)] {
             let mut names: Vec<String> =
                 Scale::new(low, high, (0, 700)).ticks().into_iter().map(|tick| tick.1).collect();

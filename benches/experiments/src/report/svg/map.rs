@@ -1,8 +1,8 @@
-//! Guest-physical memory by window and time: what backs it, what the second level is inferred to map, how hot it is. One panel each, all over
-//! the same time.
+//! Guest-physical memory by window and time, in three panels with a common time axis: its backing, its inferred
+//! second-level mappings, its heat.
 //!
 //! ```text
-//!   backing        GPA ▲ ░░▓▓▓▓▓▓▓          rows: windows, binned where they are more than rows
+//!   backing        GPA ▲ ░░▓▓▓▓▓▓▓          rows: windows, binned if there are more windows than rows
 //!                      └─────────▶ s        columns: instants, each until the next
 //!   second level   ...
 //!   heat           ...
@@ -18,35 +18,35 @@ use crate::report::agreement::agreement;
 use crate::results::{MapColumn, MemoryMap};
 
 const PANEL: i32 = 170;
-/// For numbers to the left.
+/// Width for the numbers on the left, in pixels.
 const NUMBERS: i32 = 74;
 const AXIS: i32 = 48;
-/// More rows than this are binned: each has two pixels at least.
+/// Maximum number of rows, each at least two pixels high. More windows are binned.
 const ROWS_MAX: usize = (PANEL / 2) as usize;
-/// More columns than this are thinned out: each has three pixels.
+/// Maximum number of columns, each three pixels wide. More columns are thinned out.
 const COLUMNS_MAX: usize = 280;
 const WINDOW_MIB: f64 = 2.0;
 
-/// Letters with their meaning, from light to dark. `+` stands for a row of more than one.
+/// Letters with their meaning, from light to dark. `+` means a row with several sizes.
 const LETTERS: [(u8, &str, RGBColor); 6] = [
     (b'.', "nothing", PAPER),
     (b'4', "4 KiB", YELLOW),
     (b'+', "several sizes", ORANGE),
-    (b'a', "aside", PURPLE),
+    (b'a', "detached", PURPLE),
     (b'2', "2 MiB", BLUE),
     (b'1', "1 GiB", BLACK),
 ];
 
-/// What a panel shows.
+/// Contents of a panel.
 struct Panel<'a> {
     title: String,
-    /// How much of RAM is shown, where that is not all.
+    /// Shown part of RAM, if the panel does not show all of it.
     above: String,
     legend: Vec<Key>,
     letters: fn(&MapColumn) -> &str,
-    /// Nothing for what is not known.
+    /// Colour of a letter; `None` for an unknown value.
     color: fn(u8) -> Option<RGBColor>,
-    /// Of the windows of a row.
+    /// Letter for several windows in one row.
     together: fn(&[u8]) -> u8,
     map: &'a MemoryMap,
 }
@@ -58,7 +58,7 @@ struct Key {
     meaning: String,
 }
 
-/// The picture.
+/// The picture as SVG.
 pub(super) fn draw(plot: &MapPlot) -> String {
     let map = up_to_last_backed(&plot.map);
     let panels = panels(&map, windows_of(&plot.map));
@@ -71,17 +71,23 @@ pub(super) fn draw(plot: &MapPlot) -> String {
             panel.draw(canvas, y);
             y += height;
         }
-        canvas.colored_text((WIDTH / 2, y + 6), HPos::Center, TEXT_PX, GREY, "since the timed part began, s");
+        canvas.colored_text(
+            (WIDTH / 2, y + 6),
+            HPos::Center,
+            TEXT_PX,
+            GREY,
+            "time since the start of the timed part, s",
+        );
     })
 }
 
-/// Windows of RAM in a map.
+/// Number of windows in a map.
 fn windows_of(map: &MemoryMap) -> usize {
     map.columns.iter().map(|column| column.backing.len()).max().unwrap_or(0)
 }
 
-/// Without the windows at the end of RAM that were backed at no time: a kernel that uses 58 of 1024 MiB would be a
-/// line at the bottom.
+/// The map without the windows at the end of RAM that were never backed. Otherwise a kernel that uses 58 of 1024 MiB
+/// would be a line at the bottom.
 fn up_to_last_backed(map: &MemoryMap) -> MemoryMap {
     let last = |column: &MapColumn| column.backing.bytes().rposition(|letter| !b". ".contains(&letter));
     let windows = map.columns.iter().filter_map(last).max().map_or(usize::MAX, |last| last + 1);
@@ -94,12 +100,12 @@ fn up_to_last_backed(map: &MemoryMap) -> MemoryMap {
     map
 }
 
-/// Of a map whose RAM has that many windows.
+/// Panels of a map, for RAM with this number of windows.
 fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
     let shown = windows_of(map);
     let mib = |windows: usize| windows as f64 * WINDOW_MIB;
     let above = match shown < windows_of_ram {
-        true => format!(", {} of {} (above nothing was backed)", mib(shown), mib(windows_of_ram)),
+        true => format!(", {} of {} (rest never backed)", mib(shown), mib(windows_of_ram)),
         false => String::new(),
     };
     let inferred = match agreement(map) {
@@ -114,7 +120,7 @@ fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
         Panel { title: title.into(), above, legend, letters, color: size_color, together: of_sizes, map }
     };
     let heat = Panel {
-        title: "heat: at what share of the looks the guest had touched it".into(),
+        title: "heat: share of samples with an access by the guest".into(),
         above: above.clone(),
         legend: heat_keys(),
         letters: |column| &column.heat,
@@ -127,7 +133,7 @@ fn panels(map: &MemoryMap, windows_of_ram: usize) -> Vec<Panel<'_>> {
     all.into_iter().filter(is_there).collect()
 }
 
-/// Only what is in the picture is explained.
+/// Only letters in the picture are explained.
 fn letter_keys(map: &MemoryMap, letters: fn(&MapColumn) -> &str) -> Vec<Key> {
     let binned: Vec<u8> =
         map.columns.iter().flat_map(|column| rows_of(letters(column), of_sizes, per_row(map))).collect();
@@ -157,7 +163,7 @@ impl Panel<'_> {
             (MARGIN, y + LINE / 2),
             HPos::Left,
             TEXT_PX,
-            &format!("{}; guest-physical MiB upwards{}", self.title, self.above),
+            &format!("{}; vertical: guest-physical MiB{}", self.title, self.above),
         );
         canvas.legend(y + LINE, &self.entries(), |index, from, to| {
             self.cell(canvas, self.legend[index].letter, from, to);
@@ -179,7 +185,7 @@ impl Panel<'_> {
         canvas.frame((left, top), (right, bottom), GREY);
     }
 
-    /// Rows that are alike are drawn at once.
+    /// Consecutive equal rows are drawn at once.
     fn draw_column(&self, canvas: &Canvas<'_>, column: &MapColumn, x: [i32; 2], memory: &Scale) {
         let per_row = per_row(self.map);
         let rows = rows_of((self.letters)(column), self.together, per_row);
@@ -203,7 +209,7 @@ impl Panel<'_> {
     }
 }
 
-/// Where the guest has no RAM there is nothing.
+/// Colour of a page size. Outside guest RAM there is no size.
 fn size_color(letter: u8) -> Option<RGBColor> {
     let letter = if letter == b' ' { b'.' } else { letter };
     LETTERS.iter().find(|(known, ..)| *known == letter).map(|(.., color)| *color)
@@ -213,7 +219,7 @@ fn heat_color(digit: u8) -> Option<RGBColor> {
     digit.is_ascii_digit().then(|| heat(digit - b'0'))
 }
 
-/// Columns that are drawn, the last always.
+/// Columns that are drawn, always including the last.
 fn kept(map: &MemoryMap) -> Vec<&MapColumn> {
     let step = map.columns.len().div_ceil(COLUMNS_MAX).max(1);
     let mut kept: Vec<&MapColumn> = map.columns.iter().rev().step_by(step).collect();
@@ -221,7 +227,7 @@ fn kept(map: &MemoryMap) -> Vec<&MapColumn> {
     kept
 }
 
-/// From the first instant to a mean step after the last.
+/// Time from the first instant to one mean step after the last.
 fn time_scale(columns: &[&MapColumn], pixels: (i32, i32)) -> (Scale, f64) {
     let (first, last) = (columns.first().map_or(0.0, |c| c.at_s), columns.last().map_or(0.0, |c| c.at_s));
     let step = if columns.len() > 1 { (last - first) / (columns.len() - 1) as f64 } else { 1.0 };
@@ -238,7 +244,7 @@ fn rows_of(letters: &str, together: fn(&[u8]) -> u8, per_row: usize) -> Vec<u8> 
     letters.as_bytes().chunks(per_row).map(together).collect()
 }
 
-/// The one size that there is in a row; where nothing is does not count.
+/// The size in a row if it is the only one. Unbacked windows do not count.
 fn of_sizes(windows: &[u8]) -> u8 {
     let mut sizes = windows.iter().copied().filter(|letter| !b". ".contains(letter));
     match sizes.next() {
@@ -258,8 +264,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grey_print_keeps_page_sizes_apart() {
-        let lightness = |color| luminance(color).cbrt(); // about as the eye has it (CIE L*)
+    fn page_sizes_are_distinguishable_in_grey_print() {
+        let lightness = |color| luminance(color).cbrt(); // approximate perceived lightness (CIE L*)
         let pairs = LETTERS.windows(2);
         for pair in pairs {
             assert!(lightness(pair[0].2) > lightness(pair[1].2) + 0.07, "{} and {}", pair[0].1, pair[1].1);
@@ -267,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_ends_with_the_last_window_that_was_backed_at_any_time() {
+    fn a_map_ends_with_the_last_window_that_was_ever_backed() {
         let column = |backing: &str| MapColumn {
             backing: backing.into(),
             second_level: backing.into(),
@@ -282,14 +288,14 @@ mod tests {
         let backing: Vec<&str> = drawn.columns.iter().map(|column| &*column.backing).collect();
         assert_eq!(backing, ["44.", "4.2", "..."]);
         assert!(drawn.columns.iter().all(|column| column.heat.len() == 3 && column.second_level.len() == 3));
-        assert!(panels(&drawn, 8)[0].above.contains("6 of 16 (above nothing was backed)"));
+        assert!(panels(&drawn, 8)[0].above.contains("6 of 16 (rest never backed)"));
         let none = MemoryMap { columns: vec![column("...")], ..MemoryMap::default() };
         assert_eq!(windows_of(&up_to_last_backed(&none)), 3);
         assert_eq!(panels(&none, 3)[0].above, "");
     }
 
     #[test]
-    fn a_digit_of_heat_is_no_page_size() {
+    fn a_heat_digit_has_no_colour_of_a_page_size() {
         let heats: Vec<RGBColor> = (b'0'..=b'9').filter_map(heat_color).collect();
         assert_eq!(heats.len(), 10);
         assert!(LETTERS.iter().all(|(.., color)| !heats.contains(color)), "{heats:?}");
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_two_sizes_is_neither_and_of_one_and_nothing_is_that_one() {
+    fn a_row_with_two_sizes_shows_several_and_one_size_with_unbacked_windows_shows_that_size() {
         assert_eq!([&b"24"[..], b"2.", b"..", b"??", b" ."].map(of_sizes), [b'+', b'2', b'.', b'?', b' ']);
         assert_eq!([&b" 3"[..], b"93", b"  "].map(hottest), [b'3', b'9', b' ']);
     }

@@ -1,5 +1,5 @@
-//! Colours that the colour-blind tell apart, from dark to light so that grey print keeps them apart too: Okabe and Ito, "Color Universal
-//! Design" (2008), without their black where something is filled.
+//! Colours that colour-blind readers can distinguish, ordered from dark to light so that grey print distinguishes
+//! them too: Okabe and Ito, "Color Universal Design" (2008), without their black for filled areas.
 
 use plotters::style::RGBColor;
 
@@ -17,17 +17,17 @@ pub(super) const SKY: RGBColor = RGBColor(86, 180, 233);
 pub(super) const ORANGE: RGBColor = RGBColor(230, 159, 0);
 pub(super) const YELLOW: RGBColor = RGBColor(240, 228, 66);
 
-/// For what is filled: yellow last, with an outline.
+/// Colours for filled areas; yellow is last and gets an outline.
 const FILLS: [RGBColor; 7] = [BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, YELLOW];
-/// For thin lines on white, where yellow cannot be seen.
+/// Colours for thin lines on white, without yellow, which is invisible there.
 const STROKES: [RGBColor; 7] = [BLACK, BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE];
 
-/// The fill of one of `count` series: as far apart as the palette allows, the palest only where it is needed.
+/// Fill of one of `count` series. Colours are as different as the palette allows; the palest are used only if needed.
 pub(super) fn fill(index: usize, count: usize) -> RGBColor {
     spread(&FILLS[..count.clamp(6, FILLS.len())], index, count)
 }
 
-/// The line of one of `count` series.
+/// Line colour of one of `count` series.
 pub(super) fn stroke(index: usize, count: usize) -> RGBColor {
     spread(&STROKES[..count.clamp(5, STROKES.len())], index, count)
 }
@@ -41,7 +41,7 @@ fn spread(colors: &[RGBColor], index: usize, count: usize) -> RGBColor {
     }
 }
 
-/// How hot, from 0 (cold, light) to 9 (hot, dark): one hue, so that only its darkness matters.
+/// Colour of a heat, from 0 (cold, light) to 9 (hot, dark). There is one hue, so only darkness matters.
 pub(super) fn heat(level: u8) -> RGBColor {
     const COLD: (f64, f64, f64) = (255.0, 247.0, 222.0);
     const HOT: (f64, f64, f64) = (92.0, 24.0, 0.0);
@@ -50,7 +50,7 @@ pub(super) fn heat(level: u8) -> RGBColor {
     RGBColor(mix(COLD.0, HOT.0), mix(COLD.1, HOT.1), mix(COLD.2, HOT.2))
 }
 
-/// How light, 0 to 1: relative luminance (WCAG 2.1, "relative luminance").
+/// Lightness from 0 to 1: relative luminance (WCAG 2.1, "relative luminance").
 #[cfg(test)]
 pub(super) fn luminance(RGBColor(red, green, blue): RGBColor) -> f64 {
     let linear = |value: u8| {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_series_as_there_are_colours_have_one_each() {
+    fn each_series_has_its_own_colour_up_to_the_size_of_the_palette() {
         for count in 1..=FILLS.len() {
             let mut colors: Vec<RGBColor> = (0..count).map(|index| fill(index, count)).collect();
             colors.dedup();

@@ -5,7 +5,7 @@ use super::svg;
 use crate::report::{BarGroup, Bars, Lines, MapPlot, Plot, Report, fixture};
 use crate::results::{MapColumn, MemoryMap};
 
-/// Texts of a document that is well-formed to its end: every tag closed by its own, as the reader checks.
+/// Texts of a document. The reader checks that it is well-formed to its end: every tag is closed by its own.
 fn texts(svg: &str) -> Vec<String> {
     let mut reader = Reader::from_str(svg);
     let (mut texts, mut depth, mut text) = (Vec::new(), 0_i32, String::new());
@@ -34,7 +34,7 @@ fn bars(groups: Vec<BarGroup>) -> Bars {
 }
 
 #[test]
-fn every_picture_of_a_report_is_well_formed_and_says_what_it_shows() {
+fn every_picture_of_a_report_is_well_formed_and_contains_its_caption() {
     let report = Report::of(&fixture::results());
     let pictures = report.pictures();
     let kinds = |is: fn(&Plot) -> bool| pictures.iter().filter(|(_, plot)| is(plot)).count();
@@ -49,7 +49,7 @@ fn every_picture_of_a_report_is_well_formed_and_says_what_it_shows() {
 }
 
 #[test]
-fn what_means_something_in_xml_is_only_text() {
+fn special_characters_of_xml_are_only_text() {
     let name = "<b>&\"'\u{1}</b>".to_owned();
     let group = BarGroup { name, bars: vec![Some((2.0, 1.5, 2.5)), None] };
     let texts = texts(&svg(&Plot::Bars(bars(vec![group]))));
@@ -58,7 +58,7 @@ fn what_means_something_in_xml_is_only_text() {
 }
 
 #[test]
-fn a_bar_longer_by_its_gain_is_longer_in_pixels_by_as_much() {
+fn the_length_of_a_bar_is_proportional_to_its_gain() {
     let group = |value: f64| BarGroup { name: format!("{value}"), bars: vec![Some((value, value, value))] };
     let mut picture = bars(vec![group(1.5), group(2.0), group(0.5)]);
     picture.series.truncate(1);
@@ -88,7 +88,7 @@ fn lines_differ_in_more_than_colour_and_are_named_at_their_ends() {
 }
 
 #[test]
-fn pictures_of_nothing_and_of_no_numbers_are_still_pictures() {
+fn pictures_of_no_data_and_of_invalid_numbers_are_still_pictures() {
     let one = MapColumn { backing: "42".into(), heat: "  ".into(), ..MapColumn::default() };
     let nan = BarGroup { name: "x".into(), bars: vec![Some((f64::NAN, 0.0, 0.0)), None] };
     let plots = [
@@ -110,16 +110,13 @@ fn pictures_of_nothing_and_of_no_numbers_are_still_pictures() {
 }
 
 #[test]
-fn a_map_shows_what_kvm_counts_beside_what_is_inferred() {
+fn a_map_shows_kvms_counts_beside_the_inferred_mappings() {
     let report = Report::of(&fixture::results());
-    let map = report.pictures().into_iter().find(|(name, _)| name.contains("map-CG")).expect("auto has one");
+    let map = report.pictures().into_iter().find(|(name, _)| name.contains("map-CG")).expect("auto has a map");
     let texts = texts(&svg(map.1)).join("|");
     // 192 of 256 windows are large, the first 32 of them under the guest's 4 KiB tables; KVM counts two fewer.
     assert!(texts.contains("(at the end 192 in 2 MiB; KVM counts 190)"), "{texts}");
     assert!(texts.contains("|4 KiB|") && texts.contains("|not known|"), "{texts}");
-    // The last 32 windows are backed at no time: the picture ends before them, and says so.
-    assert!(
-        texts.contains("upwards, 448 of 512 (above nothing was backed)") && !texts.contains("|nothing|"),
-        "{texts}"
-    );
+    // The last 32 windows are never backed: the picture ends before them, and says so.
+    assert!(texts.contains("MiB, 448 of 512 (rest never backed)") && !texts.contains("|nothing|"), "{texts}");
 }
