@@ -205,7 +205,9 @@ const fn of_refusal(refusal: Refusal) -> &'static str {
         Refusal::OutrunByWrites => "the guest wrote faster than the manager could copy: retried within 10 s",
         Refusal::Merged => "pages of it are merged with equal ones (KSM): checked again within a minute",
         Refusal::Gone => "the process has ended",
-        Refusal::Other(_) => "the kernel refused for an unexpected reason, see the log: retried within a minute",
+        Refusal::Other(_) => {
+            "the kernel refused for a reason that wideleaf does not know, see the log: retried within a minute"
+        }
     }
 }
 
