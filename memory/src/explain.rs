@@ -135,18 +135,18 @@ impl fmt::Display for CannotBeHuge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             CannotBeHuge::Misaligned => {
-                "its addresses in guest, process and file differ modulo 2 MiB, so that no large page fits: start the guest with \
-                 memory that is aligned (memory-backend-ram, or memory-backend-file with align=2M)"
+                "its addresses in guest, process and file differ modulo 2 MiB, so that no large page fits: start the \
+                 guest with memory that is aligned (memory-backend-ram, or memory-backend-file with align=2M)"
             }
             CannotBeHuge::Marked => {
-                "its process forbids huge pages there (MADV_NOHUGEPAGE): start the guest without that mark, in QEMU with mem-merge \
-                 and THP left at their defaults"
+                "its process forbids huge pages there (MADV_NOHUGEPAGE): start the guest without that mark, in QEMU \
+                 with mem-merge and THP left at their defaults"
             }
             CannotBeHuge::Disabled => {
                 "its process has huge pages switched off (PR_SET_THP_DISABLE): start it without, or with \
                  PR_THP_DISABLE_EXCEPT_ADVISED"
             }
-            CannotBeHuge::OnDisk => "it is a file on a disk: start the guest with anonymous memory, or a file on a tmpfs",
+            CannotBeHuge::OnDisk => "it is a file on a disk: start the guest with anonymous memory, or a file on tmpfs",
             CannotBeHuge::SharedStalls => {
                 "it is shared memory, where collapsing a window stops the whole guest for 15 to 30 ms: allow it with \
                  collapse-shared, or start the guest with private memory"
@@ -163,26 +163,27 @@ impl fmt::Display for WhyNot {
             WhyNot::BackingOff(refusal) => of_refusal(*refusal),
             WhyNot::NeverTouched => "none of it is present: the guest never touched it, or gave all of it back",
             WhyNot::Panicked => "an action on this VM failed by a defect of the manager: see its log, and report it",
-            WhyNot::PolicyNeverPromotes => "the policy in force promotes nothing: choose another one, for instance auto",
+            WhyNot::PolicyNeverPromotes => "the policy in force promotes nothing: choose another, for instance auto",
             WhyNot::Held => {
-                "it is on a large page, but KVM maps it in base pages, since the manager's dirty log is on: the policy ends that"
+                "it is on a large page, but KVM maps it in base pages, since the manager's dirty log is on: the \
+                 policy ends that"
             }
             WhyNot::HeldByOthers => {
                 "another program has switched a dirty log on, perhaps a migration: mapped in base pages until that ends"
             }
             WhyNot::Holes => {
-                "the guest gave pages of it back (balloon, free page reporting, virtio-mem), and a large page would occupy them \
-                 again: it is promoted when the guest uses all of it"
+                "the guest gave pages of it back (balloon, free page reporting, virtio-mem), and a large page would \
+                 occupy them again: it is promoted when the guest uses all of it"
             }
             WhyNot::UnderWay => "it is part of a 1 GiB range that is being moved, which ends soon",
             WhyNot::Merged => {
-                "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off for this \
-                 guest to have large pages"
+                "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off \
+                 for this guest to have large pages"
             }
             WhyNot::BudgetSpent => {
                 "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
             }
-            WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used or idle, or its turn has not come",
+            WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",
             WhyNot::Unmanaged => "this VM is not managed, and the kernel has not made it huge: run `wideleaf attach`",
             WhyNot::ManagesItself => "the VM's own manager has not made it huge: see the report of its `wideleaf run`",
         })
@@ -192,7 +193,8 @@ impl fmt::Display for WhyNot {
 const fn of_refusal(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::NoHugePage => {
-            "no huge page was free: the host's memory is short or fragmented; retried when one is free, or within a minute"
+            "no huge page was free: the host's memory is short or fragmented; retried when one is free, or within a \
+             minute"
         }
         Refusal::Busy => {
             "a page of it was locked, pinned or moving, or the limit of a cgroup was reached: retried within a second"

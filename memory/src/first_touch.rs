@@ -60,8 +60,8 @@ pub struct FirstTouch(Serving<FirstTouchReport>);
 pub enum FirstTouchError {
     /// memfd RAM: the file determines the page size of its fault, and other processes can fault it in too.
     #[error(
-        "{0}: cannot decide first touches of memfd RAM yet: its pages belong to the file, which other \
-         processes fault in too, in the size of shmem_enabled; use --backing anon"
+        "{0}: cannot decide first touches of memfd RAM yet: its pages belong to the file, which other processes fault \
+         in too, in the size of shmem_enabled; use --backing anon"
     )]
     Memfd(VmId),
     /// hugetlb RAM: there is nothing to decide.

@@ -259,7 +259,7 @@ pub struct ManagerLoop {
     gates: Vec<GateState>,
     /// Windows that can never be huge, by VM in the order given and by row; see [`ManagedVm::barred_windows`].
     barred: Vec<Vec<Option<CannotBeHuge>>>,
-    /// Sensors whose latest sample failed, by VM: the log gets one line for each run of failures.
+    /// Sensors with a failed latest sample, by VM: the log gets one line for each run of failures.
     failing: BTreeSet<(usize, &'static str)>,
     /// Whether the host is short of memory; decides about memory that guests gave back.
     shortage: Watermark,

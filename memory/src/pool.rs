@@ -197,7 +197,8 @@ pub enum PoolError {
     NotBegun(String),
     /// Another program made the pool smaller during a growth.
     #[error(
-        "another program changed {} at the same time: {before} pages before, {after} after {wanted} were asked for; try again",
+        "another program changed {} at the same time: {before} pages before, {after} after {wanted} were asked for; \
+         try again",
         path.display()
     )]
     Changed {
@@ -278,8 +279,8 @@ impl std::fmt::Display for Shortage {
         }
         write!(
             f,
-            "hugetlb pool of {size} pages is {short} short: {} needed, {} available ({nodes}); \
-             run `sudo wideleaf pool reserve --size {size} --pages {short}`",
+            "hugetlb pool of {size} pages is {short} short: {} needed, {} available ({nodes}); run `sudo wideleaf \
+             pool reserve --size {size} --pages {short}`",
             self.needed,
             self.pool.available(),
             size = self.pool.size,

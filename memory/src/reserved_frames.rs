@@ -57,7 +57,8 @@ pub struct ReservedFrames(Serving<ReservedFramesReport>);
 pub enum ReservedFramesError {
     /// The RAM is of another kind.
     #[error(
-        "{0}: cannot reserve frames: only memfd RAM on 4k pages, mapped for it, can have them; use --backing memfd --host-page 4k"
+        "{0}: cannot reserve frames: only memfd RAM on 4k pages, mapped for it, can have them; use --backing memfd \
+         --host-page 4k"
     )]
     NotReservable(VmId),
     /// RAM that this process has not mapped, as on a fake host.
@@ -162,8 +163,8 @@ impl ReservedFrames {
     /// Registers all RAM of `vms` and starts the thread that serves it from reserved frames, under `rules`.
     ///
     /// # Errors
-    /// [`ReservedFramesError`]; nothing stays registered. Needs [reservable](crate::BackingConfig::reservable) RAM and a
-    /// userfaultfd that sees kernel faults and minor ones (Linux 5.14).
+    /// [`ReservedFramesError`]; nothing stays registered. Needs [reservable](crate::BackingConfig::reservable) RAM
+    /// and a userfaultfd that sees kernel faults and minor ones (Linux 5.14).
     pub fn start(
         host: Arc<dyn Host>,
         vms: Vec<(VmId, Arc<GuestRam>)>,
@@ -224,7 +225,9 @@ pub fn probe() -> Result<String, String> {
     let report = service.stop();
     touched.map_err(|error| error.to_string())?;
     match report {
-        ReservedFramesReport { promoted: 1, by_collapse: 0, .. } => Ok("contiguous frames, mapped as one page".into()),
+        ReservedFramesReport { promoted: 1, by_collapse: 0, .. } => {
+            Ok("contiguous frames, mapped as one huge page of 2 MiB".into())
+        }
         ReservedFramesReport { promoted: 1, .. } => {
             Err("reserved windows become large by MADV_COLLAPSE (in place: CAP_SYS_ADMIN, Linux 6.14)".into())
         }

@@ -123,8 +123,8 @@ pub enum SecondLevelError {
     Claimed(SlotId),
     /// Another user of the dirty log needs it.
     #[error(
-        "cannot use the dirty log of memslot {}: a program other than the manager, perhaps a migration, switched it on; \
-         it is left alone",
+        "cannot use the dirty log of memslot {}: a program other than the manager, perhaps a migration, switched it \
+         on; it is left alone",
         .0.0
     )]
     OfOthers(SlotId),

@@ -129,7 +129,8 @@ pub enum SavedError {
     },
     /// It was measured under other paging: a two-dimensional walk costs more than one of KVM's shadow tables.
     #[error(
-        "it was measured under {measured:?} paging, but KVM uses {here} here; measure again with `wideleaf tlbcost --save`"
+        "it was measured under {measured:?} paging, but KVM uses {here} here; measure again with `wideleaf tlbcost \
+         --save`"
     )]
     OtherPaging {
         /// Paging of the measurement.
@@ -138,7 +139,7 @@ pub enum SavedError {
         here: &'static str,
     },
     /// The paging of KVM cannot be determined.
-    #[error("it was measured under {measured} paging, but the paging of KVM here is unknown: {why}")]
+    #[error("it was measured under {measured} paging, but KVM's paging here is unknown: {why}")]
     UnknownPaging {
         /// Paging of the measurement.
         measured: String,
@@ -371,8 +372,6 @@ mod tests {
         fs::remove_dir_all(root.path().join("sys")).expect("it is there");
         let chosen = ChosenWalkCost::read(root.path());
         assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
-        assert!(chosen.note.is_some_and(|note| {
-            note.contains("the paging of KVM here is unknown: cannot detect paging: no KVM vendor module")
-        }));
+        assert!(chosen.note.is_some_and(|note| note.contains("unknown: cannot detect paging: no KVM vendor module")));
     }
 }

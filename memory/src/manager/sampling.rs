@@ -8,8 +8,8 @@
 //!            └───────────────── between two ticks the guest runs ────────────────┘
 //! ```
 //!
-//! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the loop
-//! senses and acts.
+//! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the
+//! loop senses and acts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -38,8 +38,8 @@ pub enum SwitchError {
     BeginsAtFirstFault(&'static str),
     /// The RAM did not start as the policy needs it.
     #[error(
-        "{policy} needs all RAM on large pages before the guest runs, and {windows} windows are not; \
-         start it with --policy {policy}"
+        "{policy} needs all RAM on large pages before the guest runs, and {windows} windows are not; start it with \
+         --policy {policy}"
     )]
     NotHuge {
         /// Name of the policy.
@@ -49,8 +49,8 @@ pub enum SwitchError {
     },
     /// No memslot contains a whole giant.
     #[error(
-        "{0} makes pages of 1 GiB, which need memslots of at least that size, and here they are smaller; \
-         start it with --policy {0}"
+        "{0} makes pages of 1 GiB, which need memslots of at least that size, and here they are smaller; start it \
+         with --policy {0}"
     )]
     SmallSlots(&'static str),
     /// A sensor that the policy asks is not available now.

@@ -108,8 +108,8 @@ impl fmt::Display for NoRoom {
         match size {
             PageSize::Giant1G => write!(
                 f,
-                ". A page of 1g needs a contiguous gibibyte without unmovable pages, and has no overcommit; \
-                 reserve them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
+                ". A page of 1g needs a contiguous gibibyte without unmovable pages, and has no overcommit; reserve \
+                 them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
             ),
             _ => write!(f, ". Free memory, ask for fewer pages, or take as many as there are"),
         }

@@ -1,5 +1,5 @@
-//! Free memory in blocks, from `/proc/buddyinfo` (Documentation/filesystems/proc.rst): a line for each zone of each node, a column for
-//! each order from 0 on.
+//! Free memory in blocks, from `/proc/buddyinfo` (Documentation/filesystems/proc.rst): a line for each zone of each
+//! node, a column for each order from 0 on.
 //!
 //! ```text
 //!   Node 0, zone   Normal   3131  3595 …  57  4623

@@ -169,8 +169,8 @@ impl<'a> Piece<'a> {
     pub(crate) fn words(self) -> &'a [AtomicU64] {
         assert!(self.of.share(), "the words at {} belong to one owner", self.start);
         let start = self.start.get() as *const AtomicU64;
-        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
-        // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
+        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for
+        // as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
         unsafe { std::slice::from_raw_parts(start, self.count()) }
     }
 
@@ -190,7 +190,8 @@ impl<'a> Piece<'a> {
         assert!(index < self.count(), "word {index} of {}", self.count());
         let at = self.start.get() as usize + index * size_of::<u64>();
         let word: u64;
-        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes a register only.
+        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes
+        // a register only.
         unsafe {
             asm!("mov {word}, [{at}]", word = out(reg) word, at = in(reg) at, options(nostack, readonly, preserves_flags))
         };
@@ -273,8 +274,8 @@ impl ExclusiveWords<'_> {
     /// All words, as a slice.
     pub fn as_mut_slice(&mut self) -> &mut [u64] {
         let start = self.0.start.get() as *mut u64;
-        // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making of a second
-        // one; `self` is borrowed mutably; any bits are a word.
+        // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making
+        // of a second one; `self` is borrowed mutably; any bits are a word.
         unsafe { std::slice::from_raw_parts_mut(start, self.0.count()) }
     }
 }

@@ -41,8 +41,8 @@ pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     if bytes == 0 {
         return;
     }
-    // SAFETY: reads and writes exactly the bytes that the caller vouches for, aligned as asserted; SSE2 is part of x86-64;
-    // the fence orders the streamed stores before everything behind.
+    // SAFETY: reads and writes exactly the bytes that the caller vouches for, aligned as asserted; SSE2 is part of
+    // x86-64; the fence orders the streamed stores before everything behind.
     unsafe {
         asm!(
             "2:",

@@ -38,7 +38,8 @@ pub enum UserfaultfdError {
     NoMove,
     /// The kernel has userfaultfd, but it does not report minor faults.
     #[error(
-        "cannot see minor faults of memfd and hugetlb memory: this kernel's userfaultfd lacks UFFD_FEATURE_MINOR_* (Linux 5.14)"
+        "cannot see minor faults of memfd and hugetlb memory: this kernel's userfaultfd lacks UFFD_FEATURE_MINOR_* \
+         (Linux 5.14)"
     )]
     NoMinor,
     /// A call failed.
@@ -474,7 +475,7 @@ mod tests {
         }
 
         #[test]
-        fn any_other_event_is_its_number(mut bytes: [u8; 32], event in any::<u8>().prop_filter("not a fault", |e| *e != 0x12)) {
+        fn any_other_event_is_its_number(mut bytes: [u8; 32], event in any::<u8>().prop_filter("no fault", |e| *e != 0x12)) {
             bytes[0] = event;
             prop_assert_eq!(Message::parse(&bytes), Message::Other(event));
         }
