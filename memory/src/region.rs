@@ -210,7 +210,7 @@ impl GuestRam {
     /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.
     ///
     /// If the RAM has no such range.
-    /// Where the RAM has no such range.
+    /// If the RAM has no such range.
     pub fn exclusive_words(&self, range: RamRange) -> Option<ExclusiveWords<'_>> {
         self.piece(range).exclusive_words()
     }

@@ -1,4 +1,4 @@
-//! Where the zero pages of one VM are taken aside before they go back to the host. It is opened at the first
+//! The area where the zero pages of one VM are kept before they go back to the host. It is opened at the first
 //! release, since few policies plan any, and then kept. A host that cannot move pages releases none, and the report
 //! gives the reason once.
 
