@@ -7,7 +7,7 @@
 //!    ▲  ▲  ▲               │     │             │     │                                   ▲    │
 //!    │  │  └─ replace_with,┘     │             │     │ refused, even to copy it back     │    │
 //!    │  │     or dropped         │             │     ▼                                   │    │
-//!    │  │                        │ dropped,    │    [Stuck(slot)]  no thread is woken,  │    │
+//!    │  │                        │ dropped,    │    [Stuck(slot)]  no thread is woken,   │    │
 //!    │  │                        └─ refused ───│───▶ │    │        retried until it works│    │
 //!    │  └───────────────── bring_back ─────────┘     │    └─ touched ───────────────────┘    │
 //!    ├────────────────────────────────── retried ────┘                                       │

@@ -16,7 +16,7 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd};
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Capability {
-    /// Short name.
+    /// Short name of the capability.
     pub name: &'static str,
     /// Whether this host has it.
     pub is_available: bool,

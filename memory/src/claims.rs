@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!                      windows, one by one             a slot's dirty log             the giant whole
-//!  claimed by         Aside, the loop                 hold, sensors of writes        GiantPages
+//!   claimed by         Aside, the loop                 hold, sensors of writes        GiantPages
 //!   free giant         yes, any number                 yes, any number                yes, if it has no claims
 //!   being moved        refused: UnderWay               refused: UnderWay              refused: UnderWay
 //!   on a giant page    refused: OnGiantPage            yes                            yes: it may go back
@@ -119,7 +119,7 @@ impl Claims {
     /// the claim exists.
     ///
     /// # Errors
-    /// [`Claimed::UnderWay`].
+    /// [`Claimed::UnderWay`] during such a move.
     pub fn dirty_log(self: &Arc<Self>, slot: GpaRange) -> Result<PartClaim, Claimed> {
         let mut giants = self.giants();
         let first = slot.start().align_down(PageSize::Giant1G);

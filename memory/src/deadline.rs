@@ -147,7 +147,7 @@ pub struct Asked<T> {
 /// that got it.
 ///
 /// # Errors
-/// [`NoAnswer`].
+/// [`NoAnswer`] with its reason.
 pub fn ask<T: Send + 'static>(
     of: ProcessKey,
     within: Duration,
@@ -209,7 +209,7 @@ impl Questions {
     /// Like the function [`ask`].
     ///
     /// # Errors
-    /// [`NoAnswer`].
+    /// [`NoAnswer`] with its reason.
     pub fn ask<T: Send + 'static>(
         self: &Arc<Self>,
         of: ProcessKey,

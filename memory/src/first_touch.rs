@@ -4,7 +4,7 @@
 //! ```text
 //!   a vCPU, a device thread or a native kernel touches a page that is not there, and waits
 //!        │
-//!        ▼                     it has a page already (touched before the service began): no decision           ─┐
+//!        ▼                     it has a page already (touched before the service began): no decision ──────────┐
 //!   [Unasked] ── ask, once ─▶ 4k ──────────────────────────────────────────────────────────────────────────────┤
 //!        │                                                                                                     │
 //!        └─▶ 2m (1g too): MADV_HUGEPAGE, drop the empty page table, let the window go, fault it in, look       │

@@ -6,7 +6,7 @@
 //! ```text
 //!   a thread touches a page that is not mapped, and waits
 //!        │
-//!        ▼           the file has pages there (touched before the service began), or no memory is available    ─┐
+//!        ▼           the file has pages there (touched before the service began), or no memory is available ─────┐
 //!   [Untouched] ── fallocate 2 MiB ──▶ [Reserved]  each touched page: UFFDIO_CONTINUE, 4 KiB of the folio        │
 //!                                        │     │                                                                 │
 //!             the threshold is reached   │     │  the host is short, and it was changed longest ago              │

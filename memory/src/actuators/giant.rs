@@ -76,7 +76,7 @@ impl SwapLimits {
 }
 
 impl Default for SwapLimits {
-    /// [`SwapLimits::DEFAULT`].
+    /// The limits of [`SwapLimits::DEFAULT`].
     fn default() -> SwapLimits {
         SwapLimits::DEFAULT
     }

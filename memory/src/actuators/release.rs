@@ -2,7 +2,7 @@
 //! write is lost.
 //!
 //! ```text
-//!   look: any zero pages? ─no─▶ skipped            no waiting  
+//!   look: any zero pages? ─no─▶ skipped            no waiting
 //!     │ yes: a huge page is split first, which may already free them (see `split.rs`)
 //!   take these aside ─▶ look again, where nothing can write them ─▶ discard those still zero ─▶ the others go back
 //!   └── pinned: stays ──────────── a thread or a vCPU that touches the window waits ─────────────────────────────┘

@@ -3,7 +3,7 @@
 //! ```text
 //!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
 //!   nothing                                   after twice the time, up to `tick_longest`
-//!     and memory came into use since         at the next pulse, or twenty times what sensing took after the last tick
+//!     and memory came into use since          at the next pulse, or twenty times what sensing took after the last tick
 //!     and a gate opened or closed             at the next pulse
 //! ```
 //!

@@ -55,7 +55,7 @@ impl LinuxMover {
     /// Opens a userfaultfd and maps the area: addresses, no memory yet. Watches nothing of `ram`.
     ///
     /// # Errors
-    /// [`MoverError`].
+    /// [`MoverError`] with its reason.
     pub fn open(ram: Arc<GuestRam>) -> Result<LinuxMover, MoverError> {
         if ram.backing().kind() != BackingKind::Anon {
             return Err(MoverError::NotAnonymous(ram.backing().kind()));

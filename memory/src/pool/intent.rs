@@ -9,11 +9,11 @@
 //!         as before ─▶ nothing   within what was asked for ─▶ ours   anything else ─▶ another program: nothing is ours
 //! ```
 //!
-//! Only writing it changes the number of persistent pages, not mapping or unmapping. So the pool itself shows what
-//! was done, but not by which process. If our change alone cannot explain the numbers, pages stay where they are,
-//! rather than being taken from another program. One case looks like our change and is not: we were killed between
-//! the note and the write, and another program then added at most what we had wanted. So a living process that knows
-//! that nothing was done, or that all was undone, closes the intent without asking the numbers.
+//! Only a write to `nr_hugepages` changes the number of persistent pages; mapping and unmapping do not. So the pool
+//! itself shows what was done, but not by which process. If our change alone cannot explain the numbers, pages stay
+//! where they are, rather than being taken from another program. One case looks like our change and is not: we were
+//! killed between the note and the write, and another program then added at most what we had wanted. So a living
+//! process that knows that nothing was done, or that all was undone, closes the intent without asking the numbers.
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;

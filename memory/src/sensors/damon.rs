@@ -76,7 +76,7 @@ pub enum DamonError {
 /// Whether the monitor seems available, without taking it.
 ///
 /// # Errors
-/// [`DamonError`].
+/// [`DamonError`] with its reason.
 pub fn probe(root: &Path) -> Result<String, DamonError> {
     Kdamonds { directory: root.join(KDAMONDS) }.check_free(root)?;
     Ok("DAMON is present and not in use; what it can monitor shows when it is set up".into())

@@ -118,7 +118,7 @@ pub trait TableSource: Send + Sync {
     /// must use its own thread.
     ///
     /// # Errors
-    /// [`NoTables`].
+    /// [`NoTables`] with its reason.
     fn sample(&self) -> Result<Walked, NoTables>;
 }
 

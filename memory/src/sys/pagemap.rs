@@ -9,7 +9,7 @@ use wideleaf_policies::{Bytes, Hva};
 
 use crate::host::PageRun;
 
-/// `struct pm_scan_arg`.
+/// Layout of `struct pm_scan_arg`.
 #[repr(C)]
 struct ScanArgument {
     size: u64,
@@ -26,7 +26,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-/// `struct page_region`.
+/// Layout of `struct page_region`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Region {

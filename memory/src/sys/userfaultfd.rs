@@ -65,7 +65,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// `UFFDIO_REGISTER_MODE_*`.
+    /// Bits of `UFFDIO_REGISTER_MODE_*`.
     const fn bit(self) -> u64 {
         match self {
             Mode::Missing => 1 << 0,
@@ -93,7 +93,7 @@ fn is_for_the_device(refused: io::Error) -> Result<(), UserfaultfdError> {
     }
 }
 
-/// `struct uffdio_api`.
+/// Layout of `struct uffdio_api`.
 #[repr(C)]
 struct Api {
     api: u64,
@@ -101,14 +101,14 @@ struct Api {
     ioctls: u64,
 }
 
-/// `struct uffdio_range`.
+/// Layout of `struct uffdio_range`.
 #[repr(C)]
 struct Range {
     start: u64,
     len: u64,
 }
 
-/// `struct uffdio_register`.
+/// Layout of `struct uffdio_register`.
 #[repr(C)]
 struct Register {
     range: Range,

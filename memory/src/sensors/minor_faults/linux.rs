@@ -40,7 +40,7 @@ impl LinuxMinorFaults {
     /// Opens a userfaultfd that watches nothing of `ram` yet.
     ///
     /// # Errors
-    /// [`MinorFaultsError`].
+    /// [`MinorFaultsError`] with its reason.
     pub fn open(ram: Arc<GuestRam>) -> Result<LinuxMinorFaults, MinorFaultsError> {
         match (ram.backing().kind(), ram.backing().fixed_page()) {
             (BackingKind::Anon, _) => Err(MinorFaultsError::Anonymous),
