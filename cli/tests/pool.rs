@@ -109,7 +109,7 @@ fn a_dry_run_describes_its_writes_and_their_cost_and_writes_nothing() {
     let plan = said(&scratch, &["reserve", "--size=2m", "--bytes=4194303", "--node=1", "--dry-run"]);
     assert!(plan.starts_with("2 pages of 2m would be added: 4 MiB\nwould write 1 to "), "{plan}");
     assert!(plan.contains("node1/compact\nwould write 8 to "), "{plan}");
-    assert!(plan.contains("node 1 has 2 MiB free, of it 1 whole blocks of 2 MiB now"), "{plan}");
+    assert!(plan.contains("node 1 has 2 MiB free: 1 whole blocks of 2 MiB now"), "{plan}");
     assert!(plan.contains("now: 16 in the pool, 6 in use, 3 promised; process 30 (qemu?[31m) has 5"), "{plan}");
     let plan = said(&scratch, &["release", "--size=2m", "--all-unused", "--dry-run"]);
     assert!(plan.starts_with("7 pages of 2m would be released: 14 MiB\nwould write 9 to "), "{plan}");
@@ -169,7 +169,7 @@ fn without_a_daemon_the_state_file_gives_the_reservations_and_if_unreadable_noth
     state(&json!([room(5, None, false), stale]));
     let plan = said(&scratch, &["release", "--size=2m", "--all-unused", "--dry-run"]);
     assert!(plan.starts_with("2 pages of 2m would be released"), "{plan}");
-    let words = ["3 pages of 2m are to be released and 2 are nobody's", "5 kept for domains that are about to start"];
+    let words = ["cannot release 3 pages of 2m: 2 are unused", "5 kept for domains that are about to start"];
     let release = ["pool", "release", "--size=2m", "--pages=3", "--root=."];
     let refuses = |arguments: &[&str], words: &[&str]| {
         let output = scratch.wideleaf(arguments).assert().code(4).stdout("");
@@ -190,11 +190,11 @@ fn impossible_changes_are_refused_in_one_line_with_numbers_and_a_remedy() {
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["pool"], arguments, &["--root=."]].concat(), 4, words);
     };
-    let words = ["9 pages of 2m need 18 MiB", "node 1 has 2 MiB free", "2 MiB of file cache", "--at-most"];
+    let words = ["cannot make 9 pages of 2m (18 MiB)", "node 1 has 2 MiB free", "2 MiB of file cache", "--at-most"];
     refuses(&["reserve", "--size=2m", "--pages=9", "--node=1"], &words);
     refuses(&["reserve", "--size=2m", "--pages=1", "--node=5"], &["node 5 has no hugetlb pool", "these have: 0, 1"]);
     refuses(&["reserve", "--size=1g", "--pages=1"], &["this kernel has no hugetlb pool of 1g pages"]);
-    let words = ["8 pages of 2m are to be released and 7 are nobody's", "process 30", "--all-unused"];
+    let words = ["cannot release 8 pages of 2m: 7 are unused", "process 30", "--all-unused"];
     refuses(&["release", "--size=2m", "--pages=8"], &words);
     put(&scratch, POOL, &[("free_hugepages", 99)]);
     refuses(&["list"], &["contradict each other: 99 pages free, 16 in all"]);

@@ -1,6 +1,6 @@
-//! What can be done, one effect a file. An actuator does one thing to one window or slot and looks whether it
-//! happened; it decides nothing. `clear` does it to all RAM of a guest that stands still. `giant` keeps the pool pages it put behind guest RAM, `swap` some
-//! huge pages that are ready; none keeps state of the guest.
+//! Changes to guest memory, one effect in each file. An actuator does one thing to one window or slot, checks whether
+//! it happened, and decides nothing. `clear` acts on all RAM of a stopped guest. `giant` keeps the pool pages that it
+//! put behind guest RAM, and `swap` keeps some huge pages ready; no actuator keeps state of the guest.
 
 pub mod clear;
 pub mod collapse;

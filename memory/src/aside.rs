@@ -1,5 +1,5 @@
-//! Windows taken aside for a while, and never lost: the pages of a window are moved to where nobody sees them, and moved
-//! back (or better ones in their place) before anybody who touched it meanwhile goes on.
+//! Windows taken aside for a while, and never lost. The pages of a window are moved out of the guest's reach, and
+//! moved back (or a huge page put in their place) before any thread that touched the window continues.
 //!
 //! ```text
 //!               hold                   leave                touched: [`Aside::serve`]
@@ -7,28 +7,30 @@
 //!    ▲  ▲  ▲               │     │             │     │                                   ▲    │
 //!    │  │  └─ replace_with,┘     │             │     │ refused, even to copy it back     │    │
 //!    │  │     or dropped         │             │     ▼                                   │    │
-//!    │  │                        │ dropped,    │    [Stuck(slot)]  nobody is woken,      │    │
+//!    │  │                        │ dropped,    │    [Stuck(slot)]  no thread is woken,   │    │
 //!    │  │                        └─ refused ───│───▶ │    │        retried until it works│    │
 //!    │  └───────────────── bring_back ─────────┘     │    └─ touched ───────────────────┘    │
 //!    ├────────────────────────────────── retried ────┘                                       │
 //!    └────────────────────────────────── bring_back: "it was touched" ───────────────────────┘
 //! ```
 //!
-//! [`Aside::set_aside`] is hold and leave: a window that was touched in between is brought back as it is left. A swap is hold and
-//! replace_with, and a window in hand that is dropped is moved back. A release holds only the pages of a window that
-//! looked zero, and gives them back to the host from there ([`crate::actuators::release`]).
+//! [`Aside::set_aside`] is hold and leave: a window that was touched in between comes back as it is left. A swap is
+//! hold and replace_with, and a window in hand that is dropped is moved back. A release holds only those pages of a
+//! window that looked zero, and gives them back to the host from there ([`crate::actuators::release`]).
 //!
-//! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page table's entry, looks whether the
-//! page is pinned, and puts the entry back if so (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a page that is aside
-//! cannot be written by a transfer that began before, and none can begin.
+//! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page-table entry, checks whether the
+//! page is pinned, and then puts the entry back (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a transfer that
+//! began before cannot write a page that is aside, and no new one can begin.
 //!
-//! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers where each window
-//! is. It is held while touched windows are moved back (0.1 ms each), so that no step of that has to be looked at twice; it is not
-//! held while a window is in somebody's hand. Until they let go of it, it and its slot are theirs alone, and several threads take
-//! aside, copy and replace windows at once. A touch of such a window is noted and answered by whoever has it.
+//! Only windows that are aside are watched, so memory that was never touched faults natively. One lock covers the
+//! state of each window. It is held while touched windows are moved back (0.1 ms each), so that no step can be
+//! interrupted. It is not held while a window is in hand: until the holding thread lets go, the window and its slot
+//! are exclusive to it, and several threads take aside, copy and replace windows at the same time. A touch of such a
+//! window is noted, and answered by the thread that holds it.
 //!
-//! What cannot be moved back (a page that a forked child shares, or that is pinned) is copied back. Where that fails too,
-//! for want of memory, its waiters stay asleep and it is tried again. A guest that waits is better than one that reads zeroes.
+//! Pages that cannot be moved back (shared with a forked child, or pinned) are copied back. If that fails too, for
+//! want of memory, the waiting threads stay asleep and it is tried again. A guest that waits is better than one
+//! that reads zeroes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
@@ -49,100 +51,100 @@ use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
 use crate::region::GuestRam;
 use crate::sandboxed::{ThreadWork, thread_starts};
 
-/// How often a move of one window that is answered `EAGAIN` (a page is locked, or on its way elsewhere) is tried again...
+/// Maximum number of retries of one window's move after `EAGAIN` (a page is locked, or on its way elsewhere).
 const STALLS_MAX: u32 = 32;
-/// ...and after how long: what holds a page for longer than some milliseconds in all, holds it for long.
+/// Time between these retries: a page that is not free after some milliseconds in all is busy for long.
 const STALL_PAUSE: Duration = Duration::from_micros(50);
-/// How soon, while nothing else happens, stuck windows are tried again. Where none are, this is what the thread costs: a
-/// look at a lock and at a descriptor.
+/// Time to the next retry of stuck windows while nothing else happens. Without stuck windows, this is the cost of the
+/// thread: a check of a lock and of a descriptor.
 const STUCK_RETRY: Duration = Duration::from_millis(50);
-/// How often in a row it may be impossible to find out who waits before the service ends...
+/// Number of consecutive failures to determine the waiting threads after which the service ends.
 const SERVE_ATTEMPTS: u32 = 20;
-/// ...and how long between two attempts: descriptors stay readable, and whoever waits goes on waiting.
+/// Time between these attempts: descriptors stay readable, and the threads keep waiting.
 const SERVE_RETRY: Duration = Duration::from_millis(1);
-/// How often they are tried when the service ends.
+/// Number of retries of stuck windows when the service ends.
 const CLOSE_ATTEMPTS: u32 = 20;
 
-/// One VM's windows that are aside. See the module.
+/// The windows of one VM that are aside. See the module.
 pub struct Aside {
     host: Arc<dyn Host>,
     mover: Arc<dyn Mover>,
     claims: Arc<Claims>,
     rooms: Mutex<Rooms>,
-    /// Somebody let go of a window.
+    /// Signalled when a thread lets go of a window.
     let_go: Condvar,
 }
 
 struct Rooms {
     stays: BTreeMap<WindowIndex, Stay>,
-    /// On each window that is aside: a giant of which a part is aside must not be moved.
+    /// Claim on each window that is aside: a giant with a part aside must not be moved.
     claims: BTreeMap<WindowIndex, PartClaim>,
     free: Vec<u16>,
-    /// Slots whose old pages could not be given back yet.
+    /// Slots with old pages that could not be given back yet.
     unclean: VecDeque<u16>,
     is_closed: bool,
     report: AsideReport,
 }
 
-/// Where a window is on its way. The drawing is above.
+/// State of a window on its way. The drawing is above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stay {
-    /// Whoever holds it moves it, and nobody else.
+    /// Exclusive to the thread that holds it and moves it.
     InHand {
         slot: u16,
-        /// Whether somebody was heard to wait for it.
+        /// Whether a thread is known to wait for it.
         is_touched: bool,
     },
     Away(u16),
     Stuck {
         slot: u16,
-        /// Whether somebody will ask if it was touched.
+        /// Whether a caller will ask if it was touched.
         is_awaited: bool,
     },
-    /// At this time, as far as whoever touched it was heard.
+    /// Touched at this time, as far as known.
     Touched(Moment),
 }
 
-/// What was counted.
+/// Counters of windows and pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AsideReport {
-    /// Windows set aside, those for a swap included.
+    /// Number of windows set aside, including those for a swap.
     pub set_aside: u64,
-    /// Of these, moved back because they were touched.
+    /// Number of those that were moved back because they were touched.
     pub touched: u64,
-    /// Of these, replaced by a huge page.
+    /// Number of those that were replaced by a huge page.
     pub replaced: u64,
-    /// Pages that could only be copied back.
+    /// Number of pages that could only be copied back.
     pub copied_pages: u64,
-    /// Times that a window could not be brought back at once.
+    /// Number of times that a window could not be brought back at once.
     pub stuck: u64,
 }
 
-/// Why a window is not taken aside, or not back.
+/// Why a window is not taken aside or not brought back.
 #[derive(Debug, thiserror::Error)]
 pub enum AsideError {
     /// The service has ended.
-    #[error("windows are no longer moved: the service has ended")]
+    #[error("cannot move windows: the service has ended")]
     Closed,
-    /// As many as can be are aside.
-    #[error("{ASIDE_SLOTS} windows are aside already: bring some back first")]
+    /// All slots are in use.
+    #[error("cannot take a window aside: {ASIDE_SLOTS} are aside already; bring some back first")]
     Full,
-    /// It is aside already, or its touch has not been asked for.
-    #[error("{0} is aside already")]
+    /// The window is aside already, or its touch has not been asked for.
+    #[error("cannot take {0} aside: it is aside already")]
     AlreadyAside(WindowIndex),
-    /// It is not.
-    #[error("{0} is not aside")]
+    /// The window is not aside.
+    #[error("cannot bring {0} back: it is not aside")]
     NotAside(WindowIndex),
-    /// Its giant is somebody else's.
+    /// Another part has claimed its giant.
     #[error("{0} cannot be taken aside: {1}")]
     Claimed(WindowIndex, Claimed),
-    /// The kernel refused. The window is where it was, or is stuck and tried again.
+    /// The kernel refused. The window is where it was, or is stuck and will be retried.
     #[error(transparent)]
     Host(#[from] HostError),
 }
 
 impl AsideError {
-    /// What that means to an actuator that wanted to take a window aside.
+    /// Result for an actuator that wanted to take a window aside.
     pub(crate) fn result(self) -> OutcomeResult {
         match self {
             AsideError::Closed => OutcomeResult::Skipped(Skip::Stopping),
@@ -154,34 +156,34 @@ impl AsideError {
     }
 }
 
-/// What to do with a page that the kernel does not move.
+/// Reaction to a page that the kernel does not move.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
     Stop,
     LeaveThePage,
 }
 
-/// Pages that the kernel did not move, and that are where they were.
+/// Pages that the kernel did not move and that are still in place.
 #[derive(Debug, Default)]
 pub(crate) struct Unmoved {
-    /// The number of them.
+    /// Number of such pages.
     pub pages: u16,
-    /// Why the first of them was not moved.
+    /// Error for the first of them.
     pub why: Option<HostError>,
-    /// What was left to be moved then: where there is no page there is nothing to try, and to try costs a system call.
+    /// Pages left to move at that time: other places hold no page, and each attempt there would cost a system call.
     left: Vec<Range<u16>>,
 }
 
 impl Unmoved {
-    /// The first page from `from` on that was left to be moved.
+    /// The first page from `from` on that was left to move.
     fn next_left(&self, from: u16) -> Option<u16> {
         self.left.iter().find(|run| from < run.end).map(|run| run.start.max(from))
     }
 }
 
 impl Aside {
-    /// Nobody is aside yet. Whoever makes one sees that [`Aside::serve`] is called when somebody waits: see
-    /// [`WindowMover`]. `claims` are those of the RAM that `mover` moves.
+    /// No window is aside yet. The caller must call [`Aside::serve`] when a thread waits: see [`WindowMover`].
+    /// `claims` are those of the RAM that `mover` moves.
     pub fn new(host: Arc<dyn Host>, mover: Arc<dyn Mover>, claims: Arc<Claims>) -> Aside {
         let free = (0..ASIDE_SLOTS).rev().collect();
         let rooms = Rooms {
@@ -195,7 +197,7 @@ impl Aside {
         Aside { host, mover, claims, rooms: Mutex::new(rooms), let_go: Condvar::new() }
     }
 
-    /// Takes a window aside until somebody touches it or it is brought back. What is missing of it stays missing.
+    /// Takes a window aside until it is touched or brought back. Missing pages stay missing.
     ///
     /// # Errors
     /// [`AsideError`]; the window is in place then, or stuck (see the module).
@@ -204,9 +206,9 @@ impl Aside {
         Ok(())
     }
 
-    /// Brings a window back that [`Aside::set_aside`] took. Returns when it was touched meanwhile, `None` if it was not, which is
-    /// exact: a touch that came before is counted, also when it is not answered yet (of up to 1024 threads that wait at
-    /// once).
+    /// Brings a window back that [`Aside::set_aside`] took. Returns the time of a touch in between, or `None` without
+    /// one. This is exact: an earlier touch counts even if it is not answered yet (for up to 1024 threads that wait
+    /// at the same time).
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).
@@ -224,14 +226,14 @@ impl Aside {
                 Some(at)
             }
         };
-        answered?; // who waits is not known, so nor is whether it was touched; but it is back
+        answered?; // the waiting threads, and so a touch, are unknown; but it is back
         Ok(touched)
     }
 
-    /// Brings back what was touched, and wakes whoever touched it. Tries again what is stuck.
+    /// Brings back touched windows, and wakes the threads that touched them. Retries stuck windows.
     ///
     /// # Errors
-    /// [`HostError`] where it cannot be found out who waits.
+    /// [`HostError`] if the waiting threads cannot be determined.
     pub fn serve(&self) -> Result<(), HostError> {
         let mut rooms = self.rooms();
         let answered = self.answer_all(&mut rooms);
@@ -239,17 +241,17 @@ impl Aside {
         answered
     }
 
-    /// Ends it: everything is brought back, and nothing more is taken. Waits for what is in somebody's hand, which is a bounded
-    /// number of moves and a copy.
+    /// Ends the service: brings everything back, and takes no more windows. Waits for windows in hand, which takes a
+    /// bounded number of moves and a copy.
     pub fn close(&self) {
         let mut rooms = self.rooms();
         rooms.is_closed = true;
-        // First, since some of them will be aside then, or stuck.
+        // First, since some of them will be aside or stuck then.
         let let_go = self.let_go.wait_while(rooms, |rooms| rooms.has_in_hand());
         rooms = let_go.unwrap_or_else(PoisonError::into_inner);
         for (window, stay) in rooms.stays.clone() {
             if let Stay::Away(slot) | Stay::Stuck { slot, .. } = stay {
-                let _ = self.restore(&mut rooms, window, slot, false); // is stuck then, and counted
+                let _ = self.restore(&mut rooms, window, slot, false); // on an error it is stuck, and counted
             }
         }
         drop(rooms);
@@ -265,27 +267,27 @@ impl Aside {
         tracing::error!("windows of guest RAM cannot be brought back; the guest waits for them");
     }
 
-    /// Whether the window's pages are aside: to everybody else it looks like a hole.
+    /// Whether the window's pages are aside: for all other parts it looks like a hole.
     pub fn is_aside(&self, window: WindowIndex) -> bool {
         self.rooms().stays.get(&window).is_some_and(|stay| !matches!(stay, Stay::Touched(_)))
     }
 
-    /// Claims a window, for what happens to it before and after it is aside.
+    /// Claims a window, for work on it before and after it is aside.
     pub(crate) fn claim(&self, window: WindowIndex) -> Result<PartClaim, Claimed> {
         self.claims.window(window)
     }
 
-    /// What was counted so far.
+    /// Counts so far.
     pub fn report(&self) -> AsideReport {
         self.rooms().report
     }
 
-    /// The pages, for the actuators.
+    /// Mover of the pages, for the actuators.
     pub(crate) fn mover(&self) -> &dyn Mover {
         self.mover.as_ref()
     }
 
-    /// Takes a window aside for as long as the answer lives. Others can be held at the same time.
+    /// Takes a window aside for as long as the returned value exists. Other windows can be held at the same time.
     pub(crate) fn hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
         let held = self.begin_hold(window)?;
         self.make_way(Place::Guest(window), held.place());
@@ -294,8 +296,8 @@ impl Aside {
         Ok(held)
     }
 
-    /// As [`Aside::hold`], of these pages of the window alone. Those that the kernel does not move stay where they are.
-    /// A thread or a vCPU that touches one of the others waits, as does one that touches a hole of the window.
+    /// Like [`Aside::hold`], for these pages of the window alone. Pages that the kernel does not move stay in place.
+    /// A thread or a vCPU that touches one of the others waits, and so does one that touches a hole of the window.
     pub(crate) fn hold_pages(
         &self,
         window: WindowIndex,
@@ -311,7 +313,7 @@ impl Aside {
         Ok((held, unmoved))
     }
 
-    /// Claims a window, gives it a slot and watches it. Nothing is moved yet.
+    /// Claims a window, gives it a slot and watches it. Moves nothing yet.
     fn begin_hold(&self, window: WindowIndex) -> Result<Held<'_>, AsideError> {
         self.clean();
         let slot = self.take_in_hand(window)?;
@@ -321,7 +323,7 @@ impl Aside {
         Ok(held)
     }
 
-    /// Claims a window and gives it a slot. Nothing is moved yet.
+    /// Claims a window and gives it a slot. Moves nothing yet.
     fn take_in_hand(&self, window: WindowIndex) -> Result<u16, AsideError> {
         let mut rooms = self.rooms();
         if rooms.is_closed {
@@ -351,7 +353,7 @@ impl Aside {
                 Some(Stay::InHand { slot, .. }) => {
                     rooms.stays.insert(window, Stay::InHand { slot, is_touched: true });
                 }
-                // Who waits for a stuck window waits on.
+                // Threads that wait for a stuck window keep waiting.
                 Some(Stay::Stuck { .. }) => {}
                 // It came back between the touch and the reading of it.
                 Some(Stay::Touched(_)) | None => answered = answered.and(self.mover.wake(window)),
@@ -362,19 +364,19 @@ impl Aside {
 
     fn bring_back_touched(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16) {
         rooms.report.touched += 1;
-        let _ = self.restore(rooms, window, slot, true); // is stuck then, and counted
+        let _ = self.restore(rooms, window, slot, true); // on an error it is stuck, and counted
     }
 
     fn retry_stuck(&self, rooms: &mut Rooms) {
         for (window, stay) in rooms.stays.clone() {
             if let Stay::Stuck { slot, is_awaited } = stay {
-                let _ = self.restore(rooms, window, slot, is_awaited); // is stuck again
+                let _ = self.restore(rooms, window, slot, is_awaited); // on an error it is stuck again
             }
         }
     }
 
-    /// Brings the pages of a window back, then lets whoever waits go on. If that fails, by an error or a panic, the window is
-    /// stuck.
+    /// Brings the pages of a window back, then wakes the waiting threads. On an error or a panic, the
+    /// window is stuck.
     fn restore(&self, rooms: &mut Rooms, window: WindowIndex, slot: u16, is_awaited: bool) -> Result<(), HostError> {
         rooms.stays.insert(window, Stay::Stuck { slot, is_awaited });
         let back = self.return_pages(window, slot, &mut rooms.report).and_then(|()| self.mover.unwatch(window));
@@ -396,19 +398,19 @@ impl Aside {
 
     /// Moves all pages back, and copies those that do not move. Afterwards nothing is aside.
     ///
-    /// A page that is in place already got there by an earlier attempt: the guest may have written it since, so the one in
-    /// place is the right one and a copy of it that is still aside is old.
+    /// A page that is in place already was moved by an earlier attempt. The guest may have written it since: the page
+    /// in place is the right one, and a copy of it that is still aside is old.
     fn return_pages(&self, window: WindowIndex, slot: u16, report: &mut AsideReport) -> Result<(), HostError> {
         let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
         self.make_way(aside, guest);
         self.move_pages(aside, guest, ALL_PAGES, Refused::LeaveThePage)?;
-        // One that cannot be copied now does not keep the others away.
+        // A page that cannot be copied now does not stop the others.
         let copies =
             self.mover.held(aside)?.into_iter().flatten().map(|page| self.return_page(window, slot, page, report));
         copies.fold(Ok(()), Result::and)
     }
 
-    /// Copies a page back that does not move.
+    /// Copies a page back that cannot be moved.
     fn return_page(
         &self,
         window: WindowIndex,
@@ -425,21 +427,21 @@ impl Aside {
         self.mover.discard(aside, page..page + 1)
     }
 
-    /// Sees to it that a huge page can be moved whole: no page table may be where it goes. If the table stays the
-    /// page is split, and its contents are the same.
+    /// Ensures that a huge page can be moved whole: there must be no page table at its target. If the table stays the
+    /// page is split, with the same contents.
     fn make_way(&self, from: Place, to: Place) {
         if self.mover.look(from).is_ok_and(|look| look.is_huge) {
             let _ = self.drop_page_table(to);
         }
     }
 
-    /// Gives back the page table of a watched place that holds nothing.
+    /// Gives back the page table of a watched place without pages.
     fn drop_page_table(&self, place: Place) -> Result<(), HostError> {
         if self.mover.held(place)?.is_empty() { self.mover.discard(place, ALL_PAGES) } else { Ok(()) }
     }
 
-    /// Gives back the old pages of windows that were replaced; only then can others move there. One slot at a time: the rest is
-    /// there for whoever else needs one.
+    /// Gives back the old pages of replaced windows; only then are their slots usable. One slot at a time: the rest
+    /// stays available to other threads.
     fn clean(&self) {
         let unclean = self.rooms().unclean.len();
         for _ in 0..unclean {
@@ -449,7 +451,7 @@ impl Aside {
         }
     }
 
-    /// Moves pages of a window, however many steps that takes.
+    /// Moves pages of a window, in as many steps as that takes.
     fn move_pages(
         &self,
         from: Place,
@@ -484,7 +486,7 @@ impl Drop for Aside {
     fn drop(&mut self) {
         self.close();
         if self.rooms().has_stuck() {
-            // Closing the userfaultfd would wake whoever waits, and they would read zeroes.
+            // Closing the userfaultfd would wake the waiting threads, which would read zeroes.
             std::mem::forget(Arc::clone(&self.mover));
             std::mem::forget(std::mem::take(&mut self.rooms().claims));
         }
@@ -506,7 +508,7 @@ impl Rooms {
     }
 }
 
-/// A slot whose old pages are being given back. Dropped, it is free, or as unclean as before, in a panic too.
+/// A slot with old pages that are being given back. On drop, also in a panic, it is free, or unclean as before.
 struct Cleaning<'a> {
     aside: &'a Aside,
     slot: u16,
@@ -524,7 +526,7 @@ impl Drop for Cleaning<'_> {
     }
 }
 
-/// A window that is aside while this lives. Dropped, it is moved back.
+/// A window that is aside while this exists. Dropping it moves it back.
 pub(crate) struct Held<'a> {
     aside: &'a Aside,
     window: WindowIndex,
@@ -533,25 +535,25 @@ pub(crate) struct Held<'a> {
     state: Holding,
 }
 
-/// How far it came.
+/// Progress of holding a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holding {
-    /// It is not watched, and all pages are in place.
+    /// The window is not watched, and all pages are in place.
     NotBegun,
-    /// Pages of it may be anywhere.
+    /// Its pages may be anywhere.
     Moved,
-    /// It is nobody's any more, or waits in its slot.
+    /// The thread has let go of it: it is in place, or waits in its slot.
     LetGo,
 }
 
 impl Held<'_> {
-    /// Where its pages are.
+    /// Place of its pages.
     pub(crate) fn place(&self) -> Place {
         Place::Aside(self.slot)
     }
 
-    /// Puts the huge page of a ready slot in the window's place; the old pages are given back. Returns how long the window
-    /// was out of the guest's reach.
+    /// Puts the huge page of a ready slot in the window's place, and gives the old pages back. Returns the time that
+    /// the window was out of the guest's reach.
     pub(crate) fn replace_with(mut self, ready: u16) -> Result<Duration, HostError> {
         let Held { aside, window, slot, .. } = self;
         aside.drop_page_table(Place::Guest(window))?;
@@ -567,8 +569,8 @@ impl Held<'_> {
         Ok(unavailable)
     }
 
-    /// Moves everything back that is still in its slot. Returns how long the window was out of the guest's reach. Where
-    /// it fails the window is stuck: it is counted and tried again.
+    /// Moves everything back that is still in its slot. Returns the time that the window was out of the guest's
+    /// reach. On an error the window is stuck: it is counted and retried.
     pub(crate) fn put_back(mut self) -> Result<Duration, HostError> {
         let Held { aside, window, slot, began, .. } = self;
         let mut back = Ok(());
@@ -576,7 +578,7 @@ impl Held<'_> {
         back.map(|()| aside.host.now().since(began))
     }
 
-    /// Leaves it aside, or brings it back at once where somebody touched it while it went.
+    /// Leaves it aside, or brings it back at once if it was touched on its way.
     fn leave(mut self) {
         let Held { aside, window, slot, .. } = self;
         self.let_go(|rooms| {
@@ -590,7 +592,7 @@ impl Held<'_> {
     fn let_go(&mut self, settle: impl FnOnce(&mut Rooms)) {
         self.state = Holding::LetGo;
         let mut rooms = self.aside.rooms();
-        self.aside.let_go.notify_all(); // who waits goes on when the lock is free, also if this panics
+        self.aside.let_go.notify_all(); // waiters continue when the lock is free, also after a panic here
         settle(&mut rooms);
     }
 }
@@ -604,18 +606,18 @@ impl Drop for Held<'_> {
                 rooms.is_in_place(window);
                 rooms.free.push(slot);
             }),
-            // It is stuck if that fails, and counted.
+            // On an error it is stuck, and counted.
             Holding::Moved => self.let_go(|rooms| drop(aside.restore(rooms, window, slot, false))),
         }
     }
 }
 
-/// [`Aside`] over a VM's own RAM, and the thread that answers touches. Dropped, everything is brought back and whoever
-/// waits goes on, whoever else has a share of [`WindowMover::aside`].
+/// [`Aside`] over a VM's own RAM, with the thread that answers touches. Dropping it brings everything back and wakes
+/// all waiting threads, even if other parts share [`WindowMover::aside`].
 #[derive(Debug)]
 pub struct WindowMover {
     aside: Arc<Aside>,
-    /// Dropping it ends the thread.
+    /// End of the thread's pipe; dropping it ends the thread.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -638,14 +640,14 @@ impl WindowMover {
             .spawn(move || {
                 thread_starts(ThreadWork::Faults);
                 if let Err(error) = answer_until(&stopped, &closes.0, mover.as_ref()) {
-                    tracing::error!("windows are no longer moved: {error}");
+                    tracing::error!("moving of windows has ended: {error}");
                 }
             })
             .map_err(no_thread)?;
         Ok(WindowMover { aside, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Takes windows aside and brings them back.
+    /// Access to the windows that are aside.
     pub fn aside(&self) -> &Arc<Aside> {
         &self.aside
     }
@@ -655,12 +657,12 @@ impl Drop for WindowMover {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread that moves windows panicked; it brought everything back first");
+            tracing::error!("the thread that moves windows panicked, after bringing everything back");
         }
     }
 }
 
-/// However the thread ends: stopped, failed or panicked.
+/// Closes everything however the thread ends: stopped, failed or panicked.
 struct CloseAtTheEnd(Arc<Aside>);
 
 impl Drop for CloseAtTheEnd {
@@ -669,7 +671,8 @@ impl Drop for CloseAtTheEnd {
     }
 }
 
-/// Answers whenever `touched` is readable. One failure is an accident (no memory, a signal); many in a row are the end.
+/// Answers whenever `touched` is readable. One failure may be an accident (no memory, a signal); many in a row
+/// end the service.
 fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Result<()> {
     let timeout = PollTimeout::try_from(STUCK_RETRY).expect("some milliseconds are a timeout");
     let mut failures = 0;
@@ -686,7 +689,7 @@ fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Re
             Ok(()) => 0,
             Err(error) if failures + 1 == SERVE_ATTEMPTS => return Err(io::Error::other(error)),
             Err(error) => {
-                tracing::warn!("who waits is asked for again: {error}");
+                tracing::warn!("cannot determine the waiting threads, trying again: {error}");
                 aside.host.sleep(SERVE_RETRY);
                 failures + 1
             }
@@ -694,7 +697,7 @@ fn answer_until(stop: &PipeReader, aside: &Aside, touched: &impl AsFd) -> io::Re
     }
 }
 
-/// Whether this host can move windows: moves the pages of one away and back. Returns how long that took.
+/// Whether this host can move windows: moves the pages of one away and back. Returns the duration.
 ///
 /// # Errors
 /// The reason why not.
@@ -730,8 +733,8 @@ mod tests {
 
     const WINDOW: WindowIndex = WindowIndex::new(3);
 
-    /// A window is aside and somebody waits for it. Returns how the service ends whose descriptor is always readable, and the
-    /// mover.
+    /// A window is aside and a thread waits for it. Returns the result of a service with a descriptor that is always
+    /// readable, and the mover.
     fn served(prepare: impl FnOnce(&FakeMover)) -> (io::Result<()>, Arc<FakeMover>) {
         let mover = Arc::new(FakeMover::default());
         mover.write(WINDOW, ALL_PAGES);
@@ -757,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_cannot_be_copied_back_does_not_keep_the_others_away() {
+    fn a_page_that_cannot_be_copied_back_does_not_stop_the_others() {
         let mover = Arc::new(FakeMover::default());
         mover.write(WINDOW, ALL_PAGES);
         let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
@@ -765,8 +768,8 @@ mod tests {
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
-        // Read who waits, look, move page 0, fail at page 1; see what is left; fail at pages 2 and 3, the rest; see
-        // what is left; copy page 1.
+        // Read the touches, look, move page 0, fail at page 1; list the pages left; fail at pages 2 and 3, move the
+        // rest; list the pages left; copy page 1.
         mover.fail_call(9, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");
         assert_eq!(held(), [1]);
@@ -775,13 +778,13 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_to_see_who_waits_does_not_end_the_service() {
+    fn one_failure_to_read_touches_does_not_end_the_service() {
         let (ended, mover) = served(|mover| mover.fail_call(0, libc::EINTR));
         assert!(ended.is_ok() && mover.waiting() == 0, "{ended:?}");
     }
 
     #[test]
-    fn a_service_that_never_sees_who_waits_ends() {
+    fn a_service_that_can_never_read_touches_ends() {
         let (ended, mover) = served(|mover| mover.fail_all(Some(libc::EIO)));
         assert!(ended.is_err() && mover.waiting() == 1, "{ended:?}");
         mover.fail_all(None);

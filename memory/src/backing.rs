@@ -1,4 +1,4 @@
-//! What stands behind guest RAM, and every consequence of the choice: page size, flags, advice, limits. One value, so
+//! The kind of memory behind guest RAM, and all that follows from it: page size, flags, advice, limits. One value, so
 //! that no two options can contradict each other.
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use crate::host::{Advice, Host, HostError, linux::LinuxHost};
 use crate::sys::mapping::{MapError, create_memfd};
 use crate::sys::tmpfs;
 
-/// The kind of memory.
+/// Kinds of memory behind guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackingKind {
@@ -22,10 +22,10 @@ pub enum BackingKind {
 }
 
 impl BackingKind {
-    /// All kinds.
+    /// List of all kinds.
     pub const ALL: [BackingKind; 3] = [BackingKind::Anon, BackingKind::Memfd, BackingKind::Hugetlb];
 
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             BackingKind::Anon => "anon",
@@ -35,28 +35,28 @@ impl BackingKind {
     }
 }
 
-/// Kind and page size to start with: only the combinations that exist.
+/// Kind and initial page size: only the combinations that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackingConfig {
     kind: BackingKind,
     start_page: PageSize,
-    /// Whether its file hands out huge folios that are then mapped page by page.
+    /// Whether its file supplies huge folios that are then mapped page by page.
     is_reservable: bool,
 }
 
 /// A combination that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackingError {
-    /// hugetlb with base pages.
-    #[error("the hugetlb pool has no 4k pages: use --host-page 2m or 1g, or --backing anon")]
+    /// The hugetlb pool with base pages.
+    #[error("cannot use the hugetlb pool with 4k pages: use --host-page 2m or 1g, or --backing anon")]
     HugetlbOf4K,
     /// Giant pages outside hugetlb.
-    #[error("{} RAM cannot start with 1g pages, only the hugetlb pool has them: use --backing hugetlb", .0.name())]
+    #[error("{} RAM cannot start with 1g pages: only the hugetlb pool has them; use --backing hugetlb", .0.name())]
     GiantNeedsHugetlb(BackingKind),
 }
 
 impl BackingConfig {
-    /// The combination, if it exists.
+    /// Makes the combination, if it exists.
     ///
     /// # Errors
     /// [`BackingError`] with what to use instead.
@@ -68,37 +68,37 @@ impl BackingConfig {
         }
     }
 
-    /// memfd RAM on base pages whose frames can be set aside 2 MiB at a time ([`crate::reserved_frames`]). No other process
-    /// may write to it: what this process has not mapped counts as never touched.
+    /// memfd RAM on base pages, for which frames can be reserved 2 MiB at a time ([`crate::reserved_frames`]). No
+    /// other process may write to it: memory that this process has not mapped counts as never touched.
     pub const fn reservable() -> BackingConfig {
         BackingConfig { kind: BackingKind::Memfd, start_page: PageSize::Base4K, is_reservable: true }
     }
 
-    /// Whether frames can be set aside for its windows.
+    /// Whether frames can be reserved for its windows.
     pub const fn is_reservable(self) -> bool {
         self.is_reservable
     }
 
-    /// The kind of memory.
+    /// Kind of memory behind the RAM.
     pub const fn kind(self) -> BackingKind {
         self.kind
     }
 
-    /// The page size RAM starts with.
+    /// Page size that RAM starts with.
     pub const fn start_page(self) -> PageSize {
         self.start_page
     }
 
-    /// RAM must be a whole number of these.
+    /// Granule of RAM sizes.
     pub const fn granule(self) -> PageSize {
         match self.kind {
             BackingKind::Hugetlb => self.start_page,
-            // Windows are what is managed; a tail of base pages could never become large.
+            // Windows are the managed unit; a tail of base pages could never become large.
             BackingKind::Anon | BackingKind::Memfd => PageSize::Huge2M,
         }
     }
 
-    /// Whether a window that is large is part of a page of this size, and stays so.
+    /// Page size of all large pages, if the kind of memory fixes it.
     pub(crate) const fn fixed_page(self) -> Option<PageSize> {
         match self.kind {
             BackingKind::Hugetlb => Some(self.start_page),
@@ -115,11 +115,11 @@ impl BackingConfig {
         }
     }
 
-    /// The advice that makes new pages the size asked for. It must come before the first touch: pages that are there
-    /// already do not change.
+    /// The advice that makes new pages the requested size. It must come before the first touch: existing pages
+    /// do not change.
     ///
     /// RAM that starts at 4 KiB is marked `MADV_NOHUGEPAGE`, so that neither a fault under `enabled=always` nor
-    /// khugepaged promotes it behind the manager's back; the collapse actuator lifts the mark window by window.
+    /// khugepaged promotes it without the manager. The collapse actuator lifts the mark window by window.
     pub(crate) fn advise_at_start(self, start: Hva, bytes: Bytes) -> Result<(), HostError> {
         if self.kind == BackingKind::Hugetlb {
             return Ok(());
@@ -127,7 +127,7 @@ impl BackingConfig {
         LinuxHost::open()?.advise(start, bytes, self.advice_at_start())
     }
 
-    /// The mark that RAM outside the pool starts with.
+    /// Initial mark of RAM outside the pool.
     pub(crate) const fn advice_at_start(self) -> Advice {
         match self.start_page {
             PageSize::Base4K => Advice::NoHugePage,
@@ -136,11 +136,13 @@ impl BackingConfig {
     }
 }
 
-/// A file that hands out 2 MiB in one piece. Where that is not permitted an ordinary memfd, whose frames lie anywhere:
-/// what becomes large there is copied.
+/// A file that supplies 2 MiB in one piece. If that is not permitted, an ordinary memfd with scattered frames,
+/// where promotion copies.
 fn create_reservable(bytes: Bytes) -> Result<File, MapError> {
     tmpfs::create_file(bytes).or_else(|error| {
-        tracing::warn!("reserved frames do not lie together, and promotions copy (root could have both): {error}");
+        tracing::warn!(
+            "cannot make a file of huge folios, so promotions of reserved frames copy; run as root: {error}"
+        );
         create_memfd(bytes, None)
     })
 }

@@ -1,5 +1,5 @@
-//! What this host can do: a table, each entry probed, each "no" with its reason and what is done without it. The
-//! kernel is asked, its version string is not compared.
+//! Capabilities of this host: a table in which each entry is probed, and each missing one has its reason and the
+//! consequence. The probes ask the kernel and do not compare its version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,26 +16,26 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd};
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Capability {
-    /// Short name.
+    /// Short name of the capability.
     pub name: &'static str,
-    /// Whether it is there.
+    /// Whether this host has it.
     pub is_available: bool,
-    /// What was found, or why not.
+    /// Result of the probe, or the reason of its failure.
     pub detail: String,
-    /// What is done without it.
+    /// Consequence of a missing capability.
     pub without: &'static str,
 }
 
 impl Capability {
-    /// A row: what was found, or why it was not.
+    /// Makes a row from the result of a probe.
     pub fn new(name: &'static str, without: &'static str, found: Result<String, String>) -> Capability {
         let is_available = found.is_ok();
         Capability { name, is_available, detail: found.unwrap_or_else(|why| why), without }
     }
 }
 
-/// Probes the host's side. `root` is where `sys/` and `proc/` are found, for the entries that are files; system calls
-/// are tried on a window of memory that is unmapped again.
+/// Probes the host's side. `root` contains `sys/` and `proc/`, for the entries that are files; system calls are tried
+/// on a window of memory that is unmapped again.
 pub fn probe(root: &Path) -> Vec<Capability> {
     let row = Capability::new;
     let thp = |file: &str| chosen_setting(&root.join("sys/kernel/mm/transparent_hugepage").join(file));
@@ -80,7 +80,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
             "uffd_move",
             "no access sensor for anonymous RAM, promotion by collapse alone, no zero page is released",
             crate::aside::probe()
-                .map(|took| format!("a window there and back took {:.2} ms", took.as_secs_f64() * 1e3)),
+                .map(|took| format!("moving a window away and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),
         row("uffd_minor", "no access sensor for memfd and hugetlb RAM", probe_minor_faults()),
         row("reserved_frames", "--policy reservation copies, or does not run", crate::reserved_frames::probe()),
@@ -102,7 +102,7 @@ fn chosen_setting(file: &Path) -> Result<String, String> {
 
 fn exists(root: &Path, file: &str) -> Result<String, String> {
     let path: PathBuf = root.join(file);
-    if path.exists() { Ok(format!("/{file}")) } else { Err(format!("/{file} is not there")) }
+    if path.exists() { Ok(format!("/{file}")) } else { Err(format!("/{file} does not exist")) }
 }
 
 fn pool(root: &Path, size: PageSize) -> Result<String, String> {
@@ -135,7 +135,7 @@ fn probe_collapse(kind: BackingKind) -> Result<String, String> {
     }
 }
 
-/// Takes a window's mapping away and brings it back from the file.
+/// Unmaps a window and maps it again from the file.
 fn probe_minor_faults() -> Result<String, String> {
     let text = |error: std::io::Error| error.to_string();
     let ram = one_window(BackingKind::Memfd)?;

@@ -1,26 +1,28 @@
-//! Who may do something to which part of guest RAM. Moving a giant copies a gibibyte while the guest runs: a window that somebody
-//! took aside meanwhile would be missing from the copy, and a dirty log that somebody else fetched would hide what to copy
-//! again. So whoever touches guest RAM or its dirty logs claims it first, and the guard of a claim lasts as long as the work.
+//! Claims on parts of guest RAM. Moving a giant copies a gibibyte while the guest runs: a window that another thread
+//! took aside would be missing from the copy, and a dirty log that another thread fetched would hide pages to copy
+//! again. So a thread claims guest RAM or its dirty logs before it touches them, and the guard of the claim lasts as
+//! long as the work.
 //!
 //! ```text
 //!                      windows, one by one             a slot's dirty log             the giant whole
-//!   who                Aside, the loop                 hold, sensors of writes        GiantPages
-//!   free giant         yes, any number                 yes, any number                yes, if nobody else is there
+//!   claimed by         Aside, the loop                 hold, sensors of writes        GiantPages
+//!   free giant         yes, any number                 yes, any number                yes, if it has no claims
 //!   being moved        refused: UnderWay               refused: UnderWay              refused: UnderWay
 //!   on a giant page    refused: OnGiantPage            yes                            yes: it may go back
 //! ```
 //!
-//! A refused caller does not wait; it comes back later. The claims belong to [`crate::GuestRam`], so that everything
-//! that reaches the memory reaches the same ones.
+//! A refused caller does not wait; it comes back later. The claims belong to [`crate::GuestRam`], so that all users
+//! of the memory share them.
 //!
-//! Claims on windows are counted, not exclusive: they keep giants away from windows and windows from giants, and not
-//! two actuators from the same window. What keeps those apart:
+//! Claims on windows are counted, not exclusive: they exclude giants from windows and windows from giants, but not
+//! two actuators from the same window. Other rules exclude those:
 //!
-//! - Two actions of the manager: its plan has one action a window and tick (`WindowState`), and one loop acts on a VM.
-//! - A swap or a release, and a sample, each with pages aside: [`crate::aside::Aside`] has one stay a window. Of two of
-//!   them, or of another userfaultfd, the kernel refuses the second registration (`EBUSY`).
-//! - Collapse and split, and pages aside: the kernel does not collapse a watched window that has holes, and a hole is no
-//!   part of a huge page.
+//! - Two actions of the manager: its plan has one action for each window and tick (`WindowState`), and one loop acts
+//!   on a VM.
+//! - A swap or a release, and a sample, each with pages aside: [`crate::aside::Aside`] allows one state for each
+//!   window. For two such instances, or another userfaultfd, the kernel refuses the second registration (`EBUSY`).
+//! - Collapse and split, and pages aside: the kernel does not collapse a watched window that has holes, and a hole is
+//!   not part of a huge page.
 //! - A release, a balloon and a reset, which discard pages: a lock ([`crate::given_back::GivenBack`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,38 +35,39 @@ use crate::second_level::SlotId;
 use crate::sensors::host_backing::WindowBacking;
 use crate::side_mapping::{GIANT, GiantPage};
 
-/// How often somebody looks again because a giant was exchanged while they looked: an exchange takes 0.3 ms, and between two
-/// of them a gibibyte is copied.
+/// Maximum number of scans of a caller because a giant was exchanged during one: an exchange takes 0.3 ms, and a
+/// gibibyte is copied between two of them.
 const LOOKS_MAX: u32 = 4;
 
 /// The claims on one VM's RAM. See the module.
 #[derive(Debug, Default)]
 pub struct Claims {
     giants: Mutex<BTreeMap<Gpa, Giant>>,
-    /// Exchanges of a giant's mapping, begun and ended.
+    /// Number of begun exchanges of a giant's mapping; the next counter has the ended ones.
     exchanges_begun: AtomicU64,
     exchanges_ended: AtomicU64,
-    /// Memslots whose dirty log a manager has switched on. See [`crate::second_level::own_logs`].
+    /// Memslots with a dirty log that a manager has switched on. See [`crate::second_level::own_logs`].
     own_logs: Mutex<BTreeSet<SlotId>>,
 }
 
 #[derive(Debug, Default)]
 struct Giant {
-    /// Claims on a part of it.
+    /// Number of claims on a part of it.
     parts: u32,
     is_under_way: bool,
-    /// The page it is on. It belongs to the RAM and not to who moved it there, so that whoever comes later knows of it.
+    /// The page it is on. It belongs to the RAM and not to the thread that moved the giant, so that all later users
+    /// know of it.
     page: Option<Arc<GiantPage>>,
 }
 
-/// A giant that is not there to be worked on window by window.
+/// A giant that cannot be worked on window by window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GiantInUse {
-    /// Its first address.
+    /// First guest-physical address of the giant.
     pub start: Gpa,
-    /// It is being moved.
+    /// Whether it is being moved.
     pub is_under_way: bool,
-    /// It is on a giant page; while it is moved back it still is.
+    /// Whether it is on a giant page, also while it is moved back.
     pub is_on_giant_page: bool,
 }
 
@@ -72,18 +75,18 @@ pub struct GiantInUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Claimed {
     /// It is part of a giant that is being moved.
-    #[error("1 GiB around it is being moved: try again when that is done")]
+    #[error("cannot claim it: the 1 GiB around it is being moved; try again later")]
     UnderWay,
     /// It is part of a giant page.
-    #[error("it is part of a giant page: demote that first")]
+    #[error("cannot claim it: it is part of a giant page; demote that first")]
     OnGiantPage,
-    /// Somebody is at work on a part of this giant.
-    #[error("{0} windows or slots of this giant are being worked on: try again")]
+    /// Other threads work on parts of this giant.
+    #[error("cannot claim the giant: {0} of its windows or slots are being worked on; try again")]
     InParts(u32),
 }
 
 impl Claimed {
-    /// What that means to who wanted to act.
+    /// Result for an actuator that wanted to act.
     pub fn result(self) -> OutcomeResult {
         match self {
             Claimed::UnderWay => OutcomeResult::Skipped(Skip::GiantUnderWay),
@@ -95,7 +98,7 @@ impl Claimed {
 
 impl Claims {
     /// Claims a window against the moving of its giant: its pages may be moved, exchanged, split or given back while
-    /// the answer lives. Another caller may claim it too; see the module.
+    /// the claim exists. Another caller may claim it too; see the module.
     ///
     /// # Errors
     /// [`Claimed::UnderWay`] and [`Claimed::OnGiantPage`].
@@ -112,11 +115,11 @@ impl Claims {
         }
     }
 
-    /// Claims the dirty log of a memslot, which may cover several giants: it may be switched and fetched while the answer
-    /// lives.
+    /// Claims the dirty log of a memslot, which may cover several giants: it may be switched and fetched while
+    /// the claim exists.
     ///
     /// # Errors
-    /// [`Claimed::UnderWay`].
+    /// [`Claimed::UnderWay`] during such a move.
     pub fn dirty_log(self: &Arc<Self>, slot: GpaRange) -> Result<PartClaim, Claimed> {
         let mut giants = self.giants();
         let first = slot.start().align_down(PageSize::Giant1G);
@@ -151,13 +154,13 @@ impl Claims {
         self.giants().get(&giant_of(window)).is_some_and(|giant| giant.is_under_way)
     }
 
-    /// Whether a window is part of a page that a giant was put on. While that is moved back, it still is.
+    /// Whether a window is part of a giant page, also while that is moved back.
     pub fn is_on_giant_page(&self, window: WindowIndex) -> bool {
         self.giants().get(&giant_of(window)).is_some_and(|giant| giant.page.is_some())
     }
 
-    /// The number of claims on windows and logs now. While the manager rests and devices stand still, each is of a
-    /// window whose pages are aside and cannot be brought back yet ([`crate::aside`]).
+    /// Number of claims on windows and logs now. While the manager rests and devices are stopped, each belongs to a
+    /// window with pages that are aside and cannot be brought back yet ([`crate::aside`]).
     pub(crate) fn parts_in_work(&self) -> u32 {
         self.giants().values().map(|giant| giant.parts).sum()
     }
@@ -174,13 +177,13 @@ impl Claims {
         used.map(in_use).collect()
     }
 
-    /// What a window's backing is, given what the page tables say: they tell huge from small, not 2 MiB from 1 GiB.
+    /// Corrects a window's backing from the page tables, which distinguish huge from small, but not 2 MiB from 1 GiB.
     pub fn known(&self, seen: WindowBacking) -> WindowBacking {
         let is_giant = seen.backing.is_large() && self.is_on_giant_page(seen.window);
         WindowBacking { backing: if is_giant { Backing::Giant1G } else { seen.backing }, ..seen }
     }
 
-    /// Looks at guest RAM's page tables, and again where a giant was exchanged meanwhile: for a moment it has no page.
+    /// Scans guest RAM's page tables, again if a giant was exchanged during the scan: it has no page for a moment.
     pub fn steadily<T>(&self, mut look: impl FnMut() -> T) -> T {
         for _ in 1..LOOKS_MAX {
             let ended = self.exchanges_ended.load(Ordering::SeqCst);
@@ -192,14 +195,14 @@ impl Claims {
         look()
     }
 
-    /// The memslots whose dirty log is a manager's own, for whoever switches one.
+    /// The memslots with a dirty log of a manager; locked against switching.
     pub(crate) fn own_logs(&self) -> MutexGuard<'_, BTreeSet<SlotId>> {
-        // A panic elsewhere leaves the set true.
+        // Every change is complete in itself, so the set is consistent after a panic elsewhere.
         self.own_logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn giants(&self) -> MutexGuard<'_, BTreeMap<Gpa, Giant>> {
-        // Every change is one assignment: a panic elsewhere leaves the table true.
+        // Every change is one assignment, so the table is consistent after a panic elsewhere.
         self.giants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -208,7 +211,7 @@ fn giant_of(window: WindowIndex) -> Gpa {
     window.start().align_down(PageSize::Giant1G)
 }
 
-/// A claim on a window, or on a slot's dirty log. Dropped, it ends.
+/// A claim on a window, or on a slot's dirty log. It ends on drop.
 #[derive(Debug)]
 #[must_use = "a claim lasts as long as its guard"]
 pub struct PartClaim {
@@ -225,7 +228,7 @@ impl Drop for PartClaim {
     }
 }
 
-/// A claim on a giant. Dropped, it ends; in a panic it stays, since nobody knows how far the move came.
+/// A claim on a giant. It ends on drop, but stays after a panic, since the state of the move is then unknown.
 #[derive(Debug)]
 #[must_use = "a claim lasts as long as its guard"]
 pub struct GiantClaim {
@@ -234,7 +237,7 @@ pub struct GiantClaim {
 }
 
 impl GiantClaim {
-    /// Which.
+    /// First guest-physical address of the giant.
     pub fn giant(&self) -> Gpa {
         self.giant
     }
@@ -244,8 +247,8 @@ impl GiantClaim {
         Arc::ptr_eq(&self.claims, claims)
     }
 
-    /// Runs an exchange of the giant's mapping, which others must not take for a hole. It must not panic: it would never be
-    /// over to them.
+    /// Runs an exchange of the giant's mapping, which a scan must not take for a hole. It must not panic: the
+    /// exchange would then never count as ended.
     pub(crate) fn exchanging<T>(&self, exchange: impl FnOnce() -> T) -> T {
         self.claims.exchanges_begun.fetch_add(1, Ordering::SeqCst);
         let result = exchange();
@@ -253,17 +256,17 @@ impl GiantClaim {
         result
     }
 
-    /// The page it is on.
+    /// The giant page it is on, if any.
     pub(crate) fn page(&self) -> Option<Arc<GiantPage>> {
         self.claims.giants().get(&self.giant)?.page.clone()
     }
 
-    /// It is on this page now, or on none.
+    /// Records that it is on this page now, or on none.
     pub(crate) fn moved_to(&self, page: Option<Arc<GiantPage>>) {
         self.claims.giants().entry(self.giant).or_default().page = page;
     }
 
-    /// Nobody may touch this giant ever again: the guest stands still, and its memory stays as it is.
+    /// Keeps the claim for ever: the guest is stopped, and its memory stays as it is.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_giant_that_is_moved_excludes_its_windows_and_its_logs_and_no_others() {
+    fn a_giant_on_the_move_excludes_only_its_own_windows_and_logs() {
         let claims = claims();
         let giant = claims.giant(FIRST).expect("free");
         assert_eq!(claims.window(IN_FIRST).expect_err("it is moved"), Claimed::UnderWay);
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_giant_is_not_moved_while_somebody_works_on_a_part_of_it() {
+    fn a_giant_is_not_moved_while_a_part_of_it_is_claimed() {
         let claims = claims();
         let window = claims.window(IN_FIRST).expect("free");
         let log = claims.dirty_log(slot(Bytes::ZERO, gib(2))).expect("free");
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_giant_whose_mover_panicked_stays_claimed() {
+    fn after_a_panic_of_its_mover_a_giant_stays_claimed() {
         let claims = claims();
         let giant = claims.giant(FIRST).expect("free");
         let mover = std::thread::spawn(move || {
@@ -349,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_while_a_giant_is_exchanged_looks_again() {
+    fn a_scan_during_an_exchange_is_repeated() {
         let (claims, looks) = (claims(), Cell::new(0));
         let giant = claims.giant(FIRST).expect("free");
         let look = || {
@@ -360,6 +363,6 @@ mod tests {
             looks.get()
         };
         assert_eq!(claims.steadily(look), 2);
-        assert_eq!(giant.exchanging(|| claims.steadily(|| looks.replace(0))), 0, "and does not look for ever");
+        assert_eq!(giant.exchanging(|| claims.steadily(|| looks.replace(0))), 0, "and does not repeat for ever");
     }
 }

@@ -1,10 +1,10 @@
 //! Questions about other processes, each with a deadline.
 //!
-//! The kernel takes a process's `mmap_lock` for most of what it tells about that process's memory: `cmdline`,
-//! `environ`, `maps`, `smaps`, `mem`, `pagemap` (proc(5)), and it holds `exec_update_lock` while any of these is
-//! opened. A process can have these locks held for as long as it likes: by a mapped file whose server never answers,
-//! for instance. A read of one of these files then never returns. So each such read is a question: it is asked on a
-//! thread of its own, which is left behind when the deadline passes.
+//! The kernel takes a process's `mmap_lock` to answer most questions about that process's memory: `cmdline`,
+//! `environ`, `maps`, `smaps`, `mem`, `pagemap` (proc(5)). It holds `exec_update_lock` while any of these is opened.
+//! A process can keep these locks held for any time, for instance by a mapped file with a server that never answers.
+//! A read of one of these files then never returns. So each such read is a question: it is asked on a thread of its
+//! own, which is left behind when the deadline passes.
 //!
 //! ```text
 //!   ask ─┬─ on a thread for this process already ────────▶ asked right there
@@ -31,38 +31,38 @@ use std::time::{Duration, Instant};
 
 use crate::panicked::{Panicked, caught};
 
-/// Threads for questions at once, those left behind included. A host with more processes that hang needs an operator;
-/// each thread costs a few pages.
+/// Maximum number of threads for questions at the same time, including those left behind. A host with more hanging
+/// processes needs an operator; each thread costs a few pages.
 pub const THREADS_MAX: usize = 64;
 
-/// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a host
-/// with a hundred runnable threads per core, needs longer.
+/// Deadline of a question that the kernel answers in microseconds, such as `cmdline`: only a locked process, or a
+/// host with a hundred runnable threads per core, needs longer.
 pub const BRIEF: Duration = Duration::from_millis(400);
 
-/// Processes that were named in the log. When there are more the list starts anew, and a process may be named a second
-/// time.
+/// Maximum number of processes remembered as named in the log. The list then starts anew, and a process may
+/// be named again.
 const NAMED_MAX: usize = 1024;
 
-/// One process forever: a process id is used again, a process id with its start time is not (proc_pid_stat(5), field
-/// 22).
+/// Identifies one process for ever: a process id is reused, a process id with its start time is not
+/// (proc_pid_stat(5), field 22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
-    /// The process id.
+    /// Number of the process (pid).
     pub pid: u32,
     /// Start time in clock ticks since boot.
     pub started_at: u64,
 }
 
 impl ProcessKey {
-    /// The process that has this id now, by `stat` in its folder of `proc`. Where that cannot be read the start time is
-    /// zero.
+    /// The process that has this id now, by `stat` in its folder of `proc`. The start time is zero if that
+    /// cannot be read.
     pub fn of(proc: &Path, pid: u32) -> ProcessKey {
         let stat = fs::read(proc.join(format!("{pid}/stat"))).unwrap_or_default();
         ProcessKey { pid, started_at: start_time(&String::from_utf8_lossy(&stat)).unwrap_or(0) }
     }
 }
 
-/// `7 (a name) S 1 …`: the name may hold spaces and brackets.
+/// Parses `7 (a name) S 1 …`: the name may hold spaces and brackets.
 fn start_time(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
@@ -71,24 +71,24 @@ fn start_time(stat: &str) -> Option<u64> {
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
-    /// The thread that asks waits in the kernel.
+    /// The asking thread waits in the kernel.
     #[error("does not answer: its memory map is locked")]
     Locked,
-    /// The thread that asks has work to do, or waits for a core.
+    /// The asking thread has work to do, or waits for a core.
     #[error("does not answer: it is very large, or this host is very busy")]
     Slow,
-    /// No thread was left for this question.
-    #[error("was not looked at: {THREADS_MAX} other processes do not answer, and no more are asked until one does")]
+    /// All threads for questions are in use.
+    #[error("was not read: {THREADS_MAX} other processes do not answer, and no more are asked until one does")]
     TooMany,
-    /// The kernel gives no thread.
-    #[error("was not looked at: cannot start a thread: {0}")]
+    /// The kernel could not start a thread.
+    #[error("was not read: cannot start a thread: {0}")]
     Thread(#[from] io::Error),
-    /// A mistake in this program.
-    #[error("was not looked at: the look at it {0}")]
+    /// A defect in this program.
+    #[error("was not read: the read {0}")]
     Panicked(#[from] Panicked),
 }
 
-/// A question that was asked.
+/// A question under way.
 #[derive(Clone, Copy, Debug)]
 struct Out {
     since: Instant,
@@ -102,7 +102,7 @@ impl Out {
     }
 }
 
-/// Whether a thread of this process runs or could, by its state (proc_pid_stat(5)).
+/// Whether a thread of this process runs or is runnable, by its state (proc_pid_stat(5)).
 fn is_running(thread: nix::unistd::Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('R'))
@@ -111,7 +111,7 @@ fn is_running(thread: nix::unistd::Pid) -> bool {
 #[derive(Default)]
 struct State {
     out: BTreeMap<ProcessKey, Out>,
-    /// Processes that did not answer in time once, by the log.
+    /// Processes that the log has named because they once did not answer in time.
     named: BTreeSet<ProcessKey>,
 }
 
@@ -122,7 +122,7 @@ pub struct Questions {
     returned: Condvar,
 }
 
-/// The questions of this program, for what a test wants to have its own of.
+/// The questions of this program, for callers that a test gives its own ones.
 pub fn questions() -> Arc<Questions> {
     Arc::clone(&QUESTIONS)
 }
@@ -143,11 +143,11 @@ pub struct Asked<T> {
     answer: Receiver<Result<T, Panicked>>,
 }
 
-/// Asks about `of`, and waits for the answer until `within` has passed. An answer that comes later is dropped on the
-/// thread that got it.
+/// Asks about `of`, and waits for the answer until `within` has passed. A later answer is dropped on the thread
+/// that got it.
 ///
 /// # Errors
-/// [`NoAnswer`].
+/// [`NoAnswer`] with its reason.
 pub fn ask<T: Send + 'static>(
     of: ProcessKey,
     within: Duration,
@@ -156,7 +156,7 @@ pub fn ask<T: Send + 'static>(
     QUESTIONS.ask(of, within, question)
 }
 
-/// Asks the same of many processes at once, and waits for all answers until `within` has passed.
+/// Asks the same about many processes at the same time, and waits for all answers until `within` has passed.
 pub fn ask_all<T: Send + 'static, Q: FnOnce() -> T + Send + 'static>(
     within: Duration,
     questions: impl IntoIterator<Item = (ProcessKey, Q)>,
@@ -166,25 +166,25 @@ pub fn ask_all<T: Send + 'static, Q: FnOnce() -> T + Send + 'static>(
     asked.into_iter().map(|asked| asked?.wait()).collect()
 }
 
-/// Why this process gives no answer for now; `None` where no question is past its deadline.
+/// Why this process gives no answer for now; `None` if no question is past its deadline.
 pub fn silence_of(process: ProcessKey) -> Option<NoAnswer> {
     QUESTIONS.silence_of(process)
 }
 
-/// Does `work`, which may wait for a process that hangs, and returns when it is done, or at the latest when `within`
-/// has passed; says whether it is done. The caller sees to it that there is one such work for each process at most.
+/// Runs `work`, which may wait for a process that hangs. Returns when it is done, or when `within` has passed, and
+/// says whether it is done. The caller ensures that there is at most one such work for each process.
 pub fn leave_behind(name: &str, within: Duration, work: impl FnOnce() + Send + 'static) -> bool {
     let (done, is_done) = mpsc::channel();
     let working = move || {
         let panicked = caught(work).err();
-        panicked.inspect(|panicked| tracing::error!("a thread that ends something {panicked}"));
+        panicked.inspect(|panicked| tracing::error!("a cleanup thread {panicked}"));
         // The caller may have stopped waiting.
         let _ = done.send(());
     };
     match thread::Builder::new().name(name.to_owned()).spawn(working) {
         Ok(_) => is_done.recv_timeout(within).is_ok(),
         Err(error) => {
-            tracing::error!("cannot start a thread to end something: {error}");
+            tracing::error!("cannot start a cleanup thread: {error}");
             false
         }
     }
@@ -195,21 +195,21 @@ impl Questions {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As the function [`silence_of`].
+    /// Like the function [`silence_of`].
     pub fn silence_of(&self, process: ProcessKey) -> Option<NoAnswer> {
         let out = self.state().out.get(&process).copied()?;
         out.is_overdue.then(|| out.no_answer())
     }
 
-    /// For how long a question about this process is under way.
+    /// Time since a question about this process was asked, if one is under way.
     pub fn out_for(&self, process: ProcessKey) -> Option<Duration> {
         self.state().out.get(&process).map(|out| out.since.elapsed())
     }
 
-    /// As the function [`ask`].
+    /// Like the function [`ask`].
     ///
     /// # Errors
-    /// [`NoAnswer`].
+    /// [`NoAnswer`] with its reason.
     pub fn ask<T: Send + 'static>(
         self: &Arc<Self>,
         of: ProcessKey,
@@ -235,7 +235,7 @@ impl Questions {
             ASKING.set(Some(of));
             let brought = caught(question);
             questions.give_place_back(of);
-            // Dropped here where the caller no longer waits: what is dropped may wait for the process once more.
+            // Dropped here if the caller no longer waits, since the drop may wait for the process once more.
             drop(bring.send(brought));
         };
         if let Err(error) = thread::Builder::new().name("question".into()).spawn(asking) {
@@ -274,7 +274,7 @@ impl Questions {
         }
     }
 
-    /// Notes that a question is past its deadline, and why; a line in the log the first time.
+    /// Records that a question is past its deadline, and returns why; writes a line to the log the first time.
     fn overdue(&self, of: ProcessKey) -> NoAnswer {
         let mut state = self.state();
         let Some(out) = state.out.get_mut(&of) else {
@@ -293,7 +293,10 @@ impl Questions {
         if is_new {
             let name = fs::read_to_string(format!("/proc/{}/comm", of.pid)).unwrap_or_default();
             let name = name.trim().replace(char::is_control, "?");
-            tracing::warn!("process {} ({name}) {why}; it is asked again once it does, the others meanwhile", of.pid);
+            tracing::warn!(
+                "process {} ({name}) {why}; asking again after it does; other processes are not affected",
+                of.pid
+            );
         }
         why
     }
@@ -305,7 +308,7 @@ impl<T> Asked<T> {
         match self.answer.recv_timeout(left) {
             Ok(answer) => Ok(answer?),
             Err(RecvTimeoutError::Timeout) => Err(self.questions.overdue(self.of)),
-            // The thread has ended without a word, which `caught` does not let happen.
+            // The thread has ended without an answer, which `caught` prevents.
             Err(RecvTimeoutError::Disconnected) => Err(NoAnswer::TooMany),
         }
     }
@@ -317,7 +320,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const SOON: Duration = Duration::from_millis(20);
-    /// A busy machine needs some time to start a thread.
+    /// Long enough for a busy machine to start a thread.
     const LONG: Duration = Duration::from_secs(60);
 
     fn key(pid: u32) -> ProcessKey {
@@ -341,7 +344,7 @@ mod tests {
         let asked = Arc::new(AtomicUsize::new(0));
         for _ in 0..10 {
             let asked = Arc::clone(&asked);
-            // The deadline is long: that there is an answer at all shows that it does not wait for it.
+            // The deadline is long: an answer at all shows that it is not waited for.
             let question = move || asked.fetch_add(1, Ordering::Relaxed);
             assert!(questions.ask(key(1), 10 * LONG, question).is_err());
         }
@@ -398,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_about_the_same_process_from_within_a_question_is_asked_right_there() {
+    fn a_nested_question_about_the_same_process_is_asked_on_the_same_thread() {
         let questions = Arc::<Questions>::default();
         let inner = Arc::clone(&questions);
         let outer = move || inner.ask(key(1), LONG, || thread::current().id()).map(|id| id == thread::current().id());
@@ -409,7 +412,7 @@ mod tests {
     fn a_question_that_panics_is_an_error_and_leaves_its_place() {
         let questions = Arc::<Questions>::default();
         let error = questions.ask(key(1), LONG, || panic!("of the test")).expect_err("it panics").to_string();
-        assert_eq!(error, "was not looked at: the look at it panicked: of the test");
+        assert_eq!(error, "was not read: the read panicked: of the test");
         assert!(questions.state().out.is_empty());
     }
 
@@ -422,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_time_is_field_22_whatever_the_name_is() {
+    fn the_start_time_is_field_22_for_any_name() {
         let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 1 18446744073709551615";
         assert_eq!(start_time(stat), Some(12345));
         assert_eq!((start_time(""), start_time("7 (a) S 1")), (None, None));

@@ -1,10 +1,10 @@
-//! Why a window is not huge: one reason for each window that is not, the strongest of those it has.
+//! Why a window is not huge: the strongest of its reasons.
 //!
 //! ```text
-//!   for ever       can not be huge ─▶ never touched ─▶
+//!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   budget ─▶ not chosen; where one only looks: manages itself ─▶ unmanaged
+//!   the decision   budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
@@ -13,67 +13,68 @@ use wideleaf_policies::{GpaRange, Refusal};
 
 use crate::gate::LeftAlone;
 
-/// Why no window of a part of guest RAM can ever be huge, as far as whoever runs the guest leaves it so.
+/// Why no window of a part of guest RAM can ever be huge, unless the operator changes how the guest is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CannotBeHuge {
     /// Guest-physical address, address in the process and offset in the file are not equal modulo 2 MiB.
     Misaligned,
-    /// Its process marked it `MADV_NOHUGEPAGE`.
+    /// The process marked it `MADV_NOHUGEPAGE`.
     Marked,
-    /// Its process switched huge pages off for itself (`PR_SET_THP_DISABLE`).
+    /// The process switched huge pages off for itself (`PR_SET_THP_DISABLE`).
     Disabled,
     /// It is a file on a disk.
     OnDisk,
-    /// It is shared memory, and to collapse a window of that stops the whole guest for 15 to 30 ms: nobody asked for it.
+    /// It is shared memory, where collapsing a window stops the whole guest for 15 to 30 ms, and no operator
+    /// has allowed that.
     SharedStalls,
 }
 
 /// A part of guest RAM that can never be huge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barred {
-    /// Which part.
+    /// Guest-physical addresses of the part.
     pub range: GpaRange,
-    /// Why.
+    /// Reason for this part.
     pub why: CannotBeHuge,
 }
 
 /// Why a window is not huge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WhyNot {
-    /// Whatever anybody does.
+    /// It can never be huge.
     CannotBeHuge(CannotBeHuge),
-    /// Nothing of it is present.
+    /// None of its pages is present.
     NeverTouched,
     /// An action on its VM panicked.
     Panicked,
-    /// Its whole VM is left alone.
+    /// The whole VM is left alone.
     LeftAlone(LeftAlone),
     /// The policy in force promotes nothing.
     PolicyNeverPromotes,
-    /// It is on a large page that KVM maps in base pages: a dirty log of ours holds it there.
+    /// It is on a large page that KVM maps in base pages: the manager's dirty log holds it there.
     Held,
-    /// A dirty log that somebody else switched on holds its memslot.
+    /// A dirty log that another part switched on holds its memslot.
     HeldByOthers,
-    /// The guest gave pages of it back, and is not to get them again.
+    /// The guest gave pages of it back, and must not get them again.
     Holes,
     /// It is part of a giant that is being moved.
     UnderWay,
     /// Its pages are merged with equal ones (KSM).
     Merged,
-    /// It was tried, and the kernel refused; for want of a huge page, it or another window.
+    /// The kernel refused an attempt; if for want of a huge page, then perhaps for another window.
     BackingOff(Refusal),
-    /// The budget was spent when the policy came to it, or before it would have chosen it.
+    /// The budget was spent before the policy would have chosen it.
     BudgetSpent,
     /// The policy has not chosen it.
     NotChosen,
-    /// Nobody manages its VM.
+    /// No manager manages its VM.
     Unmanaged,
-    /// Its VM is managed by its own process, which knows why.
+    /// The VM's own process manages it and knows why.
     ManagesItself,
 }
 
 impl CannotBeHuge {
-    /// The name in reports and metrics.
+    /// Name in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             CannotBeHuge::Misaligned => "misaligned",
@@ -86,7 +87,7 @@ impl CannotBeHuge {
 }
 
 impl WhyNot {
-    /// What is to be said of a window that backs off after this refusal.
+    /// The reason for a window that backs off after this refusal.
     pub const fn backing_off(refusal: Refusal) -> WhyNot {
         match refusal {
             Refusal::Merged => WhyNot::Merged,
@@ -94,7 +95,7 @@ impl WhyNot {
         }
     }
 
-    /// The name in reports and metrics.
+    /// Name in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             WhyNot::CannotBeHuge(why) => why.name(),
@@ -134,20 +135,20 @@ impl fmt::Display for CannotBeHuge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             CannotBeHuge::Misaligned => {
-                "addresses in guest, process and file differ modulo 2 MiB, so that no large page fits: start the guest with \
-                 memory that is aligned (memory-backend-ram, or memory-backend-file with align=2M)"
+                "its addresses in guest, process and file differ modulo 2 MiB, so that no large page fits: start the \
+                 guest with memory that is aligned (memory-backend-ram, or memory-backend-file with align=2M)"
             }
             CannotBeHuge::Marked => {
-                "its process forbids huge pages there (MADV_NOHUGEPAGE): start the guest without that, in QEMU with mem-merge \
-                 and THP left at their defaults"
+                "its process forbids huge pages there (MADV_NOHUGEPAGE): start the guest without that mark, in QEMU \
+                 with mem-merge and THP left at their defaults"
             }
             CannotBeHuge::Disabled => {
                 "its process has huge pages switched off (PR_SET_THP_DISABLE): start it without, or with \
                  PR_THP_DISABLE_EXCEPT_ADVISED"
             }
-            CannotBeHuge::OnDisk => "it is a file on a disk: start the guest with anonymous memory, or a file on a tmpfs",
+            CannotBeHuge::OnDisk => "it is a file on a disk: start the guest with anonymous memory, or a file on tmpfs",
             CannotBeHuge::SharedStalls => {
-                "it is shared memory, and each window that is collapsed stops the whole guest for 15 to 30 ms: allow it with \
+                "it is shared memory, where collapsing a window stops the whole guest for 15 to 30 ms: allow it with \
                  collapse-shared, or start the guest with private memory"
             }
         })
@@ -158,32 +159,33 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             WhyNot::CannotBeHuge(why) => return why.fmt(f),
-            WhyNot::LeftAlone(why) => return write!(f, "the whole VM is left alone: {why}; tried again when that is over"),
+            WhyNot::LeftAlone(why) => return write!(f, "the whole VM is left alone: {why}; retried after that"),
             WhyNot::BackingOff(refusal) => of_refusal(*refusal),
-            WhyNot::NeverTouched => "nothing of it is present: the guest never touched it, or gave all of it back",
-            WhyNot::Panicked => "an action on this VM failed by a mistake of the manager's: see its log, and report it",
-            WhyNot::PolicyNeverPromotes => "the policy in force promotes nothing: choose another, auto for instance",
+            WhyNot::NeverTouched => "none of it is present: the guest never touched it, or gave all of it back",
+            WhyNot::Panicked => "an action on this VM failed by a defect of the manager: see its log, and report it",
+            WhyNot::PolicyNeverPromotes => "the policy in force promotes nothing: choose another, for instance auto",
             WhyNot::Held => {
-                "it is on a large page, and KVM maps it in base pages under a dirty log of the manager's: the policy lifts it"
+                "it is on a large page, but KVM maps it in base pages, since the manager's dirty log is on: the \
+                 policy ends that"
             }
             WhyNot::HeldByOthers => {
-                "somebody else has a dirty log switched on, a migration perhaps: mapped in base pages until that is over"
+                "another program has switched a dirty log on, perhaps a migration: mapped in base pages until that ends"
             }
             WhyNot::Holes => {
-                "the guest gave pages of it back (balloon, free page reporting, virtio-mem), and a large page would take them \
-                 again: it is promoted when the guest uses all of it"
+                "the guest gave pages of it back (balloon, free page reporting, virtio-mem), and a large page would \
+                 occupy them again: it is promoted when the guest uses all of it"
             }
-            WhyNot::UnderWay => "it is part of a giant that is being moved: over in a moment",
+            WhyNot::UnderWay => "it is part of a 1 GiB range that is being moved, which ends soon",
             WhyNot::Merged => {
-                "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off for this \
-                 guest to have large pages"
+                "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off \
+                 for this guest to have large pages"
             }
             WhyNot::BudgetSpent => {
-                "the budget was spent before its turn came: wait, or allow more copies per second or more CPU"
+                "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
             }
-            WhyNot::NotChosen => "the policy sees no gain in it yet: it is small, idle, or its turn has not come",
-            WhyNot::Unmanaged => "nobody manages this VM, and the kernel has not made it huge: `wideleaf attach` would",
-            WhyNot::ManagesItself => "its own manager has not made it huge: the report of `wideleaf run` says why",
+            WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",
+            WhyNot::Unmanaged => "this VM is not managed, and the kernel has not made it huge: run `wideleaf attach`",
+            WhyNot::ManagesItself => "the VM's own manager has not made it huge: see the report of its `wideleaf run`",
         })
     }
 }
@@ -191,21 +193,22 @@ impl fmt::Display for WhyNot {
 const fn of_refusal(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::NoHugePage => {
-            "no free huge page was to be had: the host's memory is short or fragmented; tried again when one is free, or within a minute"
+            "no huge page was free: the host's memory is short or fragmented; retried when one is free, or within a \
+             minute"
         }
         Refusal::Busy => {
-            "a page of it was locked, pinned or moving, or the limit of a cgroup was met: tried again within a second"
+            "a page of it was locked, pinned or moving, or the limit of a cgroup was reached: retried within a second"
         }
         Refusal::NotEligible => {
-            "the kernel says it can not be huge (a mark, a hole, alignment): tried again within a minute"
+            "the kernel says that it cannot be huge (a mark, a hole, alignment): retried within a minute"
         }
-        Refusal::NotPermitted => "the manager may not: it needs CAP_SYS_NICE and leave to read the process's memory",
-        Refusal::NotObserved => "the kernel said yes and did nothing: tried again within a second",
-        Refusal::OutrunByWrites => "the guest wrote faster than it could be copied: tried again within 10 s",
-        Refusal::Merged => "pages of it are merged with equal ones (KSM): looked at again within a minute",
+        Refusal::NotPermitted => "the manager needs CAP_SYS_NICE and the right to read the process's memory",
+        Refusal::NotObserved => "the kernel reported success and did nothing: retried within a second",
+        Refusal::OutrunByWrites => "the guest wrote faster than the manager could copy: retried within 10 s",
+        Refusal::Merged => "pages of it are merged with equal ones (KSM): checked again within a minute",
         Refusal::Gone => "the process has ended",
         Refusal::Other(_) => {
-            "the kernel refused for a reason that is not foreseen, see the log: tried again within a minute"
+            "the kernel refused for a reason that wideleaf does not know, see the log: retried within a minute"
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What services that answer page faults have in common: the RAM whose faults are handed to them, the thread that answers
-//! until it is told to end, and how a window that may be huge is let go.
+//! Common part of the services that answer page faults: the RAM with faults that they receive, the thread that
+//! answers until it is stopped, and how a window that may be huge is let go.
 //!
 //! ```text
 //!   Serving ── ends, asks for the report ──▶ thread: wait, read, answer, wait ...
@@ -7,7 +7,7 @@
 //!   Service    what is done with a touch  ◀──────┤
 //!      └─ Faults    window   0    1    2    3    │  Some: registered, and the service's own state of it
 //!                          [Some None None Some] ┘  None: let go, the kernel answers
-//!                           ▔▔▔▔           ▔▔▔▔  what the end unregisters: in between may be somebody else's by now
+//!                           ▔▔▔▔           ▔▔▔▔  the end unregisters only these: others may be registered elsewhere by now
 //! ```
 
 use std::io::{self, PipeReader, PipeWriter};
@@ -27,32 +27,33 @@ use crate::sandboxed::{ThreadWork, thread_starts};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::userfaultfd::{Message, Mode, Userfaultfd};
 
-/// What a service does with the touches that it is told of.
+/// What a service does with the touches that it receives.
 pub(crate) trait Service: Send + 'static {
-    /// Where a window is on its way.
+    /// State of a window on its way.
     type State: Clone + Send;
-    /// What it counts.
+    /// Counters of the service.
     type Report: ServiceReport;
 
-    /// What is handed to it. Dropped with the service, which lets go of all of it.
+    /// Registered RAM. Dropped with the service, which lets go of all of it.
     fn faults(&self) -> &Faults<Self::State>;
 
-    /// Somebody waits for this page. However it is answered, nobody waits for it afterwards.
+    /// A thread waits for this page. After the answer, of whatever kind, it no longer waits.
     ///
     /// # Errors
-    /// What makes it impossible to go on: the service ends.
+    /// An error after which the service cannot continue and ends.
     fn answer(&mut self, touch: Touch) -> io::Result<()>;
 
-    /// How long nobody need touch anything until [`Service::between_answers`] is due.
+    /// Maximum time without a touch until [`Service::between_answers`] is due.
     fn patience(&self) -> PollTimeout {
         PollTimeout::NONE
     }
 
-    /// Other work, after the answers to what was read together, or when the patience is over. Whoever touches meanwhile waits.
+    /// Other work, after the answers to touches read together, or at the end of the patience. Threads that touch
+    /// memory during it wait.
     fn between_answers(&mut self) {}
 }
 
-/// What every service counts.
+/// Counters that every service has.
 pub(crate) trait ServiceReport: Clone + Default + Send + 'static {
     /// Time from reading a message to the answer, in nanoseconds.
     fn answer_ns(&mut self) -> &mut Histogram<u64>;
@@ -60,14 +61,14 @@ pub(crate) trait ServiceReport: Clone + Default + Send + 'static {
     fn gave_up(&mut self) -> &mut Option<String>;
 }
 
-/// No answers yet.
+/// A histogram without answers yet.
 pub(crate) fn answer_times() -> Histogram<u64> {
-    /// An answer that took longer is counted as this long: a minute is a hung host.
+    /// Maximum recorded time of an answer, in nanoseconds: after a minute the host is hung.
     const ANSWER_NS_MAX: u64 = 60_000_000_000;
     Histogram::new_with_bounds(1, ANSWER_NS_MAX, 3).expect("the bounds are literals")
 }
 
-/// A report, shared by the service that counts and whoever asks.
+/// A report, shared by the counting service and its readers.
 #[derive(Debug)]
 pub(crate) struct Counted<R>(Arc<Mutex<R>>);
 
@@ -84,7 +85,7 @@ impl<R: Default> Default for Counted<R> {
 }
 
 impl<R: Clone> Counted<R> {
-    /// Changes it.
+    /// Changes the report.
     pub(crate) fn count(&self, count: impl FnOnce(&mut R)) {
         count(&mut self.0.lock().expect("nothing panics under this lock"));
     }
@@ -98,13 +99,13 @@ impl<R: Clone> Counted<R> {
 #[derive(Debug)]
 pub(crate) struct Serving<R> {
     counted: Counted<R>,
-    /// Dropping it is the order to end.
+    /// End of the thread's pipe; dropping it is the order to end.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<R: ServiceReport> Serving<R> {
-    /// Starts the thread. Where there is none to be had the service is dropped.
+    /// Starts the thread. If that is not possible, the service is dropped.
     pub(crate) fn start<S: Service<Report = R>>(
         name: &str,
         host: Arc<dyn Host>,
@@ -121,12 +122,12 @@ impl<R: ServiceReport> Serving<R> {
         Ok(Serving { counted, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What has been counted so far.
+    /// Counts so far.
     pub(crate) fn report(&self) -> R {
         self.counted.now()
     }
 
-    /// Ends the thread, which lets all memory go, and returns what it counted. Takes as long as the answer it is at.
+    /// Ends the thread, which lets all memory go, and returns its counts. Waits for the present answer.
     pub(crate) fn stop(mut self, if_it_panicked: &str) -> R {
         if self.end() {
             // The service let go of everything as it unwound.
@@ -137,7 +138,7 @@ impl<R: ServiceReport> Serving<R> {
 }
 
 impl<R> Serving<R> {
-    /// Ends the thread, if it has not ended, and says whether it panicked (it has printed its message).
+    /// Ends the thread, if it has not ended, and returns whether it panicked (it has printed its message).
     fn end(&mut self) -> bool {
         drop(self.stop.take());
         self.thread.take().is_some_and(|thread| thread.join().is_err())
@@ -153,7 +154,10 @@ impl<R> Drop for Serving<R> {
 fn run<S: Service>(host: &dyn Host, mut service: S, counted: &Counted<S::Report>, stop: &PipeReader) {
     if let Err(error) = serve(host, &mut service, counted, stop) {
         let thread = std::thread::current();
-        tracing::error!("{} ends, the kernel answers: {error}", thread.name().unwrap_or("a service"));
+        tracing::error!(
+            "{} ends, and the kernel answers faults from now on: {error}",
+            thread.name().unwrap_or("a service")
+        );
         counted.count(|report| *report.gave_up() = Some(error.to_string()));
     }
 }
@@ -170,7 +174,7 @@ fn serve<S: Service>(
         service.faults().uffd.read(&mut messages)?;
         for message in messages.drain(..) {
             let (Message::Fault(page) | Message::MinorFault(page)) = message else {
-                return Err(io::Error::other(format!("{message:?}, which was not asked for")));
+                return Err(io::Error::other(format!("unexpected message {message:?}")));
             };
             let began = host.now();
             let touch = service.faults().find(page)?;
@@ -183,7 +187,7 @@ fn serve<S: Service>(
     Ok(())
 }
 
-/// Waits for a message or until the time is over (`true`), or for the order to end (`false`).
+/// Waits for a message or the end of the time (`true`), or for the order to end (`false`).
 fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) -> io::Result<bool> {
     let mut fds = [uffd.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     match poll(&mut fds, at_most) {
@@ -192,15 +196,15 @@ fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) -> io::Resu
     }
 }
 
-/// The kernel would not hand over a range's faults.
+/// The kernel refused to pass on a range's faults.
 #[derive(Debug, thiserror::Error)]
 #[error("{vm}: cannot register the RAM at {start} with userfaultfd: {source}")]
 pub struct RegisterError {
-    /// Whose RAM.
+    /// VM of the RAM.
     pub vm: VmId,
-    /// Where it is mapped.
+    /// Address at which the RAM is mapped.
     pub start: Hva,
-    /// The kernel's answer; `EBUSY` where another userfaultfd has it already.
+    /// Error of the kernel; `EBUSY` if another userfaultfd has it already.
     pub source: io::Error,
 }
 
@@ -210,7 +214,7 @@ pub(crate) struct Touch {
     region: usize,
     row: usize,
     pub(crate) window: WindowIndex,
-    /// Where the window is mapped.
+    /// Address at which the window is mapped.
     pub(crate) start: Hva,
     pub(crate) page: Hva,
 }
@@ -223,19 +227,19 @@ impl Touch {
     }
 }
 
-/// What made a window huge.
+/// How a window became huge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brought {
     ByFault,
     ByCollapse,
 }
 
-/// How often a collapse is tried that is answered "busy": the page that another toucher has just brought is still on
-/// its way to an LRU list, which the attempt itself speeds up. With one attempt up to a third of the windows that
-/// two threads touched at once stayed at base pages in the NPT lab (Linux 6.12), with four none did.
+/// Number of attempts at a collapse that fails as "busy": the page that another touch has just brought is still on
+/// its way to an LRU list, which the attempt itself speeds up. With one attempt up to a third of the windows that two
+/// threads touched at the same time stayed at base pages in the NPT lab (Linux 6.12), with four none did.
 const COLLAPSE_ATTEMPTS: u32 = 4;
 
-/// All RAM of some VMs, registered with a userfaultfd until each window is let go. Dropped, it lets go of the rest.
+/// All RAM of some VMs, registered with a userfaultfd until each window is let go. Dropping it lets the rest go.
 pub(crate) struct Faults<S> {
     uffd: Userfaultfd,
     regions: Vec<Region<S>>,
@@ -244,21 +248,21 @@ pub(crate) struct Faults<S> {
 /// One range of RAM.
 struct Region<S> {
     vm: VmId,
-    /// Keeps the mapping alive while it is registered.
+    /// RAM of the VM, kept mapped while it is registered.
     ram: Arc<GuestRam>,
     range: RamRange,
-    /// By window of the range, ascending; `None` once it is let go.
+    /// State by window of the range, ascending; `None` once it is let go.
     states: Vec<Option<S>>,
 }
 
 impl<S: Clone> Faults<S> {
-    /// From now on touches of `vms` wait for an answer. Every window begins in the same state.
+    /// Makes touches of `vms` wait for an answer from now on. Every window begins in the same state.
     ///
     /// # Errors
     /// [`RegisterError`]; nothing stays registered.
     ///
     /// # Panics
-    /// Where RAM is not whole windows, as all is that is not hugetlb.
+    /// If the RAM is not whole windows, as all RAM outside hugetlb is.
     pub(crate) fn register(
         uffd: Userfaultfd,
         vms: &[(VmId, Arc<GuestRam>)],
@@ -281,10 +285,10 @@ impl<S: Clone> Faults<S> {
 }
 
 impl<S> Faults<S> {
-    /// Which window a page is of.
+    /// Finds the window of a page.
     ///
     /// # Errors
-    /// Where it is no RAM: the kernel says what was not asked for.
+    /// If the page is not RAM: the kernel reported a fault that was not requested.
     pub(crate) fn find(&self, page: Hva) -> io::Result<Touch> {
         let found = self.regions.iter().enumerate().find_map(|(region, Region { range, .. })| {
             let offset = page.get().checked_sub(range.hva.get()).filter(|offset| *offset < range.gpa.bytes().get())?;
@@ -296,26 +300,26 @@ impl<S> Faults<S> {
         found.ok_or_else(|| io::Error::other(format!("a fault at {page}, outside of all RAM")))
     }
 
-    /// A window's first page, as if it had been touched; `None` where it is no RAM of this VM.
+    /// A window's first page, as if it had been touched; `None` if it is not RAM of this VM.
     pub(crate) fn find_window(&self, vm: VmId, window: WindowIndex) -> Option<Touch> {
         let is_there = |region: &&Region<S>| region.vm == vm && region.range.gpa.contains(window.start());
         let range = self.regions.iter().find(is_there)?.range;
         self.find(range.hva + (window.start() - range.gpa.start())).ok()
     }
 
-    /// Where the window is on its way; `None` where it has been let go.
+    /// State of the window; `None` once it has been let go.
     pub(crate) fn state(&self, touch: Touch) -> Option<&S> {
         self.regions[touch.region].states[touch.row].as_ref()
     }
 
-    /// The window is there on its way from now on, if it is not let go: that is for good.
+    /// Sets the state of the window, unless it is let go, which is final.
     pub(crate) fn set_state(&mut self, touch: Touch, state: S) {
         if let Some(before) = self.state_mut(touch) {
             *before = state;
         }
     }
 
-    /// Where the window is on its way, to be changed.
+    /// State of the window, to be changed.
     pub(crate) fn state_mut(&mut self, touch: Touch) -> Option<&mut S> {
         self.regions[touch.region].states[touch.row].as_mut()
     }
@@ -328,22 +332,23 @@ impl<S> Faults<S> {
         &self.regions[touch.region].ram
     }
 
-    /// What pages are mapped and woken through.
+    /// The userfaultfd, for mapping pages and waking threads.
     pub(crate) fn uffd(&self) -> &Userfaultfd {
         &self.uffd
     }
 
-    /// Who waits for the touched page tries again.
+    /// Wakes the threads that wait for the touched page; they retry.
     pub(crate) fn wake(&self, touch: Touch) -> io::Result<()> {
         self.uffd.wake(touch.page, PageSize::Base4K.bytes())
     }
 
-    /// Neighbouring windows that are not let go and of which `is_so`, as one stretch of addresses each.
+    /// Neighbouring windows that are not let go and fulfil `is_so`, as one range of addresses each.
     pub(crate) fn stretches(&self, is_so: impl Fn(&S) -> bool + Copy) -> impl Iterator<Item = (Hva, Bytes)> {
         self.regions.iter().flat_map(move |region| region.stretches(is_so))
     }
 
-    /// The kernel answers the window's touches from now on; who waits there tries again. No harm where it does already.
+    /// Lets the kernel answer the window's touches from now on, and wakes waiting threads. Harmless if
+    /// it does already.
     pub(crate) fn let_go(&mut self, touch: Touch) -> io::Result<()> {
         let state = &mut self.regions[touch.region].states[touch.row];
         if state.is_some() {
@@ -353,14 +358,14 @@ impl<S> Faults<S> {
         Ok(())
     }
 
-    /// Lets a window go whose next fault should bring a huge page, and looks whether it did.
+    /// Lets a window go that should get a huge page at its next fault, and checks whether it did.
     ///
     /// # Errors
-    /// The name under which it is counted that the window is not huge.
+    /// The name under which a failure is counted.
     pub(crate) fn let_go_huge(&mut self, host: &dyn Host, touch: Touch) -> Result<Brought, &'static str> {
         self.let_go(touch).map_err(|_| "refused_release")?;
-        // The touch itself would do, if it is a write: a read brings the huge zero page, which older kernels split at the
-        // first write. And somebody has to wait until the page is there before it can be looked for.
+        // A write by the touch itself would do; but a read brings the huge zero page, which older kernels split at
+        // the first write. Besides, the page must be there before it can be checked.
         if let Err(error) = host.advise(touch.page, PageSize::Base4K.bytes(), Advice::PopulateWrite) {
             tracing::debug!("{}: {error}", touch.window);
         }
@@ -377,20 +382,24 @@ impl<S> Faults<S> {
         }
     }
 
-    /// Unregisters what is not yet let go, and nothing else: before Linux 6.17 unregistering would take the rest from whoever
-    /// has registered it since, and from 6.17 on it would be refused. Wakes whoever waits, also where a window was let go
-    /// while a touch was on its way. Closing the descriptor would do the same, but only once no child that was forked holds
-    /// a copy of it.
+    /// Unregisters only what is not yet let go. Before Linux 6.17, unregistering more would take it from the
+    /// userfaultfd that has registered it since, and from 6.17 on it would be refused. Wakes all waiting threads,
+    /// also those of a touch that was on its way when its window was let go. Closing the descriptor would do the
+    /// same, but only once no forked child holds a copy of it.
     fn let_all_go(&mut self) {
         for region in &mut self.regions {
             for (start, bytes) in region.stretches(|_| true) {
                 if let Err(error) = self.uffd.unregister(start, bytes) {
-                    tracing::warn!("{}: unregistering {bytes} at {start} from userfaultfd: {error}", region.vm);
+                    tracing::warn!("{}: cannot unregister {bytes} at {start} from userfaultfd: {error}", region.vm);
                 }
             }
             region.states.fill_with(|| None);
             if let Err(error) = self.uffd.wake(region.range.hva, region.range.gpa.bytes()) {
-                tracing::warn!("{}: waking whoever waits in {}: {error}", region.vm, region.range.gpa.start());
+                tracing::warn!(
+                    "{}: cannot wake the threads that wait in {}: {error}",
+                    region.vm,
+                    region.range.gpa.start()
+                );
             }
         }
     }
@@ -429,10 +438,10 @@ mod tests {
         GuestRam::map(&[range], backing).expect("memory")
     }
 
-    /// Of so many windows, these let go.
+    /// RAM of which these windows are let go.
     fn faults(ram: &Arc<GuestRam>, let_go: &[u64]) -> Option<Faults<()>> {
         let uffd = Userfaultfd::open().inspect_err(|error| println!("skipped: {error}")).ok()?;
-        let mut faults = Faults::register(uffd, &[(VM, ram.clone())], Mode::Missing, ()).expect("nobody has it");
+        let mut faults = Faults::register(uffd, &[(VM, ram.clone())], Mode::Missing, ()).expect("it is free");
         for window in let_go {
             let touch = faults.find_window(VM, WindowIndex::new(*window)).expect("it is RAM");
             faults.let_go(touch).expect("it is registered");
@@ -441,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_let_go_is_found_in_stretches() {
+    fn windows_that_are_not_let_go_are_found_in_stretches() {
         // window  0  1  2  3  4  5
         //         x  -  -  x  x  -      -: let go
         let ram = ram(6);
@@ -455,13 +464,13 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_registered_after_it_was_let_go_stays_his() {
+    fn a_window_registered_elsewhere_after_it_was_let_go_stays_registered() {
         // window     0    1    2    3
         // first     [x]   -    -   [x]     let go at the end
         // second          [x   x]          still registered then
         let (ram, page) = (ram(4), PageSize::Base4K.bytes());
         let Some(mut first) = faults(&ram, &[1, 2]) else { return };
-        let others = || Userfaultfd::open().expect("the first was to be had");
+        let others = || Userfaultfd::open().expect("the first was available");
         let second = others();
         second.register(ram.base() + mib(2), mib(4), Mode::Missing).expect("it was let go");
         first.let_all_go();

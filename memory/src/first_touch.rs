@@ -1,10 +1,10 @@
-//! Deciding at the fault: the first touch of a window waits until a policy has said which pages it shall have
-//! (`userfaultfd(2)`, missing faults of anonymous guest RAM).
+//! Decides at the fault: the first touch of a window waits until a policy has chosen its page size (`userfaultfd(2)`,
+//! missing faults of anonymous guest RAM).
 //!
 //! ```text
 //!   a vCPU, a device thread or a native kernel touches a page that is not there, and waits
 //!        │
-//!        ▼                     something is there already (touched before the service began): nobody is asked ─┐
+//!        ▼                     it has a page already (touched before the service began): no decision ──────────┐
 //!   [Unasked] ── ask, once ─▶ 4k ──────────────────────────────────────────────────────────────────────────────┤
 //!        │                                                                                                     │
 //!        └─▶ 2m (1g too): MADV_HUGEPAGE, drop the empty page table, let the window go, fault it in, look       │
@@ -17,20 +17,20 @@
 //!                                                                       page is answered with one zero page
 //! ```
 //!
-//! To let a window go is to unregister it. That wakes its waiters, which touch again and then meet the kernel's own
-//! fault: the service costs one message a window, not one a page, and a window that was let go can be collapsed (the
-//! kernel does not fill holes of a registered one). Unregistering cuts the mapping at the window's borders, and a
-//! process may have only so many mappings (`vm.max_map_count`, 65530 unless changed): hence `Kept`.
+//! To let a window go is to unregister it. That wakes its waiters, which touch again and then cause the kernel's own
+//! fault. So the service costs one message a window, not one a page, and a window that was let go can be collapsed
+//! (the kernel does not fill holes of a registered one). Unregistering cuts the mapping at the window's borders, and
+//! the number of mappings of a process is limited (`vm.max_map_count`, 65530 unless changed): hence `Kept`.
 //!
-//! The page table must go because the waiting fault has made it: where the mapping says base pages, the kernel
-//! allocates the table before it asks userfaultfd, and a window with a page table gets no huge page by a fault. A kernel
-//! that does not reclaim empty page tables (before 6.14; the service tries it out) must not make one: there all windows
-//! say huge pages until they are decided. The price is a huge page allocated, cleared and freed again by the waiting
-//! fault, whatever the answer. Collapsing instead works for a window at rest only: while a guest was filling it, nine of
-//! ten collapses were refused as busy.
+//! The page table must go because the waiting fault has made it: in a mapping for base pages, the kernel allocates
+//! the table before it asks userfaultfd, and a window with a page table gets no huge page by a fault. A kernel that
+//! does not reclaim empty page tables (before 6.14; the service tests it) must not make one: there all windows are
+//! marked for huge pages until they are decided. The price is a huge page that the waiting fault allocates, clears
+//! and frees again, whatever the answer. Collapsing instead works only for a window at rest: while a guest was
+//! filling it, nine of ten collapses were refused as busy.
 //!
-//! Nobody may wait for ever. However the service ends (stopped, dropped, the policy panicked, a call failed), all
-//! memory is let go and all waiters are woken; from then on the kernel answers.
+//! No thread may wait for ever. However the service ends (stopped, dropped, a panic of the policy, a failed call),
+//! all memory is let go and all waiters are woken; from then on the kernel answers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -55,67 +55,67 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd};
 #[derive(Debug)]
 pub struct FirstTouch(Serving<FirstTouchReport>);
 
-/// Why first touches can not be decided.
+/// Why first touches cannot be decided.
 #[derive(Debug, thiserror::Error)]
 pub enum FirstTouchError {
-    /// memfd RAM: what its fault brings is the file's affair, and other processes can fault it in too.
+    /// memfd RAM: the file determines the page size of its fault, and other processes can fault it in too.
     #[error(
-        "{0}: the first touch of memfd RAM is not decided at the fault yet: its pages belong to the file, which other \
-         processes fault in too, in the size of shmem_enabled; use --backing anon"
+        "{0}: cannot decide first touches of memfd RAM yet: its pages belong to the file, which other processes fault \
+         in too, in the size of shmem_enabled; use --backing anon"
     )]
     Memfd(VmId),
     /// hugetlb RAM: there is nothing to decide.
-    #[error("{0}: hugetlb RAM has pages of one size, there is nothing to decide at a first touch; use --backing anon")]
+    #[error("{0}: cannot decide first touches of hugetlb RAM: its pages have one size; use --backing anon")]
     Hugetlb(VmId),
     /// RAM that is huge from the start.
-    #[error("{0}: RAM that starts with {1} pages leaves nothing to decide at a first touch; use --host-page 4k")]
+    #[error("{0}: cannot decide first touches of RAM that starts with {1} pages; use --host-page 4k")]
     StartPage(VmId, PageSize),
-    /// No memory of this process, as on a fake host.
-    #[error("{0}: only RAM that is mapped in this process can be registered with userfaultfd")]
+    /// RAM that this process has not mapped, as on a fake host.
+    #[error("{0}: cannot register RAM with userfaultfd that is not mapped in this process")]
     NotMapped(VmId),
-    /// No userfaultfd to be had.
+    /// No userfaultfd is available.
     #[error(transparent)]
     Userfaultfd(#[from] UserfaultfdError),
-    /// The kernel would not hand over a range's faults.
+    /// The kernel refused to pass on a range's faults.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// Whether a window is unbacked can not be seen, or advice can not be given.
+    /// The backing of a window cannot be read, or advice cannot be given.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// No memory for trying out what the kernel does with page tables.
-    #[error("cannot try out how first touches are best answered: {0}")]
+    /// No memory for testing what the kernel does with page tables.
+    #[error("cannot test how first touches are best answered: {0}")]
     Trial(#[source] RamError),
-    /// No thread, or no pipe to stop it with.
+    /// No thread could be started, or no pipe made to stop it.
     #[error("cannot start the thread that answers first touches: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// What the service counted.
+/// Counters of the service.
 #[derive(Clone)]
 pub struct FirstTouchReport {
-    /// Windows the decider was asked about: once each. The sum of the next two and of all `refused`.
+    /// Number of windows that the policy was asked about, once each. The sum of the next two and of all `refused`.
     pub asked: u64,
-    /// Answered 4k.
+    /// Number of windows answered 4k.
     pub answered_4k: u64,
-    /// Answered 2m or 1g, and seen to be huge afterwards.
+    /// Number of windows answered 2m or 1g, and seen to be huge afterwards.
     pub answered_2m: u64,
-    /// Of `answered_2m`: the fault brought no huge page and the collapse did.
+    /// Number of those where the collapse, not the fault, brought the huge page.
     pub by_collapse: u64,
-    /// Of the answers that were not 4k: said 1g, which no fault of anonymous memory brings; 2m was tried.
+    /// Number of answers of 1g, which no fault of anonymous memory brings; 2m was tried.
     pub giant_as_2m: u64,
-    /// Answered 2m or 1g, and left at base pages: by what stood in the way.
+    /// Number of windows answered 2m or 1g that stayed at base pages, by the obstacle.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Windows that were not asked about: something was there before the first missing page was touched.
+    /// Number of windows that were not asked about: they had pages before the first missing page was touched.
     pub backed_before: u64,
-    /// Touches of a window that had been let go by the time they were read.
+    /// Number of touches of a window that was let go before they were read.
     pub touched_again: u64,
-    /// Pages answered with a zero page because their window could not be let go.
+    /// Number of pages answered with a zero page because their window could not be let go.
     pub zero_pages: u64,
-    /// Touches that went to nothing: the page had come, or the mapping had changed, meanwhile. They are tried again.
+    /// Number of touches that had no effect because the page or the mapping had changed since. They are retried.
     pub raced: u64,
-    /// Time from reading a message to the answer, in nanoseconds, asking included: what the touch waits longer.
+    /// Additional wait of a touch, from reading its message to the answer, in nanoseconds; includes the decision.
     pub answer_ns: Histogram<u64>,
-    /// Why the service ended before it was stopped, if it did.
+    /// Reason for an early end of the service, if any.
     pub gave_up: Option<String>,
 }
 
@@ -139,12 +139,12 @@ impl Default for FirstTouchReport {
 }
 
 impl FirstTouchReport {
-    /// Windows answered 2m or 1g that are at base pages all the same.
+    /// Number of windows answered 2m or 1g that are at base pages all the same.
     pub fn huge_refused(&self) -> u64 {
         self.refused.values().sum()
     }
 
-    /// Every counter that is not zero, by its name.
+    /// Every non-zero counter, by its name.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = [
             ("asked", self.asked),
@@ -163,17 +163,17 @@ impl FirstTouchReport {
 }
 
 impl fmt::Debug for FirstTouchReport {
-    /// The counters by name; the histogram alone would be pages of zeroes.
+    /// Shows the counters by name; the histogram alone would be pages of zeroes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.by_name()).finish()
     }
 }
 
 impl FirstTouch {
-    /// Registers all RAM of `vms` and starts the thread that answers its first touches with what `decide` says. Each
-    /// window is asked about once while the service lives, and only if nothing is there at its first touch.
+    /// Registers all RAM of `vms` and starts the thread that answers its first touches by `decide`. Each window is
+    /// asked about once while the service lives, and only if it has no page at its first touch.
     ///
-    /// `decide` is on the path of whoever touched: it should take no longer than a fault, and it must not touch RAM of
+    /// The touching thread waits for `decide`: it should take no longer than a fault, and it must not touch RAM of
     /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl FirstTouch {
         let pagemap =
             File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
         for range in vms.iter().flat_map(|(_, ram)| ram.ranges()) {
-            // The answer does not matter here; that there is one does, before anybody waits for it.
+            // Only the success of the call matters here, before any thread waits for it.
             let answered = holds_nothing(&pagemap, range.hva, PageSize::Huge2M.bytes());
             answered.map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
         }
@@ -204,19 +204,19 @@ impl FirstTouch {
         Serving::start("first-touch", host, counted, service).map(FirstTouch).map_err(FirstTouchError::Thread)
     }
 
-    /// What has been counted so far.
+    /// Counts so far.
     pub fn report(&self) -> FirstTouchReport {
         self.0.report()
     }
 
-    /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Takes as long as the
-    /// answer the thread is at.
+    /// Lets all memory go, wakes waiting threads, ends the thread, and returns its counts. Waits for
+    /// the present answer.
     pub fn stop(self) -> FirstTouchReport {
         self.0.stop("the policy panicked")
     }
 }
 
-/// Whether this host would let the service run: opens a userfaultfd and closes it. Returns how it was opened.
+/// Whether this host would let the service run: opens a userfaultfd and closes it. Returns the way it was opened.
 ///
 /// # Errors
 /// [`UserfaultfdError`] with what to change.
@@ -248,12 +248,12 @@ fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
     }
 }
 
-/// Where a window is on its way until it is let go (`Released` in the drawing above).
+/// State of a window until it is let go (`Released` in the drawing above).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody was asked.
+    /// The policy was not asked yet.
     Unasked,
-    /// Decided, and registered still, because it could not be let go.
+    /// Decided, but still registered because it could not be let go.
     Kept,
 }
 
@@ -261,7 +261,7 @@ struct Deciding<D> {
     host: Arc<dyn Host>,
     pagemap: File,
     faults: Faults<State>,
-    /// Whether undecided windows are `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
+    /// Whether undecided windows are marked `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
     tables_stay: bool,
     decide: D,
     counted: Counted<FirstTouchReport>,
@@ -276,7 +276,7 @@ impl<D> Drop for Deciding<D> {
 }
 
 impl<D> Deciding<D> {
-    /// Best effort: an advice too few costs huge pages or control over them, nothing else.
+    /// Best effort: a failed advice costs huge pages or control over them, nothing else.
     fn advise_undecided(&self, advice: Advice) {
         for (start, bytes) in self.faults.stretches(|state| *state == State::Unasked) {
             self.advise(start, bytes, advice);
@@ -285,7 +285,7 @@ impl<D> Deciding<D> {
 
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) {
         if let Err(error) = self.host.advise(start, bytes, advice) {
-            tracing::warn!("{bytes} at {start} do not get {advice:?}: {error}");
+            tracing::warn!("cannot give {advice:?} for {bytes} at {start}: {error}");
         }
     }
 }
@@ -300,8 +300,8 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize + Send + 'static> Service for Decid
 
     fn answer(&mut self, touch: Touch) -> io::Result<()> {
         match self.faults.state(touch) {
-            // It was on its way when the window was let go, or it was woken, touched again and was on its way once
-            // more before the kernel had finished letting go: nobody else would wake it.
+            // The touch was on its way when the window was let go. Or its thread was woken, touched again and was on
+            // its way once more before the kernel had finished letting go. Only this call wakes it.
             None => {
                 self.counted.count(|report| report.touched_again += 1);
                 self.faults.wake(touch)
@@ -342,21 +342,21 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
         }
     }
 
-    /// Lets a window that holds nothing go, so that a huge page comes, and looks whether it did.
+    /// Lets an empty window go, so that a huge page comes, and checks whether it did.
     ///
-    /// The advice comes first: a fault that meets it leaves no page table behind. While the window is registered
-    /// nobody else can bring a page into one that holds nothing, so the discard can lose none.
+    /// The advice comes first: a fault after it leaves no page table behind. While the window is registered, only
+    /// this service can bring a page into an empty one, so the discard cannot lose any.
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
         if let Err(error) = self.faults.ram(touch).discard(touch.window) {
-            tracing::debug!("{}: its page table stays and the collapse has to do it: {error}", touch.window);
+            tracing::debug!("{}: its page table stays, so a collapse is needed: {error}", touch.window);
         }
         self.faults.let_go_huge(self.host.as_ref(), touch)
     }
 
-    /// Lets a window go to base pages; where that is refused, answers the one page. The mark is that of RAM that starts
-    /// with base pages; windows that were not to be huge, or could not, carry it on.
+    /// Lets a window go to base pages; if that is refused, answers the one page. The mark is that of RAM that starts
+    /// with base pages; windows that should not or could not be huge keep it.
     fn release(&mut self, touch: Touch) -> io::Result<()> {
         self.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
         let Err(refused) = self.faults.let_go(touch) else { return Ok(()) };
@@ -368,7 +368,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
                 self.counted.count(|report| report.zero_pages += 1);
                 Ok(())
             }
-            // There already, being changed, or gone from the registered range: the touch finds out which.
+            // Already present, being changed, or no longer registered: the touch finds out which.
             Err((Some(libc::EEXIST | libc::EAGAIN | libc::ENOENT), _)) => {
                 self.counted.count(|report| report.raced += 1);
                 self.faults.wake(touch)

@@ -1,26 +1,26 @@
-//! Whether a VM may be acted on now. Its own VMM has no such question; a guest that somebody else runs may be
-//! in the middle of something that our actions would disturb, or be gone.
+//! Whether a VM may be acted on now. wideleaf's own VMM needs no gate; an external guest may be in an operation that
+//! actions would disturb, or be gone.
 
 use std::fmt;
 
 /// Asked before every tick that would act, from the loop's thread: it answers at once, from what it knows.
 pub trait Gate: Send + Sync {
-    /// How it is now.
+    /// Present state of the gate.
     fn state(&self) -> GateState;
 
-    /// Whether pages that are absent from a window in use are absent on purpose: the guest gave them back (balloon, free page
+    /// Whether absent pages of a window in use are absent on purpose: the guest gave them back (balloon, free page
     /// reporting, virtio-mem), and a promotion of that window would bring them back.
     fn keeps_holes(&self) -> bool;
 }
 
-/// What may be done.
+/// Permitted actions on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateState {
-    /// Whatever the policy wants.
+    /// All actions that the policy wants.
     Open,
-    /// Nothing for now.
+    /// No action for now.
     Closed(LeftAlone),
-    /// Nothing any more: the guest has ended.
+    /// No action any more: the guest has ended.
     Gone,
 }
 
@@ -29,22 +29,22 @@ pub enum GateState {
 pub enum LeftAlone {
     /// It is being migrated: its pages are write-protected and read one by one.
     Migration,
-    /// Somebody measures its dirty rate by a bitmap, for which KVM maps base pages.
+    /// A program measures its dirty rate by a bitmap, for which KVM maps base pages.
     DirtyRate,
     /// Its memory is being saved, or brought back on demand (`userfaultfd`).
     Snapshot,
     /// A device may write to its pages at any time (VFIO): they are pinned, and the kernel moves none.
     Pinned,
-    /// Its memory is encrypted (SEV, TDX): it can not be moved.
+    /// Its memory is encrypted (SEV, TDX) and cannot be moved.
     Encrypted,
-    /// Its monitor does not answer: what it is doing is not known.
+    /// Its monitor does not answer, so its state is unknown.
     NoAnswer,
-    /// Somebody asked for it.
+    /// An operator asked for it.
     Asked,
 }
 
 impl LeftAlone {
-    /// The name in reports and metrics.
+    /// Name in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             LeftAlone::Migration => "migration",
@@ -67,7 +67,7 @@ impl fmt::Display for LeftAlone {
             LeftAlone::Pinned => "a device has its pages pinned (VFIO)",
             LeftAlone::Encrypted => "its memory is encrypted",
             LeftAlone::NoAnswer => "its monitor does not answer",
-            LeftAlone::Asked => "it was asked to be left alone",
+            LeftAlone::Asked => "an operator asked for it",
         })
     }
 }

@@ -1,5 +1,6 @@
-//! The book of what a guest gave back: a bit for each base page, and what may be done with it. It belongs to [`crate::GuestRam`], so that
-//! devices write it and the manager reads it; nothing here touches memory (see [`crate::actuators::give_back`]).
+//! The book of the memory that a guest gave back: a bit for each base page, and rules for its use. It
+//! belongs to [`crate::GuestRam`], so that devices write it and the manager reads it. It does not touch
+//! memory (see [`crate::actuators::give_back`]).
 //!
 //! ```text
 //!             inflate                       released                        present again (a touch, pages that were aside)
@@ -11,9 +12,9 @@
 //!      └───────────────────────── present again ───────────┘
 //! ```
 //!
-//! An inflated page is ours until the guest deflates it: it may be released later. A reported page was free when it was reported, and
-//! nothing is known of it a moment later: what was kept then is not in the book. Room: 200 bytes for each window of which something is given
-//! back, and none for the others.
+//! An inflated page belongs to the host until the guest deflates it, so it may be released later. A reported page was
+//! free at the time of the report, but may be in use a moment later: one that was kept then is not in the book. The
+//! book takes 200 bytes for each window with given-back pages, and nothing for the others.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,16 +23,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{GivenBackRules, Gpa, GpaRange, PageSize, WindowIndex};
 
-/// What one VM gave back.
+/// Pages that one VM gave back.
 #[derive(Debug, Default)]
 pub struct GivenBack {
     book: Mutex<Book>,
-    /// Whoever gives pages back to the host is alone in that: who looks for zero pages relies on those it saw.
+    /// Held by the only thread that may discard pages: a search for zero pages relies on those it saw.
     discarding: Mutex<()>,
     is_short: AtomicBool,
 }
 
-/// The book itself, while it is locked: a page that is in it stays so, and a deflate waits.
+/// The book while it is locked: a page in it stays given back, and a deflate waits.
 #[derive(Debug, Default)]
 pub struct Book {
     windows: BTreeMap<WindowIndex, Pages>,
@@ -43,68 +44,69 @@ pub struct Book {
 struct Pages {
     inflated: PageSet,
     reported: PageSet,
-    /// Of the inflated ones.
+    /// Those of the inflated pages that were released.
     released: PageSet,
-    /// Somebody else was at work on the window, or its pages came back: it is to be looked at again.
+    /// Whether to check the window again: another part was at work on it, or its pages came back.
     is_due: bool,
 }
 
-/// What was counted, in base pages where nothing else is said.
+/// Counters, in base pages unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GivenBackCounters {
-    /// Given to the balloon.
+    /// Pages given to the balloon.
     pub inflated: u64,
-    /// Taken from it again.
+    /// Pages taken from the balloon.
     pub deflated: u64,
-    /// Reported as free.
+    /// Pages reported as free.
     pub reported: u64,
-    /// Given to the host.
+    /// Pages released to the host.
     pub released: u64,
-    /// Left where they were, because a larger page would have been broken for them.
+    /// Pages left in place, because releasing them would have broken a larger page.
     pub kept: u64,
-    /// Huge pages that were split because the host was short.
+    /// Number of huge pages that were split because the host was short.
     pub split_windows: u64,
-    /// Inflated though the balloon had them already.
+    /// Pages inflated although the balloon had them already.
     pub inflated_twice: u64,
-    /// Deflated though the balloon did not have them.
+    /// Pages deflated although the balloon did not have them.
     pub deflated_in_vain: u64,
-    /// Outside RAM, or not of a whole window of it: nothing was done.
+    /// Pages outside RAM, or not in a whole window of it; they are ignored.
     pub outside_ram: u64,
-    /// Looks at a window that was somebody else's at that moment.
+    /// Number of checks of a window that was claimed by another part.
     pub busy: u64,
-    /// Looks and releases that the kernel refused.
+    /// Number of checks and releases that the kernel refused.
     pub failed: u64,
-    /// In the balloon now.
+    /// Pages in the balloon now.
     pub inflated_now: u64,
-    /// In the balloon, at any time, at most.
+    /// Maximum number of pages in the balloon at any time.
     pub inflated_at_most: u64,
-    /// Of those in the balloon now, still in memory as far as is known.
+    /// Those of the pages in the balloon now that are still in memory, as far as known.
     pub kept_now: u64,
 }
 
 impl GivenBack {
-    /// The book.
+    /// Locks the book.
     pub fn book(&self) -> MutexGuard<'_, Book> {
-        // Every change is of bits that mean something each for itself: a panic elsewhere leaves them true.
+        // Each bit has a meaning of its own, so the book is consistent after a panic elsewhere.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else gives memory of this RAM back to the host while the answer lives. Asked before the book, and not by who has it.
+    /// Excludes all other threads from releasing memory of this RAM while the guard exists. Taken before the book,
+    /// never by its holder.
     pub(crate) fn discarding(&self) -> MutexGuard<'_, ()> {
         self.discarding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the host is short of memory, as who looks after it says.
+    /// Whether the host is short of memory, as the manager reports it.
     pub fn is_short(&self) -> bool {
         self.is_short.load(Ordering::Relaxed)
     }
 
-    /// Says whether the host is short of memory.
+    /// Reports whether the host is short of memory.
     pub fn set_short(&self, is_short: bool) {
         self.is_short.store(is_short, Ordering::Relaxed);
     }
 
-    /// What was counted, and how much is in the balloon.
+    /// Counters, with the pages still in memory.
     pub fn counters(&self) -> GivenBackCounters {
         let book = self.book();
         let kept = |pages: &Pages| u64::from(pages.inflated.without(pages.released).count());
@@ -113,17 +115,17 @@ impl GivenBack {
 }
 
 impl Book {
-    /// By which rules.
+    /// The rules in force.
     pub fn rules(&self) -> GivenBackRules {
         self.rules
     }
 
-    /// These rules from now on.
+    /// Sets the rules from now on.
     pub fn set_rules(&mut self, rules: GivenBackRules) {
         self.rules = rules;
     }
 
-    /// What is counted.
+    /// The counters, to be changed.
     pub(crate) fn counters(&mut self) -> &mut GivenBackCounters {
         &mut self.counters
     }
@@ -133,7 +135,7 @@ impl Book {
         self.windows.is_empty()
     }
 
-    /// The guest gives a page to the balloon. Whether it had it.
+    /// Records that the guest gives a page to the balloon. Returns whether the page is new there.
     pub fn inflate(&mut self, page: Gpa) -> bool {
         let pages = self.windows.entry(WindowIndex::containing(page)).or_default();
         let is_new = pages.inflated.insert(page_of_window(page));
@@ -146,7 +148,7 @@ impl Book {
         is_new
     }
 
-    /// The guest takes a page from the balloon. Whether it was there.
+    /// Records that the guest takes a page from the balloon. Returns whether it was there.
     pub fn deflate(&mut self, page: Gpa) -> bool {
         let (window, number) = (WindowIndex::containing(page), page_of_window(page));
         let pages = self.windows.entry(window).or_default();
@@ -160,7 +162,7 @@ impl Book {
         was_there
     }
 
-    /// The balloon is empty: its driver is gone, and who comes after it uses all memory.
+    /// Empties the balloon: its driver is gone, and the next one uses all memory.
     pub fn forget_inflated(&mut self) {
         self.counters.inflated_now = 0;
         self.windows.retain(|_, pages| {
@@ -169,23 +171,23 @@ impl Book {
         });
     }
 
-    /// Nothing is given back any more: the machine was reset, and its guest has all its memory.
+    /// Forgets all pages: the machine was reset, and its guest has all its memory.
     pub(crate) fn forget_all(&mut self) {
         self.counters.inflated_now = 0;
         self.windows.clear();
     }
 
-    /// Base pages of a window that are given back.
+    /// Number of given-back base pages of a window.
     pub fn count(&self, window: WindowIndex) -> u16 {
         self.windows.get(&window).map_or(0, |pages| pages.all().count())
     }
 
-    /// Whether so much of a window is given back that a large page must not take it again.
+    /// Whether more of a window is given back than a large page may occupy again.
     pub fn is_given_back(&self, window: WindowIndex) -> bool {
         self.count(window) > self.rules.tolerated
     }
 
-    /// Whether that is so of any window in a range.
+    /// Whether that holds for any window in a range.
     pub fn is_any_given_back(&self, range: GpaRange) -> bool {
         let windows = WindowIndex::containing(range.start())..WindowIndex::containing(range.end());
         self.windows.range(windows).any(|(_, pages)| pages.all().count() > self.rules.tolerated)
@@ -196,12 +198,12 @@ impl Book {
         self.windows.get(&window).map(|pages| pages.inflated).unwrap_or_default()
     }
 
-    /// Those of them that may still be in memory.
+    /// Those of the inflated pages that may still be in memory.
     pub(crate) fn kept(&self, window: WindowIndex) -> PageSet {
         self.windows.get(&window).map(|pages| pages.inflated.without(pages.released)).unwrap_or_default()
     }
 
-    /// These pages were released just now. Those that are not inflated were reported.
+    /// Records that these pages were released just now. Those that are not inflated were reported.
     pub(crate) fn mark_released(&mut self, window: WindowIndex, released: PageSet) {
         let pages = self.windows.entry(window).or_default();
         pages.released = pages.released.with(released.and(pages.inflated));
@@ -210,20 +212,21 @@ impl Book {
         self.counters.released += u64::from(released.count());
     }
 
-    /// Look at this window again, or no more until something changes.
+    /// Sets whether this window is to be checked again.
     pub(crate) fn set_due(&mut self, window: WindowIndex, is_due: bool) {
         if let Some(pages) = self.windows.get_mut(&window) {
             pages.is_due = is_due;
         }
     }
 
-    /// Whether a page of a window that is not to be in memory must be there, since so many are.
+    /// Whether the number of present pages shows that a released page of the window is present again.
     pub(crate) fn contradicts(&self, window: WindowIndex, resident: u16) -> bool {
         let absent = BASE_PAGES_PER_WINDOW - resident;
         self.windows.get(&window).is_some_and(|pages| pages.reported.with(pages.released).count() > absent)
     }
 
-    /// These pages of a window are in memory: of the inflated ones the host can have them again, the reported ones are in use.
+    /// Records that these pages of a window are present: inflated ones can be released again, reported ones
+    /// are in use.
     pub(crate) fn settle(&mut self, window: WindowIndex, present: PageSet) {
         let Some(pages) = self.windows.get_mut(&window) else { return };
         pages.is_due |= !pages.released.and(present).is_empty();
@@ -232,12 +235,13 @@ impl Book {
         self.drop_if_empty(window);
     }
 
-    /// The windows of which something is given back, ascending.
+    /// Windows with given-back pages, ascending.
     pub(crate) fn windows(&self) -> impl Iterator<Item = WindowIndex> + '_ {
         self.windows.keys().copied()
     }
 
-    /// Some windows to look at again, from `from` on: those that are due, and while memory is short all that have pages to give.
+    /// At most `most` windows to check again, from `from` on: those that are due and, while memory is short, all that
+    /// have pages to release.
     pub(crate) fn to_look_at(&self, from: WindowIndex, is_short: bool, most: usize) -> Vec<WindowIndex> {
         let has_enough =
             |pages: &Pages| is_short && pages.inflated.without(pages.released).count() >= self.rules.split_from.max(1);
@@ -264,12 +268,12 @@ fn page_of_window(page: Gpa) -> u16 {
 
 const WORDS: usize = BASE_PAGES_PER_WINDOW as usize / u64::BITS as usize;
 
-/// Some base pages of a window.
+/// A set of base pages of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageSet([u64; WORDS]);
 
 impl PageSet {
-    /// The pages of `range` that lie in `window`, and there from end to end.
+    /// The pages of `range` that lie wholly in `window`.
     pub fn of_range(window: WindowIndex, range: GpaRange) -> PageSet {
         let mut set = PageSet::default();
         let page = PageSize::Base4K.bytes();
@@ -283,7 +287,7 @@ impl PageSet {
         set
     }
 
-    /// Whether it was not there.
+    /// Adds a page. Returns whether it is new.
     pub fn insert(&mut self, page: u16) -> bool {
         let (word, bit) = place(page);
         let is_new = self.0[word] & bit == 0;
@@ -291,7 +295,7 @@ impl PageSet {
         is_new
     }
 
-    /// Whether it was there.
+    /// Removes a page. Returns whether it was in the set.
     pub fn remove(&mut self, page: u16) -> bool {
         let (word, bit) = place(page);
         let was_there = self.0[word] & bit != 0;
@@ -327,7 +331,7 @@ impl PageSet {
         PageSet(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
 
-    /// Runs of neighbours, ascending, by the addresses they have in `window`.
+    /// Runs of neighbours, ascending, at their addresses in `window`.
     pub fn runs(self, window: WindowIndex) -> Vec<GpaRange> {
         let page = PageSize::Base4K.bytes();
         let mut runs: Vec<GpaRange> = Vec::new();

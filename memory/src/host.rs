@@ -1,5 +1,5 @@
-//! The door to the kernel for one address space, ours or another process's: everything the sensors read and the actuators change on the host's
-//! side goes through [`Host`], so that the fake one can fail at each call.
+//! The door to the kernel for one address space, of this process or another one. All reads by the sensors and changes
+//! by the actuators on the host's side go through [`Host`], so that the fake one can fail at each call.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub mod fake;
 pub mod linux;
 pub mod process;
 
-/// What `madvise(2)` is asked for. None of them changes what the memory holds.
+/// Kinds of advice for `madvise(2)`. None of them changes the contents of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Advice {
     /// `MADV_HUGEPAGE`: huge pages at the fault and for khugepaged.
@@ -34,32 +34,34 @@ pub enum Advice {
     Cold,
 }
 
-/// What is behind addresses aside.
+/// Contents of a side mapping.
 #[derive(Clone, Copy, Debug)]
 pub enum SideContents<'a> {
-    /// Nothing: a place to move pages to.
+    /// Nothing: addresses to move pages to.
     Nothing,
     /// Anonymous memory that reads zero.
     Anonymous,
-    /// A giant page.
+    /// Pool page of 1 GiB.
     Giant(&'a GiantFile),
 }
 
 /// A run of present pages of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
-    /// First address.
+    /// First address of the run.
     pub start: Hva,
-    /// Length.
+    /// Length of the run, in bytes.
     pub bytes: Bytes,
     /// Whether a huge page of the kernel (THP or hugetlb) is mapped there as such.
     pub is_huge: bool,
 }
 
-/// One address space of the host: ours ([`linux::LinuxHost`]), or another process's ([`process::ProcessHost`]).
+/// One address space of the host: of this process ([`linux::LinuxHost`]), or of another one
+/// ([`process::ProcessHost`]).
 pub trait Host: Send + Sync {
-    /// Whether it is the address space of this process. Only there can ranges be marked ([`Advice::HugePage`],
-    /// [`Advice::NoHugePage`]) and memory be mapped and moved; another process's is read, collapsed and split, no more.
+    /// Whether it is the address space of this process. Only there can ranges be marked
+    /// ([`Advice::HugePage`], [`Advice::NoHugePage`]) and memory be mapped and moved; that of another process
+    /// is only read, collapsed and split.
     fn is_own(&self) -> bool {
         true
     }
@@ -76,14 +78,14 @@ pub trait Host: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError>;
 
-    /// Appends the present pages of a range to `runs`, ascending, neighbours of one kind merged or not.
+    /// Appends the present pages of a range to `runs`, ascending; neighbours of one kind may or may not be merged.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn scan(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError>;
 
-    /// Appends the pages of anonymous memory that may hold something: those present and those swapped out. What is not
-    /// in a run reads zero.
+    /// Appends the pages of anonymous memory that may hold data: those present and those swapped out. All memory
+    /// outside the runs reads zero.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
@@ -95,74 +97,74 @@ pub trait Host: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError>;
 
-    /// A file that is to hold one giant page of the hugetlb pool. It takes the page when it is first mapped.
+    /// Makes a file for one giant page of the hugetlb pool. It takes the page when it is first mapped.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn create_giant(&self) -> Result<GiantFile, HostError>;
 
-    /// Addresses beside guest RAM, with this behind them.
+    /// Maps addresses beside guest RAM, with these contents.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno; nothing stays mapped.
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError>;
 
-    /// Moves the anonymous pages behind the giant at `giant` aside. Guest RAM there is empty afterwards.
+    /// Moves the anonymous pages of the giant at `giant` aside. Guest RAM there is empty afterwards.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno; everything is then as it was.
     fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError>;
 
-    /// Moves the anonymous pages of `from` behind the giant at `giant`, in the place of what is mapped there. `from` is
-    /// empty afterwards.
+    /// Moves the anonymous pages of `from` to the giant at `giant`, in the place of its mapping. `from`
+    /// is empty afterwards.
     ///
     /// # Errors
-    /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
+    /// [`HostError`] with the kernel's errno. Guest RAM may then lack its former mapping there.
     fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError>;
 
-    /// Maps a giant page behind the giant at `giant`, in the place of what is mapped there.
+    /// Maps a giant page at the giant at `giant`, in the place of its mapping.
     ///
     /// # Errors
-    /// [`HostError`] with the kernel's errno. Guest RAM may then be without what was mapped there before.
+    /// [`HostError`] with the kernel's errno. Guest RAM may then lack its former mapping there.
     fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError>;
 
-    /// The door through which pages of a VM are moved, given the real one: a host that fails puts one that fails before it.
+    /// Wraps the real door that moves pages of a VM: a host with fault injection puts a failing one before it.
     fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
         real
     }
 
-    /// As [`Host::mover_door`], for minor faults.
+    /// Like [`Host::mover_door`], for minor faults.
     fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
         real
     }
 
-    /// Reads a file of `/proc` or `/sys` whole. `/proc/self` is the process whose address space it is.
+    /// Reads a whole file of `/proc` or `/sys`. `/proc/self` stands for the process of this address space.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn read_text(&self, path: &str) -> Result<String, HostError>;
 
-    /// Waits, or less if [`Host`] implementations of tests say so.
+    /// Waits for this time; hosts of tests may wait less.
     fn sleep(&self, time: std::time::Duration);
 }
 
-/// The kernel said no.
+/// A request that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct HostError {
-    /// What was asked.
+    /// Name of the request.
     pub what: &'static str,
-    /// The answer.
+    /// Error of the kernel.
     pub source: io::Error,
 }
 
 impl HostError {
-    /// Whether the process whose address space it is has ended.
+    /// Whether the process of this address space has ended.
     pub fn is_gone(&self) -> bool {
         self.source.raw_os_error() == Some(libc::ESRCH)
     }
 
-    /// The refusal class a policy reacts to. The errno values and their meaning are those of `madvise(2)`,
+    /// Class of the refusal, for policies. The errno values and their meaning are those of `madvise(2)`,
     /// `MADV_COLLAPSE`.
     pub fn refusal(&self) -> Refusal {
         match self.source.raw_os_error() {

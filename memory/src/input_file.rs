@@ -1,15 +1,14 @@
-//! Files that a user named, to be read: opened without waiting, and read no further than a bound.
+//! Input files that a user named: opened without waiting, and read up to a bound.
 //!
 //! ```text
 //!   a regular file                        opened
-//!   a pipe that this process has already  opened by `open_stream`: /dev/stdin, <(command) in a shell
+//!   a pipe that this process already has  opened by `open_stream`: /dev/stdin, <(command) in a shell
 //!   a folder, a FIFO, a device, a socket  refused, and named: a FIFO may never begin, a device may never end
 //! ```
 //!
-//! What a path names is asked before it is opened, for opening a device may have an effect (a watchdog starts, a tape
-//! rewinds). It is asked
-//! again of what was opened (`fstat(2)`), and nothing is opened in a way that waits (`O_NONBLOCK`): the path may lead
-//! elsewhere meanwhile.
+//! The kind of file is checked before opening it, since opening a device may have an effect (a watchdog starts, a
+//! tape rewinds). The opened file is checked again (`fstat(2)`), since the path may lead elsewhere by then. Nothing
+//! is opened in a way that waits (`O_NONBLOCK`).
 
 use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read as _};
@@ -20,7 +19,7 @@ use std::path::Path;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use wideleaf_policies::Bytes;
 
-/// How the link in `/proc/self/fd` to a pipe without a name begins (proc(5)).
+/// Start of the link in `/proc/self/fd` to a pipe without a name (proc(5)).
 const NAMELESS_PIPE: &str = "pipe:[";
 
 /// A file that is open for reading.
@@ -33,25 +32,25 @@ pub struct InputFile {
 /// Why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The path names something else.
+    /// The path does not name a regular file.
     #[error("it is {kind}: name a file")]
     NotAFile {
-        /// What it is, with its article.
+        /// Kind of the file, with its article.
         kind: &'static str,
     },
-    /// It has more bytes than its reader takes.
-    #[error("it has more than the {most} that are read of it")]
+    /// The file is longer than its reader allows.
+    #[error("it is longer than the limit of {most}")]
     TooLong {
-        /// The reader's bound.
+        /// Limit of the reader.
         most: Bytes,
     },
-    /// Its bytes are no text.
-    #[error("it is no text: byte {at} is not UTF-8")]
+    /// The file is not text.
+    #[error("it is not text: byte {at} is not UTF-8")]
     NoText {
-        /// Offset of the first byte that is not.
+        /// Offset of the first byte that is not UTF-8.
         at: usize,
     },
-    /// The kernel's answer.
+    /// Error of the kernel.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -74,7 +73,8 @@ impl InputFile {
         open(path, &|_| false)
     }
 
-    /// Opens a regular file, or a pipe that this process has under another number. Reading a pipe waits for its writer.
+    /// Opens a regular file, or a pipe that this process already has under another number. Reading a pipe waits
+    /// for its writer.
     ///
     /// # Errors
     /// [`InputError::NotAFile`], [`InputError::Io`].
@@ -82,41 +82,41 @@ impl InputFile {
         open(path, &|file| is_nameless_pipe(file))
     }
 
-    /// Size when it was opened; 0 of a pipe, and of a file of the kernel's that is made when it is read.
+    /// Size when it was opened; 0 for a pipe, and for a kernel file that is made while it is read.
     pub fn bytes(&self) -> Bytes {
         Bytes::new(self.metadata.len())
     }
 
-    /// The file itself, for what is read piece by piece.
+    /// The file itself, for reading it piece by piece.
     pub fn into_file(self) -> File {
         self.file
     }
 
-    /// The whole file.
+    /// Reads the whole file.
     ///
     /// # Errors
-    /// [`InputError::TooLong`] beyond `most`, before it is read where its size says so; [`InputError::Io`].
+    /// [`InputError::TooLong`] beyond `most`, without reading if the size says so; [`InputError::Io`].
     pub fn read(mut self, most: Bytes) -> Result<Vec<u8>, InputError> {
         if self.bytes() > most {
             return Err(InputError::TooLong { most });
         }
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(self.bytes().as_usize()).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        // One byte more shows that there is one.
+        // One byte more shows that the file is longer.
         (&mut self.file).take(most.get().saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > most.get() { Err(InputError::TooLong { most }) } else { Ok(bytes) }
     }
 
-    /// The whole file as text.
+    /// Reads the whole file as text.
     ///
     /// # Errors
-    /// As of [`InputFile::read`]; [`InputError::NoText`].
+    /// Those of [`InputFile::read`]; [`InputError::NoText`].
     pub fn read_text(self, most: Bytes) -> Result<String, InputError> {
         String::from_utf8(self.read(most)?).map_err(|error| InputError::NoText { at: error.utf8_error().valid_up_to() })
     }
 }
 
-/// What a file is that is no regular file, with its article.
+/// Kind of a file that is not regular, with its article.
 pub fn kind_name(kind: FileType) -> &'static str {
     match () {
         () if kind.is_dir() => "a folder",
@@ -131,7 +131,7 @@ pub fn kind_name(kind: FileType) -> &'static str {
 fn open(path: &Path, is_taken: &dyn Fn(&File) -> bool) -> Result<InputFile, InputError> {
     let not_a_file = |kind| InputError::NotAFile { kind: kind_name(kind) };
     let before = fs::metadata(path)?.file_type();
-    // Of a FIFO only its open file tells whether it has a name.
+    // Whether a FIFO has a name can only be seen once it is open.
     if !before.is_file() && !before.is_fifo() {
         return Err(not_a_file(before));
     }
@@ -141,7 +141,7 @@ fn open(path: &Path, is_taken: &dyn Fn(&File) -> bool) -> Result<InputFile, Inpu
     if !metadata.is_file() && !is_taken_fifo {
         return Err(not_a_file(metadata.file_type()));
     }
-    // The open file is this process's own, also where the path is a number of another.
+    // The open file is this process's own, even if the path names a descriptor of another process.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty())).map_err(io::Error::from)?;
     Ok(InputFile { file, metadata })
 }
@@ -165,7 +165,7 @@ mod tests {
     const MOST: Bytes = Bytes::new(8);
 
     #[test]
-    fn what_is_no_file_is_refused_by_what_it_is_and_not_waited_for() {
+    fn other_kinds_of_files_are_refused_by_name_and_without_waiting() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (fifo, socket) = (folder.path().join("fifo"), folder.path().join("socket"));
         mkfifo(&fifo, Mode::S_IRWXU).expect("a FIFO");
@@ -194,17 +194,17 @@ mod tests {
         assert_eq!(InputFile::open(&path).and_then(|file| file.read(MOST)).expect("it fits"), b"12345678");
         fs::write(&path, "123456789").expect("written");
         let long = InputFile::open(&path).and_then(|file| file.read(MOST)).expect_err("refused");
-        assert_eq!(long.to_string(), "it has more than the 8 B that are read of it");
-        // A file of the kernel's has size 0 until it is read.
+        assert_eq!(long.to_string(), "it is longer than the limit of 8 B");
+        // A kernel file has size 0 until it is read.
         let grown = InputFile::open(Path::new("/proc/self/maps")).and_then(|file| file.read(MOST));
         assert!(matches!(grown, Err(InputError::TooLong { .. })), "{grown:?}");
         fs::write(&path, b"ab\xff").expect("written");
         let no_text = InputFile::open(&path).and_then(|file| file.read_text(MOST)).expect_err("refused");
-        assert_eq!(no_text.to_string(), "it is no text: byte 2 is not UTF-8");
+        assert_eq!(no_text.to_string(), "it is not text: byte 2 is not UTF-8");
     }
 
     #[test]
-    fn a_pipe_of_this_process_is_a_stream_and_no_file() {
+    fn a_pipe_of_this_process_is_a_stream_and_not_a_file() {
         let (reader, mut writer) = io::pipe().expect("a pipe");
         let path = format!("/dev/fd/{}", reader.as_raw_fd());
         assert!(matches!(InputFile::open(Path::new(&path)), Err(InputError::NotAFile { kind: "a FIFO" })));

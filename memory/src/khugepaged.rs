@@ -1,47 +1,47 @@
-//! The host's khugepaged: what it may do, borrowed for an experiment. Files and their meaning:
+//! Settings of the host's khugepaged, changed for the time of an experiment. Files and their meaning:
 //! Documentation/admin-guide/mm/transhuge.rst.
 //!
 //! ```text
-//!   settings ──▶ lease(others) ── they hold ──▶ dropped: the settings of before
+//!   settings ──▶ lease(new ones) ── in force ──▶ dropped: the former settings
 //! ```
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// How much it scans, and how often.
+/// Amount of scanning, and its interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Milliseconds between two scans; with 0 it never rests.
+    /// Time between two scans, in milliseconds; 0 means no rest.
     pub scan_sleep_ms: u64,
-    /// Base pages looked at in one scan.
+    /// Number of base pages checked in one scan.
     pub pages_to_scan: u64,
 }
 
 impl Settings {
-    /// What Linux starts with (mm/khugepaged.c).
+    /// Initial settings of Linux (mm/khugepaged.c).
     pub const DEFAULTS: Settings = Settings { scan_sleep_ms: 10_000, pages_to_scan: 4_096 };
-    /// As fast as it goes: no rest, and a gibibyte in one scan.
+    /// Fastest settings: no rest, and a gibibyte in one scan.
     pub const FASTEST: Settings = Settings { scan_sleep_ms: 0, pages_to_scan: 262_144 };
 }
 
-/// Why its settings are as they were.
+/// Why the settings are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum KhugepagedError {
-    /// Two leases at a time would put back each other's settings.
-    #[error("somebody else tries other settings of khugepaged")]
+    /// Two leases at a time would restore each other's settings.
+    #[error("cannot change settings of khugepaged: another process has changed them for a time")]
     Leased,
-    /// A file of its is not there, or has something else in it, or may not be written.
-    #[error("{}: {why}", file.display())]
+    /// A file is missing, has unexpected contents, or may not be written.
+    #[error("cannot use {}: {why}", file.display())]
     File {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// What the kernel says, or what is wrong with it.
+        /// Error of the kernel, or the problem with the contents.
         why: String,
     },
 }
 
-/// Its settings, or those of a captured tree.
+/// Settings of the kernel, or of a captured tree.
 #[derive(Clone, Debug)]
 pub struct Khugepaged {
     folder: PathBuf,
@@ -51,20 +51,20 @@ impl Khugepaged {
     const SCAN_SLEEP: &str = "scan_sleep_millisecs";
     const PAGES_TO_SCAN: &str = "pages_to_scan";
 
-    /// Of this machine.
+    /// Settings of this machine.
     pub fn of_this_machine() -> Khugepaged {
         Khugepaged::at(Path::new("/"))
     }
 
-    /// Of the tree under `root` (which holds `sys/`).
+    /// Settings of the tree under `root` (which holds `sys/`).
     pub fn at(root: &Path) -> Khugepaged {
         Khugepaged { folder: root.join("sys/kernel/mm/transparent_hugepage/khugepaged") }
     }
 
-    /// What holds now.
+    /// Settings in force now.
     ///
     /// # Errors
-    /// [`KhugepagedError::File`] where the kernel does not say.
+    /// [`KhugepagedError::File`] if the kernel does not report them.
     pub fn settings(&self) -> Result<Settings, KhugepagedError> {
         let read = |name| {
             let file = self.folder.join(name);
@@ -74,10 +74,11 @@ impl Khugepaged {
         Ok(Settings { scan_sleep_ms: read(Self::SCAN_SLEEP)?, pages_to_scan: read(Self::PAGES_TO_SCAN)? })
     }
 
-    /// Other settings, until the lease is dropped. One lease at a time: the second would put back what the first had set.
+    /// Applies other settings until the lease is dropped. One lease at a time: a second one would restore the
+    /// settings of the first.
     ///
     /// # Errors
-    /// [`KhugepagedError`] where somebody has it, or the kernel does not let us.
+    /// [`KhugepagedError`] if another process has the lease, or the kernel refuses.
     pub fn lease(&self, settings: Settings) -> Result<SettingsLease, KhugepagedError> {
         let file = self.folder.join(Self::SCAN_SLEEP);
         let lock = File::open(&file).map_err(|error| cannot(&file, &error))?;
@@ -103,8 +104,8 @@ fn cannot(file: &Path, why: &dyn fmt::Display) -> KhugepagedError {
     KhugepagedError::File { file: file.to_owned(), why: why.to_string() }
 }
 
-/// Settings that are put back on drop, also by a panic. (`SIGKILL` leaves them: who may be
-/// killed lets a child hold the lease.)
+/// Settings that are restored on drop, also by a panic. (`SIGKILL` leaves them: a process that may be killed lets a
+/// child hold the lease.)
 #[derive(Debug)]
 pub struct SettingsLease {
     of: Khugepaged,
@@ -113,7 +114,7 @@ pub struct SettingsLease {
 }
 
 impl SettingsLease {
-    /// What held before, and will again.
+    /// Settings before the lease, which will be restored.
     pub fn before(&self) -> Settings {
         self.before
     }
@@ -122,7 +123,7 @@ impl SettingsLease {
 impl Drop for SettingsLease {
     fn drop(&mut self) {
         if let Err(error) = self.of.set(self.before) {
-            tracing::error!("cannot put {:?} of khugepaged back: {error}", self.before);
+            tracing::error!("cannot restore {:?} of khugepaged: {error}", self.before);
         }
     }
 }
@@ -133,7 +134,7 @@ mod tests {
 
     const TRIED: Settings = Settings { scan_sleep_ms: 7, pages_to_scan: 9 };
 
-    /// A captured tree.
+    /// A captured tree with the default settings.
     fn tree() -> (tempfile::TempDir, Khugepaged) {
         let root = tempfile::tempdir().expect("a temporary folder");
         let khugepaged = Khugepaged::at(root.path());
@@ -145,17 +146,17 @@ mod tests {
     #[test]
     fn settings_hold_as_long_as_the_lease() {
         let (_root, khugepaged) = tree();
-        let lease = khugepaged.lease(TRIED).expect("nobody else has it");
+        let lease = khugepaged.lease(TRIED).expect("it is free");
         assert_eq!((khugepaged.settings().expect("numbers"), lease.before()), (TRIED, Settings::DEFAULTS));
         drop(lease);
         assert_eq!(khugepaged.settings().expect("numbers"), Settings::DEFAULTS);
     }
 
     #[test]
-    fn a_panic_puts_them_back() {
+    fn a_panic_restores_them() {
         let (_root, khugepaged) = tree();
         let panics = || {
-            let _lease = khugepaged.lease(TRIED).expect("nobody else has it");
+            let _lease = khugepaged.lease(TRIED).expect("it is free");
             panic!("on purpose");
         };
         assert!(std::panic::catch_unwind(panics).is_err());
@@ -165,14 +166,14 @@ mod tests {
     #[test]
     fn there_is_one_lease_at_a_time() {
         let (_root, khugepaged) = tree();
-        let _lease = khugepaged.lease(TRIED).expect("nobody else has it");
+        let _lease = khugepaged.lease(TRIED).expect("it is free");
         let second = khugepaged.lease(Settings::FASTEST).expect_err("the first is alive").to_string();
-        assert_eq!(second, "somebody else tries other settings of khugepaged");
+        assert_eq!(second, "cannot change settings of khugepaged: another process has changed them for a time");
         assert_eq!(khugepaged.settings().expect("numbers"), TRIED);
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_changed() {
+    fn settings_that_cannot_be_read_are_not_changed() {
         let (_root, khugepaged) = tree();
         fs::remove_file(khugepaged.folder.join(Khugepaged::PAGES_TO_SCAN)).expect("it was there");
         assert!(matches!(khugepaged.lease(TRIED), Err(KhugepagedError::File { .. })));

@@ -1,5 +1,5 @@
-//! The host kernel's side of guest memory: what backs it, what is seen of it, what can be done to it, and the loop
-//! between them.
+//! What the host kernel knows of guest memory: its backing, the sensors that observe it, the actuators that change
+//! it, and the loop that connects them.
 //!
 //! | module | kernel interface | privilege |
 //! |---|---|---|
@@ -26,12 +26,12 @@
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
 //! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
 //!
-//! Every effect on the kernel goes through one of three doors, [`host::Host`] (an address space), [`mover::Mover`] (the
-//! pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and one that
-//! fails by the dice before the real one ([`mishaps`]). Exceptions: in [`first_touch`] and [`reserved_frames`] faults are the kernel's
-//! to hand out, so their userfaultfd is always the real one; [`reserved_frames`] and
-//! [`sensors::minor_faults`] have small doors of their own, with fakes, and [`sensors::damon`] reads and writes files under a root
-//! that tests choose. `unsafe` is in `sys` alone.
+//! Every effect on the kernel goes through one of three doors: [`host::Host`] (an address space), [`mover::Mover`]
+//! (the pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at
+//! every call, and a wrapper of the real one that fails at random ([`mishaps`]). There are exceptions. In
+//! [`first_touch`] and [`reserved_frames`] the kernel reports the faults, so their userfaultfd is always the real
+//! one. [`reserved_frames`] and [`sensors::minor_faults`] have small doors of their own, with fakes.
+//! [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;
 pub mod aside;

@@ -8,10 +8,10 @@
 //!        │ check    host backing of that window at once (in the actuator),  │
 //!        │          KVM's totals at the next tick: they rise on re-touch    │
 //!        └───────────────────────────────────────────────────────────────────┘
-//!   when the next one comes: pacing.rs      what others see of it: live.rs, report.rs      its thread: thread.rs
+//!   when the next one comes: pacing.rs      what readers see: live.rs, report.rs      its thread: thread.rs
 //! ```
 //!
-//! Nothing that fails ends the loop: it is counted under its own name, and the window or the sensor is asked again
+//! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
 //! later.
 
 use std::collections::BTreeSet;
@@ -69,24 +69,24 @@ use steering::Steering;
 pub use switching::SwitchError;
 pub use thread::{Manager, ManagerError, PolicyAnswer, RestAnswer, Resting};
 
-/// How the loop runs.
+/// Settings of the loop.
 #[derive(Clone, Copy, Debug)]
 pub struct ManagerConfig {
-    /// What actions may cost, over all VMs.
+    /// Limits on the cost of actions, over all VMs together.
     pub limits: BudgetLimits,
     /// Time to the next tick after one that did something.
     pub tick_shortest: Duration,
-    /// Time to the next tick when nothing has happened for long.
+    /// Time to the next tick after a long time without work.
     pub tick_longest: Duration,
-    /// How often it looks between ticks whether memory came into use; `None`: never, all waits for the next tick.
+    /// Interval at which the loop checks between ticks whether memory came into use; `None`: only ticks check.
     pub pulse: Option<Duration>,
-    /// Threads that copy windows at once, as far as the budget has work for them.
+    /// Maximum number of threads that copy windows at the same time; fewer when the budget has less work.
     pub copy_threads: u16,
-    /// Part of a core that the sensors of one VM may use that are not asked at every tick.
+    /// Part of a core that the slower sensors of one VM may use (those that do not run at every tick).
     pub sampling: PerTenThousand,
-    /// Time of a core that the samples of one VM may use beyond that when much is new. Earned back at the same rate.
+    /// Core time that the samples of one VM may use beyond that when much is new. It is earned back at the same rate.
     pub sampling_burst: Duration,
-    /// What becomes of memory that guests give back, and how much of it a window may have and be promoted.
+    /// Rules for memory that guests give back: what becomes of it, and how much of it a promoted window may have.
     pub given_back: GivenBackRules,
 }
 
@@ -108,8 +108,8 @@ impl Default for ManagerConfig {
 }
 
 impl ManagerConfig {
-    /// For a guest that somebody else runs, one of many on a host: while it idles its loop wakes every two seconds, to read one
-    /// small file, and looks at its windows every ten seconds.
+    /// For an external guest, one of many on a host. While the guest is idle, the loop wakes every two seconds to
+    /// read one small file, and scans the windows every ten seconds.
     pub fn for_guests_of_others() -> ManagerConfig {
         ManagerConfig {
             tick_longest: Duration::from_secs(10),
@@ -119,10 +119,10 @@ impl ManagerConfig {
     }
 }
 
-/// An action of the plan, and its window in the state of being acted on, or why it is not.
+/// An action of the plan, with its window in the state of being acted on, or the reason for skipping it.
 #[derive(Clone, Copy)]
 struct Begun<'a> {
-    /// In the plan.
+    /// Position of the action in the plan.
     position: usize,
     planned: &'a PlannedAction,
     window: Result<ActingOn, Skip>,
@@ -130,7 +130,7 @@ struct Begun<'a> {
 
 #[derive(Clone, Copy)]
 struct ActingOn {
-    /// Of the VM, in the order given.
+    /// Index of the VM, in the order given.
     index: usize,
     row: usize,
     state: WindowState,
@@ -144,7 +144,7 @@ impl Begun<'_> {
     }
 }
 
-/// What acting takes; several threads may have it.
+/// Everything that an action needs; several threads may share it.
 #[derive(Clone, Copy)]
 struct Means<'a> {
     host: &'a dyn Host,
@@ -157,9 +157,11 @@ struct Means<'a> {
 }
 
 impl Means<'_> {
-    /// Acts, and refuses where that panics: whoever has a window in hand lets go of it first, and claims end with their guards.
+    /// Acts. A panic counts as a refusal: its thread first returns the window that it holds, and claims end
+    /// with their guards.
     fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        // What a panic may leave half-way is of this VM, and nobody acts on that again (`ManagerLoop::is_left_alone`).
+        // A panic can leave only this VM in an inconsistent state; the loop leaves it
+        // alone (`ManagerLoop::is_left_alone`).
         caught(|| self.act_on(begun, hands)).unwrap_or_else(|panicked| {
             let panicked = (begun.planned.action.vm(), panicked);
             self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
@@ -167,7 +169,7 @@ impl Means<'_> {
         })
     }
 
-    /// Acts, unless the loop is to end or the VM to be left alone since it was planned. `hands`: by VM.
+    /// Acts, unless the loop is about to end or the VM's gate has closed since planning. `hands`: by VM.
     fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         match begun.window {
             Err(skip) => Performed::skipped(skip, self.host.now()),
@@ -180,7 +182,7 @@ impl Means<'_> {
         }
     }
 
-    /// Acts, if the host may have a huge page for it.
+    /// Promotes the window if the host can supply a huge page.
     fn promote(&self, begun: &Begun<'_>, acting_on: ActingOn, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
         let Some(grounds) = self.scarcity.may_ask(self.host) else {
             return Performed::skipped(Skip::NoHugePage, self.host.now());
@@ -202,66 +204,66 @@ impl Means<'_> {
     }
 }
 
-/// A thread is started for no fewer windows: it takes a tenth of a millisecond to start, a window half of one.
+/// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
 const COPIES_PER_THREAD_LEAST: usize = 4;
 
-/// When a window may be acted on that is not ours to act on.
+/// `ready_at` of a window that the manager may not act on.
 const NEVER: Moment = Moment::after_start(Duration::MAX);
 
-/// The loop plans with it, and the thread that answers first touches asks it. Locked for as long as it takes to decide
-/// or to learn, never while anything is done.
+/// Shared by the loop, which plans with it, and by the thread that answers first touches. Locked only while it
+/// decides or learns, never during an action.
 type SharedPolicy = Arc<Mutex<Box<dyn Policy>>>;
 
-/// A policy that panicked has ended the thread it panicked in; the other one goes on.
+/// A panic in the policy ends only its own thread; the other one continues.
 fn lock(policy: &SharedPolicy) -> MutexGuard<'_, Box<dyn Policy>> {
     policy.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The loop's state; [`Manager::spawn`] runs it in a thread, tests call [`ManagerLoop::tick`] themselves.
+/// State of the loop. [`Manager::spawn`] runs it in a thread; tests call [`ManagerLoop::tick`] themselves.
 pub struct ManagerLoop {
     host: Arc<dyn Host>,
     vms: Vec<ManagedVm>,
     policy: SharedPolicy,
-    /// Name of the first.
+    /// Name of the first policy.
     began_with: &'static str,
     config: ManagerConfig,
     budget: Budget,
-    /// By VM in the order given, by row of its snapshot.
+    /// Window states, by VM in the order given and by row of its snapshot.
     states: Vec<Vec<WindowState>>,
     sensor: HostBackingSensor,
-    /// CPU time of the latest look at all windows.
+    /// CPU time of the latest scan of all windows.
     sensed_in: Duration,
     plan: Plan,
     report: ManagerReport,
     recorder: Option<Recorder>,
     needs: Needs,
-    /// By VM in the order given.
+    /// Slower sensors, by VM in the order given.
     sampling: Vec<Sampling>,
-    /// The access sensors among them, for who wants to see every window in its place.
+    /// The access sensors of `sampling`, for callers that need every window in its place.
     access: Arc<Mutex<Vec<SharedAccess>>>,
-    /// By VM in the order given, where windows can be swapped.
+    /// Swappers, by VM in the order given; `None` where windows cannot be swapped.
     swaps: Vec<Option<Swaps>>,
-    /// By VM in the order given.
+    /// State for releases, by VM in the order given.
     releasing: Vec<Releasing>,
     giants: Giants,
-    /// By VM in the order given, where there is a second level: which dirty logs are the manager's own.
+    /// The dirty logs that the manager itself switched on, by VM in the order given; `None` without a second level.
     own_logs: Vec<Option<Arc<OwnLogs>>>,
-    /// By VM in the order given: the first with the same second level.
+    /// Index of the first VM with the same second level, by VM in the order given.
     second_level_of: Vec<usize>,
     should_stop: Arc<AtomicBool>,
-    /// Of the actions of this tick.
+    /// Panics during the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
-    /// By VM in the order given: an action of it has panicked. Nothing is done to it any more, and no sample taken.
+    /// Whether an action of the VM has panicked, by VM in the order given. Such a VM gets no more actions and samples.
     is_left_alone: Vec<bool>,
-    /// By VM in the order given, as of this tick.
+    /// State of each gate at this tick, by VM in the order given.
     gates: Vec<GateState>,
-    /// By VM in the order given, by row; see [`ManagedVm::barred_windows`].
+    /// Windows that can never be huge, by VM in the order given and by row; see [`ManagedVm::barred_windows`].
     barred: Vec<Vec<Option<CannotBeHuge>>>,
-    /// Sensors that failed when they were asked last, by VM: it is told once.
+    /// Sensors with a failed latest sample, by VM: the log gets one line for each run of failures.
     failing: BTreeSet<(usize, &'static str)>,
-    /// Whether the host is short of memory, for what guests gave back.
+    /// Whether the host is short of memory; decides about memory that guests gave back.
     shortage: Watermark,
-    /// By VM in the order given: from which window on it is looked again at what was given back.
+    /// Window from which the next check of given-back memory continues, by VM in the order given.
     given_back_from: Vec<WindowIndex>,
     /// Whether the host has huge pages.
     scarcity: Scarcity,
@@ -272,7 +274,7 @@ pub struct ManagerLoop {
 }
 
 impl ManagerLoop {
-    /// A loop over `vms` that has done nothing yet.
+    /// Makes a loop over `vms` that has done nothing yet.
     pub fn new(
         host: Arc<dyn Host>,
         mut vms: Vec<ManagedVm>,
@@ -290,7 +292,7 @@ impl ManagerLoop {
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
         }
-        // A policy that decides at the fault has the RAM's userfaultfd; nobody else can have one there.
+        // A policy that decides at the fault has the RAM's userfaultfd; there can be only one.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let sampling =
             |vm| Sampling::new(&host, vm, needs, (config.sampling, config.sampling_burst), &mut report.unanswered);
@@ -334,16 +336,16 @@ impl ManagerLoop {
         }
     }
 
-    /// The same loop, recorded from its first tick on.
+    /// Records the loop from its first tick on.
     ///
     /// # Errors
-    /// [`TooManyWindows`] where a recording does not hold so many.
+    /// [`TooManyWindows`] where the VMs have more windows than a recording can hold.
     pub fn recorded(mut self, to: RecordTo) -> Result<ManagerLoop, TooManyWindows> {
         self.recorder = Some(Recorder::start(to, self.report.policy, self.config.limits, &self.vms)?);
         Ok(self)
     }
 
-    /// The service for a policy that decides at the fault; `None` for all others.
+    /// Starts the service for a policy that decides at the fault; `None` for all others.
     fn first_touch(&self) -> Result<Option<FirstTouch>, FirstTouchError> {
         if !lock(&self.policy).decides_at_first_touch() {
             return Ok(None);
@@ -363,7 +365,7 @@ impl ManagerLoop {
         FirstTouch::start(self.host.clone(), vms, decide).map(Some)
     }
 
-    /// The service for a policy that reserves frames; `None` for all others.
+    /// Starts the service for a policy that reserves frames; `None` for all others.
     fn reserved_frames(&self) -> Result<Option<ReservedFrames>, ReservedFramesError> {
         let Some(rules) = lock(&self.policy).reserves() else {
             return Ok(None);
@@ -373,7 +375,7 @@ impl ManagerLoop {
         ReservedFrames::start(self.host.clone(), vms, rules).map(Some)
     }
 
-    /// One round. Returns how many actions were done, or begun.
+    /// Runs one round. Returns the number of actions done or begun.
     pub fn tick(&mut self) -> u64 {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
@@ -413,7 +415,7 @@ impl ManagerLoop {
         done
     }
 
-    /// Begins the next samples of whoever may be disturbed by them.
+    /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
         for (index, rows) in snapshot.vms.iter().enumerate() {
             if !self.may_sample(index) {
@@ -426,39 +428,39 @@ impl ManagerLoop {
         }
     }
 
-    /// Whether its slower sensors may disturb a VM.
+    /// Whether the slower sensors may disturb a VM.
     fn may_sample(&self, vm: usize) -> bool {
         !self.is_left_alone[vm] && self.gates[vm] == GateState::Open
     }
 
-    /// Whether a VM may be acted on that could not be at the latest tick, or the other way round.
+    /// Whether the gate of a VM has opened or closed since the latest tick.
     fn has_gate_changed(&self) -> bool {
         let mut gates = self.gates.iter().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone);
         gates.any(|(gate, vm)| *gate != self.steering.gate_state(vm))
     }
 
-    /// Whether all its VMs are gone. Then there is nothing more to do, ever.
+    /// Whether all its VMs are gone, so that the loop has no work any more.
     pub fn has_ended(&self) -> bool {
         !self.gates.is_empty() && self.gates.iter().all(|gate| *gate == GateState::Gone)
     }
 
-    /// How things were at the end of the latest tick.
+    /// State at the end of the latest tick.
     pub fn live(&self) -> Arc<Live> {
         live::latest(&self.publisher.slot())
     }
 
-    /// Whether the next tick should come soon after one that did so much.
+    /// Whether the next tick should come soon: after a tick that did `done` actions, or during a burst of sampling.
     fn is_busy(&self, done: u64) -> bool {
         let mut of_vms = self.sampling.iter().enumerate();
         done > 0 || of_vms.any(|(vm, sampling)| self.may_sample(vm) && sampling.is_bursting())
     }
 
-    /// What has been counted so far.
+    /// Counts so far.
     pub fn report(&self) -> &ManagerReport {
         &self.report
     }
 
-    /// Takes a last look at all VMs, so that the report ends with the state at the end.
+    /// Senses all VMs one last time, so that the report ends with the final state.
     pub fn finish(mut self) -> ManagerReport {
         self.finish_last_giant();
         let at = self.host.now();
@@ -472,18 +474,20 @@ impl ManagerLoop {
         self.report
     }
 
-    /// Brings every window back that is aside.
+    /// Brings back every window that is aside.
     fn finish_samples(&mut self) {
         for sampling in &mut self.sampling {
             sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
 
-    /// Does what was planned: begins what is about giants, does what copies nothing, then copies windows, by several threads
-    /// where there are enough of them. Booked in the order of the plan. Returns how many actions were done, or begun.
+    /// Performs the plan: begins the moves of giants, does the actions that copy nothing, then copies windows, in
+    /// several threads if there are enough of them. Results are recorded in the order of the plan. Returns the
+    /// number of actions done or begun.
     fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
         let (mut giants_begun, mut windows) = (0, Vec::new());
-        // Giants first, wherever they stand: a giant's first window holds its state, which nobody else may end.
+        // Giants first, wherever they stand in the plan: a giant's first window holds its state, and no other
+        // action may end that.
         for (position, planned) in planned.iter().enumerate() {
             match self.giant_request(planned, snapshot) {
                 Some(request) => giants_begun += u64::from(self.begin_giant(request)),
@@ -505,7 +509,7 @@ impl ManagerLoop {
         giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
     }
 
-    /// Takes a window into the state of being acted on, if it is there and may be.
+    /// Puts a window into the state of being acted on, if it exists and may be acted on.
     fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
         let begin = |(index, row): (usize, usize)| {
             if self.is_left_alone[index] {
@@ -516,7 +520,7 @@ impl ManagerLoop {
         };
         let found = self.find(planned.action, snapshot);
         if found.is_none() {
-            // A policy that names what is not there is broken; the guest must not suffer for it.
+            // Only a defective policy names a window that does not exist; the guest must not suffer for it.
             tracing::error!("the policy named {:?}, which is not in its snapshot", planned.action);
         }
         Begun { position, planned, window: found.ok_or(Skip::NotResident).and_then(begin) }
@@ -534,7 +538,7 @@ impl ManagerLoop {
         }
     }
 
-    /// Nothing is done to this VM any more, and no policy asked to: what has panicked may have left anything behind.
+    /// Stops all actions and sensors of this VM that a policy asks for: a panic may have left any state behind.
     fn leave_alone(&mut self, vm: VmId, why: &str) {
         let told = format!("{vm} is left alone from now on: {why}");
         tracing::error!("{told}");
@@ -545,7 +549,7 @@ impl ManagerLoop {
         }
     }
 
-    /// Copies windows, each thread the next that is left.
+    /// Copies windows; each thread takes the next one from the list.
     fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
         let ManagerLoop { host, vms, swaps, releasing, should_stop, steering, scarcity, config, panics, .. } = self;
         let means = Means { host: host.as_ref(), vms, releasing, should_stop, steering, scarcity, panics };
@@ -568,7 +572,7 @@ impl ManagerLoop {
         })
     }
 
-    /// Books what became of an action. Whether it was done.
+    /// Records the result of an action. Returns whether it was done.
     fn end(&mut self, begun: &Begun<'_>, performed: &Performed) -> bool {
         if let Ok(ActingOn { index, row, state, .. }) = begun.window {
             if self.swaps[index].as_mut().is_some_and(|swaps| !swaps.remains_possible(performed)) {
@@ -586,13 +590,13 @@ impl ManagerLoop {
         performed.result == OutcomeResult::Done
     }
 
-    /// VM (in the order given) and row of the window an action is about.
+    /// VM (in the order given) and row of the window that an action is about.
     fn find(&self, action: Action, snapshot: &Snapshot) -> Option<(usize, usize)> {
         let index = self.vms.iter().position(|vm| vm.id == action.vm())?;
         Some((index, snapshot.vms[index].row(action.window())?))
     }
 
-    /// Counts an outcome, settles its cost with the budget and tells the policy.
+    /// Counts an outcome, settles its cost with the budget and reports it to the policy.
     fn record(&mut self, planned: &PlannedAction, performed: &Performed) {
         let Performed { mechanism, result, at, cost, unavailable, .. } = *performed;
         self.budget.settle(planned.cost, cost);
@@ -609,7 +613,7 @@ fn shortage(rules: GivenBackRules) -> Watermark {
     Watermark::of_percent(rules.short_from_percent.into(), rules.short_below_percent.into())
 }
 
-/// Puts before a VM's second level one that knows which dirty logs the manager switched on.
+/// Wraps a VM's second level in one that knows which dirty logs the manager switched on.
 fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
     let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
     let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
@@ -627,8 +631,8 @@ mod tests {
     use wideleaf_policies::{Bytes, Gpa, GpaRange, policy};
 
     #[test]
-    fn what_is_seen_while_a_giant_is_exchanged_is_looked_at_again() {
-        // Its pages are nowhere until the exchange is over, which it is when the first look has ended.
+    fn a_scan_during_a_giant_exchange_is_repeated() {
+        // The giant's pages are not mapped until the exchange is over; it is over when the first scan has ended.
         let range = GpaRange::new(Gpa::new(0), mib(4)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let ram = GuestRam::map(&[range], backing).expect("addresses");

@@ -1,13 +1,13 @@
-//! Failures by the dice, for tests that run for long on the real kernel: [`FailingHost`], [`FailingMover`] and
-//! [`FailingSecondLevel`] stand before the real doors and let some calls fail, with errors that the real ones give.
+//! Fault injection at random, for long tests on the real kernel. [`FailingHost`], [`FailingMover`] and
+//! [`FailingSecondLevel`] wrap the real doors and make some calls fail, with errors that the real ones return.
 //!
 //! ```text
 //!                             ┌─ Fine ──▶ the real call
 //!   manager ──▶ a door ──▶ dice ─ Early ─▶ an error; the real call is not made
-//!                             └─ Late ──▶ a part of the real call, where the contract leaves room for that, then an error
+//!                             └─ Late ──▶ a part of the real call, if the contract allows that, then an error
 //! ```
 //!
-//! A failure never says less than what happened: what a contract promises of a failed call holds for these as well.
+//! A failure never hides an effect: the contract of a failed call holds for injected failures as well.
 //!
 //! [`FailingHost`]: crate::host::failing::FailingHost
 //! [`FailingMover`]: crate::mover::failing::FailingMover
@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard};
 
-/// Decides which calls fail. Shared by the doors of one manager, from any thread. The same seed rolls the same numbers;
-/// which call gets which is up to the threads.
+/// Decides which calls fail. Shared by the doors of one manager, from any thread. The same seed gives the same
+/// numbers; which call gets which number depends on the threads.
 #[derive(Debug)]
 pub struct Mishaps {
     one_in: u64,
@@ -31,29 +31,29 @@ struct State {
     counts: BTreeMap<&'static str, u64>,
 }
 
-/// How one call goes.
+/// Course of one call.
 #[derive(Debug)]
 pub(crate) enum Fate {
     /// The real call is made.
     Fine,
-    /// It is not made.
+    /// The real call is not made.
     Early(io::Error),
-    /// It is made, perhaps in part.
+    /// The real call is made, perhaps in part.
     Late(io::Error),
 }
 
 impl Mishaps {
-    /// One call in `one_in` fails; none for zero.
+    /// Makes one call in `one_in` fail; none for zero.
     pub fn new(seed: u64, one_in: u64) -> Mishaps {
         Mishaps { one_in, state: Mutex::new(State { dice: Dice::new(seed), counts: BTreeMap::new() }) }
     }
 
-    /// How many calls have failed so far, by name.
+    /// Number of failed calls so far, by name.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.state().counts.clone()
     }
 
-    /// How a call goes that may fail early or late, with one of `errnos`.
+    /// Chooses the course of a call that may fail early or late, with one of `errnos`.
     pub(crate) fn fate(&self, call: &'static str, errnos: &[i32]) -> Fate {
         let mut state = self.state();
         if self.one_in == 0 || !state.dice.roll().is_multiple_of(self.one_in) {
@@ -65,7 +65,7 @@ impl Mishaps {
         if state.dice.roll().is_multiple_of(2) { Fate::Early(error) } else { Fate::Late(error) }
     }
 
-    /// The same for a call that changes nothing where it fails.
+    /// Chooses it for a call that changes nothing on a failure.
     pub(crate) fn refuse(&self, call: &'static str, errnos: &[i32]) -> io::Result<()> {
         match self.fate(call, errnos) {
             Fate::Fine => Ok(()),
@@ -73,7 +73,7 @@ impl Mishaps {
         }
     }
 
-    /// Whether a call that may come only some of its way does so this time.
+    /// Whether a call that may do only a part of its work does so this time.
     pub(crate) fn is_short(&self, call: &'static str) -> bool {
         let mut state = self.state();
         let is_short = self.one_in > 0 && state.dice.roll().is_multiple_of(self.one_in);
@@ -86,21 +86,21 @@ impl Mishaps {
     }
 }
 
-/// Random numbers that a seed brings back: xorshift (Marsaglia, "Xorshift RNGs", 2003).
+/// Pseudo-random numbers from a seed: xorshift (Marsaglia, "Xorshift RNGs", 2003).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// Any seed will do; zero, of which xorshift would make zeroes only, counts as another.
+    /// Accepts any seed; zero, for which xorshift would return only zeroes, is replaced.
     pub fn new(seed: u64) -> Dice {
-        /// 2^64 over the golden ratio: seeds that are close begin far apart (Knuth, TAOCP 3, 6.4).
+        /// 2^64 over the golden ratio: close seeds get distant starts (Knuth, TAOCP 3, 6.4).
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut dice = Dice(seed.wrapping_add(1).wrapping_mul(SPREAD).max(1));
         dice.roll();
         dice
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn roll(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -108,7 +108,7 @@ impl Dice {
         self.0
     }
 
-    /// A number below `end`, which is not zero.
+    /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: u64) -> u64 {
         self.roll() % end
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_calls_fail_as_were_asked_for_and_each_is_counted() {
+    fn the_requested_share_of_calls_fails_and_each_is_counted() {
         let mishaps = Mishaps::new(7, 10);
         let failed = (0..10_000).filter(|_| mishaps.refuse("a", &[libc::EBUSY]).is_err()).count() as u64;
         assert!((800..1200).contains(&failed), "{failed} of 10000 calls, one in ten");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_errno_and_each_fate_has_its_turn() {
+    fn each_errno_and_each_fate_occurs() {
         let mishaps = Mishaps::new(1, 1);
         let errnos = [libc::EBUSY, libc::ENOMEM];
         let (mut early, mut late) = (Vec::new(), Vec::new());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_brings_its_numbers_back_and_another_brings_others() {
+    fn a_seed_repeats_its_numbers_and_another_one_differs() {
         let three = |seed| [(); 3].map(|()| Dice::new(seed).roll());
         assert_eq!(three(5), three(5));
         assert!((0..100).all(|seed| Dice::new(seed).roll() != 0 && three(seed) != three(seed + 1)));

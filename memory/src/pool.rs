@@ -1,15 +1,15 @@
-//! The hugetlb pools: what is there, whether it is enough, who has it, and making them larger and smaller.
+//! The hugetlb pools: their contents, whether these suffice, which processes hold pages, and resizing.
 //!
 //! ```text
 //!   total (nr_hugepages) = in use + free          persistent = total - surplus: what is written to nr_hugepages
 //!   ┌────────────────────┬──────────┬─────────┐
-//!   │ in use             │ promised │ nobody's│   lease     room until it is dropped, as surplus where there is such a thing
-//!   │                    │◀────── free ──────▶│   reserve   so many more pages of nobody's, until they are given back
-//!   └────────────────────┴──────────┴─────────┘   release   fewer pages of nobody's
+//!   │ in use             │ promised │ unused  │   lease     room until it is dropped, as surplus if the size has surplus
+//!   │                    │◀────── free ──────▶│   reserve   more unused pages, until they are given back
+//!   └────────────────────┴──────────┴─────────┘   release   fewer unused pages
 //! ```
 //!
 //! A VM that asks for more than the pool has is refused before it starts, with the size, the node, the number of
-//! pages that are short and the command that would help: a shortage found at a fault is a SIGBUS.
+//! missing pages and the command that helps: a shortage found at a fault is a SIGBUS.
 //! Files: Documentation/admin-guide/mm/hugetlbpage.rst.
 
 use std::fmt::Write as _;
@@ -38,8 +38,8 @@ pub use mounts::HugetlbMount;
 pub use resize::{Granted, NodePages, Note, OnShortage, Plan, Release, Request, Returned};
 pub use room::{Blocks, NoRoom, NodeRoom};
 
-/// Looks at a pool whose numbers contradict each other, before that is an error. They are read one after the other, so one
-/// look may fall between two changes of the kernel's; three in a row do not.
+/// Maximum number of reads of a pool with numbers that contradict each other, before that is an error. The numbers
+/// are read one after the other, so one read may fall between two changes by the kernel; three in a row do not.
 const LOOKS_MAX: usize = 3;
 
 /// The pools of this machine, or of a captured tree.
@@ -49,67 +49,68 @@ pub struct HugetlbPools {
     files: Arc<dyn PoolFiles>,
 }
 
-/// One pool, now.
+/// State of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStatus {
     /// Size of its pages.
     pub size: PageSize,
     /// Pages in the pool, surplus ones included.
     pub total: u64,
-    /// Pages nobody has faulted in.
+    /// Pages that are not faulted in.
     pub free: u64,
     /// Free pages that are promised to a mapping.
     pub reserved: u64,
-    /// Pages beyond those that were asked for with `nr_hugepages`: made when they were mapped, and they go when they are unmapped.
+    /// Pages beyond those requested with `nr_hugepages`: made when they are mapped, and removed when
+    /// they are unmapped.
     pub surplus: u64,
-    /// How many surplus pages may exist at most.
+    /// Maximum number of surplus pages.
     pub overcommit: u64,
-    /// The same by NUMA node. Promises are not made by node.
+    /// The same numbers by NUMA node, without promises, which are not made by node.
     pub nodes: Vec<NodePool>,
 }
 
-/// What of a pool is on one NUMA node.
+/// Part of a pool on one NUMA node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePool {
-    /// The node.
+    /// Number of the node.
     pub node: u32,
-    /// Pages, surplus ones included.
+    /// Number of pages, surplus ones included.
     pub total: u64,
-    /// Pages nobody has faulted in.
+    /// Pages that are not faulted in.
     pub free: u64,
-    /// Surplus pages.
+    /// Number of surplus pages.
     pub surplus: u64,
 }
 
 impl NodePool {
-    /// Pages that stay whoever unmaps them.
+    /// Pages that stay after they are unmapped.
     pub fn persistent(&self) -> u64 {
         self.total.saturating_sub(self.surplus)
     }
 }
 
 impl PoolStatus {
-    /// Pages a new mapping can have: free and not promised, plus what may be added as surplus.
+    /// Pages available to a new mapping: free and not promised, plus those that may be added as surplus.
     pub fn available(&self) -> u64 {
         self.unpromised().saturating_add(self.overcommit.saturating_sub(self.surplus))
     }
 
-    /// Free pages that are promised to nobody.
+    /// Free pages that are not promised.
     pub fn unpromised(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }
 
-    /// Pages that somebody has.
+    /// Pages that are faulted in.
     pub fn in_use(&self) -> u64 {
         self.total.saturating_sub(self.free)
     }
 
-    /// Pages that stay whoever unmaps them: what `nr_hugepages` is set to.
+    /// Pages that stay after they are unmapped: the value to which `nr_hugepages` is set.
     pub fn persistent(&self) -> u64 {
         self.total.saturating_sub(self.surplus)
     }
 
-    /// Numbers that cannot all be true.
+    /// Numbers that cannot all be true, if any.
     fn contradiction(&self) -> Option<String> {
         let PoolStatus { total, free, reserved, surplus, .. } = *self;
         let pool = [
@@ -125,116 +126,117 @@ impl PoolStatus {
     }
 }
 
-/// Why a pool can not serve.
+/// Why a pool cannot serve a request.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The kernel has no pool of that size.
     #[error("this kernel has no hugetlb pool of {0} pages ({1} is missing)")]
     NoPool(PageSize, PathBuf),
-    /// There is no such NUMA node, or it has no memory.
+    /// The NUMA node does not exist, or has no memory.
     #[error("node {node} has no hugetlb pool of {size} pages; {}", known_nodes(.known))]
     NoNode {
-        /// The pool.
+        /// Page size of the pool.
         size: PageSize,
-        /// The node.
+        /// Number of the node.
         node: u32,
-        /// Those that have.
+        /// Nodes that have such a pool.
         known: Vec<u32>,
     },
-    /// A file of the pool can not be read.
-    #[error("{}: {source}", path.display())]
+    /// A file of the pool cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// A file of the pool can not be written.
-    #[error("cannot write {}: {source}; to change a pool takes root and a writable /sys", path.display())]
+    /// A file of the pool cannot be written.
+    #[error("cannot write {}: {source}; changing a pool takes root and a writable /sys", path.display())]
     Write {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// A file of the pool does not hold what it should.
-    #[error("{}: expected {expected}, found {text:?}", path.display())]
+    #[error("cannot use {}: expected {expected}, found {text:?}", path.display())]
     Malformed {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What it should hold.
+        /// Expected contents of the file.
         expected: &'static str,
-        /// What it holds.
+        /// Actual contents of the file.
         text: String,
     },
-    /// Numbers of a pool that cannot all be true, also when they were read again.
-    #[error("the numbers of the hugetlb pool of {size} pages contradict each other: {what}")]
+    /// Numbers of a pool that cannot all be true, also after reading them again.
+    #[error("cannot use the hugetlb pool of {size} pages: its numbers contradict each other: {what}")]
     Contradiction {
-        /// The pool.
+        /// Page size of the pool.
         size: PageSize,
-        /// Which.
+        /// Numbers that contradict each other.
         what: String,
     },
-    /// Somebody else changes the pool all the time.
-    #[error("{} is locked by another process for {waited_s} s now; see `lslocks`", path.display())]
+    /// Another process keeps the pool locked.
+    #[error("cannot lock {}: another process has held the lock for {waited_s} s; see `lslocks`", path.display())]
     Locked {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Time waited, in seconds.
         waited_s: u64,
     },
-    /// A file that others could have put there, or could hold.
-    #[error("{} is not to be trusted: {why}; remove it, root makes it anew", path.display())]
+    /// A lock file that another user could have made, or could hold.
+    #[error("cannot trust {}: {why}; remove it, and root makes it anew", path.display())]
     Untrusted {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Reason for the distrust.
         why: String,
     },
-    /// What has to be done before the change could not be done.
+    /// A step before the change failed.
     #[error("{0}: the pool is as it was")]
     NotBegun(String),
-    /// Somebody else made the pool smaller while we made it larger.
+    /// Another program made the pool smaller during a growth.
     #[error(
-        "somebody else changed {} meanwhile: {before} pages before, {after} after {wanted} were asked for; look again",
+        "another program changed {} at the same time: {before} pages before, {after} after {wanted} were asked for; \
+         try again",
         path.display()
     )]
     Changed {
-        /// The file that was written.
+        /// Path of the file that was written.
         path: PathBuf,
-        /// Pages before.
+        /// Number of pages before.
         before: u64,
-        /// Pages that were asked for.
+        /// Number of pages asked for.
         wanted: u64,
-        /// Pages that were there after that.
+        /// Number of pages after that.
         after: u64,
     },
-    /// Not enough pages.
+    /// The pool has too few pages.
     #[error("{0}")]
     Short(Shortage),
-    /// Not enough memory to make pages of.
+    /// There is not enough memory to make pages.
     #[error("{0}")]
     NoRoom(Box<NoRoom>),
-    /// More is to be released than nobody has.
+    /// More pages are to be released than are unused.
     #[error(
-        "{asked} pages of {} are to be released and {unused} are nobody's: {} in the pool, {} in use, {} promised{}",
+        "cannot release {asked} pages of {}: {unused} are unused, of {} in the pool, {} in use, {} promised{}",
         pool.size, pool.total, pool.in_use(), pool.reserved, kept_for_domains(*.kept)
     )]
     InUse {
-        /// Pages asked for.
+        /// Number of pages asked for.
         asked: u64,
-        /// Pages that nobody has, on the node that was asked for.
+        /// Unused pages, on the requested node.
         unused: u64,
-        /// Of the others, pages kept for domains that are about to start.
+        /// Pages, among the others, that are kept for domains about to start.
         kept: u64,
-        /// The pool.
+        /// State of the pool.
         pool: Box<PoolStatus>,
     },
 }
 
 impl PoolError {
-    /// Whether the pool is known to be as it was: it was not touched, or what was made is given back. What was noted of a change is closed
-    /// then, and is not to be told from numbers that somebody else may have changed meanwhile.
+    /// Whether the pool is known to be unchanged: it was not touched, or new pages were given back. The note of the
+    /// change is then closed. The numbers cannot decide it: another program may have changed them since.
     pub fn leaves_pool_as_it_was(&self) -> bool {
         matches!(self, PoolError::NotBegun(_) | PoolError::NoRoom(_))
     }
@@ -251,19 +253,19 @@ fn known_nodes(known: &[u32]) -> String {
     }
 }
 
-/// Not enough pages, in numbers.
+/// A shortage of pages, in numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// The pool.
+    /// State of the pool.
     pub pool: PoolStatus,
-    /// Pages asked for.
+    /// Number of pages asked for.
     pub needed: u64,
-    /// The file that grows the pool.
+    /// Path of the file that grows the pool.
     pub file: PathBuf,
 }
 
 impl Shortage {
-    /// Pages that are missing.
+    /// Number of missing pages.
     pub fn short(&self) -> u64 {
         self.needed.saturating_sub(self.pool.available())
     }
@@ -277,8 +279,8 @@ impl std::fmt::Display for Shortage {
         }
         write!(
             f,
-            "hugetlb pool of {size} pages is {short} short: {} needed, {} available ({nodes}); \
-             run `sudo wideleaf pool reserve --size {size} --pages {short}`",
+            "hugetlb pool of {size} pages is {short} short: {} needed, {} available ({nodes}); run `sudo wideleaf \
+             pool reserve --size {size} --pages {short}`",
             self.needed,
             self.pool.available(),
             size = self.pool.size,
@@ -298,10 +300,10 @@ impl HugetlbPools {
         HugetlbPools { root: root.into(), files: Arc::new(KernelFiles) }
     }
 
-    /// The state of one pool.
+    /// Reads the state of one pool.
     ///
     /// # Errors
-    /// [`PoolError`] where the kernel has no such pool or its files make no sense.
+    /// [`PoolError`] if the kernel has no such pool or its files cannot be parsed.
     pub fn status(&self, size: PageSize) -> Result<PoolStatus, PoolError> {
         let folder = self.folder(size, None);
         if !folder.is_dir() {
@@ -315,7 +317,7 @@ impl HugetlbPools {
             free: read("free_hugepages")?,
             reserved: read("resv_hugepages")?,
             surplus: read("surplus_hugepages")?,
-            // Absent in trees older than the setting; gigantic pages have the file and allow no surplus.
+            // Missing in trees older than the setting. Gigantic pages have the file and allow no surplus.
             overcommit: read("nr_overcommit_hugepages").unwrap_or(0),
             nodes: nodes.map(|node| self.node_pool(size, node)).collect::<Result<_, PoolError>>()?,
         })
@@ -328,10 +330,10 @@ impl HugetlbPools {
         Ok(NodePool { node, total, free, surplus })
     }
 
-    /// As [`HugetlbPools::status`], looking again where the numbers contradict each other.
+    /// Like [`HugetlbPools::status`], but reads again if the numbers contradict each other.
     ///
     /// # Errors
-    /// [`PoolError::Contradiction`] where they still do, and those of [`HugetlbPools::status`].
+    /// [`PoolError::Contradiction`] if they still do, and those of [`HugetlbPools::status`].
     pub fn consistent_status(&self, size: PageSize) -> Result<PoolStatus, PoolError> {
         let mut contradiction = None;
         for _ in 0..LOOKS_MAX {
@@ -344,10 +346,10 @@ impl HugetlbPools {
         Err(PoolError::Contradiction { size, what: contradiction.unwrap_or_default() })
     }
 
-    /// Whether `bytes` can be mapped from the pool now.
+    /// Whether `bytes` bytes can be mapped from the pool now.
     ///
     /// # Errors
-    /// [`PoolError::Short`] with everything a person needs to help themselves.
+    /// [`PoolError::Short`] with the numbers and the command that helps.
     pub fn check(&self, size: PageSize, bytes: Bytes) -> Result<(), PoolError> {
         let pool = self.status(size)?;
         let needed = bytes.pages(size);
@@ -369,7 +371,7 @@ impl HugetlbPools {
         self.root.join(format!("sys/devices/system/node/node{node}"))
     }
 
-    /// The NUMA nodes, in order; none where the kernel knows no nodes.
+    /// The NUMA nodes, in order; none if the kernel reports no nodes.
     fn node_numbers(&self) -> Vec<u32> {
         numbers_in(&self.root.join("sys/devices/system/node"), "node")
     }
@@ -390,7 +392,7 @@ impl HugetlbPools {
     }
 }
 
-/// The numbers after `prefix` in the names of a folder's entries, in order; none where there is no such folder.
+/// The numbers after `prefix` in the names of a folder's entries, in order; none if there is no such folder.
 fn numbers_in(folder: &Path, prefix: &str) -> Vec<u32> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let number =
@@ -432,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_shortage_says_size_node_number_and_command() {
-        let dir = tree(100, 60, 10, 0); // 50 can be had
+        let dir = tree(100, 60, 10, 0); // 50 are available
         let error = HugetlbPools::at(dir.path()).check(PageSize::Huge2M, mib(256)).expect_err("128 are needed");
         let text = error.to_string();
         assert!(text.contains("pool of 2m pages is 78 short: 128 needed, 50 available"), "{text}");
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_the_kernel_does_not_have_is_named() {
+    fn a_size_that_the_kernel_lacks_is_named() {
         let dir = tree(0, 0, 0, 0);
         let error = HugetlbPools::at(dir.path()).status(PageSize::Giant1G).expect_err("no such pool");
         assert!(error.to_string().starts_with("this kernel has no hugetlb pool of 1g pages"), "{error}");

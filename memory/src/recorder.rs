@@ -1,12 +1,12 @@
-//! Writes what the loop sees, plans and does to a file, in the form of [`wideleaf_policies::recording`].
+//! Writes the snapshots, plans and outcomes of the loop to a file, in the form of [`wideleaf_policies::recording`].
 //!
 //! ```text
 //!   loop ── snapshot, plan, outcomes ──▶ [ bytes of this tick ] ── end of the tick: one write ──▶ file
 //! ```
 //!
-//! A recording never ends the loop: behind the first write that fails nothing more is written, since half a frame may
-//! be there already, and what is lost is counted. Whole ticks are written, so that a process that is killed leaves all but its
-//! last ticks: the last one, and those that a slow file has not taken yet.
+//! A recording never ends the loop. After the first failed write nothing more is written, since half a frame may be
+//! there already, and the lost frames are counted. Only whole ticks are written, so that a killed process loses only
+//! its last ticks: the last one, and those that a slow file has not taken yet.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -17,33 +17,33 @@ use wideleaf_policies::{BudgetLimits, Moment, Outcome, PlannedAction, Snapshot};
 
 use crate::manager::ManagedVm;
 
-/// Where a recording goes, and what is worth knowing of this host.
+/// Target of a recording, with facts about this host.
 pub struct RecordTo {
-    /// A file. One that is a [`Write`] delays the loop as long as each write takes.
+    /// File for the recording. One that is a [`Write`] delays the loop by the time of each write.
     pub file: Box<dyn RecordFile>,
-    /// Facts about host and guest by name, for whoever reads the recording.
+    /// Facts about host and guest by name, for readers of the recording.
     pub facts: Vec<(String, String)>,
 }
 
 /// A file that takes bytes and may write them later.
 pub trait RecordFile: Send {
-    /// Takes all of these bytes, to be written behind those before.
+    /// Takes all of these bytes, to be written after the earlier ones.
     ///
     /// # Errors
-    /// Why it does not, or did not write those before: nothing more is given to it then.
+    /// Why these bytes are not taken, or earlier ones not written: then it gets no more bytes.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// How many bytes of those that it took are written.
+    /// Number of bytes written, of those taken.
     fn written(&self) -> u64;
 
-    /// Waits until all are written, or will not be.
+    /// Waits until all bytes are written, or cannot be.
     ///
     /// # Errors
-    /// Why they are not.
+    /// Why they cannot be written.
     fn finish(&mut self) -> io::Result<()>;
 }
 
-/// What is taken is written.
+/// Bytes are written when they are taken.
 impl<W: Write + Send> RecordFile for W {
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes)
@@ -58,42 +58,42 @@ impl<W: Write + Send> RecordFile for W {
     }
 }
 
-/// What became of a recording.
+/// State of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct RecorderReport {
-    /// Snapshots, plans and outcomes that are in the file.
+    /// Number of snapshots, plans and outcomes in the file.
     pub frames: u64,
-    /// Those that are not.
+    /// Number of those that were lost.
     pub frames_lost: u64,
-    /// Length of the file, as far as it is whole.
+    /// Length of the complete part of the file, in bytes.
     pub bytes: u64,
-    /// The first write that failed.
+    /// Error of the first failed write.
     pub error: Option<Arc<io::Error>>,
 }
 
 /// An open recording.
 pub(crate) struct Recorder {
     encoder: Encoder,
-    /// Bytes and frames of this tick, not given to the file yet.
+    /// Bytes and frames of this tick that the file has not got yet.
     tick: Vec<u8>,
     frames_in_tick: u64,
     ticks: Ticks,
 }
 
-/// Ticks that were given to the file.
+/// Ticks that the file has got.
 struct Ticks {
     file: Box<dyn RecordFile>,
-    /// Bytes that the file has taken, and of what it has not written yet where each tick ends, with its frames.
+    /// Number of bytes taken; then, for each unwritten tick, its end in bytes and its frames.
     taken: u64,
     behind: VecDeque<(u64, u64)>,
     report: RecorderReport,
 }
 
 impl Recorder {
-    /// Begins a recording; what is wrong with the file is seen at the end of the first tick.
+    /// Begins a recording; an error of the file appears at the end of the first tick.
     ///
     /// # Errors
-    /// [`TooManyWindows`] where the format does not hold so many.
+    /// [`TooManyWindows`] if there are more windows than the format can hold.
     pub fn start(
         to: RecordTo,
         policy: &str,
@@ -123,7 +123,7 @@ impl Recorder {
         self.frames_in_tick += 1;
     }
 
-    /// Gives what has come together to the file.
+    /// Passes the bytes of the tick to the file.
     pub fn end_of_tick(&mut self) {
         self.ticks.put(&self.tick, std::mem::take(&mut self.frames_in_tick));
         self.tick.clear();

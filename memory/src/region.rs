@@ -1,6 +1,6 @@
-//! Guest RAM as the host sees it: an owned mapping, unmapped on drop, placed so that every guest-physical address and
-//! its host virtual address are equal modulo 1 GiB. Only then can one page of 2 MiB or 1 GiB back the same range on
-//! both levels.
+//! Guest RAM on the host: an owned mapping, unmapped on drop, placed so that every guest-physical address and
+//! its host virtual address are equal modulo 1 GiB. Only then can one page of 2 MiB or 1 GiB back the same range
+//! on both levels.
 //!
 //! ```text
 //!   guest     0 ........ 3 GiB            4 GiB .....
@@ -32,15 +32,15 @@ use crate::host::HostError;
 pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
-/// 64-bit words of a base page.
+/// Number of 64-bit words of a base page.
 pub(crate) const WORDS_PER_PAGE: usize = PageSize::Base4K.bytes().as_usize() / size_of::<u64>();
 
-/// One contiguous piece of guest RAM and where it is mapped.
+/// One contiguous piece of guest RAM with its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamRange {
-    /// Where the guest sees it.
+    /// Guest-physical addresses of the range.
     pub gpa: GpaRange,
-    /// Where this process sees it.
+    /// First address in this process.
     pub hva: Hva,
 }
 
@@ -55,40 +55,41 @@ impl RamRange {
 
 /// All RAM of one VM (or of one native kernel), mapped in this process.
 ///
-/// RAM that a guest runs on ([`GuestRam::share`]) is reached by address, and by references to atomic words only, because the guest
-/// writes it at any time. RAM of a native kernel may be lent to one owner as plain words ([`GuestRam::exclusive_words`]): whatever
-/// is done to its pages meanwhile keeps what the owner has there.
+/// RAM of a guest ([`GuestRam::share`]) is reached by address, and by references to atomic words only, because the
+/// guest writes it at any time. RAM of a native kernel may be lent to one owner as plain words
+/// ([`GuestRam::exclusive_words`]): all operations on its pages keep the owner's data.
 #[derive(Debug)]
 pub struct GuestRam {
     ranges: Vec<RamRange>,
     backing: BackingConfig,
     reservation: AddressReservation,
-    /// Behind the mapping, since it has the pages of giants: they are free when nothing maps them.
+    /// Dropped after the mapping, since it has the pages of giants, which are free when nothing maps them.
     claims: Arc<Claims>,
     given_back: GivenBack,
-    /// The memfd, with the ranges one behind the other. The VMM's children and an attached debugger find the RAM through it.
+    /// The memfd, with the ranges one after the other. The VMM's children and an attached debugger find the
+    /// RAM through it.
     file: Option<File>,
 }
 
-/// RAM that no guest can be given.
+/// RAM that cannot be given to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the words of this RAM belong to one owner, a kernel in this process: map other RAM for a guest")]
+#[error("cannot give this RAM to a guest: its words belong to one owner, a kernel in this process; map other RAM")]
 pub struct RamHasOwner;
 
 /// Why guest RAM could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
-    /// Nothing to map.
-    #[error("the guest needs some RAM: the layout is empty")]
+    /// The layout has no ranges.
+    #[error("cannot map guest RAM: the layout is empty")]
     EmptyLayout,
     /// A range does not begin or end at a page of the backing.
     #[error("RAM {start}..{end} is not a whole number of {size} pages")]
     Misaligned {
-        /// First address.
+        /// First address of the range.
         start: Gpa,
-        /// First address behind.
+        /// First address after the range.
         end: Gpa,
-        /// The backing's page size.
+        /// Page size of the backing.
         size: PageSize,
     },
     /// Ranges overlap or descend.
@@ -97,17 +98,17 @@ pub enum RamError {
     /// The kernel refused the mapping.
     #[error("cannot map {bytes} of guest RAM: {source}")]
     Map {
-        /// All of it.
+        /// Size of all ranges, in bytes.
         bytes: Bytes,
-        /// What refused.
+        /// Error of the mapping.
         source: MapError,
     },
-    /// The kernel refused an advice the backing needs.
+    /// The kernel refused an advice that the backing needs.
     #[error("cannot prepare guest RAM for {size} pages: {source}")]
     Advise {
-        /// The page size to start with.
+        /// Page size to start with.
         size: PageSize,
-        /// What refused.
+        /// Error of the advice.
         source: HostError,
     },
 }
@@ -146,40 +147,40 @@ impl GuestRam {
         Ok(Arc::new(ram))
     }
 
-    /// The ranges, ascending.
+    /// Ranges of the RAM, ascending.
     pub fn ranges(&self) -> &[RamRange] {
         &self.ranges
     }
 
-    /// What backs it.
+    /// Kind of memory behind the RAM.
     pub fn backing(&self) -> BackingConfig {
         self.backing
     }
 
-    /// Who is at work on which part of it, and what is on a giant page.
+    /// Claims of threads on parts of it, and the giants on giant pages.
     pub fn claims(&self) -> &Arc<Claims> {
         &self.claims
     }
 
-    /// What its guest gave back of it.
+    /// Book of the memory that its guest gave back.
     pub fn given_back(&self) -> &GivenBack {
         &self.given_back
     }
 
-    /// All of it.
+    /// Size of all ranges, in bytes.
     pub fn bytes(&self) -> Bytes {
         self.ranges.iter().map(|range| range.gpa.bytes()).sum()
     }
 
-    /// Where guest address zero would be mapped; every range is at this plus its guest address.
+    /// Mapping of guest address zero; every range is at this plus its guest address.
     pub fn base(&self) -> Hva {
         self.reservation.base()
     }
 
-    /// Settles that the words have no owner and get none: whoever gives the RAM to a guest does this first.
+    /// Excludes an owner of the words for good: a VMM does this before it gives the RAM to a guest.
     ///
     /// # Errors
-    /// [`RamHasOwner`] where [`GuestRam::exclusive_words`] came before.
+    /// [`RamHasOwner`] after [`GuestRam::exclusive_words`].
     pub fn share(&self) -> Result<(), RamHasOwner> {
         if self.reservation.share() { Ok(()) } else { Err(RamHasOwner) }
     }
@@ -187,27 +188,29 @@ impl GuestRam {
     /// The words of one range, for any number of threads of this process.
     ///
     /// # Panics
-    /// Where the RAM has an owner, or has no such range.
+    /// If the RAM has an owner, or has no such range.
     pub fn words(&self, range: RamRange) -> &[AtomicU64] {
         self.piece(range).words()
     }
 
-    /// The words of a part of a range, as [`GuestRam::words`].
+    /// The words of a part of a range, like [`GuestRam::words`].
     ///
     /// # Panics
-    /// Where the RAM has an owner, or the part is not RAM from end to end.
+    /// If the RAM has an owner, or the part is not wholly RAM.
     pub(crate) fn words_of(&self, gpa: GpaRange) -> &[AtomicU64] {
         let is_ram = |range: &RamRange| range.part(gpa).is_some_and(|part| part.gpa == gpa);
         assert!(self.ranges.iter().any(is_ram), "{gpa:?} is not RAM");
         self.reservation.piece(gpa.start() - Gpa::new(0), gpa.bytes()).words()
     }
 
-    /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` where the owner is
-    /// not the first to ask for words of this RAM, or where a guest has it. The manager may be at work on it all the same: it moves pages through the
+    /// The words of one range for one owner, a kernel that runs in this process instead of in a guest. `None` if
+    /// words of this RAM were requested before, or if a guest has it. The manager may work on it all the same:
+    /// it moves pages through the kernel, which keeps their contents, and reads words from outside, as it does
+    /// with a guest's.
     /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.
     ///
-    /// # Panics
-    /// Where the RAM has no such range.
+    /// If the RAM has no such range.
+    /// If the RAM has no such range.
     pub fn exclusive_words(&self, range: RamRange) -> Option<ExclusiveWords<'_>> {
         self.piece(range).exclusive_words()
     }
@@ -215,14 +218,14 @@ impl GuestRam {
     /// The memory of one range.
     ///
     /// # Panics
-    /// Where the RAM has no such range.
+    /// If the RAM has no such range.
     pub(crate) fn piece(&self, range: RamRange) -> Piece<'_> {
         assert!(self.ranges.contains(&range), "{range:?} is not a range of this RAM");
         self.reservation.piece(range.gpa.start() - Gpa::new(0), range.gpa.bytes())
     }
 
-    /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. Whoever calls this knows that the
-    /// guest has nothing there.
+    /// Gives back the memory of a window of anonymous RAM: it reads zero afterwards. The caller ensures that the
+    /// guest has no data there.
     pub(crate) fn discard(&self, window: WindowIndex) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
         self.window(window).discard()
@@ -231,7 +234,7 @@ impl GuestRam {
     /// The memory of a window.
     ///
     /// # Panics
-    /// Where the window is not wholly RAM.
+    /// If the window is not wholly RAM.
     pub(crate) fn window(&self, window: WindowIndex) -> Piece<'_> {
         let (start, bytes) = (window.start(), PageSize::Huge2M.bytes());
         let is_ram = |range: &RamRange| range.gpa.contains(start) && start + bytes <= range.gpa.end();
@@ -239,30 +242,30 @@ impl GuestRam {
         self.reservation.piece(start - Gpa::new(0), bytes)
     }
 
-    /// Gives back base pages of anonymous RAM: they read zero afterwards. Whoever calls this knows that they hold
-    /// zeroes and that nobody can write them meanwhile, or that the guest gave them back.
+    /// Gives back base pages of anonymous RAM: they read zero afterwards. The caller ensures that they hold zeroes
+    /// and cannot be written during the call, or that the guest gave them back.
     pub(crate) fn discard_pages(&self, pages: GpaRange) -> std::io::Result<()> {
         assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM keeps its contents when it is unmapped");
         self.reservation.piece(pages.start() - Gpa::new(0), pages.bytes()).discard()
     }
 
-    /// Takes memory for pages of file-backed RAM that have none (`fallocate(2)`); nothing is mapped. A whole window of
-    /// [reservable](BackingConfig::reservable) RAM that is empty gets one folio.
+    /// Allocates memory for missing pages of file-backed RAM (`fallocate(2)`); maps nothing. An empty whole window of
+    /// [reservable](BackingConfig::reservable) RAM gets one folio.
     pub(crate) fn allocate(&self, pages: GpaRange) -> io::Result<()> {
         let (file, offset) = self.in_file(pages.start());
         Ok(fallocate(file, FallocateFlags::empty(), offset, pages.bytes().get() as libc::off_t)?)
     }
 
-    /// Gives the memory of pages of file-backed RAM back: they read zero afterwards. Whoever calls this knows that the guest
-    /// has nothing there, and that nobody can write there meanwhile.
+    /// Gives the memory of pages of file-backed RAM back: they read zero afterwards. The caller ensures that the
+    /// guest has no data there, and that no thread can write there during the call.
     pub(crate) fn punch(&self, pages: GpaRange) -> io::Result<()> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let (file, offset) = self.in_file(pages.start());
         Ok(fallocate(file, flags, offset, pages.bytes().get() as libc::off_t)?)
     }
 
-    /// Whether the file has nothing in a window: no page that was ever touched, present or swapped out (`lseek(2)`,
-    /// `SEEK_DATA`).
+    /// Whether the file is empty in a window: it has no page that was ever touched, present or swapped
+    /// out (`lseek(2)`, `SEEK_DATA`).
     pub(crate) fn file_holds_nothing(&self, window: WindowIndex) -> io::Result<bool> {
         let (file, offset) = self.in_file(window.start());
         match lseek(file, offset, Whence::SeekData) {
@@ -272,14 +275,14 @@ impl GuestRam {
         }
     }
 
-    /// The memory that the file has now.
+    /// Memory that the file has now.
     pub(crate) fn file_bytes(&self) -> io::Result<Bytes> {
-        /// The unit of `st_blocks` (`stat(3type)`).
+        /// Unit of `st_blocks` (`stat(3type)`), in bytes.
         const BLOCK_BYTES: u64 = 512;
         Ok(Bytes::new(self.file().metadata()?.blocks() * BLOCK_BYTES))
     }
 
-    /// The file, and where in it a guest address is.
+    /// The file, and the offset of a guest address in it.
     fn in_file(&self, gpa: Gpa) -> (&File, libc::off_t) {
         let before = self.ranges.iter().take_while(|range| range.gpa.end() <= gpa);
         let offset: Bytes = before.clone().map(|range| range.gpa.bytes()).sum();
@@ -292,7 +295,7 @@ impl GuestRam {
         self.file.as_ref().expect("only file-backed RAM has a file")
     }
 
-    /// The giants that are RAM from end to end, ascending: what could be one giant page.
+    /// The giants that are wholly RAM, ascending: each could be one giant page.
     pub fn giants(&self) -> impl Iterator<Item = Gpa> + '_ {
         let giant = PageSize::Giant1G.bytes();
         self.ranges.iter().flat_map(move |range| {
@@ -302,18 +305,18 @@ impl GuestRam {
         })
     }
 
-    /// Whether a base page reads zero all over, now.
+    /// Whether a base page reads zero all over now.
     pub(crate) fn is_zero(&self, page: Gpa) -> bool {
         let page = self.reservation.piece(page - Gpa::new(0), PageSize::Base4K.bytes());
         page.leading_zeroes() == WORDS_PER_PAGE
     }
 
-    /// The addresses that hold all of it.
+    /// The address reservation that holds all of it.
     pub(crate) fn reservation(&self) -> &AddressReservation {
         &self.reservation
     }
 
-    /// The window that is mapped around an address of this process, if it is RAM.
+    /// The window of an address of this process, if that is RAM.
     pub(crate) fn window_at(&self, address: Hva) -> Option<WindowIndex> {
         let offset = |start: Hva| address.get().checked_sub(start.get()).map(Bytes::new);
         self.ranges.iter().find_map(|range| {
@@ -322,7 +325,7 @@ impl GuestRam {
         })
     }
 
-    /// Where a guest address is mapped, if it is RAM.
+    /// Mapping of a guest address, if that is RAM.
     pub fn hva(&self, gpa: Gpa) -> Option<Hva> {
         self.ranges.iter().find(|range| range.gpa.contains(gpa)).map(|range| range.hva + (gpa - range.gpa.start()))
     }
@@ -356,18 +359,18 @@ mod tests {
     }
 
     #[test]
-    fn words_have_one_owner_and_nobody_beside_it() {
+    fn words_have_one_exclusive_owner() {
         let ram = two_mib();
-        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("they were not requested before");
         words.as_mut_slice()[7] = 8;
         assert_eq!((words.as_mut_slice().len(), words.as_mut_slice()[7]), (1 << 18, 8));
         assert!(ram.exclusive_words(ram.ranges()[0]).is_none(), "they are lent once");
     }
 
     #[test]
-    fn words_that_have_an_owner_are_still_looked_at_from_outside() {
+    fn words_that_have_an_owner_can_still_be_read_from_outside() {
         let ram = two_mib();
-        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        let mut words = ram.exclusive_words(ram.ranges()[0]).expect("they were not requested before");
         words.as_mut_slice()[WORDS_PER_PAGE + 3] = 8;
         let piece = ram.piece(ram.ranges()[0]);
         assert_eq!((piece.leading_zeroes(), piece.peek(WORDS_PER_PAGE + 3)), (WORDS_PER_PAGE + 3, 8));
@@ -377,7 +380,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "word 262144 of 262144")]
-    fn a_word_behind_the_piece_is_not_looked_at() {
+    fn a_word_behind_the_piece_is_not_read() {
         let ram = two_mib();
         ram.piece(ram.ranges()[0]).peek(1 << 18);
     }
@@ -386,7 +389,7 @@ mod tests {
     #[should_panic(expected = "belong to one owner")]
     fn words_that_have_an_owner_are_not_shared() {
         let ram = two_mib();
-        let _words = ram.exclusive_words(ram.ranges()[0]).expect("nobody has asked before");
+        let _words = ram.exclusive_words(ram.ranges()[0]).expect("they were not requested before");
         ram.words(ram.ranges()[0]);
     }
 
@@ -400,7 +403,7 @@ mod tests {
     #[test]
     fn a_guest_gets_no_ram_that_has_an_owner_and_a_guests_ram_gets_none() {
         let (owned, shared) = (two_mib(), two_mib());
-        let _words = owned.exclusive_words(owned.ranges()[0]).expect("nobody has asked before");
+        let _words = owned.exclusive_words(owned.ranges()[0]).expect("they were not requested before");
         assert_eq!(owned.share(), Err(RamHasOwner));
         assert_eq!((shared.share(), shared.share()), (Ok(()), Ok(())), "a second VM may have it too");
         assert!(shared.exclusive_words(shared.ranges()[0]).is_none());
@@ -411,7 +414,7 @@ mod tests {
     #[should_panic(expected = "belong to one owner")]
     fn nothing_is_copied_over_words_that_have_an_owner() {
         let (from, to) = (two_mib(), two_mib());
-        let _words = to.exclusive_words(to.ranges()[0]).expect("nobody has asked before");
+        let _words = to.exclusive_words(to.ranges()[0]).expect("they were not requested before");
         from.piece(from.ranges()[0]).copy_to(to.piece(to.ranges()[0]));
     }
 

@@ -1,12 +1,12 @@
-//! Guest RAM on reserved frames: the first touch of a window sets 2 MiB of frames aside that lie together, each touched page
-//! is mapped from them one by one, and a window of which enough is populated becomes large where it is, without a copy.
-//! Which one, and which reservation is broken when the host is short, is decided by
-//! [`wideleaf_policies::reservations`]; here it is done (`userfaultfd(2)`, missing and minor faults; `fallocate(2)`).
+//! Guest RAM on reserved frames. The first touch of a window reserves 2 MiB of contiguous frames, and each touched
+//! page is mapped from them one by one. A window with enough populated pages becomes large in place, without a copy.
+//! [`wideleaf_policies::reservations`] decides which window does, and which reservation is broken when the host is
+//! short; this module does it (`userfaultfd(2)`, missing and minor faults; `fallocate(2)`).
 //!
 //! ```text
-//!   somebody touches a page that is not mapped, and waits
+//!   a thread touches a page that is not mapped, and waits
 //!        │
-//!        ▼           the file has something there (touched before the service began), or no memory is to be had ─┐
+//!        ▼           the file has pages there (touched before the service began), or no memory is available ─────┐
 //!   [Untouched] ── fallocate 2 MiB ──▶ [Reserved]  each touched page: UFFDIO_CONTINUE, 4 KiB of the folio        │
 //!                                        │     │                                                                 │
 //!             the threshold is reached   │     │  the host is short, and it was changed longest ago              │
@@ -16,16 +16,16 @@
 //!                                                cannot be let go, [Kept]: each touched page is allocated and mapped
 //! ```
 //!
-//! The folio is the kernel's to give: RAM is a file on a tmpfs of its own that hands out huge folios
-//! ([`crate::BackingConfig::reservable`]), whatever `shmem_enabled` says. `fallocate` takes it in 10 us and clears nothing;
-//! the first page that is mapped clears all of it. On an ordinary memfd everything works too, but the frames lie anywhere, and
-//! what becomes large is copied (`by_collapse`).
+//! The kernel supplies the folio: RAM is a file on a tmpfs of its own that has huge folios
+//! ([`crate::BackingConfig::reservable`]), whatever `shmem_enabled` is. `fallocate` takes it in 10 us and clears
+//! nothing; mapping its first page clears all of it. On an ordinary memfd everything works too, but the frames are
+//! scattered, and promotion copies (`by_collapse`).
 //!
-//! Only this thread maps pages of a reserved window, and whoever touches another page waits for it: what it has not mapped
-//! the guest has never written, and can be given back. Other mappings of the file must not exist.
+//! Only this thread maps pages of a reserved window, and a thread that touches another page waits for it. So the
+//! guest has never written an unmapped page, and it can be given back. Other mappings of the file must not exist.
 //!
-//! Nobody may wait for ever. However the service ends, all memory is let go and all waiters are woken; from then on the
-//! kernel answers, reserved frames first.
+//! No thread may wait for ever. However the service ends, all memory is let go and all waiters are woken; from then
+//! on the kernel answers, with reserved frames first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,59 +52,61 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd, UserfaultfdError};
 #[derive(Debug)]
 pub struct ReservedFrames(Serving<ReservedFramesReport>);
 
-/// Why frames can not be reserved.
+/// Why frames cannot be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReservedFramesError {
-    /// RAM of another kind.
+    /// The RAM is of another kind.
     #[error(
-        "{0}: only memfd RAM on 4k pages, mapped for it, can have reserved frames: use --backing memfd --host-page 4k"
+        "{0}: cannot reserve frames: only memfd RAM on 4k pages, mapped for it, can have them; use --backing memfd \
+         --host-page 4k"
     )]
     NotReservable(VmId),
-    /// No memory of this process, as on a fake host.
-    #[error("{0}: only RAM that is mapped in this process can be registered with userfaultfd")]
+    /// RAM that this process has not mapped, as on a fake host.
+    #[error("{0}: cannot register RAM with userfaultfd that is not mapped in this process")]
     NotMapped(VmId),
-    /// No userfaultfd to be had.
+    /// No userfaultfd is available.
     #[error(transparent)]
     Userfaultfd(#[from] UserfaultfdError),
-    /// The kernel would not hand over a range's faults.
+    /// The kernel refused to pass on a range's faults.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// No thread, or no pipe to stop it with.
+    /// No thread could be started, or no pipe made to stop it.
     #[error("cannot start the thread that maps reserved frames: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// What the service counted.
+/// Counters of the service.
 #[derive(Clone)]
 pub struct ReservedFramesReport {
-    /// Windows for which frames were set aside.
+    /// Number of windows with frames reserved.
     pub reserved: u64,
-    /// Pages mapped from reserved frames.
+    /// Number of pages mapped from reserved frames.
     pub populated: u64,
-    /// Windows that became large, and were seen to be.
+    /// Number of windows that became large, and were seen to be.
     pub promoted: u64,
-    /// Of `promoted`: the next fault did not do it and a collapse did. It copies where the frames do not lie together.
+    /// Number of those for which a collapse was needed after the next fault. It copies if the frames
+    /// are not contiguous.
     pub by_collapse: u64,
-    /// Reservations that were broken because the host was short.
+    /// Number of reservations that were broken because the host was short.
     pub broken: u64,
-    /// What that gave back, by the file's own count.
+    /// Bytes given back by that, by the file's own count.
     pub given_back: Bytes,
-    /// What is reserved and holds nothing, now: in use for the host, resident in no window. What could not be given back is
-    /// in it as it was then, though the guest may have come to use it since.
+    /// Reserved bytes without data now: in use for the host, resident in no window. Bytes that could not be given
+    /// back are counted as of that time, though the guest may use them by now.
     pub unpopulated: Bytes,
-    /// The most of it at any time.
+    /// Maximum of `unpopulated` at any time, in bytes.
     pub unpopulated_at_most: Bytes,
-    /// Windows without a reservation: something was there before their first touch was seen.
+    /// Number of windows without a reservation, since they had pages before their first touch was seen.
     pub backed_before: u64,
-    /// What was tried and did not come about, by what stood in the way.
+    /// Number of attempts that failed, by the obstacle.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Touches of a page that had been mapped, or of a window that had been let go, by the time they were read.
+    /// Number of touches of a page that was mapped, or of a window that was let go, before they were read.
     pub touched_again: u64,
-    /// Pages allocated one by one because their window could not be let go.
+    /// Number of pages allocated one by one because their window could not be let go.
     pub kept_pages: u64,
-    /// Time from reading a message to the answer, in nanoseconds: what a touch waits longer.
+    /// Additional wait of a touch, from reading its message to the answer, in nanoseconds.
     pub answer_ns: Histogram<u64>,
-    /// Why the service ended before it was stopped, if it did.
+    /// Reason for an early end of the service, if any.
     pub gave_up: Option<String>,
 }
 
@@ -130,7 +132,7 @@ impl Default for ReservedFramesReport {
 }
 
 impl ReservedFramesReport {
-    /// Every counter that is not zero, by its name.
+    /// Every non-zero counter, by its name.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counters = [
             ("reserved", self.reserved),
@@ -151,18 +153,18 @@ impl ReservedFramesReport {
 }
 
 impl fmt::Debug for ReservedFramesReport {
-    /// The counters by name; the histogram alone would be pages of zeroes.
+    /// Shows the counters by name; the histogram alone would be pages of zeroes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.by_name()).finish()
     }
 }
 
 impl ReservedFrames {
-    /// Registers all RAM of `vms` and starts the thread that serves it from reserved frames, by `rules`.
+    /// Registers all RAM of `vms` and starts the thread that serves it from reserved frames, under `rules`.
     ///
     /// # Errors
-    /// [`ReservedFramesError`]; nothing stays registered. Needs [reservable](crate::BackingConfig::reservable) RAM and a
-    /// userfaultfd that sees kernel faults and minor ones (Linux 5.14).
+    /// [`ReservedFramesError`]; nothing stays registered. Needs [reservable](crate::BackingConfig::reservable) RAM
+    /// and a userfaultfd that sees kernel faults and minor ones (Linux 5.14).
     pub fn start(
         host: Arc<dyn Host>,
         vms: Vec<(VmId, Arc<GuestRam>)>,
@@ -195,22 +197,22 @@ impl ReservedFrames {
         serving.map(ReservedFrames).map_err(ReservedFramesError::Thread)
     }
 
-    /// What has been counted so far.
+    /// Counts so far.
     pub fn report(&self) -> ReservedFramesReport {
         self.0.report()
     }
 
-    /// Lets all memory go, wakes whoever waits, ends the thread, and returns what it counted. Reserved frames stay the
-    /// guest's.
+    /// Lets all memory go, wakes waiting threads, ends the thread, and returns its counts. Reserved frames stay
+    /// with the guest.
     pub fn stop(self) -> ReservedFramesReport {
         self.0.stop("the service panicked")
     }
 }
 
-/// Whether a window of this host becomes large without a copy: reserves one of its own, and touches it.
+/// Whether a window on this host becomes large without a copy: reserves one of its own, and touches it.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it does not.
 pub fn probe() -> Result<String, String> {
     let ram = [GpaRange::new(Gpa::new(0), PageSize::Huge2M.bytes()).expect("one window fits")];
     let ram = GuestRam::map(&ram, BackingConfig::reservable()).map_err(|error| error.to_string())?;
@@ -224,7 +226,7 @@ pub fn probe() -> Result<String, String> {
     touched.map_err(|error| error.to_string())?;
     match report {
         ReservedFramesReport { promoted: 1, by_collapse: 0, .. } => {
-            Ok("frames that lie together, mapped as one".into())
+            Ok("contiguous frames, mapped as one huge page of 2 MiB".into())
         }
         ReservedFramesReport { promoted: 1, .. } => {
             Err("reserved windows become large by MADV_COLLAPSE (in place: CAP_SYS_ADMIN, Linux 6.14)".into())
@@ -233,21 +235,21 @@ pub fn probe() -> Result<String, String> {
     }
 }
 
-/// Where frames come from and go to: the file behind guest RAM, or one that fails, in tests.
+/// Source of frames: the file behind guest RAM, or a failing one in tests.
 trait Frames: Send {
-    /// Whether the file has nothing in a window.
+    /// Whether the file is empty in a window.
     fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool>;
-    /// Sets frames aside.
+    /// Reserves frames for these pages.
     fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()>;
-    /// Gives frames back that hold nothing.
+    /// Gives unused frames back.
     fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> GivenBack;
 }
 
-/// What came of giving frames back.
+/// Result of giving frames back.
 struct GivenBack {
-    /// How much memory came free, also where not all of it did.
+    /// Bytes that became free, even if not all did.
     freed: Bytes,
-    /// Why not all was tried.
+    /// Error after which the rest was not tried.
     refused: Option<io::Error>,
 }
 
@@ -262,8 +264,8 @@ impl Frames for FileFrames {
         ram.allocate(pages)
     }
 
-    /// A huge folio that cannot be split (somebody holds it) is cleared there and stays: hence the file's own count. Pages
-    /// that the kernel brings in other windows meanwhile make it a little less.
+    /// A huge folio that cannot be split (it has another reference) is cleared there and stays: hence the file's own
+    /// count. Pages that the kernel brings in other windows at the same time reduce it a little.
     fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> GivenBack {
         let before = ram.file_bytes();
         let punched = pages.iter().try_for_each(|run| ram.punch(*run));
@@ -272,18 +274,18 @@ impl Frames for FileFrames {
     }
 }
 
-/// Where a window is on its way until it is let go (`Released` in the drawing above).
+/// State of a window until it is let go (`Released` in the drawing above).
 #[derive(Clone, Debug)]
 enum State {
-    /// Nothing is there.
+    /// It has no page yet.
     Untouched,
-    /// On frames of its own.
+    /// It has reserved frames.
     Reserved(Populated),
-    /// Without a reservation, and registered still, because it could not be let go.
+    /// It has no reservation, but is still registered because it could not be let go.
     Kept,
 }
 
-/// Which base pages of a window are populated: a bit each.
+/// Populated base pages of a window, a bit each.
 #[derive(Clone, Debug, Default)]
 struct Populated([u64; BASE_PAGES_PER_WINDOW as usize / 64]);
 
@@ -296,7 +298,7 @@ impl Populated {
         self.0[page / 64] |= 1 << (page % 64);
     }
 
-    /// The runs of pages that are not, ascending.
+    /// Runs of unpopulated pages, ascending.
     fn holes(&self, window: WindowIndex) -> Vec<GpaRange> {
         let gpa = |page: usize| -> Gpa { window.start() + PageSize::Base4K.bytes() * page as u64 };
         let pages: Vec<usize> = (0..usize::from(BASE_PAGES_PER_WINDOW)).collect();
@@ -306,14 +308,15 @@ impl Populated {
     }
 }
 
-/// How often the host's memory is looked at while there is something to break: at the 5 GiB/s that a guest touches at most,
-/// half a gibibyte between two looks. One look costs 50 us.
+/// Interval between two checks of the host's memory while there are reservations to break: at the 5 GiB/s that a
+/// guest touches at most, half a gibibyte. One check costs 50 us.
 const LOOK_AT_HOST_EVERY: Duration = Duration::from_millis(100);
 const LOOK_AT_HOST_EVERY_MS: u16 = 100;
 const _: () = assert!(LOOK_AT_HOST_EVERY.as_millis() == LOOK_AT_HOST_EVERY_MS as u128, "one time, in two units");
 
-/// Reservations that are broken before touches are answered again: each takes up to a millisecond (256 holes), and a guest of
-/// 64 GiB may have thousands to break. The rest waits for its turn between answers, each after a new look at the host.
+/// Maximum number of reservations broken before touches are answered again: each takes up to a millisecond (256
+/// holes), and a guest of 64 GiB may have thousands. The rest waits for its turn between answers, each after a new
+/// check of the host.
 const BREAKS_AT_ONCE: usize = 4;
 
 struct Reserving {
@@ -321,9 +324,9 @@ struct Reserving {
     frames: Box<dyn Frames>,
     faults: Faults<State>,
     book: Reservations,
-    /// In the past, as long as there is more to break.
+    /// Time of the next check; in the past while there is more to break.
     next_look_at_host: Moment,
-    /// Of broken reservations.
+    /// Bytes of broken reservations that could not be given back.
     not_given_back: Bytes,
     counted: Counted<ReservedFramesReport>,
 }
@@ -338,7 +341,7 @@ impl Service for Reserving {
 
     fn answer(&mut self, touch: Touch) -> io::Result<()> {
         match self.faults.state(touch) {
-            // It was on its way when the window was let go: nobody else would wake it.
+            // The touch was on its way when the window was let go: only this call wakes it.
             None => {
                 self.counted.count(|report| report.touched_again += 1);
                 self.faults.wake(touch)
@@ -357,7 +360,7 @@ impl Service for Reserving {
         }
     }
 
-    /// Breaks what the host needs back, a few reservations at a time.
+    /// Breaks reservations that the host needs back, a few at a time.
     fn between_answers(&mut self) {
         let now = self.host.now();
         if now < self.next_look_at_host || self.book.queue().next().is_none() {
@@ -374,7 +377,8 @@ impl Service for Reserving {
 }
 
 impl Reserving {
-    /// The first touch of a window: a reservation, where nothing is there (FreeBSD makes none beside a page of the object).
+    /// Answers the first touch of a window: a reservation, if it is empty (FreeBSD makes none beside a page
+    /// of the object).
     fn begin(&mut self, touch: Touch) -> io::Result<()> {
         if !self.frames.has_nothing(self.faults.ram(touch), touch.window)? {
             self.counted.count(|report| report.backed_before += 1);
@@ -391,14 +395,15 @@ impl Reserving {
         self.populate(touch)
     }
 
-    /// Maps the touched page of a reserved window, and promotes the window if it was the one that was missing.
+    /// Maps the touched page of a reserved window, and promotes the window if that page was the last one needed.
     fn populate(&mut self, touch: Touch) -> io::Result<()> {
         let is_mapped = self.map(touch)?;
         let Some(State::Reserved(populated)) = self.faults.state_mut(touch) else {
             unreachable!("only reserved windows are populated");
         };
         let page = (touch.page - touch.start).pages(PageSize::Base4K) as usize;
-        // Mapped already, and waiting for it all the same: two vCPUs touched it at once, or the kernel took the entry away.
+        // Mapped already, but a thread waits: two vCPUs touched it at the same time, or the kernel took
+        // the entry away.
         if !is_mapped || populated.contains(page) {
             self.counted.count(|report| report.touched_again += 1);
             return self.faults.wake(touch);
@@ -410,7 +415,7 @@ impl Reserving {
         if is_whole { self.promote(touch) } else { self.faults.wake(touch) }
     }
 
-    /// Maps one page that the file has. `false` where the mapping was just changing: the touch tries again.
+    /// Maps one page that the file has. `false` if the mapping was just changing: the touch is retried.
     fn map(&self, touch: Touch) -> io::Result<bool> {
         match self.faults.uffd().map_file_pages(touch.page, PageSize::Base4K.bytes()) {
             Ok(_) => Ok(true),
@@ -438,8 +443,9 @@ impl Reserving {
         }
     }
 
-    /// Drops a window's entries (the file keeps the pages), lets it go, and looks whether the next fault maps it with one.
-    /// The entries go while everybody who touches still waits: a base page mapped in between would keep the page table.
+    /// Drops a window's entries (the file keeps the pages), lets it go, and checks whether the next fault maps it
+    /// by one entry. The entries go while all touching threads still wait: a base page mapped in between would keep
+    /// the page table.
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
@@ -447,7 +453,7 @@ impl Reserving {
         self.faults.let_go_huge(self.host.as_ref(), touch)
     }
 
-    /// Gives back what of a reservation holds nothing; the rest stays where it is, as base pages.
+    /// Gives back the unused part of a reservation; the rest stays in place, as base pages.
     fn break_up(&mut self, vm: VmId, window: WindowIndex) {
         let touch = self.faults.find_window(vm, window).expect("what is in the book is RAM");
         let Some(State::Reserved(populated)) = self.faults.state(touch) else {
@@ -467,12 +473,13 @@ impl Reserving {
         self.let_go(touch);
     }
 
-    /// Lets a window go to base pages; where that is refused, answers the one page.
+    /// Lets a window go to base pages; if that is refused, answers the one page.
     fn release(&mut self, touch: Touch) -> io::Result<()> {
         if self.let_go(touch) { Ok(()) } else { self.bring_one_page(touch) }
     }
 
-    /// Whether a window is the kernel's from now on. It is advised as RAM that starts with base pages is.
+    /// Hands a window over to the kernel, with the advice of RAM that starts with base pages. Returns
+    /// whether that worked.
     fn let_go(&mut self, touch: Touch) -> bool {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
         advised.unwrap_or_else(|error| tracing::warn!("{} at {}: {error}", touch.window, touch.start));
@@ -521,7 +528,7 @@ mod tests {
     use wideleaf_policies::units::kib;
 
     #[test]
-    fn holes_are_what_is_not_populated() {
+    fn holes_are_the_unpopulated_pages() {
         // page    0  1 ... 9  10  11 ... 510  511
         //         x  -     -   x   -       -   x
         let window = WindowIndex::new(3);
@@ -535,7 +542,7 @@ mod tests {
         assert_eq!(populated.holes(window), []);
     }
 
-    /// The file behind guest RAM, of which one call always fails.
+    /// The file behind guest RAM, with one kind of call that always fails.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Failing {
         Look,
@@ -563,7 +570,7 @@ mod tests {
         fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> GivenBack {
             match self.fail(Failing::GiveBack) {
                 Ok(()) => FileFrames.give_back(ram, pages),
-                // Of several holes some are given back before it fails; of one none.
+                // Some of several holes are given back before it fails; a single one is not.
                 Err(error) => {
                     let (first, _) = pages.split_at(pages.len() / 2);
                     GivenBack { refused: Some(error), ..FileFrames.give_back(ram, first) }
@@ -572,7 +579,7 @@ mod tests {
         }
     }
 
-    /// Large with all pages; the host is always short.
+    /// Rules: large with all pages populated; the host is always short.
     const ALWAYS_SHORT: ReservationRules =
         ReservationRules { threshold: 512, break_from: PerTenThousand::new(0), break_to: PerTenThousand::new(0) };
 
@@ -604,7 +611,7 @@ mod tests {
             service.answer(touch).expect("there is memory");
         }
         for left in [BREAKS_AT_ONCE + 2, 2, 0] {
-            assert_eq!(service.patience(), PollTimeout::ZERO, "it goes on as soon as who waits is answered");
+            assert_eq!(service.patience(), PollTimeout::ZERO, "it continues as soon as waiting threads are answered");
             service.between_answers();
             let queue: Vec<_> = service.book.queue().map(|(_, window)| window.get() as usize).collect();
             assert_eq!(queue, (0..left).rev().collect::<Vec<_>>(), "reserved last to first, and broken in that order");
@@ -612,7 +619,8 @@ mod tests {
         assert_eq!(service.patience(), PollTimeout::NONE, "nothing is left to break");
     }
 
-    /// Touches the first page of a window served so, and waits until the service has broken the reservation if there is one.
+    /// Touches the first page of a window of such a service, and waits until it has broken the reservation, if
+    /// there is one.
     fn touched_with(failing: Failing) -> Option<ReservedFramesReport> {
         let ram = ram(1);
         let host = Arc::new(LinuxHost::open().expect("there is /proc"));
@@ -627,7 +635,7 @@ mod tests {
         let word = &ram.words(ram.ranges()[0])[0];
         let touch = |word: &AtomicU64| word.swap(42, Ordering::Relaxed);
         assert_eq!(std::thread::scope(|scope| scope.spawn(|| touch(word)).join()).expect("it writes"), 0);
-        /// A minute: whoever waits longer waits for ever.
+        /// A minute, in milliseconds: a thread that waits longer waits for ever.
         const LOOKS_MAX: usize = 60_000;
         let is_over = || failing != Failing::GiveBack || !service.report().refused.is_empty();
         assert!((0..LOOKS_MAX).any(|_| is_over() || {
@@ -640,13 +648,13 @@ mod tests {
     }
 
     #[test]
-    fn where_no_frames_are_to_be_had_base_pages_come() {
+    fn without_free_frames_base_pages_are_used() {
         let Some(report) = touched_with(Failing::TakeWindow) else { return };
         assert_eq!((report.reserved, report.refused["refused_no_huge_page"], report.gave_up), (0, 1, None));
     }
 
     #[test]
-    fn a_file_that_cannot_be_looked_at_ends_the_service_and_nobody_waits() {
+    fn a_file_that_cannot_be_read_ends_the_service_and_no_thread_waits() {
         let Some(report) = touched_with(Failing::Look) else { return };
         assert!(report.gave_up.is_some_and(|why| why.contains("os error 12")));
     }
@@ -655,7 +663,7 @@ mod tests {
     fn frames_that_cannot_be_given_back_are_counted_and_the_window_is_let_go() {
         let Some(report) = touched_with(Failing::GiveBack) else { return };
         assert_eq!((report.reserved, report.broken, report.refused["refused_no_huge_page"]), (1, 0, 1), "{report:?}");
-        // One page was touched, and the one hole behind it was not given back: it is in use still.
+        // One page was touched, and the hole after it was not given back: it still counts as in use.
         assert_eq!((report.given_back, report.unpopulated), (Bytes::ZERO, kib(4) * 511), "{report:?}");
     }
 }

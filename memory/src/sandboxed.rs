@@ -1,25 +1,25 @@
-//! What this crate needs in a process that gives its rights away: a userfaultfd without the right to open one, and a word when
-//! one of its threads begins.
+//! Support for a process that gives up its rights: a userfaultfd without the right to open one, and a callback at the
+//! start of each thread.
 //!
 //! ```text
-//!   keep_userfaultfd ─▶ /dev/userfaultfd stays open ─▶ the process drops its capabilities ─▶ userfaultfds are still to be had
-//!   on_thread_start ──▶ every thread of this crate calls it first, with what it is for, before it does anything else
+//!   keep_userfaultfd ─▶ /dev/userfaultfd stays open ─▶ the process drops its capabilities ─▶ userfaultfds are still available
+//!   on_thread_start ──▶ every thread of this crate calls it before all other work, with the kind of its work
 //! ```
 //!
-//! Both are of the process, as a sandbox is, and are set once: hence the two statics.
+//! Both belong to the process, as a sandbox does, and are set once: hence the two statics.
 
 use std::io;
 use std::sync::OnceLock;
 
 use crate::sys::userfaultfd;
 
-/// What a thread of this crate is for.
+/// Kinds of work of this crate's threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadWork {
-    /// The manager's loop. The threads in which it copies windows and moves giants begin as it does and are not told of.
+    /// The manager's loop. The threads that copy windows and move giants inherit its rights and do not call the hook.
     Loop,
-    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside. Started before the loop's
-    /// thread, or by it where another policy takes over.
+    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside. Started
+    /// before the loop's thread, or by that thread when another policy takes over.
     Faults,
 }
 
@@ -27,23 +27,23 @@ type Hook = Box<dyn Fn(ThreadWork) + Send + Sync>;
 
 static ON_START: OnceLock<Hook> = OnceLock::new();
 
-/// Has every thread that this crate starts from now on call `hook` before anything else. What it panics with ends the thread.
+/// Makes every thread that this crate starts from now on call `hook` first. A panic of the hook ends the thread.
 ///
-/// Gives back `false`, and changes nothing, where one was set before.
+/// Returns `false`, and changes nothing, if a hook was set before.
 pub fn on_thread_start(hook: impl Fn(ThreadWork) + Send + Sync + 'static) -> bool {
     ON_START.set(Box::new(hook)).is_ok()
 }
 
-/// Opens `/dev/userfaultfd` (Linux 6.1) for good: userfaultfds come from there from now on, for which the kernel asks neither a
-/// capability nor a path (Documentation/admin-guide/mm/userfaultfd.rst, "Creating a userfaultfd").
+/// Opens `/dev/userfaultfd` (Linux 6.1) for good: userfaultfds come from it from now on, for which the kernel
+/// requires neither a capability nor a path (Documentation/admin-guide/mm/userfaultfd.rst, "Creating a userfaultfd").
 ///
 /// # Errors
-/// The kernel's, where there is no such device or this user may not open it. Nothing has changed then.
+/// Error of the kernel if there is no such device or this user may not open it. Nothing has changed then.
 pub fn keep_userfaultfd() -> io::Result<()> {
     userfaultfd::keep_device()
 }
 
-/// The first thing a thread does.
+/// Called first by every thread.
 pub(crate) fn thread_starts(work: ThreadWork) {
     if let Some(hook) = ON_START.get() {
         hook(work);

@@ -1,8 +1,8 @@
-//! The door to KVM's side of one VM. Defined here, where the loop uses it; implemented in `vmm/src/kvm`, and by
-//! [`fake::FakeSecondLevel`] for tests.
+//! The door to KVM's side of one VM. The trait is defined here, where the loop uses it. It is implemented in
+//! `vmm/src/kvm`, and by [`fake::FakeSecondLevel`] for tests.
 //!
-//! KVM counts leaf mappings per VM, not per window. What a window is mapped with is inferred from its host backing and
-//! the state of its memslot, and checked against these totals.
+//! KVM counts leaf mappings per VM, not per window. The mapping of a window is inferred from its host backing and the
+//! state of its memslot, and checked against these totals.
 
 use wideleaf_policies::{GpaRange, MappingStats};
 
@@ -14,7 +14,7 @@ pub mod own_logs;
 
 pub use detect::{PagingError, detect_paging, emulates_guest_kernels};
 
-/// Which tables the second level is made of on this host.
+/// Kind of tables of the second level on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Paging {
@@ -22,13 +22,13 @@ pub enum Paging {
     Ept,
     /// AMD's nested page tables: two-dimensional paging in hardware.
     Npt,
-    /// Shadow paging: KVM folds both levels into one table. Mapping sizes are real (the smaller of the guest's and
-    /// the host's page), the cost of a two-dimensional walk is not there to be saved.
+    /// Shadow paging: KVM combines both levels into one table. Mapping sizes are real (the smaller of the guest's and
+    /// the host's page), but there is no two-dimensional walk to save.
     Shadow,
 }
 
 impl Paging {
-    /// The name in reports.
+    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Paging::Ept => "ept",
@@ -38,30 +38,30 @@ impl Paging {
     }
 }
 
-/// The number of a memslot.
+/// Number of a memslot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);
 
 /// A memslot: the unit in which the second level can be held at 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Its number.
+    /// Number of the memslot.
     pub id: SlotId,
-    /// The guest-physical memory it covers.
+    /// Guest-physical memory that it covers.
     pub range: GpaRange,
     /// Whether dirty logging is on, which makes KVM map it with 4 KiB leaves.
     pub is_dirty_logged: bool,
 }
 
-/// KVM's side of one VM. Every call may fail and none may block for longer than a vCPU needs to leave the guest.
+/// KVM's side of one VM. Every call may fail, and none may block for longer than a vCPU needs to leave the guest.
 pub trait SecondLevel: Send + Sync {
-    /// What the second level is made of.
+    /// Kind of tables of the second level.
     fn paging(&self) -> Paging;
 
     /// KVM's count of leaf mappings by size, now.
     ///
     /// # Errors
-    /// [`SecondLevelError`] where the statistics can not be read.
+    /// [`SecondLevelError`] if the statistics cannot be read.
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError>;
 
     /// All memslots that hold guest RAM, ascending by address.
@@ -82,25 +82,25 @@ pub trait SecondLevel: Send + Sync {
     /// [`SecondLevelError`], also where logging is off.
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError>;
 
-    /// Takes all vCPUs out of the guest and returns when none runs guest code any more, and no device of the VM writes
-    /// its RAM. Nests: as many [`SecondLevel::resume`] as `pause` let them run again.
+    /// Takes all vCPUs out of the guest. When it returns, none runs guest code any more, and no device of the VM
+    /// writes its RAM. Calls nest: the vCPUs run again after as many [`SecondLevel::resume`] as `pause`.
     ///
     /// # Errors
-    /// [`SecondLevelError`] where a vCPU does not leave the guest in time, or a device does not end its transfer; then
-    /// none is paused. A device that is slow keeps the vCPUs still for no longer than a pause may last: it is waited
-    /// for while they run.
+    /// [`SecondLevelError`] if a vCPU does not leave the guest in time, or a device does not end its transfer; then
+    /// none is paused. A slow device stops the vCPUs for no longer than a pause may last: the wait for it happens
+    /// while they run.
     fn pause(&self) -> Result<(), SecondLevelError>;
 
     /// Undoes one [`SecondLevel::pause`].
     ///
     /// # Errors
-    /// [`SecondLevelError`] where nothing was paused.
+    /// [`SecondLevelError`] if nothing was paused.
     fn resume(&self) -> Result<(), SecondLevelError>;
 
     /// The page-table root (CR3) of each vCPU, in order. The vCPUs must be paused.
     ///
     /// # Errors
-    /// [`SecondLevelError`], also where the VM is not paused.
+    /// [`SecondLevelError`], also if the VM is not paused.
     fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError>;
 }
 
@@ -110,38 +110,42 @@ pub enum SecondLevelError {
     /// An ioctl failed.
     #[error("{what} failed: {source}")]
     Ioctl {
-        /// Which request, by its name in the KVM API.
+        /// Name of the request in the KVM API.
         what: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: std::io::Error,
     },
-    /// No such memslot.
+    /// The memslot does not exist.
     #[error("there is no memslot {}", .0.0)]
     NoSuchSlot(SlotId),
-    /// A giant under it is being moved.
-    #[error("the dirty log of memslot {} is in use: a giant of it is being moved, try again later", .0.0)]
+    /// A giant in it is being moved.
+    #[error("cannot use the dirty log of memslot {}: a giant in it is being moved; try again later", .0.0)]
     Claimed(SlotId),
-    /// Somebody beside the manager needs it.
-    #[error("the dirty log of memslot {} was switched on by somebody else, a migration perhaps: it is left alone", .0.0)]
+    /// Another user of the dirty log needs it.
+    #[error(
+        "cannot use the dirty log of memslot {}: a program other than the manager, perhaps a migration, switched it \
+         on; it is left alone",
+        .0.0
+    )]
     OfOthers(SlotId),
     /// A vCPU did not leave the guest in time.
     #[error("vcpu {vcpu} did not leave the guest within {waited_ms} ms")]
     PauseTimedOut {
-        /// The first vCPU that did not.
+        /// Index of the first vCPU that did not.
         vcpu: usize,
-        /// How long was waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// A device did not finish a request in time.
     #[error("a device of the VM did not finish a request within {waited_ms} ms: its disk or its peer is slow")]
     DeviceBusy {
-        /// How long was waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// The call does not fit the state of the VM.
     #[error("{0}")]
     WrongState(&'static str),
-    /// KVM has no such statistic.
+    /// KVM does not have this statistic.
     #[error("this kernel's KVM has no statistic {0}")]
     NoSuchStatistic(&'static str),
 }

@@ -1,4 +1,4 @@
-//! What is seen, one source a file. Each turns a kernel interface into plain columns or typed samples.
+//! Sources of measurements, one in each file. Each turns a kernel interface into plain columns or typed samples.
 
 pub mod access;
 pub mod damon;

@@ -1,10 +1,10 @@
-//! Memory beside guest RAM, one giant (1 GiB) of it: where the next backing is made ready while the guest runs on the
-//! present one, and where the present one is kept until the next is certain to serve.
+//! Memory beside guest RAM, of one giant (1 GiB). The next backing is prepared there while the guest runs on the
+//! present one, and the present one is kept there until the next is certain to work.
 //!
 //! ```text
 //!   guest RAM   [ … )[ giant ……… )[ … )        take: its anonymous pages go aside, RAM there is empty
 //!                      │      ▲                give: the other way
-//!                 take ▼      │ give           map_over: a giant page in the place of whatever is there
+//!                 take ▼      │ give           map_over: a giant page in the place of the present mapping
 //!   aside            [ 1 GiB …… )
 //! ```
 //!
@@ -23,13 +23,13 @@ use crate::sys::mapping::{AddressReservation, MapError, create_memfd};
 /// The size of a giant page, in bytes.
 pub const GIANT: Bytes = PageSize::Giant1G.bytes();
 
-/// 1 GiB of addresses outside guest RAM, equal to any giant's modulo 1 GiB. Unmapped on drop, which frees whatever
-/// anonymous memory was moved there.
+/// 1 GiB of addresses outside guest RAM, equal to any giant's modulo 1 GiB. Unmapped on drop, which frees the
+/// anonymous memory that was moved there.
 #[derive(Debug)]
 pub struct SideMapping(AddressReservation);
 
 impl SideMapping {
-    /// New addresses with this behind them.
+    /// Maps new addresses with these contents.
     pub(crate) fn map(contents: SideContents<'_>) -> Result<SideMapping, MapError> {
         let addresses = AddressReservation::new(GIANT, PageSize::Giant1G)?;
         match contents {
@@ -40,22 +40,22 @@ impl SideMapping {
         Ok(SideMapping(addresses))
     }
 
-    /// Its first address.
+    /// First address of the mapping.
     pub fn start(&self) -> Hva {
         self.0.base()
     }
 
-    /// Moves the pages behind the giant at `giant` here.
+    /// Moves the pages of the giant at `giant` here.
     pub(crate) fn take(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
         ram.reservation().piece(place(ram, giant), GIANT).move_to(self.0.piece(Bytes::ZERO, GIANT))
     }
 
-    /// Moves the pages that are here behind the giant at `giant`.
+    /// Moves the pages here to the giant at `giant`.
     pub(crate) fn give(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
         self.0.piece(Bytes::ZERO, GIANT).move_to(ram.reservation().piece(place(ram, giant), GIANT))
     }
 
-    /// Copies a base page of guest RAM to the same place of the giant here, while the guest may write to it.
+    /// Copies a base page of guest RAM to the same offset here, while the guest may write to it.
     pub(crate) fn copy_page(&self, ram: &GuestRam, page: Gpa) {
         let giant = page.align_down(PageSize::Giant1G);
         let bytes = PageSize::Base4K.bytes();
@@ -78,7 +78,7 @@ impl GiantFile {
         create_memfd(GIANT, None).map(GiantFile)
     }
 
-    /// Which base pages of ordinary memory hold something, by their place in the giant (lseek(2), `SEEK_DATA`).
+    /// The base pages of ordinary memory with data, by their offsets in the giant (lseek(2), `SEEK_DATA`).
     pub(crate) fn occupied(&self) -> Vec<Bytes> {
         let seek = |from: u64, whence| lseek(&self.0, from as i64, whence).ok().map(|at| at as u64);
         let extents = std::iter::successors(Some(0..0), |before| {
@@ -88,16 +88,16 @@ impl GiantFile {
         extents.flat_map(|extent| extent.step_by(PageSize::Base4K.bytes().as_usize())).map(Bytes::new).collect()
     }
 
-    /// Maps the page behind the giant at `giant`.
+    /// Maps the page at the giant at `giant`.
     pub(crate) fn map_over(&self, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
         ram.reservation().map_at(place(ram, giant), GIANT, Some((&self.0, Bytes::ZERO))).map(drop)
     }
 }
 
-/// The page a giant is on, and what the pool was made larger by for it.
+/// The page of a giant, and the growth of the pool for it.
 #[derive(Debug)]
 pub struct GiantPage {
-    // Before the lease: the pool shrinks when the page is back.
+    // Dropped before the lease: the pool shrinks when the page is back.
     file: GiantFile,
     _lease: Option<PoolLease>,
 }
@@ -113,8 +113,8 @@ impl GiantPage {
     }
 }
 
-/// Where a giant begins, counted from guest address zero.
+/// Start of a giant, counted from guest address zero.
 fn place(ram: &GuestRam, giant: Gpa) -> Bytes {
-    assert!(ram.giants().any(|whole| whole == giant), "{giant} is not the begin of 1 GiB of RAM");
+    assert!(ram.giants().any(|whole| whole == giant), "{giant} is not the start of 1 GiB of RAM");
     giant - Gpa::new(0)
 }

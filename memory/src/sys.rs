@@ -1,4 +1,4 @@
-//! All `unsafe` of the crate: one family of system calls per file, each call in a block of its own.
+//! All `unsafe` of the crate: one family of system calls in each file, each call in a block of its own.
 
 #![expect(
     unsafe_code,

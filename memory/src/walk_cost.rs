@@ -1,12 +1,13 @@
-//! Which table of what a TLB miss costs holds on this machine: the one that was measured here, else the one for its kind of CPU, else the
-//! prior. Reading never fails: a file that cannot be used is a note, and the next best table.
+//! Chooses the table of TLB miss costs for this machine: the measured one, else the one for its kind of CPU, else the
+//! prior. Reading never fails: a file that cannot be used leads to a note and the next best table.
 //!
 //! ```text
 //!   /var/lib/wideleaf/tlbcost.json ── of this CPU, under the paging that KVM uses here? ── yes ─▶ measured
 //!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that, or the prior
 //! ```
 //!
-//! Whichever it is, it knows whether KVM shadows the guests' tables: then no host page saves anything under base pages of the guest.
+//! Every table knows whether KVM shadows the guests' tables: then no host page saves cost under base pages
+//! of the guest.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -17,30 +18,31 @@ use wideleaf_policies::walk::cost::{Cells, Cpu, CpuFamily, WalkCost};
 use crate::input_file::InputFile;
 use crate::second_level::{Paging, detect_paging};
 
-/// Where a measurement is kept, below the root.
+/// Path of the saved measurement, below the root.
 pub const SAVED_AT: &str = "var/lib/wideleaf/tlbcost.json";
 
-/// No file of ours is a tenth as long.
+/// Maximum length of the file, in bytes: ten times that of any measurement.
 const FILE_MAX: u64 = 64 << 10;
 
-/// Which form of the file this is.
+/// Version of the file's form.
 const VERSION: u32 = 1;
 
-/// The CPU of a machine, as `/proc/cpuinfo` has it (proc(5)): CPUID's vendor, family and model, and the brand.
+/// The CPU of a machine, from `/proc/cpuinfo` (proc(5)): CPUID's vendor, family and model, and the brand.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuModel {
-    /// `GenuineIntel`, `AuthenticAMD`, ….
+    /// Vendor string: `GenuineIntel`, `AuthenticAMD`, ….
     pub vendor: String,
-    /// Display family.
+    /// Display family of CPUID.
     pub family: u32,
-    /// Display model.
+    /// Display model of CPUID.
     pub model: u32,
-    /// The brand string. A hypervisor may change it, and with it a machine that is another.
+    /// The brand string. A hypervisor may change it; the CPU then counts as another one.
     pub name: String,
 }
 
 impl CpuModel {
-    /// The first CPU of the machine whose `/proc` is below `root`. What cannot be read stays empty, and is no CPU of any table.
+    /// The first CPU of the machine with its `/proc` below `root`. Unreadable fields stay empty, which
+    /// matches no table.
     pub fn read(root: &Path) -> CpuModel {
         let text = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
         let field = |name: &str| {
@@ -56,33 +58,33 @@ impl CpuModel {
         }
     }
 
-    /// The kind that it is of, where a table has it.
+    /// Kind of the CPU, if a table has it.
     pub fn kind(&self) -> Option<&'static CpuFamily> {
         CpuFamily::of(Cpu { vendor: &self.vendor, family: self.family, model: self.model })
     }
 }
 
-/// A measurement, as it is kept.
+/// A measurement, in its saved form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedWalkCost {
-    /// Form of the file.
+    /// Version of the file's form.
     pub version: u32,
-    /// Where it was measured.
+    /// CPU of the measurement.
     pub cpu: CpuModel,
-    /// How: `calibrated` by a pointer chase, or `pmu`.
+    /// Method: `calibrated` by a pointer chase, or `pmu`.
     pub method: String,
-    /// `ept`, `npt` or `shadow`.
+    /// Paging of the host: `ept`, `npt` or `shadow`.
     pub paging: String,
-    /// When, in seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub measured_at_unix_s: u64,
-    /// Ticks of the TSC in a microsecond: the cycles below.
+    /// Number of TSC ticks in a microsecond; the unit of the cycles below.
     pub cycles_per_microsecond: u32,
     /// Cycles of a miss in all levels of the TLB, by guest page (4k, 2m, 1g) and host page; `null`: not measured.
     pub cycles: Cells,
 }
 
 impl SavedWalkCost {
-    /// A measurement of this machine.
+    /// Makes a measurement of this machine.
     pub fn new(
         cpu: CpuModel,
         paging: &str,
@@ -102,81 +104,82 @@ impl SavedWalkCost {
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum SavedError {
-    /// There is none.
-    #[error("there is none")]
+    /// The file does not exist.
+    #[error("it does not exist")]
     Absent,
-    /// It can not be read.
-    #[error("it can not be read: {0}")]
+    /// The file cannot be read.
+    #[error("cannot read it: {0}")]
     Io(#[from] std::io::Error),
-    /// It is too long for one of ours.
-    #[error("it is longer than {FILE_MAX} bytes, which no measurement is")]
+    /// The file is too long for a measurement.
+    #[error("it is longer than {FILE_MAX} bytes, so it is not a measurement")]
     TooLong,
-    /// It is none of ours.
-    #[error("it is no measurement of `wideleaf tlbcost --save`: {0}")]
+    /// The file is not a measurement.
+    #[error("it is not a measurement of `wideleaf tlbcost --save`: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// A form this program does not know.
-    #[error("it has version {0}, and this program knows {VERSION}: measure again with `wideleaf tlbcost --save`")]
+    /// This program does not know the version.
+    #[error("it has version {0}, but this program knows {VERSION}; measure again with `wideleaf tlbcost --save`")]
     Version(u32),
-    /// Of another machine.
-    #[error("it was measured on {measured}, and this is {here}: measure again with `wideleaf tlbcost --save`")]
+    /// It was measured on another CPU.
+    #[error("it was measured on {measured}, but this is {here}; measure again with `wideleaf tlbcost --save`")]
     OtherCpu {
-        /// There.
+        /// CPU of the measurement.
         measured: String,
-        /// Here.
+        /// CPU of this machine.
         here: String,
     },
-    /// Of another second level: a walk of two dimensions costs more than one of KVM's shadow tables.
+    /// It was measured under other paging: a two-dimensional walk costs more than one of KVM's shadow tables.
     #[error(
-        "it was measured under {measured:?} paging, and KVM uses {here} here: measure again with `wideleaf tlbcost --save`"
+        "it was measured under {measured:?} paging, but KVM uses {here} here; measure again with `wideleaf tlbcost \
+         --save`"
     )]
     OtherPaging {
-        /// There.
+        /// Paging of the measurement.
         measured: String,
-        /// Here.
+        /// Paging of this machine.
         here: &'static str,
     },
-    /// Nothing tells which paging KVM uses.
-    #[error("it was measured under {measured} paging, and nothing tells what KVM uses here: {why}")]
+    /// The paging of KVM cannot be determined.
+    #[error("it was measured under {measured} paging, but KVM's paging here is unknown: {why}")]
     UnknownPaging {
-        /// There.
+        /// Paging of the measurement.
         measured: String,
-        /// Why not.
+        /// Why it is unknown here.
         why: String,
     },
-    /// Its figures are none.
-    #[error("its figures are no costs: measure again with `wideleaf tlbcost --save`")]
+    /// It contains no valid cost.
+    #[error("it contains no valid miss cost; measure again with `wideleaf tlbcost --save`")]
     NoCost,
 }
 
-/// Where the table in use comes from.
+/// Source of the table in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WalkCostSource {
-    /// Measured on this machine.
+    /// A measurement on this machine.
     Measured {
-        /// Of nine cells so many; the others follow by their references.
+        /// Number of measured cells, of nine; the others are derived from their references.
         cells: usize,
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
     },
-    /// The figure of its kind of CPU.
+    /// The table for its kind of CPU, by name.
     Kind(&'static str),
-    /// Nothing is known of it.
+    /// The prior, since the CPU is unknown.
     Prior,
 }
 
-/// The table in use.
+/// Table in use, with its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenWalkCost {
-    /// The table.
+    /// Costs of TLB misses.
     pub cost: WalkCost,
-    /// Where from.
+    /// Source of the costs.
     pub source: WalkCostSource,
-    /// Why a measurement that is there is not it.
+    /// Why an existing measurement is not used.
     pub note: Option<String>,
 }
 
 impl ChosenWalkCost {
-    /// Chooses for the machine whose files are below `root`.
+    /// Chooses for the machine with its files below `root`.
     pub fn read(root: &Path) -> ChosenWalkCost {
         let file = root.join(SAVED_AT);
         let cpu = CpuModel::read(root);
@@ -195,7 +198,7 @@ impl ChosenWalkCost {
     }
 }
 
-/// One line: what a miss of base pages costs, where that is from, and where no host page saves any of it.
+/// One line: the cost of a miss at base pages, its source, and whether host pages can save any of it.
 impl std::fmt::Display for ChosenWalkCost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         use wideleaf_policies::PageSize::Base4K;
@@ -206,18 +209,19 @@ impl std::fmt::Display for ChosenWalkCost {
             }
             WalkCostSource::Kind(name) => write!(f, "a figure for {name}")?,
             WalkCostSource::Prior => {
-                f.write_str("an assumption: nobody measured this CPU (`wideleaf tlbcost --save` does)")?;
+                f.write_str("an assumption, since this CPU was not measured (run `wideleaf tlbcost --save`)")?;
             }
         }
         f.write_str(if self.cost.is_shadowed() {
-            "; under shadow paging, none saved where the guest maps 4k"
+            "; under shadow paging, host pages save none of it where the guest maps 4k"
         } else {
             ""
         })
     }
 }
 
-/// Reads a measurement of this CPU under the paging that KVM uses here, or why nothing tells which that is.
+/// Reads a measurement of this CPU under the paging that KVM uses here. `paging` may hold the reason why
+/// that is unknown.
 fn read(file: &Path, cpu: &CpuModel, paging: Result<&Paging, &str>) -> Result<(SavedWalkCost, WalkCost), SavedError> {
     let opened = InputFile::open(file).map_err(|error| match io::Error::from(error) {
         error if error.kind() == io::ErrorKind::NotFound => SavedError::Absent,
@@ -259,7 +263,7 @@ mod tests {
 
     const NPT: &str = "sys/module/kvm_amd/parameters/npt";
 
-    /// A machine with this `/proc/cpuinfo`, whose KVM uses NPT, and this measurement where there is one.
+    /// A machine with this `/proc/cpuinfo`, NPT under KVM, and this measurement, if any.
     fn machine(cpuinfo: &str, saved: Option<&str>) -> TempDir {
         let root = tempfile::tempdir().expect("a folder can be made");
         let put = |path: &str, text: &str| {
@@ -305,16 +309,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_measurement_of_this_cpu_is_noted_and_not_used() {
+    fn a_file_without_a_measurement_of_this_cpu_is_noted_and_not_used() {
         let renamed = GENOA.replace("9554", "9654");
         let cases = [
             (
                 saved(&renamed, 55),
-                "it was measured on \"AMD EPYC 9654\" (family 0x19, model 0x11), and this is \"AMD EPYC 9554\"",
+                "it was measured on \"AMD EPYC 9654\" (family 0x19, model 0x11), but this is \"AMD EPYC 9554\"",
             ),
-            (saved(GENOA, 0), "its figures are no costs"),
-            (saved(GENOA, 55).replace("\"version\":1", "\"version\":2"), "it has version 2, and this program knows 1"),
-            ("{}".to_owned(), "it is no measurement of `wideleaf tlbcost --save`: missing field `version`"),
+            (saved(GENOA, 0), "it contains no valid miss cost"),
+            (saved(GENOA, 55).replace("\"version\":1", "\"version\":2"), "it has version 2, but this program knows 1"),
+            ("{}".to_owned(), "it is not a measurement of `wideleaf tlbcost --save`: missing field `version`"),
             (" ".repeat(FILE_MAX as usize + 1), "it is longer than 65536 bytes"),
         ];
         for (text, why) in cases {
@@ -326,11 +330,11 @@ mod tests {
     }
     #[test]
     fn a_measurement_under_another_paging_is_noted_and_not_used() {
-        // Shadow tables are one dimension, NPT and EPT are two: the same CPU, and another cost.
+        // Shadow tables have one dimension, NPT and EPT have two: the same CPU, but another cost.
         for (measured, why) in [
-            ("shadow", "it was measured under \"shadow\" paging, and KVM uses npt here"),
-            ("ept", "it was measured under \"ept\" paging, and KVM uses npt here"),
-            ("", "it was measured under \"\" paging, and KVM uses npt here"),
+            ("shadow", "it was measured under \"shadow\" paging, but KVM uses npt here"),
+            ("ept", "it was measured under \"ept\" paging, but KVM uses npt here"),
+            ("", "it was measured under \"\" paging, but KVM uses npt here"),
         ] {
             let text = saved(GENOA, 55).replace("\"npt\"", &format!("{measured:?}"));
             let chosen = ChosenWalkCost::read(machine(GENOA, Some(&text)).path());
@@ -340,12 +344,12 @@ mod tests {
         let switched_off = machine(GENOA, Some(&saved(GENOA, 55)));
         fs::write(switched_off.path().join(NPT), "N\n").expect("a file can be written");
         let chosen = ChosenWalkCost::read(switched_off.path());
-        assert!(chosen.note.is_some_and(|note| note.contains("\"npt\" paging, and KVM uses shadow here")));
+        assert!(chosen.note.is_some_and(|note| note.contains("\"npt\" paging, but KVM uses shadow here")));
         assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
     }
 
     #[test]
-    fn where_kvm_shadows_the_guests_tables_every_table_says_so() {
+    fn every_table_knows_that_kvm_shadows_the_guests_tables() {
         for saved in [None, Some(saved(GENOA, 55).replace("\"npt\"", "\"shadow\""))] {
             let root = machine(GENOA, saved.as_deref());
             assert!(!ChosenWalkCost::read(root.path()).cost.is_shadowed());
@@ -353,7 +357,9 @@ mod tests {
             let chosen = ChosenWalkCost::read(root.path());
             assert!(chosen.cost.is_shadowed() && chosen.note.is_none(), "{chosen:?}");
             assert!(
-                chosen.to_string().ends_with("; under shadow paging, none saved where the guest maps 4k"),
+                chosen
+                    .to_string()
+                    .ends_with("; under shadow paging, host pages save none of it where the guest maps 4k"),
                 "{chosen}"
             );
         }
@@ -366,8 +372,6 @@ mod tests {
         fs::remove_dir_all(root.path().join("sys")).expect("it is there");
         let chosen = ChosenWalkCost::read(root.path());
         assert_eq!(chosen.source, WalkCostSource::Kind("Zen 4"));
-        assert!(
-            chosen.note.is_some_and(|note| note.contains("nothing tells what KVM uses here: no KVM vendor module"))
-        );
+        assert!(chosen.note.is_some_and(|note| note.contains("unknown: cannot detect paging: no KVM vendor module")));
     }
 }

@@ -408,10 +408,10 @@ fn memory_that_cannot_be_decided_about_is_refused_with_the_reason() {
         let ram = map_of(&[(Bytes::ZERO, mib(2))], kind, page);
         start(&ram, |_, _| PageSize::Huge2M).expect_err("refused").to_string()
     };
-    assert!(refuse(BackingKind::Memfd, PageSize::Base4K).contains("memfd RAM is not decided at the fault yet"));
+    assert!(refuse(BackingKind::Memfd, PageSize::Base4K).contains("cannot decide first touches of memfd RAM yet"));
     assert!(refuse(BackingKind::Anon, PageSize::Huge2M).contains("starts with 2m pages"));
     match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 1) {
-        Ok(_lease) => assert!(refuse(BackingKind::Hugetlb, PageSize::Huge2M).contains("pages of one size")),
+        Ok(_lease) => assert!(refuse(BackingKind::Hugetlb, PageSize::Huge2M).contains("its pages have one size")),
         Err(error) => println!("skipped for hugetlb RAM: {error}"),
     }
 }

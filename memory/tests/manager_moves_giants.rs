@@ -391,7 +391,7 @@ fn whichever_call_fails_the_giant_gets_there_in_the_end() {
 fn assert_left_alone(bed: &mut Bed, script: &Script) {
     let panics = &bed.work.report().panics;
     assert_eq!(panics.len(), 1, "{panics:?}");
-    assert!(panics[0].contains("vm 0 is left alone") && panics[0].contains("as by a mistake of ours"), "{panics:?}");
+    assert!(panics[0].contains("vm 0 is left alone") && panics[0].contains("as by a defect of wideleaf"), "{panics:?}");
     script.then(&[
         Action::Promote { vm: VM, window: SECOND_GIANT, to: PageSize::Giant1G },
         Action::Promote { vm: VM, window: SECOND_GIANT, to: PageSize::Huge2M },
@@ -407,7 +407,7 @@ fn assert_left_alone(bed: &mut Bed, script: &Script) {
 fn a_panic_in_the_pause_lets_the_guest_go_on_and_its_vm_alone() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), true);
-    bed.second_level.in_pause(|| panic!("as by a mistake of ours"));
+    bed.second_level.in_pause(|| panic!("as by a defect of wideleaf"));
     script.then(&[PROMOTE]);
     bed.tick_until("giant_promote", "refused_other");
     assert!(matches!(bed.second_level.resume(), Err(SecondLevelError::WrongState(_))), "nothing is paused");

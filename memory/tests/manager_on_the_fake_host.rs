@@ -347,7 +347,7 @@ fn a_panic_of_a_thread_that_copies_is_an_error_of_the_report_and_ends_no_other_c
         }
         let report = manager.stop();
         assert_eq!(report.panics.len(), 1, "{:?}", report.panics);
-        assert!(report.panics[0].contains("left alone") && report.panics[0].contains("as by a mistake of ours"));
+        assert!(report.panics[0].contains("left alone") && report.panics[0].contains("as by a defect of wideleaf"));
         assert_eq!(count(&report, "none", "refused_other"), 1, "{:?}", report.outcomes);
         assert_eq!((count(&report, "collapse", "done"), host.huge_windows()), (WINDOWS - 1, WINDOWS - 1));
     }

@@ -1,17 +1,18 @@
-//! Clear: all of a guest's RAM reads zero again, as when it was mapped. For a machine that was reset and boots anew.
+//! Clear: all of a guest's RAM reads zero again, as when it was mapped, for a machine that was reset and boots again.
 //!
 //! ```text
 //!   anonymous, memfd ── released ──▶ MADV_DONTNEED, a hole in the file; advice as at the start ──▶ zero when it is touched again
 //!   the pool's pages, giants, prefaulted RAM ── kept ──▶ written over with zeroes
 //! ```
 //!
-//! What can be had again is released: it costs nothing for memory that the next boot does not use, the host has that memory back, and the manager
-//! finds RAM as it was before the first boot. What cannot be had again is kept: a page that goes back to the hugetlb pool is anybody's, and a
-//! guest that touches it later would be killed by `SIGBUS`; who prefaulted RAM wants no fault in it.
+//! Pages that can be allocated again are released. That costs nothing for memory that the next boot does not use, the
+//! host gets the memory back, and the manager finds RAM as before the first boot. Other pages are kept. A page that
+//! goes back to the hugetlb pool may go to another process, and a guest that touches its place later would be killed
+//! by `SIGBUS`. Prefaulted RAM must not fault.
 //!
-//! Pinned pages: devices of this process end what they have begun before their machine's RAM is cleared, so none is
-//! pinned by them. A transfer of another process into a page that is released ends in a page that the next guest does
-//! not have, as it must.
+//! Pinned pages: devices of this process finish their transfers before their machine's RAM is cleared, so they
+//! have no pins. A transfer of another process into a released page ends in a page that the next guest does not
+//! have, as it must.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -23,29 +24,30 @@ use crate::host::{Host, HostError};
 use crate::region::{GuestRam, RamRange};
 use crate::side_mapping::GIANT;
 
-/// What becomes of the pages that RAM has.
+/// Treatment of the pages that RAM has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// They go back to the host, where RAM can have others later.
+    /// They go back to the host; RAM can get others later.
     Released,
-    /// All RAM has pages, and is to keep them.
+    /// All RAM has pages and must keep them.
     Kept,
 }
 
-/// Clears all RAM of a guest, of which no vCPU runs and no device is at work, and whose manager rests
-/// ([`crate::Manager::ask_to_rest`]). Nothing is given back any more: the balloon is empty, and what was reported free is in use.
+/// Clears all RAM of a guest. No vCPU runs, no device is at work, and the manager rests
+/// ([`crate::Manager::ask_to_rest`]). Afterwards no memory counts as given back: the balloon is empty, and reported
+/// pages are in use.
 ///
-/// Refused where pages of a window are aside still, because the kernel could not bring them back: they are of the guest
-/// before, and come back later, into the RAM of the next one.
+/// Refused while pages of a window are still aside because the kernel could not bring them back. They belong to the
+/// previous guest and would come back later, into the RAM of the next one.
 ///
-/// # Errors
+/// [`HostError`]; a part of RAM is then unchanged.
 /// [`HostError`]; a part of RAM is as it was then.
 pub fn clear(host: &dyn Host, ram: &GuestRam, pages: Pages) -> Result<(), HostError> {
     let _alone = ram.given_back().discarding();
     if ram.claims().parts_in_work() > 0 {
         let source = io::Error::from_raw_os_error(libc::EBUSY);
         return Err(HostError {
-            what: "clear guest RAM, of which pages are aside and cannot be brought back yet",
+            what: "clear guest RAM: some of its pages are aside and cannot be brought back yet",
             source,
         });
     }
@@ -69,7 +71,7 @@ fn release(host: &dyn Host, ram: &GuestRam, stretch: RamRange) -> Result<(), Hos
         BackingKind::Memfd | BackingKind::Hugetlb => ("fallocate(FALLOC_FL_PUNCH_HOLE)", ram.punch(stretch.gpa)),
     };
     done.map_err(|source| HostError { what, source })?;
-    // Windows were marked one by one since.
+    // Windows were marked one by one since the start.
     host.advise(stretch.hva, stretch.gpa.bytes(), ram.backing().advice_at_start())
 }
 
@@ -77,7 +79,7 @@ fn write_zeroes(ram: &GuestRam, gpa: GpaRange) {
     ram.words_of(gpa).iter().for_each(|word| word.store(0, Ordering::Relaxed));
 }
 
-/// The parts of a range in front of, between and behind the giants, which ascend.
+/// The parts of a range before, between and after the giants, which ascend.
 fn without(range: RamRange, giants: &[GpaRange]) -> Vec<RamRange> {
     let (mut stretches, mut from) = (Vec::new(), range.gpa.start());
     let ends = giants.iter().map(|giant| (giant.start(), giant.end()));
@@ -107,7 +109,7 @@ mod tests {
     fn written_ram(backing: BackingConfig) -> Arc<GuestRam> {
         let range = |start| GpaRange::new(Gpa::new(start), mib(4)).expect("fits");
         let ram = GuestRam::map(&[range(0), range((4 << 20) + HOLE)], backing).expect("eight mebibytes");
-        ram.share().expect("nobody has its words");
+        ram.share().expect("no owner has its words");
         for range in ram.ranges() {
             ram.words(*range).iter().step_by(512).for_each(|word| word.store(7, Ordering::Relaxed));
         }
@@ -117,7 +119,9 @@ mod tests {
     fn resident(host: &LinuxHost, ram: &GuestRam) -> u64 {
         let pages = |range: &RamRange| -> u64 {
             let mut sensor = HostBackingSensor::default();
-            let rows = sensor.sample(host, *range, ram.backing().fixed_page()).expect("our own pages can be seen");
+            let rows = sensor
+                .sample(host, *range, ram.backing().fixed_page())
+                .expect("this process's own pages can be scanned");
             rows.map(|row| u64::from(row.resident)).sum()
         };
         ram.ranges().iter().map(pages).sum()
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn released_ram_has_no_page_and_reads_zero() {
-        let host = LinuxHost::open().expect("this kernel has what we need");
+        let host = LinuxHost::open().expect("this kernel has all that is needed");
         for backing in backings() {
             let ram = written_ram(backing);
             ram.given_back().book().inflate(Gpa::new(0x1000));
@@ -146,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn ram_of_which_a_window_is_aside_is_not_cleared_until_it_is_back() {
+    fn ram_is_not_cleared_while_a_window_is_aside() {
         use crate::aside::Aside;
         use crate::host::fake::FakeHost;
         use crate::mover::ALL_PAGES;
         use crate::mover::fake::FakeMover;
         use wideleaf_policies::WindowIndex;
 
-        let host = LinuxHost::open().expect("this kernel has what we need");
+        let host = LinuxHost::open().expect("this kernel has all that is needed");
         let (ram, mover) = (written_ram(backings()[0]), Arc::new(FakeMover::default()));
         let window = WindowIndex::new(0);
         mover.write(window, ALL_PAGES);
@@ -162,7 +166,7 @@ mod tests {
         mover.fail_all(Some(libc::ENOMEM));
         aside.bring_back(window).expect_err("it is stuck");
         for pages in [Pages::Released, Pages::Kept] {
-            let refused = clear(&host, &ram, pages).expect_err("pages of the guest before would come back");
+            let refused = clear(&host, &ram, pages).expect_err("pages of the previous guest would come back");
             assert_eq!(refused.source.raw_os_error(), Some(libc::EBUSY));
             assert_eq!(ram.words(ram.ranges()[0])[0].load(Ordering::Relaxed), 7, "nothing is cleared");
         }
@@ -174,7 +178,7 @@ mod tests {
 
     #[test]
     fn kept_ram_has_all_its_pages_and_reads_zero() {
-        let host = LinuxHost::open().expect("this kernel has what we need");
+        let host = LinuxHost::open().expect("this kernel has all that is needed");
         for backing in backings() {
             let ram = written_ram(backing);
             clear(&host, &ram, Pages::Kept).expect("there is nothing to fail");
@@ -185,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_was_promoted_begins_on_base_pages_again() {
-        let host = LinuxHost::open().expect("this kernel has what we need");
+    fn a_promoted_window_starts_on_base_pages_again() {
+        let host = LinuxHost::open().expect("this kernel has all that is needed");
         let ram = written_ram(backings()[0]);
         host.advise(ram.base(), mib(2), crate::host::Advice::HugePage).expect("it takes advice");
         clear(&host, &ram, Pages::Released).expect("it can be released");

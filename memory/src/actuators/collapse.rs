@@ -1,7 +1,7 @@
 //! Collapse: 512 base pages of a window become one huge page, in place, while the guest runs (`MADV_COLLAPSE`, Linux
-//! 6.1). The kernel copies 2 MiB; a vCPU that touches the window meanwhile waits, all others run on. It collapses no
-//! window of which a page has a reference beside its mappings, a pin or any other (`is_refcount_suitable`,
-//! mm/khugepaged.c).
+//! 6.1). The kernel copies 2 MiB. A vCPU that touches the window during the copy waits; all others continue.
+//! The kernel does not collapse a window if one of its pages has a reference beside its mappings, such as a
+//! pin (`is_refcount_suitable`, mm/khugepaged.c).
 
 use std::time::Duration;
 
@@ -11,32 +11,32 @@ use super::reshape::{Holes, Reshape, Reshaped};
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
 
-/// A collapse that was tried, or found needless.
+/// A collapse that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collapse {
-    /// What came of it.
+    /// Result of the collapse.
     pub result: OutcomeResult,
-    /// Copied bytes and CPU time of everything: looking, advising, collapsing, looking again.
+    /// Copied bytes and CPU time of all steps: scanning, advising, collapsing, scanning again.
     pub cost: Cost,
-    /// Time of the collapsing call alone: nobody had to wait longer for the window.
+    /// Time of the collapsing call alone: no thread waited longer for the window.
     pub unavailable: Duration,
-    /// What became resident only because the page is large.
+    /// Bytes that became resident only because the page is large.
     pub bloat: Bytes,
 }
 
 /// Collapses one window of RAM that is not hugetlb.
 ///
-/// Looks first: `MADV_COLLAPSE` fills holes with zeroes and would undo a release, and what is large already needs
-/// nothing. Looks again afterwards: the call's "yes" also covers a range it rounded away to nothing.
+/// Scans first: `MADV_COLLAPSE` fills holes with zeroes and would undo a release, and a large window needs nothing.
+/// Scans again afterwards: the call also succeeds for a range that it rounded away to nothing.
 ///
-/// The window's mark `MADV_NOHUGEPAGE` (set on RAM that starts with base pages) is lifted first, since collapse
-/// answers `EINVAL` under it.
+/// Lifts the window's mark `MADV_NOHUGEPAGE` first (set on RAM that starts with base pages): under it collapse
+/// fails with `EINVAL`.
 pub fn collapse_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
     collapse(host, range, window, Holes::Filled)
 }
 
-/// As [`collapse_window`], and a window from which pages are absent stays as it is. The guest may give pages back between that look
-/// and the collapse, a tenth of a millisecond: these come back.
+/// Like [`collapse_window`], but leaves a window with absent pages as it is. Pages that the guest gives back between
+/// the scan and the collapse, within a tenth of a millisecond, come back.
 pub fn collapse_full_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
     collapse(host, range, window, Holes::Kept)
 }

@@ -1,4 +1,5 @@
-//! What a guest writes to one giant while it is copied: the dirty logs of all memslots over it, as one set of base pages.
+//! Pages of one giant that a guest writes during its copy: the dirty logs of all memslots over it, as one set
+//! of base pages.
 
 use wideleaf_policies::{Gpa, GpaRange, OutcomeResult, PageSize, Refusal};
 
@@ -15,17 +16,17 @@ pub(super) struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// None yet.
+    /// An empty set of pages.
     pub(super) fn none(giant: Gpa) -> DirtyPages {
         DirtyPages { giant, bits: vec![0; (GIANT.pages(PageSize::Base4K) / WORD_BITS) as usize] }
     }
 
-    /// How many.
+    /// Number of pages in the set.
     pub(super) fn count(&self) -> u64 {
         self.bits.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Hands out all of them, ascending, and forgets them.
+    /// Calls `each` for every page, ascending, and empties the set.
     pub(super) fn drain(&mut self, mut each: impl FnMut(Gpa)) {
         for (word, index) in self.bits.iter_mut().zip(0..) {
             set_bits(std::mem::take(word))
@@ -33,7 +34,7 @@ impl DirtyPages {
         }
     }
 
-    /// Adds the pages of a slot's log that are in the giant: a slot may be larger.
+    /// Adds the pages of a slot's log that lie in the giant: a slot may be larger.
     fn add_log(&mut self, slot: &Slot, log: &[u64]) {
         for (word, index) in log.iter().zip(0..) {
             for bit in set_bits(*word) {
@@ -47,7 +48,7 @@ impl DirtyPages {
     }
 }
 
-/// The numbers of the bits that are set, ascending.
+/// Numbers of the set bits, ascending.
 fn set_bits(word: u64) -> impl Iterator<Item = u64> {
     let lowest_off = |rest: u64| rest & rest.wrapping_sub(1);
     std::iter::successors(Some(word), move |rest| Some(lowest_off(*rest)))
@@ -63,14 +64,14 @@ pub(super) struct DirtyLog<'a> {
 }
 
 impl<'a> DirtyLog<'a> {
-    /// Switches it on where it is not yet on (a slot that is held at 4K is logged already). From now on every write of
-    /// a vCPU into the giant is in one of the logs.
+    /// Switches the logs on where they are off (a slot that is held at 4K is logged already). From now on every write
+    /// of a vCPU into the giant is in one of the logs.
     ///
-    /// What is logged already is fetched once, and thrown away: it was written before anything is copied. Whoever may not fetch
-    /// it hears so here, before a gibibyte was copied in vain.
+    /// Fetches and discards what is logged already: it was written before the copy starts. A caller that may not
+    /// fetch it gets the error here, before a gibibyte is copied for nothing.
     ///
     /// # Errors
-    /// [`SecondLevelError`]; no log that was off is then on, unless switching it off failed too.
+    /// [`SecondLevelError`]; then no log is on that was off, unless switching it off failed too.
     pub(super) fn start(second_level: &'a dyn SecondLevel, giant: GpaRange) -> Result<DirtyLog<'a>, SecondLevelError> {
         let slots: Vec<Slot> = second_level.slots().into_iter().filter(|slot| slot.range.overlaps(giant)).collect();
         let (logged, off): (Vec<Slot>, Vec<Slot>) = slots.iter().partition(|slot| slot.is_dirty_logged);
@@ -85,7 +86,7 @@ impl<'a> DirtyLog<'a> {
         Ok(log)
     }
 
-    /// Adds what was written since the last call, or since the start.
+    /// Adds the pages that were written since the last call, or since the start.
     pub(super) fn take_into(&self, pages: &mut DirtyPages) -> Result<(), SecondLevelError> {
         for slot in &self.slots {
             pages.add_log(slot, &self.second_level.take_dirty_log(slot.id)?);
@@ -93,13 +94,13 @@ impl<'a> DirtyLog<'a> {
         Ok(())
     }
 
-    /// Switches off what `start` switched on. How many slots refused: they stay mapped with 4 KiB leaves until somebody
-    /// recovers them.
+    /// Switches off the logs that `start` switched on. Returns the number of slots that refused: they stay mapped
+    /// with 4 KiB leaves until they are recovered.
     pub(super) fn stop(mut self) -> u32 {
         self.switch_off()
     }
 
-    /// One by one, so that after a panic the others are still to be switched off.
+    /// One by one, so that after a panic the remaining ones are still in the list.
     fn switch_off(&mut self) -> u32 {
         let mut refused = 0;
         while let Some(slot) = self.switched_on.pop() {
@@ -118,7 +119,7 @@ impl Drop for DirtyLog<'_> {
     }
 }
 
-/// What a failure of the second level means to a policy.
+/// Result that a policy learns for a failure of the second level.
 pub(super) fn refused(error: &SecondLevelError) -> OutcomeResult {
     OutcomeResult::Refused(match error {
         SecondLevelError::PauseTimedOut { .. }

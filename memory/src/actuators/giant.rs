@@ -1,5 +1,6 @@
-//! Giants: 1 GiB of a live guest's RAM goes onto one page of the hugetlb pool, and back. Linux has no collapse to 1 GiB, so
-//! the memory is copied while the guest runs, and the copy put in its place while the vCPUs stand still.
+//! Giants: 1 GiB of a running guest's RAM moves onto one page of the hugetlb pool, and back. Linux has no
+//! collapse to 1 GiB, so the memory is copied while the guest runs, and the copy replaces the original while the
+//! vCPUs are stopped.
 //!
 //! ```text
 //!   vCPUs   ──run──────────────────────────────────────────────┤  still  ├──run──────────────────────────▶
@@ -8,20 +9,21 @@
 //!                                                 └── rounds ──┘
 //! ```
 //!
-//! What must hold: from the start of the log to the end of the pause only vCPUs write to the giant, and devices whose writes are in
-//! [`SecondLevel::take_dirty_log`] and which [`SecondLevel::pause`] stops. The kernel exchanges page tables whole and
-//! does not look whether a page is pinned: what is read from a disk directly must be over when the pause begins, or the
-//! transfer ends in a page that the guest no longer has. So [`SecondLevel::pause`] waits for the transfers of this
-//! process's devices, and refuses where one does not end; a VMM with devices beside those (vhost, VFIO) must stop them
-//! there too, or has no giants. [`crate::claims`] keeps our own sensors and actuators away meanwhile. Reads by others
-//! are harmless: both copies are equal when they are exchanged. So RAM that other processes may map (a memfd) is
-//! refused: they would go on with the old pages.
+//! Condition: from the start of the log to the end of the pause, only two kinds of writers may write to the giant:
+//! vCPUs, and devices with writes in [`SecondLevel::take_dirty_log`] that [`SecondLevel::pause`] stops. The kernel
+//! exchanges whole page tables and does not check whether a page is pinned. A direct read from a disk must be over
+//! when the pause begins, or the transfer ends in a page that the guest no longer has. So [`SecondLevel::pause`]
+//! waits for the transfers of this process's devices, and refuses if one does not end. A VMM with other devices
+//! (vhost, VFIO) must stop them there too, or must not use giants. [`crate::claims`] keeps our own sensors and
+//! actuators away during the move. Reads by others are harmless, since both copies are equal when they are exchanged.
+//! RAM that other processes may map (a memfd) is refused: they would continue with the old pages.
 //!
-//! What is promised: the guest stands still for about [`SwapLimits::pause_max`] at most, or nothing changes
-//! ([`Refusal::OutrunByWrites`]). Where the exchange fails, the old mapping is back before the guest goes on.
+//! Promise: the guest is stopped for at most about [`SwapLimits::pause_max`], or nothing changes
+//! ([`Refusal::OutrunByWrites`]). If the exchange fails, the old mapping is back before the guest continues.
 //!
-//! A panic is a mistake of ours and costs no byte of the guest's: before the exchange and after it the guest goes on with what
-//! is mapped. In its midst nobody knows what is mapped, so the guest stays paused, and its memory is kept wherever it is.
+//! A panic is a defect of wideleaf and loses no byte of the guest's. Before and after the exchange the guest
+//! continues with the present mapping. A panic during the exchange leaves the mapping unknown: the guest stays
+//! paused, and all its memory is kept.
 //!
 //! KVM maps no page larger than its memslot: with slots of less than 1 GiB only the host's own tables become giant.
 
@@ -41,53 +43,53 @@ use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
 use crate::side_mapping::{GIANT, GiantFile, GiantPage, SideMapping};
 
-/// What the exchange itself takes of the pause, beyond the copying: the kick of the vCPUs, the moving of 1 GiB of page
-/// tables (0.05 to 0.18 ms), the new mapping and its first touch (0.03 ms), and the fetching of the log. Measured with 4K
-/// pages on a shared machine, and rounded up.
+/// Duration of the exchange itself, within the pause: the kick of the vCPUs, moving 1 GiB of page tables (0.05 to
+/// 0.18 ms), the new mapping and its first touch (0.03 ms), and fetching the log. Measured with 4K pages on a shared
+/// machine, and rounded up.
 const EXCHANGE_ALLOWANCE: Duration = Duration::from_micros(500);
 
-/// How often something is tried that must succeed lest the guest stay paused.
+/// Number of attempts at a step that must succeed lest the guest stay paused.
 const MUST_SUCCEED_ATTEMPTS: u32 = 3;
 
-/// What a panic is to a policy: no errno says why.
+/// Result that a policy learns after a panic, which has no errno.
 const AFTER_A_PANIC: OutcomeResult = OutcomeResult::Refused(Refusal::Other(0));
 
-/// What copying one base page takes until it was measured: 1 GiB/s, slower than any machine we know.
+/// Assumed time to copy one base page until it is measured: 1 GiB/s, slower than any known machine.
 const PAGE_TIME_AT_FIRST: Duration = Duration::from_micros(4);
 
-/// A round of fewer pages says nothing about the speed of copying: fetching the log outweighs it.
+/// Minimum number of pages in a round that measures the copying speed: in smaller rounds, fetching the log dominates.
 const PAGES_TO_MEASURE_LEAST: u64 = 256;
 
-/// How much a guest may be made to bear.
+/// Limits on the disturbance of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapLimits {
-    /// How long its vCPUs may stand still.
+    /// Maximum time that the vCPUs are stopped.
     pub pause_max: Duration,
-    /// How many rounds what it wrote meanwhile is copied before it is let alone.
+    /// Maximum number of rounds that copy newly written pages before the swap is given up.
     pub rounds_max: u32,
 }
 
 impl SwapLimits {
-    /// 3 ms: a tenth of what a stalled window of memfd RAM costs in collapse, and enough for 2000 pages. 8 rounds: a guest
-    /// that writes at half the speed of copying needs six to get from 200 ms of writes to 3 ms.
+    /// 3 ms: a tenth of the stall that collapsing a window of memfd RAM causes, and enough for 2000 pages. 8 rounds:
+    /// a guest that writes at half the speed of copying needs six to get from 200 ms of writes to 3 ms.
     pub const DEFAULT: SwapLimits = SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 };
 }
 
 impl Default for SwapLimits {
-    /// [`SwapLimits::DEFAULT`].
+    /// The limits of [`SwapLimits::DEFAULT`].
     fn default() -> SwapLimits {
         SwapLimits::DEFAULT
     }
 }
 
-/// The VM whose giant is swapped.
+/// The VM with the giant that is swapped.
 #[derive(Clone, Copy)]
 pub struct SwapSite<'a> {
-    /// Its address space.
+    /// Address space of the VM.
     pub host: &'a dyn Host,
-    /// Its RAM.
+    /// RAM of the VM.
     pub ram: &'a GuestRam,
-    /// KVM's side of it: without a dirty log and a pause there is no live copy.
+    /// KVM's side of the VM: a live copy needs its dirty log and its pause.
     pub second_level: &'a dyn SecondLevel,
 }
 
@@ -97,32 +99,34 @@ impl SwapSite<'_> {
     }
 }
 
-/// A swap that was tried, or found needless.
+/// A swap that was tried, or found unnecessary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GiantSwap {
-    /// What came of it.
+    /// Result of the swap.
     pub result: OutcomeResult,
-    /// Copied bytes and CPU time of everything.
+    /// Copied bytes and CPU time of all steps.
     pub cost: Cost,
-    /// Time of everything.
+    /// Elapsed time of all steps.
     pub elapsed: Duration,
-    /// The longest time the vCPUs stood still, from the kick to the resume.
+    /// Longest time that the vCPUs were stopped, from the kick to the resume.
     pub unavailable: Duration,
-    /// Pauses. All but the last were broken off, because too much had been written, or because a vCPU was so slow to leave
-    /// the guest that no time was left (on a host with more work than CPUs).
+    /// Number of pauses. All but the last were broken off: too much had been written, or a vCPU left the guest so
+    /// slowly that no time was left (on a host with more work than CPUs).
     pub pauses: u32,
-    /// Rounds in which written pages were copied again.
+    /// Number of rounds that copied written pages again.
     pub rounds: u32,
-    /// Pages the guest wrote while its memory was copied, counted once a round.
+    /// Number of pages that the guest wrote during the copy, counted once a round.
     pub written_pages: u64,
-    /// Became resident only because the page is giant.
+    /// Bytes that became resident only because the page is giant.
     pub bloat: Bytes,
-    /// Memslots whose dirty log could not be switched off again: they stay at 4 KiB until they are recovered.
+    /// Number of memslots with a dirty log that could not be switched off again: they stay at 4 KiB until
+    /// they are recovered.
     pub logs_left_on: u32,
-    /// The old mapping could not be restored, or the guest not be resumed, though tried again and again, or who exchanged the
-    /// mappings panicked: its vCPUs stand still and its memory is kept, so that nothing is lost, but it will not go on.
+    /// Whether the guest is stuck: the old mapping could not be restored or the guest not be resumed, after several
+    /// attempts, or the exchange panicked. Its vCPUs are stopped and its memory is kept, so no data is lost, but it
+    /// will not continue.
     pub is_stuck: bool,
-    /// Who moved it panicked: a mistake of ours, after which this VM is better left alone.
+    /// The panic of the moving thread, if any: a defect of wideleaf, after which this VM should be left alone.
     pub panicked: Option<Panicked>,
 }
 
@@ -143,12 +147,12 @@ impl GiantSwap {
         }
     }
 
-    /// Nothing was tried, because of this.
+    /// A swap that was not tried, with this result.
     pub(crate) fn not_tried(result: OutcomeResult) -> GiantSwap {
         GiantSwap { result, ..GiantSwap::begun() }
     }
 
-    /// Nobody knows how far it came.
+    /// A swap that ended in a panic at an unknown point.
     pub(crate) fn ended_by(panicked: Panicked) -> GiantSwap {
         GiantSwap { panicked: Some(panicked), ..GiantSwap::not_tried(AFTER_A_PANIC) }
     }
@@ -156,8 +160,8 @@ impl GiantSwap {
 
 /// Moves giants onto pages of the pool and back.
 ///
-/// Which giants are on one is known to the RAM ([`crate::claims::Claims`]), which has the pages too: whoever moves them next need not be who moved
-/// them there. A page is back in the pool when its giant is moved back, or with the RAM.
+/// The RAM knows which giants are on a page ([`crate::claims::Claims`]) and owns the pages, so another instance may
+/// move them next. A page returns to the pool when its giant is moved back, or with the end of the RAM.
 #[derive(Debug)]
 pub struct GiantPages {
     pools: HugetlbPools,
@@ -166,13 +170,13 @@ pub struct GiantPages {
 }
 
 impl GiantPages {
-    /// Nothing is moved yet. `grows_pool`: whether the pool may be made larger where it has no free page (root; the kernel may have
-    /// to move a gibibyte of memory, which takes seconds).
+    /// Moves nothing yet. `grows_pool`: whether the pool may grow if it has no free page. That needs root, and the
+    /// kernel may have to move a gibibyte of memory, which takes seconds.
     pub fn new(pools: HugetlbPools, grows_pool: bool, limits: SwapLimits) -> GiantPages {
         GiantPages { pools, grows_pool, limits }
     }
 
-    /// Puts the giant at `giant` onto a giant page while the guest runs.
+    /// Moves the giant at `giant` onto a giant page while the guest runs.
     pub fn promote(&self, site: SwapSite<'_>, giant: Gpa) -> GiantSwap {
         match site.ram.claims().giant(giant) {
             Ok(claim) => self.promote_claimed(site, claim),
@@ -180,7 +184,7 @@ impl GiantPages {
         }
     }
 
-    /// As [`GiantPages::promote`], for a giant that was claimed before. The claim ends with it.
+    /// Like [`GiantPages::promote`], for a giant that is already claimed. The claim ends with it.
     pub fn promote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
             check_promotable(site, &claim)?;
@@ -192,7 +196,7 @@ impl GiantPages {
         end(claim, swap)
     }
 
-    /// Puts the giant at `giant` back onto anonymous memory while the guest runs: in base pages, or in huge ones as far as
+    /// Moves the giant at `giant` back to anonymous memory while the guest runs: in base pages, or in huge ones where
     /// the kernel has them. The giant page goes back to the pool.
     pub fn demote(&self, site: SwapSite<'_>, giant: Gpa, to: PageSize) -> GiantSwap {
         match site.ram.claims().giant(giant) {
@@ -201,7 +205,7 @@ impl GiantPages {
         }
     }
 
-    /// As [`GiantPages::demote`], for a giant that was claimed before. The claim ends with it.
+    /// Like [`GiantPages::demote`], for a giant that is already claimed. The claim ends with it.
     pub fn demote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim, to: PageSize) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
             let page = claim.page().ok_or(OutcomeResult::Skipped(Skip::AlreadyDone))?;
@@ -215,7 +219,7 @@ impl GiantPages {
         end(claim, swap)
     }
 
-    /// Sees that the pool has a page: `None` where it has one, a lease where it was made larger.
+    /// Ensures that the pool has a page: `None` if it had one, a lease if it was grown.
     fn room(&self) -> Result<Option<PoolLease>, Unswapped> {
         match self.pools.check(PageSize::Giant1G, GIANT) {
             Ok(()) => Ok(None),
@@ -225,7 +229,7 @@ impl GiantPages {
     }
 }
 
-/// Lets others have the giant again, unless its guest stands still for good.
+/// Ends the claim on the giant, unless its guest stays paused.
 fn end(claim: GiantClaim, swap: GiantSwap) -> GiantSwap {
     if swap.is_stuck {
         claim.keep();
@@ -243,16 +247,16 @@ fn check_promotable(site: SwapSite<'_>, claim: &GiantClaim) -> Result<(), Unswap
     Ok(())
 }
 
-/// Why nothing was swapped, or nobody can tell.
+/// Reason why nothing was swapped, or why the state is unknown.
 struct Unswapped {
     result: OutcomeResult,
     panicked: Option<Panicked>,
-    /// The old mapping is not back; the vCPUs must not go on. Otherwise everything is as it was.
+    /// The old mapping is not back; the vCPUs must not continue. Otherwise everything is unchanged.
     is_stuck: bool,
 }
 
 impl Unswapped {
-    /// The same in the midst of an exchange, where a panic leaves nobody to know what is mapped.
+    /// The same failure during an exchange, where a panic leaves the mapping unknown.
     fn in_exchange(self) -> Unswapped {
         Unswapped { is_stuck: self.is_stuck || self.panicked.is_some(), ..self }
     }
@@ -276,7 +280,7 @@ impl From<Panicked> for Unswapped {
     }
 }
 
-/// A panic of `act` is a failure like any other.
+/// Turns a panic of `act` into an ordinary failure.
 fn caught<T>(act: impl FnOnce() -> Result<T, Unswapped>) -> Result<T, Unswapped> {
     panicked::caught(act).unwrap_or_else(|panicked| Err(panicked.into()))
 }
@@ -303,8 +307,8 @@ impl From<PoolError> for Unswapped {
     }
 }
 
-/// Puts `next` in the place of what is mapped, while no vCPU runs. Where it fails, the old mapping is back, or the error
-/// says that the guest is stuck. Which page the giant is on is told the claim in it: nothing can come in between.
+/// Puts `next` in the place of the present mapping, while no vCPU runs. On a failure the old mapping is back, or the
+/// error says that the guest is stuck. It also updates the claim's page, so that nothing can come in between.
 type Exchange<'a> = &'a dyn Fn() -> Result<(), Unswapped>;
 
 /// One swap under way.
@@ -313,17 +317,17 @@ struct Swap<'a> {
     claim: &'a GiantClaim,
     giant: Gpa,
     limits: SwapLimits,
-    /// What there was when the copying began.
+    /// Bytes present when the copying began.
     occupied: Bytes,
-    /// Written and not yet copied.
+    /// Pages that are written and not yet copied.
     pending: DirtyPages,
-    /// What copying one page takes.
+    /// Time to copy one page.
     page_time: Duration,
     report: GiantSwap,
 }
 
 impl<'a> Swap<'a> {
-    /// Runs `act` and reports what became of it.
+    /// Runs `act` and reports the result.
     fn run(
         site: SwapSite<'a>,
         claim: &'a GiantClaim,
@@ -357,14 +361,14 @@ impl<'a> Swap<'a> {
     fn promote(&mut self, page: &Arc<GiantPage>) -> Result<(), Unswapped> {
         let (host, ram, giant, start) = (self.site.host, self.site.ram, self.giant, self.site.hva(self.giant));
         let claim = self.claim;
-        // Collapse and hold leave different marks on different windows, and each mark is a mapping of its own.
+        // Collapse and hold leave different marks on different windows, and each mark makes a mapping of its own.
         host.advise(start, GIANT, ram.backing().advice_at_start())?;
         if !host.is_one_mapping(start, GIANT)? {
             return Err(OutcomeResult::Refused(Refusal::NotEligible).into());
         }
         let next = host.map_aside(SideContents::Giant(page.file()))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
-        // Perhaps the only copy of a guest's memory: it stays, for whoever looks at what went wrong, unless all went well.
+        // Perhaps the only copy of a guest's memory: it is kept for an analysis unless all went well.
         let kept = ManuallyDrop::new(host.map_aside(SideContents::Nothing)?);
         let exchanged = self.copy_and_exchange(&next, &|| {
             host.move_aside(ram, giant, &kept)?;
@@ -400,7 +404,8 @@ impl<'a> Swap<'a> {
         exchanged
     }
 
-    /// Copies everything the guest has, while it runs. A page that reads zero is left out: it reads zero there already.
+    /// Copies all present pages while the guest runs. It skips a page that reads zero, since the copy reads
+    /// zero there already.
     fn copy_all(&mut self, next: &SideMapping) -> Result<(), Unswapped> {
         let began = self.site.host.now();
         let mut runs: Vec<PageRun> = Vec::new();
@@ -420,14 +425,14 @@ impl<'a> Swap<'a> {
         Ok(())
     }
 
-    /// Copies what was written meanwhile until so little is left that the pause suffices for it.
+    /// Copies the pages written in the meantime until the rest fits into the pause.
     fn rounds(&mut self, log: &DirtyLog<'_>, next: &SideMapping, exchange: Exchange<'_>) -> Result<(), Unswapped> {
         for _ in 0..self.limits.rounds_max {
             let began = self.site.host.now();
             self.take(log)?;
             self.copy_pending(next, began);
             self.report.rounds += 1;
-            // What is written during a round this short can be copied in a pause as short.
+            // Pages written during a round this short can be copied in an equally short pause.
             let took = self.site.host.now().since(began);
             if took + EXCHANGE_ALLOWANCE <= self.limits.pause_max && self.pause_and_exchange(log, next, exchange)? {
                 return Ok(());
@@ -436,8 +441,8 @@ impl<'a> Swap<'a> {
         Err(OutcomeResult::Refused(Refusal::OutrunByWrites).into())
     }
 
-    /// Stops the vCPUs, copies the rest and exchanges the mappings. `Ok(false)`: the rest was too much, and the guest runs
-    /// on as before.
+    /// Stops the vCPUs, copies the rest and exchanges the mappings. `Ok(false)`: the rest was too much, and the guest
+    /// continues as before.
     fn pause_and_exchange(
         &mut self,
         log: &DirtyLog<'_>,
@@ -485,7 +490,7 @@ impl<'a> Swap<'a> {
         log.take_into(&mut self.pending).map_err(|error| refused(&error).into())
     }
 
-    /// Copies what was written, zeroes too: the copy may have had something else there.
+    /// Copies the written pages, zeroes too: the copy may hold other data there.
     fn copy_pending(&mut self, next: &SideMapping, began: Moment) {
         let (ram, mut copied) = (self.site.ram, 0);
         self.pending.drain(|page| {
@@ -504,7 +509,7 @@ impl<'a> Swap<'a> {
         }
     }
 
-    /// Whether the page tables say what the calls said.
+    /// Checks that the page tables confirm the calls.
     fn look_again(&mut self) -> Result<(), Unswapped> {
         let mut runs: Vec<PageRun> = Vec::new();
         self.site.host.scan(self.site.hva(self.giant), GIANT, &mut runs)?;
@@ -513,7 +518,7 @@ impl<'a> Swap<'a> {
     }
 }
 
-/// The failure to report after `restore` has brought the old mapping back.
+/// The failure to report after `restore` has restored the old mapping.
 fn restored(error: HostError, restore: impl Fn() -> Result<(), HostError>) -> Unswapped {
     match retried(restore) {
         Ok(()) => error.into(),

@@ -1,21 +1,22 @@
-//! Give back: what a guest gave to its balloon, or reported as free, goes to the host, window by window as the rules say
-//! ([`wideleaf_policies::given_back`]).
+//! Give back: memory that a guest gave to its balloon or reported as free goes to the host, window by window under
+//! the rules of [`wideleaf_policies::given_back`].
 //!
 //! ```text
 //!   inflate, report ─▶ claim the window ─▶ look ─▶ decide ─┬─ release ─▶ discard, or punch holes ─▶ book: released
-//!   manager, later ──▶   └ somebody's: due later           ├─ split ───▶ split, then the same
+//!   manager, later ──▶   └ claimed: due later              ├─ split ───▶ split, then the same
 //!                                                          └─ keep ────▶ inflated: later, perhaps   reported: forgotten
 //! ```
 //!
-//! The book is locked from the look until the pages are gone, so a guest that deflates waits for that, and finds a page that stays. Reported
-//! pages are decided on before their buffer is returned, and never later: from then on the guest may use them.
+//! The book is locked from the scan until the pages are gone, so a deflating guest waits for that, and then has pages
+//! that stay. Reported pages are decided on before their buffer is returned, and never later: from then on the guest
+//! may use them.
 //!
-//! A page that a device's transfer has pinned goes like any other that the guest gave back: the guest said that it does
-//! not use it, and where it gives away what it reads into, it loses that and nothing else. The transfer ends in a page
-//! that is freed after it.
+//! A pinned page goes like any other that the guest gave back: the guest said that it does not use it. If a guest
+//! gives away the target of a transfer, it loses that data and nothing else. The transfer ends in a page that is
+//! freed after it.
 //!
-//! Pages of the pool and frames that are set aside stay: what is released there is somebody else's at once, and a guest that touches it
-//! again would be killed by `SIGBUS`.
+//! Pages of the pool and reserved frames stay. A released one may be taken by another process at once, and a guest
+//! that touches its place again would be killed by `SIGBUS`.
 
 use std::sync::Arc;
 
@@ -38,21 +39,22 @@ pub struct GiveBack {
 }
 
 impl GiveBack {
-    /// For RAM that a guest has.
+    /// For RAM that a guest uses.
     ///
     /// # Errors
-    /// [`RamHasOwner`]: an owner's words do not become zero under it.
+    /// [`RamHasOwner`]: an owner's words must not become zero.
     pub fn new(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<GiveBack, RamHasOwner> {
         ram.share()?;
         Ok(GiveBack { host, ram })
     }
 
-    /// The RAM.
+    /// RAM of the VM.
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
 
-    /// The guest gives these pages to the balloon, and says so before it uses one of them again. Pages outside RAM are counted.
+    /// The guest gives these pages to the balloon, and announces it before it uses one again. Pages outside
+    /// RAM are counted.
     pub fn inflate(&self, pages: impl IntoIterator<Item = Gpa>) {
         let mut touched = Vec::new();
         for page in pages {
@@ -69,7 +71,7 @@ impl GiveBack {
         touched.into_iter().for_each(|window| self.look_at(window, PageSet::default()));
     }
 
-    /// The guest takes these pages from the balloon. When this returns none of them is released any more.
+    /// The guest takes these pages from the balloon. After the return none of them is released any more.
     pub fn deflate(&self, pages: impl IntoIterator<Item = Gpa>) {
         for page in pages {
             let is_ram = self.window_of(page).is_some();
@@ -82,11 +84,11 @@ impl GiveBack {
         }
     }
 
-    /// The guest does not use this memory now, and may do so as soon as this has returned.
+    /// The guest does not use this memory now, but may do so as soon as this returns.
     pub fn report(&self, range: GpaRange) {
         let first = WindowIndex::containing(range.start());
         let mut in_ram = 0;
-        // By ranges of RAM: however long a report is, there are no more windows than those.
+        // By ranges of RAM: a report, however long, covers no more windows than those.
         for ram in self.ram.ranges() {
             let windows = ram.gpa.windows().skip_while(|window| *window < first);
             for window in windows.take_while(|window| window.start() < range.end()) {
@@ -102,8 +104,8 @@ impl GiveBack {
         self.ram.given_back().book().counters().outside_ram += outside;
     }
 
-    /// Looks again at up to `most` windows from `from` on: those that were somebody else's, and, while the host is short, those of which
-    /// something was kept. Where to go on; `None`: at the begin.
+    /// Checks up to `most` windows again, from `from` on: those that were claimed by another part and, while the host
+    /// is short, those with kept pages. Returns the window to continue with; `None`: the first.
     pub fn look_again(&self, from: WindowIndex, most: usize) -> Option<WindowIndex> {
         let given_back = self.ram.given_back();
         let windows = given_back.book().to_look_at(from, given_back.is_short(), most);
@@ -112,7 +114,7 @@ impl GiveBack {
         Some(WindowIndex::new(last.get() + 1))
     }
 
-    /// Decides over one window, and does it. `offered` is reported, and free until this returns.
+    /// Decides on one window, and acts. The pages of `offered` are reported, and free until this returns.
     fn look_at(&self, window: WindowIndex, offered: PageSet) {
         let given_back = self.ram.given_back();
         let Some(range) = self.window_of(window.start()) else { return };
@@ -140,7 +142,7 @@ impl GiveBack {
         book.set_due(window, is_due);
     }
 
-    /// The pages that were released, or `None` where they are kept.
+    /// The pages to release, or `None` if they are kept.
     fn decide(
         &self,
         book: &mut Book,
@@ -151,7 +153,7 @@ impl GiveBack {
         let backing = self.ram.backing();
         let seen = window_backing(&*self.host, range, backing.fixed_page(), window)?;
         let seen = self.ram.claims().known(seen);
-        // On a large page everything is present, whatever was released before.
+        // On a large page everything is present, also pages that were released before.
         let free = match seen.backing.is_large() {
             true => book.inflated(window).with(offered),
             false => book.kept(window).with(offered),
@@ -180,7 +182,7 @@ impl GiveBack {
         let is_whole = pages.count() == BASE_PAGES_PER_WINDOW;
         let start = range.hva + (window.start() - range.gpa.start());
         if !is_whole && backing != Backing::Unbacked && self.ram.backing().kind() == BackingKind::Anon {
-            // khugepaged fills holes of what is marked for it, 511 in a window unless it is told otherwise.
+            // khugepaged fills holes of memory marked for it, by default up to 511 in a window.
             self.host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage)?;
         }
         for run in pages.runs(window) {
@@ -193,7 +195,7 @@ impl GiveBack {
         Ok(())
     }
 
-    /// The range of RAM that an address lies in, where its window does so too from end to end.
+    /// The range of RAM that holds the whole window of an address.
     fn window_of(&self, page: Gpa) -> Option<RamRange> {
         let range = self.ram.ranges().iter().find(|range| range.gpa.contains(page))?;
         let start = WindowIndex::containing(page).start();

@@ -8,7 +8,7 @@ use wideleaf_policies::{Cost, OutcomeResult, Refusal, Skip, WindowIndex};
 use super::dirty::refused;
 use crate::second_level::SecondLevel;
 
-/// Which way.
+/// Direction of the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// Map with 4 KiB leaves.

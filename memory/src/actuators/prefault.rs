@@ -1,5 +1,5 @@
 //! Prefault: every page of guest RAM is faulted in before the guest starts, in parallel. The advice that decides the
-//! page size was given when the RAM was mapped (advice after the fault changes nothing); a page that can not be had
+//! page size was given when the RAM was mapped: advice after the fault changes nothing. A page that is not available
 //! is an error here instead of a SIGBUS later.
 
 use std::ops::ControlFlow;
@@ -11,12 +11,12 @@ use wideleaf_policies::{Bytes, Hva};
 use crate::host::{Advice, Host, HostError};
 use crate::region::RamRange;
 
-/// A thread takes this much at a time: large enough that a call's overhead vanishes, small enough that threads end
-/// together.
+/// Bytes that a thread takes at a time: enough to make a call's overhead negligible, and few enough for threads
+/// to end together.
 const CHUNK: Bytes = mib(64);
 
-/// Populates all ranges with up to `threads` threads; `progress` hears of every chunk that is done, and ends it all by
-/// breaking: a whole machine's RAM takes minutes, and somebody may not want to wait.
+/// Populates all ranges with up to `threads` threads. `progress` is called for every finished chunk and can stop the
+/// work by breaking: the RAM of a whole machine takes minutes, and the user may not want to wait.
 ///
 /// # Errors
 /// The first [`HostError`]; other threads stop after their chunk.

@@ -1,27 +1,27 @@
-//! Release: base pages of a window that hold only zeroes go back to the host, while the guest runs and without losing a
-//! write.
+//! Release: base pages of a window that hold only zeroes go back to the host while the guest runs, and no
+//! write is lost.
 //!
 //! ```text
-//!   look: any zero pages? ─no─▶ skipped            nobody waits
+//!   look: any zero pages? ─no─▶ skipped            no waiting
 //!     │ yes: a huge page is split first, which may already free them (see `split.rs`)
 //!   take these aside ─▶ look again, where nothing can write them ─▶ discard those still zero ─▶ the others go back
 //!   └── pinned: stays ──────────── a thread or a vCPU that touches the window waits ─────────────────────────────┘
 //! ```
 //!
-//! What becomes of a byte that is written meanwhile:
+//! Fate of a byte that is written during the release:
 //!
-//! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of the
-//!   guest. A store to it faults, and waits until the window is whole again, because the window is registered for
+//! - Through page tables (vCPUs, device threads, the kernel's own copying): a page that is aside is in no table of
+//!   the guest. A store to it faults and waits until the window is whole again, since the window is registered for
 //!   missing pages first. So no store lands in a fresh page while the old one is aside.
 //! - Through a pin (a disk read straight into guest RAM, vhost, VFIO): the kernel does not move a pinned page
-//!   (`UFFDIO_MOVE`, `EBUSY`), and looks for pins after it has cleared the page table's entry, from which all pins
-//!   come. The page stays where it is. Write protection, which this module had before, does not stop such a writer: it
+//!   (`UFFDIO_MOVE`, `EBUSY`). It checks for pins after it has cleared the page-table entry, from which all pins
+//!   come. The page stays in place. Write protection, which this module used before, does not stop such a writer: it
 //!   began before the protection.
 //! - Through a reference that is no pin (`FOLL_GET` without `FOLL_PIN`, which few file systems still take for direct
 //!   reads: 9p without a cache, NFS and Ceph with `O_DIRECT`): the kernel cannot tell, and such a write is lost, here
 //!   as in a swap. `memory/README.md`, "pinned pages", has the table of all actuators.
 //!
-//! A page that was written between the two looks goes back with its contents. Where the kernel cannot put it back, the
+//! A page that was written between the two scans goes back with its contents. If the kernel cannot put it back, the
 //! window is stuck ([`crate::aside`]): the guest waits for it and does not read zeroes.
 //!
 //! A kernel without `UFFDIO_MOVE` (before Linux 6.8) releases nothing: there is no [`Aside`].
@@ -39,32 +39,32 @@ use crate::mover::Place;
 use crate::region::RamRange;
 use crate::sensors::host_backing::window_backing;
 
-/// A release that was tried, or found needless.
+/// A release that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// What came of it. `Done`: at least one page went. `Refused(Busy)`: none went, and at least one is pinned.
+    /// Result of the release. `Done`: at least one page went. `Refused(Busy)`: none went, and at least one is pinned.
     pub result: OutcomeResult,
-    /// CPU time of everything; nothing is copied.
+    /// CPU time of all steps; a release copies nothing.
     pub cost: Cost,
-    /// Time from the first page that was taken aside to the end: no thread had to wait longer. A huge page was split
-    /// before that, which takes its own time and is in here too.
+    /// Time from taking the first page aside to the end: no thread waited longer. Includes the time of a
+    /// split before that.
     pub unavailable: Duration,
-    /// Memory the host has back: pages that were discarded, or went with the split, and are not present afterwards.
+    /// Bytes that the host got back: pages that were discarded or went with the split, and are absent afterwards.
     pub freed: Bytes,
-    /// Pages that looked zero and that the kernel did not move: a device has them pinned, or a child process shares
-    /// them.
+    /// Bytes of pages that looked zero and that the kernel did not move: a device has them pinned, or a child
+    /// process shares them.
     pub unmoved: Bytes,
-    /// Whether a huge page was split for it. The window has base pages now, whatever the result.
+    /// Whether a huge page was split for it. The window then has base pages, whatever the result.
     pub was_split: bool,
-    /// Bytes of guest memory read in search of zeroes.
+    /// Bytes of guest memory that were read to find zeroes.
     pub read: Bytes,
 }
 
-/// Releases the zero pages of one window of `range`, which is a range of the RAM that `aside` moves: anonymous RAM,
-/// since a hugetlb page is one and the pages of a memfd are the file's.
+/// Releases the zero pages of one window of `range`, a range of the RAM that `aside` moves. That RAM is anonymous: a
+/// hugetlb page cannot be released in parts, and the pages of a memfd belong to the file.
 ///
-/// Another userfaultfd on the window must be gone first (`Refused(Busy)`). Nothing else may discard pages of the window
-/// meanwhile: see [`crate::given_back::GivenBack`].
+/// The window must have no other userfaultfd (`Refused(Busy)`). Nothing else may discard pages of the window at the
+/// same time: see [`crate::given_back::GivenBack`].
 pub fn release_window(aside: &Aside, host: &dyn Host, range: RamRange, window: WindowIndex) -> Release {
     let began_cpu = host.thread_cpu_time();
     let mut release = Attempt { aside, host, range, window, done: Release::nothing() };
@@ -106,7 +106,7 @@ impl Attempt<'_> {
             return Ok(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
         if before.backing.is_large() {
-            // A part of a huge page that is unmapped stays allocated until memory is short: split it for good.
+            // An unmapped part of a huge page stays allocated until memory is short: split the page for good.
             let split = split_window(self.host, BackingKind::Anon, self.range, self.window);
             self.done.unavailable = split.unavailable;
             if split.result != OutcomeResult::Done {
@@ -124,7 +124,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// Present pages that are zero now, and may be written at any time.
+    /// Runs of present pages that are zero now; the guest may write them at any time.
     fn look(&mut self) -> Result<Vec<Range<u16>>, OutcomeResult> {
         self.zero_pages(Place::Guest(self.window))
     }
@@ -135,8 +135,8 @@ impl Attempt<'_> {
         Ok(runs)
     }
 
-    /// Releases those pages of `candidates` that are still zero once they are aside. Returns what stayed because it
-    /// does not move.
+    /// Releases those pages of `candidates` that are still zero once they are aside. Returns the pages that could
+    /// not be moved.
     fn release(&mut self, candidates: &[Range<u16>]) -> Result<Unmoved, OutcomeResult> {
         let (held, unmoved) = self.aside.hold_pages(self.window, candidates).map_err(AsideError::result)?;
         self.done.unmoved = PageSize::Base4K.bytes() * u64::from(unmoved.pages);
@@ -146,7 +146,7 @@ impl Attempt<'_> {
         discarded.and(back.map(|_| unmoved))
     }
 
-    /// Gives back what is zero of the pages that are aside, and counts it.
+    /// Releases and counts the zero pages among those that are aside.
     fn discard_zero_pages(&mut self, held: &Held<'_>) -> Result<(), OutcomeResult> {
         let place = held.place();
         for run in self.zero_pages(place)? {
@@ -178,7 +178,7 @@ mod tests {
     const ZERO_PAGES: u64 = 384;
     const IN_USE: usize = 4;
 
-    /// A window of which every fourth page is in use, and the others are zero.
+    /// A window with every fourth page in use, and zeroes in the others.
     struct Guest {
         host: Arc<FakeHost>,
         mover: Arc<FakeMover>,

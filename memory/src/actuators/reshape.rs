@@ -1,5 +1,6 @@
-//! The frame of what changes a window's page size in place by madvise(2): look, mark, ask, and look again. What the call
-//! says is not believed: collapse also says yes to a range that it rounded away, and a split comes on the way of an advice.
+//! Frame for changing a window's page size in place by madvise(2): scan, mark, ask, and scan again. The call's
+//! answer is not trusted: collapse also succeeds for a range that it rounded away, and a split is only a side effect
+//! of an advice.
 
 use std::time::Duration;
 
@@ -10,38 +11,38 @@ use crate::host::{Advice, Host, HostError};
 use crate::region::RamRange;
 use crate::sensors::host_backing::window_backing;
 
-/// Which way a window is changed.
+/// Parameters of a change of page size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reshape {
-    /// Whether the window is to be huge afterwards; where it is so already nothing is done.
+    /// Whether the window must be huge afterwards; nothing is done if it already is.
     pub to_huge: bool,
-    /// Given to the whole window first, where the RAM is this process's: without it the kernel refuses, or khugepaged undoes what
-    /// was done. Another process's is not marked by us, and has the marks its owner gave it.
+    /// Advice given to the whole window first, if the RAM is this process's. Without it the kernel refuses, or
+    /// khugepaged undoes the change. RAM of another process is not marked and keeps its owner's marks.
     pub mark: Advice,
-    /// What is asked for...
+    /// Advice that changes the page size.
     pub ask: Advice,
-    /// ...and for how much, from the begin of the window.
+    /// Number of bytes that `ask` covers, from the start of the window.
     pub over: Bytes,
-    /// What becomes of pages that are absent.
+    /// Treatment of absent pages.
     pub holes: Holes,
 }
 
-/// What becomes of pages that are absent from a window.
+/// Treatment of pages that are absent from a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holes {
-    /// They come into being, zero.
+    /// They become present, filled with zeroes.
     Filled,
-    /// They stay absent, and so the window as it is.
+    /// They stay absent, and so the window stays as it is.
     Kept,
 }
 
-/// What came of it.
+/// Result of a change of page size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reshaped {
     pub result: OutcomeResult,
-    /// Time of the call alone: nobody had to wait longer for the window.
+    /// Time of the call alone: no thread waited longer for the window.
     pub unavailable: Duration,
-    /// Base pages present before, and, where it was done, afterwards.
+    /// Base pages present before and, where it was done, afterwards.
     pub resident: [u16; 2],
 }
 

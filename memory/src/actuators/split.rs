@@ -1,11 +1,11 @@
-//! Split: the huge page of a window becomes base pages, in place, nothing copied. `MADV_COLD` on one base page of a THP
-//! makes the kernel split it (mm/madvise.c), which needs no privilege; 0.2 ms, and a vCPU that touches the window
-//! meanwhile waits as long at most. Collapse is the way back.
+//! Split: the huge page of a window becomes base pages, in place and without a copy. `MADV_COLD` on one base page of
+//! a THP makes the kernel split it (mm/madvise.c), which needs no privilege. It takes 0.2 ms, and a vCPU that touches
+//! the window waits at most that long. Collapse is the way back.
 //!
-//! Base pages that hold only zeroes are gone afterwards: since Linux 6.12 the kernel maps the shared zero page in their
-//! place when it splits (mm/huge_memory.c, `RMP_USE_SHARED_ZEROPAGE`), and the next write gets a fresh page. So a split
-//! is a release too, and says how much it freed. A huge page with a reference beside its mappings, a pin or any other,
-//! is not split (`can_split_folio`), and keeps its zero pages.
+//! Base pages that hold only zeroes are gone afterwards: since Linux 6.12 the kernel maps the shared zero page in
+//! their place when it splits (mm/huge_memory.c, `RMP_USE_SHARED_ZEROPAGE`), and the next write gets a fresh page. So
+//! a split is a release too, and reports the freed bytes. A huge page with a reference beside its mappings, such as a
+//! pin, is not split (`can_split_folio`) and keeps its zero pages.
 
 use std::time::Duration;
 
@@ -16,26 +16,26 @@ use crate::backing::BackingKind;
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
 
-/// A split that was tried, or found needless.
+/// A split that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// What came of it.
+    /// Result of the split.
     pub result: OutcomeResult,
-    /// CPU time of everything; nothing is copied.
+    /// CPU time of all steps; a split copies nothing.
     pub cost: Cost,
-    /// Time of the splitting call: nobody had to wait longer for the window.
+    /// Time of the splitting call: no thread waited longer for the window.
     pub unavailable: Duration,
-    /// Zero pages that the kernel gave back on the way.
+    /// Bytes of zero pages that the kernel gave back during the split.
     pub freed: Bytes,
 }
 
 /// Splits the huge page of one window of RAM of this kind.
 ///
-/// Only anonymous RAM: a hugetlb page is one, and a memfd's page tables are dropped rather than split, so that there is
-/// nothing to see of the result until the guest touches the memory again.
+/// Only for anonymous RAM: a hugetlb page cannot be split. The kernel drops a memfd's page tables instead of
+/// splitting them, so that no result can be seen until the guest touches the memory again.
 ///
-/// The window is marked `MADV_NOHUGEPAGE` first, or khugepaged might undo the split. The mark stays where the kernel
-/// then refuses: the page is huge until somebody splits it, and collapse lifts the mark.
+/// Marks the window `MADV_NOHUGEPAGE` first, or khugepaged might undo the split. The mark stays if the kernel then
+/// refuses: the page stays huge until a later split, and collapse lifts the mark.
 pub fn split_window(host: &dyn Host, kind: BackingKind, range: RamRange, window: WindowIndex) -> Split {
     const SPLIT: Reshape = Reshape {
         to_huge: false,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_says_yes_and_does_not_split_is_found_out() {
+    fn a_split_that_the_kernel_only_claims_is_detected() {
         let host = host_with_a_huge_page();
         host.cold_does_nothing(true);
         assert_eq!(split(&host), OutcomeResult::Refused(Refusal::NotObserved));

@@ -1,13 +1,15 @@
-//! Swap: a window of anonymous RAM gets a huge page in place of its base pages, without the kernel's collapse
-//! (`UFFDIO_MOVE`, Linux 6.8). Only the copy costs: into a page that was made ready before, and past the cache.
+//! Swap: a window of anonymous RAM gets a huge page in place of its base pages, without the kernel's
+//! collapse (`UFFDIO_MOVE`, Linux 6.8). Its cost is the copy alone, into a page that was made ready before,
+//! and past the cache.
 //!
 //! ```text
 //!   look ─▶ take aside ─▶ copy into the ready huge page ─▶ drop the empty page table ─▶ move it in ─▶ wake ─▶ look again
-//!           └───────────────── who touches the window waits ─────────────────────────────────────┘
+//!           └───────────────── a thread that touches it waits ─────────────────────────────────────┘
 //! ```
 //!
-//! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`): where one is, a huge page that is moved in is
-//! split. A kernel that keeps them is found out before the first page is made ready, and no window is touched:
+//! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`), since a huge page that is moved under a
+//! page table is split. A kernel that keeps page tables is detected before the first page is made ready, and no
+//! window is touched:
 //!
 //! ```text
 //!   trial slot   populated, split, given back ─▶ populated again: huge? ── yes ─▶ page tables are given back
@@ -16,10 +18,10 @@
 //!                                                        └── yes, as often as it is compared ─▶ page tables are kept
 //! ```
 //!
-//! Where only one stays, the outcome is "not observed", and the contents are right all the same.
+//! If a single page table stays, the outcome is "not observed", but the contents are right.
 //!
-//! A window of which a page is pinned for a transfer is not swapped: the kernel does not move that page (`EBUSY`), and
-//! what was moved before it goes back.
+//! A window with a page pinned for a transfer is not swapped: the kernel does not move that page (`EBUSY`), and pages
+//! moved before it go back.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,16 +35,16 @@ use crate::claims::Claimed;
 use crate::host::{Host, HostError};
 use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 
-/// A swap that was tried, or found needless.
+/// A swap that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// What came of it.
+    /// Result of the swap.
     pub result: OutcomeResult,
-    /// Copied bytes and CPU time of everything: looking, moving, copying, looking again.
+    /// Copied bytes and CPU time of all steps: scanning, moving, copying, scanning again.
     pub cost: Cost,
-    /// How long the window was out of the guest's reach: nobody had to wait longer.
+    /// Time that the window was out of the guest's reach: no thread waited longer.
     pub unavailable: Duration,
-    /// What became resident only because the page is large. It reads zero.
+    /// Bytes that became resident only because the page is large; they read zero.
     pub bloat: Bytes,
 }
 
@@ -50,37 +52,37 @@ pub struct Swap {
 #[derive(Debug)]
 pub struct Swapper {
     aside: Arc<Aside>,
-    /// Slots with a huge page that is zero.
+    /// Slots with a huge page, filled with zeroes.
     ready: Vec<u16>,
-    /// Slots without.
+    /// Slots without a page.
     empty: Vec<u16>,
-    /// Found out by one of the VM's swappers for all.
+    /// Treatment of page tables, found out by one of the VM's swappers for all.
     page_tables: Arc<Mutex<PageTables>>,
 }
 
-/// What becomes of a page table whose last page is given back.
+/// Treatment of a page table after its last page was given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum PageTables {
-    /// Nothing was made ready yet, or huge pages were short whenever it was tried.
+    /// Nothing was made ready yet, or huge pages were short at every attempt.
     #[default]
     Unknown,
     GivenBack,
-    /// Nothing can be swapped, and no slot that has one gets a huge page again.
+    /// No window can be swapped, and no slot with a page table gets a huge page again.
     Kept,
 }
 
-/// How often the two slots are compared before a kernel is said to keep page tables, which is for good. Compared once, a
-/// shortage of huge pages that ends in between looks the same; compared twice, two of them that do. Only a kernel that keeps them is
-/// compared a third time.
+/// Number of comparisons of the two slots that prove that a kernel keeps page tables, which is final. In one
+/// comparison, a shortage of huge pages that ends in between looks the same; in two, two such shortages. Only a
+/// kernel that keeps them reaches the third.
 const COMPARISONS: u32 = 3;
 
 impl Swapper {
-    /// Nothing is ready yet.
+    /// A swapper without ready pages.
     pub fn new(aside: Arc<Aside>) -> Swapper {
         Swapper::with_slots(aside, 0..READY_SLOTS, Arc::default())
     }
 
-    /// As many as asked for, [`READY_SLOTS`] at most, each to be used by a thread of its own.
+    /// Makes `count` swappers, at most [`READY_SLOTS`], each for a thread of its own.
     pub fn several(aside: &Arc<Aside>, count: u16) -> Vec<Swapper> {
         let count = count.clamp(1, READY_SLOTS);
         let slots = |i: u16| i * READY_SLOTS / count..(i + 1) * READY_SLOTS / count;
@@ -92,11 +94,11 @@ impl Swapper {
         Swapper { aside, ready: Vec::new(), empty: slots.collect(), page_tables }
     }
 
-    /// Makes huge pages ready, so that [`Swapper::swap`] need not: 0.2 ms each, best while the budget is waited for.
-    /// Returns how many are ready.
+    /// Makes huge pages ready in advance for [`Swapper::swap`]: 0.2 ms each, best while waiting for budget. Returns
+    /// the number of ready pages.
     ///
     /// # Errors
-    /// [`HostError`] where no more are to be had; `ENOMEM` where the kernel gave base pages. What is ready stays.
+    /// [`HostError`] if no more are available; `ENOMEM` if the kernel supplied base pages. Ready pages stay ready.
     pub fn refill(&mut self) -> Result<usize, HostError> {
         while !self.empty.is_empty() {
             self.make_ready()?;
@@ -112,8 +114,8 @@ impl Swapper {
         }
     }
 
-    /// Swaps one window. Looks first: what is large already or holds nothing is left alone. Looks again afterwards.
-    /// Whatever fails, the guest has all its pages when it goes on.
+    /// Swaps one window. Scans first, and leaves a large or empty window alone. Scans again afterwards. After any
+    /// failure the guest continues with all its pages.
     pub fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
         let began_cpu = host.thread_cpu_time();
         let (result, unavailable, bloat) = match self.try_swap(window) {
@@ -139,11 +141,11 @@ impl Swapper {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
         let slot = self.take_ready().map_err(refused)?;
-        // Only now: a window that cannot be swapped keeps its mark.
+        // Only now, so that a window that cannot be swapped keeps its mark.
         let allowed = self.aside.mover().allow_huge(window).map_err(refused);
         let exchanged = allowed.and_then(|()| self.exchange(window, slot));
         if exchanged.is_err() {
-            self.clear(slot); // the copy in it, if it came that far, is of no use
+            self.clear(slot); // a copy in it is of no use any more
         }
         let unavailable = exchanged?;
         let after = self.aside.mover().look(guest).map_err(refused)?;
@@ -154,8 +156,8 @@ impl Swapper {
         Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
     }
 
-    /// A slot with a huge page: one that was ready, or one made now. It counts as empty from now on, whatever becomes of its page:
-    /// what is left in it goes before it is populated again.
+    /// A slot with a huge page, ready before or made now. It counts as empty from now on: anything left in it is
+    /// discarded before it is populated again.
     fn take_ready(&mut self) -> Result<u16, HostError> {
         if self.ready.is_empty() {
             self.make_ready()?;
@@ -172,16 +174,16 @@ impl Swapper {
             Ok(()) => self.ready.extend(self.empty.pop()),
             Err(_) => {
                 self.clear(slot);
-                // Base pages may have left it a page table that stays: the next attempt is made with another slot.
+                // Base pages may have left it a page table that stays: the next attempt uses another slot.
                 self.empty.rotate_right(1);
             }
         }
         made
     }
 
-    /// Sees that page tables are given back. `slot` is one without.
+    /// Checks that page tables are given back. `slot` must have none.
     fn check_page_tables(&self, slot: u16) -> Result<(), HostError> {
-        // Changed by one assignment: a panic elsewhere leaves it true. Others wait for what this one finds out.
+        // Changed by one assignment, so it is consistent after a panic elsewhere. Other threads wait for the result.
         let mut known = self.page_tables.lock().unwrap_or_else(PoisonError::into_inner);
         if *known == PageTables::Unknown {
             *known = find_out_page_tables(self.aside.mover(), slot)?;
@@ -193,17 +195,17 @@ impl Swapper {
         }
     }
 
-    /// The part during which the guest waits.
+    /// Part of the swap during which the guest waits.
     fn exchange(&self, window: WindowIndex, slot: u16) -> Result<Duration, OutcomeResult> {
         let held = self.aside.hold(window).map_err(AsideError::result)?;
         self.aside.mover().copy_all(held.place(), Place::Ready(slot)).map_err(refused)?;
         held.replace_with(slot).map_err(refused)
     }
 
-    /// If the pages stay, they are given back before the slot is populated again.
+    /// Pages that stay are given back before the slot is populated again.
     fn clear(&self, slot: u16) {
         if let Err(error) = self.aside.mover().discard(Place::Ready(slot), ALL_PAGES) {
-            tracing::warn!("a huge page can not be given back yet: {error}");
+            tracing::warn!("cannot give back a huge page yet: {error}");
         }
     }
 }
@@ -219,8 +221,8 @@ struct Swapped {
     bloat: Bytes,
 }
 
-/// Populates a slot, and says whether with a huge page. What an earlier attempt left there goes first: the holes of the next
-/// window must be zero.
+/// Populates a slot, and returns whether with a huge page. Anything left by an earlier attempt goes first: the holes
+/// of the next window must be zero.
 fn is_populated_huge(mover: &dyn Mover, slot: u16) -> Result<bool, HostError> {
     let place = Place::Ready(slot);
     mover.discard(place, ALL_PAGES)?;
@@ -228,7 +230,8 @@ fn is_populated_huge(mover: &dyn Mover, slot: u16) -> Result<bool, HostError> {
     Ok(mover.look(place)?.is_huge)
 }
 
-/// Compares the trial slot, which has had a page table, with `slot`, which has not. Nothing stays in the trial slot.
+/// Compares the trial slot, which has had a page table, with `slot`, which has not. The trial slot is empty
+/// afterwards.
 fn find_out_page_tables(mover: &dyn Mover, slot: u16) -> Result<PageTables, HostError> {
     let found = compare(mover, slot);
     mover.discard(Place::Ready(TRIAL_SLOT), ALL_PAGES)?;

@@ -1,4 +1,4 @@
-//! The book against sets of pages, over random lists of what guests and hosts do.
+//! Compares the book with sets of pages, over random lists of events of guests and hosts.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,15 @@ use super::*;
 const WINDOWS: u64 = 3;
 const PAGES: u64 = WINDOWS * 512;
 
-/// What may happen to a page, by its number, or to a window.
+/// Event of a page, by its number, or of a window.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Inflate(u64),
     Deflate(u64),
-    /// So many pages from one on, within their window, are released: the inflated ones of them later, the others as reported.
+    /// A number of pages, from the first one, within their window are released: the inflated ones later, the
+    /// others as reported.
     Release(u64, u64),
-    /// These pages of a window are seen in memory.
+    /// These pages of a window are present.
     Seen(u64, u64),
     ForgetInflated,
 }
@@ -129,7 +130,7 @@ proptest! {
     }
 
     #[test]
-    fn runs_are_the_pages_of_a_set_and_touch_nowhere(pages in prop::collection::btree_set(0_u16..512, 0..512)) {
+    fn runs_are_the_pages_of_a_set_and_never_touch(pages in prop::collection::btree_set(0_u16..512, 0..512)) {
         let mut set = PageSet::default();
         pages.iter().for_each(|page| { set.insert(*page); });
         let window = WindowIndex::new(1);
@@ -142,7 +143,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_in_memory_though_it_was_released_is_looked_at_again() {
+fn released_pages_that_are_present_again_are_checked_again() {
     let (mut book, window) = (Book::default(), WindowIndex::new(0));
     (0..8).for_each(|page| assert!(book.inflate(gpa(page))));
     let (_, all, _) = run(0, 8);
@@ -155,7 +156,7 @@ fn what_is_in_memory_though_it_was_released_is_looked_at_again() {
 }
 
 #[test]
-fn more_is_given_back_than_is_tolerated_from_one_page_more_on() {
+fn one_page_beyond_the_tolerated_number_counts_as_given_back() {
     let (mut book, window) = (Book::default(), WindowIndex::new(0));
     book.set_rules(GivenBackRules { tolerated: 2, ..GivenBackRules::default() });
     let giant = GpaRange::new(Gpa::new(0), PageSize::Giant1G.bytes()).expect("it fits");

@@ -1,4 +1,4 @@
-//! A host before another one, through which calls fail now and then; so do those of its movers.
+//! A wrapper of a host in which calls fail now and then; so do those of its movers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::sensors::minor_faults::MinorFaults;
 use crate::sensors::minor_faults::failing::FailingMinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
 
-/// See the module. What fails late has been done for the first half of its range.
+/// Wraps a host; see the module. A late failure has done the first half of its range.
 #[derive(Debug)]
 pub struct FailingHost<H> {
     real: H,
@@ -51,7 +51,7 @@ impl<H: Host> FailingHost<H> {
     }
 }
 
-/// The errors of madvise(2), by advice.
+/// Errors of madvise(2), by advice.
 fn errnos(advice: Advice) -> &'static [i32] {
     match advice {
         Advice::HugePage | Advice::NoHugePage | Advice::Cold => &[libc::EAGAIN, libc::ENOMEM],
@@ -60,7 +60,7 @@ fn errnos(advice: Advice) -> &'static [i32] {
     }
 }
 
-/// The errors of `PAGEMAP_SCAN` that do not depend on its arguments (Documentation/admin-guide/mm/pagemap.rst).
+/// Errors of `PAGEMAP_SCAN` that do not depend on its arguments (Documentation/admin-guide/mm/pagemap.rst).
 const SCAN_ERRNOS: &[i32] = &[libc::EINTR, libc::ENOMEM];
 
 impl<H: Host> Host for FailingHost<H> {

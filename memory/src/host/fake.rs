@@ -1,6 +1,6 @@
-//! A host in memory for tests: pages are entries of a map, time passes only when somebody sleeps or an advice is
-//! taken, and every call can be made to fail. What is moved or mapped over guest RAM is really moved and mapped, with
-//! ordinary memory for giant pages, so that a test can look for lost words.
+//! A host in memory for tests. Pages are entries of a map, time passes only in a sleep or an advice, and every call
+//! can be made to fail. Moves and mappings over guest RAM are real, with ordinary memory for giant pages, so that a
+//! test can look for lost words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::fake_calls::FakeCalls;
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideMapping};
 
-/// What one collapse takes on the fake host.
+/// Duration of one collapse on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);
-/// What one split takes.
+/// Duration of one split on the fake host.
 const SPLIT_TIME: Duration = Duration::from_micros(180);
 
-/// See the module.
+/// A fake host; see the module.
 #[derive(Debug, Default)]
 pub struct FakeHost {
     state: Mutex<State>,
@@ -35,7 +35,7 @@ struct State {
     no_huge: BTreeSet<u64>,
     /// Windows (by address) marked `MADV_HUGEPAGE`.
     huge: BTreeSet<u64>,
-    /// Addresses of giant pages, and the base pages of each that hold something: looking at all would take seconds.
+    /// Addresses of giant pages, with the base pages in use of each: looking at all would take seconds.
     giants: BTreeMap<u64, Vec<Bytes>>,
     calls: FakeCalls,
     fail_advice: Vec<(Advice, i32, u64)>,
@@ -49,7 +49,7 @@ struct State {
     is_of_another: bool,
 }
 
-/// Something else that happens.
+/// Another event during a call.
 struct Meanwhile(Box<dyn FnOnce() + Send>);
 
 impl fmt::Debug for Meanwhile {
@@ -94,67 +94,68 @@ impl FakeHost {
         self.state().no_huge.extend(windows(start, bytes));
     }
 
-    /// The `call`-th call from now on (the next is 0) fails with `errno`, once.
+    /// Makes the `call`-th call from now on (the next is 0) fail with `errno`, once.
     pub fn fail_call(&self, call: u64, errno: i32) {
         self.state().calls.fail(call, errno);
     }
 
-    /// The next `times` uses of an advice fail with `errno`.
+    /// Makes the next `times` uses of an advice fail with `errno`.
     pub fn fail_advice(&self, advice: Advice, errno: i32, times: u64) {
         self.state().fail_advice.push((advice, errno, times));
     }
 
-    /// From now on a collapse says yes and does nothing, as the kernel's does for a range it rounds away.
+    /// Makes a collapse succeed and do nothing from now on, as the kernel's does for a range that it rounds away.
     pub fn collapse_does_nothing(&self, is_so: bool) {
         self.state().collapse_does_nothing = is_so;
     }
 
-    /// What a file of `/proc` or `/sys` says. Files nobody set are not there.
+    /// Sets the text of a file of `/proc` or `/sys`. Other files do not exist.
     pub fn set_text(&self, path: &str, text: &str) {
         self.state().texts.insert(path.to_owned(), text.to_owned());
     }
 
-    /// When the next scan has looked at the pages, and before whoever asked knows, this happens.
+    /// Calls `happens` when the next scan has read the pages, before its caller gets the result.
     pub fn when_scanned(&self, happens: impl FnOnce() + Send + 'static) {
         self.state().meanwhile = Some(Meanwhile(Box::new(happens)));
     }
 
-    /// From now on `MADV_COLD` says yes and splits nothing, as the kernel does for a page that is shared or pinned.
+    /// Makes `MADV_COLD` succeed and split nothing from now on, as the kernel does for a page that is
+    /// shared or pinned.
     pub fn cold_does_nothing(&self, is_so: bool) {
         self.state().cold_does_nothing = is_so;
     }
 
-    /// From now on no range of more than one window is one mapping.
+    /// Makes no range of more than one window one mapping from now on.
     pub fn cut_mappings(&self) {
         self.state().mappings_are_in_pieces = true;
     }
 
-    /// From now on whoever gives advice about a range that starts there panics, as by a mistake of ours.
+    /// Makes advice about a range that starts there panic from now on, as by a defect of wideleaf.
     pub fn panic_at(&self, start: Hva) {
         self.state().panics_at = Some(start);
     }
 
-    /// The `call`-th call from now on (the next is 0) panics, once, before it has changed anything.
+    /// Makes the `call`-th call from now on (the next is 0) panic, once, before it has changed anything.
     pub fn panic_in_call(&self, call: u64) {
         self.state().calls.panic(call);
     }
 
-    /// From now on it is another process's address space, whose ranges can not be marked.
+    /// Makes it another process's address space from now on: ranges cannot be marked.
     pub fn be_of_another_process(&self) {
         self.state().is_of_another = true;
     }
 
-    /// Where the pages went that were moved aside last.
+    /// Address to which pages were moved aside last.
     pub fn moved_aside_to(&self) -> Option<Hva> {
         self.state().moved_aside_to
     }
 
-    /// How many calls there were.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
     }
 
-    /// How many windows are one huge page.
+    /// Number of windows that are one huge page.
     pub fn huge_windows(&self) -> u64 {
         self.state().pages.values().filter(|is_huge| **is_huge).count() as u64 * PAGE / WINDOW
     }
@@ -191,7 +192,7 @@ impl State {
         Ok(())
     }
 
-    /// Pages that are absent become present, as huge pages where that is the advice.
+    /// Makes absent pages present, as huge pages if that is the advice.
     fn populate(&mut self, pages: impl Iterator<Item = u64>) {
         for page in pages {
             let is_huge = self.huge.contains(&(page - page % WINDOW));
@@ -199,7 +200,7 @@ impl State {
         }
     }
 
-    /// The huge page that holds `at` becomes base pages.
+    /// Splits the huge page that holds `at` into base pages.
     fn split(&mut self, at: u64) {
         let window = at - at % WINDOW;
         if !self.cold_does_nothing {
@@ -207,7 +208,7 @@ impl State {
         }
     }
 
-    /// The pages of a giant go from one address to another, in the place of those there.
+    /// Moves the pages of a giant from one address to another, in the place of those there.
     fn relocate(&mut self, from: Hva, to: Hva) {
         self.forget(to);
         let end = (from + PageSize::Giant1G.bytes()).get();
@@ -241,7 +242,7 @@ impl Host for FakeHost {
         const WHAT: &str = "fake madvise";
         let fail = |errno| Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(errno) });
         let is_mistake = self.state().panics_at == Some(start);
-        assert!(!is_mistake, "as by a mistake of ours");
+        assert!(!is_mistake, "as by a defect of wideleaf");
         let mut state = self.enter(WHAT)?;
         if let Some((_, errno, times)) = state.fail_advice.iter_mut().find(|(of, _, times)| *of == advice && *times > 0)
         {

@@ -11,7 +11,7 @@ use crate::region::{GuestRam, RamError};
 use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys;
 
-/// This process's address space.
+/// Address space of this process.
 #[derive(Debug)]
 pub struct LinuxHost {
     pagemap: File,
@@ -19,10 +19,10 @@ pub struct LinuxHost {
 }
 
 impl LinuxHost {
-    /// Opens `/proc/self/pagemap`. No privilege is needed: page frame numbers, which would need one, are not read.
+    /// Opens `/proc/self/pagemap`. That needs no privilege, since page frame numbers are not read.
     ///
     /// # Errors
-    /// [`HostError`] where `/proc` is not mounted.
+    /// [`HostError`] if `/proc` is not mounted.
     pub fn open() -> Result<LinuxHost, HostError> {
         let pagemap =
             File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
@@ -103,19 +103,19 @@ pub(super) fn covers(maps: &str, start: u64, end: u64) -> bool {
     maps.lines().filter_map(bounds).any(|(first, behind)| first <= start && end <= behind)
 }
 
-/// The machine's warm copy speed in bytes per second: what a promotion's speed is put beside. Allocates twice `bytes`
-/// and frees it.
+/// Speed of copying warm memory on this machine, in bytes per second, for comparison with that of a promotion.
+/// Allocates twice `bytes` and frees it.
 pub fn warm_copy_bytes_per_second(bytes: Bytes) -> f64 {
     const ROUNDS: u32 = 3;
     bytes.get() as f64 / sys::memcpy::fastest_copy(bytes, ROUNDS).as_secs_f64()
 }
 
-/// Makes the machine's free memory fast again: touches `bytes` of it and gives them back. Frames that a hypervisor
-/// took back while they were free cost ten times as much at their first touch; without this, the first of two
-/// measurements pays for both.
+/// Makes the machine's free memory fast again, by touching `bytes` of it and giving them back. The first touch of a
+/// free frame that a hypervisor had taken back costs ten times as much; without this, the first of two measurements
+/// would pay for both.
 ///
 /// # Errors
-/// [`RamError`] where there is not that much memory.
+/// [`RamError`] if there is not that much memory.
 pub fn warm_host_memory(bytes: Bytes) -> Result<(), RamError> {
     let bytes = bytes.checked_round_up(PageSize::Huge2M).unwrap_or(bytes);
     let range = GpaRange::new(Gpa::new(0), bytes).ok_or(RamError::EmptyLayout)?;

@@ -1,15 +1,16 @@
-//! The address space of another process: of a VMM that somebody else wrote and started.
+//! The address space of another process: an external VMM.
 //!
 //! ```text
 //!   pidfd ───────────── process_madvise: collapse, split by COLD      and: has it ended?
 //!   /proc/PID, open ─┬─ pagemap  PAGEMAP_SCAN
-//!                    └─ statm, smaps, maps, …  as /proc/self of whoever asks through this host
+//!                    └─ statm, smaps, maps, …  as /proc/self for callers of this host
 //! ```
 //!
-//! The process is held by descriptors, not by its number: once it has ended every call answers `ESRCH`, whoever has its number
-//! then. All but collapse and split is refused (`ENOTSUP`): the kernel takes no other advice from outside, and memory is mapped and
-//! moved only by who has it. A process that executes another program keeps its pidfd and gets new memory; what is seen
-//! here is the old one's, empty from then on, and windows in which nothing is seen are not acted on.
+//! The process is held by descriptors, not by its number. Once it has ended, every call fails with `ESRCH`, even if
+//! another process has the number by then. Everything but collapse and split is refused (`ENOTSUP`): the kernel takes
+//! no other advice from outside, and only the process itself can map and move its memory. A process that executes
+//! another program keeps its pidfd and gets new memory. This host then sees the old one, which is empty from then on,
+//! and empty windows are not acted on.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,29 +30,31 @@ use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys;
 
-/// See the module.
+/// Another process's address space; see the module.
 #[derive(Debug)]
 pub struct ProcessHost {
     pid: u32,
     process: OwnedFd,
-    /// `/proc/PID`.
+    /// Descriptor of `/proc/PID`.
     folder: OwnedFd,
     pagemap: File,
     opened_at: Instant,
 }
 
-/// See [`ProcessHost::claim`]. Given up when it is dropped, or whoever has it ends.
+/// Claim of one manager on a process; see [`ProcessHost::claim`]. It ends when it is dropped, or with
+/// the claiming process.
 #[derive(Debug)]
 pub struct Claim {
     _lock: Flock<File>,
 }
 
 impl ProcessHost {
-    /// Opens the process with this number. The uid of its owner and `CAP_SYS_NICE` are enough, or root: advice needs
-    /// `CAP_SYS_NICE` and leave to read the memory (process_madvise(2)), and `/proc/PID/pagemap` is its owner's.
+    /// Opens the process with this number. That needs the uid of its owner and `CAP_SYS_NICE`, or root: advice
+    /// needs `CAP_SYS_NICE` and the right to read the memory (process_madvise(2)), and `/proc/PID/pagemap` belongs
+    /// to its owner.
     ///
     /// # Errors
-    /// [`HostError`]: `ESRCH` where there is no such process, `EACCES` where its pagemap may not be read.
+    /// [`HostError`]: `ESRCH` if there is no such process, `EACCES` if its pagemap may not be read.
     pub fn open(pid: u32) -> Result<ProcessHost, HostError> {
         let process = sys::pidfd::pidfd_open(pid).map_err(|source| HostError { what: "pidfd_open", source })?;
         let what = "open /proc/PID";
@@ -61,27 +64,28 @@ impl ProcessHost {
         let pagemap = open_in(&folder, Path::new("pagemap"))
             .map_err(|source| HostError { what: "open /proc/PID/pagemap", source })?;
         let host = ProcessHost { pid, process, folder, pagemap, opened_at: Instant::now() };
-        // It had this number when the folder was opened, if it still has it now.
+        // If it still has this number now, it had it when the folder was opened.
         host.alive(what)?;
         Ok(host)
     }
 
-    /// The number it has, or had.
+    /// Number of the process, also after its end.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether it has ended. A zombie has.
+    /// Whether the process has ended. A zombie has.
     pub fn has_ended(&self) -> bool {
         let mut process = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         poll(&mut process, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes the process for one manager, in whatever process that runs: `None` where another has it. Two would undo each other's
-    /// work, and the guest would wait for both. It is a lock on `/proc/PID/pagemap`, which only who may read that can take.
+    /// Claims the process for one manager, in whatever process that runs: `None` if another one has it. Two would
+    /// undo each other's work, and the guest would wait for both. The claim is a lock on `/proc/PID/pagemap`, which
+    /// only a process that may read it can take.
     ///
     /// # Errors
-    /// [`HostError`] where the kernel does not lock that file.
+    /// [`HostError`] if the kernel does not lock that file.
     pub fn claim(&self) -> Result<Option<Claim>, HostError> {
         match Flock::lock(self.open_file("pagemap")?, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Some(Claim { _lock: lock })),
@@ -90,16 +94,16 @@ impl ProcessHost {
         }
     }
 
-    /// The same for the process that asks: a VMM that manages its guest itself, whatever its program is called, keeps others off it.
-    /// `None` where somebody has it already.
+    /// Claims the calling process: a VMM that manages its guest itself, under any program name, keeps other managers
+    /// away. `None` if it is claimed already.
     ///
     /// # Errors
-    /// As [`ProcessHost::claim`].
+    /// The same as for [`ProcessHost::claim`].
     pub fn claim_this_one() -> Result<Option<Claim>, HostError> {
         ProcessHost::open(std::process::id())?.claim()
     }
 
-    /// Opens a file of its folder in `/proc`.
+    /// Opens a file of the process's folder in `/proc`.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno; `ESRCH` once the process has ended.
@@ -107,13 +111,13 @@ impl ProcessHost {
         open_in(&self.folder, Path::new(name)).map_err(|source| HostError { what: "open a file of /proc/PID", source })
     }
 
-    /// An error once the process has ended: its page tables then look empty, which is no answer.
+    /// Fails once the process has ended: its page tables then look empty, which is not a result.
     fn alive(&self, what: &'static str) -> Result<(), HostError> {
         if self.has_ended() { Err(HostError { what, source: errno(libc::ESRCH) }) } else { Ok(()) }
     }
 }
 
-/// Not from outside.
+/// Refuses an operation that is not possible from outside.
 fn unsupported<T>(what: &'static str) -> Result<T, HostError> {
     Err(HostError { what, source: errno(libc::ENOTSUP) })
 }
@@ -122,7 +126,7 @@ fn errno(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// A folder of `/proc` that is not there is a process that is not there.
+/// Turns a missing folder of `/proc` into a missing process.
 fn gone_or(error: io::Error) -> io::Error {
     if error.raw_os_error() == Some(libc::ENOENT) { errno(libc::ESRCH) } else { error }
 }
@@ -178,7 +182,7 @@ impl Host for ProcessHost {
     }
 
     fn map_aside(&self, _: SideContents<'_>) -> Result<SideMapping, HostError> {
-        unsupported("memory beside another process's")
+        unsupported("mapping memory beside another process's")
     }
 
     fn move_aside(&self, _: &GuestRam, _: Gpa, _: &SideMapping) -> Result<(), HostError> {

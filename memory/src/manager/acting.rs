@@ -1,4 +1,4 @@
-//! Which mechanism does an action, and the doing of it.
+//! Chooses the mechanism for an action, and performs the action with it.
 //!
 //! ```text
 //!   promote 2M   held?       ─▶ recover     lifts the hold: nothing is copied
@@ -26,7 +26,7 @@ use crate::host::Host;
 use crate::region::RamRange;
 use crate::second_level::SecondLevel;
 
-/// Mechanisms an action is done with; the name is what reports count under.
+/// Mechanisms of actions; reports count under the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mechanism {
     Collapse,
@@ -56,21 +56,21 @@ impl Mechanism {
     }
 }
 
-/// What became of an action.
+/// Result of an action, with its cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Performed {
     pub mechanism: Mechanism,
     pub result: OutcomeResult,
-    /// When it was over.
+    /// Moment at which it was over.
     pub at: Moment,
-    /// Everything that was tried for it.
+    /// Cost of all attempts together.
     pub cost: Cost,
     pub unavailable: Duration,
-    /// Became resident only because the page is large.
+    /// Bytes that became resident only because the page is large.
     pub bloat: Bytes,
-    /// Given back to the host.
+    /// Bytes given back to the host.
     pub freed: Bytes,
-    /// A swap that was tried first, and that this host can perhaps not do at all.
+    /// Result of a swap that was tried first and that this host may not support at all.
     pub unswapped: Option<OutcomeResult>,
 }
 
@@ -80,7 +80,7 @@ impl Performed {
         Performed::not_tried(OutcomeResult::Skipped(skip), at)
     }
 
-    /// Nothing was done.
+    /// Nothing was done, with this result.
     pub fn not_tried(result: OutcomeResult, at: Moment) -> Performed {
         Performed {
             mechanism: Mechanism::None,
@@ -95,19 +95,19 @@ impl Performed {
     }
 }
 
-/// The swapping of one VM's windows, for as long as this host turns out to be able to.
+/// Swaps windows of one VM, until swapping turns out to be impossible on this host.
 pub(super) struct Swaps {
     access: SharedAccess,
-    /// One for each thread that copies.
+    /// One swapper for each thread that copies.
     swappers: Vec<Swapper>,
-    /// Refusals in a row that say that the kernel or the RAM is not made for it.
+    /// Number of consecutive refusals that suggest that the kernel or the RAM does not support swapping.
     refusals: u32,
 }
 
-/// So many such refusals in a row are no accident: the kernel keeps page tables, or the RAM is not made for it.
+/// After this many such refusals in a row swapping ends: the kernel keeps page tables, or the RAM does not allow it.
 const SWAP_REFUSALS_MAX: u32 = 3;
 
-/// What one thread swaps windows of one VM with.
+/// Means of one thread for swapping windows of one VM.
 pub(super) struct SwapHand<'a> {
     access: &'a SharedAccess,
     swapper: &'a mut Swapper,
@@ -119,13 +119,13 @@ impl Swaps {
         Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0 })
     }
 
-    /// One for each thread that copies.
+    /// Yields one hand for each thread that copies.
     pub fn hands(&mut self) -> impl Iterator<Item = SwapHand<'_>> {
         let Swaps { access, swappers, .. } = self;
         swappers.iter_mut().map(|swapper| SwapHand { access, swapper })
     }
 
-    /// Takes note of how a promotion went. `false` when swapping has proved to be impossible here.
+    /// Records the result of a promotion. Returns `false` when swapping has proved to be impossible here.
     pub fn remains_possible(&mut self, performed: &Performed) -> bool {
         match (performed.mechanism, performed.unswapped) {
             (_, Some(_)) => self.refusals += 1,
@@ -137,27 +137,27 @@ impl Swaps {
 }
 
 impl SwapHand<'_> {
-    /// Swaps while nobody looks who wants to see every window in its place.
+    /// Swaps while no caller needs every window in its place.
     fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
         let SwapHand { access, swapper } = self;
         access.unseen(|| swapper.swap(host, window))
     }
 }
 
-/// Whether a swap that ended so may succeed as a collapse.
+/// Whether a window may still be collapsed after a swap with this result.
 fn is_for_collapse(result: OutcomeResult) -> bool {
     matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
-/// What moves pages of one VM.
+/// Means of moving pages of one VM.
 pub(super) struct Moves<'a, 'b> {
-    /// For swaps: of the thread that acts.
+    /// For swaps: the hand of the acting thread.
     pub hand: Option<&'a mut SwapHand<'b>>,
-    /// For releases.
+    /// For releases: the VM's state.
     pub releasing: &'a Releasing,
 }
 
-/// Claims the window, and does the action.
+/// Claims the window and performs the action.
 pub(super) fn perform_claimed(
     host: &dyn Host,
     vm: &ManagedVm,
@@ -165,11 +165,11 @@ pub(super) fn perform_claimed(
     action: Action,
     is_held: bool,
 ) -> Performed {
-    // Recovery is of the slot, not of pages, and possible for what is on a giant page too.
+    // Recovery concerns the slot, not pages, and is also possible for windows on a giant page.
     let is_recovery = is_held && matches!(action, Action::Promote { .. });
     let claims = vm.ram.as_ref().filter(|_| !is_recovery).map(|ram| ram.claims());
     match claims.map(|claims| claims.window(action.window())).transpose() {
-        // Who looks for zero pages relies on those it saw: nobody else discards any meanwhile.
+        // A release relies on the zero pages that it saw: it keeps every other thread from discarding pages.
         Ok(_claim) if matches!(action, Action::Release { .. }) => {
             let _alone = vm.ram.as_ref().map(|ram| ram.given_back().discarding());
             perform(host, vm, moves, action, is_held)
@@ -179,8 +179,8 @@ pub(super) fn perform_claimed(
     }
 }
 
-/// Does an action with the cheapest mechanism that reaches its end. `is_held`: whether only a hold keeps the window from
-/// being large.
+/// Performs an action with the cheapest mechanism that achieves it. `is_held`: whether only a hold keeps the
+/// window from being large.
 fn perform(host: &dyn Host, vm: &ManagedVm, moves: Moves<'_, '_>, action: Action, is_held: bool) -> Performed {
     let no_mechanism = || Performed::skipped(Skip::NoMechanism, host.now());
     let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(action.window().start())).copied() else {
@@ -190,9 +190,9 @@ fn perform(host: &dyn Host, vm: &ManagedVm, moves: Moves<'_, '_>, action: Action
         (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
             switch_hold(host, kvm, window, Hold::Recover)
         }
-        // What nobody touched of reserved frames may be given back: nothing else may map it, as a collapse would.
+        // Untouched pages of reserved frames may be given back: nothing else may map them, as a collapse would.
         (Action::Promote { .. }, _) if vm.backing.is_reservable() => no_mechanism(),
-        // No policy plans it; but the guest may have given more back since.
+        // No policy plans it, but the guest may have given back more since.
         (Action::Promote { window, .. }, _) if vm.is_given_back(window) => {
             Performed::skipped(Skip::GivenBack, host.now())
         }
@@ -237,7 +237,7 @@ fn promote(
     }
 }
 
-/// The refusal, where pages of the window are merged, or that can not be seen.
+/// The refusal, where pages of the window are merged or the merged pages cannot be counted.
 fn keeps_merged(vm: &ManagedVm, range: RamRange, window: WindowIndex) -> Option<OutcomeResult> {
     let start = range.hva + (window.start() - range.gpa.start());
     match vm.merged.as_ref()?.of_window(start) {
@@ -258,7 +258,7 @@ fn swapped(host: &dyn Host, swap: Swap) -> Performed {
     }
 }
 
-/// A collapse, after a swap that was tried in vain.
+/// A collapse, after a swap that was tried without success.
 fn collapsed(host: &dyn Host, collapse: Collapse, tried: Option<Swap>) -> Performed {
     let in_vain = tried.map_or(Cost::default(), |swap| swap.cost);
     Performed {

@@ -1,5 +1,5 @@
-//! Moving giants for the loop: one at a time over all VMs, in a thread of its own, since a gibibyte takes a third of a second to
-//! copy and the loop has other windows to look after.
+//! Moves giants for the loop, one at a time over all VMs. A move has a thread of its own: copying a gibibyte takes
+//! a third of a second, and the loop has other windows to manage.
 //!
 //! ```text
 //!   loop     tick ── start ─────── tick ── tick ────────── tick: ended? ── record, learn, settle with the budget
@@ -7,8 +7,8 @@
 //!   thread           └─▶ [ copy, rounds, pause, exchange ] ───┘ claim ends
 //! ```
 //!
-//! The giant is claimed before the thread starts, so no window of it is acted on in the same tick either: neither the loop
-//! nor the access sensor gets one, and nobody switches its dirty log (see [`crate::claims`]).
+//! The loop claims the giant before the thread starts, so no window of it is acted on in the same tick either.
+//! Neither the loop nor the access sensor gets one, and its dirty log is not switched (see [`crate::claims`]).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::second_level::SecondLevel;
 use crate::second_level::claimed::ClaimedSecondLevel;
 use crate::side_mapping::GIANT;
 
-/// Which way a giant goes.
+/// Direction of a giant's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Onto a page of the pool.
@@ -52,21 +52,21 @@ impl Way {
     }
 }
 
-/// What was asked for.
+/// Requested move of a giant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     planned: PlannedAction,
     way: Way,
-    /// Whose, in the order given.
+    /// Index of the VM, in the order given.
     vm: usize,
-    /// The giant's first window: it backs off for all of them.
+    /// The giant's first window; its state holds the back-off of the whole giant.
     first: WindowIndex,
     row: usize,
 }
 
 /// The giants of all VMs.
 pub(super) struct Giants {
-    /// In the order given, where giants can be moved.
+    /// State by VM in the order given; `None` where giants cannot be moved.
     vms: Vec<Option<GiantVm>>,
     pools: HugetlbPools,
     under_way: Option<UnderWay>,
@@ -75,7 +75,7 @@ pub(super) struct Giants {
 #[derive(Clone)]
 struct GiantVm {
     ram: Arc<GuestRam>,
-    /// The one that nobody else has.
+    /// The unwrapped second level, which no other part of the manager has.
     second_level: Arc<dyn SecondLevel>,
     pages: Arc<GiantPages>,
 }
@@ -86,9 +86,9 @@ struct UnderWay {
 }
 
 impl Giants {
-    /// None is under way. Takes over the second levels of `vms`, which get one that keeps its hands off what is moved.
+    /// No giant is under way yet. Wraps the second levels of `vms`: they then leave alone a giant that is being moved.
     ///
-    /// The pool is never grown: a giant page is one that the user has put there.
+    /// The pool is never grown: a giant page must come from the user's pool.
     pub(super) fn new(vms: &mut [ManagedVm]) -> Giants {
         let pools = HugetlbPools::of_this_machine();
         let giant_vm = |vm: &mut ManagedVm| {
@@ -100,12 +100,12 @@ impl Giants {
         Giants { vms: vms.iter_mut().map(giant_vm).collect(), pools, under_way: None }
     }
 
-    /// None can be moved: where somebody else has a userfaultfd on the RAM, which a giant would leave behind.
+    /// Moves no giants: for VMs with a userfaultfd of another part on the RAM, which a giant would leave behind.
     pub(super) fn none(vms: &[ManagedVm]) -> Giants {
         Giants { vms: vec![None; vms.len()], pools: HugetlbPools::of_this_machine(), under_way: None }
     }
 
-    /// Why no giant can have a page, if so: what a user would want to know who chose a policy of giants.
+    /// The reason why no giant can get a page, if so. A user that chose a policy with giants needs to know it.
     pub(super) fn why_no_page(&self) -> Option<String> {
         self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| format!("pages of 1 GiB: {error}"))
     }
@@ -117,14 +117,14 @@ impl Giants {
         self.pools = pools;
     }
 
-    /// Free pages of the pool that giants of some VM could have.
+    /// Number of free pages in the pool that giants of some VM could use.
     pub(super) fn pages_free(&self) -> u64 {
         let has_giants = self.vms.iter().flatten().any(|vm| vm.ram.giants().next().is_some());
         let status = has_giants.then(|| self.pools.status(PageSize::Giant1G));
         status.and_then(Result::ok).map_or(0, |pool| pool.available())
     }
 
-    /// Whether an action is about a giant that can be moved, and which way it is to go.
+    /// Direction of the move, if the action is about a giant that can be moved.
     fn way(&self, vm: usize, action: Action) -> Option<Way> {
         self.vms[vm].as_ref()?;
         match action {
@@ -164,20 +164,20 @@ impl Giants {
         Ok(())
     }
 
-    /// What came of the giant that was under way, if it no longer is.
+    /// Result of the giant that was under way, if its thread has ended.
     fn ended(&mut self) -> Option<(Request, GiantSwap)> {
         let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
         Some(under_way.join())
     }
 
-    /// Waits for the giant that is under way, if one is: as long as it takes to copy it and what is written meanwhile, a
-    /// bounded number of times ([`SwapLimits::rounds_max`]).
+    /// Waits for the giant that is under way, if any. That takes one copy, and a bounded number of further copies
+    /// of what the guest writes during it ([`SwapLimits::rounds_max`]).
     fn wait(&mut self) -> Option<(Request, GiantSwap)> {
         self.under_way.take().map(UnderWay::join)
     }
 
-    /// Puts into a snapshot what its sensors cannot see: which windows are on a giant page, and which are being moved and
-    /// not to be named.
+    /// Adds to a snapshot what its sensors cannot see: the windows on a giant page, and those under way, which no
+    /// policy may name.
     pub(super) fn mark(&self, vm: usize, rows: &mut VmSnapshot) {
         let giants = self.vms[vm].iter().flat_map(|vm| vm.ram.claims().giants_in_use());
         for giant in giants {
@@ -185,7 +185,8 @@ impl Giants {
             for row in row_of(giant.start)..row_of(giant.start + GIANT) {
                 if giant.is_on_giant_page && rows.backing[row].is_large() {
                     rows.backing[row] = Backing::Giant1G;
-                    // Both are of the pages it had before: on a giant page a window is neither sampled nor searched.
+                    // Both values belong to the pages it had before: a window on a giant page is neither
+                    // sampled nor searched.
                     rows.access[row] = AccessHistory::default();
                     rows.zero[row] = None;
                 }
@@ -203,41 +204,41 @@ impl Giants {
 
 impl UnderWay {
     fn join(self) -> (Request, GiantSwap) {
-        // What panics in a swap is caught there; beside it, its claim stays.
+        // The swap catches its own panics; after a panic elsewhere in the thread, the claim stays.
         let panicked = |payload: Box<dyn Any + Send>| GiantSwap::ended_by(Panicked::new(payload.as_ref()));
         (self.request, self.thread.join().unwrap_or_else(panicked))
     }
 }
 
 impl Drop for Giants {
-    /// Nobody moves memory of a VM whose manager is gone.
+    /// Waits for the giant: no thread moves memory of a VM after its manager is gone.
     fn drop(&mut self) {
         self.wait();
     }
 }
 
 impl ManagerLoop {
-    /// The same loop, with giant pages from these pools under these limits instead of this machine's under the default
-    /// ones.
+    /// Takes giant pages from these pools under these limits, instead of from this machine's pools under
+    /// the default limits.
     #[must_use]
     pub fn with_giants_from(mut self, pools: HugetlbPools, limits: SwapLimits) -> ManagerLoop {
         self.giants.take_pages_from(pools, limits);
         self
     }
 
-    /// Records what came of the giant that was under way, if it is over. Returns whether one was.
+    /// Records the result of the giant that was under way, if it is over. Returns whether one was.
     pub(super) fn finish_giant(&mut self) -> bool {
         self.giants.ended().map(|(request, swap)| self.record_giant(request, swap)).is_some()
     }
 
-    /// The same for the last one, which is waited for.
+    /// Waits for the last giant and records its result.
     pub(super) fn finish_last_giant(&mut self) {
         if let Some((request, swap)) = self.giants.wait() {
             self.record_giant(request, swap);
         }
     }
 
-    /// What an action asks of a giant, if it is about one.
+    /// The move of a giant that an action requests, if it is about one.
     pub(super) fn giant_request(&self, planned: &PlannedAction, snapshot: &Snapshot) -> Option<Request> {
         let (vm, _) = self.find(planned.action, snapshot)?;
         let way = self.giants.way(vm, planned.action)?;
@@ -246,7 +247,7 @@ impl ManagerLoop {
         Some(Request { planned: *planned, way, vm, first, row })
     }
 
-    /// Begins it. Whether it has begun.
+    /// Begins the move. Returns whether it has begun.
     pub(super) fn begin_giant(&mut self, request: Request) -> bool {
         let is_given_back = request.way == Way::Promote && self.is_giant_given_back(&request);
         let state = &mut self.states[request.vm][request.row];
@@ -267,7 +268,7 @@ impl ManagerLoop {
         begun.is_ok()
     }
 
-    /// Whether a giant page there would take again what the guest gave back.
+    /// Whether a giant page there would occupy again what the guest gave back.
     fn is_giant_given_back(&self, request: &Request) -> bool {
         let giant = GpaRange::new(request.first.start(), GIANT);
         let ram = self.vms[request.vm].ram.as_ref();
@@ -277,7 +278,10 @@ impl ManagerLoop {
     fn record_giant(&mut self, request: Request, swap: GiantSwap) {
         if let Some(panicked) = &swap.panicked {
             let giant = request.first.start();
-            self.leave_alone(request.planned.action.vm(), &format!("who moved its giant at {giant} {panicked}"));
+            self.leave_alone(
+                request.planned.action.vm(),
+                &format!("the thread that moved its giant at {giant} {panicked}"),
+            );
         }
         tracing::debug!(?swap, "{} of {}", request.way.mechanism().name(), request.first.start());
         let GiantSwap { result, cost, unavailable, .. } = swap;
@@ -294,7 +298,7 @@ impl ManagerLoop {
             OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
         };
         *state = next.expect("a giant that was begun may be done or refused");
-        // The pause is counted already, as the time the giant was out of reach.
+        // The pause is already counted, as the time that the giant was out of reach.
         self.report.copy_time += swap.elapsed.saturating_sub(if is_done { unavailable } else { Duration::ZERO });
         for (what, count) in [("logs_left_on", u64::from(swap.logs_left_on)), ("guest_stuck", u64::from(swap.is_stuck))]
         {

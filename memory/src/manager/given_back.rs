@@ -1,4 +1,5 @@
-//! What guests gave back, seen and seen to at each tick. Devices release what may go at once; what they had to leave is looked at here.
+//! Tracks at each tick the memory that guests gave back. Devices release at once what they can; the rest
+//! is checked here.
 //!
 //! ```text
 //!   sense   book ─▶ rows: pages given back        a window with more pages present than the book says: looked at page by page
@@ -15,14 +16,15 @@ use crate::host::{Host, HostError};
 use crate::region::GuestRam;
 use crate::sensors::host_memory::host_memory;
 
-/// Windows looked at page by page in a tick: 10 us each. For the others the book is believed, and a window is not promoted.
+/// Windows checked page by page in a tick, 10 us each. For the others the book counts, and such a window
+/// is not promoted.
 const SETTLED_PER_TICK: usize = 256;
 
-/// Windows that are looked at again in a tick, and perhaps split: 0.3 ms each at most.
+/// Windows checked again in a tick, and perhaps split, at most 0.3 ms each.
 const LOOKED_AT_PER_TICK: usize = 64;
 
 impl ManagerLoop {
-    /// Fills the column.
+    /// Fills the column `given_back` of a snapshot.
     pub(super) fn sense_given_back(&self, index: usize, rows: &mut VmSnapshot) {
         rows.given_back_tolerated = self.config.given_back.tolerated;
         let vm = &self.vms[index];
@@ -31,11 +33,11 @@ impl ManagerLoop {
         let mut settled = 0;
         for window in windows {
             let Some(row) = rows.row(window) else { continue };
-            // Locked from the look on: nothing is released in between.
+            // Locked from the check on, so that nothing is released in between.
             let mut book = ram.given_back().book();
             if settled < SETTLED_PER_TICK && book.contradicts(window, rows.resident[row]) {
                 settled += 1;
-                // What cannot be seen stays in the book.
+                // Pages that cannot be scanned stay in the book.
                 if let Ok(present) = present_pages(&*self.host, ram, window) {
                     book.settle(window, present);
                 }
@@ -44,7 +46,7 @@ impl ManagerLoop {
         }
     }
 
-    /// Gives back what may go by now.
+    /// Gives back the memory that may go by now.
     pub(super) fn look_again_at_given_back(&mut self) {
         let has_any = |vm: &ManagedVm| vm.ram.as_ref().is_some_and(|ram| !ram.given_back().book().is_empty());
         if !self.host.is_own() || !self.vms.iter().any(has_any) {
@@ -67,7 +69,7 @@ impl ManagerLoop {
 }
 
 impl ManagedVm {
-    /// Whether a large page there would take again what the guest gave back.
+    /// Whether a large page there would occupy again what the guest gave back.
     pub(super) fn is_given_back(&self, window: WindowIndex) -> bool {
         self.ram.as_ref().is_some_and(|ram| ram.given_back().book().is_given_back(window))
     }

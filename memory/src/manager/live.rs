@@ -1,11 +1,11 @@
-//! What is known of a manager while it runs: a value made at the end of each tick, which anybody may look at for as long as he
-//! likes. The loop waits for nobody.
+//! State of a manager while it runs: a value made at the end of each tick. A reader may keep it as long as it
+//! likes; the loop never waits for a reader.
 //!
 //! ```text
 //!   loop    tick ── publish ──── tick ── publish ──── tick …
 //!                      │                    │
 //!                      ▼  Arc<Live>         ▼  the next one
-//!   others            look            (still looking at the first: theirs to keep)
+//!   readers           look            (still looking at the first one, which they keep)
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,103 +27,103 @@ use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::GateState;
 
-/// Actions that are remembered: some seconds of a busy VM, a screen of a watching operator.
+/// Maximum number of actions kept: some seconds of a busy VM, a screenful for an operator.
 pub const LATEST_ACTIONS_MAX: usize = 64;
 
-/// A manager as it was at the end of a tick.
+/// State of a manager at the end of a tick.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// The policy's name.
+    /// Name of the policy.
     pub policy: &'static str,
-    /// What actions may cost.
+    /// Limits on the cost of actions.
     pub limits: BudgetLimits,
-    /// When the tick ended, in time since the host was opened.
+    /// End of the tick, as time since the host was opened.
     pub at: Moment,
-    /// Ticks so far.
+    /// Number of ticks so far.
     pub ticks: u64,
-    /// What was seen at the tick, with what it promoted since.
+    /// Snapshot of the tick, updated with the promotions since.
     pub snapshot: Snapshot,
-    /// By VM in the order of the snapshot.
+    /// State of each VM, in the order of the snapshot.
     pub vms: Vec<LiveVm>,
-    /// Actions by mechanism and result.
+    /// Number of actions by mechanism and result.
     pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
     /// Guest memory copied by promotions.
     pub copied: Bytes,
-    /// Became resident only because the page is large.
+    /// Bytes that became resident only because the page is large.
     pub bloat: Bytes,
-    /// Memory the host got back.
+    /// Guest memory released to the host, in bytes.
     pub released: Bytes,
     /// CPU time of the actions.
     pub action_cpu: Duration,
     /// CPU time of the whole loop, sensing and deciding included.
     pub total_cpu: Duration,
-    /// Times the budget said no.
+    /// Number of requests that the budget refused.
     pub budget_refusals: u64,
-    /// How long each window that was acted on was unavailable at most, in nanoseconds, to one per cent.
+    /// Longest time that each window was unavailable during an action, in nanoseconds, to one per cent.
     pub unavailable_ns: Arc<Histogram<u64>>,
-    /// Sensors that failed, by name.
+    /// Number of failures of each sensor, by name.
     pub sensor_failures: BTreeMap<&'static str, u64>,
-    /// Ticks at which a VM was left alone, by the reason's name.
+    /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
-    /// What panicked while it acted.
+    /// Panics during actions, one line each.
     pub panics: Vec<String>,
-    /// Questions of the policy that nothing here can answer, each with the reason.
+    /// Questions of the policy that no sensor here can answer, each with the reason.
     pub unanswered: Vec<String>,
-    /// The latest actions that were tried, oldest first; [`LATEST_ACTIONS_MAX`] at most.
+    /// The latest actions that were tried, oldest first, at most [`LATEST_ACTIONS_MAX`].
     pub latest: VecDeque<ActionSeen>,
 }
 
 /// One VM of a [`Live`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveVm {
-    /// Which.
+    /// Identifier of the VM.
     pub vm: VmId,
     /// Whether it may be acted on.
     pub gate: GateState,
-    /// All windows that are not large, by the reason.
+    /// Number of windows that are not large, by reason.
     pub why_not: BTreeMap<WhyNot, u64>,
-    /// KVM's totals against the host's backing; `None` without a second level.
+    /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
 }
 
 /// An action that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActionSeen {
-    /// Whose.
+    /// VM of the action.
     pub vm: VmId,
-    /// Which window, or the first of a giant.
+    /// Window of the action, or the first one of a giant.
     pub window: WindowIndex,
-    /// How it was done.
+    /// Name of the mechanism.
     pub mechanism: &'static str,
-    /// What came of it.
+    /// Result of the action.
     pub result: OutcomeResult,
-    /// When it was over.
+    /// Moment at which it was over.
     pub at: Moment,
 }
 
-/// Where the latest [`Live`] is to be had.
+/// Holds the latest [`Live`].
 pub(super) type LiveSlot = Arc<Mutex<Arc<Live>>>;
 
-/// The latest there is.
+/// The latest published value.
 pub(super) fn latest(slot: &LiveSlot) -> Arc<Live> {
     slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The loop's side of it.
+/// Publishes the values; the loop's side.
 pub(super) struct Publisher {
     slot: LiveSlot,
     latest: VecDeque<ActionSeen>,
     unavailable_ns: Arc<Histogram<u64>>,
-    /// Windows that became large at this tick: VM (in the order given) and row.
+    /// Windows that became large at this tick, as VM (in the order given) and row.
     promoted: Vec<(usize, usize)>,
-    /// By VM: a window was left as it is at this tick, because the host has no huge page.
+    /// VMs of which a window was left as it is at this tick because the host has no huge page.
     short_of_pages: BTreeSet<VmId>,
 }
 
 impl Publisher {
-    /// Nothing has happened yet.
+    /// Publishes a state in which nothing has happened yet.
     pub fn new(policy: &'static str, limits: BudgetLimits) -> Publisher {
-        // Two digits are 31 KiB, copied at a tick that acted; the report's three would be 220.
+        // Two digits need 31 KiB, copied at a tick that acted; the three digits of the report would need 220 KiB.
         let unavailable_ns = Histogram::new_with_bounds(1, UNAVAILABLE_NS_MAX, 2).expect("the bounds are literals");
         let unavailable_ns = Arc::new(unavailable_ns);
         let nothing = Live {
@@ -157,12 +157,12 @@ impl Publisher {
         }
     }
 
-    /// Where it is published.
+    /// The slot that readers take the latest value from.
     pub fn slot(&self) -> LiveSlot {
         self.slot.clone()
     }
 
-    /// Remembers an action, if it was tried. `place`: VM and row of a window, where it was one.
+    /// Remembers an action, if it was tried. `place`: VM and row, where the action is about a window.
     pub fn performed(&mut self, action: Action, performed: &Performed, place: Option<(usize, usize)>) {
         let Performed { mechanism, result, at, unavailable, .. } = *performed;
         if result == OutcomeResult::Skipped(Skip::NoHugePage) {
@@ -188,7 +188,7 @@ impl Publisher {
         }
     }
 
-    /// Puts what was promoted since into what was seen.
+    /// Updates the snapshot with the promotions of this tick.
     fn bring_up_to_date(&mut self, snapshot: &mut Snapshot) {
         for (index, row) in self.promoted.drain(..) {
             let rows = &mut snapshot.vms[index];
@@ -201,7 +201,7 @@ impl Publisher {
 }
 
 impl ManagerLoop {
-    /// Makes public how things are. `budget_refusals`: of this tick.
+    /// Publishes the state at the end of a tick. `budget_refusals`: of this tick.
     pub(super) fn publish(&mut self, mut snapshot: Snapshot, budget_refusals: u64) {
         self.publisher.bring_up_to_date(&mut snapshot);
         let vms = (0..self.vms.len()).map(|index| self.live_vm(index, &snapshot.vms[index], budget_refusals)).collect();
@@ -254,7 +254,7 @@ impl ManagerLoop {
         }
     }
 
-    /// Why no window of this VM is promoted at present, if so.
+    /// The reason why no window of this VM is promoted at present, if so.
     fn why_none_of(&self, index: usize) -> Option<WhyNot> {
         match self.gates[index] {
             _ if self.is_left_alone[index] => Some(WhyNot::Panicked),
@@ -273,14 +273,14 @@ struct Explainer<'a> {
     now: Moment,
     of_vm: Option<WhyNot>,
     keeps_holes: bool,
-    /// For windows with no reason of their own.
+    /// Reason for windows that have none of their own.
     otherwise: WhyNot,
 }
 
 impl Explainer<'_> {
     fn count(&self) -> BTreeMap<WhyNot, u64> {
         let mut counts = BTreeMap::new();
-        // Neighbours mostly have the same reason: one step in the map for each run of them.
+        // Neighbours mostly have the same reason: the map is accessed once for each run of them.
         let mut run: Option<(WhyNot, u64)> = None;
         for why in (0..self.rows.len()).filter_map(|row| self.why_not(row)) {
             match &mut run {

@@ -1,8 +1,8 @@
-//! What the loop is told of a VM before it begins: whose RAM, where, on what, and who may be asked about it.
+//! What the loop knows of a VM from the start: its RAM, the RAM's ranges and backing, and its sources of data.
 //!
 //! ```text
 //!   ours      GuestRam ────────────▶ ManagedVm ──▶ ManagerLoop
-//!   others'   ranges, backing ─────▶    ▲
+//!   external  ranges, backing ─────▶    ▲
 //!                 second level, gate, tables, what is barred
 //! ```
 
@@ -21,31 +21,33 @@ use crate::sensors::kernel_flags::MergedPages;
 
 /// One VM under the manager, or one native kernel (which has no second level).
 pub struct ManagedVm {
-    /// Its name towards the policy.
+    /// Identifier that the policy sees.
     pub id: VmId,
-    /// Where its RAM is.
+    /// Ranges of its RAM.
     pub ranges: Vec<RamRange>,
-    /// What backs its RAM.
+    /// Kind of memory behind its RAM.
     pub backing: BackingConfig,
-    /// KVM's side, if there is one.
+    /// KVM's side of the VM; `None` for a native kernel.
     pub second_level: Option<Arc<dyn SecondLevel>>,
-    /// Keeps the mapping alive for as long as the manager may act on it; tests on a fake host have none.
+    /// RAM mapped in this process, kept mapped while the manager may act on it; tests on a fake host have none.
     pub ram: Option<Arc<GuestRam>>,
-    /// Says whether it may be acted on now; `None`: always.
+    /// Gate that says whether the VM may be acted on now; `None`: always.
     pub gate: Option<Arc<dyn Gate>>,
-    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that all of the guest stops for 15 to 30 ms a
-    /// window.
+    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that the whole guest stops
+    /// for 15 to 30 ms for each window.
     pub may_collapse_shared: bool,
-    /// Parts of its RAM that can never be huge. What is not congruent is found without.
+    /// Parts of its RAM that can never be huge. Ranges that are not congruent are found without this list.
     pub barred: Vec<Barred>,
-    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: a large page undoes the merging.
+    /// Finds pages that KSM has merged: windows with such pages stay as they are. `None`: promotion may
+    /// undo the merging.
     pub merged: Option<MergedPages>,
-    /// Brings the guest's own tables where another process has the RAM; `None`: they are read here, from `ram` and `second_level`.
+    /// Reads the guest's own tables where another process has the RAM; `None`: read here, from
+    /// `ram` and `second_level`.
     pub guest_tables: Option<Arc<dyn TableSource>>,
 }
 
 impl ManagedVm {
-    /// A VM of ours whose RAM is `ram`.
+    /// A VM of this VMM with the RAM `ram`.
     pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
         let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
         ManagedVm {
@@ -55,11 +57,12 @@ impl ManagedVm {
         }
     }
 
-    /// A VM whose RAM another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over that process's
-    /// [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and no gate is asked, unless the fields say so.
+    /// A VM with RAM that another process has mapped at `ranges` (ascending guest-physical addresses), for a loop over
+    /// that process's [`ProcessHost`](crate::host::process::ProcessHost). Shared memory is not collapsed, and the
+    /// VM has no gate, unless the fields say so.
     ///
-    /// KVM's totals are of a whole VM: where one has RAM of several kinds, and so several of these, they share one `second_level`, and
-    /// what it counts is held against all of them together.
+    /// KVM's totals cover a whole VM. A VM with RAM of several kinds is several of these with one `second_level`;
+    /// its counts are compared with all of them together.
     pub fn of_others(
         id: VmId,
         ranges: Vec<RamRange>,
@@ -80,12 +83,12 @@ impl ManagedVm {
         }
     }
 
-    /// Whether pages that are absent from a window in use are to stay so.
+    /// Whether pages that are absent from a window in use must stay absent.
     pub(super) fn keeps_holes(&self) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
     }
 
-    /// By window: whether it can never be huge. Empty where all can.
+    /// Reason why a window can never be huge, by window. Empty where all windows can.
     pub(super) fn barred_windows(&self) -> Vec<Option<CannotBeHuge>> {
         let is_shared = self.backing.kind() == BackingKind::Memfd && !self.may_collapse_shared;
         let of_range = |range: &RamRange| {

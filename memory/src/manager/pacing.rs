@@ -1,16 +1,17 @@
-//! When the next tick comes.
+//! Decides when the next tick comes.
 //!
 //! ```text
 //!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
 //!   nothing                                   after twice the time, up to `tick_longest`
-//!     and memory came into use meanwhile      at the next pulse, or twenty times what sensing took after the last tick
+//!     and memory came into use since          at the next pulse, or twenty times what sensing took after the last tick
 //!     and a gate opened or closed             at the next pulse
 //! ```
 //!
-//! Sensing looks at every window, 9 us for one in base pages: a guest of 16 GiB takes 80 ms of CPU. So it is at most a fifth
-//! of a core while there is work, and a twentieth while a guest fills its memory, unless `tick_longest` comes first: those 16 GiB
-//! are looked at once a second all the same. Between ticks a pulse costs one read of a small file, and a call for each VM on a memfd.
-//! Fifty idle guests of others, with a second between pulses, are fifty such reads a second.
+//! Sensing scans every window, 9 us for one in base pages, or 80 ms of CPU for a guest of 16 GiB. It uses at most
+//! a fifth of a core while there is work, and a twentieth while a guest fills its memory, unless `tick_longest`
+//! comes first: those 16 GiB are scanned once a second all the same. A pulse between ticks costs one read of a
+//! small file, and a call for each VM on a memfd. Fifty idle external guests with a second between pulses cost
+//! fifty such reads a second.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ use super::{ManagedVm, ManagerConfig};
 use crate::host::Host;
 use crate::sensors::resident::{pages_in_use, resident_pages};
 
-/// How often an idle loop looks whether memory came into use: a hot phase that begins with an allocation waits no longer.
-/// Waking up and looking takes 0.1 ms in a virtual machine, 0.2 % of a core.
+/// Interval at which an idle loop checks whether memory came into use: the longest delay for a hot phase that
+/// begins with an allocation. Waking up and checking takes 0.1 ms in a virtual machine, 0.2 % of a core.
 pub(super) const PULSE: Duration = Duration::from_millis(50);
 
 const BUSY_PART: u32 = 4;
@@ -34,7 +35,8 @@ pub(super) struct Pacing {
     pause: Duration,
     ticked_at: Moment,
     sensed_in: Duration,
-    /// Pages in use, the least since the last tick: what others free must not hide what a guest touches.
+    /// Minimum number of pages in use since the last tick. A minimum, since memory that other parts free must not
+    /// hide what a guest touches.
     in_use: Option<u64>,
 }
 
@@ -48,7 +50,7 @@ impl Pacing {
         self.pause
     }
 
-    /// After a tick whose sensing took `sensed_in` of CPU time.
+    /// Records a tick. `sensed_in`: CPU time of its sensing.
     pub fn ticked(
         &mut self,
         host: &dyn Host,
@@ -66,8 +68,8 @@ impl Pacing {
         self.in_use = in_use(host, vms);
     }
 
-    /// Whether a window's worth of memory came into use since the last tick; or whether the host does not say any more, as
-    /// when the process has ended. On a host that never said, never.
+    /// Whether at least a window's worth of memory came into use since the last tick. Also when the host no longer
+    /// reports it, as after the end of the process. Never on a host that never reported it.
     pub fn is_urgent(&mut self, host: &dyn Host, vms: &[ManagedVm]) -> bool {
         let Some(least) = self.in_use else { return false };
         let Some(now) = in_use(host, vms) else { return true };
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_writes_to_ram_of_a_file_is_new() {
+    fn pages_that_a_guest_writes_in_a_file_are_new() {
         let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).expect("memfd has base pages");
         let ram = GuestRam::map(&[range], backing).expect("memory");
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dear_to_look_at_is_looked_at_less_often() {
+    fn expensive_sensing_happens_less_often() {
         let host = FakeHost::default();
         set_resident(&host, 0);
         let mut pacing = pacing(&host, Duration::from_millis(5));
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_does_not_say_is_never_urgent() {
+    fn a_host_without_page_counts_is_never_urgent() {
         let host = FakeHost::default();
         let mut pacing = pacing(&host, Duration::ZERO);
         set_resident(&host, 100_000);

@@ -1,8 +1,9 @@
-//! What the guest pays for a window that was aside and came back: KVM had to forget all that it maps there, and each page that is touched
-//! again is a fault of the second level. A window in base pages costs hundreds of them, which is more than the wait for the window.
+//! Cost to the guest of a window that was aside and came back. KVM had to drop its mappings there, and the guest
+//! pays a second-level fault for each page that it touches again. A window in base pages costs hundreds of them,
+//! more than the wait for it.
 //!
 //! ```text
-//!   aside ─▶ KVM forgets 512 leaves of 4 KiB, or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults, or one
+//!   aside ─▶ KVM drops 512 leaves of 4 KiB, or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults, or one
 //! ```
 
 use std::collections::BTreeMap;
@@ -12,13 +13,13 @@ use wideleaf_policies::{Backing, VmSnapshot, WindowIndex};
 
 use crate::second_level::Paging;
 
-/// A fault for which KVM folds both tables into one: GUPS in a window of base pages lost 2.1 ms by each time it was aside, of which 0.3 are the
-/// wait, EP 3 ms (kvm_pvm on a fourth-generation EPYC).
+/// Cost of a fault for which KVM combines both tables into one. GUPS in a window of base pages lost 2.1 ms each
+/// time the window was aside, 0.3 ms of it the wait; EP lost 3 ms (kvm_pvm on a fourth-generation EPYC).
 const SHADOW_FAULT: Duration = Duration::from_micros(5);
-/// A fault that only fills in an entry of EPT or NPT, an exit and an entry included; not measured on hardware yet.
+/// Cost of a fault that only fills an EPT or NPT entry, exit and entry included; not measured on hardware yet.
 const TDP_FAULT: Duration = Duration::from_micros(1);
 
-/// The faults that the windows of one sample are good for.
+/// Number of faults that the windows of one sample may cause.
 #[derive(Debug)]
 pub(super) struct Refills {
     fault: Duration,
@@ -26,7 +27,7 @@ pub(super) struct Refills {
 }
 
 impl Refills {
-    /// For a guest of this paging; a process without a second level has its pages back with the window.
+    /// For a guest with this paging. A process without a second level has its pages back together with the window.
     pub(super) fn new(paging: Option<Paging>) -> Refills {
         let fault = match paging {
             None => Duration::ZERO,
@@ -36,7 +37,7 @@ impl Refills {
         Refills { fault, mappings: BTreeMap::new() }
     }
 
-    /// These windows go aside.
+    /// Notes the windows that go aside.
     pub(super) fn expect(&mut self, share: &[WindowIndex], rows: &VmSnapshot) {
         let mappings = |window: &WindowIndex| {
             let row = rows.row(*window)?;
@@ -45,7 +46,7 @@ impl Refills {
         self.mappings = share.iter().filter_map(mappings).collect();
     }
 
-    /// At most this, for a window of them that was touched.
+    /// Maximum cost for such a window, if it was touched.
     pub(super) fn cost(&self, window: WindowIndex) -> Duration {
         self.fault * u32::from(self.mappings.get(&window).copied().unwrap_or(0))
     }
@@ -57,7 +58,7 @@ mod tests {
     use wideleaf_policies::{VmId, WindowRow};
 
     #[test]
-    fn a_window_in_base_pages_costs_a_fault_for_each_and_a_huge_page_one() {
+    fn a_window_costs_one_fault_per_base_page_or_one_for_a_huge_page() {
         let [base, huge, other] = [0, 1, 2].map(WindowIndex::new);
         let mut rows = VmSnapshot::with_capacity(VmId(0), 2);
         rows.push(WindowRow::new(base, 300, Backing::Base4K));

@@ -1,5 +1,6 @@
-//! Where the zero pages of one VM are taken aside before they go back to the host: opened at the first release, since
-//! few policies plan any, and kept. A host that cannot move pages releases none, and the report says why, once.
+//! The area where the zero pages of one VM are kept before they go back to the host. It is opened at the first
+//! release, since few policies plan any, and then kept. A host that cannot move pages releases none, and the report
+//! gives the reason once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +12,7 @@ use crate::mover::linux::MoverError;
 use crate::region::GuestRam;
 use crate::sys::userfaultfd::UserfaultfdError;
 
-/// See the module.
+/// State for the releases of one VM; see the module.
 pub(super) struct Releasing {
     host: Arc<dyn Host>,
     state: Mutex<State>,
@@ -20,21 +21,21 @@ pub(super) struct Releasing {
 #[derive(Default)]
 struct State {
     mover: Option<WindowMover>,
-    /// Why there is none, until it is told.
+    /// Why the mover could not start, until the report takes it.
     untold: Option<String>,
     is_told: bool,
 }
 
 impl Releasing {
-    /// Nothing is opened yet.
+    /// Opens nothing yet.
     pub fn new(host: Arc<dyn Host>) -> Releasing {
         Releasing { host, state: Mutex::default() }
     }
 
-    /// The place of this VM, whose RAM is anonymous.
+    /// The area where this VM's pages are taken aside. Its RAM is anonymous.
     ///
     /// # Errors
-    /// What the release comes to without one.
+    /// The result of the release where pages cannot be moved.
     pub fn aside(&self, ram: &Arc<GuestRam>) -> Result<Arc<Aside>, OutcomeResult> {
         let mut state = self.state();
         if let Some(mover) = &state.mover {
@@ -51,14 +52,14 @@ impl Releasing {
         }
     }
 
-    /// The line for the report that says why nothing is released, the first time it is asked.
+    /// The report's line with the reason why nothing is released, at the first call only.
     pub fn take_untold(&self, vm: VmId) -> Option<String> {
         let why = self.state().untold.take()?;
         Some(format!("{vm}: zero pages are not released: {why}"))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is one assignment: a panic elsewhere leaves it true.
+        // Every change is one assignment, so the state is consistent after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_has_no_such_call_is_no_reason_to_try_again() {
+    fn a_release_is_not_retried_on_a_kernel_without_the_call() {
         let of = |error| result(&MoverError::Userfaultfd(error));
         assert_eq!(of(UserfaultfdError::NoMove), OutcomeResult::Skipped(Skip::NoMechanism));
         let device = std::io::Error::from_raw_os_error(libc::EACCES);

@@ -1,4 +1,4 @@
-//! What the loop counts, from its first tick to its last.
+//! Counts of the loop, from its first tick to its last.
 //!
 //! ```text
 //!   tick ─▶ outcomes, costs, failures ─▶ ManagerReport ─▶ at the end, whole
@@ -20,45 +20,45 @@ use crate::recorder::RecorderReport;
 use crate::reserved_frames::ReservedFramesReport;
 use crate::second_level::SlotId;
 
-/// What was seen of one VM at one tick.
+/// State of one VM at one tick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// When.
+    /// Moment of the sample.
     pub at: Moment,
     /// Host backing of all its windows together.
     pub host: HostBacking,
-    /// KVM's totals.
+    /// KVM's totals of mappings by size.
     pub mapping: Option<MappingStats>,
 }
 
-/// The second check of promotion: KVM's own totals. They rise only when the guest touches a window again, so what is
-/// missing may still come; what is too much can not be.
+/// Second check of promotions, by KVM's own totals. They rise only when the guest touches a window again: missing
+/// mappings may still come, but there can never be too many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvmCheck {
-    /// Large mappings (2 MiB, or 1 GiB as 512 of them) at the first look.
+    /// Large mappings (2 MiB, or 1 GiB counted as 512 of them) at the first look.
     pub large_at_first: u64,
-    /// The most there were at any later look.
+    /// Maximum number of large mappings at any later look.
     pub large_at_most: u64,
-    /// Looks at which KVM had more large mappings than the host had large windows that are not held. KVM maps no
-    /// window larger than its backing: such a look means that one of the two sensors is wrong. A difference of
-    /// two is allowed, since the guest runs on between the two readings.
+    /// Number of looks at which KVM had more large mappings than the host had large windows that are not held. KVM
+    /// maps no window larger than its backing, so such a look means that one of the two sensors is wrong. A
+    /// difference of two is allowed, since the guest runs on between the two readings.
     pub contradictions: u64,
 }
 
-/// Everything the loop counted.
+/// Everything that the loop counted.
 #[derive(Clone, Debug)]
 pub struct ManagerReport {
-    /// The policy's name, at the end.
+    /// Name of the policy at the end.
     pub policy: &'static str,
-    /// When another took over, and its name. Empty where there was one policy.
+    /// Moment of each change of policy, and the new policy's name. Empty where there was one policy.
     pub policy_changes: Vec<(Moment, &'static str)>,
-    /// Ticks.
+    /// Number of ticks.
     pub ticks: u64,
-    /// Actions by mechanism and result.
+    /// Number of actions by mechanism and result.
     pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
-    /// Sensors that failed, by name.
+    /// Number of failures of each sensor, by name.
     pub sensor_failures: BTreeMap<&'static str, u64>,
-    /// Times the budget said no.
+    /// Number of requests that the budget refused.
     pub budget_refusals: u64,
     /// Guest memory copied by promotions.
     pub copied: Bytes,
@@ -66,47 +66,47 @@ pub struct ManagerReport {
     pub action_cpu: Duration,
     /// CPU time of the whole loop, sensing and deciding included.
     pub total_cpu: Duration,
-    /// Time of the calls that copied.
+    /// Total duration of the calls that copied.
     pub copy_time: Duration,
-    /// How long each acted-on window (or giant) was unavailable at most, in nanoseconds.
+    /// Longest time that each window (or giant) was unavailable during an action, in nanoseconds.
     pub unavailable_ns: Histogram<u64>,
-    /// Became resident only because the page is large.
+    /// Bytes that became resident only because the page is large.
     pub bloat: Bytes,
-    /// KVM's totals against the host's backing, by VM in the order given; `None` without a second level, and where another VM before
-    /// has the same one.
+    /// KVM's totals compared with the host's backing, by VM in the order given; `None` without a second level, and
+    /// where an earlier VM has the same one.
     pub kvm_checks: Vec<Option<KvmCheck>>,
-    /// When the first action was done.
+    /// Moment at which the first action was done.
     pub first_done_at: Option<Moment>,
-    /// When the last action was done.
+    /// Moment at which the last action was done.
     pub last_done_at: Option<Moment>,
-    /// What was seen, by VM in the order given; at most [`SAMPLES_KEPT`] each, thinned out evenly.
+    /// Samples by VM in the order given; at most [`SAMPLES_KEPT`] each, thinned out evenly.
     pub samples: Vec<(VmId, Vec<Sample>)>,
-    /// What was decided at the fault, if the policy decides there.
+    /// Decisions at the fault, if the policy decides there.
     pub first_touch: Option<FirstTouchReport>,
-    /// What was done with reserved frames, if the policy reserves some.
+    /// Use of reserved frames, if the policy reserves some.
     pub reserved_frames: Option<ReservedFramesReport>,
-    /// What became of the recording, if there is one.
+    /// State of the recording, if there is one.
     pub recording: Option<RecorderReport>,
-    /// What the sensors that are not asked at every tick did, and what that cost.
+    /// Work and cost of the sensors that do not run at every tick.
     pub sensor_costs: SensorCosts,
-    /// Questions of the policy that nothing here can answer, each with the reason.
+    /// Questions of the policy that no sensor here can answer, each with the reason.
     pub unanswered: Vec<String>,
-    /// Memslots whose dirty log somebody else had switched on at some tick: such a hold is not lifted.
+    /// Memslots with a dirty log that another part of the VMM had switched on; the manager does not lift such a hold.
     pub logs_of_others: BTreeSet<(VmId, SlotId)>,
-    /// What panicked while it acted, and what is left alone since. None is the rule: each is a mistake of ours.
+    /// Panics during actions, and what is left alone since. Normally empty: each is a defect of wideleaf.
     pub panics: Vec<String>,
-    /// Memory the host got back.
+    /// Guest memory released to the host, in bytes.
     pub released: Bytes,
-    /// What the policy counted of its own decisions, the last one where there were several.
+    /// Counters of the policy's own decisions; of the last policy where there were several.
     pub policy_figures: Vec<(&'static str, u64)>,
-    /// Ticks at which a VM was left alone, by the reason's name.
+    /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
 }
 
-/// A window that was out of reach for longer is counted as this long: a minute is a hung host.
+/// Maximum recorded time out of reach, in nanoseconds: after a minute the host is hung.
 pub(super) const UNAVAILABLE_NS_MAX: u64 = 60_000_000_000;
 
-/// More samples than this say nothing more in a report; when reached, every second one is dropped.
+/// Maximum number of samples kept; when reached, every second one is dropped. More would add nothing to a report.
 pub const SAMPLES_KEPT: usize = 2048;
 
 impl ManagerReport {
@@ -164,12 +164,12 @@ impl ManagerReport {
         }
     }
 
-    /// How many actions of a mechanism were done.
+    /// Number of actions of a mechanism that were done.
     pub fn done(&self, mechanism: &str) -> u64 {
         self.outcomes.iter().filter(|((m, result), _)| *m == mechanism && *result == "done").map(|(_, n)| n).sum()
     }
 
-    /// Bytes copied per second of the time the copying took.
+    /// Bytes copied per second of copying time.
     pub fn copy_bytes_per_second(&self) -> Option<f64> {
         (self.copy_time > Duration::ZERO).then(|| self.copied.get() as f64 / self.copy_time.as_secs_f64())
     }

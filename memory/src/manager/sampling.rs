@@ -1,5 +1,6 @@
-//! The slower sensors of one VM, each as often as its budget allows and only where the policy asks for it: access, zero
-//! pages and writes of a rotating share of the windows, the guest's own tables whole but rarely.
+//! The slower sensors of one VM. Each runs as often as its budget allows, and only if the policy asks for it.
+//! Access, zero pages and writes are sampled for a rotating share of the windows; the guest's own tables are read
+//! whole but rarely.
 //!
 //! ```text
 //!   tick:  finish ──▶ sense (host backing, all windows) ──▶ decide ──▶ act ──▶ start
@@ -7,8 +8,8 @@
 //!            └───────────────── between two ticks the guest runs ────────────────┘
 //! ```
 //!
-//! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the loop
-//! senses and acts.
+//! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the
+//! loop senses and acts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -38,51 +39,53 @@ use crate::sensors::share::{Share, ShareLimits};
 use crate::sensors::written::WriteSensor;
 use crate::sensors::zero_pages::window_zero_pages;
 
-/// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. With a third of a
-/// millisecond for a window it is 15 windows a second. What the guest loses counts too ([`Refills`]).
+/// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. At a third of a
+/// millisecond for each window that is 15 windows a second. The guest's losses count too ([`Refills`]).
 pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
-/// Time of a core that the access samples of one VM may use beyond that when much is new, after a change of phase: 300
-/// windows, 600 MiB of RAM, at once. Earned back in twenty seconds.
+/// Core time that the access samples of one VM may use beyond that when much is new, as after a change of phase. That
+/// is 300 windows, or 600 MiB of RAM, at once. It is earned back in twenty seconds.
 pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
 
-/// What a window taken aside and brought back costs before it is measured.
+/// Assumed cost of taking a window aside and bringing it back, before it is measured.
 const ACCESS_COST: Duration = Duration::from_micros(330);
-/// Fewer windows are not worth the switch to another thread and back.
+/// Minimum number of windows in a sample; fewer are not worth the switch to another thread and back.
 const ACCESS_LEAST: usize = 4;
-/// Much is new when one in so many windows of a sample was looked at for the first time, or changed, and is small; and no
-/// fewer than the least share: a guest at rest has a few that are touched now and then.
+/// A burst starts when at least one in `NEWS_IN` sampled windows, and at least `ACCESS_LEAST`, is small and is new or
+/// has changed. The minimum is there since a guest at rest touches a few windows now and then.
 const NEWS_IN: usize = 4;
-/// Each window of a sample costs the guest a wait; half of what can be aside, since swaps need slots too.
+/// Maximum number of windows in a sample, since each costs the guest a wait; half of the slots, since swaps
+/// need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
 
-/// What a search for zero pages costs before it is measured: 0.7 ms where all is zero, microseconds in ordinary memory.
+/// Assumed cost of a search for zero pages before it is measured: 0.7 ms where all is zero, microseconds
+/// in ordinary memory.
 const ZERO_COST: Duration = Duration::from_micros(100);
 const ZERO_LEAST: usize = 1;
 /// 64 windows full of zeroes, found at once, take 45 ms of the loop's thread.
 const ZERO_MOST: usize = 64;
 
-/// What a slot's interval costs before it is measured: a thousand pages written.
+/// Assumed cost of a slot's interval before it is measured: a thousand written pages.
 const WRITTEN_COST: Duration = Duration::from_millis(22);
-/// The first write to each page of a logged slot is a fault, 22 us on the build machine.
+/// Cost of the first write to each page of a logged slot, a fault: 22 us on the build machine.
 const WRITE_FAULT: Duration = Duration::from_micros(22);
-/// Slots logged at once.
+/// Maximum number of slots logged at the same time.
 const WRITTEN_MOST: usize = 2;
 
-/// What a sensor did and what that cost.
+/// Work of a sensor, and its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SensorCost {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Windows looked at.
+    /// Number of windows sampled.
     pub windows: u64,
-    /// Windows of the latest sample: its share, as the budget had it then.
+    /// Windows of the latest sample: the share that the budget allowed then.
     pub latest_windows: u64,
-    /// Ticks without a sample, because the budget did not pay for one.
+    /// Number of ticks without a sample because the budget did not pay for one.
     pub ticks_without: u64,
-    /// Times it left something alone because a giant of it was being moved: no failure, and tried again.
+    /// Number of times it skipped memory because its giant was being moved; not a failure, and tried again later.
     pub claimed: u64,
-    /// Times the guest had to wait: touches of windows that were aside, first writes to pages that were logged, pauses.
+    /// Number of times the guest waited: touches of windows that were aside, first writes to logged pages, pauses.
     pub waits: u64,
     /// CPU time in the manager's thread.
     pub cpu: Duration,
@@ -98,10 +101,10 @@ impl SensorCost {
     }
 }
 
-/// What the slower sensors did, by name.
+/// Work and cost of the slower sensors, by name.
 pub type SensorCosts = BTreeMap<&'static str, SensorCost>;
 
-/// The slower sensors of one VM and what they saw last, by row of its snapshot.
+/// The slower sensors of one VM and their latest values, by row of its snapshot.
 pub(super) struct Sampling {
     windows: Vec<WindowIndex>,
     /// Pages present at the latest tick, by row.
@@ -112,17 +115,17 @@ pub(super) struct Sampling {
     guest_tables: Option<GuestTables>,
 }
 
-/// The access sensor of a VM, shared with whoever has to see every window in its place.
+/// Access sensor of a VM, shared with callers that need every window in its place.
 #[derive(Clone)]
 pub(super) struct SharedAccess(Arc<AccessAndSwaps>);
 
 struct AccessAndSwaps {
-    /// Swaps share it; who wants to see every window in its place has it alone. Taken before `sampling`.
+    /// Shared by swaps, exclusive for callers that need every window in its place. Taken before `sampling`.
     swaps: RwLock<()>,
     sampling: Mutex<AccessSampling>,
 }
 
-/// As long as it lives, no window is aside or on its way.
+/// While this exists, no window is aside or on its way.
 pub(super) struct InPlace<'a> {
     sampling: MutexGuard<'a, AccessSampling>,
     _no_swap: RwLockWriteGuard<'a, ()>,
@@ -133,7 +136,7 @@ impl SharedAccess {
         SharedAccess(Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) }))
     }
 
-    /// Brings every window back. None is aside as long as the answer lives.
+    /// Brings every window back. No window is aside while the returned value exists.
     pub(super) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
         let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
         let mut sampling = self.lock();
@@ -141,44 +144,45 @@ impl SharedAccess {
         InPlace { sampling, _no_swap: no_swap }
     }
 
-    /// What threads swap windows with, each with its own. `None` where windows are not moved.
+    /// Swappers, one for each thread. `None` where windows are not moved.
     pub(super) fn swappers(&self, threads: u16) -> Option<Vec<Swapper>> {
         Some(Swapper::several(self.lock().mover.as_ref()?.aside(), threads))
     }
 
-    /// Calls `swap` while nobody looks who wants to see every window in its place. Several threads may swap at once.
+    /// Calls `swap` while no caller needs every window in its place. Several threads may swap at the same time.
     pub(super) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
         let _turn = self.0.swaps.read().unwrap_or_else(PoisonError::into_inner);
         swap()
     }
 
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
-        // A thread that panicked half-way has left windows aside; the mover brings them back, and nobody is told of them.
+        // A thread that panicked half-way leaves windows aside. The mover brings them back, and no
+        // sample reports them.
         self.0.sampling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 pub(super) struct AccessSampling {
     vm: VmId,
-    /// In reports: whether it sees every touch or not.
+    /// Name in reports, which says whether it sees every touch.
     name: &'static str,
-    // Before the mover: it brings back what it took.
+    // Dropped before the mover: it brings back the windows that it took.
     sampler: Box<dyn AccessSampler>,
-    /// Where windows are moved, which swaps do too.
+    /// Moves windows for samples and swaps; `None` where windows are not moved.
     mover: Option<WindowMover>,
     rotation: Rotation,
     share: Share,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
-    /// How many windows were there to be sampled at the latest start.
+    /// Number of windows that could be sampled at the latest start.
     backed: usize,
-    /// Which of them were on base pages.
+    /// Those of them that were on base pages.
     small: Vec<WindowIndex>,
     is_under_way: bool,
-    /// Whether the report says why the sensor sees nothing any more.
+    /// Whether the report already says why the sensor has ended.
     is_end_told: bool,
-    /// Not yet reported.
+    /// Cost that is not reported yet.
     cost: SensorCost,
     failures: u64,
     refills: Refills,
@@ -195,7 +199,7 @@ struct WrittenSampling {
     second_level: Arc<dyn SecondLevel>,
     sensor: WriteSensor,
     share: Share,
-    /// Slots whose interval runs.
+    /// Number of slots with a running interval.
     slots: usize,
     began_cpu: Duration,
     pages: Vec<Option<u16>>,
@@ -207,13 +211,13 @@ struct GuestTables {
     mappings: Vec<GuestMapping>,
 }
 
-/// What is known of every row beside its host backing. No window goes aside while this lives.
+/// Known values of every row beside its host backing. No window goes aside while this exists.
 pub(super) struct Columns<'a> {
     sampling: &'a Sampling,
     access: Option<MutexGuard<'a, AccessSampling>>,
 }
 
-/// A question of a policy that nothing here can answer.
+/// A question of a policy that no sensor here can answer.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     pub question: &'static str,
@@ -221,15 +225,15 @@ pub(super) struct Unanswered {
 }
 
 impl Unanswered {
-    /// For reports.
+    /// Line for the report.
     pub(super) fn line(&self, vm: VmId) -> String {
         format!("{vm}: {}: {}", self.question, self.why)
     }
 }
 
 impl Sampling {
-    /// The sensors that `needs` names and this VM and host have. For each that they have not, `unanswered` gets a line.
-    /// All together use no more than `budget` of a core, but for the bursts of the access sensor.
+    /// Starts the sensors that `needs` names and that this VM and host have. Each missing one adds a line to
+    /// `unanswered`. All together use at most `budget` of a core, except for bursts of the access sensor.
     pub(super) fn new(
         host: &Arc<dyn Host>,
         vm: &ManagedVm,
@@ -245,7 +249,7 @@ impl Sampling {
         sampling
     }
 
-    /// Starts the sensors that `needs` names and that are not there yet. What can not be had here is given back.
+    /// Starts the sensors that `needs` names and that are not running yet. Returns those that are not available here.
     pub(super) fn start_sensors(
         &mut self,
         host: &Arc<dyn Host>,
@@ -277,7 +281,7 @@ impl Sampling {
         missing
     }
 
-    /// Ends the sensors that `needs` does not name, none of which is at work; the others share the budget from now on.
+    /// Ends the sensors that `needs` does not name, none of which is at work. The others share the budget from now on.
     pub(super) fn keep_sensors(&mut self, needs: Needs, budget: PerTenThousand) {
         let Sampling { access, zero, written, guest_tables, .. } = self;
         access.take_if(|_| !needs.access);
@@ -290,7 +294,8 @@ impl Sampling {
         written.iter_mut().for_each(|written| written.share.set_budget(budget));
     }
 
-    /// Ends what is under way. Afterwards every window is where the guest sees it, and no slot is logged for a sample.
+    /// Ends all samples under way. Afterwards every window is where the guest sees it, and no slot is logged
+    /// for a sample.
     pub(super) fn finish(&mut self, host: &dyn Host, report: &mut ManagerReport) {
         if let Some(written) = &mut self.written {
             written.finish(host, &self.windows, report);
@@ -300,7 +305,8 @@ impl Sampling {
         }
     }
 
-    /// Forgets what was seen: it was another guest's. Nothing is under way; what samples cost, and when the next ones may come, stays.
+    /// Forgets all values: they belong to another guest. No sample is under way. The cost of samples and the time of
+    /// the next ones stay.
     pub(super) fn forget(&mut self) {
         let Sampling { windows: _, resident, access, zero, written, guest_tables } = self;
         resident.fill(0);
@@ -310,15 +316,15 @@ impl Sampling {
         guest_tables.iter_mut().for_each(|tables| tables.mappings.fill(GuestMapping::Unknown));
     }
 
-    /// The access sensor, if there is one.
+    /// Access sensor, if there is one.
     pub(super) fn access(&self) -> Option<SharedAccess> {
         self.access.clone()
     }
 
-    /// Looks again where it is time, and begins the next samples. `rows` is what was sensed at this tick, `acted_on` the windows
-    /// that were asked to change at it: their guest waited for them just now, and is not made to wait for a sample as well.
-    /// Nor is one that is filling a window: that it is used is plain, and if it were seen untouched the moment after, it would
-    /// count as idle.
+    /// Runs the sensors that are due and begins the next samples. `rows` is the snapshot of this tick, `acted_on` the
+    /// windows of its plan: the guest has just waited for them, and must not wait for a sample as well. A window that
+    /// the guest is filling is not sampled either. It is plainly in use, but would count as idle if no touch were
+    /// seen in the next moment.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
@@ -338,7 +344,7 @@ impl Sampling {
         if let Some(written) = &mut self.written {
             written.start_slots(host, has_acted, report);
         }
-        // Last: what was taken aside is not to be looked at.
+        // Last, since a window that is aside cannot be scanned.
         if let Some(access) = &self.access {
             let is_settled =
                 |window: &WindowIndex| rows.row(*window).is_some_and(|row| rows.resident[row] == self.resident[row]);
@@ -348,19 +354,19 @@ impl Sampling {
         self.resident.clone_from(&rows.resident);
     }
 
-    /// Whether much is new and the next share should be looked at soon.
+    /// Whether much is new, so that the next share should be sampled soon.
     pub(super) fn is_bursting(&self) -> bool {
         self.access.as_ref().is_some_and(|access| access.lock().share.is_bursting())
     }
 
-    /// What is known of every row.
+    /// Known values of every row.
     pub(super) fn columns(&self) -> Columns<'_> {
         Columns { sampling: self, access: self.access.as_ref().map(SharedAccess::lock) }
     }
 }
 
 impl Columns<'_> {
-    /// What is known of a row, beside its host backing.
+    /// Completes a row by its values beside the host backing.
     pub(super) fn fill(&self, index: usize, row: WindowRow) -> WindowRow {
         let Sampling { zero, written, guest_tables, .. } = self.sampling;
         let is_present = row.backing != Backing::Unbacked;
@@ -392,7 +398,7 @@ impl AccessSampling {
         Ok(AccessSampling { mover, refills, ..AccessSampling::of_sampler(vm.id, name, sampler, windows, share) })
     }
 
-    /// Nothing was looked at yet, and no windows are moved.
+    /// A sensor that has sampled nothing yet and moves no windows.
     fn of_sampler(
         vm: VmId,
         name: &'static str,
@@ -427,8 +433,8 @@ impl AccessSampling {
         self.backed = 0;
     }
 
-    /// A burst is for windows that are small still: about them there is something to decide soon. Of the others it is enough to
-    /// know in the end that they are idle.
+    /// Bursts are for windows that are still small, since their decisions come soon. For the others it is enough to
+    /// learn in the end that they are idle.
     fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
         if self.is_end_told {
             return;
@@ -498,7 +504,7 @@ impl AccessSampling {
         self.cost.add_sample(windows, events, cpu);
     }
 
-    /// Hands over what is not yet reported.
+    /// Adds to the report what it does not have yet.
     fn tell(&mut self, report: &mut ManagerReport) {
         let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } =
             std::mem::take(&mut self.cost);
@@ -521,7 +527,7 @@ impl AccessSampling {
     }
 }
 
-/// The sensor that sees every touch: which one is a matter of the backing.
+/// The sensor that sees every touch; its kind depends on the backing.
 fn exact_sampler(
     host: &Arc<dyn Host>,
     ram: Arc<GuestRam>,
@@ -541,7 +547,7 @@ fn exact_sampler(
     }
 }
 
-/// The kernel's own monitor, which may miss touches: for where the exact sensors can not be had.
+/// The kernel's own monitor, which may miss touches, for VMs without an exact sensor.
 fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
     if ram.backing().fixed_page().is_some_and(|page| page > PageSize::Huge2M) {
         return Err("the kernel has one accessed bit for each page of 1 GiB".into());
@@ -614,7 +620,7 @@ impl WrittenSampling {
         })
     }
 
-    /// What somebody else had claimed is no failure: it is looked at another time.
+    /// A slot that another part had claimed is not a failure: it is sampled another time.
     fn tell_claimed(&mut self, report: &mut ManagerReport) {
         if let claimed @ 1.. = self.sensor.take_claimed() {
             report.sensor_costs.entry("written").or_default().claimed += claimed;
@@ -670,7 +676,7 @@ impl WrittenSampling {
 
 impl Drop for WrittenSampling {
     fn drop(&mut self) {
-        // A loop that is dropped half-way leaves no slot at 4 KiB. What refuses that now is the VM's end anyway.
+        // A loop that is dropped half-way leaves no slot at 4 KiB. An error here can only mean the end of the VM.
         let _ = self.sensor.end(self.second_level.as_ref());
     }
 }
@@ -708,7 +714,7 @@ impl GuestTables {
             Ok(Walked { tables, waits, cpu_elsewhere }) => {
                 for (window, mapping) in tables.windows {
                     if let Ok(row) = windows.binary_search(&window) {
-                        // A table that was not read may map it.
+                        // A table that could not be read may map it.
                         let is_known = tables.is_complete || mapping != GuestMapping::Unmapped;
                         self.mappings[row] = if is_known { mapping } else { GuestMapping::Unknown };
                     }
@@ -717,7 +723,7 @@ impl GuestTables {
                 cost.add_sample(windows.len() as u64, waits, cpu);
             }
         }
-        // Time and not CPU time: whoever is asked for the roots works as well, or has the guest wait.
+        // Elapsed time, not CPU time: the process that supplies the roots works as well, or makes the guest wait.
         let spent = host.now().since(began_at);
         let pause = spent.saturating_mul(PerTenThousand::ALL.get() / SAMPLING_BUDGET.get());
         self.next_at = host.now() + self.source.every().max(pause);
@@ -730,7 +736,7 @@ fn part_of_each(budget: PerTenThousand, needs: Needs) -> PerTenThousand {
     PerTenThousand::new(budget.get() / sharers.max(1) as u32)
 }
 
-/// The windows that can be looked at one by one: what is on a giant page can neither be taken aside nor given back.
+/// Windows that can be sampled one by one: those on a giant page can neither be taken aside nor given back.
 fn backed_by_pages_of_their_own(rows: &VmSnapshot) -> Vec<WindowIndex> {
     let is_own = |row: &usize| !matches!(rows.backing[*row], Backing::Unbacked | Backing::Giant1G);
     (0..rows.len()).filter(is_own).map(|row| rows.windows[row]).collect()
@@ -746,12 +752,12 @@ mod tests {
     use crate::host::fake::FakeHost;
     use crate::sensors::access::AccessSample;
 
-    /// What is left of a sensor whose userfaultfd cannot be read.
+    /// A sensor with a userfaultfd that can no longer be read.
     struct Ended;
 
     impl AccessSampler for Ended {
         fn start(&mut self, _: &dyn Host, _: &[WindowIndex]) {
-            panic!("who has ended is not asked");
+            panic!("a sensor that has ended is not asked");
         }
 
         fn finish(&mut self, _: &dyn Host) -> AccessSample {
@@ -763,7 +769,7 @@ mod tests {
         }
     }
 
-    /// A sensor that sees no touch of any window it was asked to look at.
+    /// A sensor that sees no touch of any window of its sample.
     #[derive(Default)]
     struct Idle(Vec<WindowIndex>);
 
@@ -785,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_lasts_until_every_window_was_looked_at_once_without_news() {
+    fn a_burst_lasts_until_every_window_was_sampled_once_without_news() {
         const WINDOWS: usize = 4 * ACCESS_LEAST;
         let host = FakeHost::default();
         let windows: Vec<_> = (0..WINDOWS as u64).map(WindowIndex::new).collect();
@@ -806,14 +812,14 @@ mod tests {
             sampling.finish(&host);
             sampling.share.is_bursting()
         };
-        // The first look at each window is news: four samples, each of which begins the burst anew. The next four bring
-        // none, and the burst ends with the last of them.
+        // The first sample of each window is news: four samples, each of which restarts the burst. The next four
+        // bring none, and the burst ends with the last of them.
         let bursting: Vec<bool> = (0..8).map(|_| sample()).collect();
         assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
     }
 
     #[test]
-    fn a_sensor_that_has_ended_is_told_once_with_its_reason_and_not_asked_again() {
+    fn a_sensor_that_has_ended_is_reported_once_with_its_reason_and_not_used_again() {
         let (host, windows) = (FakeHost::default(), vec![WindowIndex::new(0)]);
         let limits = ShareLimits {
             budget: PerTenThousand::ALL,

@@ -1,16 +1,18 @@
-//! Whether the kernel is asked for another huge page, on a host that has none. A question that ends in a no is dear: the kernel compacts
-//! its memory, 20 to 40 ms of CPU each (`experiment run fragmented`, a host of 24 GiB), and may move pages of guests.
+//! Decides whether to ask the kernel for another huge page, on a host that has none. A failed request is expensive:
+//! the kernel compacts its memory, which takes 20 to 40 ms of CPU (`experiment run fragmented`, a host of 24 GiB),
+//! and may move pages of guests.
 //!
 //! ```text
-//!           no huge page to be had
+//!            no huge page available
 //!   Plenty ───────────────────────▶ Scarce   asked for as many windows as blocks of 2 MiB have become free since,
 //!     ▲                               │      and once in a while for one all the same: after 500 times what
-//!     └─── that one had its page: ────┘      the question took, twice that, … a minute
+//!     └─── that one had its page: ────┘      the request took, twice that, … a minute
 //!          compaction makes some
 //! ```
 //!
-//! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`, Documentation/admin-guide/mm/transhuge.rst). What a question
-//! takes depends on the kernel: one that has just compacted in vain says no at once, for a while (mm/compaction.c, `defer_compaction`).
+//! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`,
+//! Documentation/admin-guide/mm/transhuge.rst). The cost of a request depends on the kernel: after a compaction
+//! without success, it refuses at once for a while (mm/compaction.c, `defer_compaction`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,48 +22,49 @@ use wideleaf_policies::{Moment, OutcomeResult, Refusal};
 use crate::host::Host;
 use crate::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
 
-/// The wait after the first refusal, in times of the CPU time it took: 0.2 % of a core go into such questions at most. It doubles with each.
+/// Wait after the first refusal, as a multiple of its CPU time: failed requests use at most 0.2 % of a core. Each
+/// further one doubles it.
 const PAUSE_TIMES: u32 = 500;
 const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
-/// Shared by the threads that copy.
+/// State of the host's huge pages, shared by the threads that copy.
 #[derive(Debug, Default)]
 pub(super) struct Scarcity(Mutex<Option<Scarce>>);
 
-/// What is known of a host that had no huge page.
+/// State of a host that had no huge page.
 #[derive(Clone, Copy, Debug)]
 struct Scarce {
-    /// From one attempt to the next.
+    /// Time between two attempts.
     pause: Duration,
-    /// When it is asked in spite of that.
+    /// Moment of the next attempt without a free block.
     next_attempt: Moment,
-    /// Huge pages in free blocks that were not to be had: the kernel's reserves, or those of another node.
+    /// Huge pages in free blocks that the kernel did not hand out: its reserves, or those of another node.
     kept: u64,
-    /// How many more may be asked for at this tick; `None` before the first question.
+    /// Number of pages that may still be requested at this tick; `None` before the first request.
     left: Option<u64>,
 }
 
-/// Why the kernel may be asked.
+/// Reason why the kernel may be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grounds {
-    /// Nothing speaks against it.
+    /// No refusal so far.
     Plenty,
-    /// A block is free.
+    /// At least one block is free.
     FreeBlock,
-    /// It is time to try.
+    /// The wait is over.
     Attempt,
 }
 
 impl Scarcity {
-    /// Free blocks are counted anew.
+    /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
         if let Some(scarce) = &mut *self.lock() {
             scarce.left = None;
         }
     }
 
-    /// Whether the kernel may be asked for a huge page, one.
+    /// Whether the manager may ask the kernel for one huge page.
     pub fn may_ask(&self, host: &dyn Host) -> Option<Grounds> {
         match &mut *self.lock() {
             None => Some(Grounds::Plenty),
@@ -69,12 +72,12 @@ impl Scarcity {
         }
     }
 
-    /// What came of it, in that much time of a CPU.
+    /// Learns the result of a request and its CPU time.
     pub fn learn(&self, host: &dyn Host, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
         let mut state = self.lock();
         match (result, grounds) {
             (OutcomeResult::Refused(Refusal::NoHugePage), _) => {
-                // Several threads may have asked before the first of them was refused: theirs are one refusal.
+                // Several threads may have asked before the first refusal: theirs count as one refusal.
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
@@ -105,14 +108,14 @@ impl Scarce {
         let now = host.now();
         let is_due = now >= self.next_attempt;
         if is_due {
-            // Whatever becomes of this one, the next one waits.
+            // The next attempt waits, whatever the result of this one is.
             self.next_attempt = now + self.pause;
         }
         is_due.then_some(Grounds::Attempt)
     }
 }
 
-/// None where the kernel does not say.
+/// Free huge pages now; 0 where the kernel does not report them.
 fn free_now(host: &dyn Host) -> u64 {
     host.read_text(BUDDYINFO).map_or(0, |text| free_huge_pages(&text))
 }
@@ -124,14 +127,14 @@ mod tests {
 
     const NO: OutcomeResult = OutcomeResult::Refused(Refusal::NoHugePage);
 
-    /// A question that takes so little that the wait is the shortest.
+    /// CPU time so short that the wait is the shortest.
     const CHEAP: Duration = Duration::from_millis(1);
 
     fn set_free(host: &FakeHost, huge_pages: u64) {
         host.set_text(BUDDYINFO, &format!("Node 0, zone Normal 9 9 9 9 9 9 9 9 9 {huge_pages} 0\n"));
     }
 
-    /// A host that had a huge page too few a moment ago, with so many in free blocks that nobody can have.
+    /// A host that has just refused a huge page, with `kept` pages in free blocks that it does not hand out.
     fn scarce(kept: u64) -> (FakeHost, Scarcity) {
         let (host, scarcity) = (FakeHost::default(), Scarcity::default());
         set_free(&host, kept);
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_back_before_a_refusal_for_want_of_a_page() {
+    fn every_request_is_allowed_before_a_refusal_for_want_of_a_page() {
         let (host, scarcity) = (FakeHost::default(), Scarcity::default());
         for result in [OutcomeResult::Done, OutcomeResult::Refused(Refusal::Busy)] {
             assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn after_it_as_many_are_asked_for_as_blocks_have_become_free_since() {
+    fn after_a_refusal_there_are_as_many_requests_as_newly_free_blocks() {
         let (host, scarcity) = scarce(3);
         assert_eq!(scarcity.may_ask(&host), None);
         set_free(&host, 5);
@@ -162,7 +165,7 @@ mod tests {
             [(); 3].map(|()| scarcity.may_ask(&host)),
             [Some(Grounds::FreeBlock), Some(Grounds::FreeBlock), None]
         );
-        // They were had, and one of those that the kernel kept: it has fewer to keep now.
+        // The kernel gave those, and one that it had kept: now it has fewer to keep.
         set_free(&host, 2);
         scarcity.learn(&host, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
         scarcity.begin_tick();
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_free_and_not_to_be_had_are_not_asked_for_again() {
+    fn free_blocks_that_the_kernel_keeps_are_not_requested_again() {
         let (host, scarcity) = scarce(0);
         set_free(&host, 7);
         scarcity.begin_tick();
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_asked_for_all_the_same_at_growing_intervals() {
+    fn attempts_without_a_free_block_come_at_growing_intervals() {
         let (host, scarcity) = scarce(0);
         let mut asked_at = Vec::new();
         for second in 0..200 {
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dearer_a_question_the_longer_the_wait_and_a_minute_at_most() {
+    fn an_expensive_refusal_means_a_longer_wait_up_to_a_minute() {
         for (cpu_ms, second_attempt) in [(20, 10), (40, 20), (1000, 60)] {
             let (host, scarcity) = (FakeHost::default(), Scarcity::default());
             scarcity.learn(&host, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_was_not_made_is_not_repeated_at_once_and_no_refusal() {
+    fn an_attempt_that_was_not_made_waits_and_counts_as_no_refusal() {
         let (host, scarcity) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn when_compaction_makes_pages_again_nothing_is_held_back() {
+    fn every_request_is_allowed_once_compaction_makes_pages_again() {
         let (host, scarcity) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
         assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));

@@ -1,14 +1,14 @@
-//! What a tick sees of every window, and which windows no policy is to name.
+//! Senses every window at a tick, and marks the windows that no policy may name.
 //!
 //! ```text
 //!   host backing ─┐                                          the whole VM: gone, left alone, panicked
-//!   slots         ├─▶ rows of a VM ── ready_at = NEVER ◀──── windows: can not be huge, kept holes, a giant under way,
-//!   samples      ─┘        │                                          memslots that somebody else holds
+//!   slots         ├─▶ rows of a VM ── ready_at = NEVER ◀──── windows: cannot be huge, kept holes, a giant under way,
+//!   samples      ─┘        │                                          memslots that others hold
 //!                          └── KVM's totals ─▶ check
 //! ```
 //!
-//! RAM of another process comes and goes while it is looked at. A look that fails is counted, told once until the next that
-//! succeeds, and its windows count as unbacked, which no policy acts on.
+//! RAM of another process comes and goes during a scan. A failed scan is counted, logged once until the next success,
+//! and its windows count as unbacked, which no policy acts on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,20 +26,20 @@ use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
 
 impl ManagerLoop {
-    /// Asks every gate. Whoever is gone stays so.
+    /// Asks every gate. A VM that is gone stays so.
     pub(super) fn ask_gates(&mut self) {
         for (gate, vm) in self.gates.iter_mut().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone) {
             *gate = self.steering.gate_state(vm);
             match gate {
                 GateState::Open => {}
                 GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
-                // The guest's manager has its name, and says so.
+                // The guest's manager knows its name, and reports it.
                 GateState::Gone => tracing::debug!("{} has ended", vm.id),
             }
         }
     }
 
-    /// Looks at all VMs.
+    /// Senses all VMs.
     pub(super) fn sense(&mut self) -> Snapshot {
         let host = self.sense_host();
         let mut vms: Vec<_> = (0..self.vms.len()).map(|index| self.sense_vm(index)).collect();
@@ -56,8 +56,8 @@ impl ManagerLoop {
         rows
     }
 
-    /// KVM's totals: asked once of each second level, and held against all the RAM that has it. Of a VM that is gone the samples end with
-    /// the last that was seen.
+    /// Reads KVM's totals once for each second level, and compares them with all the RAM that has it. The samples of
+    /// a VM that is gone end with the last one before its end.
     fn sense_totals(&mut self, vms: &mut [VmSnapshot]) {
         let is_there = |gates: &[GateState], index: usize| gates[index] != GateState::Gone;
         for index in (0..vms.len()).filter(|index| is_there(&self.gates, *index)).collect::<Vec<_>>() {
@@ -73,7 +73,7 @@ impl ManagerLoop {
         }
         for first in 0..vms.len() {
             let parts = || (first..vms.len()).filter(|index| self.second_level_of[*index] == first);
-            // While a giant is exchanged the two readings are of different moments.
+            // During the exchange of a giant, the two readings belong to different moments.
             let is_steady = parts().all(|index| is_there(&self.gates, index) && !self.giants.is_under_way_in(index));
             if let (true, Some(stats)) = (is_steady && parts().next().is_some(), vms[first].mapping) {
                 let possible = parts().map(|index| large_windows(&vms[index])).sum();
@@ -82,7 +82,7 @@ impl ManagerLoop {
         }
     }
 
-    /// One row for each window of a VM, whatever fails: or the row numbers would shift.
+    /// One row for each window of a VM, also after failures: otherwise the row numbers would shift.
     fn sense_rows(&mut self, index: usize) -> VmSnapshot {
         let vm = &self.vms[index];
         let ranges = match self.gates[index] {
@@ -126,7 +126,7 @@ impl ManagerLoop {
         };
     }
 
-    /// Counts it, and says so at the first of several in a row.
+    /// Counts a failure, and logs the first of several in a row.
     fn tell_of_failure(&mut self, index: usize, sensor: &'static str, error: &dyn std::error::Error) -> bool {
         *self.report.sensor_failures.entry(sensor).or_default() += 1;
         let is_first = self.failing.insert((index, sensor));
@@ -136,7 +136,8 @@ impl ManagerLoop {
         is_first
     }
 
-    /// Marks the windows that may not be named now: all, or those that can never be huge and those with holes that are to stay.
+    /// Marks the windows that no policy may name now: all, or those that can never be huge and those with holes
+    /// that must stay.
     fn hold_back(&self, index: usize, rows: &mut VmSnapshot) {
         if self.is_left_alone[index] || self.gates[index] != GateState::Open {
             rows.ready_at.fill(NEVER);
@@ -193,7 +194,7 @@ fn unbacked(gpa: GpaRange) -> impl Iterator<Item = WindowBacking> {
     gpa.windows().map(|window| WindowBacking { window, resident: 0, backing: Backing::Unbacked })
 }
 
-/// What backs every window of a VM, range by range, each as of a moment at which no giant was being exchanged.
+/// Backing of every window of a VM, range by range, each at a moment without an exchange of a giant.
 fn host_backing(
     sensor: &mut HostBackingSensor,
     host: &dyn Host,
@@ -210,7 +211,7 @@ fn host_backing(
     vm.ranges.iter().map(steadily).collect()
 }
 
-/// Marks the windows of memslots that somebody else holds: no action is to name them.
+/// Marks the windows of memslots with dirty logs that other parts of the VMM switched on: no action may name them.
 fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
     for slot in own.iter().flat_map(|own| own.of_others()) {
         told.insert((rows.vm, slot.id));
@@ -220,7 +221,7 @@ fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTre
     }
 }
 
-/// What KVM may map large.
+/// Number of windows that KVM may map large.
 fn large_windows(rows: &VmSnapshot) -> u64 {
     (0..rows.len()).filter(|row| rows.backing[*row].is_large() && !rows.is_held[*row]).count() as u64
 }
@@ -234,8 +235,8 @@ fn check_totals(check: &mut Option<KvmCheck>, stats: MappingStats, possible: u64
     check.contradictions += u64::from(large > possible + SLACK);
 }
 
-/// By VM: the first that has the same second level, itself where it is the first or has none. Of one guest there may be several, one for each
-/// kind of RAM.
+/// By VM: index of the first VM with the same second level; its own index if it is the first or has none. One guest
+/// may have several entries, one for each kind of RAM.
 pub(super) fn firsts_of_second_levels(vms: &[ManagedVm]) -> Vec<usize> {
     let second_level = |vm: &ManagedVm| vm.second_level.as_ref().map(|kvm| Arc::as_ptr(kvm).cast::<()>());
     let first = |(index, vm): (usize, &ManagedVm)| match second_level(vm) {

@@ -1,4 +1,4 @@
-//! What others tell a running loop: whether to act, and for how much. Read at each tick and before each action.
+//! Commands to a running loop: whether to act, and within which limits. Read at each tick and before each action.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,11 +8,11 @@ use wideleaf_policies::BudgetLimits;
 use super::ManagedVm;
 use crate::gate::{GateState, LeftAlone};
 
-/// See the module.
+/// Commands of the loop's users; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Steering {
     is_paused: AtomicBool,
-    /// Not yet taken over.
+    /// New limits that the loop has not taken over yet.
     limits: Mutex<Option<BudgetLimits>>,
 }
 
@@ -25,12 +25,12 @@ impl Steering {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
     }
 
-    /// New limits, once.
+    /// Takes the new limits, once.
     pub fn take_limits(&self) -> Option<BudgetLimits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether a VM may be acted on now: as its gate says, and not while all is paused.
+    /// Whether a VM may be acted on now: its gate's state, or closed while the manager is paused.
     pub fn gate_state(&self, vm: &ManagedVm) -> GateState {
         match vm.gate.as_ref().map_or(GateState::Open, |gate| gate.state()) {
             GateState::Open if self.is_paused.load(Ordering::Relaxed) => GateState::Closed(LeftAlone::Asked),

@@ -1,14 +1,16 @@
-//! Another policy for a loop that is at work. It begins without a past, upon the snapshot of the next tick; what a sensor has found out
-//! stays where both policies ask for it.
+//! Replaces the policy of a running loop. The new one begins without a past, with the snapshot of the next tick.
+//! Values of a sensor stay where both policies ask for it.
 //!
 //! ```text
-//!   a wish ─▶ recorded? at faults? RAM, memslots? ─▶ the giant under way arrives ─▶ sensors that are missing start ─▶ those that nobody
-//!                └───────── SwitchError: the policy before goes on ◀────────────────── one can not be had             asks any more end
+//!   a wish ─▶ recorded? at faults? RAM, memslots? ─▶ the giant under way arrives ─▶ missing sensors start ─▶ sensors that the policy
+//!                └───────── SwitchError: the policy before goes on ◀────────────────── one is not available    does not need end
 //! ```
 //!
-//! A guest that begins anew has its policy anew: the loop rests while its RAM is cleared, and forgets the guest that was there.
+//! When the guest begins anew, so does its policy: the loop rests while the RAM is cleared, and forgets
+//! the previous guest.
 //!
-//! A policy that a run began with is taken back as it was taken then: without a sensor that it had to do without.
+//! The policy that a run began with can always come back under the conditions of the start: without a sensor that
+//! was missing then.
 
 use std::sync::{Arc, PoisonError};
 
@@ -22,41 +24,43 @@ use super::{ManagedVm, ManagerLoop, lock};
 use crate::second_level::Slot;
 use crate::side_mapping::GIANT;
 
-/// Why a policy does not take over. The one before goes on.
+/// Why a policy does not take over. The previous one continues.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// The recording names one policy, and whoever replays it holds all plans against that one.
-    #[error("it is recorded, and a recording is of one policy: start it without --record")]
+    /// The recording names one policy, and a replay compares all plans with that one.
+    #[error("it is recorded, and a recording holds one policy; start it without --record")]
     Recorded,
-    /// The present one answers faults, or has RAM that nobody else can use.
-    #[error("{0} answers the guest's faults, which can not wait for another: start it with another --policy")]
+    /// The present policy answers faults, or has RAM that no other policy can use.
+    #[error("{0} answers the guest's faults and cannot be replaced at run time; start it with another --policy")]
     AnswersFaults(&'static str),
-    /// The wanted one answers faults, and some have been answered.
-    #[error("{0} answers the guest's faults from the first on: start it with --policy {0}")]
+    /// The wanted policy answers faults, and some were answered before.
+    #[error("{0} must answer the guest's faults from the first one on; start it with --policy {0}")]
     BeginsAtFirstFault(&'static str),
-    /// RAM did not start as the policy takes it.
+    /// The RAM did not start as the policy needs it.
     #[error(
-        "{policy} has all RAM on large pages before the guest runs, and here {windows} windows are not: start it with --policy {policy}"
+        "{policy} needs all RAM on large pages before the guest runs, and {windows} windows are not; start it with \
+         --policy {policy}"
     )]
     NotHuge {
-        /// The policy.
+        /// Name of the policy.
         policy: &'static str,
-        /// Windows that are not on large pages.
+        /// Number of windows that are not on large pages.
         windows: usize,
     },
-    /// No memslot holds a giant.
+    /// No memslot contains a whole giant.
     #[error(
-        "{0} makes pages of 1 GiB, which KVM maps in memslots as large, and here they are smaller: start it with --policy {0}"
+        "{0} makes pages of 1 GiB, which need memslots of at least that size, and here they are smaller; start it \
+         with --policy {0}"
     )]
     SmallSlots(&'static str),
-    /// A sensor that it asks can not be had now.
-    #[error("{policy} asks {question}, and that can not be seen: {why}")]
+    /// A sensor that the policy asks is not available now.
+    #[error("{policy} needs to know {question}, and no sensor can tell: {why}")]
     Unanswered {
-        /// The policy.
+        /// Name of the policy.
         policy: &'static str,
-        /// What it wants to know.
+        /// What the policy needs to know.
         question: &'static str,
-        /// Why nothing can tell.
+        /// Why no sensor can tell.
         why: String,
     },
     /// The loop has ended.
@@ -65,13 +69,15 @@ pub enum SwitchError {
 }
 
 impl ManagerLoop {
-    /// Has `policy` decide from the next tick on. A giant that is being moved arrives first, which takes as long as its copy.
+    /// Makes `policy` decide from the next tick on. Waits first for a giant that is being moved, for as long as
+    /// its copy takes.
     ///
     /// # Errors
-    /// [`SwitchError`]: what the policy needs and a run has from its start alone. Nothing has changed then.
+    /// [`SwitchError`] if the policy needs something that only the start of a run can provide. Nothing
+    /// has changed then.
     pub fn switch_policy(&mut self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
         self.may_switch_to(policy.as_ref())?;
-        // The outcome of a giant is for the policy that planned it.
+        // The outcome of a giant belongs to the policy that planned it.
         self.rest();
         let unanswered = self.change_sensors(policy.as_ref())?;
         self.report.unanswered = unanswered;
@@ -85,14 +91,15 @@ impl ManagerLoop {
         Ok(())
     }
 
-    /// Ends what is under way: a giant arrives, windows come back from where they were looked at.
+    /// Ends all moves and samples: a giant arrives, and windows that were aside come back.
     pub(super) fn rest(&mut self) {
         self.finish_last_giant();
         self.finish_samples();
     }
 
-    /// Begins anew with `policy`, of the same kind as the one before: the guest is another one, in the same RAM. What was counted stays, but for
-    /// when memory was promoted, which is of the guest there is; who was left alone because something panicked still is.
+    /// Begins anew with `policy`, of the same kind as the one before: the RAM now holds another guest. Counts stay,
+    /// except for the moments of the first and last promotion, which belong to the guest. A VM that was left alone
+    /// after a panic still is.
     pub(super) fn begin_anew(&mut self, policy: Box<dyn Policy>) {
         *lock(&self.policy) = policy;
         for (states, vm) in self.states.iter_mut().zip(&mut self.sampling) {
@@ -141,13 +148,14 @@ impl ManagerLoop {
     }
 
     fn windows_not_large(&mut self) -> usize {
-        // What is aside looks unbacked.
+        // A window that is aside looks unbacked.
         self.finish_samples();
         let snapshot = self.sense();
         snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| !backing.is_large()).count()
     }
 
-    /// Starts the sensors that are missing and then ends those that nobody asks any more. Lines for the questions that stay open.
+    /// Starts the missing sensors, then ends those that no policy needs any more. Returns lines for
+    /// the open questions.
     fn change_sensors(&mut self, policy: &dyn Policy) -> Result<Vec<String>, SwitchError> {
         let needs = policy.needs();
         let had_access: Vec<bool> = self.sampling.iter().map(|sampling| sampling.access().is_some()).collect();
@@ -174,11 +182,11 @@ impl ManagerLoop {
         Ok(lines)
     }
 
-    /// Ends the sensors that `needs` does not name. No sample is under way, so that no window is aside.
+    /// Ends the sensors that `needs` does not name. No sample is under way, so no window is aside.
     fn keep_sensors(&mut self, needs: Needs) {
         let access = Arc::clone(&self.access);
         let mut shared = access.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever has a share of a sensor keeps it from ending.
+        // A shared sensor does not end while another part holds it.
         shared.clear();
         if !needs.access {
             self.swaps.fill_with(|| None);

@@ -1,12 +1,12 @@
-//! The loop in a thread of its own: it waits, ticks, and ends when it is told to or when all its VMs have.
+//! The loop in a thread of its own: it waits, ticks, and ends when told to or when all its VMs have ended.
 //!
 //! ```text
 //!   spawn ─▶ Waiting ── activate, pause ─▶ Called ─▶ tick ─▶ Active ── time, or urgent at a pulse ─▶ tick …
 //!                                                              └── stop, dropped ─▶ Stopping ─▶ the report
 //! ```
 //!
-//! Another policy takes over between two ticks, whichever of these it is, and who asked for it is answered. So is who wants the loop to rest: it
-//! does nothing until they let it go on.
+//! A new policy takes over between two ticks, in any of these states, and its requester gets a reply. A request to
+//! rest works the same way: the loop stays idle until it is released.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ use crate::host::Host;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
 use crate::sandboxed::{ThreadWork, thread_starts};
 
-/// The loop in its thread.
+/// Handle of a loop that runs in its thread.
 pub struct Manager {
     shared: Arc<Shared>,
     should_stop: Arc<AtomicBool>,
@@ -43,43 +43,43 @@ pub struct Manager {
     live: LiveSlot,
 }
 
-/// What will have become of a policy that was asked for.
+/// Pending reply to a request for another policy.
 #[derive(Debug)]
 pub struct PolicyAnswer(Receiver<Result<(), SwitchError>>);
 
 impl PolicyAnswer {
-    /// Waits for it: until the end of a tick, and of a giant that is being moved.
+    /// Waits for the reply: until the end of a tick, and of a giant that is being moved.
     ///
     /// # Errors
-    /// [`SwitchError`], with the policy before at work.
+    /// [`SwitchError`]; the previous policy continues.
     pub fn wait(self) -> Result<(), SwitchError> {
         self.0.recv().unwrap_or(Err(SwitchError::Ended))
     }
 }
 
-/// A loop that will rest.
+/// Pending reply to a request to rest.
 #[derive(Debug)]
 pub struct RestAnswer(Resting, Receiver<()>);
 
-/// A loop that rests until this is dropped, or lets it begin anew: nothing of it looks at guest RAM, moves, copies or splits any of it, or has a
-/// part of it aside, and none of its sensors is at work. One that has ended rests for ever.
+/// A loop that rests until this is dropped or lets it begin anew. It does not scan, move, copy or split guest RAM, no
+/// part of the RAM is aside, and none of its sensors is at work. A loop that has ended rests for ever.
 #[derive(Debug)]
 pub struct Resting(Sender<Box<dyn Policy>>);
 
 impl RestAnswer {
-    /// Waits for it: until the end of a tick, and of a giant that is being moved.
+    /// Waits until the loop rests: until the end of a tick, and of a giant that is being moved.
     pub fn wait(self) -> Resting {
         let RestAnswer(resting, rests) = self;
-        // Who does not answer has ended.
+        // A loop that does not answer has ended.
         let _ = rests.recv();
         resting
     }
 }
 
 impl Resting {
-    /// Lets the loop go on, with `policy`, and without anything it knew of the guest: it is another one.
+    /// Lets the loop continue with `policy` and without any knowledge of the previous guest.
     pub fn begin_anew(self, policy: Box<dyn Policy>) {
-        // Where it has ended there is nothing to go on.
+        // A loop that has ended does not continue.
         let _ = self.0.send(policy);
     }
 }
@@ -87,23 +87,23 @@ impl Resting {
 /// Why a manager does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// No thread to be had.
+    /// No thread could be started.
     #[error("cannot start the manager's thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The policy decides at the fault, and it can not be asked there.
-    #[error("the policy {policy} decides at the first touch, which it can not here: {source}")]
+    /// The policy decides at the fault, which is not possible here.
+    #[error("cannot use policy {policy}: it decides at first touch, which is not possible here: {source}")]
     FirstTouch {
-        /// The policy's name.
+        /// Name of the policy.
         policy: &'static str,
-        /// Why not.
+        /// Why first touches cannot be decided.
         source: FirstTouchError,
     },
-    /// The policy reserves frames, and none can be reserved.
-    #[error("the policy {policy} reserves frames, which it can not here: {source}")]
+    /// The policy reserves frames, which is not possible here.
+    #[error("cannot use policy {policy}: it reserves frames, which is not possible here: {source}")]
     ReservedFrames {
-        /// The policy's name.
+        /// Name of the policy.
         policy: &'static str,
-        /// Why not.
+        /// Why frames cannot be reserved.
         source: ReservedFramesError,
     },
 }
@@ -120,18 +120,18 @@ struct Wanted {
     wishes: VecDeque<Wish>,
 }
 
-/// What is done between two ticks.
+/// A request that the loop serves between two ticks.
 enum Wish {
-    /// A policy takes over, and who wants to hear whether it did.
+    /// A new policy takes over; `answer` receives the result.
     Policy { policy: Box<dyn Policy>, answer: Sender<Result<(), SwitchError>> },
-    /// The loop rests, says so, and waits for a policy to begin anew with, or for nobody to want it to rest.
+    /// The loop rests and says so, then waits for a policy to begin anew with, or for the end of the request.
     Rest { rests: Sender<()>, goes_on: Receiver<Box<dyn Policy>> },
 }
 
 impl Wish {
     fn come_true(self, work: &mut ManagerLoop) {
         match self {
-            // Who asked may have gone meanwhile.
+            // The requester may have gone in the meantime.
             Wish::Policy { policy, answer } => drop(answer.send(work.switch_policy(policy))),
             Wish::Rest { rests, goes_on } => {
                 work.rest();
@@ -144,32 +144,32 @@ impl Wish {
     }
 }
 
-/// What the thread does next.
+/// Next step of the thread.
 enum Next {
     Tick,
     Do(Wish),
     End,
 }
 
-/// What the thread is to do.
+/// State that the thread is to be in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum RunState {
-    /// Nothing yet.
+    /// Waits for the first call.
     #[default]
     Waiting,
     /// Ticks, the next one at once.
     Called,
-    /// Ticks when it is time.
+    /// Ticks at their time.
     Active,
     Stopping,
 }
 
 impl Manager {
-    /// Starts the loop's thread. It waits until [`Manager::activate`]. A policy that decides at the first touch is asked, and
-    /// one that reserves frames is served, from now on: what is touched before could not be asked about later.
+    /// Starts the loop's thread, which waits until [`Manager::activate`]. The service of a policy that decides at
+    /// first touch or reserves frames starts now: memory touched before could not be decided about later.
     ///
     /// # Errors
-    /// [`ManagerError`] where no thread can be had, or first touches can not be decided, or no frames reserved.
+    /// [`ManagerError`] if no thread can be started, first touches cannot be decided, or no frames can be reserved.
     pub fn spawn(
         host: Arc<dyn Host>,
         vms: Vec<ManagedVm>,
@@ -179,10 +179,10 @@ impl Manager {
         Manager::spawn_loop(ManagerLoop::new(host, vms, policy, config))
     }
 
-    /// As [`Manager::spawn`], for a loop that was made before, for instance a recorded one.
+    /// Like [`Manager::spawn`], for a loop that was made before, for instance a recorded one.
     ///
     /// # Errors
-    /// As [`Manager::spawn`].
+    /// The same as for [`Manager::spawn`].
     pub fn spawn_loop(mut work: ManagerLoop) -> Result<Manager, ManagerError> {
         let shared = Arc::<Shared>::default();
         let first_touch =
@@ -221,10 +221,10 @@ impl Manager {
         Ok(Manager { shared, should_stop, thread, first_touch, reserved_frames, host, access, steering, live })
     }
 
-    /// Calls `look` while every window is where the guest sees it: between its ticks the access sensor has some aside,
-    /// which look unbacked.
+    /// Calls `look` while every window is where the guest sees it. Between ticks the access sensor has some windows
+    /// aside, which look unbacked.
     pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
-        // Locked as long as that takes: no sensor begins or ends meanwhile.
+        // Locked until `look` returns: no sensor begins or ends during it.
         let access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
         let _in_place: Vec<_> = access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
         look()
@@ -236,45 +236,46 @@ impl Manager {
         self.shared.set(RunState::Called);
     }
 
-    /// Lets the loop look and not act, also before it was ever active. An action that it is at is finished, some milliseconds
-    /// later at most; a giant that is being moved arrives.
+    /// Lets the loop sense but not act, also before it was ever active. It finishes its present action, within some
+    /// milliseconds; a giant that is being moved arrives.
     pub fn pause(&self) {
         self.steering.set_paused(true);
         self.shared.set(RunState::Called);
     }
 
-    /// Changes what actions may cost, from the next tick on. A recording keeps the limits it began with.
+    /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.steering.set_limits(limits);
     }
 
-    /// Has another policy take over, before the next tick; also before it was ever active, and while it is paused. Who waits for the
-    /// answer must not be whom a giant that is under way waits for: no vCPU's thread.
+    /// Requests another policy, which takes over before the next tick; also before the loop was ever active, and
+    /// while it is paused. A vCPU thread must not wait for the answer: a giant under way waits for the vCPUs.
     pub fn set_policy(&self, policy: Box<dyn Policy>) -> PolicyAnswer {
         let (answer, heard) = channel();
         self.shared.wish(Wish::Policy { policy, answer });
         PolicyAnswer(heard)
     }
 
-    /// Has the loop rest, before the next tick, while somebody else does to guest RAM what it must not see: a machine that is reset. Not for a
-    /// loop with a policy that answers faults: its services go on. Who waits for the answer must not be whom a giant that is under way waits for.
+    /// Asks the loop to rest before the next tick, while another part changes guest RAM unseen, as at a reset of the
+    /// machine. Not for a policy that answers faults: its services continue. A vCPU thread must not wait for the
+    /// answer: a giant under way waits for the vCPUs.
     pub fn ask_to_rest(&self) -> RestAnswer {
         let ((rests, heard), (resting, goes_on)) = (channel(), channel());
         self.shared.wish(Wish::Rest { rests, goes_on });
         RestAnswer(Resting(resting), heard)
     }
 
-    /// How things were at the end of the latest tick.
+    /// State at the end of the latest tick.
     pub fn live(&self) -> Arc<Live> {
         live::latest(&self.live)
     }
 
-    /// Whether its loop has ended by itself: all its VMs are gone. [`Manager::stop`] still has the report.
+    /// Whether the loop has ended by itself, since all its VMs are gone. [`Manager::stop`] still returns the report.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the loop after the action it is at, and returns what it counted.
+    /// Ends the loop after its present action, and returns its counts.
     pub fn stop(mut self) -> ManagerReport {
         self.end();
         let first_touch = self.first_touch.take().map(FirstTouch::stop);
@@ -308,7 +309,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Dropped where the loop has ended, or is to, which is an answer too.
+    /// Queues the wish. A loop that ends drops it, which answers the requester.
     fn wish(&self, wish: Wish) {
         let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
         if wanted.run != RunState::Stopping {
@@ -317,8 +318,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits for the next tick, which comes sooner where `is_urgent` says so at a pulse, for a policy that is to take over, or until told
-    /// to stop; while not active, until told anything.
+    /// Waits for the next tick, a wish, or the order to stop. `is_urgent` is asked at each pulse and can bring the
+    /// tick forward. While not active, waits for any order.
     fn next(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> Next {
         let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
         let (mut has_paused, mut left) = (false, pause);
@@ -348,7 +349,7 @@ impl Shared {
     }
 }
 
-/// The thread's hold of what is wanted: once it has ended, in whatever way, nobody waits for an answer.
+/// Closes the queue when the thread has ended for any reason, so that no requester waits for an answer.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {

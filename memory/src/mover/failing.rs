@@ -1,4 +1,4 @@
-//! A mover before another one, through which calls fail now and then, and moves come only some of their way.
+//! A wrapper of a mover in which calls fail now and then, and moves do only a part of their work.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use super::{Look, Mover, Place};
 use crate::host::HostError;
 use crate::mishaps::{Fate, Mishaps};
 
-/// See the module. `EEXIST` is never made up: it says that a page is there, and a copy of it may be thrown away.
+/// Wraps a mover; see the module. It never injects `EEXIST`, which says that a page is there, so that a copy
+/// may be discarded.
 pub struct FailingMover {
     real: Arc<dyn Mover>,
     mishaps: Arc<Mishaps>,
@@ -25,7 +26,7 @@ impl FailingMover {
         self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
     }
 
-    /// Calls `real`, not at all or in vain where an error is due.
+    /// Calls `real`, or fails before or after the call.
     fn perhaps_in_vain(
         &self,
         what: &'static str,
@@ -104,8 +105,8 @@ impl Mover for FailingMover {
         self.perhaps_in_vain("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot))
     }
 
-    /// A late failure has read its messages, as the real one has where a message is not ours. A read that was interrupted is
-    /// no error of the real one: nobody waited then.
+    /// A late failure has read its messages, as the real one has after a message it does not know. An interrupted
+    /// read is not an error of the real one: no thread waited then.
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
         self.perhaps_in_vain("read_touches", &[libc::ENOMEM], || self.real.read_touches(touches))
     }
@@ -120,7 +121,7 @@ mod tests {
     const WINDOW: WindowIndex = WindowIndex::new(1);
 
     #[test]
-    fn a_move_fails_or_comes_half_its_way_and_never_says_that_a_page_is_there() {
+    fn a_move_fails_or_is_cut_in_half_and_never_reports_an_existing_page() {
         let real = Arc::new(FakeMover::default());
         real.write(WINDOW, ALL_PAGES);
         let mover = FailingMover::new(real.clone(), Arc::new(Mishaps::new(3, 2)));

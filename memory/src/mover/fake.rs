@@ -1,5 +1,5 @@
-//! A mover in memory for tests: a page is a number, the guest's pages are known by heart, and every call can be made to fail.
-//! Whenever the guest gets to see a window, it is compared with what the guest had there.
+//! A mover in memory for tests: a page is a number, the guest's pages are recorded, and every call can be made to
+//! fail. Whenever the guest can see a window, it is compared with the record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,7 +13,7 @@ use super::{ALL_PAGES, Look, Mover, Place};
 use crate::fake_calls::FakeCalls;
 use crate::host::HostError;
 
-/// See the module.
+/// A fake mover; see the module.
 pub struct FakeMover {
     state: Mutex<State>,
     meanwhile: Mutex<Option<Meanwhile>>,
@@ -21,47 +21,47 @@ pub struct FakeMover {
     after_search: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// What happens while a copy is made.
+/// Event during a copy.
 type Meanwhile = Arc<dyn Fn() + Send + Sync>;
 
-/// What happens while all of a slot aside is given back, and the errno that it is answered with.
+/// Event while all of a slot aside is given back, and the errno to answer.
 type Emptying = Arc<dyn Fn() -> Option<i32> + Send + Sync>;
 
 type Page = (Place, u16);
 
 #[derive(Debug)]
 struct State {
-    /// What is in each page that is there.
+    /// Contents of each existing page.
     pages: BTreeMap<Page, u64>,
     huge: BTreeSet<Place>,
-    /// Places with a page table: no huge page can be moved there.
+    /// Places with a page table, to which no huge page can be moved.
     tables: BTreeSet<Place>,
-    /// What the guest last wrote to each of its pages.
+    /// Latest write of the guest to each of its pages.
     written: BTreeMap<Page, u64>,
     last_written: u64,
     watched: BTreeSet<WindowIndex>,
     touches: Vec<WindowIndex>,
     waiting: u64,
     lost: Vec<Page>,
-    /// Pages that cannot be moved from where they are.
+    /// Pages that cannot be moved from their place.
     pinned: BTreeSet<Page>,
     pages_per_move: u16,
     /// Windows without the mark that forbids huge pages.
     may_be_huge: BTreeSet<WindowIndex>,
     populates: u64,
-    /// Of these, which bring base pages.
+    /// Numbers of the populates that bring base pages.
     short_populates: Range<u64>,
     keeps_tables: bool,
     calls: FakeCalls,
     has_failed_for_good: Option<i32>,
 }
 
-/// What became of a touch.
+/// Result of a touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// The guest wrote and went on.
+    /// The guest wrote and continued.
     Wrote,
-    /// It waits.
+    /// The guest waits.
     Waits,
 }
 
@@ -95,12 +95,12 @@ impl Default for FakeMover {
 }
 
 impl FakeMover {
-    /// The guest writes pages of a window that is in place.
+    /// Writes pages of a window in place, like the guest.
     pub fn write(&self, window: WindowIndex, pages: Range<u16>) {
         pages.for_each(|page| assert_eq!(self.touch(window, page), Touch::Wrote));
     }
 
-    /// The guest has pages of a window that it wrote only zeroes to.
+    /// Makes pages of a window to which the guest wrote only zeroes.
     pub fn write_zeroes(&self, window: WindowIndex, pages: Range<u16>) {
         let mut state = self.state();
         for at in pages.map(|page| (Place::Guest(window), page)) {
@@ -110,14 +110,14 @@ impl FakeMover {
         }
     }
 
-    /// Makes a window that is written whole one huge page.
+    /// Makes a fully written window one huge page.
     pub fn make_huge(&self, window: WindowIndex) {
         let mut state = self.state();
         state.tables.remove(&Place::Guest(window));
         state.huge.insert(Place::Guest(window));
     }
 
-    /// The guest writes a page. A page that is missing without anybody watching is a zero page to it.
+    /// Writes a page, like the guest. A missing page that is not watched is a zero page.
     pub fn touch(&self, window: WindowIndex, page: u16) -> Touch {
         let mut state = self.state();
         let at = (Place::Guest(window), page);
@@ -137,22 +137,22 @@ impl FakeMover {
         Touch::Wrote
     }
 
-    /// A page of this place does not move (`EBUSY`).
+    /// Makes a page of this place immovable (`EBUSY`).
     pub fn pin(&self, place: Place, page: u16) {
         self.state().pinned.insert((place, page));
     }
 
-    /// No move does more than so many pages at once.
+    /// Makes moves do at most this number of pages each.
     pub fn limit_moves(&self, pages: u16) {
         self.state().pages_per_move = pages;
     }
 
-    /// The populates of these numbers, counted from the first of all, bring base pages.
+    /// Makes the populates with these numbers, counted from the first of all, bring base pages.
     pub fn run_short(&self, populates: Range<u64>) {
         self.state().short_populates = populates;
     }
 
-    /// How often a slot was populated.
+    /// Number of populates so far.
     pub fn populates(&self) -> u64 {
         self.state().populates
     }
@@ -162,33 +162,33 @@ impl FakeMover {
         self.state().may_be_huge.contains(&window)
     }
 
-    /// The kernel is one before Linux 6.14: a page table stays when its last page is given back.
+    /// Behaves like a kernel before Linux 6.14: a page table stays when its last page is given back.
     pub fn keep_tables(&self) {
         self.state().keeps_tables = true;
     }
 
-    /// The `call`-th call from now on (the next is 0) fails with `errno`, once.
+    /// Makes the `call`-th call from now on (the next is 0) fail with `errno`, once.
     pub fn fail_call(&self, call: u64, errno: i32) {
         self.state().calls.fail(call, errno);
     }
 
-    /// From now on every call fails with `errno`, or none.
+    /// Makes every call from now on fail with `errno`, or none.
     pub fn fail_all(&self, errno: Option<i32>) {
         self.state().has_failed_for_good = errno;
     }
 
-    /// `work` is done in the midst of every copy of a window, by the thread that copies, which nothing keeps from panicking.
+    /// Runs `work` in the middle of every copy of a window, on the copying thread. It may panic.
     pub fn while_copying(&self, work: impl Fn() + Send + Sync + 'static) {
         *self.meanwhile() = Some(Arc::new(work));
     }
 
-    /// `work` is done whenever all of a slot aside is given back, which nothing keeps from panicking. Where it returns an errno, that is
-    /// the answer.
+    /// Runs `work` whenever all of a slot aside is given back. It may panic. If it returns an errno, that
+    /// is the answer.
     pub fn while_emptying(&self, work: impl Fn() -> Option<i32> + Send + Sync + 'static) {
         *self.emptying() = Some(Arc::new(work));
     }
 
-    /// `work` is done once, when the next search for zero pages has ended.
+    /// Runs `work` once, when the next search for zero pages has ended.
     pub fn after_looking_for_zeroes(&self, work: impl FnOnce() + Send + 'static) {
         *self.after_search.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(work));
     }
@@ -203,12 +203,12 @@ impl FakeMover {
         self.state().pages.keys().filter(|(place, _)| *place == Place::Guest(window)).count()
     }
 
-    /// How many calls there were.
+    /// Number of calls so far.
     pub fn calls(&self) -> u64 {
         self.state().calls.made()
     }
 
-    /// How many touches wait.
+    /// Number of waiting touches.
     pub fn waiting(&self) -> u64 {
         self.state().waiting
     }
@@ -218,14 +218,14 @@ impl FakeMover {
         !self.state().watched.is_empty()
     }
 
-    /// Whether the guest has all it wrote, and saw nothing else meanwhile.
+    /// Whether the guest has all its writes, and never saw other data.
     pub fn is_intact(&self) -> bool {
         let state = self.state();
         let is_there = |(at, value): (&Page, &u64)| state.pages.get(at).copied().unwrap_or(0) == *value;
         state.lost.is_empty() && state.written.iter().all(is_there)
     }
 
-    /// Pages that are aside.
+    /// Number of pages aside.
     pub fn pages_aside(&self) -> usize {
         self.state().pages.keys().filter(|(place, _)| matches!(place, Place::Aside(_))).count()
     }
@@ -258,7 +258,7 @@ fn fail<T>(what: &'static str, errno: i32) -> Result<T, HostError> {
 }
 
 impl State {
-    /// The guest sees a page: it must be what it wrote.
+    /// Compares a page that the guest sees with its latest write.
     fn compare(&mut self, at: Page) {
         let found = self.pages.get(&at);
         let is_right = match self.written.get(&at) {

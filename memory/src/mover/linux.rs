@@ -1,4 +1,4 @@
-//! The real mover: a userfaultfd, and an area for what is aside and what is ready.
+//! The real mover: a userfaultfd, and an area for windows aside and huge pages ready.
 
 use std::fs::File;
 use std::io;
@@ -25,37 +25,37 @@ pub struct LinuxMover {
     uffd: Userfaultfd,
     pagemap: File,
     ram: Arc<GuestRam>,
-    /// First the slots aside, then the ready ones.
+    /// Slots: first those aside, then the ready ones.
     area: AddressReservation,
 }
 
-/// Why windows can not be moved.
+/// Why windows cannot be moved.
 #[derive(Debug, thiserror::Error)]
 pub enum MoverError {
-    /// The pages of a file are the file's.
-    #[error("only anonymous memory can be moved, not {}: use --backing anon", .0.name())]
+    /// The pages belong to a file.
+    #[error("cannot move windows of {} memory: only anonymous memory can be moved; use --backing anon", .0.name())]
     NotAnonymous(BackingKind),
-    /// No userfaultfd to be had, or none that moves.
+    /// No userfaultfd is available, or none that can move pages.
     #[error(transparent)]
     Userfaultfd(#[from] UserfaultfdError),
-    /// No addresses to be had.
-    #[error("cannot map a place to move windows to: {0}")]
+    /// No addresses are available.
+    #[error("cannot map an area for windows: {0}")]
     Area(#[from] MapError),
-    /// The kernel refused something else.
+    /// The kernel refused another call.
     #[error(transparent)]
     Host(#[from] HostError),
 }
 
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
 const PAGE: Bytes = PageSize::Base4K.bytes();
-/// How often messages are read in one go: 1024 of them, more threads than a VM has.
+/// Maximum number of reads of messages at a time: 1024 messages, more than a VM has threads.
 const READS_MAX: usize = 64;
 
 impl LinuxMover {
-    /// Opens a userfaultfd and maps the area: addresses, no memory yet. Nothing of `ram` is watched.
+    /// Opens a userfaultfd and maps the area: addresses, no memory yet. Watches nothing of `ram`.
     ///
     /// # Errors
-    /// [`MoverError`].
+    /// [`MoverError`] with its reason.
     pub fn open(ram: Arc<GuestRam>) -> Result<LinuxMover, MoverError> {
         if ram.backing().kind() != BackingKind::Anon {
             return Err(MoverError::NotAnonymous(ram.backing().kind()));
@@ -87,7 +87,7 @@ impl LinuxMover {
         (self.ram.window(window).start(), WINDOW)
     }
 
-    /// The pages that are present, the shared zero page not counted.
+    /// The present pages, without the shared zero page.
     fn present(&self, place: Place) -> Result<Vec<PageRun>, HostError> {
         let piece = self.piece(place, &super::ALL_PAGES);
         let mut runs = Vec::new();
@@ -97,7 +97,7 @@ impl LinuxMover {
     }
 }
 
-/// What letting go of a range asks of the kernel.
+/// Kernel calls for letting go of a range.
 trait Watch {
     fn unregister(&self, start: Hva, bytes: Bytes) -> io::Result<()>;
     fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()>;
@@ -207,15 +207,16 @@ impl Mover for LinuxMover {
     }
 
     fn populate(&self, slot: u16) -> Result<(), HostError> {
-        // By a touch, which holds no lock but the mapping's own: MADV_POPULATE_WRITE has all of the process's (`mmap_lock`)
-        // while the kernel clears the page, and whoever else wants to watch a window waits for that.
+        // By a touch, which holds only the mapping's own lock: MADV_POPULATE_WRITE holds the whole process's
+        // (`mmap_lock`) while the kernel clears the page, and other threads that want to watch a window would
+        // wait for that.
         self.piece(Place::Ready(slot), &super::ALL_PAGES).words()[0].store(0, Ordering::Relaxed);
         Ok(())
     }
 
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
         let mut messages = Vec::new();
-        // One read takes 16 of them; more threads may wait, and each window that is touched must be known.
+        // One read takes 16 messages; more threads may wait, and all touched windows must be known.
         for reads in 1..=READS_MAX {
             self.uffd.read(&mut messages).map_err(host_error("read of a userfaultfd"))?;
             if messages.len() < reads * MESSAGES_PER_READ {
@@ -226,17 +227,17 @@ impl Mover for LinuxMover {
             Message::Fault(page) => self.ram.window_at(*page),
             Message::MinorFault(_) | Message::Other(_) => None,
         };
-        // All that are ours are passed on, whatever else there is: somebody waits for each.
+        // Known messages are passed on whatever else there is: a thread waits for each.
         touches.extend(messages.iter().filter_map(window));
         match messages.iter().find(|message| window(message).is_none()) {
             None => Ok(()),
-            Some(other) => Err(host_error("read of a userfaultfd")(io::Error::other(format!("not ours: {other:?}")))),
+            Some(other) => Err(host_error("read of a userfaultfd")(io::Error::other(format!("unexpected: {other:?}")))),
         }
     }
 }
 
 impl AsFd for LinuxMover {
-    /// Readable when somebody waits.
+    /// Readable when a thread waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
     }
@@ -260,7 +261,7 @@ mod tests {
         LinuxMover::open(ram).inspect_err(|error| println!("skipped: {error}")).ok()
     }
 
-    /// A kernel whose unregistering wakes, and only then lets go; a thread faults in between.
+    /// A kernel in which unregistering wakes before it lets go; a thread faults in between.
     #[derive(Default)]
     struct LateToucher {
         is_registered: Cell<bool>,
@@ -282,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_touches_a_window_while_it_is_let_go_of_does_not_wait_for_ever() {
+    fn a_thread_that_touches_a_window_during_let_go_does_not_wait_for_ever() {
         let late = LateToucher { is_registered: Cell::new(true), is_waiting: Cell::new(true) };
         let_go(&late, Hva::new(0), WINDOW).expect("nothing fails");
         assert!(!late.is_registered.get() && !late.is_waiting.get());
     }
 
     #[test]
-    fn every_thread_that_waits_is_known_however_many_there_are() {
+    fn every_waiting_thread_is_known_for_any_number_of_them() {
         const WAITERS: u64 = 40; // of one page each, more than one read of messages takes
         let Some(mover) = mover() else { return };
         let window = WindowIndex::new(0);
@@ -319,8 +320,7 @@ mod tests {
         });
     }
 
-    /// The number of threads that wait and of which no message was read (`pending:` in /proc/PID/fdinfo/FD;
-    /// proc_pid_fdinfo(5)).
+    /// Number of waiting threads with an unread message (`pending:` in /proc/PID/fdinfo/FD; proc_pid_fdinfo(5)).
     fn pending(mover: &LinuxMover) -> u64 {
         let path = format!("/proc/self/fdinfo/{}", mover.as_fd().as_raw_fd());
         let text = std::fs::read_to_string(path).expect("it is open");
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(errno(mover.move_pages(Place::Aside(0), GUEST, 5..6)), Some(libc::EEXIST));
         assert_eq!(mover.move_pages(Place::Aside(0), GUEST, 6..7).expect("it moves"), 1);
         assert_eq!(word(6).load(Ordering::Relaxed), 106);
-        mover.discard(Place::Aside(0), ALL_PAGES).expect("it is ours");
+        mover.discard(Place::Aside(0), ALL_PAGES).expect("it belongs to this mover");
         mover.unwatch(WindowIndex::new(0)).expect("it is watched");
         assert_eq!(word(7).load(Ordering::Relaxed), 0, "a hole reads zero again");
     }

@@ -1,5 +1,6 @@
-//! Captured trees for tests, and a kernel that lives in one: it has so many whole blocks on each node, makes and frees pool pages
-//! as `set_max_huge_pages` does (mm/hugetlb.c), and lets a test change the pool between two writes.
+//! Captured trees for tests, and a kernel that lives in one. Each of its nodes has a number of whole blocks. It
+//! makes and frees pool pages as `set_max_huge_pages` does (mm/hugetlb.c), and lets a test change the pool
+//! between two writes.
 
 use std::fs;
 use std::io;
@@ -11,7 +12,7 @@ use super::files::{KernelFiles, PoolFiles};
 
 const POOL: &str = "hugepages/hugepages-2048kB";
 
-/// A folder that is taken for `/`.
+/// A folder that stands for `/`.
 pub(crate) struct Tree(tempfile::TempDir);
 
 impl Tree {
@@ -37,15 +38,15 @@ fn put(path: &Path, text: &str) {
     fs::write(path, text).expect("a file can be written");
 }
 
-/// One node's part of the pool of 2 MiB pages, and what it may become.
+/// One node's part of the pool of 2 MiB pages, and its room for more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FakeNode {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) surplus: u64,
-    /// Blocks it can make pages of.
+    /// Number of blocks that it can make pages of.
     pub(crate) whole: u64,
-    /// Blocks that it can after compaction.
+    /// Number of further blocks after compaction.
     pub(crate) compactable: u64,
 }
 
@@ -58,15 +59,15 @@ pub(crate) struct State {
 
 type Change = Box<dyn FnOnce(&mut State) + Send>;
 
-/// The kernel of one tree.
+/// Kernel of one tree.
 pub(crate) struct FakeKernel {
     tree: Tree,
     state: Mutex<State>,
-    /// What was written, without the folder.
+    /// Writes so far, without the folder.
     written: Mutex<Vec<(String, String)>>,
-    /// What others do right after the next write.
+    /// Change by another program right after the next write.
     then: Mutex<Option<Change>>,
-    /// Paths whose writes fail, by their end.
+    /// End of the paths that refuse writes.
     refused: Mutex<Option<&'static str>>,
 }
 
@@ -77,7 +78,7 @@ impl std::fmt::Debug for FakeKernel {
 }
 
 fn of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nobody panicked with it")
+    mutex.lock().expect("no thread panicked with it")
 }
 
 impl FakeKernel {
@@ -123,7 +124,7 @@ impl FakeKernel {
         self.tree.put("proc/sys/kernel/random/boot_id", "another-boot\n");
     }
 
-    /// Puts the numbers into the files.
+    /// Writes the numbers into the files.
     fn show(&self) {
         let state = self.state();
         let sum = |number: fn(&FakeNode) -> u64| state.nodes.iter().map(number).sum::<u64>();
@@ -141,7 +142,7 @@ impl FakeKernel {
         let mut buddies = String::new();
         for (number, node) in state.nodes.iter().enumerate() {
             self.show_pool(&PathBuf::from(format!("sys/devices/system/node/node{number}")).join(POOL), node);
-            // What compaction can make lies about as halves of a block.
+            // Blocks that compaction can make are scattered as halves.
             let (halves, whole) = (node.compactable * 2, node.whole);
             buddies += &format!("Node {number}, zone   Normal  0 0 0 0 0 0 0 0 {halves} {whole} 0\n");
             let meminfo = format!("Node {number} Active(file): 0 kB\nNode {number} Inactive(file): 0 kB\n");
@@ -196,7 +197,7 @@ impl State {
         nodes.for_each(|(_, node)| node.whole += std::mem::take(&mut node.compactable));
     }
 
-    /// Does one step on the allowed node for which `wanted` is largest; `false` where that is zero everywhere.
+    /// Does one step on the allowed node with the largest `wanted`; `false` if that is zero everywhere.
     fn step(&mut self, allowed: Option<usize>, wanted: fn(&FakeNode) -> u64, act: fn(&mut FakeNode)) -> bool {
         let nodes = self.nodes.iter_mut().enumerate();
         let allowed = nodes.filter(|(number, node)| allowed.is_none_or(|only| only == *number) && wanted(node) > 0);

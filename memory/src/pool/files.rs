@@ -1,4 +1,4 @@
-//! The door to the pools' files: what is behind it are numbers that change under us, which a test has to be able to cause.
+//! The door to the pools' files: their numbers change at any time, which a test has to be able to cause.
 
 use std::fmt::Debug;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::Path;
 
 /// Reads and writes whole files.
 pub(super) trait PoolFiles: Debug + Send + Sync {
-    /// What the file holds. Bytes that are no UTF-8 are replaced: no number is among them.
+    /// Reads a file. Bytes that are not UTF-8 are replaced: no number contains any.
     fn read(&self, path: &Path) -> io::Result<String>;
 
-    /// Sets what the file holds. It has to exist: the kernel makes its files, we do not.
+    /// Writes a file, which must exist: the kernel makes its files.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 
-/// The kernel's own files, or those of a captured tree.
+/// Files of the kernel, or of a captured tree.
 #[derive(Debug)]
 pub(super) struct KernelFiles;
 

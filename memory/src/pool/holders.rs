@@ -1,8 +1,9 @@
-//! Which processes have pages of the pools.
+//! Finds the processes that hold pages of the pools.
 //!
-//! `/proc/PID/status` has the sum of all sizes (`HugetlbPages`), which is cheap; who has any is asked mapping by mapping (`smaps`).
-//! proc_pid_smaps(5): `KernelPageSize`, `Private_Hugetlb`, `Shared_Hugetlb`. A page that two processes map is counted for each
-//! of them, and pages of files that nobody maps are seen by nobody: the sum may be more than what is in use, or less.
+//! `/proc/PID/status` has the sum of all sizes (`HugetlbPages`), which is cheap to read. Only processes with pages
+//! are asked mapping by mapping (`smaps`). proc_pid_smaps(5): `KernelPageSize`, `Private_Hugetlb`, `Shared_Hugetlb`.
+//! A page that two processes map counts for both, and unmapped pages of files are invisible: the sum may be more than
+//! the pages in use, or less.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,50 +17,50 @@ use crate::deadline::{self, ProcessKey};
 /// One process with pages of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The process.
+    /// Identifier of the process.
     pub pid: u32,
-    /// Its name (proc_pid_comm(5)).
+    /// Name of the process (proc_pid_comm(5)).
     pub name: String,
-    /// Which pool.
+    /// Page size of the pool.
     pub size: PageSize,
-    /// Pages that it alone maps.
+    /// Number of pages that it alone maps.
     pub private: u64,
-    /// Pages that others may map as well.
+    /// Number of pages that other processes may map as well.
     pub shared: u64,
 }
 
-/// Who has pages, as far as could be seen.
+/// Processes that hold pages, as far as visible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// Processes, by number.
+    /// Processes with pages, by number.
     pub found: Vec<Holder>,
-    /// Processes that have pages, or may have, and did not let us look: for root they do.
+    /// Processes that have or may have pages but refuse access; root is not refused.
     pub hidden: Vec<u32>,
-    /// Processes that have pages and do not answer: their memory map is locked, mostly.
+    /// Processes that have pages and do not answer, mostly because their memory map is locked.
     pub silent: Vec<u32>,
 }
 
-/// Deadline for a process's mappings, which take some milliseconds a gibibyte.
+/// Time limit for reading a process's mappings, which takes some milliseconds a gibibyte.
 const SMAPS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Processes that are asked at once.
+/// Number of processes that are asked at the same time.
 const AT_ONCE: usize = 8;
 
 impl Holders {
-    /// Those of one pool.
+    /// Holders of pages of one pool.
     pub fn of(&self, size: PageSize) -> impl Iterator<Item = &Holder> {
         self.found.iter().filter(move |holder| holder.size == size)
     }
 
-    /// Pages of a pool that somebody was found to have.
+    /// Pages of a pool with a known holder.
     pub fn pages(&self, size: PageSize) -> u64 {
         self.of(size).fold(0, |sum, holder| sum.saturating_add(holder.private).saturating_add(holder.shared))
     }
 }
 
 impl HugetlbPools {
-    /// Looks at every process once. One that ends meanwhile has nothing any more. Processes that do not answer cost
-    /// two seconds for each `AT_ONCE` of them.
+    /// Asks every process once. One that ends in the meantime holds nothing. Silent processes cost two seconds for
+    /// each `AT_ONCE` of them.
     pub fn holders(&self) -> Holders {
         let mut holders = Holders::default();
         let proc = self.root.join("proc");
@@ -83,11 +84,11 @@ impl HugetlbPools {
         holders
     }
 
-    /// Whether the kernel says so; older ones (before 4.4) and processes that just ended say nothing.
+    /// Whether the kernel says so; kernels before 4.4 and processes that just ended say nothing.
     fn has_no_pages(&self, folder: &Path) -> bool {
         let status = self.files.read(&folder.join("status")).unwrap_or_default();
         let pages = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:"));
-        // A kernel thread maps nothing and has no such line, but the line that it has no memory is missing as well.
+        // A kernel thread maps nothing and has no such line, nor the line about its memory size.
         let is_kernel_thread = !status.is_empty() && !status.lines().any(|line| line.starts_with("VmSize:"));
         is_kernel_thread || pages.is_some_and(|pages| pages.trim() == "0 kB")
     }
@@ -103,7 +104,7 @@ impl HugetlbPools {
     }
 }
 
-/// Private and shared pages of one size in an smaps file.
+/// Number of private and shared pages of one size in an smaps file.
 fn pages_in(smaps: &str, size: PageSize) -> (u64, u64) {
     let (mut private, mut shared, mut is_of_size) = (Bytes::ZERO, Bytes::ZERO, false);
     for line in smaps.lines() {
@@ -151,12 +152,12 @@ VmFlags: rd wr
 ";
 
     #[test]
-    fn processes_are_told_by_pool_and_those_without_pages_are_not_looked_into() {
+    fn holders_are_listed_by_pool_and_processes_without_pages_are_not_asked() {
         let tree = Tree::new();
         tree.put("proc/30/status", "VmSize:\t 10 kB\nHugetlbPages:\t 1054720 kB\n");
         tree.put("proc/30/smaps", SMAPS);
         tree.put("proc/30/comm", "qemu-system-x86\n");
-        // Has pages of the pool and says that it has none: it is not asked.
+        // Has pages of the pool but reports none: it is not asked.
         tree.put("proc/31/status", "VmSize:\t 10 kB\nHugetlbPages:\t       0 kB\n");
         tree.put("proc/31/smaps", SMAPS);
         let holders = tree.pools().holders();
@@ -167,7 +168,7 @@ VmFlags: rd wr
     }
 
     #[test]
-    fn a_process_that_does_not_let_us_look_is_named_and_kernel_threads_are_not() {
+    fn a_process_that_refuses_access_is_named_and_kernel_threads_are_not() {
         let tree = Tree::new();
         tree.put("proc/40/status", "Name:\t a\nVmSize:\t 10 kB\nHugetlbPages:\t 2048 kB\n"); // and no smaps
         tree.put("proc/2/status", "Name:\tkthreadd\n");
@@ -175,7 +176,7 @@ VmFlags: rd wr
     }
 
     #[test]
-    fn a_process_that_does_not_answer_is_named_and_the_others_are_told() {
+    fn a_silent_process_is_named_and_the_others_are_listed() {
         let tree = Tree::new();
         for pid in [81, 82] {
             tree.put(&format!("proc/{pid}/status"), "VmSize:\t 10 kB\nHugetlbPages:\t 1054720 kB\n");

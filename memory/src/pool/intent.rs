@@ -1,18 +1,19 @@
-//! A change of a pool that is about to be made, as plain data: whoever was killed while it was made leaves this behind, and whoever
-//! comes next finds out what became of it.
+//! A planned change of a pool, as plain data. If the process is killed during the change, the intent remains, and the
+//! next process finds out what became of it.
 //!
 //! ```text
 //!   note the intent ─▶ write nr_hugepages ─▶ read back ─▶ note the result
 //!                  └──────────── killed ───────────┘
 //!                                   ▼
-//!                       settle: pages that stay, now and before
-//!         as before ─▶ nothing   within what was asked for ─▶ ours   anything else ─▶ somebody else's hand: nothing is ours
+//!                       settle: persistent pages, now and before
+//!         as before ─▶ nothing   within what was asked for ─▶ ours   anything else ─▶ another program: nothing is ours
 //! ```
 //!
-//! The number of pages that stay changes by writing it alone, not by who maps or unmaps pages, so the pool itself tells. It does not
-//! tell who wrote. Where the numbers fit no change of ours alone, pages are left where they are rather than taken from somebody. One case
-//! looks like ours and is not: we were killed between the note and the write, and somebody else then added no more than we had wanted to.
-//! So who lives, and knows that nothing was done or all of it undone, closes the intent and asks no numbers.
+//! Only a write to `nr_hugepages` changes the number of persistent pages; mapping and unmapping do not. So the pool
+//! itself shows what was done, but not by which process. If our change alone cannot explain the numbers, pages stay
+//! where they are, rather than being taken from another program. One case looks like our change and is not: we were
+//! killed between the note and the write, and another program then added at most what we had wanted. So a living
+//! process that knows that nothing was done, or that all was undone, closes the intent without asking the numbers.
 
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;
@@ -20,61 +21,61 @@ use wideleaf_policies::PageSize;
 use super::resize::by_name;
 use super::{Granted, NodePages};
 
-/// What is about to be done to a pool.
+/// A change that is about to be made to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
-    /// Which pool.
+    /// Page size of the pool.
     #[serde(with = "by_name")]
     size: PageSize,
-    /// What of it; `None`: all.
+    /// Node to change; `None`: all of them.
     node: Option<u32>,
-    /// Pages that stay, before it.
+    /// Persistent pages before the change.
     before: u64,
-    /// The number to be written.
+    /// Number to be written.
     after: u64,
-    /// `before`, node by node.
+    /// Value of `before`, node by node.
     nodes: Vec<NodePages>,
-    /// Surplus pages, which a growth turns into pages that stay before it makes any.
+    /// Surplus pages, which a growth makes persistent before it allocates any.
     surplus: u64,
-    /// As in [`Granted`].
+    /// Identifier of the boot, as in [`Granted`].
     boot: String,
 }
 
-/// What became of an [`Intent`].
+/// Result of an [`Intent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// Nothing: the pool is as it was, or of another boot.
+    /// Nothing was done: the pool is unchanged, or the intent is of another boot.
     Undone,
-    /// It was done, all of it or a part; so many pages.
+    /// Number of pages changed: all, or a part.
     Done(u64),
-    /// The pool is as we alone can not have made it: so many pages stay now, where this lay between `before` and `after`.
+    /// The pool is in a state that this change alone cannot have made.
     Unclear {
-        /// Before the change.
+        /// Persistent pages before the change.
         before: u64,
-        /// What was to be written.
+        /// Number that was to be written.
         after: u64,
-        /// What there is.
+        /// Persistent pages now.
         now: u64,
     },
 }
 
 impl Intent {
-    /// Of the pool of that size, or of what of it is on `node`.
+    /// An intent for the pool of that size, or for its part on `node`.
     pub fn new(size: PageSize, node: Option<u32>, before: u64, after: u64, boot: &str) -> Intent {
         Intent { size, node, before, after, nodes: Vec::new(), surplus: 0, boot: boot.to_owned() }
     }
 
-    /// With the pages that stay on each node, and the surplus.
+    /// Adds the persistent pages of each node, and the surplus.
     pub(super) fn with_nodes(self, nodes: Vec<NodePages>, surplus: u64) -> Intent {
         Intent { nodes, surplus, ..self }
     }
 
-    /// Which pool.
+    /// Page size of the pool.
     pub fn size(&self) -> PageSize {
         self.size
     }
 
-    /// What of it.
+    /// Node to change; `None`: all of them.
     pub fn node(&self) -> Option<u32> {
         self.node
     }
@@ -84,8 +85,8 @@ impl Intent {
         self.boot == boot
     }
 
-    /// What became of it, where so many pages stay `now`, in that boot: what was added is added to `granted`, and what was given back is
-    /// taken out of it.
+    /// Determines its result from the persistent pages `now`, in that boot. Added pages are added to `granted`, and
+    /// returned ones are taken out of it.
     pub fn settle(&self, now: u64, nodes: &[NodePages], boot: &str, granted: &mut Vec<Granted>) -> Settled {
         if self.boot != boot || now == self.before {
             return Settled::Undone;
@@ -103,13 +104,13 @@ impl Intent {
         }
     }
 
-    /// What a growth added, where all that was added can be it.
+    /// Pages added by a growth, if it can explain all that were added.
     fn added(&self, now: u64, nodes: &[NodePages]) -> Option<Granted> {
         let sum = now.checked_sub(self.before).filter(|sum| *sum <= self.after - self.before)?;
         let was = |node: Option<u32>| self.nodes.iter().find(|was| was.node == node).map_or(0, |was| was.pages);
         let by_node = nodes.iter().filter(|_| self.node.is_none() && !self.nodes.is_empty());
         let by_node = by_node.map(|is| Some(NodePages { node: is.node, pages: is.pages.checked_sub(was(is.node))? }));
-        // A node that has fewer than before is somebody else's doing.
+        // A node with fewer pages than before was changed by another program.
         let mut added: Vec<NodePages> = by_node.collect::<Option<_>>()?;
         added.retain(|node| node.pages > 0);
         let is_sum = added.iter().try_fold(0u64, |sum, node| sum.checked_add(node.pages)) == Some(sum);
@@ -117,7 +118,7 @@ impl Intent {
         Some(Granted::new(self.size, sum.saturating_sub(self.surplus), added, &self.boot))
     }
 
-    /// Takes `gone` of the `asked` pages that were about to be given back out of what is still to be.
+    /// Takes `gone` of the `asked` pages that were about to be returned out of the pages still to be returned.
     fn take_out(&self, gone: u64, asked: u64, granted: &mut [Granted]) {
         let is_it = |part: &NodePages| part.node == self.node && part.pages >= asked;
         let ours = granted.iter_mut().filter(|granted| granted.size() == self.size);
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growth_is_as_large_as_the_pool_grew_and_never_larger_than_it_was_meant() {
+    fn a_growth_counts_as_large_as_the_pool_grew_and_no_larger_than_planned() {
         let settle = |now| {
             let mut granted = Vec::new();
             let settled = intent(10, 16).settle(now, &[], BOOT, &mut granted);
@@ -154,13 +155,13 @@ mod tests {
         assert_eq!(settle(10), (Settled::Undone, 0));
         assert_eq!(settle(13), (Settled::Done(3), 3), "a kill ends the kernel's work early");
         assert_eq!(settle(16), (Settled::Done(6), 6));
-        assert_eq!(settle(17), (unclear(17), 0), "somebody else added some");
-        assert_eq!(settle(9), (unclear(9), 0), "somebody else released some");
+        assert_eq!(settle(17), (unclear(17), 0), "another program added some");
+        assert_eq!(settle(9), (unclear(9), 0), "another program released some");
         assert_eq!(intent(10, 16).settle(16, &[], "the next one", &mut Vec::new()), Settled::Undone);
     }
 
     #[test]
-    fn what_grew_by_node_goes_back_by_node_and_a_node_that_shrank_is_somebody_elses_doing() {
+    fn growth_by_node_goes_back_by_node_and_a_shrunk_node_is_another_programs() {
         let intent = intent(10, 16).with_nodes(vec![pages(0, 6), pages(1, 4)], 1);
         let mut granted = Vec::new();
         assert_eq!(intent.settle(16, &[pages(0, 9), pages(1, 7)], BOOT, &mut granted), Settled::Done(5));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_not_given_back_again() {
+    fn returned_pages_are_not_returned_again() {
         let settle = |now| {
             let mut granted = vec![Granted::new(PageSize::Huge2M, 6, vec![NodePages { node: None, pages: 6 }], BOOT)];
             let settled = intent(16, 10).settle(now, &[], BOOT, &mut granted);
@@ -181,6 +182,6 @@ mod tests {
         assert_eq!(settle(12), (Settled::Done(4), 2));
         assert_eq!(settle(10), (Settled::Done(6), 0));
         assert_eq!(settle(9), (unclear(9), 0));
-        assert_eq!(settle(20), (unclear(20), 0), "added by somebody before or after ours went: nobody knows");
+        assert_eq!(settle(20), (unclear(20), 0), "added by another program before or after ours went: unknown");
     }
 }

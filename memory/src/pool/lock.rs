@@ -1,12 +1,12 @@
-//! One at a time: whoever changes a pool, daemon or command, holds its lock meanwhile.
+//! The lock of a pool: a process that changes the pool, daemon or command, holds it during the change.
 //!
 //! ```text
-//!   /run/wideleaf          root's, 0755: nobody else can put a file there
-//!   └── pool-2m.lock       root's, 0600: nobody else can open it, and so nobody else can hold it
+//!   /run/wideleaf          root's, 0755: only root can put a file there
+//!   └── pool-2m.lock       root's, 0600: only root can open it, and so only root can hold it
 //! ```
 //!
-//! Not the kernel's own `nr_hugepages`: anybody may read that file, flock(2) asks for no more than an open file, and so any user could
-//! keep everybody from changing the pool for as long as they like.
+//! The kernel's own `nr_hugepages` is not used: any user may read that file, and flock(2) asks for no more than an
+//! open file. So any user could keep all others from changing the pool.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
@@ -20,36 +20,37 @@ use wideleaf_policies::PageSize;
 
 use super::{HugetlbPools, PoolError};
 
-/// How long to wait for the lock: whoever has it may be making giant pages, some seconds each.
+/// Maximum number of attempts to take the lock: its holder may be making giant pages, some seconds each.
 const TRIES_MAX: u32 = 3_000;
-/// Between two looks at it.
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Anybody may look into the folder: the daemon's socket is there as well.
+/// Mode that lets every user read the folder: it also holds the daemon's socket.
 const FOLDER_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o600;
 
 impl HugetlbPools {
-    /// Others who change the pool of that size wait until this is dropped, if they ask for it as we do.
+    /// Takes the lock. Other wideleaf processes that change the pool of that size wait until it is dropped.
     pub(super) fn lock(&self, size: PageSize) -> Result<Flock<File>, PoolError> {
         let pool = self.folder(size, None);
         if !pool.is_dir() {
             return Err(PoolError::NoPool(size, pool));
         }
-        // The pools of this machine are root's; a captured tree is whose it is.
+        // Owner of the lock file: root for the pools of this machine, the present user for a captured tree.
         let owner = if self.root == Path::new("/") { 0 } else { nix::unistd::geteuid().as_raw() };
         let folder = self.root.join("run/wideleaf");
         wait_for(&folder, &format!("pool-{}.lock", size.name()), owner)
     }
 }
 
-/// Waits for the lock on a file of `owner`'s in a folder of `owner`'s; makes what is not there.
+/// Waits for the lock on a file in a folder, both owned by `owner`; makes what is missing.
 fn wait_for(folder: &Path, name: &str, owner: u32) -> Result<Flock<File>, PoolError> {
     make(folder).map_err(|source| PoolError::Write { path: folder.to_owned(), source })?;
     let path = folder.join(name);
     for _ in 0..TRIES_MAX {
         match Flock::lock(open(folder, &path, owner)?, FlockArg::LockExclusiveNonblock) {
-            // Who removed the file while we waited for it left us a lock that nobody else will ask for.
+            // If another process removed the file during the wait, this lock is on a file that no process
+            // opens any more.
             Ok(lock) if is_at(&lock, &path) => return Ok(lock),
             Ok(_) | Err((_, Errno::EAGAIN)) => {}
             Err((_, errno)) => return Err(PoolError::File { path, source: errno.into() }),
@@ -67,7 +68,7 @@ fn make(folder: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
-        // The mask of whoever runs us may be narrower than what others need.
+        // The umask of the process may be narrower than what others need.
         Ok(()) => fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
@@ -78,7 +79,7 @@ fn open(folder: &Path, path: &Path, owner: u32) -> Result<File, PoolError> {
     let at = |path: &Path, source| PoolError::Write { path: path.to_owned(), source };
     let of_folder = fs::symlink_metadata(folder).map_err(|source| at(folder, source))?;
     trusted(folder, &of_folder, of_folder.is_dir(), owner, 0o022)?;
-    // O_NONBLOCK: nobody waits for the other end of a FIFO.
+    // O_NONBLOCK: do not wait for the other end of a FIFO.
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE).custom_flags(flags);
@@ -91,11 +92,11 @@ fn open(folder: &Path, path: &Path, owner: u32) -> Result<File, PoolError> {
     Ok(file)
 }
 
-/// Whether only `owner` can do with it what `others` are not to.
+/// Whether only `owner` has the rights in `others`.
 fn trusted(path: &Path, file: &Metadata, is_of_kind: bool, owner: u32, others: u32) -> Result<(), PoolError> {
     let (uid, mode) = (file.uid(), file.mode() & 0o7777);
     match () {
-        () if !is_of_kind => Err(untrusted(path, "it is something else than it should be, or a link")),
+        () if !is_of_kind => Err(untrusted(path, "it is of another kind than expected, or a link")),
         () if uid != owner => Err(untrusted(path, &format!("it belongs to user {uid} and not to user {owner}"))),
         () if mode & others != 0 => Err(untrusted(path, &format!("others may use it (mode {mode:o})"))),
         () => Ok(()),
@@ -120,7 +121,7 @@ mod tests {
 
     const NAME: &str = "pool-2m.lock";
 
-    /// A place for the folder, and who runs this test.
+    /// A place for the folder, and the user of this test.
     fn place() -> (tempfile::TempDir, PathBuf, u32) {
         let root = tempfile::tempdir().expect("a temporary folder");
         let folder = root.path().join("run/wideleaf");
@@ -138,11 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn folder_and_file_are_made_for_their_owner_alone_to_write_and_the_lock_is_one() {
+    fn folder_and_file_are_writable_by_their_owner_alone_and_the_lock_is_exclusive() {
         let (_root, folder, owner) = place();
-        let lock = wait_for(&folder, NAME, owner).expect("nobody has it");
+        let lock = wait_for(&folder, NAME, owner).expect("it is free");
         assert_eq!((mode(&folder), mode(&folder.join(NAME))), (0o755, 0o600));
-        let second = File::open(folder.join(NAME)).expect("we are its owner");
+        let second = File::open(folder.join(NAME)).expect("this user owns it");
         assert!(Flock::lock(second, FlockArg::LockExclusiveNonblock).is_err(), "one at a time");
         drop(lock);
         wait_for(&folder, NAME, owner).expect("it was let go");
@@ -151,13 +152,13 @@ mod tests {
     #[test]
     fn a_folder_or_a_file_that_others_can_touch_is_refused_with_the_reason() {
         let (_root, folder, owner) = place();
-        drop(wait_for(&folder, NAME, owner).expect("nobody has it"));
+        drop(wait_for(&folder, NAME, owner).expect("it is free"));
         assert!(
             why_not(&folder, owner + 1).contains(&format!("belongs to user {owner} and not to user {}", owner + 1))
         );
         let chmod = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("its owner's");
         chmod(&folder.join(NAME), 0o644);
-        assert!(why_not(&folder, owner).contains("pool-2m.lock is not to be trusted: others may use it (mode 644)"));
+        assert!(why_not(&folder, owner).contains("pool-2m.lock: others may use it (mode 644)"));
         chmod(&folder, 0o1777);
         assert!(why_not(&folder, owner).contains("others may use it (mode 1777)"));
     }
@@ -176,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_on_a_file_that_was_removed_is_not_taken_for_the_lock() {
+    fn a_lock_on_a_removed_file_does_not_count() {
         let (_root, folder, owner) = place();
-        let old = wait_for(&folder, NAME, owner).expect("nobody has it");
+        let old = wait_for(&folder, NAME, owner).expect("it is free");
         fs::remove_file(folder.join(NAME)).expect("it is there");
         assert!(!is_at(&old, &folder.join(NAME)));
         assert!(is_at(&wait_for(&folder, NAME, owner).expect("a new one"), &folder.join(NAME)));

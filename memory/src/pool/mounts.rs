@@ -1,4 +1,4 @@
-//! Where hugetlbfs is mounted: QEMU's and libvirt's way to the pool. libvirt looks once, when it starts.
+//! Mounts of hugetlbfs, through which QEMU and libvirt use the pool. libvirt reads them once, when it starts.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use super::{HugetlbPools, PoolError};
 /// One mount of hugetlbfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HugetlbMount {
-    /// Where.
+    /// Path of the mount.
     pub path: PathBuf,
-    /// Size of its pages; `None` where it does not say: the default size then.
+    /// Size of its pages; `None` if the options do not say, which means the default size.
     pub page: Option<Bytes>,
 }
 
@@ -19,7 +19,7 @@ impl HugetlbPools {
     /// The mounts of hugetlbfs that this process sees (proc_mounts(5)).
     ///
     /// # Errors
-    /// [`PoolError::File`] where the mounts cannot be read.
+    /// [`PoolError::File`] if the mounts cannot be read.
     pub fn mounts(&self) -> Result<Vec<HugetlbMount>, PoolError> {
         Ok(self.text(&self.root.join("proc/mounts"))?.lines().filter_map(mount).collect())
     }
@@ -32,7 +32,7 @@ fn mount(line: &str) -> Option<HugetlbMount> {
     (kind == "hugetlbfs").then(|| HugetlbMount { path: unescaped(path).into(), page })
 }
 
-/// A path with `\040` and the like as what they stand for: blank, tab, newline and backslash.
+/// Replaces `\040` and the like in a path by blank, tab, newline and backslash.
 fn unescaped(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
@@ -46,7 +46,7 @@ mod tests {
     use wideleaf_policies::units::{gib, mib};
 
     #[test]
-    fn mounts_are_told_with_their_page_size_and_nothing_else_is_one() {
+    fn only_hugetlbfs_mounts_are_listed_with_their_page_size() {
         let tree = Tree::new();
         tree.put(
             "proc/mounts",

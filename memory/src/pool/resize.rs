@@ -1,19 +1,20 @@
-//! Making a pool larger and smaller, for good: until it is undone, or the machine boots.
+//! Makes a pool larger and smaller, until that is undone or the machine boots.
 //!
 //! ```text
-//!   Request ─▶ look (numbers that fit together, under the lock) ─▶ Plan ─▶ compact, where whole blocks are short
+//!   Request ─▶ read (consistent numbers, under the lock) ─▶ Plan ─▶ compact, if whole blocks are short
 //!                                                                           │
-//!   Granted ◀─ read back: what was made, on which node ◀──────────── write nr_hugepages
+//!   Granted ◀─ read back: new pages by node ◀──────────── write nr_hugepages
 //!      │                     └ less than asked: give back, NoRoom with the numbers
 //!      ▼ plain data, to be kept in a file
-//!   give_back ─▶ the same pages fewer. What somebody has by then leaves the pool when they unmap it: the kernel takes no
-//!                page from anybody, it makes surplus of it
+//!   give_back ─▶ as many pages fewer. Pages in use by then leave the pool when they are unmapped: the kernel takes no
+//!                page from a process, it makes surplus of it
 //! ```
 //!
-//! Who wants to outlive being killed in the middle of it notes an [`Intent`] before each write, and settles it afterwards.
+//! For crash safety, a caller notes an [`Intent`] before each write and settles it afterwards.
 //!
-//! `nr_hugepages` reads as all pages, and what is written to it is the number of those that are no surplus. So growing turns surplus
-//! pages that are in use into pages that stay, before it makes any new one: these come on top, and back with the rest.
+//! `nr_hugepages` reads as all pages, but a write to it sets the number of pages without surplus ones. So growing
+//! first makes surplus pages in use persistent, then allocates new ones. The number to write includes both, and
+//! giving back undoes both.
 
 use std::path::PathBuf;
 
@@ -22,80 +23,80 @@ use wideleaf_policies::PageSize;
 
 use super::{HugetlbPools, Intent, NoRoom, NodeRoom, PoolError, PoolStatus, Settled};
 
-/// What a pool is to have in addition.
+/// Growth of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Which pool.
+    /// Page size of the pool.
     pub size: PageSize,
-    /// So many pages that nobody has.
+    /// Number of unused pages to add.
     pub pages: u64,
-    /// On that NUMA node; `None`: wherever the kernel finds them.
+    /// NUMA node to grow; `None`: wherever the kernel finds memory.
     pub node: Option<u32>,
-    /// What to do where there are fewer.
+    /// What to do if there is memory for fewer pages.
     pub on_shortage: OnShortage,
 }
 
-/// All or as many as there are.
+/// Reaction to a shortage of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnShortage {
-    /// Give back what was made, and say why.
+    /// Give back the new pages, and report why.
     Refuse,
-    /// Take what can be made of free memory. Nothing is reclaimed for it.
+    /// Take the pages that free memory is enough for. Nothing is reclaimed for it.
     TakeFewer,
 }
 
-/// What a pool is to lose.
+/// Shrinking of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// Which pool.
+    /// Page size of the pool.
     pub size: PageSize,
-    /// So many pages that nobody has; `None`: all of them.
+    /// Number of unused pages to release; `None`: all of them.
     pub pages: Option<u64>,
-    /// Of that NUMA node; `None`: of any.
+    /// NUMA node of the pages; `None`: any.
     pub node: Option<u32>,
 }
 
-/// What would be written, and where.
+/// Planned write and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Pages that would be added or released; with [`OnShortage::TakeFewer`] at most so many.
+    /// Number of pages to add or release; with [`OnShortage::TakeFewer`] a maximum.
     pub pages: u64,
-    /// The pool's file.
+    /// Path of the pool's file.
     pub file: PathBuf,
-    /// Pages that stay, now.
+    /// Persistent pages now.
     pub before: u64,
-    /// The number to be written.
+    /// Number to be written.
     pub after: u64,
-    /// The file that starts compaction, where that comes first.
+    /// Path of the file that starts compaction, if that comes first.
     pub compact: Option<PathBuf>,
-    /// What there is to make pages of; empty where nothing is made, or nothing is known.
+    /// Memory available for new pages; empty if none are made or nothing is known.
     pub room: Vec<NodeRoom>,
 }
 
-/// What was added to a pool: all it takes to undo that, also by a process that starts later.
+/// Pages added to a pool: all that is needed to undo it, also in a process that starts later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Which pool.
+    /// Page size of the pool.
     #[serde(with = "by_name")]
     size: PageSize,
-    /// New pages.
+    /// Number of new pages.
     pages: u64,
-    /// By how much `nr_hugepages` grew, by node: the new pages, and surplus ones that stay now.
+    /// Growth of `nr_hugepages` by node: the new pages, and surplus ones that became persistent.
     added: Vec<NodePages>,
-    /// The boot at which that was (`/proc/sys/kernel/random/boot_id`): the next one knows nothing of it.
+    /// Identifier of the boot (`/proc/sys/kernel/random/boot_id`): the pages do not survive it.
     boot: String,
 }
 
-/// Pages of a node.
+/// A number of pages on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodePages {
-    /// The node; `None` where the kernel does not count by node.
+    /// Number of the node; `None` if the kernel does not count by node.
     pub node: Option<u32>,
-    /// How many.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// What is done before a pool changes, with what is about to be done: where that fails, the pool stays as it is.
+/// Called with the intent before a pool changes. If it fails, the pool stays as it is.
 pub type Note<'a> = &'a mut dyn FnMut(&Intent) -> Result<(), String>;
 
 impl Granted {
@@ -103,22 +104,22 @@ impl Granted {
         Granted { size, pages, added, boot: boot.to_owned() }
     }
 
-    /// Which pool grew.
+    /// Page size of the pool that grew.
     pub fn size(&self) -> PageSize {
         self.size
     }
 
-    /// How many pages more nobody had.
+    /// Number of new unused pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// What is still to be undone, by node.
+    /// Pages still to be given back, by node.
     pub fn added(&self) -> &[NodePages] {
         &self.added
     }
 
-    /// Whether nothing is still to be undone.
+    /// Whether everything is given back.
     pub fn is_undone(&self) -> bool {
         self.added.is_empty()
     }
@@ -132,21 +133,21 @@ impl Granted {
     }
 }
 
-/// What became of pages that were given back.
+/// Result of giving pages back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Returned {
-    /// They are memory again.
+    /// Number of pages that are ordinary memory again.
     pub now: u64,
-    /// Somebody had taken them meanwhile: they are memory again once they are unmapped.
+    /// Number of pages that are in use by now: they become ordinary memory once they are unmapped.
     pub later: u64,
 }
 
-/// The part of a pool that a request is about, in numbers.
+/// Numbers of the part of a pool that a request is about.
 #[derive(Clone, Copy)]
 struct Part {
     total: u64,
     surplus: u64,
-    /// Pages that stay and that nobody has, none of them promised.
+    /// Persistent pages that are not in use and not promised.
     unused: u64,
 }
 
@@ -156,7 +157,7 @@ impl Part {
     }
 }
 
-/// A pool, or what of it is on one node. Promises are not made by node: each node is taken to hold all of them.
+/// A pool, or its part on one node. Promises are not made by node: each node is assumed to hold all of them.
 fn part(pool: &PoolStatus, node: Option<u32>) -> Result<Part, PoolError> {
     let has = pool.in_use().saturating_add(pool.reserved);
     let unused = pool.persistent().saturating_sub(has);
@@ -173,25 +174,26 @@ impl HugetlbPools {
     /// What [`HugetlbPools::reserve`] would do. Writes nothing.
     ///
     /// # Errors
-    /// As [`HugetlbPools::reserve`], as far as that can be told without trying.
+    /// Those of [`HugetlbPools::reserve`], as far as they can be found without trying.
     pub fn plan_reserve(&self, request: &Request) -> Result<Plan, PoolError> {
         self.growth(&self.consistent_status(request.size)?, request)
     }
 
-    /// Makes a pool larger, so that nobody has so many pages more. Memory is compacted first where whole blocks are short.
+    /// Adds unused pages to a pool. Compacts memory first if whole blocks are short.
     ///
     /// # Errors
-    /// [`PoolError::NoRoom`] where there is not that much memory, with the pool as it was; [`PoolError::Write`] without
-    /// root; [`PoolError::Changed`] where somebody else shrinks the pool at the same time.
+    /// [`PoolError::NoRoom`] if there is not that much memory, with the pool unchanged; [`PoolError::Write`] without
+    /// root; [`PoolError::Changed`] if another program shrinks the pool at the same time.
     pub fn reserve(&self, request: &Request) -> Result<Granted, PoolError> {
         self.reserve_noting(request, &mut |_| Ok(()))
     }
 
-    /// The same, with a `note` before the pool changes. After an error that does not say that the pool is as it was
-    /// ([`PoolError::leaves_pool_as_it_was`]), the note may be of what was done: [`HugetlbPools::settle`] tells.
+    /// Like [`HugetlbPools::reserve`], with a `note` before the pool changes. After an error, except one for
+    /// which [`PoolError::leaves_pool_as_it_was`] holds, the change may still have been made:
+    /// [`HugetlbPools::settle`] finds out.
     ///
     /// # Errors
-    /// [`PoolError::NotBegun`] where the note could not be taken, and those of [`HugetlbPools::reserve`].
+    /// [`PoolError::NotBegun`] if the note failed, and those of [`HugetlbPools::reserve`].
     pub fn reserve_noting(&self, request: &Request, note: Note<'_>) -> Result<Granted, PoolError> {
         let _lock = self.lock(request.size)?;
         let before = self.consistent_status(request.size)?;
@@ -217,27 +219,27 @@ impl HugetlbPools {
         Err(no_room(request, made, plan.room))
     }
 
-    /// What [`HugetlbPools::release_beside`] would do where so many pages are `kept`. Writes nothing.
+    /// What [`HugetlbPools::release_beside`] would do with `kept` kept pages. Writes nothing.
     ///
     /// # Errors
-    /// As [`HugetlbPools::release`].
+    /// The same as for [`HugetlbPools::release`].
     pub fn plan_release(&self, release: &Release, kept: u64) -> Result<Plan, PoolError> {
         self.shrinking(self.consistent_status(release.size)?, release, kept)
     }
 
-    /// Makes a pool smaller, by pages that nobody has and that are promised to nobody.
+    /// Makes a pool smaller, by pages that are neither in use nor promised.
     ///
     /// # Errors
-    /// [`PoolError::InUse`] where these are fewer; [`PoolError::Write`] without root.
+    /// [`PoolError::InUse`] if there are fewer; [`PoolError::Write`] without root.
     pub fn release(&self, release: &Release) -> Result<Returned, PoolError> {
         self.release_beside(release, || Ok(0))
     }
 
-    /// The same, leaving so many pages beside as are `kept` for somebody who has not come for them yet: asked while nobody else can
-    /// change the pool.
+    /// Like [`HugetlbPools::release`], but leaves `kept` pages for domains that have not started yet. `kept` is
+    /// called under the lock, when no other process can change the pool.
     ///
     /// # Errors
-    /// [`PoolError::NotBegun`] where that can not be told, and those of [`HugetlbPools::release`].
+    /// [`PoolError::NotBegun`] if `kept` fails, and those of [`HugetlbPools::release`].
     pub fn release_beside(
         &self,
         release: &Release,
@@ -249,11 +251,11 @@ impl HugetlbPools {
         self.shrink(release.size, release.node, plan.before - plan.after, &mut |_| Ok(()))
     }
 
-    /// Undoes a [`HugetlbPools::reserve`] of this boot; one of an earlier boot is undone already. What is done is taken out of
-    /// `granted`, so that after an error the rest can be tried again.
+    /// Undoes a [`HugetlbPools::reserve`] of this boot; one of an earlier boot is undone already. Returned pages are
+    /// taken out of `granted`, so that the rest can be retried after an error.
     ///
     /// # Errors
-    /// [`PoolError`] where a file can not be read or written.
+    /// [`PoolError`] if a file cannot be read or written.
     pub fn give_back(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
         let mut sum = Returned::default();
         while !granted.is_undone() {
@@ -264,11 +266,11 @@ impl HugetlbPools {
         Ok(sum)
     }
 
-    /// One write of it, with a `note` before.
+    /// Undoes one part of it, by one write, with a `note` before.
     ///
     /// # Errors
-    /// [`PoolError::NotBegun`] where the note could not be taken; [`PoolError`] where a file can not be read or written. Whether it was
-    /// done all the same, [`HugetlbPools::settle`] tells, except after [`PoolError::leaves_pool_as_it_was`].
+    /// [`PoolError::NotBegun`] if the note failed; [`PoolError`] if a file cannot be read or written. The write may
+    /// still have been made: [`HugetlbPools::settle`] finds out, except after [`PoolError::leaves_pool_as_it_was`].
     pub fn give_back_part(&self, granted: &mut Granted, note: Note<'_>) -> Result<Returned, PoolError> {
         if granted.boot != self.boot() {
             granted.added.clear();
@@ -280,12 +282,13 @@ impl HugetlbPools {
         Ok(returned)
     }
 
-    /// Finds out what became of an `intent`: what was added to the pool is added to `granted`, and what was given back is taken out of it.
+    /// Finds out the result of an `intent`: added pages are added to `granted`, and returned ones are taken
+    /// out of it.
     ///
     /// # Errors
-    /// [`PoolError`] where the pool can not be read.
+    /// [`PoolError`] if the pool cannot be read.
     pub fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, PoolError> {
-        // What of its pool there was then, there may not be now.
+        // A pool of that boot may not exist in this one.
         if !intent.is_of(&self.boot()) {
             return Ok(Settled::Undone);
         }
@@ -332,7 +335,7 @@ impl HugetlbPools {
             file: self.folder(request.size, request.node).join("nr_hugepages"),
             before: part.persistent(),
             after: part.persistent().saturating_add(grows_by),
-            // A kernel may be built without compaction, and then has no such file.
+            // A kernel built without compaction has no such file.
             compact: is_compacted.then(|| self.compaction(request.node)).filter(|file| file.exists()),
             room,
         })
@@ -356,7 +359,7 @@ impl HugetlbPools {
         })
     }
 
-    /// Takes so many pages out of a pool, and tells what became of them. The kernel keeps what is in use or promised.
+    /// Takes `pages` pages out of a pool, and returns the result. The kernel keeps pages in use or promised.
     fn shrink(&self, size: PageSize, node: Option<u32>, pages: u64, note: Note<'_>) -> Result<Returned, PoolError> {
         let before = part(&self.consistent_status(size)?, node)?;
         let file = self.folder(size, node).join("nr_hugepages");
@@ -370,7 +373,7 @@ impl HugetlbPools {
         })
     }
 
-    /// What a request got.
+    /// Pages that a request got.
     fn read_back(&self, before: &PoolStatus, request: &Request, plan: &Plan) -> Result<Granted, PoolError> {
         let after = self.consistent_status(request.size)?;
         let (was, is) = (part(before, request.node)?, part(&after, request.node)?);
@@ -381,7 +384,7 @@ impl HugetlbPools {
             after: is.persistent(),
         };
         let added = is.persistent().checked_sub(was.persistent()).ok_or_else(changed)?;
-        let added = added.min(plan.after - plan.before); // what is beyond is somebody else's
+        let added = added.min(plan.after - plan.before); // any more are another program's
         let pages = added.saturating_sub(was.surplus).min(request.pages);
         Ok(Granted {
             size: request.size,
@@ -391,9 +394,9 @@ impl HugetlbPools {
         })
     }
 
-    /// Where nobody can tell what was made: as it was before. Returns the reason.
+    /// Restores the earlier number if the new pages cannot be determined. Returns the reason.
     fn undone(&self, plan: &Plan, reason: PoolError) -> PoolError {
-        // A pool that somebody else shrank below what it was is theirs.
+        // A pool that another program shrank below its former size belongs to that program.
         if !matches!(reason, PoolError::Changed { .. })
             && let Err(error) = self.write(&plan.file, plan.before)
         {
@@ -409,7 +412,7 @@ impl HugetlbPools {
         }
     }
 
-    /// This boot's name; empty where the kernel does not say.
+    /// Identifier of this boot; empty if the kernel does not report it.
     fn boot(&self) -> String {
         self.files.read(&self.root.join(BOOT_ID)).unwrap_or_default().trim().to_owned()
     }
@@ -418,12 +421,12 @@ impl HugetlbPools {
 /// The kernel's name for one boot (random(4)).
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
-/// Pages that stay, node by node.
+/// Persistent pages, node by node.
 fn persistent_by_node(pool: &PoolStatus) -> Vec<NodePages> {
     pool.nodes.iter().map(|node| NodePages { node: Some(node.node), pages: node.persistent() }).collect()
 }
 
-/// On which nodes `added` pages are; in one sum where the nodes do not add up to it.
+/// The nodes of the `added` pages; one sum if the nodes do not add up to it.
 fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u64) -> Vec<NodePages> {
     let was = |node: u32| before.nodes.iter().find(|was| was.node == node).map_or(0, |was| was.persistent());
     let nodes = after
@@ -440,7 +443,7 @@ fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolErr
     PoolError::NoRoom(Box::new(NoRoom { size: request.size, needed: request.pages, made, room }))
 }
 
-/// A page size by its name, as everywhere else.
+/// Serialises a page size by its name, as everywhere else.
 pub(super) mod by_name {
     use serde::{Deserialize, Deserializer, Serializer, de};
     use wideleaf_policies::PageSize;
@@ -464,7 +467,7 @@ mod tests {
         State { nodes: nodes.to_vec(), ..State::default() }
     }
 
-    /// Two empty nodes that can make so many pages each.
+    /// Two empty nodes that can make `whole` pages each.
     fn two_nodes(whole: [u64; 2]) -> State {
         of_nodes(&whole.map(|whole| FakeNode { whole, ..FakeNode::default() }))
     }
@@ -494,7 +497,7 @@ mod tests {
         assert_eq!(granted.added(), [on(0), on(1)]);
         let returned = kernel.pools().give_back(&mut granted).expect("they are free");
         assert_eq!((returned, kernel.state()), (Returned { now: 6, later: 0 }, before));
-        // Once is once.
+        // A second attempt does nothing.
         assert_eq!(kernel.pools().give_back(&mut granted).expect("nothing"), Returned::default());
     }
 
@@ -508,38 +511,43 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_not_there_is_refused_with_those_that_are() {
+    fn a_missing_node_is_refused_and_the_existing_ones_are_named() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let error = kernel.pools().reserve(&request(1, Some(7))).expect_err("no node 7").to_string();
         assert_eq!(error, "node 7 has no hugetlb pool of 2m pages; these have: 0, 1");
     }
 
     #[test]
-    fn what_is_more_than_all_memory_is_refused_before_anything_is_written() {
+    fn a_request_beyond_all_memory_is_refused_before_any_write() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let error = kernel.pools().reserve(&request(11, Some(0))).expect_err("10 blocks and no cache").to_string();
         assert!(
-            error.starts_with("11 pages of 2m need 22 MiB, which is more than there is: node 0 has 20 MiB free"),
+            error.starts_with(
+                "cannot make 11 pages of 2m (22 MiB): there is not that much memory: node 0 has 20 MiB free"
+            ),
             "{error}"
         );
-        assert!(error.contains("of it 10 whole blocks of 2 MiB now, compaction may make 0 more"), "{error}");
+        assert!(error.contains("10 whole blocks of 2 MiB now, compaction may make 0 more"), "{error}");
         assert_eq!(kernel.written(), []);
     }
 
     #[test]
-    fn too_few_are_given_back_and_the_reason_has_numbers() {
+    fn too_few_pages_are_given_back_and_the_reason_has_numbers() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         kernel.change(|state| state.nodes[1].compactable = 5);
-        // 25 blocks with compaction, which is the first write; then somebody else takes 12 of them.
+        // 25 blocks with compaction, which is the first write; then another program takes 12 of them.
         kernel.after_next_write(|state| state.nodes[1].whole -= 12);
         let error = kernel.pools().reserve(&request(22, None)).expect_err("13 are left").to_string();
-        assert!(error.contains("22 pages of 2m need 44 MiB, and 13 could be made, which were given back"), "{error}");
+        assert!(
+            error.contains("cannot make 22 pages of 2m (44 MiB): only 13 could be made, and were given back"),
+            "{error}"
+        );
         assert!(error.contains("node 0 has 20 MiB free") && error.contains("compaction may make 5 more"), "{error}");
         assert_eq!(totals(&kernel.state()), [0, 0]);
     }
 
     #[test]
-    fn as_many_as_there_are_is_not_more_than_free_memory_and_at_least_one() {
+    fn taking_fewer_means_at_most_free_memory_and_at_least_one_page() {
         let at_most = |pages| Request { on_shortage: OnShortage::TakeFewer, ..request(pages, None) };
         let kernel = FakeKernel::new(two_nodes([3, 2]));
         assert_eq!(kernel.pools().reserve(&at_most(100)).expect("five").pages(), 5);
@@ -549,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_compacted_first_and_only_where_whole_blocks_are_short() {
+    fn memory_is_compacted_first_and_only_if_whole_blocks_are_short() {
         let mut state = two_nodes([3, 3]);
         state.nodes[1].compactable = 4;
         let kernel = FakeKernel::new(state);
@@ -562,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_what_would_be_written_and_writes_nothing() {
+    fn a_plan_shows_the_write_and_writes_nothing() {
         let mut state = two_nodes([3, 3]);
         state.nodes[1].compactable = 4;
         let kernel = FakeKernel::new(state);
@@ -576,44 +584,44 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_on_top_of_surplus_ones_that_are_in_use_and_go_without_them() {
-        // 2 pages stay and are in use, 3 are surplus and in use.
+    fn new_pages_come_on_top_of_surplus_ones_in_use_and_go_without_them() {
+        // 2 pages are persistent and in use, 3 are surplus and in use.
         let before = of_nodes(&[FakeNode { total: 5, surplus: 3, whole: 10, ..FakeNode::default() }]);
         let kernel = FakeKernel::new(before.clone());
         let mut granted = kernel.pools().reserve(&request(4, None)).expect("there are 10");
         let node = kernel.state().nodes[0];
-        assert_eq!((node.total, node.free, node.surplus), (9, 4, 0), "four that nobody has");
+        assert_eq!((node.total, node.free, node.surplus), (9, 4, 0), "four unused ones");
         assert_eq!((granted.pages(), granted.added()), (4, &[NodePages { node: Some(0), pages: 7 }][..]));
         kernel.pools().give_back(&mut granted).expect("they are free");
         assert_eq!(kernel.state(), before);
     }
 
     #[test]
-    fn what_somebody_took_meanwhile_is_given_back_later() {
+    fn pages_taken_in_the_meantime_are_given_back_later() {
         let kernel = FakeKernel::new(two_nodes([10, 0]));
         let mut granted = kernel.pools().reserve(&request(6, None)).expect("there are 10");
         kernel.change(|state| state.nodes[0].free -= 2); // faulted in
         let returned = kernel.pools().give_back(&mut granted).expect("some are free");
         assert_eq!(returned, Returned { now: 4, later: 2 });
         let node = kernel.state().nodes[0];
-        assert_eq!((node.total, node.surplus), (2, 2), "nobody loses a page, and they go when they are unmapped");
+        assert_eq!((node.total, node.surplus), (2, 2), "no process loses a page, and they go when they are unmapped");
     }
 
     #[test]
-    fn what_is_in_use_or_promised_is_not_released() {
+    fn pages_in_use_or_promised_are_not_released() {
         // 10 pages, 4 in use, 3 of the 6 free ones promised.
         let node = FakeNode { total: 10, free: 6, ..FakeNode::default() };
         let kernel = FakeKernel::new(State { reserved: 3, ..of_nodes(&[node]) });
-        let error = kernel.pools().release(&release(Some(4), None)).expect_err("three are nobody's").to_string();
-        assert_eq!(error, "4 pages of 2m are to be released and 3 are nobody's: 10 in the pool, 4 in use, 3 promised");
+        let error = kernel.pools().release(&release(Some(4), None)).expect_err("three are unused").to_string();
+        assert_eq!(error, "cannot release 4 pages of 2m: 3 are unused, of 10 in the pool, 4 in use, 3 promised");
         assert_eq!(kernel.written(), []);
         let returned = kernel.pools().release(&release(None, None)).expect("three");
         assert_eq!((returned, totals(&kernel.state())), (Returned { now: 3, later: 0 }, vec![7]));
     }
 
     #[test]
-    fn surplus_pages_are_no_pages_to_release() {
-        // 6 stay, 4 are surplus, 8 are in use: all that stay may be needed by those who have the 8.
+    fn surplus_pages_are_not_released() {
+        // 6 are persistent, 4 are surplus, 8 are in use: the holders of the 8 may need all the persistent ones.
         let node = FakeNode { total: 10, free: 2, surplus: 4, ..FakeNode::default() };
         let kernel = FakeKernel::new(of_nodes(&[node]));
         assert_eq!(kernel.pools().release(&release(None, None)).expect("none"), Returned::default());
@@ -621,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_released_on_the_node_that_was_said() {
+    fn pages_are_released_on_the_requested_node() {
         let node = |free| FakeNode { total: 5, free, ..FakeNode::default() };
         let kernel = FakeKernel::new(of_nodes(&[node(5), node(2)]));
         assert_eq!(kernel.pools().release(&release(None, Some(1))).expect("two"), Returned { now: 2, later: 0 });
@@ -630,16 +638,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_somebody_shrinks_meanwhile_is_theirs() {
+    fn a_pool_that_another_program_shrinks_is_left_to_it() {
         let kernel = FakeKernel::new(of_nodes(&[FakeNode { total: 4, free: 4, whole: 10, ..FakeNode::default() }]));
         kernel.after_next_write(|state| (state.nodes[0].total, state.nodes[0].free) = (1, 1));
         let error = kernel.pools().reserve(&request(2, None)).expect_err("changed").to_string();
-        assert!(error.contains("4 pages before, 1 after 6 were asked for; look again"), "{error}");
+        assert!(error.contains("4 pages before, 1 after 6 were asked for; try again"), "{error}");
         assert_eq!((totals(&kernel.state()), kernel.written().len()), (vec![1], 1));
     }
 
     #[test]
-    fn pages_that_somebody_else_adds_meanwhile_are_not_ours() {
+    fn pages_added_by_another_program_are_not_ours() {
         let kernel = FakeKernel::new(of_nodes(&[FakeNode { whole: 10, ..FakeNode::default() }]));
         kernel.after_next_write(|state| (state.nodes[0].total, state.nodes[0].free) = (5, 5));
         let mut granted = kernel.pools().reserve(&request(2, None)).expect("there are 10");
@@ -658,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn without_root_one_line_says_so_and_nothing_is_given_back_that_was_not_taken() {
+    fn without_root_one_line_says_so_and_nothing_is_given_back() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         kernel.refuse_writes_to("nr_hugepages");
         let error = kernel.pools().reserve(&request(2, None)).expect_err("refused").to_string();
@@ -669,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_granted_outlives_its_process_and_not_its_boot() {
+    fn granted_pages_outlive_their_process_and_not_their_boot() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let granted = kernel.pools().reserve(&request(4, None)).expect("there are 20");
         let kept = serde_json::to_string(&granted).expect("plain data");
@@ -677,11 +685,15 @@ mod tests {
         assert_eq!(read, granted);
         kernel.boot_again();
         assert_eq!(kernel.pools().give_back(&mut read).expect("nothing to do"), Returned::default());
-        assert_eq!((read.added(), totals(&kernel.state())), (&[][..], vec![2, 2]), "whose pages are these now?");
+        assert_eq!(
+            (read.added(), totals(&kernel.state())),
+            (&[][..], vec![2, 2]),
+            "the owner of these pages is unknown"
+        );
     }
 
     #[test]
-    fn what_could_not_be_given_back_is_kept_for_another_try() {
+    fn pages_that_could_not_be_given_back_are_kept_for_a_retry() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let mut granted = kernel.pools().reserve(&request(4, None)).expect("there are 20");
         kernel.refuse_writes_to("node0/hugepages/hugepages-2048kB/nr_hugepages");
@@ -693,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_before_a_change_tells_what_became_of_it() {
+    fn a_note_before_a_change_shows_its_result() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         let mut noted = None;
         let mut note = |intent: &Intent| {
@@ -716,20 +728,20 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_noted_or_told_is_not_done() {
+    fn without_a_note_or_the_kept_number_nothing_is_done() {
         let node = FakeNode { total: 6, free: 6, whole: 10, ..FakeNode::default() };
         let kernel = FakeKernel::new(of_nodes(&[node]));
         let error = kernel.pools().reserve_noting(&request(2, None), &mut |_| Err("the disk is full".into()));
         assert_eq!(error.expect_err("not noted").to_string(), "the disk is full: the pool is as it was");
-        let error = kernel.pools().release_beside(&release(None, None), || Err("nobody knows".into()));
-        assert_eq!(error.expect_err("not told").to_string(), "nobody knows: the pool is as it was");
+        let error = kernel.pools().release_beside(&release(None, None), || Err("it is unknown".into()));
+        assert_eq!(error.expect_err("not told").to_string(), "it is unknown: the pool is as it was");
         assert_eq!(kernel.written(), []);
         let returned = kernel.pools().release_beside(&release(None, None), || Ok(4)).expect("two are not kept");
         assert_eq!((returned, totals(&kernel.state())), (Returned { now: 2, later: 0 }, vec![4]));
     }
 
     #[test]
-    fn an_error_says_whether_the_pool_is_known_to_be_as_it_was() {
+    fn an_error_says_whether_the_pool_is_known_to_be_unchanged() {
         let kernel = FakeKernel::new(two_nodes([10, 10]));
         kernel.change(|state| state.nodes[1].compactable = 5);
         let refused = kernel.pools().reserve_noting(&request(2, None), &mut |_| Err("the disk is full".into()));
@@ -738,7 +750,7 @@ mod tests {
         let short = kernel.pools().reserve_noting(&request(22, None), &mut |_| Ok(())).expect_err("13 are left");
         assert!(matches!(&short, PoolError::NoRoom(why) if why.made == Some(13)) && short.leaves_pool_as_it_was());
         assert_eq!(totals(&kernel.state()), [0, 0]);
-        // Less than was made could be given back, and nobody but the numbers tells how much.
+        // Perhaps fewer than were made could be given back, and only the numbers show how many.
         kernel.after_next_write(|state| state.reserved = 99);
         let unread = kernel.pools().reserve_noting(&request(2, None), &mut |_| Ok(())).expect_err("contradiction");
         assert!(!unread.leaves_pool_as_it_was(), "{unread}");

@@ -1,4 +1,5 @@
-//! What a node has to make pool pages of: free memory, how much of it is in whole blocks, what compaction may add.
+//! Memory of a node for new pool pages: free memory, how much of it is in whole blocks, and how much
+//! compaction may add.
 //!
 //! ```text
 //!   a block, 2 MiB       now              after compaction       never
@@ -7,9 +8,9 @@
 //!   └────────────┘ └────────────┘        └────────────┘    └────────────┘   U page of the kernel's, which cannot be moved
 //! ```
 //!
-//! Files: `/proc/buddyinfo` and `/proc/pagetypeinfo` (Documentation/filesystems/proc.rst; the second for root alone) and
-//! `/sys/devices/system/node/node*/meminfo`. They tell what may work, and nobody knows before it is tried: pages in use can
-//! be freed or pinned meanwhile. No file tells how many ranges of 1 GiB can be emptied.
+//! Files: `/proc/buddyinfo` and `/proc/pagetypeinfo` (Documentation/filesystems/proc.rst; the second for root alone)
+//! and `/sys/devices/system/node/node*/meminfo`. They show what may work, but only trying is certain: pages in use
+//! can be freed or pinned in between. No file shows how many ranges of 1 GiB can be emptied.
 
 use std::fmt;
 
@@ -18,42 +19,43 @@ use wideleaf_policies::{Bytes, PageSize};
 use super::{HugetlbPools, PoolError};
 use crate::sensors::free_blocks::{BLOCK_ORDER, base_pages_from, zone};
 
-/// What one node has to make pool pages of.
+/// Memory of one node for new pool pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeRoom {
-    /// The node.
+    /// Number of the node.
     pub node: u32,
-    /// Free memory.
+    /// Free memory, in bytes.
     pub free: Bytes,
-    /// Blocks of 2 MiB that are free as a whole.
+    /// Number of entirely free blocks of 2 MiB.
     pub whole_blocks: u64,
-    /// Blocks that compaction can make at most of the other free memory: of what lies among movable pages, where the kernel says.
+    /// Maximum number of further blocks by compaction: of the other free memory, among movable pages if the
+    /// kernel reports types.
     pub compactable_blocks: u64,
-    /// File cache, which the kernel drops when it needs memory; `None` where it is not known.
+    /// Bytes of file cache, which the kernel drops when it needs memory; `None` if unknown.
     pub cache: Option<Bytes>,
-    /// Blocks by what lies in them; `None` where the kernel does not say (it tells root alone).
+    /// Blocks by the type of their pages; `None` if the kernel does not report them (only root may read them).
     pub blocks: Option<Blocks>,
 }
 
-/// How many blocks of 2 MiB the kernel uses for what. In one that is not movable a page may stay for ever.
+/// Numbers of blocks of 2 MiB by use. In one that is not movable a page may stay for ever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Blocks {
-    /// Pages of processes and files: they can be moved.
+    /// Blocks with pages of processes and files, which can be moved.
     pub movable: u64,
-    /// The kernel's own, which stay where they are.
+    /// Blocks with the kernel's own pages, which cannot be moved.
     pub unmovable: u64,
-    /// The kernel's caches: they can be freed and not moved.
+    /// Blocks with the kernel's caches, which can be freed but not moved.
     pub reclaimable: u64,
 }
 
 impl NodeRoom {
-    /// Pages of that size that the node can have at the very most, if all free memory and all file cache became such pages;
-    /// `None` where the cache is not known.
+    /// Upper bound on pages of that size on the node, if all free memory and all file cache became such pages; `None`
+    /// if the cache is unknown.
     pub fn pages_max(&self, size: PageSize) -> Option<u64> {
         Some(self.free.get().saturating_add(self.cache?.get()) / size.bytes().get())
     }
 
-    /// Pages of that size that may be made of free memory alone.
+    /// Number of pages of that size that free memory alone may be enough for.
     pub fn pages_of_free_memory(&self, size: PageSize) -> u64 {
         match size {
             PageSize::Giant1G => self.free.get() / size.bytes().get(),
@@ -65,7 +67,7 @@ impl NodeRoom {
 impl fmt::Display for NodeRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NodeRoom { node, free, whole_blocks, compactable_blocks, cache, blocks } = self;
-        write!(f, "node {node} has {free} free, of it {whole_blocks} whole blocks of 2 MiB now, ")?;
+        write!(f, "node {node} has {free} free: {whole_blocks} whole blocks of 2 MiB now, ")?;
         write!(f, "compaction may make {compactable_blocks} more")?;
         if let Some(Blocks { movable, unmovable, reclaimable }) = blocks {
             write!(f, "; of its blocks {movable} are movable, {unmovable} unmovable, {reclaimable} reclaimable")?;
@@ -77,16 +79,17 @@ impl fmt::Display for NodeRoom {
     }
 }
 
-/// Not enough memory to make pages of, in numbers.
+/// Shortage of memory for new pages, in numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoRoom {
     /// Size of the pages.
     pub size: PageSize,
-    /// Pages asked for.
+    /// Number of pages asked for.
     pub needed: u64,
-    /// Pages that were made and given back; `None` where it was not tried, because there is not that much memory.
+    /// Number of pages that were made and given back; `None` if it was not tried, since there is not
+    /// that much memory.
     pub made: Option<u64>,
-    /// What the nodes had before.
+    /// Memory of the nodes before.
     pub room: Vec<NodeRoom>,
 }
 
@@ -94,10 +97,10 @@ impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NoRoom { size, needed, made, room } = self;
         let bytes = Bytes::new(needed.saturating_mul(size.bytes().get()));
-        write!(f, "{needed} pages of {size} need {bytes}, ")?;
+        write!(f, "cannot make {needed} pages of {size} ({bytes}): ")?;
         match made {
-            Some(made) => write!(f, "and {made} could be made, which were given back")?,
-            None => write!(f, "which is more than there is")?,
+            Some(made) => write!(f, "only {made} could be made, and were given back")?,
+            None => write!(f, "there is not that much memory")?,
         }
         for (i, node) in room.iter().enumerate() {
             write!(f, "{}{node}", if i == 0 { ": " } else { ". " })?;
@@ -105,19 +108,19 @@ impl fmt::Display for NoRoom {
         match size {
             PageSize::Giant1G => write!(
                 f,
-                ". A page of 1g takes a contiguous gibibyte in which nothing is unmovable, and there is no overcommit: \
-                 take them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
+                ". A page of 1g needs a contiguous gibibyte without unmovable pages, and has no overcommit; reserve \
+                 them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
             ),
-            _ => write!(f, ". Free memory, ask for fewer, or take what there is"),
+            _ => write!(f, ". Free memory, ask for fewer pages, or take as many as there are"),
         }
     }
 }
 
 impl HugetlbPools {
-    /// What the nodes, or that one, have to make pages of; empty where the kernel says nothing of its free memory.
+    /// Memory of all nodes, or of that one, for new pages; empty if the kernel does not report its free memory.
     ///
     /// # Errors
-    /// [`PoolError::Malformed`] for a file that is there and makes no sense.
+    /// [`PoolError::Malformed`] for a file that cannot be parsed.
     pub fn room(&self, node: Option<u32>) -> Result<Vec<NodeRoom>, PoolError> {
         let path = self.root.join("proc/buddyinfo");
         let Ok(text) = self.files.read(&path) else { return Ok(Vec::new()) };
@@ -149,7 +152,7 @@ impl HugetlbPools {
         Ok(nodes)
     }
 
-    /// File cache of a node that the kernel drops without writing it anywhere first, as far as it tells.
+    /// File cache of a node that the kernel drops without writing it anywhere first, as far as reported.
     fn cache(&self, node: u32) -> Option<Bytes> {
         let text = self.files.read(&self.node_folder(node).join("meminfo")).ok()?;
         let field = |name: &str| -> Option<u64> {
@@ -161,7 +164,7 @@ impl HugetlbPools {
     }
 }
 
-/// Counts a zone's free blocks to a node's room.
+/// Adds a zone's free blocks to a node's room.
 fn add(node: &mut NodeRoom, free: &[u64]) {
     let all = base_pages(free);
     let whole = base_pages_from(free, BLOCK_ORDER);
@@ -175,8 +178,8 @@ fn base_pages(by_order: &[u64]) -> u64 {
     base_pages_from(by_order, 0)
 }
 
-/// Base pages that are free in blocks smaller than 2 MiB among movable pages, of the first table of `/proc/pagetypeinfo`;
-/// `None` where it has no line for that.
+/// Free base pages in blocks smaller than 2 MiB among movable pages, from the first table of `/proc/pagetypeinfo`;
+/// `None` if it has no such line.
 fn movable_fragments(types: &str, node: u32) -> Option<u64> {
     let of_line = |line: &str| -> Option<u64> {
         let (of_node, rest) = line.strip_prefix("Node")?.split_once(',')?;
@@ -190,7 +193,8 @@ fn movable_fragments(types: &str, node: u32) -> Option<u64> {
     types.lines().filter_map(of_line).reduce(u64::saturating_add)
 }
 
-/// Blocks by type, of the second table of `/proc/pagetypeinfo`; `None` where it has none, or other blocks than those of 2 MiB.
+/// Blocks by type, from the second table of `/proc/pagetypeinfo`; `None` if it is missing, or its blocks are not
+/// of 2 MiB.
 fn blocks(types: &str, node: u32) -> Option<Blocks> {
     let order: usize = types.lines().find_map(|line| line.strip_prefix("Page block order:"))?.trim().parse().ok()?;
     (order == BLOCK_ORDER).then_some(())?;
@@ -235,9 +239,9 @@ Node 1, zone   Normal            4            8            0            0       
 ";
 
     #[test]
-    fn free_memory_is_told_by_node_with_its_whole_blocks_and_those_compaction_may_make() {
+    fn free_memory_is_listed_by_node_with_whole_and_compactable_blocks() {
         let tree = Tree::new();
-        // Node 0: 14 halves of a block, 3 blocks and one of two; of the halves only 5 lie among movable pages.
+        // Node 0: 14 halves of a block, 3 blocks and one double block; only 5 of the halves lie among movable pages.
         tree.put(
             "proc/buddyinfo",
             "Node 0, zone   Normal  0 0 0 0 0 0 0 0 14 3 1\nNode 1, zone   Normal 1 0 0 0 0 0 0 0 0 0 0\n",
@@ -255,9 +259,7 @@ Node 1, zone   Normal            4            8            0            0       
         assert_eq!((room[1].free, room[1].whole_blocks, room[1].compactable_blocks), (kib(4), 0, 0));
         assert_eq!(tree.pools().room(Some(1)).expect("well formed"), room[1..]);
         let text = node0.to_string();
-        assert!(
-            text.starts_with("node 0 has 24 MiB free, of it 5 whole blocks of 2 MiB now, compaction may make 2 more")
-        );
+        assert!(text.starts_with("node 0 has 24 MiB free: 5 whole blocks of 2 MiB now, compaction may make 2 more"));
         assert!(text.contains("263 are movable, 142 unmovable, 57 reclaimable; 16 KiB of file cache"), "{text}");
     }
 
@@ -270,7 +272,7 @@ Node 1, zone   Normal            4            8            0            0       
     }
 
     #[test]
-    fn what_is_absent_is_nothing_known_and_what_is_malformed_is_named() {
+    fn a_missing_file_means_unknown_and_a_malformed_one_is_named() {
         let tree = Tree::new();
         assert_eq!(tree.pools().room(None).expect("nothing is known"), []);
         tree.put("proc/buddyinfo", "Node 0, zone Normal many\n");
@@ -279,10 +281,13 @@ Node 1, zone   Normal            4            8            0            0       
     }
 
     #[test]
-    fn giant_pages_that_cannot_be_are_sent_to_the_boot_command_line() {
+    fn a_shortage_of_giant_pages_points_to_the_boot_command_line() {
         let none = NoRoom { size: PageSize::Giant1G, needed: 8, made: Some(3), room: Vec::new() };
         let text = none.to_string();
-        assert!(text.starts_with("8 pages of 1g need 8 GiB, and 3 could be made, which were given back"), "{text}");
+        assert!(
+            text.starts_with("cannot make 8 pages of 1g (8 GiB): only 3 could be made, and were given back"),
+            "{text}"
+        );
         assert!(text.contains("no overcommit") && text.contains("`hugepagesz=1G hugepages=8`"), "{text}");
     }
 }

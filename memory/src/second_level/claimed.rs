@@ -1,5 +1,5 @@
-//! The second level as everybody sees it but who moves giants: whose dirty log is needed for a giant that is being moved is not
-//! for others to switch or fetch (see [`crate::claims`]).
+//! The second level for all but the mover of giants: the dirty log under a giant that is being moved cannot be
+//! switched or fetched by others (see [`crate::claims`]).
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ pub struct ClaimedSecondLevel {
 }
 
 impl ClaimedSecondLevel {
-    /// The second level of the RAM that has these claims.
+    /// Wraps the second level of the RAM that has these claims.
     pub fn new(inner: Arc<dyn SecondLevel>, claims: Arc<Claims>) -> ClaimedSecondLevel {
         ClaimedSecondLevel { inner, claims }
     }
 
-    /// `None` where there is no such slot: that is for the inner one to say.
+    /// Claims the slot. `None` if it does not exist: the inner one then reports that.
     fn claim(&self, id: SlotId) -> Result<Option<PartClaim>, SecondLevelError> {
         let slot = self.inner.slots().into_iter().find(|slot| slot.id == id);
         let claim = slot.map(|slot| self.claims.dirty_log(slot.range)).transpose();
@@ -72,12 +72,12 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange};
 
     #[test]
-    fn the_dirty_log_of_a_giant_that_is_moved_is_nobody_elses() {
+    fn the_dirty_log_of_a_giant_on_the_move_is_refused_to_others() {
         let [first, second] = [0, 1].map(|number| GpaRange::new(Gpa::new(0) + gib(number), gib(1)).expect("fits"));
         let fake = Arc::new(FakeSecondLevel::new(&[first, second]));
         let claims = Arc::<Claims>::default();
         let claimed = ClaimedSecondLevel::new(fake.clone(), claims.clone());
-        claimed.set_dirty_log(SlotId(0), true).expect("nobody moves it");
+        claimed.set_dirty_log(SlotId(0), true).expect("no giant is being moved");
 
         let giant = claims.giant(first.start()).expect("free");
         fake.write(first.start());
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(
             fake.take_dirty_log(SlotId(0)).expect("it is on")[0],
             1,
-            "the write is there for who moves the giant"
+            "the write is there for the mover of the giant"
         );
 
         drop(giant);

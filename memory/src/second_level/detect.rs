@@ -1,4 +1,4 @@
-//! Which tables the host's second level is made of, and what runs the guest's kernel, asked of the modules of KVM.
+//! Detects the tables of the host's second level, and what runs the guest's kernel, from the modules of KVM.
 //!
 //! ```text
 //!   /sys/module/kvm_intel/parameters/ept = Y ─▶ ept ┐
@@ -10,40 +10,40 @@ use std::path::{Path, PathBuf};
 
 use super::Paging;
 
-/// Why it is not known what the second level is made of.
+/// Why the kind of the second level is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum PagingError {
-    /// No vendor module of KVM is loaded, or sysfs is not there.
-    #[error("no KVM vendor module under {}: is sysfs mounted?", modules.display())]
+    /// No vendor module of KVM is loaded, or sysfs is not mounted.
+    #[error("cannot detect paging: no KVM vendor module under {}; load one, and check that sysfs is mounted", modules.display())]
     NoVendorModule {
-        /// Where modules were looked for.
+        /// Path of the searched directory.
         modules: PathBuf,
     },
-    /// A parameter is there and not a yes or a no.
-    #[error("{} says {text:?}, expected Y or N", path.display())]
+    /// A parameter is neither yes nor no.
+    #[error("cannot detect paging: {} says {text:?}, expected Y or N", path.display())]
     Malformed {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it says.
+        /// Contents of the file.
         text: String,
     },
-    /// A parameter is there and cannot be read.
+    /// A parameter cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// Finds out what the second level is made of, from the parameters of KVM's vendor modules below `sys` (`/sys`).
+/// Detects the kind of the second level, from the parameters of KVM's vendor modules below `sys` (`/sys`).
 ///
 /// Only one vendor module can be active, but several may be loaded; the one that uses two-dimensional paging is the
 /// active one. `kvm_pvm` has no such parameter: it always shadows.
 ///
 /// # Errors
-/// [`PagingError`]; absent, malformed and unreadable are told apart.
+/// [`PagingError`]; absent, malformed and unreadable files are distinguished.
 pub fn detect_paging(sys: &Path) -> Result<Paging, PagingError> {
     let modules = sys.join("module");
     let vendors = [("kvm_intel", "ept", Paging::Ept), ("kvm_amd", "npt", Paging::Npt), ("kvm_pvm", "", Paging::Shadow)];
@@ -61,10 +61,9 @@ pub fn detect_paging(sys: &Path) -> Result<Paging, PagingError> {
     if is_loaded { Ok(Paging::Shadow) } else { Err(PagingError::NoVendorModule { modules }) }
 }
 
-/// Whether KVM emulates what a guest executes in ring 0, below `root` (`/`). `kvm_pvm`, the KVM of hosts that are
-/// virtual machines
-/// themselves and have neither VT-x nor SVM, does: some million instructions a second, and not all of them. Ring 3 is
-/// run by the CPU in every case.
+/// Whether KVM emulates what a guest executes in ring 0, below `root` (`/`). `kvm_pvm` does: the KVM of hosts that
+/// are virtual machines themselves and have neither VT-x nor SVM. It emulates some million instructions a second, and
+/// not all kinds. The CPU runs ring 3 in every case.
 pub fn emulates_guest_kernels(root: &Path) -> bool {
     let is_loaded = |module: &str| root.join("sys/module").join(module).is_dir();
     let cpu = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
@@ -72,7 +71,7 @@ pub fn emulates_guest_kernels(root: &Path) -> bool {
         let mut flags = cpu.lines().filter(|line| line.starts_with("flags"));
         flags.next().is_some_and(|line| line.split_ascii_whitespace().any(|word| word == flag))
     };
-    // One that is built into the kernel has a folder there on every CPU.
+    // A module that is built into the kernel has a folder there on every CPU.
     let has_hardware = [("kvm_intel", "vmx"), ("kvm_amd", "svm")]
         .into_iter()
         .any(|(module, flag)| is_loaded(module) && has_flag(flag));
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn two_dimensional_paging_is_told_by_the_vendor_module() {
+    fn the_vendor_module_says_whether_paging_is_two_dimensional() {
         let intel = sys_with(&[("module/kvm_intel/parameters/ept", "Y\n")]);
         assert_eq!(detect_paging(intel.path()).unwrap(), Paging::Ept);
         let amd = sys_with(&[("module/kvm_amd/parameters/npt", "Y\n")]);

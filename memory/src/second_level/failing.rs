@@ -1,4 +1,4 @@
-//! KVM's side before another one, through which calls fail now and then.
+//! A wrapper of KVM's side in which calls fail now and then.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use wideleaf_policies::MappingStats;
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::mishaps::{Fate, Mishaps};
 
-/// See the module. `resume` never fails: it may do so only where nothing was paused.
+/// Wraps a second level; see the module. `resume` never fails: it may do so only if nothing was paused.
 pub struct FailingSecondLevel {
     real: Arc<dyn SecondLevel>,
     mishaps: Arc<Mishaps>,

@@ -1,5 +1,5 @@
-//! KVM's side of a VM in memory, for tests: slots have a flag, mapping totals are what the test says, and every call
-//! can be made to fail.
+//! KVM's side of a VM in memory, for tests: slots have a flag, the test sets the mapping totals, and every call can
+//! be made to fail.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::fake_calls::FakeCalls;
 
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
 
-/// See the module.
+/// A fake second level; see the module.
 #[derive(Debug)]
 pub struct FakeSecondLevel {
     state: Mutex<State>,
@@ -23,12 +23,12 @@ struct State {
     paused: u32,
     calls: FakeCalls,
     ignores_dirty_log: bool,
-    /// Frames written while their slot was logged, until the log is taken.
+    /// Frames written while their slot was logged, until the log is fetched.
     dirty: BTreeSet<u64>,
 }
 
 impl FakeSecondLevel {
-    /// A VM with these memslots, nothing mapped yet.
+    /// A VM with these memslots, without mappings yet.
     pub fn new(slots: &[GpaRange]) -> FakeSecondLevel {
         let slots = slots
             .iter()
@@ -47,7 +47,7 @@ impl FakeSecondLevel {
         }
     }
 
-    /// What [`SecondLevel::mapping_stats`] says from now on.
+    /// Sets the answer of [`SecondLevel::mapping_stats`] from now on.
     pub fn set_stats(&self, stats: MappingStats) {
         self.state().stats = stats;
     }
@@ -62,12 +62,12 @@ impl FakeSecondLevel {
         self.state().calls.panic(call);
     }
 
-    /// From now on switching dirty logs says yes and does nothing.
+    /// From now on, switching a dirty log succeeds and does nothing.
     pub fn ignore_dirty_log(&self) {
         self.state().ignores_dirty_log = true;
     }
 
-    /// The guest writes here: its slot's log shows it, if that is on.
+    /// Writes here like the guest: the log of its slot shows it, if that is on.
     pub fn write(&self, gpa: Gpa) {
         let mut state = self.state();
         if state.slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa)) {

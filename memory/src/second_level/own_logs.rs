@@ -1,6 +1,6 @@
-//! The second level as a manager has it: it remembers which dirty logs a manager switched on, and keeps its hands off those of
-//! others. Whoever migrates a VM, or holds its memslots by other means, needs what is in the log, and that it stays on. What
-//! is a manager's own is written down with the claims on guest RAM, so that the next manager knows it too.
+//! The manager's view of the second level: it remembers which dirty logs a manager switched on, and leaves those of
+//! others alone. A migration, or another holder of memslots, needs the log's contents and needs it to stay on. The
+//! manager's own logs are recorded with the claims on guest RAM, so that the next manager knows them too.
 //!
 //! ```text
 //!   off ── on, by us ─────▶ ours    ── off ──▶ off       a hold, a sample of writes, the copy of a giant
@@ -15,20 +15,20 @@ use wideleaf_policies::MappingStats;
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::claims::Claims;
 
-/// A [`SecondLevel`] that touches no dirty log but those that were switched on through it.
+/// A [`SecondLevel`] that touches only the dirty logs that were switched on through it.
 pub struct OwnLogs {
     inner: Arc<dyn SecondLevel>,
     claims: Arc<Claims>,
 }
 
 impl OwnLogs {
-    /// The second level of the RAM that has these claims.
+    /// Wraps the second level of the RAM that has these claims.
     pub fn new(inner: Arc<dyn SecondLevel>, claims: Arc<Claims>) -> OwnLogs {
         OwnLogs { inner, claims }
     }
 
-    /// The memslots whose dirty log is on and not by us, ascending by address. What is off is nobody's: whoever switches it on
-    /// next has it.
+    /// The memslots with a dirty log that others switched on, ascending by address. A log that is off is free: it
+    /// belongs to the part that switches it on next.
     pub fn of_others(&self) -> Vec<Slot> {
         let mut ours = self.claims.own_logs();
         let slots = self.inner.slots();
@@ -37,7 +37,7 @@ impl OwnLogs {
     }
 
     /// # Errors
-    /// [`SecondLevelError::OfOthers`]. Slots there are none of are for the inner one to refuse.
+    /// [`SecondLevelError::OfOthers`]. A missing slot is for the inner one to refuse.
     fn check(&self, ours: &BTreeSet<SlotId>, id: SlotId) -> Result<(), SecondLevelError> {
         let slots = self.inner.slots();
         match slots.iter().find(|slot| slot.id == id) {
@@ -103,14 +103,14 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange};
 
     #[test]
-    fn a_log_that_somebody_else_switched_on_is_neither_switched_nor_fetched() {
+    fn a_log_that_another_part_switched_on_is_neither_switched_nor_fetched() {
         let [first, second] = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + mib(2) * slot, mib(2)).expect("fits"));
         let guest = Arc::new(FakeSecondLevel::new(&[first, second]));
         let claims = Arc::<Claims>::default();
         let own = OwnLogs::new(guest.clone(), claims.clone());
         let (held, migrated) = (SlotId(0), SlotId(1));
         own.set_dirty_log(held, true).expect("it is off");
-        guest.set_dirty_log(migrated, true).expect("by somebody else");
+        guest.set_dirty_log(migrated, true).expect("by another part");
         guest.write(second.start());
 
         assert_eq!(own.of_others().iter().map(|slot| slot.id).collect::<Vec<_>>(), [migrated]);
@@ -124,10 +124,10 @@ mod tests {
         own.take_dirty_log(held).expect("it is ours");
         let next = OwnLogs::new(guest.clone(), claims);
         next.take_dirty_log(held).expect("it is the next manager's as well");
-        guest.set_dirty_log(held, false).expect("whoever that was");
+        guest.set_dirty_log(held, false).expect("by any part");
         assert_eq!(own.of_others().len(), 1);
-        guest.set_dirty_log(held, true).expect("by somebody else");
-        assert_eq!(own.of_others().len(), 2, "what was ours once is not for ever");
+        guest.set_dirty_log(held, true).expect("by another part");
+        assert_eq!(own.of_others().len(), 2, "ownership of a log ends with it");
         assert!(matches!(own.set_dirty_log(SlotId(7), true), Err(SecondLevelError::NoSuchSlot(_))));
     }
 }

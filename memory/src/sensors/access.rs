@@ -1,6 +1,6 @@
-//! Which windows of anonymous RAM the guest touches, reads and writes alike: a few windows at a time are taken aside, the first touch of each
-//! brings it back whole and is counted, and what nobody touched is brought back at the end. Exact, for any anonymous RAM,
-//! and huge pages stay whole; a touch of a window that is in a sample takes 0.1 to 0.3 ms longer.
+//! Detects which windows of anonymous RAM the guest touches, for reading or writing. A few windows at a time are
+//! taken aside. The first touch of each brings it back whole and is counted; the untouched ones come back at the end.
+//! Exact, for any anonymous RAM, and huge pages stay whole; a touch of a sampled window takes 0.1 to 0.3 ms longer.
 //!
 //! ```text
 //!   Rotation       [ 0  1  2  3 | 4  5  6  7 | 8  9 … ]     a share of the guest in each interval, never all of it
@@ -20,13 +20,13 @@ use crate::aside::{Aside, AsideError};
 use crate::host::Host;
 use crate::mover::{ASIDE_SLOTS, Place};
 
-/// How gently a sample is taken.
+/// Limits on the disturbance by a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessConfig {
     /// Pause between two windows. Without one, a guest that uses all its RAM stalled for 86 ms in a row; with one
     /// millisecond no stall was longer than one.
     pub pace: Duration,
-    /// A sample takes no more windows once starting it has used so much CPU time.
+    /// CPU time after which the start of a sample takes no more windows.
     pub cpu_max: Duration,
 }
 
@@ -37,50 +37,50 @@ impl Default for AccessConfig {
     }
 }
 
-/// What a sample says of one window.
+/// Result of a sample for one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// It was touched between start and finish.
     Touched,
-    /// It was not.
+    /// It was not touched in that time.
     Untouched,
-    /// It was not looked at: by the name of the reason.
+    /// It was not sampled, for the reason with this name.
     Unknown(&'static str),
 }
 
-/// What a sample cost.
+/// Cost of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessCost {
-    /// Windows taken aside.
+    /// Number of windows taken aside.
     pub windows: u64,
-    /// Of these, touched: so often the guest waited.
+    /// Number of those that were touched, which is how often the guest waited.
     pub events: u64,
-    /// CPU time of taking them and bringing them back, what the answering thread used not counted.
+    /// CPU time of taking windows and bringing them back, without the answering thread.
     pub cpu: Duration,
 }
 
 /// A finished sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessSample {
-    /// Every window that was asked for, in that order.
+    /// Results of all requested windows, in the order requested.
     pub rows: Vec<(WindowIndex, Seen)>,
-    /// How long a window was watched: until its first touch, or to the end if there was none. Empty where the sampler does
-    /// not take the time.
+    /// Time that each window was watched: until its first touch, or to the end without one. Empty if the sampler does
+    /// not measure it.
     pub watched_for: BTreeMap<WindowIndex, Duration>,
-    /// What it cost.
+    /// Cost of the sample.
     pub cost: AccessCost,
 }
 
-/// Something that tells which windows of one VM are touched, one sample at a time.
+/// A source that detects which windows of one VM are touched, one sample at a time.
 pub trait AccessSampler: Send {
-    /// Begins a sample of these windows; one that is under way is finished and forgotten. What is not backed is not taken,
-    /// nor what is beyond its means: at most [`ASIDE_SLOTS`] windows.
+    /// Begins a sample of these windows; one that is under way is finished and dropped. It skips windows that are not
+    /// backed or beyond its means, and takes at most [`ASIDE_SLOTS`].
     fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]);
 
-    /// Ends the sample: every window is in place again. Says what was touched.
+    /// Ends the sample, so that every window is in place again. Returns which were touched.
     fn finish(&mut self, host: &dyn Host) -> AccessSample;
 
-    /// Why it sees nothing any more, if it has ended before it was dropped.
+    /// The reason why the sensor ended before it was dropped, if it did.
     fn why_it_ended(&self) -> Option<String> {
         None
     }
@@ -91,18 +91,18 @@ pub trait AccessSampler: Send {
 pub struct AccessSensor {
     aside: Arc<Aside>,
     config: AccessConfig,
-    /// The present sample: since when each window is aside, or why it is not.
+    /// Windows of the present sample: the moment since which each is aside, or why it is not.
     taken: Vec<(WindowIndex, Result<Moment, &'static str>)>,
     cost: AccessCost,
 }
 
 impl AccessSensor {
-    /// No sample is under way.
+    /// A sensor without a sample under way.
     pub fn new(aside: Arc<Aside>, config: AccessConfig) -> AccessSensor {
         AccessSensor { aside, config, taken: Vec::new(), cost: AccessCost::default() }
     }
 
-    /// Since when it is aside, or why it is not.
+    /// The moment since which it is aside, or why it is not.
     fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Moment, &'static str> {
         if self.aside.is_aside(window) {
             return Err("busy"); // it would look like a hole
@@ -116,7 +116,7 @@ impl AccessSensor {
         Ok(host.now())
     }
 
-    /// What was seen of a window, and at what time: of its touch, or now.
+    /// Result for a window, and its moment: of the touch, or now.
     fn bring_back(&self, host: &dyn Host, window: WindowIndex) -> (Seen, Moment) {
         match self.aside.bring_back(window) {
             Ok(Some(touched_at)) => (Seen::Touched, touched_at),
@@ -128,13 +128,13 @@ impl AccessSensor {
     fn give_back(&mut self) {
         self.cost = AccessCost::default();
         for (window, _) in std::mem::take(&mut self.taken).into_iter().filter(|(_, taken)| taken.is_ok()) {
-            let _ = self.aside.bring_back(window); // is stuck then, and tried again
+            let _ = self.aside.bring_back(window); // on an error the window is stuck, and tried again
         }
     }
 }
 
 impl AccessSampler for AccessSensor {
-    /// Takes [`AccessConfig::pace`] a window, and fewer windows while a swap is under way.
+    /// Takes [`AccessConfig::pace`] for each window, and fewer windows while a swap is under way.
     fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]) {
         self.give_back();
         let began_cpu = host.thread_cpu_time();

@@ -1,20 +1,20 @@
-//! Which windows were touched lately, by the kernel's own monitor (DAMON, Documentation/admin-guide/mm/damon/usage.rst): it
-//! looks at the accessed bit of a page in each of some hundred regions, many times a second. Works for any RAM and keeps
-//! nobody waiting, but it is a sample: where a guest uses few base pages of a window it may look at the others. For where
-//! there is no userfaultfd, which misses nothing.
+//! Detects which windows were touched lately, through the kernel's own monitor (DAMON,
+//! Documentation/admin-guide/mm/damon/usage.rst). It reads the accessed bit of one page in each of some hundred
+//! regions, many times a second. It works for any RAM and makes no thread wait, but it is a sample: if a guest uses
+//! few base pages of a window, it may read others. Used if there is no userfaultfd, which misses nothing.
 //!
 //! ```text
-//!   admin/kdamonds/nr_kdamonds    0 ──▶ 1 ... 0            not 0: somebody else's, left alone; but see below
+//!   admin/kdamonds/nr_kdamonds    0 ──▶ 1 ... 0            not 0: another program's, left alone; but see below
 //!     0/contexts/0/targets/0      this process, its guest RAM (operations "fvaddr")
 //!     0/contexts/0/schemes/0      action "stat", every region: what the scheme tried is what the monitor saw
 //!     0/state                     on ... update_schemes_tried_regions at each finish ... off
 //! ```
 //!
-//! A process of ours that was killed leaves its kdamond behind, off, since there is nothing left to monitor. It is known by that
-//! and by every setting that this file makes, and is taken over. One that runs, that monitors physical addresses, or whose
-//! process is alive is never touched.
+//! A killed wideleaf process leaves its kdamond behind, switched off since its target is gone. It is recognised by
+//! that and by all the settings of this file, and taken over. A kdamond that runs, monitors physical addresses, or
+//! belongs to a live process is never touched.
 //!
-//! Its cost is the kernel thread's and not in the report: 20 000 accessed bits a second at most.
+//! The kernel thread bears the cost, which is not in the report: at most 20 000 accessed bits a second.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,65 +29,67 @@ use crate::host::Host;
 use crate::region::RamRange;
 use crate::sensors::access::{AccessCost, AccessSample, AccessSampler, Seen};
 
-/// Between two looks at a region, and between two counts of what the looks found. A busy window is found by ten looks, and
-/// 400 regions are 20 000 looks a second.
+/// Time between two reads of a region, and between two counts of their results, in microseconds. Ten reads detect a
+/// busy window, and 400 regions are 20 000 reads a second.
 const SAMPLE_US: u64 = 20_000;
 const AGGREGATION_US: u64 = 200_000;
-/// Regions at least: a window each where the guest has no more than that.
+/// Minimum number of regions: one for each window where the guest has few windows.
 const REGIONS_LEAST: std::ops::RangeInclusive<u64> = 10..=100;
-/// Regions at most, for each of those at least. The kernel splits regions while there are no more than half the most, and makes
-/// one of two neighbours that are alike and no larger together than RAM divided by the least. With less than four there may
-/// be more than half the most, no two of which are small enough: a large region then stays for good, whatever is busy in it.
+/// Maximum number of regions for each of the minimum. The kernel splits regions while there are at most half the
+/// maximum, and merges two similar neighbours of together at most RAM divided by the minimum. With a factor
+/// below four there may be more than half the maximum without two that are small enough: a large region would then
+/// stay for good, whatever is busy in it.
 const REGIONS_MOST_FOR_EACH_LEAST: u64 = 4;
-/// Of a window, in bytes: regions do not begin where windows do, and one that only reaches into a window says nothing of it.
+/// Minimum part of a window in regions with accesses, in bytes: a region that only reaches into a window says
+/// nothing of it.
 const COVERED_LEAST: Bytes = kib(512);
-/// Regions read at once: more than the monitor is allowed to make.
+/// Maximum number of regions read: more than the monitor is allowed to make.
 const REGIONS_READ_MAX: usize = 1024;
 
-/// Why the kernel's monitor can not be had.
+/// Why the kernel's monitor is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
-    /// The kernel was built without it, or it is not ours to see.
-    #[error("{path} can not be used: {source} (CONFIG_DAMON_SYSFS; root)")]
+    /// The kernel was built without it, or this process may not use it.
+    #[error("cannot use {path}: {source}; DAMON needs CONFIG_DAMON_SYSFS and root")]
     File {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// A file says something else than a number.
-    #[error("{path} says {text:?}, which is no number")]
+    /// A file does not hold a number.
+    #[error("cannot use {path}: {text:?} is not a number")]
     NotANumber {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// All of it.
+        /// Contents of the file.
         text: String,
     },
-    /// There is one administrator.
-    #[error("somebody else has {0} DAMON threads (kdamonds); their settings are left alone")]
+    /// DAMON has one user at a time.
+    #[error("cannot use DAMON: another program has {0} DAMON threads (kdamonds); their settings are left alone")]
     InUse(u64),
-    /// It monitors physical addresses at most.
-    #[error("DAMON here knows {0:?}, and not the addresses of a process (CONFIG_DAMON_VADDR)")]
+    /// DAMON here cannot monitor the addresses of a process.
+    #[error("cannot use DAMON: it monitors {0:?} here, not the addresses of a process, which need CONFIG_DAMON_VADDR")]
     NoProcessAddresses(String),
 }
 
-/// Whether the monitor could be had, as far as that can be told without having it.
+/// Whether the monitor seems available, without taking it.
 ///
 /// # Errors
-/// [`DamonError`].
+/// [`DamonError`] with its reason.
 pub fn probe(root: &Path) -> Result<String, DamonError> {
     Kdamonds { directory: root.join(KDAMONDS) }.check_free(root)?;
-    Ok("DAMON is there and nobody uses it; what it can monitor is seen when it is set up".into())
+    Ok("DAMON is present and not in use; what it can monitor shows when it is set up".into())
 }
 
-/// Below the root.
+/// Directory of the kdamonds, below the root.
 const KDAMONDS: &str = "sys/kernel/mm/damon/admin/kdamonds";
-/// What it is told to monitor: fixed ranges of a process.
+/// Kind of monitoring: fixed ranges of a process.
 const OPERATIONS: &str = "fvaddr";
-/// What its scheme does: nothing, and says where.
+/// Action of its scheme: none but reporting where it applies.
 const ACTION: &str = "stat";
 
-/// A range that the monitor watched as one.
+/// A range that the monitor treated as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Region {
     start: Hva,
@@ -95,18 +97,18 @@ struct Region {
     accesses: u64,
 }
 
-/// The directory of the kdamonds.
+/// Directory of the kdamonds.
 #[derive(Debug)]
 struct Kdamonds {
     directory: PathBuf,
 }
 
-/// The kdamonds, ours until they are dropped.
+/// The kdamonds while wideleaf owns them, until they are dropped.
 #[derive(Debug)]
 struct OwnKdamonds(Kdamonds);
 
 impl Kdamonds {
-    /// Whether nobody has any, or only a process of ours that is gone.
+    /// Whether no program has a kdamond, except for a wideleaf process that is gone.
     fn check_free(&self, root: &Path) -> Result<(), DamonError> {
         match read_number(&self.directory.join("nr_kdamonds"))? {
             0 => Ok(()),
@@ -115,8 +117,8 @@ impl Kdamonds {
         }
     }
 
-    /// Whether the only kdamond is off, as [`Kdamonds::monitor`] had set it up, and of a process that is gone. The id may
-    /// be another process's by now: then it is not taken over until that has gone as well.
+    /// Whether the only kdamond is off, has the settings of [`Kdamonds::monitor`], and belongs to a process that is
+    /// gone. Another process may have the id by now: then it is not taken over until that has ended as well.
     fn is_left_behind(&self, root: &Path) -> Result<bool, DamonError> {
         let is_ours = self.says("state", "off")?
             && self.says("contexts/nr_contexts", 1)?
@@ -134,7 +136,7 @@ impl Kdamonds {
         Ok(read(&self.directory.join("0").join(file))?.trim() == value.to_string())
     }
 
-    /// Makes one. The kernel takes away one that is there for it, if it is off, and refuses if it runs.
+    /// Makes a kdamond. The kernel removes an existing one if it is off, and refuses if it runs.
     fn claim(root: &Path) -> Result<OwnKdamonds, DamonError> {
         let kdamonds = Kdamonds { directory: root.join(KDAMONDS) };
         kdamonds.check_free(root)?;
@@ -177,7 +179,7 @@ impl Kdamonds {
         self.set("state", "on")
     }
 
-    /// What the monitor saw during its latest aggregation. Waits for the end of one.
+    /// Regions of the monitor's latest aggregation. Waits for the end of one.
     fn regions(&self) -> Result<Vec<Region>, DamonError> {
         self.set("state", "update_schemes_tried_regions")?;
         let directory = self.directory.join("0/contexts/0/schemes/0/tried_regions");
@@ -191,10 +193,10 @@ impl Kdamonds {
 impl Drop for OwnKdamonds {
     fn drop(&mut self) {
         let OwnKdamonds(kdamonds) = self;
-        // One that never ran refuses to be switched off; what counts is that it goes.
+        // A kdamond that never ran refuses to be switched off; it only has to be removed.
         let _ = kdamonds.set("state", "off");
         if let Err(error) = write(&kdamonds.directory.join("nr_kdamonds"), 0) {
-            tracing::warn!("DAMON is not given back: {error}");
+            tracing::warn!("cannot give DAMON back: {error}");
         }
     }
 }
@@ -214,7 +216,7 @@ fn read_number(path: &Path) -> Result<u64, DamonError> {
 }
 
 fn write(path: &Path, value: impl fmt::Display) -> Result<(), DamonError> {
-    // Not `fs::write`, which would make a file that is not there.
+    // Not `fs::write`, which would create a missing file.
     let file = fs::OpenOptions::new().write(true).truncate(true).open(path);
     file.and_then(|mut file| io::Write::write_all(&mut file, value.to_string().as_bytes())).map_err(file_error(path))
 }
@@ -224,7 +226,7 @@ fn file_error(path: &Path) -> impl Fn(io::Error) -> DamonError {
     move |source| DamonError::File { path: path.clone(), source }
 }
 
-/// Reads the monitor for one VM. Dropped, the monitor is given back.
+/// Reads the monitor for one VM. Dropping it gives the monitor back.
 #[derive(Debug)]
 pub struct DamonSensor {
     kdamonds: OwnKdamonds,
@@ -233,11 +235,11 @@ pub struct DamonSensor {
 }
 
 impl DamonSensor {
-    /// Starts the monitor for this process's guest RAM. `root` is where `sys/` is found. It takes some seconds until its
+    /// Starts the monitor for this process's guest RAM. `root` contains `sys/`. It takes some seconds until the
     /// regions are as small as windows.
     ///
     /// # Errors
-    /// [`DamonError`]; what somebody else has set up is left alone.
+    /// [`DamonError`]; settings of another program are left alone.
     pub fn start(root: &Path, ranges: &[RamRange]) -> Result<DamonSensor, DamonError> {
         let kdamonds = Kdamonds::claim(root)?;
         kdamonds.0.monitor(ranges)?;
@@ -294,7 +296,7 @@ mod tests {
 
     const BASE: u64 = 1 << 40;
 
-    /// The files of one kdamond as the kernel makes them, with these regions as the scheme's.
+    /// The files of one kdamond as the kernel makes them, with these regions in the scheme.
     fn tree(nr_kdamonds: &str, operations: &str, regions: &[(u64, u64, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary folder");
         let put = |file: &str, text: &str| {
@@ -336,10 +338,10 @@ mod tests {
         root
     }
 
-    /// What a process of ours leaves behind that is killed: the number of its kdamonds is 1 still, and that one is off.
+    /// The state after a wideleaf process was killed: the number of kdamonds is still 1, and that one is off.
     fn left_behind() -> tempfile::TempDir {
         let root = tree("0\n", "vaddr\nfvaddr\n", &[]);
-        drop(DamonSensor::start(root.path(), &ranges()).expect("nobody has it"));
+        drop(DamonSensor::start(root.path(), &ranges()).expect("it is free"));
         say(&root, "nr_kdamonds", "1\n");
         say(&root, "0/contexts/0/targets/0/pid_target", "4711\n");
         root
@@ -353,7 +355,7 @@ mod tests {
         fs::read_to_string(root.path().join(KDAMONDS).join(file)).expect("a file")
     }
 
-    /// Four windows.
+    /// Four windows of RAM.
     fn ranges() -> [RamRange; 1] {
         [RamRange { gpa: GpaRange::new(Gpa::new(0), mib(8)).expect("fits"), hva: Hva::new(BASE) }]
     }
@@ -392,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_set_up_is_left_alone() {
+    fn settings_of_another_program_are_left_alone() {
         let root = tree("2\n", "fvaddr\n", &[]);
         let refused = DamonSensor::start(root.path(), &ranges()).expect_err("it is in use");
         assert!(matches!(refused, DamonError::InUse(2)), "{refused}");
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_of_ours_left_behind_is_taken_over_and_given_back() {
+    fn a_monitor_left_by_a_killed_process_is_taken_over_and_given_back() {
         let root = left_behind();
         assert!(probe(root.path()).is_ok());
         let sensor = DamonSensor::start(root.path(), &ranges()).expect("its process is gone");
@@ -411,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_anything_from_ours_is_left_alone() {
+    fn a_monitor_with_any_other_setting_is_left_alone() {
         for (file, text) in [
             ("nr_kdamonds", "2\n"),
             ("0/state", "on\n"),
@@ -427,7 +429,7 @@ mod tests {
         ] {
             let root = left_behind();
             say(&root, file, text);
-            let refused = DamonSensor::start(root.path(), &ranges()).expect_err("somebody else's");
+            let refused = DamonSensor::start(root.path(), &ranges()).expect_err("another program's");
             assert!(matches!(refused, DamonError::InUse(_)), "{file}: {refused}");
             assert!(probe(root.path()).is_err(), "{file}");
             assert_eq!(said(&root, file), text, "nothing was written");
@@ -436,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_live_process_of_ours_has_is_left_alone() {
+    fn a_monitor_of_a_live_process_is_left_alone() {
         let root = left_behind();
         fs::create_dir_all(root.path().join("proc/4711")).expect("a folder");
         assert!(matches!(DamonSensor::start(root.path(), &ranges()), Err(DamonError::InUse(1))));
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_it_is_told_from_files_that_make_no_sense() {
+    fn a_missing_monitor_and_malformed_files_are_different_errors() {
         let nothing = tempfile::tempdir().expect("a temporary folder");
         assert!(matches!(DamonSensor::start(nothing.path(), &ranges()), Err(DamonError::File { .. })));
         let root = tree("many\n", "fvaddr\n", &[]);

@@ -1,5 +1,5 @@
-//! Free memory in blocks, from `/proc/buddyinfo` (Documentation/filesystems/proc.rst): a line for each zone of each node, a column for
-//! each order from 0 on.
+//! Free memory in blocks, from `/proc/buddyinfo` (Documentation/filesystems/proc.rst): a line for each zone of each
+//! node, a column for each order from 0 on.
 //!
 //! ```text
 //!   Node 0, zone   Normal   3131  3595 …  57  4623
@@ -8,7 +8,7 @@
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
-/// Where it stands.
+/// Path of the file.
 pub const BUDDYINFO: &str = "/proc/buddyinfo";
 
 /// The order of a block of 2 MiB: 2^9 base pages.
@@ -16,17 +16,17 @@ pub(crate) const BLOCK_ORDER: usize = 9;
 
 const _: () = assert!(1 << BLOCK_ORDER == BASE_PAGES_PER_WINDOW, "a block is a window's worth of base pages");
 
-/// Orders the kernel may have: `MAX_PAGE_ORDER` is 10 on x86-64, and no build of any architecture has more than 64.
+/// Maximum number of orders: `MAX_PAGE_ORDER` is 10 on x86-64, and no build of any architecture has more than 64.
 const ORDERS_MAX: usize = 64;
 
-/// How many pages of 2 MiB lie in free blocks of that size or more, of all nodes. The kernel keeps some of them for itself, so that this
-/// is the most that can be had at once without compaction.
+/// Number of pages of 2 MiB in free blocks of that size or more, over all nodes. The kernel keeps some of them for
+/// itself, so this is an upper bound on the pages available at once without compaction.
 pub fn free_huge_pages(buddyinfo: &str) -> u64 {
     let zones = buddyinfo.lines().filter_map(zone);
     zones.fold(0, |sum, (_, free)| sum.saturating_add(base_pages_from(&free, BLOCK_ORDER) >> BLOCK_ORDER))
 }
 
-/// `Node 0, zone   Normal   4  3 …`: the node, and free blocks by order.
+/// Parses `Node 0, zone   Normal   4  3 …` into the node, and free blocks by order.
 pub(crate) fn zone(line: &str) -> Option<(u32, Vec<u64>)> {
     let (node, rest) = line.strip_prefix("Node")?.split_once(',')?;
     let mut words = rest.split_whitespace();

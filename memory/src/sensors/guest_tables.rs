@@ -8,10 +8,10 @@
 //!                      └ leaf: 1 GiB (PS)         ┘
 //! ```
 //!
-//! Entries are those of SDM vol. 3, 4.5 (4-level and 5-level paging). The guest writes its tables at any time and may
-//! write anything: an entry with reserved bits maps nothing, as for the CPU; a table outside RAM is not followed; each
-//! table is read once per level, so a loop ends; and there is a bound on tables. Where a table is absent, reading it
-//! touches the page, as the guest's own walk would.
+//! Entries are those of SDM vol. 3, 4.5 (4-level and 5-level paging). The guest may write any value to its tables at
+//! any time. As for the CPU, an entry with reserved bits maps nothing. A table outside RAM is not followed. Each
+//! table is read once per level, so a loop ends, and the number of tables is bounded. Reading an absent table touches
+//! the page, as the guest's own walk would.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -26,17 +26,17 @@ use crate::host::process::ProcessHost;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::{SecondLevel, SecondLevelError};
 
-/// Tables one walk reads at most: 512 MiB of them, as many as 256 GiB in base pages have. Reading all takes well below
-/// a second; a guest with more gets an answer that says it is not complete.
+/// Maximum number of tables read in one walk: 512 MiB of them, enough for 256 GiB in base pages. Reading all takes
+/// well below a second; for a guest with more tables, the answer is marked as incomplete.
 pub const TABLES_MAX: usize = 1 << 17;
 
 /// The entries of one table.
 pub type Entries = [u64; ENTRIES];
 
-/// Where tables are read from: guest RAM of ours ([`GuestRam`]) or of another process ([`ProcessRam`]).
+/// Source of tables: guest RAM of this process ([`GuestRam`]) or of another one ([`ProcessRam`]).
 pub trait TableMemory {
-    /// Reads the table at an address that is a multiple of 4 KiB. Whether all of it is RAM that can be read; if not, `entries` holds
-    /// anything.
+    /// Reads the table at an address that is a multiple of 4 KiB. Returns whether all of it is readable RAM; if not,
+    /// the contents of `entries` are arbitrary.
     fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool;
 }
 
@@ -49,8 +49,8 @@ impl TableMemory for GuestRam {
     }
 }
 
-/// Guest RAM that another process has mapped, read through its `/proc/PID/mem` (proc_pid_mem(5)): who may attach a debugger may
-/// (its owner, or `CAP_SYS_PTRACE`).
+/// Guest RAM that another process has mapped, read through its `/proc/PID/mem` (proc_pid_mem(5)). That needs the
+/// right to attach a debugger (the owner, or `CAP_SYS_PTRACE`).
 #[derive(Debug)]
 pub struct ProcessRam {
     mem: File,
@@ -58,10 +58,10 @@ pub struct ProcessRam {
 }
 
 impl ProcessRam {
-    /// RAM of this process, mapped at `ranges`.
+    /// Opens the RAM of this process, mapped at `ranges`.
     ///
     /// # Errors
-    /// [`HostError`] where its memory may not be read.
+    /// [`HostError`] if its memory may not be read.
     pub fn open(process: &ProcessHost, ranges: Vec<RamRange>) -> Result<ProcessRam, HostError> {
         Ok(ProcessRam { mem: process.open_file("mem")?, ranges })
     }
@@ -81,86 +81,87 @@ impl TableMemory for ProcessRam {
     }
 }
 
-/// Size of a table.
+/// Size of a table, in bytes.
 const TABLE: Bytes = PageSize::Base4K.bytes();
 
 fn has_table(range: GpaRange, at: Gpa) -> bool {
     range.contains(at) && range.end() - at >= TABLE
 }
 
-/// How many levels the guest's tables have: five where CR4.LA57 is set (SDM vol. 3, 4.5).
+/// Number of levels of the guest's tables: five if CR4.LA57 is set (SDM vol. 3, 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableLevels {
-    /// 48 bits of address.
+    /// Four levels, 48 bits of address.
     Four,
-    /// 57 bits of address.
+    /// Five levels, 57 bits of address.
     Five,
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestTables {
     /// Every whole window of RAM, ascending.
     pub windows: Vec<(WindowIndex, GuestMapping)>,
-    /// Tables read; 4 KiB each.
+    /// Number of tables read, of 4 KiB each.
     pub tables: usize,
     /// Whether all tables were read. If not, a window may have mappings that are not in `windows`.
     pub is_complete: bool,
 }
 
-/// Who brings the guest's tables, as often as a look at them is worth: [`OwnTables`] for a guest of this process, and whoever
-/// knows the roots of another's.
+/// Source of a guest's tables, asked as often as its answer is useful: [`OwnTables`] for a guest of this process, or
+/// a source that knows the roots of an external guest.
 pub trait TableSource: Send + Sync {
-    /// How long a look is good for.
+    /// Time for which an answer is useful.
     fn every(&self) -> Duration;
 
-    /// Looks, or tells what was seen last. The loop waits for it: who has to ask another process asks from a thread of their own.
+    /// Reads the tables, or returns the latest result. The loop waits for it, so a source that asks another process
+    /// must use its own thread.
     ///
     /// # Errors
-    /// [`NoTables`].
+    /// [`NoTables`] with its reason.
     fn sample(&self) -> Result<Walked, NoTables>;
 }
 
-/// A look at a guest's tables.
+/// A sample of a guest's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walked {
-    /// What it found.
+    /// Result of the walk.
     pub tables: GuestTables,
-    /// How many times a vCPU was stopped for it.
+    /// Number of times a vCPU was stopped for it.
     pub waits: u64,
-    /// CPU time that threads other than the one that asks for it used for it.
+    /// CPU time that other threads than the caller's used for it.
     pub cpu_elsewhere: Duration,
 }
 
-/// Why a look found nothing.
+/// Why a sample has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum NoTables {
-    /// Another time perhaps: what was seen last may still be so.
+    /// Not available at the moment: the latest result may still hold.
     #[error("{0}")]
     NotNow(String),
-    /// The guest has tables that are not followed: what was seen before is of another kind.
+    /// The guest has tables of an unsupported kind: earlier results do not apply.
     #[error("{0}")]
     NotThese(String),
-    /// What was seen last is so long ago that it says nothing of now.
+    /// The latest result is too old to describe the present state.
     #[error("{0}")]
     TooOld(String),
 }
 
-/// A guest of this process. `wideleaf_vmm` offers none five levels.
+/// Tables of a guest of this process. `wideleaf_vmm` never offers a guest five levels.
 pub struct OwnTables {
-    /// Its RAM.
+    /// RAM of the guest.
     pub ram: Arc<GuestRam>,
-    /// Has its vCPUs.
+    /// Access to its vCPUs.
     pub second_level: Arc<dyn SecondLevel>,
 }
 
 impl TableSource for OwnTables {
-    /// A look stops the guest for as long as a kick takes and reads all its tables.
+    /// A sample stops the guest for the time of a kick, and reads all its tables.
     fn every(&self) -> Duration {
         Duration::from_secs(2)
     }
 
-    /// A guest that has ended, or is paused by somebody else for long, is not looked at.
+    /// Fails for a guest that has ended, or that another part keeps paused for long.
     fn sample(&self) -> Result<Walked, NoTables> {
         let tables = sample(self.second_level.as_ref(), &self.ram, TableLevels::Four);
         let walked = |tables| Walked { tables, waits: 1, cpu_elsewhere: Duration::ZERO };
@@ -168,12 +169,12 @@ impl TableSource for OwnTables {
     }
 }
 
-/// Walks the tables of every vCPU. The guest is paused while the roots are fetched, and runs while they are followed.
-/// The vCPUs must be in 64-bit mode: CR3 does not say so.
+/// Walks the tables of every vCPU. The guest is paused while the roots are fetched, and runs during the walk. The
+/// vCPUs must be in 64-bit mode: CR3 does not say so.
 ///
 /// # Errors
-/// [`SecondLevelError`] where the guest can not be paused, asked or resumed. It runs again, unless the resuming itself
-/// failed.
+/// [`SecondLevelError`] if the guest cannot be paused, asked or resumed. It runs again, unless
+/// resuming itself failed.
 pub fn sample(
     second_level: &dyn SecondLevel,
     ram: &GuestRam,
@@ -186,10 +187,10 @@ pub fn sample(
     Ok(walk(ram, &ranges, &roots?, levels, TABLES_MAX))
 }
 
-/// Follows `roots` (values of CR3) through `memory` and merges what they map of `ram`, reading at most `tables_max`
-/// tables.
+/// Follows `roots` (values of CR3) through `memory` and merges their mappings of `ram`, reading at
+/// most `tables_max` tables.
 ///
-/// Mappings that user mode may use count first. Only a window without one shows its supervisor mappings: a kernel maps
+/// Mappings for user mode count first. A window shows its supervisor mappings only if it has no others: a kernel maps
 /// all memory to itself with large pages, which says nothing of how programs use it.
 pub fn walk(
     memory: &dyn TableMemory,
@@ -220,8 +221,8 @@ const PRESENT: u64 = 1 << 0;
 const USER: u64 = 1 << 2;
 /// "Page size": a leaf at level 2 or 3, reserved above.
 const LARGE: u64 = 1 << 7;
-/// Bits 51 to 12: the address of a table or of a base page. Which of the high ones a CPU has is not asked; an address it
-/// can not have is outside RAM.
+/// Bits 51 to 12: the address of a table or of a base page. The CPU's number of address bits is not checked, since an
+/// address beyond it lies outside RAM.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Bit 12 of a large leaf chooses a memory type; those between it and the address are reserved.
 const LARGE_PAT: u64 = 1 << 12;
@@ -231,11 +232,11 @@ const ENTRIES: usize = 512;
 struct Table {
     at: Gpa,
     level: u8,
-    /// Whether every entry on the way here lets user mode through.
+    /// Whether every entry on the path to this table allows user mode.
     is_user: bool,
 }
 
-/// What an entry of a table is.
+/// Meaning of an entry of a table.
 enum Entry {
     Nothing,
     Table(Gpa),
@@ -262,7 +263,7 @@ impl Entry {
     }
 }
 
-/// Page sizes a window or a giant was seen mapped with, one bit each, apart by privilege.
+/// Page sizes that a window or a giant is mapped with, one bit each, separate for the two privileges.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     user: u8,
@@ -299,7 +300,7 @@ struct Walk<'a> {
     ram: &'a [GpaRange],
     windows: Vec<WindowIndex>,
     seen: Vec<Seen>,
-    /// Giants with a 1 GiB leaf. Kept apart, so that a leaf costs one mark however many windows it covers.
+    /// Giants with a 1 GiB leaf, kept separately so that a leaf costs one mark for all its windows.
     giants: HashMap<u64, Seen>,
     queue: Vec<Table>,
     known: HashSet<Table>,
@@ -312,7 +313,7 @@ impl<'a> Walk<'a> {
         Walk { ram, windows, seen, giants: HashMap::new(), queue: Vec::new(), known: HashSet::new() }
     }
 
-    /// Remembers a table to read, unless it is outside RAM or known already.
+    /// Queues a table to be read, unless it is outside RAM or known already.
     fn enqueue(&mut self, table: Table) {
         let is_in_ram = self.ram.iter().any(|range| range.contains(table.at));
         if is_in_ram && self.known.insert(table) {
@@ -365,7 +366,7 @@ mod tests {
 
     const LINK: u64 = PRESENT | USER | 2;
 
-    /// RAM that is a vector of words; what was never written reads as zero.
+    /// RAM that is a vector of words; words that were never written read as zero.
     #[derive(Clone, Debug)]
     struct Words {
         range: GpaRange,
@@ -389,7 +390,7 @@ mod tests {
 
     impl TableMemory for Words {
         fn read_table(&self, at: Gpa, entries: &mut Entries) -> bool {
-            assert!(self.range.contains(at), "{at} is read, and no RAM");
+            assert!(self.range.contains(at), "{at} is read, and is not RAM");
             assert_eq!(at.get() % 4096, 0);
             let first = (at - self.range.start()).as_usize() / 8;
             entries.copy_from_slice(&self.words[first..][..ENTRIES]);
@@ -484,14 +485,14 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_that_meets_its_bound_says_so() {
+    fn a_walk_that_reaches_its_bound_is_incomplete() {
         let ram = chain();
         let found = walk(&ram, &[ram.range], &[0x1000], TableLevels::Four, 2);
         assert_eq!((found.tables, found.is_complete), (2, false));
     }
 
     #[test]
-    fn a_guest_that_was_paused_runs_again_whatever_fails() {
+    fn a_guest_runs_again_after_any_failure_but_that_of_resume() {
         let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("exists");
         let ram = GuestRam::map(&[range], backing).expect("two mebibytes");

@@ -7,14 +7,14 @@ use wideleaf_policies::{Backing, Bytes, PageSize, WindowIndex};
 use crate::host::{Host, HostError, PageRun};
 use crate::region::RamRange;
 
-/// One window's row.
+/// Backing of one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBacking {
-    /// Which window.
+    /// Index of the window.
     pub window: WindowIndex,
-    /// Base pages present.
+    /// Number of base pages present.
     pub resident: u16,
-    /// Page size.
+    /// Page size of the backing.
     pub backing: Backing,
 }
 
@@ -26,10 +26,10 @@ pub struct HostBackingSensor {
 
 impl HostBackingSensor {
     /// The backing of every whole window of `range`, ascending. `fixed_page` is the page size of RAM that can have no
-    /// other (hugetlb): the scan tells huge pages from base pages, not 2 MiB from 1 GiB.
+    /// other (hugetlb): the scan distinguishes huge pages from base pages, but not 2 MiB from 1 GiB.
     ///
     /// # Errors
-    /// [`HostError`] where the scan fails.
+    /// [`HostError`] if the scan fails.
     pub fn sample(
         &mut self,
         host: &dyn Host,
@@ -72,7 +72,7 @@ impl WindowCursor<'_> {
             resident += overlap;
             huge += if run.is_huge { overlap } else { 0 };
             if run_end > end {
-                break; // the rest of this run belongs to the windows behind
+                break; // the rest of this run belongs to later windows
             }
             self.next += 1;
         }
@@ -80,10 +80,10 @@ impl WindowCursor<'_> {
     }
 }
 
-/// The backing of one window, now: how an outcome is checked.
+/// The present backing of one window, to check an outcome.
 ///
 /// # Errors
-/// [`HostError`] where the scan fails.
+/// [`HostError`] if the scan fails.
 pub fn window_backing(
     host: &dyn Host,
     range: RamRange,

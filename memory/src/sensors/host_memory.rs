@@ -1,14 +1,14 @@
-//! The host's memory, from `/proc/meminfo` (proc_meminfo(5)): what policies call a shortage.
+//! The host's memory, from `/proc/meminfo` (proc_meminfo(5)): the basis on which policies detect a shortage.
 
 use wideleaf_policies::HostMemory;
 use wideleaf_policies::units::kib;
 
 use crate::host::{Host, HostError};
 
-/// How much memory the host has, and how much of it can be had without swapping. Giant pages are not counted.
+/// Total memory of the host, and the memory available without swapping. Giant pages are not counted.
 ///
 /// # Errors
-/// [`HostError`] where the file cannot be read or lacks one of the two numbers.
+/// [`HostError`] if the file cannot be read or lacks one of the two numbers.
 pub fn host_memory(host: &dyn Host) -> Result<HostMemory, HostError> {
     let text = host.read_text("/proc/meminfo")?;
     let number = |name: &str| {
@@ -29,7 +29,7 @@ mod tests {
     use wideleaf_policies::units::mib;
 
     #[test]
-    fn total_and_available_are_read_and_what_lacks_them_is_an_error() {
+    fn total_and_available_are_read_and_a_missing_one_is_an_error() {
         let host = FakeHost::with_runs(Vec::new());
         host.set_text("/proc/meminfo", "MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:   1024 kB\n");
         let memory = host_memory(&host).expect("both numbers are there");

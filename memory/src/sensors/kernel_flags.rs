@@ -1,12 +1,12 @@
-//! What the kernel says of single frames (`/proc/kpageflags`, Documentation/admin-guide/mm/pagemap.rst): which pages of a window
-//! are merged with equal ones (KSM). A large page would give each its own memory again.
+//! Flags of single frames (`/proc/kpageflags`, Documentation/admin-guide/mm/pagemap.rst): which pages of a window KSM
+//! has merged with equal ones. A large page would give each its own memory again.
 //!
 //! ```text
 //!   pagemap     present, mapped more than once?  ── frame number ──▶  kpageflags: KSM?
-//!   ksm_stat    how many pages of a process are merged: without the numbers, which need CAP_SYS_ADMIN
+//!   ksm_stat    number of merged pages of a process: without frame numbers, which need CAP_SYS_ADMIN
 //! ```
 //!
-//! Private memory that nobody merges is mapped once, so that a window costs one read of 4 KiB: some 20 us.
+//! Private memory without merged pages is mapped once, so that a window costs one read of 4 KiB: some 20 us.
 
 use std::fs::File;
 use std::io;
@@ -18,11 +18,11 @@ use wideleaf_policies::{Hva, OutcomeResult, PageSize};
 use crate::host::process::ProcessHost;
 use crate::host::{Host, HostError};
 
-/// A number of 64 bits for each page, in both files.
+/// Size of an entry in bytes: both files have a number of 64 bits for each page.
 const ENTRY: u64 = size_of::<u64>() as u64;
 const WINDOW_ENTRIES: usize = BASE_PAGES_PER_WINDOW as usize;
 
-/// Bits of `/proc/PID/pagemap`.
+/// Bits of an entry of `/proc/PID/pagemap`.
 const PRESENT: u64 = 1 << 63;
 const EXCLUSIVELY_MAPPED: u64 = 1 << 56;
 const FRAME: u64 = (1 << 55) - 1;
@@ -36,21 +36,21 @@ pub struct MergedPages {
     kpageflags: File,
 }
 
-/// Why it is not known which pages are merged.
+/// Why the merged pages are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelFlagsError {
-    /// A file can not be opened or read.
-    #[error("{what}: {source}: which pages KSM has merged needs root (CAP_SYS_ADMIN)")]
+    /// A file cannot be opened or read.
+    #[error("cannot find pages merged by KSM: {what}: {source}; run as root (CAP_SYS_ADMIN)")]
     File {
-        /// Which, and what was done to it.
+        /// The file, and the operation on it.
         what: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The kernel hides frame numbers from us.
-    #[error("frame numbers are hidden: which pages KSM has merged needs CAP_SYS_ADMIN")]
+    /// The kernel hides frame numbers from this process.
+    #[error("cannot find pages merged by KSM: frame numbers are hidden; run as root (CAP_SYS_ADMIN)")]
     FramesHidden,
-    /// The process can not be asked.
+    /// The process cannot be asked.
     #[error(transparent)]
     Process(#[from] HostError),
 }
@@ -69,25 +69,25 @@ impl From<KernelFlagsError> for OutcomeResult {
 }
 
 impl MergedPages {
-    /// For this process.
+    /// Opens the files for this process.
     ///
     /// # Errors
-    /// [`KernelFlagsError`] where its pagemap or the kernel's flags may not be read.
+    /// [`KernelFlagsError`] if its pagemap or the kernel's flags may not be read.
     pub fn open(process: &ProcessHost) -> Result<MergedPages, KernelFlagsError> {
         let open = |source| KernelFlagsError::File { what: "open /proc/kpageflags", source };
         let kpageflags = File::open("/proc/kpageflags").map_err(open)?;
         Ok(MergedPages::of_files(process.open_file("pagemap")?, kpageflags))
     }
 
-    /// With these files in the place of the kernel's.
+    /// Uses these files in place of the kernel's.
     pub fn of_files(pagemap: File, kpageflags: File) -> MergedPages {
         MergedPages { pagemap, kpageflags }
     }
 
-    /// How many base pages of the window at `start` are merged with others.
+    /// Number of base pages of the window at `start` that are merged with others.
     ///
     /// # Errors
-    /// [`KernelFlagsError`] where the files can not be read, or say nothing to us.
+    /// [`KernelFlagsError`] if the files cannot be read, or hide their contents.
     pub fn of_window(&self, start: Hva) -> Result<u16, KernelFlagsError> {
         let mut entries = [0_u8; WINDOW_ENTRIES * ENTRY as usize];
         let at = start.get() / PageSize::Base4K.bytes().get() * ENTRY;
@@ -113,11 +113,11 @@ impl MergedPages {
     }
 }
 
-/// How many pages of a process are merged, without saying which (`/proc/PID/ksm_stat`, Linux 6.1; its owner may read it). `None`
-/// where the kernel does not say.
+/// Number of merged pages of a process, without saying which (`/proc/PID/ksm_stat`, Linux 6.1; its owner may read
+/// it). `None` if the kernel does not report it.
 ///
 /// # Errors
-/// [`HostError`] where the file can not be read.
+/// [`HostError`] if the file cannot be read.
 pub fn merged_pages(host: &dyn Host) -> Result<Option<u64>, HostError> {
     Ok(parse_merged(&host.read_text("/proc/self/ksm_stat")?))
 }
@@ -137,7 +137,8 @@ mod tests {
     const START: Hva = Hva::new(1 << 30);
     const FRAMES: u64 = 700;
 
-    /// A pagemap with these entries from [`START`] on and nothing beside, and a kernel in which the odd frames are KSM's.
+    /// A pagemap with these entries from [`START`] on and no others, and a kernel in which KSM has merged
+    /// the odd frames.
     fn sensor(entries: &[u64]) -> MergedPages {
         let pagemap = tempfile().expect("a temporary file");
         let at = START.get() / kib(4).get() * ENTRY;

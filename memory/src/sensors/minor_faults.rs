@@ -1,6 +1,6 @@
-//! Which windows of memfd and hugetlb RAM the guest touches, reads and writes alike: the mapping of a few windows at a time
-//! is taken away (the file keeps the pages), and the first touch of each is a minor fault that is told to us (userfaultfd,
-//! Linux 5.14). Nothing is copied or moved, and huge pages stay whole.
+//! Detects which windows of memfd and hugetlb RAM the guest touches, for reading or writing. The sensor unmaps a few
+//! windows at a time (the file keeps the pages), and the first touch of each is a minor fault that a userfaultfd
+//! reports (Linux 5.14). Nothing is copied or moved, and huge pages stay whole.
 //!
 //! ```text
 //!               start: watch, unmap            a touch: unwatch, wake
@@ -9,14 +9,14 @@
 //!      └── mapped again from the file ─┴─────────────────────────────────────┘
 //! ```
 //!
-//! A touch is answered by letting go of the window, not by `UFFDIO_CONTINUE`: that maps memfd memory as base pages whatever
-//! its folios, while the kernel's own fault maps a huge folio whole, and KVM after it. Only where the kernel refuses to let go
-//! (it may need one mapping more than a process can have) the window is continued, and if that fails too the userfaultfd is
-//! closed, which lets go of everything. So a vCPU waits for an answer and never for a tick; and if the answering thread
-//! ends, in whatever way, the userfaultfd is closed and the reason kept.
+//! The answer to a touch is to stop watching the window, not `UFFDIO_CONTINUE`: that maps memfd memory as base pages
+//! whatever its folios, while the kernel's own fault maps a huge folio whole, and so does KVM after it. If the kernel
+//! refuses (it may need one mapping more than a process can have), the window is continued. If that fails too, the
+//! userfaultfd is closed, which ends all watching. So a vCPU waits for an answer and never for a tick. However the
+//! answering thread ends, the userfaultfd is closed and the reason kept.
 //!
-//! Pages the file does not have are no minor faults (those it has swapped out are: mm/shmem.c asks before it swaps in):
-//! whether one was mapped is looked up at the end.
+//! Pages that the file does not have cause no minor faults (swapped-out ones do: mm/shmem.c asks before it swaps in).
+//! Whether one was mapped is checked at the end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,85 +42,87 @@ pub mod fake;
 
 pub use linux::{LinuxMinorFaults, MinorFaultsError};
 
-/// The door to the minor faults of one VM's RAM. Dropping it lets go of every window and of whoever waits.
+/// The door to the minor faults of one VM's RAM. Dropping it stops watching every window and wakes all waiting
+/// threads.
 pub trait MinorFaults: Send + Sync {
-    /// From now on who touches a page of the window that is in the file and not mapped waits until
+    /// From now on a thread that touches a page of the window that is in the file and not mapped waits until
     /// [`MinorFaults::unwatch`].
     ///
     /// # Errors
-    /// [`HostError`]; `EBUSY` where somebody else watches it.
+    /// [`HostError`]; `EBUSY` if another userfaultfd watches it.
     fn watch(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// The kernel maps the window's pages itself again, and whoever waits goes on. No harm where it is not watched.
+    /// Lets the kernel map the window's pages itself again, and wakes waiting threads. Harmless if it is not watched.
     ///
     /// # Errors
-    /// [`HostError`]; nobody is woken then.
+    /// [`HostError`]; then no thread is woken.
     fn unwatch(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Takes the window's mapping away. The file keeps its pages.
+    /// Unmaps the window. The file keeps its pages.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn unmap(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Maps what the file has of a watched window, and whoever waits goes on.
+    /// Maps the file's pages of a watched window, and wakes waiting threads.
     ///
     /// # Errors
-    /// [`HostError`]; nobody is woken then.
+    /// [`HostError`]; then no thread is woken.
     fn map_from_file(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Appends the windows in which somebody waits since the last call, once for each who waits. Never blocks.
+    /// Appends the windows in which a thread has started to wait since the last call, once for each
+    /// thread. Never blocks.
     ///
     /// # Errors
     /// [`HostError`] where the messages cannot be read or understood.
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError>;
 }
 
-/// The windows that are away, shared by the sensor and whoever answers touches.
+/// The unmapped windows, shared by the sensor and the thread that answers touches.
 pub struct Watched(Mutex<Windows>);
 
 struct Windows {
-    /// `None` once closed.
+    /// Door to the kernel; `None` once closed.
     door: Option<Arc<dyn MinorFaults>>,
-    /// Closed with the door: the thread that has a share of it must not sleep on, or those whose touch was read already
-    /// would wait with it.
+    /// Closed together with the door: the thread that shares it must wake up, or threads with an already read touch
+    /// would wait for ever.
     service: Option<PipeWriter>,
     /// Windows of the present sample, and whether each was touched.
     touched: BTreeMap<WindowIndex, bool>,
-    /// Why it was closed, where that was not at its end.
+    /// Why it was closed early.
     failed: Option<String>,
 }
 
 impl Watched {
-    /// No window is away.
+    /// A set without unmapped windows.
     pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
         Watched(Mutex::new(Windows { door: Some(door), service: None, touched: BTreeMap::new(), failed: None }))
     }
 
-    /// Lets whoever waits go on, and remembers where that was.
+    /// Wakes all waiting threads, and records their windows as touched.
     ///
     /// # Errors
-    /// [`HostError`] where it cannot be found out who waits: it is closed then.
+    /// [`HostError`] if the waiting threads cannot be determined; then everything is closed.
     pub fn serve(&self) -> Result<(), HostError> {
         self.windows().serve()
     }
 
-    /// Why it was closed, where that was not at its end.
+    /// Why it was closed early, if it was.
     pub fn why_it_failed(&self) -> Option<String> {
         self.windows().failed.clone()
     }
 
-    /// Ends it for this reason, unless it has ended.
+    /// Closes it for this reason, unless it is closed.
     fn fail(&self, why: &dyn fmt::Display) {
         self.windows().fail(why);
     }
 
-    /// Ends it: whoever waits goes on, and nothing is watched any more.
+    /// Closes it: waiting threads continue, and nothing is watched any more.
     pub fn close(&self) {
         self.windows().close();
     }
 
-    /// Takes a window away. On an error, with its name in a report, it is as it was.
+    /// Unmaps a window. After an error, named as in reports, the window is as it was.
     fn take(&self, window: WindowIndex) -> Result<(), &'static str> {
         let mut windows = self.windows();
         let door = windows.door.clone().ok_or(ENDED)?;
@@ -134,10 +136,10 @@ impl Watched {
         Ok(())
     }
 
-    /// Lets go of a window. Whether it was touched, as far as it was told.
+    /// Stops watching a window. Returns whether it was touched, as far as reported.
     fn give_back(&self, window: WindowIndex) -> Result<bool, &'static str> {
         let mut windows = self.windows();
-        // Where that fails it is closed, and nobody waits.
+        // If this fails, all is closed, and no thread waits.
         let _ = windows.serve();
         windows.let_go(window);
         let touched = windows.touched.remove(&window);
@@ -148,7 +150,7 @@ impl Watched {
     }
 
     fn windows(&self) -> MutexGuard<'_, Windows> {
-        // Whoever panicked under it left at most one window that is still watched; its touch is answered all the same.
+        // A thread that panicked under this lock left at most one window watched; its touch is answered all the same.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,19 +169,21 @@ impl Windows {
         read.inspect_err(|error| self.fail(error))
     }
 
-    /// Whatever it takes: a guest that waits for us is worse than a sensor that is gone.
+    /// Stops watching by any means: a guest that waits for ever is worse than the loss of the sensor.
     fn let_go(&mut self, window: WindowIndex) {
         let Some(door) = &self.door else { return };
         if let Err(error) = door.unwatch(window)
             && let Err(second) = door.map_from_file(window)
         {
-            self.fail(&format_args!("{window} is let go by closing the userfaultfd: {error}; {second}"));
+            self.fail(&format_args!(
+                "cannot stop watching {window} other than by closing the userfaultfd: {error}; {second}"
+            ));
         }
     }
 
     fn fail(&mut self, why: &dyn fmt::Display) {
         if self.door.is_some() {
-            tracing::error!("accesses are no longer sampled: {why}");
+            tracing::error!("sampling of accesses has ended: {why}");
             self.failed = Some(why.to_string());
         }
         self.close();
@@ -191,35 +195,36 @@ impl Windows {
     }
 }
 
-/// Names of reasons in a sample, as `access.rs` has them.
+/// Names of reasons in a sample, the same as in `access.rs`.
 const ENDED: &str = "service_ended";
 const REFUSED: &str = "refused";
 
-/// Takes samples of one VM, one at a time. Dropped, it lets go of everything, and what is away is mapped by its next touch.
+/// Takes samples of one VM, one at a time. Dropping it stops all watching; the next touch maps what is unmapped.
 pub struct MinorFaultSensor {
     watched: Arc<Watched>,
     ranges: Vec<RamRange>,
     config: AccessConfig,
-    /// The present sample: what was mapped of each window, or why it was not taken.
+    /// The present sample: the mapped runs of each window, or why it was not taken.
     taken: Vec<(WindowIndex, Result<Vec<PageRun>, &'static str>)>,
     cost: AccessCost,
-    /// Kept for its end.
+    /// Kept until the sensor ends.
     _service: Option<Service>,
 }
 
 impl MinorFaultSensor {
-    /// Opens a userfaultfd for the RAM and starts the thread that answers. Nothing is watched until a sample starts.
+    /// Opens a userfaultfd for the RAM and starts the answering thread. Nothing is watched until a sample starts.
     ///
     /// # Errors
-    /// [`MinorFaultsError`]: only memfd RAM and hugetlb RAM of 2 MiB pages has such faults, on a kernel that tells them.
+    /// [`MinorFaultsError`]: only memfd RAM and hugetlb RAM of 2 MiB pages has such faults, on a kernel
+    /// that reports them.
     pub fn start(ram: Arc<GuestRam>, config: AccessConfig) -> Result<MinorFaultSensor, MinorFaultsError> {
         MinorFaultSensor::start_through(|real| real, ram, config)
     }
 
-    /// The same through another door, made of the real one.
+    /// Like [`MinorFaultSensor::start`], through another door that wraps the real one.
     ///
     /// # Errors
-    /// As [`MinorFaultSensor::start`].
+    /// The same as for [`MinorFaultSensor::start`].
     pub fn start_through(
         door_to: impl FnOnce(Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults>,
         ram: Arc<GuestRam>,
@@ -234,12 +239,12 @@ impl MinorFaultSensor {
         Ok(sensor)
     }
 
-    /// A sensor whose touches somebody else answers, by [`Watched::serve`].
+    /// A sensor with touches that are answered elsewhere, by [`Watched::serve`].
     pub fn served_elsewhere(watched: Arc<Watched>, ranges: Vec<RamRange>, config: AccessConfig) -> MinorFaultSensor {
         MinorFaultSensor { watched, ranges, config, taken: Vec::new(), cost: AccessCost::default(), _service: None }
     }
 
-    /// What is mapped of a window that is now away.
+    /// Unmaps a window. Returns the runs that were mapped.
     fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Vec<PageRun>, &'static str> {
         let runs = self.mapped(host, window).map_err(|_| REFUSED)?;
         if runs.is_empty() {
@@ -250,13 +255,13 @@ impl MinorFaultSensor {
     }
 
     fn put_back(&self, host: &dyn Host, window: WindowIndex, was_mapped: &[PageRun]) -> Seen {
-        // Before it is let go: until then only a page that is no minor fault can have been mapped.
+        // Before the end of watching: until then only a page without a minor fault can have been mapped.
         let mapped = self.mapped(host, window);
         let told = self.watched.give_back(window);
         for run in was_mapped {
             // A page that cannot be mapped now is mapped by the next touch; until then it counts as absent.
             if let Err(error) = host.advise(run.start, run.bytes, Advice::PopulateRead) {
-                tracing::warn!("{window} is not mapped again before its next touch: {error}");
+                tracing::warn!("cannot map {window} before its next touch: {error}");
                 break;
             }
         }
@@ -324,7 +329,7 @@ impl Drop for MinorFaultSensor {
     }
 }
 
-/// The thread that answers touches. It ends when what is watched is closed, as it is when this is dropped.
+/// The thread that answers touches. It ends when `watched` is closed, also by dropping this.
 struct Service {
     watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
@@ -336,7 +341,7 @@ impl Service {
         watched.windows().service = Some(stop);
         let closes = CloseAtTheEnd(watched.clone());
         let thread = std::thread::Builder::new().name("minor-faults".into()).spawn(move || {
-            // Of this thread, so that it is dropped, and the descriptor closed, however the thread ends.
+            // Moved into the thread, so that it is dropped, and the descriptor closed, however the thread ends.
             let (closes, door) = (closes, door);
             thread_starts(ThreadWork::Faults);
             if let Err(error) = answer_until(&stopped, &closes.0, &door) {
@@ -351,12 +356,12 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.watched.close();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread that answered minor faults had panicked");
+            tracing::error!("the thread that answered minor faults panicked");
         }
     }
 }
 
-/// However the thread ends: stopped, failed or panicked.
+/// Closes everything however the thread ends: stopped, failed or panicked.
 struct CloseAtTheEnd(Arc<Watched>);
 
 impl Drop for CloseAtTheEnd {
@@ -439,11 +444,11 @@ mod tests {
     const ALL_THERE: [(usize, bool); 3] = [(512, false), (512, true), (128, false)];
 
     #[test]
-    fn touched_windows_are_told_from_idle_ones_and_all_are_mapped_again_as_they_were() {
+    fn touched_and_idle_windows_are_distinguished_and_mapped_again_as_before() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
         assert_eq!(bed.pages(), [(0, false); 3], "all are away");
-        assert!(bed.door.touch(WINDOWS[1]), "whoever touches waits");
+        assert!(bed.door.touch(WINDOWS[1]), "a thread that touches it waits");
         assert!(bed.door.touch(WINDOWS[1]), "and a second one with it");
         bed.watched.serve().expect("the fake answers");
         assert_eq!(bed.door.waiting(), 0);
@@ -454,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
+    fn an_unanswered_touch_is_counted_at_the_end() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
         bed.door.touch(WINDOWS[0]);
@@ -479,8 +484,8 @@ mod tests {
     }
 
     #[test]
-    fn whichever_call_fails_nobody_waits_and_nothing_stays_watched() {
-        /// More than a sample of three windows with two touches makes.
+    fn after_any_failed_call_no_thread_waits_and_nothing_stays_watched() {
+        /// Upper bound on the calls of a sample of three windows with two touches.
         const CALLS_MAX: u64 = 40;
         for errno in [libc::ENOMEM, libc::EBUSY, libc::EIO] {
             for (call, times) in (0..CALLS_MAX).flat_map(|call| [(call, 1), (call, 2)]) {
@@ -488,7 +493,7 @@ mod tests {
                 bed.door.fail_calls(call, times, errno);
                 bed.start(&WINDOWS);
                 bed.door.touch(WINDOWS[1]);
-                // As the service does.
+                // Called as the service does.
                 let _ = bed.watched.serve();
                 bed.door.touch(WINDOWS[2]);
                 bed.finish();
@@ -518,8 +523,8 @@ mod tests {
     }
 
     #[test]
-    fn whichever_call_of_the_host_fails_the_next_sample_sees_again() {
-        // Three looks at the start; a look and a mapping for each window at the end.
+    fn after_any_failed_call_of_the_host_the_next_sample_works() {
+        // Three scans at the start; a scan and a mapping for each window at the end.
         for call in 0..9 {
             let mut bed = Bed::new();
             bed.host.fail_call(call, libc::ENOMEM);
@@ -527,7 +532,7 @@ mod tests {
             bed.door.touch(WINDOWS[1]);
             bed.finish();
             assert_eq!(bed.door.waiting(), 0, "call {call}");
-            // The guest goes on; what is not mapped yet is mapped by its next touch.
+            // The guest continues; its next touch maps what is not mapped yet.
             bed.door.map_all();
             bed.start(&WINDOWS);
             bed.door.touch(WINDOWS[2]);
@@ -536,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_closes_it_ends_the_thread_that_has_the_descriptor() {
+    fn closing_ends_the_thread_with_the_descriptor() {
         let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).expect("memfd has base pages");
         let ram = GuestRam::map(&[range], backing).expect("memory");

@@ -1,53 +1,53 @@
-//! How many windows a sensor may look at now, so that over time it keeps to its part of a core. What a window costs is
-//! measured, not assumed, and where nothing changes the sensor slows down.
+//! Number of windows that a sensor may sample now, so that over time it keeps to its part of a core. The cost of a
+//! window is measured, not assumed, and the sensor slows down while nothing changes.
 //!
 //! ```text
 //!   credit   += time × budget × tempo         at most what the largest sample costs; a sample that cost more leaves a debt
 //!   sample   when the credit pays for the least share: as many windows as it pays for, up to the most
 //!   tempo    1 after a change ──▶ ½ ──▶ ¼ ──▶ ⅛        a step for each round of all windows without a change
-//!   burst    when much is new: what was saved for that, until a round of all windows brought nothing more
+//!   burst    when much is new: the credit for bursts, until a round of all windows brought nothing new
 //! ```
 
 use std::time::Duration;
 
 use wideleaf_policies::{Moment, PerTenThousand};
 
-/// Between what a sensor stays.
+/// Limits on a sensor's sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareLimits {
     /// Part of one core.
     pub budget: PerTenThousand,
-    /// Time of a core that may be used beyond that when much is new. Earned back at the rate of the budget.
+    /// Core time that may be used beyond that when much is new. Earned back at the rate of the budget.
     pub burst: Duration,
-    /// Windows of the smallest sample: a sample of fewer is not worth its fixed cost, so credit is saved for it.
+    /// Windows of the smallest sample. Fewer are not worth the fixed cost of a sample, so credit is saved for it.
     pub least: usize,
     /// Windows of the largest sample.
     pub most: usize,
 }
 
-/// Three steps of tempo, to an eighth: a round that took ten seconds takes eighty, and a guest that wakes up is noticed
-/// within that.
+/// Number of steps of tempo, down to an eighth: a round of ten seconds then takes eighty, within which a guest that
+/// wakes up is noticed.
 const STEPS_MAX: u32 = 3;
 
-/// The account of one sensor.
+/// Account of one sensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     limits: ShareLimits,
-    /// Of one window: half of it is the latest sample's, half what was known before.
+    /// Cost of one window: half from the latest sample, half from before.
     cost: Duration,
     credit_ns: i64,
     burst_ns: i64,
-    /// Windows without news since the latest burst began; `None` while there is none.
+    /// Windows without news since the latest burst began; `None` outside a burst.
     bursting: Option<usize>,
     credited_at: Moment,
-    /// How often the tempo was halved.
+    /// Number of times the tempo was halved.
     steps: u32,
-    /// Windows looked at since the latest change or step.
+    /// Windows sampled since the latest change or step.
     quiet: usize,
 }
 
 impl Share {
-    /// An account that can pay for one largest sample at once, if a window costs what is expected.
+    /// An account that can pay for one largest sample at once, at the expected cost of a window.
     pub fn new(limits: ShareLimits, expected: Duration, now: Moment) -> Share {
         let mut share = Share {
             limits,
@@ -63,8 +63,8 @@ impl Share {
         share
     }
 
-    /// The same, with no more saved at first than the least sample costs: for what the watched pay for too, who may not live long enough for a
-    /// large first sample to be earned back. Where that sample brings much that is new, a burst follows.
+    /// Lowers the initial credit to the cost of the smallest sample: for samples that cost the guest too, which may
+    /// end before a large first sample is earned back. If that sample brings much news, a burst follows.
     #[must_use]
     pub fn beginning_with_the_least(mut self) -> Share {
         let least = u32::try_from(self.limits.least).unwrap_or(u32::MAX);
@@ -72,12 +72,12 @@ impl Share {
         self
     }
 
-    /// The part of a core from now on; what is saved or owed stays.
+    /// Sets the part of a core from now on; credit and debt stay.
     pub fn set_budget(&mut self, budget: PerTenThousand) {
         self.limits.budget = budget;
     }
 
-    /// How many of `all` windows may be looked at now; none until enough is saved.
+    /// Number of windows, out of `all`, that may be sampled now; 0 until there is enough credit.
     pub fn next(&mut self, now: Moment, all: usize) -> usize {
         let time = now.since(self.credited_at);
         self.credited_at = now;
@@ -91,7 +91,7 @@ impl Share {
         if affordable < self.limits.least.min(all) { 0 } else { affordable }
     }
 
-    /// A sample of so many windows cost this.
+    /// Books the cost of a sample of `windows` windows.
     pub fn paid(&mut self, windows: u64, cost: Duration) {
         let of_burst = if self.is_bursting() {
             (nanoseconds(cost) - self.credit_ns.max(0)).clamp(0, self.burst_ns.max(0))
@@ -105,28 +105,29 @@ impl Share {
         }
     }
 
-    /// Something changed: what was known of the windows is old.
+    /// Records a change: what was known of the windows is outdated.
     pub fn changed(&mut self) {
         (self.steps, self.quiet) = (0, 0);
     }
 
-    /// So much changed that all windows should be looked at again soon.
+    /// Records a change so large that all windows should be sampled again soon.
     pub fn burst(&mut self) {
         self.changed();
         self.bursting = Some(0);
     }
 
-    /// So many windows, of the `wanted` that a burst is for, were as they had been: it ends after a round of them.
+    /// Records that `windows` windows, out of the `wanted` ones of a burst, were unchanged: it ends after a
+    /// round of them.
     pub fn unchanged_in_burst(&mut self, windows: usize, wanted: usize) {
         self.bursting = self.bursting.map(|quiet| quiet + windows).filter(|quiet| *quiet < wanted);
     }
 
-    /// Whether it is in a hurry, and can pay for a sample at once.
+    /// Whether a burst is under way and has credit for a sample.
     pub fn is_bursting(&self) -> bool {
         self.bursting.is_some() && self.burst_ns > nanoseconds(self.cost) * self.limits.least as i64
     }
 
-    /// So many windows, of `all`, were as they had been.
+    /// Records that `windows` windows, out of `all`, were unchanged.
     pub fn unchanged(&mut self, windows: usize, all: usize) {
         self.quiet += windows;
         if self.quiet >= all.max(1) {
@@ -135,7 +136,7 @@ impl Share {
         }
     }
 
-    /// What the largest sample costs, and never less than two of the least: or it could not be saved for.
+    /// Cost of the largest sample, and at least of two smallest ones: otherwise it could not be saved for.
     fn largest(&self) -> Duration {
         let windows = self.limits.most.max(self.limits.least * 2);
         self.cost.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX))
@@ -164,7 +165,7 @@ mod tests {
         Moment::after_start(Duration::from_secs(seconds))
     }
 
-    /// Samples of each second, at this cost a window.
+    /// Sizes of the samples of each second, at this cost for each window.
     fn samples(share: &mut Share, seconds: std::ops::Range<u64>, cost: Duration) -> Vec<usize> {
         let sample = |second| {
             let windows = share.next(at(second), ALL);
@@ -182,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_with_the_least_has_the_same_rate_afterwards() {
+    fn beginning_with_the_least_sample_keeps_the_same_rate_afterwards() {
         let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_the_least();
         assert_eq!(samples(&mut share, 0..4, COST), [4, 20, 20, 20]);
     }
 
     #[test]
-    fn dear_windows_are_saved_for_until_the_least_share_is_paid() {
+    fn expensive_windows_wait_until_the_least_share_is_paid_for() {
         let mut share = Share::new(LIMITS, COST * 20, at(0));
         samples(&mut share, 0..1, COST * 20);
         // A window costs 5 ms, a second earns 5 ms.
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_windows_turn_out_to_cost_is_what_counts() {
+    fn the_measured_cost_of_windows_counts() {
         let mut share = Share::new(LIMITS, COST, at(0));
         assert_eq!(samples(&mut share, 0..1, COST / 2), [32]);
         let later = samples(&mut share, 1..10, COST / 2);

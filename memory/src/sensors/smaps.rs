@@ -1,31 +1,31 @@
-//! `/proc/<pid>/smaps`: what the process has resident, and which part of it is guest RAM. proc(5).
+//! `/proc/<pid>/smaps` (proc(5)): resident memory of the process, and which part of it is guest RAM.
 
 use wideleaf_policies::{Bytes, Hva};
 
 /// Resident memory of a process, split at guest RAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidentMemory {
-    /// Inside the ranges given: `Rss`, without hugetlb pages (smaps counts these apart).
+    /// Resident bytes inside the given ranges: `Rss`, without hugetlb pages (which smaps counts separately).
     pub guest_ram: Bytes,
-    /// Inside the ranges given: huge pages of THP, mapped as such (`AnonHugePages` and `ShmemPmdMapped`).
+    /// Bytes of huge pages of THP inside the given ranges, mapped as such (`AnonHugePages` and `ShmemPmdMapped`).
     pub guest_ram_thp: Bytes,
-    /// Everything else the process holds.
+    /// All other resident bytes of the process.
     pub beyond_guest_ram: Bytes,
 }
 
-/// A line that makes no sense.
+/// A line that cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("smaps line {line}: expected {expected}, found {text:?}")]
 pub struct SmapsError {
-    /// Counted from one.
+    /// Line number, counted from one.
     pub line: usize,
-    /// What should be there.
+    /// Kind of text that was expected.
     pub expected: &'static str,
-    /// What is there.
+    /// Text of the line.
     pub text: String,
 }
 
-/// Adds up the text of an smaps file; `guest_ram` are the ranges the guest's RAM is mapped at.
+/// Adds up the text of an smaps file; `guest_ram` are the ranges with the guest's RAM.
 ///
 /// # Errors
 /// [`SmapsError`] for the first line that is neither a mapping nor a field.
@@ -48,7 +48,7 @@ pub fn resident_memory(smaps: &str, guest_ram: &[(Hva, Bytes)]) -> Result<Reside
         };
         let sum_of = |kibibytes: u64| into.checked_add(Bytes::new(kibibytes.checked_mul(1024)?));
         let sum = rest.trim().strip_suffix(" kB").and_then(|n| sum_of(n.parse().ok()?));
-        *into = sum.ok_or_else(|| error("a number of kB whose sum is below 2^64 bytes"))?;
+        *into = sum.ok_or_else(|| error("a number of kB with a sum below 2^64 bytes"))?;
     }
     Ok(sum)
 }
@@ -80,7 +80,7 @@ Rss:                  12 kB
 ";
 
     #[test]
-    fn guest_ram_is_told_from_the_rest() {
+    fn guest_ram_and_other_memory_are_counted_separately() {
         let memory = resident_memory(SMAPS, &[(Hva::new(0x7f00_4000_0000), mib(128))]).expect("well formed");
         assert_eq!(memory.guest_ram, mib(64));
         assert_eq!(memory.guest_ram_thp, mib(40));
@@ -92,11 +92,11 @@ Rss:                  12 kB
         let error = resident_memory("nonsense\n", &[]).expect_err("not a mapping");
         assert_eq!((error.line, error.expected), (1, "a mapping"));
         let error = resident_memory("1000-2000 rw-p\nRss: lots\n", &[]).expect_err("not a number");
-        assert_eq!((error.line, error.expected), (2, "a number of kB whose sum is below 2^64 bytes"));
+        assert_eq!((error.line, error.expected), (2, "a number of kB with a sum below 2^64 bytes"));
     }
 
     #[test]
-    fn what_does_not_fit_64_bits_is_named() {
+    fn a_number_that_exceeds_64_bits_is_named() {
         for text in
             ["1000-2000 rw-p\nRss: 18014398509481984 kB\n", "1000-2000 rw-p\nRss: 18014398509481983 kB\nRss: 1 kB\n"]
         {

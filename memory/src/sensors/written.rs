@@ -1,5 +1,6 @@
-//! Pages the guest writes, window by window, from KVM's dirty log: exact, at a price. While a slot is logged KVM maps
-//! it with 4 KiB leaves and each first write to a page is a fault, so slots take turns, a bounded share at a time.
+//! Pages that the guest writes, window by window, from KVM's dirty log: exact, but costly. While a slot is logged,
+//! KVM maps it with 4 KiB leaves and each first write to a page is a fault, so slots take turns, a bounded share
+//! at a time.
 //!
 //! ```text
 //!   slots      0   1   2   3   4   5        two at a time
@@ -8,52 +9,52 @@
 //!   next                      [██████]      then from the first again
 //! ```
 //!
-//! A slot whose log is on already is somebody else's (held at 4 KiB, or being copied to a giant page): it is passed over, for
-//! taking its log would take what the other one has to know. So is one that somebody has claimed: that is no failure, and is
-//! counted apart.
+//! A slot with its log already on belongs to another part (held at 4 KiB, or being copied to a giant page) and is
+//! skipped: fetching its log would take data that the other part needs. A claimed slot is skipped too; that is not a
+//! failure, and is counted separately.
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Gpa, PageSize, WindowIndex};
 
 use crate::second_level::{SecondLevel, SecondLevelError, Slot, SlotId};
 
-/// One window's row.
+/// Writes to one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowWrites {
-    /// Which window.
+    /// Index of the window.
     pub window: WindowIndex,
-    /// Base pages written during the interval, at least once each.
+    /// Number of base pages written at least once during the interval.
     pub pages: u16,
 }
 
-/// Counts writes; remembers whose turn is next. Between [`WriteSensor::begin`] and [`WriteSensor::end`] nobody else
-/// may switch the dirty log of a slot it watches.
+/// Counts writes, and remembers the next slot in turn. Between [`WriteSensor::begin`] and [`WriteSensor::end`] no
+/// other part may switch the dirty log of a slot that it watches.
 #[derive(Debug, Default)]
 pub struct WriteSensor {
     sampled: Vec<SlotId>,
-    /// Slots the sensor switched on and could not switch off again: tried anew at the next call.
+    /// Slots that the sensor switched on and could not switch off again; the next call retries them.
     owed: Vec<SlotId>,
     next: usize,
     claimed: u64,
 }
 
 impl WriteSensor {
-    /// Whether this address is watched by the interval that runs.
+    /// Whether the running interval watches this address.
     pub fn watches(&self, second_level: &dyn SecondLevel, gpa: Gpa) -> bool {
         let slots = second_level.slots();
         slots.iter().any(|slot| slot.range.contains(gpa) && self.sampled.contains(&slot.id))
     }
 
-    /// Times a slot was left alone since the last call of this, because somebody had claimed its log.
+    /// Number of times since the last call that a slot was skipped because its log was claimed.
     pub fn take_claimed(&mut self) -> u64 {
         std::mem::take(&mut self.claimed)
     }
 
-    /// Begins an interval for the next slots in turn, at most so many. Gives back how many. An interval that still runs is
-    /// ended and its counts are lost.
+    /// Begins an interval for the next slots in turn, at most `count`. Returns their number. An interval that still
+    /// runs is ended, and its counts are lost.
     ///
     /// # Errors
-    /// [`SecondLevelError`]; each slot is then as it was. One that refuses that too is switched back by the next call.
+    /// [`SecondLevelError`]; then each slot is as it was. The next call switches back a slot that refuses this too.
     pub fn begin(&mut self, second_level: &dyn SecondLevel, count: usize) -> Result<usize, SecondLevelError> {
         self.switch_back(second_level)?;
         let slots = second_level.slots();
@@ -72,7 +73,7 @@ impl WriteSensor {
                 }
                 Err(SecondLevelError::Claimed(_)) => self.claimed += 1,
                 Err(error) => {
-                    // The first error says more than one of the way back; what that leaves is owed.
+                    // The first error says more than one of switching back; slots that this leaves on are owed.
                     let _ = self.switch_back(second_level);
                     return Err(error);
                 }
@@ -81,11 +82,12 @@ impl WriteSensor {
         Ok(self.sampled.len())
     }
 
-    /// Ends the interval: the counts of every window of its slots, ascending by slot as they took their turns.
+    /// Ends the interval. Returns the counts of every window of its slots, ascending by slot in the order
+    /// of their turns.
     ///
     /// # Errors
-    /// [`SecondLevelError`] of the first call that failed; each slot is then as it was. One that refuses that too is
-    /// switched back by the next call.
+    /// [`SecondLevelError`] of the first call that failed; then each slot is as it was. The next call switches back a
+    /// slot that refuses this too.
     pub fn end(&mut self, second_level: &dyn SecondLevel) -> Result<Vec<WindowWrites>, SecondLevelError> {
         let counted = self.count(second_level);
         let restored = self.switch_back(second_level);
@@ -110,7 +112,7 @@ impl WriteSensor {
         Ok(rows)
     }
 
-    /// Switches off what the sensor switched on; goes on behind an error.
+    /// Switches off what the sensor switched on; continues after an error.
     fn switch_back(&mut self, second_level: &dyn SecondLevel) -> Result<(), SecondLevelError> {
         self.owed.append(&mut self.sampled);
         let mut first_error = Ok(());
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_somebody_else_logs_is_passed_over_and_keeps_its_log() {
+    fn a_slot_logged_by_another_part_is_skipped_and_keeps_its_log() {
         let guest = guest();
         guest.set_dirty_log(SlotId(1), true).expect("the fake answers");
         guest.write(Gpa::new(0) + mib(4));
@@ -204,11 +206,11 @@ mod tests {
         assert_eq!(counts, [(0, 0), (1, 0), (4, 1), (5, 0)]);
         assert_eq!(logged(&guest), [1]);
         let kept: u32 = guest.take_dirty_log(SlotId(1)).expect("it is on").iter().map(|word| word.count_ones()).sum();
-        assert_eq!(kept, 1, "what was written belongs to whoever switched it on");
+        assert_eq!(kept, 1, "the log belongs to the part that switched it on");
     }
 
     #[test]
-    fn a_slot_that_somebody_claims_is_passed_over_and_that_is_no_failure() {
+    fn a_claimed_slot_is_skipped_and_that_is_not_a_failure() {
         // slot   [0 .. 1G)   [1G .. 2G)
         //        claimed at the begin   claimed at the end
         let slots = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + gib(slot), gib(1)).expect("fits"));
@@ -216,19 +218,19 @@ mod tests {
         let claimed = ClaimedSecondLevel::new(guest.clone(), claims.clone());
         let mut sensor = WriteSensor::default();
         let first = claims.giant(slots[0].start()).expect("free");
-        assert_eq!(sensor.begin(&claimed, 2).expect("a claim is no failure"), 1);
+        assert_eq!(sensor.begin(&claimed, 2).expect("a claim is not a failure"), 1);
         assert_eq!((logged(&guest), sensor.take_claimed()), (vec![1], 1));
         let second = claims.giant(slots[1].start()).expect("free");
-        assert_eq!(sensor.end(&claimed).expect("a claim is no failure"), []);
+        assert_eq!(sensor.end(&claimed).expect("a claim is not a failure"), []);
         assert_eq!((logged(&guest), sensor.take_claimed()), (vec![1], 2), "neither fetched nor switched off");
         drop((first, second));
-        assert_eq!(sensor.begin(&claimed, 2).expect("nobody claims it"), 2, "what was owed is off, and on again");
-        assert_eq!((sensor.end(&claimed).expect("nobody claims it").len(), sensor.take_claimed()), (1024, 0));
+        assert_eq!(sensor.begin(&claimed, 2).expect("it is free"), 2, "what was owed is off, and on again");
+        assert_eq!((sensor.end(&claimed).expect("it is free").len(), sensor.take_claimed()), (1024, 0));
         assert_eq!(logged(&guest), [0; 0]);
     }
 
     #[test]
-    fn whatever_call_fails_the_slots_are_as_they_were_after_the_next_interval_at_the_latest() {
+    fn after_any_failed_call_the_slots_are_restored_by_the_next_interval_at_the_latest() {
         // begin: 2 calls (on, on); end: take, take, off, off.
         for call in 0..6 {
             let guest = guest();

@@ -1,8 +1,8 @@
-//! Present base pages that hold only zeroes: memory that can be given back without the guest noticing. Huge pages are
-//! full of them where the guest uses a part of each.
+//! Present base pages that hold only zeroes: memory that can be given back without the guest noticing. A huge page
+//! has many of them if the guest uses a part of it.
 //!
-//! Only present pages are read (`PAGEMAP_SCAN` says which): reading must not fill a hole. A page is left at its first
-//! word that is not zero, so a page in use costs eight bytes, a zero page 4 KiB.
+//! Only present pages are read (according to `PAGEMAP_SCAN`), since reading must not fill a hole. Reading stops at
+//! the first word that is not zero, so a page in use costs eight bytes, a zero page 4 KiB.
 
 use wideleaf_policies::{Bytes, GpaRange, Hva, PageSize, WindowIndex};
 
@@ -10,22 +10,22 @@ use crate::host::{Host, HostError, PageRun};
 use crate::region::{GuestRam, RamRange, WORDS_PER_PAGE};
 use crate::sys::mapping::Piece;
 
-/// What was found in one window.
+/// Zero pages of one window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZeroPages {
     /// Runs of present base pages that were zero when they were read, ascending. The guest may have written since.
     pub runs: Vec<GpaRange>,
-    /// What it cost: bytes of guest memory read.
+    /// Bytes of guest memory read for it.
     pub read: Bytes,
 }
 
 impl ZeroPages {
-    /// How many pages.
+    /// Number of zero pages.
     pub fn pages(&self) -> u16 {
         self.bytes().pages(PageSize::Base4K) as u16
     }
 
-    /// How much memory.
+    /// Bytes of all zero pages.
     pub fn bytes(&self) -> Bytes {
         self.runs.iter().map(|run| run.bytes()).sum()
     }
@@ -38,10 +38,10 @@ impl ZeroPages {
     }
 }
 
-/// The zero pages of one window of `range`, which is a range of `ram`.
+/// Finds the zero pages of one window of `of`, which is a range of `ram`.
 ///
 /// # Errors
-/// [`HostError`] where the scan for present pages fails.
+/// [`HostError`] if the scan for present pages fails.
 pub fn window_zero_pages(
     host: &dyn Host,
     ram: &GuestRam,
@@ -55,7 +55,7 @@ pub fn window_zero_pages(
     Ok(zero_pages_of(ram, of, runs))
 }
 
-/// Which pages of these runs (of present pages, in `of`) hold only zeroes, now.
+/// Those pages of these runs (of present pages, in `of`) that hold only zeroes now.
 fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<Item = GpaRange>) -> ZeroPages {
     let memory = ram.piece(of);
     let mut found = ZeroPages::default();
@@ -72,7 +72,7 @@ fn zero_pages_of(ram: &GuestRam, of: RamRange, runs: impl Iterator<Item = GpaRan
     found
 }
 
-/// Whether a base page holds only zeroes, now, and how many of its bytes were read to know it.
+/// Whether a base page holds only zeroes now, and the number of bytes read to find out.
 pub(crate) fn read_in_search_of_use(page: Piece<'_>) -> (bool, Bytes) {
     let zeroes = page.leading_zeroes();
     let read = (zeroes + 1).min(WORDS_PER_PAGE) * size_of::<u64>();
@@ -100,7 +100,7 @@ mod tests {
 
     const WINDOW: WindowIndex = WindowIndex::new(1);
 
-    /// Two windows of real memory; which of its pages are present is the fake host's to say.
+    /// Two windows of real memory; the fake host says which of its pages are present.
     fn ram() -> Arc<GuestRam> {
         let layout = [range(Gpa::new(0), mib(4))];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("exists");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_whose_last_word_is_written_is_in_use() {
+    fn a_page_with_a_written_last_word_is_in_use() {
         let ram = ram();
         let host = FakeHost::default();
         host.make_present(ram.base() + mib(2), kib(4), false);

@@ -1,4 +1,4 @@
-//! Time: of the machine, and of the calling thread's CPU. `clock_gettime(2)`.
+//! CPU time of the calling thread. `clock_gettime(2)`.
 
 use std::time::Duration;
 

@@ -26,8 +26,9 @@ pub(crate) fn madvise(start: Hva, bytes: Bytes, advice: Advice) -> io::Result<()
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives the kernel one advice about `[start, start + bytes)` of the process behind a pidfd. It takes [`Advice::Collapse`] and
-/// [`Advice::Cold`] of those there are, and answers `EINVAL` to the others (`process_madvise_remote_valid`, mm/madvise.c).
+/// Gives the kernel one advice about `[start, start + bytes)` of the process behind a pidfd. The kernel accepts
+/// [`Advice::Collapse`] and [`Advice::Cold`], and answers `EINVAL` to all others here
+/// (`process_madvise_remote_valid`, mm/madvise.c).
 pub(crate) fn process_madvise(process: BorrowedFd<'_>, start: Hva, bytes: Bytes, advice: Advice) -> io::Result<()> {
     let range = libc::iovec { iov_base: start.get() as *mut libc::c_void, iov_len: bytes.as_usize() };
     // SAFETY: as for `madvise`, and the addresses are not even of this process; the kernel reads one iovec, which lives
@@ -38,6 +39,6 @@ pub(crate) fn process_madvise(process: BorrowedFd<'_>, start: Hva, bytes: Bytes,
     match advised {
         -1 => Err(io::Error::last_os_error()),
         whole if whole as u64 == bytes.get() => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)), // a part of it: as good as busy
+        _ => Err(io::Error::from_raw_os_error(libc::EAGAIN)), // a part of it counts as busy
     }
 }

@@ -1,5 +1,5 @@
-//! `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an address
-//! reservation, the pieces mapped into it, and what moves and copies between two of them.
+//! `mmap(2)`, `munmap(2)`, `mremap(2)`, `madvise(2)` with `MADV_DONTNEED`, and `memfd_create(2)` for guest RAM: an
+//! address reservation, the pieces mapped into it, and moves and copies between two of them.
 
 use std::arch::asm;
 use std::ffi::c_int;
@@ -22,15 +22,15 @@ pub enum MapError {
     /// A system call failed.
     #[error("{call}: {source}")]
     Call {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
 
-/// What a limit of the process's address space refused (`setrlimit(2)`).
-const LIMITED: &str = "mmap of an address reservation, which `ulimit -v` limits";
+/// The call that failed under a limit of the process's address space (`setrlimit(2)`).
+const LIMITED: &str = "mmap of an address reservation (limited by `ulimit -v`)";
 
 fn is_address_space_limited() -> bool {
     getrlimit(Resource::RLIMIT_AS).is_ok_and(|(soft, _)| soft != RLIM_INFINITY)
@@ -46,19 +46,20 @@ fn call_error(call: &'static str) -> MapError {
 pub(crate) struct AddressReservation {
     base: usize,
     bytes: usize,
-    /// What `mmap` returned: up to one alignment more than was asked for, so that an aligned base lies inside.
+    /// Address that `mmap` returned. The range is up to one alignment larger than asked, so that an aligned
+    /// base lies inside.
     mapped_at: usize,
     mapped_bytes: usize,
-    /// Settled by whoever is first to ask for words, or to share them with a guest.
+    /// Use of the words, settled by the first caller that asks for them or shares them with a guest.
     lent: OnceLock<Lent>,
 }
 
-/// How this program reaches the words of a reservation.
+/// Access of this program to the words of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
-    /// As atomic words, by anybody; guests may be at work on them.
+    /// As atomic words, by any thread; guests may be at work on them.
     Shared,
-    /// As plain words, by one.
+    /// As plain words, by one owner.
     Exclusively,
 }
 
@@ -92,9 +93,9 @@ impl AddressReservation {
         Hva::new(self.base as u64)
     }
 
-    /// Maps readable and writable memory `offset` behind the base: anonymous, or shared from a file at an offset of
-    /// its own. Space for anonymous memory is not reserved (guests are larger than what they use); for hugetlb it
-    /// is, so that a shortage shows here and not as a SIGBUS.
+    /// Maps readable and writable memory at `offset` from the base: anonymous, or shared from a file at its own
+    /// offset. Space for anonymous memory is not reserved (guests are larger than what they use). For hugetlb it is,
+    /// so that a shortage shows here and not as a SIGBUS.
     pub(crate) fn map_at(&self, offset: Bytes, bytes: Bytes, file: Option<(&File, Bytes)>) -> Result<Hva, MapError> {
         let end = offset.checked_add(bytes).ok_or(MapError::TooLarge(bytes))?;
         assert!(end.as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
@@ -103,9 +104,9 @@ impl AddressReservation {
             Some((file, at)) => (libc::MAP_SHARED, file.as_raw_fd(), at.get() as libc::off_t),
         };
         let address = self.base + offset.as_usize();
-        // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them yet
-        // (PROT_NONE), or it is a giant's page that is mapped over it with the same contents, while whoever reaches them stands
-        // still (`actuators::giant`).
+        // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them
+        // yet (PROT_NONE), or it is a giant's page that is mapped over it with the same contents, while all threads
+        // and vCPUs that reach them stand still (`actuators::giant`).
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,
@@ -122,27 +123,29 @@ impl AddressReservation {
         Ok(Hva::new(address as u64))
     }
 
-    /// Settles that nobody will have the words as an owner; `false` where somebody has.
+    /// Excludes an owner of the words from now on; `false` if there is one already.
     pub(crate) fn share(&self) -> bool {
         *self.lent.get_or_init(|| Lent::Shared) == Lent::Shared
     }
 
-    /// A part of the reservation. The caller, who mapped it, passes only what `map_at` mapped.
+    /// A part of the reservation. The caller, which mapped it, passes only ranges that `map_at` mapped.
     ///
     /// # Panics
-    /// Where it is not inside.
+    /// If it is not inside.
     pub(crate) fn piece(&self, offset: Bytes, bytes: Bytes) -> Piece<'_> {
         assert!((offset + bytes).as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
         Piece { start: self.base() + offset, bytes, of: self }
     }
 }
 
-/// Part of an address reservation: memory that is reached by guests, by the kernel, and by this program either as atomic words
-/// (`words`) or by one owner (`exclusive_words`), and that is looked at from outside (`peek`, `copy_to`) whoever writes to it.
+/// Part of an address reservation. Guests and the kernel access the memory; this program accesses it either as
+/// atomic words (`words`) or through one owner (`exclusive_words`), and reads it from outside (`peek`, `copy_to`)
+/// regardless of writers.
 ///
-/// What an owner has there is kept, and so is what a guest has. So who gives pages back ([`Piece::discard`]) gives back only what is
-/// empty or zero and out of reach meanwhile, or what a file keeps; who moves them ([`Piece::move_to`], `UFFDIO_MOVE`) sees that whoever
-/// reaches for them stands still or waits until they are there again; and nothing is copied over an owner's words.
+/// The data of an owner is kept, and so is that of a guest. So a caller gives pages back ([`Piece::discard`]) only if
+/// they are empty, or zero and out of reach during the call, or kept by a file. A caller that moves pages
+/// ([`Piece::move_to`], `UFFDIO_MOVE`) ensures that every thread or vCPU that reaches for them stands still or waits
+/// until they are there again. Nothing is copied over an owner's words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     start: Hva,
@@ -159,47 +162,48 @@ impl<'a> Piece<'a> {
         self.bytes
     }
 
-    /// Its words. Atomic, so that threads, vCPUs and the kernel's own copying may all be at work on them at once.
+    /// Its words. Atomic, so that threads, vCPUs and the kernel's own copying may all access them at the same time.
     ///
     /// # Panics
-    /// Where the reservation has an owner.
+    /// If the reservation has an owner.
     pub(crate) fn words(self) -> &'a [AtomicU64] {
         assert!(self.of.share(), "the words at {} belong to one owner", self.start);
         let start = self.start.get() as *const AtomicU64;
-        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for as long
-        // as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
+        // SAFETY: `map_at` mapped the piece readable and writable (`AddressReservation::piece`) and it stays so for
+        // as long as the reservation lives; it is page aligned; AtomicU64 allows any bits and any number of writers.
         unsafe { std::slice::from_raw_parts(start, self.count()) }
     }
 
-    /// Its words for one owner; `None` where somebody has asked for words of this reservation before, or has shared them.
+    /// Its words for one owner; `None` if words of this reservation were requested or shared before.
     pub(crate) fn exclusive_words(self) -> Option<ExclusiveWords<'a>> {
         self.of.lent.set(Lent::Exclusively).ok()?;
         Some(ExclusiveWords(self))
     }
 
-    /// One of its words as it is at some instant. In assembly, as the guest's and the kernel's own accesses are no Rust: beside
-    /// an owner that writes plain words, a load of Rust's would be a data race.
+    /// One of its words at some instant. In assembly, like the guest's and the kernel's own accesses: beside an owner
+    /// that writes plain words, a load in Rust would be a data race.
     ///
     /// # Panics
-    /// Where there is no such word.
+    /// If there is no such word.
     #[inline]
     pub(crate) fn peek(self, index: usize) -> u64 {
         assert!(index < self.count(), "word {index} of {}", self.count());
         let at = self.start.get() as usize + index * size_of::<u64>();
         let word: u64;
-        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes a register only.
+        // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes
+        // a register only.
         unsafe {
             asm!("mov {word}, [{at}]", word = out(reg) word, at = in(reg) at, options(nostack, readonly, preserves_flags))
         };
         word
     }
 
-    /// How many of its first words are zero, each when it was read.
+    /// Number of its first words that are zero, each at the time of its read.
     pub(crate) fn leading_zeroes(self) -> usize {
         (0..self.count()).take_while(|index| self.peek(*index) == 0).count()
     }
 
-    /// How many words it has.
+    /// Number of its words.
     fn count(self) -> usize {
         self.bytes.as_usize() / size_of::<u64>()
     }
@@ -207,82 +211,85 @@ impl<'a> Piece<'a> {
     /// A part of the piece.
     ///
     /// # Panics
-    /// Where it is not inside.
+    /// If it is not inside.
     pub(crate) fn part(self, offset: Bytes, bytes: Bytes) -> Piece<'a> {
         assert!(offset + bytes <= self.bytes, "{offset} + {bytes} is behind the piece");
         Piece { start: self.start + offset, bytes, of: self.of }
     }
 
     /// Gives the pages of mapped, private anonymous memory back (`MADV_DONTNEED`): it reads zero afterwards. The page
-    /// table of a whole window goes with them where the kernel reclaims those (Linux 6.14, `CONFIG_PT_RECLAIM`). A file's pages
-    /// are only unmapped, and stay its own.
+    /// table of a whole window goes with them if the kernel reclaims it (Linux 6.14, `CONFIG_PT_RECLAIM`). A file's
+    /// pages are only unmapped, and stay in the file.
     ///
-    /// Of guest RAM the caller discards what holds nothing, or what is zero and cannot be written meanwhile, or what the file keeps.
+    /// In guest RAM the caller discards only empty pages, zero pages that cannot be written during the call, or pages
+    /// that the file keeps.
     pub(crate) fn discard(self) -> std::io::Result<()> {
         let start = self.start.get() as *mut libc::c_void;
-        // SAFETY: the range is inside a reservation that lives through the call and stays mapped. What an owner has in it is kept: it
-        // was zero, or the file has it. To everybody else words that become zero are a store like any other.
+        // SAFETY: the range is inside a reservation that lives through the call and stays mapped. The data of an
+        // owner in it is kept: it was zero, or the file has it. For all other users words that become zero are a
+        // store like any other.
         let result = unsafe { libc::madvise(start, self.bytes.as_usize(), libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 
-    /// Moves the pages of private anonymous memory to `to`, of equal size, in the place of what is mapped there. The piece
-    /// itself stays mapped and is empty afterwards (`MREMAP_DONTUNMAP`, Linux 5.7): at no instant do its addresses belong to
-    /// nobody, so that no other thread's `mmap` can be given them.
+    /// Moves the pages of private anonymous memory to `to`, of equal size, in the place of its mapping. The piece
+    /// itself stays mapped and is empty afterwards (`MREMAP_DONTUNMAP`, Linux 5.7): its addresses are never free, so
+    /// that no other thread's `mmap` can get them.
     pub(crate) fn move_to(self, to: Piece<'_>) -> std::io::Result<()> {
         assert_eq!(self.bytes, to.bytes, "as much goes as comes");
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
         let (from, target) = (self.start.get() as *mut libc::c_void, to.start.get() as *mut libc::c_void);
         let bytes = self.bytes.as_usize();
-        // SAFETY: both pieces are inside reservations that live through the call, and do not overlap (or the kernel refuses). One of
-        // them is a side mapping, which nobody refers to; whoever reaches the other one, a giant, stands still until it
-        // has its contents again (`actuators::giant`).
+        // SAFETY: both pieces are inside reservations that live through the call, and do not overlap (or the kernel
+        // refuses). One of them is a side mapping, to which no reference exists. All threads and vCPUs that reach the
+        // other one, a giant, stand still until it has its contents again (`actuators::giant`).
         let moved = unsafe { libc::mremap(from, bytes, bytes, flags, target) };
         if moved == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Copies the piece to `to`, of equal size, while others may write to either: each word arrives as it was at some instant
-    /// of the copy. Past the caches: a window is as large as a core's, and the guest needs it more.
+    /// Copies the piece to `to`, of equal size, while other threads may write to either: each word arrives as it
+    /// was at some instant of the copy. Bypasses the caches: a window is as large as a core's cache, and the guest
+    /// needs that more.
     ///
     /// # Panics
-    /// Where the two are one, or not made of whole cache lines, or where the words of `to` have an owner.
+    /// If the two are the same, not made of whole cache lines, or the words of `to` have an owner.
     pub(crate) fn copy_to(self, to: Piece<'_>) {
         assert_eq!(self.bytes, to.bytes, "as much goes as comes");
         assert!(self.start != to.start, "a copy goes to another place");
         assert_ne!(to.of.lent.get(), Some(&Lent::Exclusively), "the words at {} belong to one owner", to.start);
         let (from, target) = (self.start.get() as *const u8, to.start.get() as *mut u8);
-        // SAFETY: both pieces are inside reservations that live through the call. The copy is made in assembly, which may read what
-        // an owner writes; what it writes has no owner (asserted above) and is reached as atomic words, if at all. Where one is
-        // not mapped the copy ends in a SIGSEGV and not in somebody else's memory.
+        // SAFETY: both pieces are inside reservations that live through the call. The copy is made in assembly, which
+        // may read what an owner writes; what it writes has no owner (asserted above) and is reached as atomic words,
+        // if at all. If a piece is not mapped, the copy ends in a SIGSEGV and not in other memory.
         unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
     }
 }
 
-/// Words that one owner has to itself: no other Rust of this program reads or writes them. What is done to the pages behind them, by
-/// the kernel or in assembly, keeps their contents.
+/// Words of one exclusive owner: no other Rust code of this program reads or writes them. Operations on their pages,
+/// by the kernel or in assembly, keep the contents.
 #[derive(Debug)]
 pub struct ExclusiveWords<'a>(Piece<'a>);
 
 impl ExclusiveWords<'_> {
-    /// All of them.
+    /// All words, as a slice.
     pub fn as_mut_slice(&mut self) -> &mut [u64] {
         let start = self.0.start.get() as *mut u64;
-        // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making of a second
-        // one; `self` is borrowed mutably; any bits are a word.
+        // SAFETY: mapped, alive and aligned as in `Piece::words`, which refuses since this exists, as does the making
+        // of a second one; `self` is borrowed mutably; any bits are a word.
         unsafe { std::slice::from_raw_parts_mut(start, self.0.count()) }
     }
 }
 
 impl Drop for AddressReservation {
     fn drop(&mut self) {
-        // SAFETY: this is the range mmap returned; the owner of guest RAM is dropped last (an Arc), so nobody uses
+        // SAFETY: this is the range mmap returned; the owner of guest RAM is dropped last (an Arc), so no code uses
         // an address in it any more.
         let result = unsafe { libc::munmap(self.mapped_at as *mut libc::c_void, self.mapped_bytes) };
         assert_eq!(result, 0, "munmap of a whole mapping fails only for a bad address");
     }
 }
 
-/// A sealed-off memory file of the given size: shmem, or hugetlb pages of `huge`.
+/// A memory file of the given size: shmem, or hugetlb pages of `huge`.
 pub(crate) fn create_memfd(bytes: Bytes, huge: Option<PageSize>) -> Result<File, MapError> {
     let size_flags = match huge {
         None => 0,
@@ -295,7 +302,7 @@ pub(crate) fn create_memfd(bytes: Bytes, huge: Option<PageSize>) -> Result<File,
     if fd < 0 {
         return Err(call_error("memfd_create"));
     }
-    // SAFETY: the descriptor is new and nobody else owns it.
+    // SAFETY: the descriptor is new and nothing else owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(bytes.get()).map_err(|source| MapError::Call { call: "ftruncate of the guest RAM memfd", source })?;
     Ok(file)

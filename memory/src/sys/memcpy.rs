@@ -1,4 +1,4 @@
-//! Copies: of guest memory, past the caches; and the machine's copy speed, to put beside a promotion's.
+//! Copies of guest memory that bypass the caches, and the machine's copy speed, for comparison with a promotion's.
 
 use std::arch::asm;
 use std::time::{Duration, Instant};
@@ -23,26 +23,26 @@ pub(crate) fn fastest_copy(bytes: Bytes, rounds: u32) -> Duration {
         .unwrap_or(Duration::ZERO)
 }
 
-/// What [`stream`] copies at a time: a cache line.
+/// Number of bytes that [`stream`] copies at a time: a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Copies with stores that go past the caches (`movntdq`): nobody reads a copy soon, and the guest keeps its
-/// cache. In assembly, because the guest may write to `from` at the same time, for which Rust has no copy.
+/// Copies with stores that bypass the caches (`movntdq`): the copy is not read soon, and the guest keeps its cache.
+/// In assembly, because the guest may write to `from` at the same time, for which Rust has no copy.
 ///
 /// # Safety
-/// `from` and `to` are the starts of `bytes` bytes of this process's own that do not overlap, and nobody holds a Rust
-/// reference into `to` that is not one to atomic words.
+/// `from` and `to` are the starts of `bytes` bytes of this process's own that do not overlap, and there is no Rust
+/// reference into `to` other than to atomic words.
 ///
 /// # Panics
-/// Where anything is not a multiple of a cache line.
+/// If anything is not a multiple of a cache line.
 pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     let is_whole_lines = |number: usize| number.is_multiple_of(LINE_BYTES);
     assert!(is_whole_lines(from.addr()) && is_whole_lines(to.addr()) && is_whole_lines(bytes), "whole cache lines");
     if bytes == 0 {
         return;
     }
-    // SAFETY: reads and writes exactly the bytes that the caller vouches for, aligned as asserted; SSE2 is part of x86-64;
-    // the fence orders the streamed stores before everything behind.
+    // SAFETY: reads and writes exactly the bytes that the caller vouches for, aligned as asserted; SSE2 is part of
+    // x86-64; the fence orders the streamed stores before everything behind.
     unsafe {
         asm!(
             "2:",

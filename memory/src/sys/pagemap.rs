@@ -9,7 +9,7 @@ use wideleaf_policies::{Bytes, Hva};
 
 use crate::host::PageRun;
 
-/// `struct pm_scan_arg`.
+/// Layout of `struct pm_scan_arg`.
 #[repr(C)]
 struct ScanArgument {
     size: u64,
@@ -26,7 +26,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-/// `struct page_region`.
+/// Layout of `struct page_region`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Region {
@@ -42,36 +42,36 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 
 nix::ioctl_readwrite!(pagemap_scan, b'f', 16, ScanArgument);
 
-/// Runs fetched per call: 24 bytes each, so that one call's answer is 24 KiB.
+/// Number of runs fetched per call: 24 bytes each, so that one call's answer is 24 KiB.
 const REGIONS_PER_CALL: usize = 1024;
 
-/// Which pages a scan finds.
+/// Categories of the pages that a scan finds.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
-    /// These categories are turned around before they are compared.
+    /// Categories that are inverted before they are compared.
     inverted: u64,
-    /// All of these...
+    /// Categories that a page must all have.
     all_of: u64,
-    /// ...and at least one of these, if there are any.
+    /// Categories of which a page must have at least one, if there are any.
     any_of: u64,
 }
 
-/// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as not
-/// present: it holds nothing of the guest's, and collapse would have to allocate it like a hole.
+/// The present pages of `[start, start + bytes)` as runs of one kind, ascending. The shared zero page counts as
+/// absent: it holds no data of the guest, and collapse would have to allocate it like a hole.
 pub(crate) fn scan(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let wanted = Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PRESENT | PAGE_IS_PFNZERO, any_of: 0 };
     scan_for(wanted, pagemap, start, bytes, runs)
 }
 
-/// The pages of anonymous memory that may hold something: those present, and those swapped out or on their way to
-/// another frame (both are "swapped" to the kernel).
+/// The pages of anonymous memory that may hold data: those present, and those swapped out or on their way to another
+/// frame (the kernel calls both "swapped").
 pub(crate) fn scan_occupied(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let any_of = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
     scan_for(Wanted { inverted: PAGE_IS_PFNZERO, all_of: PAGE_IS_PFNZERO, any_of }, pagemap, start, bytes, runs)
 }
 
-/// The pages of `[start, start + bytes)` that are anything at all, ascending: as [`scan_occupied`], and the shared zero
-/// page. To read them is no missing fault.
+/// The pages of `[start, start + bytes)` that exist in any form, ascending: those of [`scan_occupied`], and the
+/// shared zero page. Reading them causes no missing fault.
 pub(crate) fn scan_held(pagemap: &File, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> io::Result<()> {
     let wanted = Wanted { inverted: 0, all_of: 0, any_of: PAGE_IS_PRESENT | PAGE_IS_SWAPPED };
     scan_for(wanted, pagemap, start, bytes, runs)
@@ -105,8 +105,8 @@ fn scan_for(wanted: Wanted, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut
             bytes: Bytes::new(region.end - region.start),
             is_huge: region.categories & PAGE_IS_HUGE != 0,
         }));
-        // The kernel works in steps of 512 regions. Where its last step reaches the end, `walk_end` is still the one of the
-        // step before (seen on 6.18): to go on from there would report pages twice.
+        // The kernel works in steps of 512 regions. If its last step reaches the end, `walk_end` is still that of the
+        // step before (seen on 6.18): continuing from there would report pages twice.
         let reported_to = found.last().map_or(at, |region| region.end);
         let next = argument.walk_end.max(reported_to);
         if next <= at {
@@ -117,9 +117,9 @@ fn scan_for(wanted: Wanted, pagemap: &File, start: Hva, bytes: Bytes, runs: &mut
     Ok(())
 }
 
-/// Whether no page of `[start, start + bytes)` holds anything: none is present, not even the shared zero page, and
-/// none is swapped out or on its way to another frame (both are "swapped" to the kernel). Only then is there nothing to
-/// lose: what is merely not present may still hold the guest's data.
+/// Whether `[start, start + bytes)` holds nothing: no page is present, not even the shared zero page, and none is
+/// swapped out or on its way to another frame (the kernel calls both "swapped"). Only then is there nothing to lose:
+/// an absent page may still hold the guest's data.
 pub(crate) fn holds_nothing(pagemap: &File, start: Hva, bytes: Bytes) -> io::Result<bool> {
     let mut first = Region::default();
     let mut argument = ScanArgument {

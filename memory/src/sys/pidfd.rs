@@ -1,4 +1,4 @@
-//! `pidfd_open(2)`: a process by a descriptor that never becomes another process's, as its number may.
+//! `pidfd_open(2)`: a descriptor of a process. Unlike its number, it never comes to mean another process.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -10,6 +10,6 @@ pub(crate) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else has it.
+    // SAFETY: the kernel has just made this descriptor for the caller, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

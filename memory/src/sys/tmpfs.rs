@@ -1,7 +1,7 @@
-//! A file of huge folios: on a tmpfs of its own, mounted nowhere, that gives them whatever the host says of memfds
-//! (`fsopen(2)`, `fsconfig(2)`, `fsmount(2)`, Linux 5.2; Documentation/filesystems/tmpfs, `huge=`).
+//! A file of huge folios, on a tmpfs of its own that is mounted nowhere and supplies them whatever the host's setting
+//! for memfds is (`fsopen(2)`, `fsconfig(2)`, `fsmount(2)`, Linux 5.2; Documentation/filesystems/tmpfs, `huge=`).
 //!
-//! `shmem_enabled` rules the kernel's internal tmpfs, on which memfds are; another mount has an option instead. The
+//! `shmem_enabled` governs the kernel's internal tmpfs, which holds memfds; another mount has an option instead. The
 //! mount ends with the file. Needs `CAP_SYS_ADMIN`.
 
 use std::ffi::{CStr, CString, c_long};
@@ -15,13 +15,13 @@ use wideleaf_policies::Bytes;
 
 use super::mapping::MapError;
 
-/// include/uapi/linux/mount.h.
+/// Constants of include/uapi/linux/mount.h.
 const FSOPEN_CLOEXEC: libc::c_uint = 1;
 const FSMOUNT_CLOEXEC: libc::c_uint = 1;
 const FSCONFIG_SET_STRING: libc::c_uint = 1;
 const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
 
-/// A file of that size, with room for no more.
+/// Makes a file of that size, on a tmpfs with room for no more.
 pub(crate) fn create_file(bytes: Bytes) -> Result<File, MapError> {
     let context = open(c"tmpfs").map_err(call("fsopen of a tmpfs"))?;
     let size = CString::new(bytes.get().to_string()).expect("digits are no zero byte");
@@ -70,6 +70,6 @@ fn mount(context: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 fn descriptor(answer: c_long) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(answer).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the descriptor is new and nobody else owns it.
+    // SAFETY: the descriptor is new and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,11 +1,11 @@
-//! `userfaultfd(2)`: page faults of a range of memory handed to this process, and answered by it. The structures and
-//! numbers are those of `ioctl_userfaultfd(2)` and include/uapi/linux/userfaultfd.h.
+//! `userfaultfd(2)`: the kernel passes page faults of a memory range to this process, which answers them. The
+//! structures and numbers are those of `ioctl_userfaultfd(2)` and include/uapi/linux/userfaultfd.h.
 //!
-//! What is asked for is said by range ([`Mode`]), and no event but faults. Closing the descriptor (dropping the value)
-//! unregisters every range and wakes whoever waits.
+//! The kinds of faults are requested by range ([`Mode`]), and no events other than faults. Closing the descriptor
+//! (dropping the value) unregisters every range and wakes all waiting threads.
 //!
-//! Pages are moved and copied between [`Piece`]s only. What they hold is kept: whoever reaches for a page that is on its way
-//! waits until it is there, and a page that is there is not overwritten.
+//! Pages are moved and copied between [`Piece`]s only, and their contents are kept. A thread that touches a moving
+//! page waits until it arrives, and an existing page is not overwritten.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -17,54 +17,55 @@ use wideleaf_policies::{Bytes, Hva};
 
 use crate::sys::mapping::Piece;
 
-/// Why there is no userfaultfd.
+/// Why userfaultfd is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum UserfaultfdError {
     /// The kernel was built without it.
-    #[error("this kernel has no userfaultfd (CONFIG_USERFAULTFD)")]
+    #[error("cannot use userfaultfd: this kernel was built without CONFIG_USERFAULTFD")]
     NotSupported,
     /// The caller may not have one that sees the kernel's own faults. A vCPU faults in kernel mode, inside `KVM_RUN`,
-    /// so the weaker one that anybody may have (`UFFD_USER_MODE_ONLY`) would fail the guest.
+    /// so the weaker kind that every user may have (`UFFD_USER_MODE_ONLY`) would fail the guest.
     #[error(
-        "userfaultfd is not permitted, and a vCPU's faults are the kernel's: run as root (CAP_SYS_PTRACE), or set \
+        "cannot use userfaultfd for a vCPU's faults, which happen in the kernel: run as root (CAP_SYS_PTRACE), or set \
          vm.unprivileged_userfaultfd=1, or let this user open /dev/userfaultfd ({device})"
     )]
     NotPermitted {
-        /// What opening the device answered.
+        /// Error of opening the device.
         device: io::Error,
     },
-    /// It is there, and cannot move pages.
-    #[error("this kernel's userfaultfd cannot move pages (UFFDIO_MOVE, Linux 6.8)")]
+    /// The kernel has userfaultfd, but it cannot move pages.
+    #[error("cannot move pages: this kernel's userfaultfd lacks UFFDIO_MOVE (Linux 6.8)")]
     NoMove,
-    /// It is there, and does not report minor faults.
+    /// The kernel has userfaultfd, but it does not report minor faults.
     #[error(
-        "this kernel's userfaultfd has no minor faults of memfd and hugetlb memory (UFFD_FEATURE_MINOR_*, Linux 5.14)"
+        "cannot see minor faults of memfd and hugetlb memory: this kernel's userfaultfd lacks UFFD_FEATURE_MINOR_* \
+         (Linux 5.14)"
     )]
     NoMinor,
     /// A call failed.
     #[error("{call}: {source}")]
     Call {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// Which faults of a range are handed to this process.
+/// Kinds of faults of a range that are passed to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Touches of pages that do not exist. Answered with zero pages, copies or moved pages: anonymous memory.
+    /// Touches of missing pages, in anonymous memory. Answered with zero pages, copies or moved pages.
     Missing,
-    /// Touches of pages that the file has and the page tables have not (memfd and hugetlb, if it was opened
-    /// [for them](Userfaultfd::open_for_minor_faults)). Answered with what the file has.
+    /// Touches of pages that are in the file but not in the page tables (memfd and hugetlb, if it was opened [for
+    /// them](Userfaultfd::open_for_minor_faults)). Answered with the file's pages.
     Minor,
-    /// Both of these, of a file. The first is answered as the second, once the file has the page.
+    /// Both kinds, for a file. A missing page is answered like a minor fault, once the file has the page.
     MissingOrMinor,
 }
 
 impl Mode {
-    /// `UFFDIO_REGISTER_MODE_*`.
+    /// Bits of `UFFDIO_REGISTER_MODE_*`.
     const fn bit(self) -> u64 {
         match self {
             Mode::Missing => 1 << 0,
@@ -73,7 +74,7 @@ impl Mode {
         }
     }
 
-    /// The requests without which such a fault can not be answered, as bits of `uffdio_register.ioctls`.
+    /// The requests needed to answer such a fault, as bits of `uffdio_register.ioctls`.
     const fn answers(self) -> u64 {
         match self {
             Mode::Missing => IOCTL_WAKE | IOCTL_ZEROPAGE,
@@ -82,7 +83,8 @@ impl Mode {
     }
 }
 
-/// Whether who is refused the system call so may still have the device (Linux 6.1): it has permissions of its own.
+/// Whether a caller with this error of the system call may still use the device (Linux 6.1), which has
+/// its own permissions.
 fn is_for_the_device(refused: io::Error) -> Result<(), UserfaultfdError> {
     match refused.raw_os_error() {
         Some(libc::EPERM) => Ok(()),
@@ -91,7 +93,7 @@ fn is_for_the_device(refused: io::Error) -> Result<(), UserfaultfdError> {
     }
 }
 
-/// `struct uffdio_api`.
+/// Layout of `struct uffdio_api`.
 #[repr(C)]
 struct Api {
     api: u64,
@@ -99,14 +101,14 @@ struct Api {
     ioctls: u64,
 }
 
-/// `struct uffdio_range`.
+/// Layout of `struct uffdio_range`.
 #[repr(C)]
 struct Range {
     start: u64,
     len: u64,
 }
 
-/// `struct uffdio_register`.
+/// Layout of `struct uffdio_register`.
 #[repr(C)]
 struct Register {
     range: Range,
@@ -114,23 +116,23 @@ struct Register {
     ioctls: u64,
 }
 
-/// `struct uffdio_zeropage` and `struct uffdio_continue`, which are alike.
+/// Layout of `struct uffdio_zeropage` and `struct uffdio_continue`, which is the same.
 #[repr(C)]
 struct Fill {
     range: Range,
     mode: u64,
-    /// Bytes done, or the negative errno where there are none.
+    /// Bytes done, or the negative errno if none.
     done: i64,
 }
 
-/// `struct uffdio_move` and `struct uffdio_copy`, which are alike.
+/// Layout of `struct uffdio_move` and `struct uffdio_copy`, which is the same.
 #[repr(C)]
 struct Transfer {
     dst: u64,
     src: u64,
     len: u64,
     mode: u64,
-    /// Bytes done, or the negative errno where there are none.
+    /// Bytes done, or the negative errno if none.
     done: i64,
 }
 
@@ -142,7 +144,7 @@ const IOCTL_CONTINUE: u64 = 1 << 0x07;
 const FEATURE_MINOR_HUGETLBFS: u64 = 1 << 9;
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const FEATURE_MOVE: u64 = 1 << 16;
-/// Wakes nobody: whoever waits is woken when the whole range is in order.
+/// Wakes no thread: waiting threads are woken when the whole range is in order.
 const COPY_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 const MOVE_MODE_ALLOW_SRC_HOLES: u64 = 1 << 1;
@@ -159,21 +161,21 @@ nix::ioctl_readwrite!(uffdio_zeropage, UFFD, 0x04, Fill);
 nix::ioctl_readwrite!(uffdio_move, UFFD, 0x05, Transfer);
 nix::ioctl_readwrite!(uffdio_continue, UFFD, 0x07, Fill);
 
-/// Size of `struct uffd_msg`.
+/// Size of `struct uffd_msg`, in bytes.
 const MESSAGE_BYTES: usize = 32;
 
-/// Messages fetched per call: as many as vCPUs and device threads usually fault at once.
+/// Number of messages fetched per call: as many as vCPUs and device threads usually fault at the same time.
 pub(crate) const MESSAGES_PER_READ: usize = 16;
 
-/// One `struct uffd_msg`, as far as it is of use here.
+/// One `struct uffd_msg`, as far as it is used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Somebody waits for the page at this address (the kernel gives the address of the page, not of the access), which is
-    /// missing.
+    /// A thread waits for the missing page at this address (the kernel reports the address of the page, not
+    /// of the access).
     Fault(Hva),
-    /// Somebody waits for the page at this address to be mapped: the file has it.
+    /// A thread waits until the page at this address is mapped: the file has it.
     MinorFault(Hva),
-    /// An event by its number. None is asked for.
+    /// Number of another event. None is requested.
     Other(u8),
 }
 
@@ -192,7 +194,7 @@ impl Message {
     }
 }
 
-/// An open userfaultfd that speaks the interface. Reading never blocks: wait with `poll(2)`.
+/// An open userfaultfd with an agreed interface. Reading never blocks: wait with `poll(2)`.
 #[derive(Debug)]
 pub(crate) struct Userfaultfd {
     file: File,
@@ -200,8 +202,8 @@ pub(crate) struct Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// Opens one that sees faults of kernel mode too: by the system call, or where that is not permitted by the device
-    /// (Linux 6.1).
+    /// Opens one that also sees faults in kernel mode: by the system call or, if that is not permitted, by the
+    /// device (Linux 6.1).
     pub(crate) fn open() -> Result<Userfaultfd, UserfaultfdError> {
         Userfaultfd::open_with(0)
     }
@@ -223,7 +225,7 @@ impl Userfaultfd {
             Some(device) => (new_of(device, FLAGS)?, DEVICE),
             None => open_new(FLAGS)?,
         };
-        // SAFETY: the descriptor is new and nobody else owns it.
+        // SAFETY: the descriptor is new and nothing else owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let mut api = Api { api: u64::from(UFFD), features, ioctls: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns.
@@ -232,28 +234,29 @@ impl Userfaultfd {
         Ok(Userfaultfd { file, opened_by })
     }
 
-    /// Which of the two ways it was opened by.
+    /// Name of the way by which it was opened.
     pub(crate) fn opened_by(&self) -> &'static str {
         self.opened_by
     }
 
-    /// From now on such a fault in the range, which is memory of this process, waits until it is answered. `EBUSY` where
-    /// another userfaultfd has it; `Unsupported` where such faults of such memory could not be answered.
+    /// Makes such faults in the range, which is memory of this process, wait for an answer from now on. `EBUSY` if
+    /// another userfaultfd has it; `Unsupported` if such faults of such memory could not be answered.
     pub(crate) fn register(&self, start: Hva, bytes: Bytes, mode: Mode) -> io::Result<()> {
         let mut argument = Register { range: range(start, bytes), mode: mode.bit(), ioctls: 0 };
-        // SAFETY: the argument is the kernel's structure and lives until the call returns. What memory holds does not
-        // change; who faults waits, at most as long as `self` lives.
+        // SAFETY: the argument is the kernel's structure and lives until the call returns. The contents of memory do
+        // not change; a faulting thread waits, at most as long as `self` lives.
         unsafe { uffdio_register(self.file.as_raw_fd(), &mut argument) }?;
         if argument.ioctls & mode.answers() == mode.answers() {
             return Ok(());
         }
         self.unregister(start, bytes)?;
-        let refusal = format!("{mode:?} faults of this memory can not be answered");
+        let refusal = format!("{mode:?} faults of this memory cannot be answered");
         Err(io::Error::new(io::ErrorKind::Unsupported, refusal))
     }
 
-    /// The kernel answers the range's faults itself again; whoever waits there is woken and tries again. A range that
-    /// is not registered is left as it is. `ENOMEM` where this would need one mapping more than the process may have.
+    /// Lets the kernel answer the range's faults itself again, and wakes the threads that wait there, which retry.
+    /// A range that is not registered is left as it is. `ENOMEM` if this would need one mapping more than the
+    /// process may have.
     pub(crate) fn unregister(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
         let mut argument = range(start, bytes);
         // SAFETY: the argument is the kernel's structure and lives until the call returns; no memory changes.
@@ -261,7 +264,7 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Whoever waits in the range tries again.
+    /// Wakes the threads that wait in the range, which retry.
     pub(crate) fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
         let mut argument = range(start, bytes);
         // SAFETY: the argument is the kernel's structure and lives until the call returns; no memory changes.
@@ -269,8 +272,8 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Maps the zero page over missing pages of a registered range and wakes whoever waits there. A page that is
-    /// there is `EEXIST`, a range that is no longer registered `ENOENT`.
+    /// Maps the zero page over missing pages of a registered range and wakes the threads that wait there. `EEXIST`
+    /// for an existing page, `ENOENT` for a range that is no longer registered.
     pub(crate) fn zero_page(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
         let mut argument = Fill { range: range(start, bytes), mode: 0, done: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns. Only missing pages of
@@ -279,9 +282,10 @@ impl Userfaultfd {
         Ok(())
     }
 
-    /// Maps the pages that the file has in a range registered for minor faults: a hugetlb page whole, memfd memory as base
-    /// pages whatever its folios. Wakes nobody. Returns how far it came, which may be less than all; `Err` where it did not
-    /// come anywhere (`EEXIST`: the first page is mapped; `EFAULT`: the file has none there; `ENOENT`: not registered).
+    /// Maps the pages that the file has in a range registered for minor faults: a hugetlb page whole, memfd
+    /// memory as base pages whatever its folios. Wakes no thread. Returns the bytes done, which may be less than
+    /// all; `Err` if none were done (`EEXIST`: the first page is mapped; `EFAULT`: the file has none there;
+    /// `ENOENT`: not registered).
     pub(crate) fn map_file_pages(&self, start: Hva, bytes: Bytes) -> io::Result<Bytes> {
         let mut argument = Fill { range: range(start, bytes), mode: CONTINUE_MODE_DONTWAKE, done: 0 };
         // SAFETY: the argument is the kernel's structure and lives until the call returns. What memory holds does not
@@ -290,21 +294,22 @@ impl Userfaultfd {
         done(answer, bytes, argument.done)
     }
 
-    /// Moves the pages of `from` to `to`, of equal size, without copying them: a huge page stays whole where both begin at
-    /// one and `to` has no page table. Holes stay holes. `to` must be registered here and must have no page where `from`
-    /// has one. Wakes nobody. Returns how far it came, which may be less than all; `Err` where it did not come anywhere
+    /// Moves the pages of `from` to `to`, of equal size, without copying them: a huge page stays whole if both begin
+    /// at one and `to` has no page table. Holes stay holes. `to` must be registered here and must have no page where
+    /// `from` has one. Wakes no thread. Returns the bytes done, which may be less than all; `Err` if none were done
     /// (`EAGAIN`: try again; `EBUSY`: the first page is pinned or shared; `EEXIST`: `to` has it already).
     pub(crate) fn move_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
         let mut argument = transfer(from, to, MOVE_MODE_DONTWAKE | MOVE_MODE_ALLOW_SRC_HOLES);
-        // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces, whose
-        // memory stays mapped. No page that is there is overwritten, and a page that went is missing where it was: if that is
-        // registered here, as what a guest or an owner reaches is, who reaches for it waits until it is back.
+        // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces,
+        // and their memory stays mapped. No existing page is overwritten, and a page that went is missing at its old
+        // place: if that is registered here, as all memory within reach of a guest or an owner is, a thread that
+        // reaches for it waits until it is back.
         let answer = unsafe { uffdio_move(self.file.as_raw_fd(), &mut argument) };
         done(answer, Bytes::new(argument.len), argument.done)
     }
 
-    /// Fills missing pages of `to`, which is registered here, with copies of those of `from`. Wakes nobody. All of `from`
-    /// must be there: a fault in it, where it is registered itself, would wait for its own answer.
+    /// Fills missing pages of `to`, which is registered here, with copies of those of `from`. Wakes no thread. All
+    /// pages of `from` must exist: a fault in it, if it is registered itself, would wait for its own answer.
     pub(crate) fn copy_pages(&self, from: Piece<'_>, to: Piece<'_>) -> io::Result<Bytes> {
         let mut argument = transfer(from, to, COPY_MODE_DONTWAKE);
         // SAFETY: as for a move, but `from` keeps its pages too: only missing pages of registered memory are filled.
@@ -312,7 +317,7 @@ impl Userfaultfd {
         done(answer, Bytes::new(argument.len), argument.done)
     }
 
-    /// Appends the messages that are waiting, at most 16 of them (`MESSAGES_PER_READ`). A read that was interrupted finds none: the
+    /// Appends the messages that are waiting, at most 16 (`MESSAGES_PER_READ`). An interrupted read found none: the
     /// kernel looks for messages before it looks for signals (`userfaultfd_ctx_read` in fs/userfaultfd.c).
     pub(crate) fn read(&self, messages: &mut Vec<Message>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES * MESSAGES_PER_READ];
@@ -334,13 +339,13 @@ impl AsFd for Userfaultfd {
 const API: &str = "UFFDIO_API";
 const DEVICE: &str = "/dev/userfaultfd";
 
-/// The device, where [`keep_device`] has opened it.
+/// Device that [`keep_device`] has opened, if it has.
 static KEPT_DEVICE: OnceLock<File> = OnceLock::new();
 
-/// Opens the device for as long as the process lives: [`Userfaultfd`]s come from it from now on.
+/// Opens the device for the lifetime of the process: [`Userfaultfd`]s come from it from now on.
 pub(crate) fn keep_device() -> io::Result<()> {
     if KEPT_DEVICE.get().is_none() {
-        // Where another thread was faster, its descriptor is as good.
+        // If another thread was faster, its descriptor is as good.
         let _ = KEPT_DEVICE.set(open_device()?);
     }
     Ok(())
@@ -350,7 +355,7 @@ fn open_device() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(DEVICE)
 }
 
-/// By the system call, or where that is not permitted by the device; and which of them it was.
+/// Opens one by the system call or, if that is not permitted, by the device. Also returns the name of the way.
 fn open_new(flags: libc::c_int) -> Result<(RawFd, &'static str), UserfaultfdError> {
     // SAFETY: the call takes flags and nothing else, and returns a new descriptor.
     let result = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
@@ -377,7 +382,7 @@ fn transfer(from: Piece<'_>, to: Piece<'_>, mode: u64) -> Transfer {
     Transfer { dst: to.start().get(), src: from.start().get(), len: from.bytes().get(), mode, done: 0 }
 }
 
-/// Requests that stop half-way are `EAGAIN` with the bytes they did.
+/// Converts the answer: a request that stops half-way returns `EAGAIN` with the bytes it did.
 fn done(answer: nix::Result<libc::c_int>, asked: Bytes, done: i64) -> io::Result<Bytes> {
     match (answer, u64::try_from(done)) {
         (Ok(_), _) => Ok(asked),
@@ -386,7 +391,7 @@ fn done(answer: nix::Result<libc::c_int>, asked: Bytes, done: i64) -> io::Result
     }
 }
 
-/// `EINVAL` is what `UFFDIO_API` answers to a feature that it does not know.
+/// Converts `EINVAL`, the answer of `UFFDIO_API` to an unknown feature.
 fn unknown_feature(error: UserfaultfdError, missing: UserfaultfdError) -> UserfaultfdError {
     match error {
         UserfaultfdError::Call { call: API, source } if source.raw_os_error() == Some(libc::EINVAL) => missing,
@@ -418,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_that_stopped_half_way_says_how_far_it_came() {
+    fn a_transfer_that_stopped_half_way_returns_the_bytes_done() {
         let asked = PageSize::Huge2M.bytes();
         let again = |done| super::done(Err(Errno::EAGAIN), asked, done).map_err(|error| error.raw_os_error());
         assert_eq!(again(4096), Ok(Bytes::new(4096)));
@@ -459,7 +464,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_fault_is_its_kind_and_its_address_whatever_stands_around_it(
+        fn a_fault_is_parsed_whatever_the_other_bytes_are(
             address: u64, head in any::<[u8; 7]>(), flags: u64, tail in any::<[u8; 8]>()
         ) {
             let bytes = [&[0x12][..], &head, &flags.to_ne_bytes(), &address.to_ne_bytes(), &tail].concat();
@@ -477,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_userfaultfd_is_told_from_one_that_forbids_it() {
+    fn a_kernel_without_userfaultfd_and_one_that_forbids_it_are_distinguished() {
         let of = |errno| is_for_the_device(io::Error::from_raw_os_error(errno));
         assert!(of(libc::EPERM).is_ok(), "the device is asked next");
         assert!(matches!(of(libc::ENOSYS), Err(UserfaultfdError::NotSupported)));

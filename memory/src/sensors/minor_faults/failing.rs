@@ -1,4 +1,4 @@
-//! Minor faults before others, through which calls fail now and then.
+//! A wrapper of minor faults in which calls fail now and then.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::MinorFaults;
 use crate::host::HostError;
 use crate::mishaps::{Fate, Mishaps};
 
-/// See the module.
+/// Wraps a door; see the module.
 pub struct FailingMinorFaults {
     real: Arc<dyn MinorFaults>,
     mishaps: Arc<Mishaps>,
@@ -36,7 +36,7 @@ impl MinorFaults for FailingMinorFaults {
         self.real.unwatch(window)
     }
 
-    /// A late failure has unmapped the window: madvise(2) may have come some of its way.
+    /// A late failure has unmapped the window: madvise(2) may have done a part of its work.
     fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
         let what = "unmap";
         let source = match self.mishaps.fate(what, &[libc::EAGAIN]) {
@@ -55,8 +55,8 @@ impl MinorFaults for FailingMinorFaults {
         self.real.map_from_file(window)
     }
 
-    /// A late failure has read its messages, as the real one has where a message is not ours. A read that was interrupted is
-    /// no error of the real one: nobody waited then.
+    /// A late failure has read its messages, as the real one has after a message it does not know. An interrupted
+    /// read is not an error of the real one: no thread waited then.
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
         let what = "read_touches";
         let source = match self.mishaps.fate(what, &[libc::ENOMEM]) {

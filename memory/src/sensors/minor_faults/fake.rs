@@ -1,5 +1,5 @@
-//! Minor faults in memory, for tests: mapped pages are those of the [`FakeHost`], the file has what was mapped at first,
-//! touches are what the test says, and every call can be made to fail.
+//! Minor faults in memory, for tests. The mapped pages are those of the [`FakeHost`], the file has the pages mapped
+//! at first, the test makes the touches, and every call can be made to fail.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,7 +13,7 @@ use crate::host::fake::FakeHost;
 use crate::host::{Host, HostError, PageRun};
 use crate::region::RamRange;
 
-/// See the module.
+/// A fake door; see the module.
 #[derive(Debug)]
 pub struct FakeMinorFaults {
     host: Arc<FakeHost>,
@@ -25,12 +25,12 @@ pub struct FakeMinorFaults {
 #[derive(Debug, Default)]
 struct State {
     watched: BTreeSet<WindowIndex>,
-    /// One for each who waits.
+    /// Windows of the waiting threads, one entry for each.
     waiting: Vec<WindowIndex>,
-    /// Of these, whose message nobody has read.
+    /// Entries of `waiting` with a message that is not read yet.
     unread: Vec<WindowIndex>,
     calls: FakeCalls,
-    /// How many calls behind the one that failed fail too, and with what.
+    /// Number of further calls that fail after the first failed one, and their errno.
     failing_on: (u64, i32),
 }
 
@@ -38,19 +38,19 @@ impl FakeMinorFaults {
     /// Minor faults of the RAM at `range`, as it is mapped on the host now.
     ///
     /// # Panics
-    /// Where the host was told to fail the next call.
+    /// If the host was told to fail the next call.
     pub fn new(host: Arc<FakeHost>, range: RamRange) -> FakeMinorFaults {
         let mut file = Vec::new();
         host.scan(range.hva, range.gpa.bytes(), &mut file).expect("this call is not made to fail");
         FakeMinorFaults { host, range, file, state: Mutex::default() }
     }
 
-    /// The descriptor: when it is dropped, everybody is let go.
+    /// The descriptor: dropping it wakes all waiting threads.
     pub fn open(faults: &Arc<FakeMinorFaults>) -> Arc<dyn MinorFaults> {
         Arc::new(Open(faults.clone()))
     }
 
-    /// The guest touches the window. Whether it waits for an answer.
+    /// Touches the window like the guest. Returns whether the touch waits for an answer.
     pub fn touch(&self, window: WindowIndex) -> bool {
         let mut state = self.state();
         if !state.watched.contains(&window) || self.is_mapped(window) {
@@ -62,14 +62,14 @@ impl FakeMinorFaults {
         true
     }
 
-    /// The guest touches everything that it need not wait for.
+    /// Touches all windows that are not watched.
     pub fn map_all(&self) {
         for window in self.range.gpa.windows().filter(|window| !self.state().watched.contains(window)) {
             self.map(window);
         }
     }
 
-    /// How many wait.
+    /// Number of waiting threads.
     pub fn waiting(&self) -> usize {
         self.state().waiting.len()
     }
@@ -94,7 +94,7 @@ impl FakeMinorFaults {
         self.host.has_page(self.hva(window), PageSize::Huge2M.bytes())
     }
 
-    /// Maps what the file has of the window.
+    /// Maps the file's pages of the window.
     fn map(&self, window: WindowIndex) {
         let (start, end) = (self.hva(window), self.hva(window) + PageSize::Huge2M.bytes());
         for run in &self.file {
@@ -126,7 +126,7 @@ impl FakeMinorFaults {
             self.map(window);
         }
         state.waiting.retain(|waits| *waits != window);
-        // Who goes on takes its message along, as the kernel has it.
+        // A thread that continues removes its message, as in the kernel.
         state.unread.retain(|waits| *waits != window);
     }
 }

@@ -12,19 +12,19 @@ use crate::host::HostError;
 use crate::region::GuestRam;
 use crate::sys::userfaultfd::{Message, Mode, Userfaultfd, UserfaultfdError};
 
-/// Why minor faults are not to be had.
+/// Why minor faults are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum MinorFaultsError {
     /// Its pages are in no file.
-    #[error("anonymous memory has no minor faults")]
+    #[error("cannot sample by minor faults: anonymous memory has none")]
     Anonymous,
     /// A touch would bring back 512 windows at once.
-    #[error("pages of {0} are too large to tell windows apart")]
+    #[error("cannot sample by minor faults: pages of {0} are larger than a window")]
     PagesTooLarge(PageSize),
-    /// No userfaultfd to be had, or none that tells minor faults.
+    /// No userfaultfd is available, or none that reports minor faults.
     #[error(transparent)]
     Userfaultfd(#[from] UserfaultfdError),
-    /// No thread to be had.
+    /// No thread could be started.
     #[error("cannot start the thread that answers minor faults: {0}")]
     Thread(io::Error),
 }
@@ -37,10 +37,10 @@ pub struct LinuxMinorFaults {
 }
 
 impl LinuxMinorFaults {
-    /// Opens a userfaultfd. Nothing of `ram` is watched.
+    /// Opens a userfaultfd that watches nothing of `ram` yet.
     ///
     /// # Errors
-    /// [`MinorFaultsError`].
+    /// [`MinorFaultsError`] with its reason.
     pub fn open(ram: Arc<GuestRam>) -> Result<LinuxMinorFaults, MinorFaultsError> {
         match (ram.backing().kind(), ram.backing().fixed_page()) {
             (BackingKind::Anon, _) => Err(MinorFaultsError::Anonymous),
@@ -73,7 +73,7 @@ impl MinorFaults for LinuxMinorFaults {
     fn unwatch(&self, window: WindowIndex) -> Result<(), HostError> {
         let (start, bytes) = self.window(window);
         self.uffd.unregister(start, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
-        // Unregistering wakes before it lets go: who touched in between waits again, and is woken here.
+        // Unregistering wakes before it lets go: a thread that touched in between waits again, and is woken here.
         self.wake(window)
     }
 
@@ -82,7 +82,7 @@ impl MinorFaults for LinuxMinorFaults {
         self.ram.window(window).discard().map_err(host_error("madvise(MADV_DONTNEED)"))
     }
 
-    /// Page by page where it has to be: what is mapped already, or what the file has not, is passed over.
+    /// Page by page if necessary: pages that are mapped already or not in the file are skipped.
     fn map_from_file(&self, window: WindowIndex) -> Result<(), HostError> {
         let page = self.ram.backing().fixed_page().unwrap_or(PageSize::Base4K).bytes();
         let (start, bytes) = self.window(window);
@@ -104,17 +104,17 @@ impl MinorFaults for LinuxMinorFaults {
             Message::MinorFault(page) => self.ram.window_at(*page),
             Message::Fault(_) | Message::Other(_) => None,
         };
-        // All that are ours are passed on, whatever else there is: somebody waits for each.
+        // Known messages are passed on whatever else there is: a thread waits for each.
         touches.extend(messages.iter().filter_map(window));
         match messages.iter().find(|message| window(message).is_none()) {
             None => Ok(()),
-            Some(other) => Err(host_error("read of a userfaultfd")(io::Error::other(format!("not ours: {other:?}")))),
+            Some(other) => Err(host_error("read of a userfaultfd")(io::Error::other(format!("unexpected: {other:?}")))),
         }
     }
 }
 
 impl AsFd for LinuxMinorFaults {
-    /// Readable when somebody waits.
+    /// Readable when a thread waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
     }
