@@ -30,6 +30,7 @@ pub mod interrupts;
 pub mod kernels;
 pub mod limits;
 pub mod manual;
+#[path = "../../packaging/manual_page.rs"]
 mod manual_page;
 pub mod mappings;
 pub mod output;

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
 fn command() -> Result<(), Failure> {
     let process_start = Instant::now();
     let cli = run::config_file::command_line(std::env::args_os())?;
-    program::start_log();
+    program::start_log()?;
     if matches!(cli.command, Command::Attach(_) | Command::Demo(_) | Command::TlbCost(_)) {
         // Guests and managers run in this process.
         stderr::start();

@@ -7,8 +7,9 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::failure::Failure;
 use crate::guests::tables;
@@ -29,15 +30,23 @@ pub fn run(name: &str, work: fn() -> Result<(), Failure>) -> ExitCode {
     code
 }
 
-/// Starts the log on standard error; `WIDELEAF_LOG` says what is in it.
-pub fn start_log() {
-    let filter = EnvFilter::builder()
-        .with_env_var("WIDELEAF_LOG")
-        .with_default_directive(LevelFilter::WARN.into())
-        .from_env_lossy();
+/// Starts the log on standard error. `WIDELEAF_LOG` sets its levels: one for all, or one for each `target=level`.
+///
+/// # Errors
+/// [`Failure::Usage`] if `WIDELEAF_LOG` cannot be parsed.
+pub fn start_log() -> Result<(), Failure> {
+    let filter = match std::env::var("WIDELEAF_LOG") {
+        Ok(text) => text.parse::<Targets>().map_err(|error| {
+            let example = "write a level such as debug, or wideleaf_memory=trace";
+            Failure::Usage(format!("cannot use WIDELEAF_LOG={text}: {error}; {example}"))
+        })?,
+        Err(_) => Targets::new().with_default(LevelFilter::WARN),
+    };
     // Where standard error is closed, the subscriber would fail to print that it failed to print, and panic.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| stderr::Log).without_time();
-    log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| stderr::Log).without_time();
+    let lines = lines.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    Ok(())
 }
 
 fn failed(name: &str, failure: &Failure) -> ExitCode {

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
 fn command() -> Result<(), Failure> {
     let process_start = Instant::now();
     let cli = Cli::try_parse().or_else(said_by_clap)?;
-    program::start_log();
+    program::start_log()?;
     if matches!(cli.command, Command::Experiment(_) | Command::Predict(_) | Command::TlbCost(_)) {
         // Kernels and managers run in this process.
         stderr::start();

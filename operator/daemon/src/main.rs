@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
-// The command line's own file: its crate embeds the guest image.
-#[path = "../../../cli/src/manual_page.rs"]
+// Also a file of the command line, whose crate embeds the guest image and is therefore not a dependency.
+#[path = "../../../packaging/manual_page.rs"]
 mod manual_page;
 
 /// Section of the manual: system administration commands (man(1)).
@@ -70,7 +73,10 @@ fn main() -> ExitCode {
         let _ = write!(std::io::stdout(), "{}", config.words());
         return ExitCode::SUCCESS;
     }
-    let log = log_to_standard_error();
+    let log = match log_to_standard_error() {
+        Ok(log) => log,
+        Err(error) => return failed(EXIT_INPUT, &error),
+    };
     let ended = daemon::run(config, path, host::doors());
     log.end();
     match ended {
@@ -118,17 +124,26 @@ impl Log {
     }
 }
 
-fn log_to_standard_error() -> Log {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_env_var("WIDELEAF_LOG")
-        .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
-        .from_env_lossy();
+/// The log's levels cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use WIDELEAF_LOG={text}: {error}; write a level such as debug, or wideleaf_attach=trace")]
+struct LogLevelsError {
+    text: String,
+    error: tracing_subscriber::filter::ParseError,
+}
+
+fn log_to_standard_error() -> Result<Log, LogLevelsError> {
+    let filter = match std::env::var("WIDELEAF_LOG") {
+        Ok(text) => text.parse::<Targets>().map_err(|error| LogLevelsError { text, error })?,
+        Err(_) => Targets::new().with_default(LevelFilter::INFO),
+    };
     let (to, writer) =
         NonBlockingBuilder::default().buffered_lines_limit(LINES_WAITING_MAX).lossy(true).finish(std::io::stderr());
     let lost = to.error_counter();
     // The journal has its own clock. If standard error is closed, the subscriber would report that on standard
     // error, and panic.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(to).without_time();
-    log.with_target(false).with_ansi(false).log_internal_errors(false).init();
-    Log { lost, writer }
+    let lines = tracing_subscriber::fmt::layer().with_writer(to).without_time();
+    let lines = lines.with_target(false).with_ansi(false).log_internal_errors(false);
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    Ok(Log { lost, writer })
 }
