@@ -327,15 +327,18 @@ fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
     if can_run_qemu() {
         let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
         let cases = [
-            ("kernel=linpack", &*format!("unknown kernel \"linpack\"; there is {kernels}")),
-            ("", &format!("no kernel named; say kernel=NAME, where NAME is {kernels}")),
+            ("kernel=linpack", &*format!("unknown kernel \"linpack\"; choose one of {kernels}")),
+            ("", &format!("no kernel named; give kernel=NAME, where NAME is {kernels}")),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             (
                 &*format!("gups guest_pages={}", "x".repeat(1000)),
                 &*format!("guest_pages={}...: expected 4k, 2m or 1g", "x".repeat(32)),
             ),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
-            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
+            (
+                "gups words=7",
+                "unknown parameter words=; choose one of log2_words, rounds, seconds, sparse, progress_ms",
+            ),
         ];
         for (line, message) in cases {
             let run = Boot { line, ..MICROVM }.run();
@@ -350,7 +353,7 @@ fn a_table_larger_than_ram_is_refused_with_both_sizes() {
     if can_run_qemu() {
         let run = Boot { line: "gups log2_words=25", ..MICROVM }.run();
         run.assert_ended_with(ExitCode::Unsupported);
-        assert!(run.panic_message().starts_with("needs 256 MiB of memory, there are 1"), "{}", run.console);
+        assert!(run.panic_message().starts_with("needs 256 MiB of memory, but has 1"), "{}", run.console);
     }
 }
 

@@ -215,7 +215,7 @@ fn an_image_that_can_not_be_is_refused_and_nothing_is_written() {
     let make = |more: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["image", "linux", "--output", "image"], more].concat(), code, words);
     };
-    make(&["--bench", "linpack"], 2, &["unknown kernel \"linpack\"; there is gups"]);
+    make(&["--bench", "linpack"], 2, &["unknown kernel \"linpack\"; choose one of gups"]);
     make(&["--bench", "cg.Q"], 2, &["class=Q"]);
     make(&["--exec", "absent"], 3, &["--exec absent", "No such file"]);
     make(&["--exec", &script], 3, &["it is no ELF file"]);

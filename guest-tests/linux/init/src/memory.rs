@@ -99,7 +99,8 @@ fn check_there_is(bytes: Bytes, backing: BackingConfig) -> Result<(), Failure> {
     if bytes <= available {
         return Ok(());
     }
-    let message = format!("needs {bytes} of memory, there are {available}; give the guest more RAM or ask for less");
+    let message =
+        format!("needs {bytes} of memory, but has {available}; give the guest more RAM or choose a smaller size");
     Err(Failure::unsupported(message))
 }
 
@@ -184,7 +185,7 @@ mod tests {
     fn what_no_machine_has_is_refused_with_what_would_help() {
         let pebibyte = MemoryNeed::Bytes(1 << 50);
         let refused = |page| map(page, None, pebibyte).expect_err("refused").message;
-        assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, there are "), "{}", refused(Page::Thp));
+        assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, but has "), "{}", refused(Page::Thp));
         let pool = refused(Page::Huge2M);
         assert!(
             pool.starts_with("needs 536870912 hugetlb pages of 2m, ") && pool.contains("hugepages=536870912"),
