@@ -147,9 +147,13 @@ fn what_can_not_run_ends_with_one_clear_line_and_the_machine_off() {
     }
     let cases = [
         ("wideleaf.page=2m", 3, "hugetlb pages of 2m, 0 are free; put hugepagesz=2m hugepages="),
-        ("wideleaf.pages=2m", 2, "unknown word wideleaf.pages on the Linux command line; there is wideleaf.kernel="),
-        ("wideleaf.threads=2", 3, "wideleaf.threads=2 is more than the machine has processors (1)"),
-        ("wideleaf.kernel=\"gups log2_words=30\"", 3, "needs 8 GiB of memory, there are "),
+        (
+            "wideleaf.pages=2m",
+            2,
+            "unknown word wideleaf.pages on the Linux command line; choose one of wideleaf.kernel=",
+        ),
+        ("wideleaf.threads=2", 3, "wideleaf.threads=2 exceeds the machine's processors (1)"),
+        ("wideleaf.kernel=\"gups log2_words=30\"", 3, "needs 8 GiB of memory, but has "),
     ];
     for (words, code, line) in cases {
         Guest::run(&["--bench", "cg.S"], words).is_refused(code, &[line]);
