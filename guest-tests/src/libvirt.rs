@@ -4,8 +4,8 @@
 //!   test ── standard input ──▶ unshare (mounts, processes, network) ──▶ sh libvirt.sh: virtlogd, libvirtd, QEMU …
 //!     │                                                                      ▲
 //!     └── nsenter: virsh, wideleaf, wideleafd ───────────────────────────────┘
-//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its namespaces; where the test
-//!   did not come to its end, the shell first gives back what the pool has grown by
+//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its
+//!   namespaces; if the test did not reach its end, the shell first gives back the pages added to the pool
 //! ```
 //!
 //! The test and the processes inside share two folders: [`Libvirt::run_folder`] is `/run/wideleaf` there, and

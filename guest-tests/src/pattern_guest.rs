@@ -51,7 +51,7 @@ impl PatternGuest {
             ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing)
         };
         let config = VmConfig::new(options, &HostLimits::none()).expect("a valid configuration");
-        let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is so much memory");
+        let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is enough memory");
         let said = Arc::<Mutex<Said>>::default();
         let listener = Arc::clone(&said);
         let sink = move |line: &[u8]| locked(&listener).hear(&String::from_utf8_lossy(line));

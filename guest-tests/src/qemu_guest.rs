@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuSaid: the guest's output, line by line
-//!                                   └─ qmp.sock, to which nobody is connected
+//!                                   └─ qmp.sock, without a client
 //! ```
 //!
 //! Its RAM may be made to start on base pages. QEMU asks for huge pages for all of it (`MADV_HUGEPAGE`), and a

@@ -1,4 +1,4 @@
-//! All tests that need KVM, once more in the NPT lab: a Linux host whose KVM has a real TDP MMU, emulated by QEMU.
+//! All tests that need KVM, once more in the NPT lab: a Linux host with a real TDP MMU in KVM, emulated by QEMU.
 //! On a machine without KVM they run only here. The lab shows function, never speed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,5 @@
-//! The house: `vmm → memory → policies`, one way; only the command line embeds the guest's side.
+//! The dependencies of the crates: `vmm → memory → policies`, one way; only the command line embeds the guest's
+//! side.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -37,7 +38,7 @@ fn vmm_depends_on_memory_policies_and_the_lines_it_shares_with_the_guest() {
 }
 
 #[test]
-fn guests_of_others_are_managed_without_a_vmm_of_ours() {
+fn external_guests_are_managed_without_a_vmm_of_ours() {
     assert_eq!(ours("vmm/control"), names(&[]));
     assert_eq!(ours("vmm/attach"), names(&["control", "memory", "policies"]));
     assert_eq!(ours("vmm/daemon"), names(&["attach", "control", "memory", "policies"]));
@@ -51,7 +52,7 @@ fn the_guests_side_knows_nothing_of_the_host() {
     assert_eq!(ours("guest-tests/recorder"), names(&["kernels", "protocol", "trace"]));
     assert_eq!(ours("guest-tests/recorder/program"), names(&["kernels", "protocol"]));
     assert!(ours("guest-tests/image").is_disjoint(&names(&["vmm", "memory", "policies"])));
-    // A Linux guest maps its memory as a host does, and is no host.
+    // A Linux guest maps its memory like a host, but is not a host.
     assert_eq!(ours("guest-tests/linux"), names(&[]));
     assert_eq!(ours("guest-tests/linux/init"), names(&["kernels", "memory", "policies", "protocol"]));
 }
@@ -85,9 +86,9 @@ fn unsafe_code_is_in_its_few_modules_only() {
                 files += 1;
                 let text = std::fs::read_to_string(&path).unwrap();
                 let block = ["unsafe", " {"].concat();
-                assert!(!text.contains(&block), "{relative} has an unsafe block; {allowed:?} are the places for it");
+                assert!(!text.contains(&block), "{relative} has an unsafe block; {allowed:?} are the allowed places");
             }
         }
     }
-    assert!(files > 20, "looked at {files} files only");
+    assert!(files > 20, "checked only {files} files");
 }
