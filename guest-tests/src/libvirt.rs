@@ -119,7 +119,7 @@ impl Libvirt {
         let library = library.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let file = format!("{}.xml", domain.name);
         fs::write(images.join(&file), domain.xml(library)).expect("a file");
-        self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("a domain that libvirt takes");
+        self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("libvirt accepts the domain");
     }
 
     /// Ends libvirtd and starts it again. Guests live on.

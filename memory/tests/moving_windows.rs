@@ -138,7 +138,9 @@ fn a_swapped_window_is_huge_and_its_holes_are_zero() {
         return;
     }
     if !gives_page_tables_back() {
-        println!("skipped: this kernel keeps empty page tables (before Linux 6.14), which split what is moved in");
+        println!(
+            "skipped: this kernel keeps empty page tables (before Linux 6.14), which split huge pages that move in"
+        );
         return;
     }
     let (ram, host) = (map(4), host());

@@ -308,7 +308,7 @@ impl fmt::Display for KernelError<'_> {
                 let (needed, there) = (Size(*needed), Size(*bytes));
                 write!(f, "needs {needed} of memory, but has {there}; give the guest more RAM or choose a smaller size")
             }
-            Self::TooManyVcpus { vcpus, most } => write!(f, "{vcpus} vCPUs are more than the {most} it can use"),
+            Self::TooManyVcpus { vcpus, most } => write!(f, "the kernel can use at most {most} vCPUs, not {vcpus}"),
             Self::NeedsClock { name } => {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
             }

@@ -34,10 +34,10 @@ pub enum Kind {
 impl Kind {
     const fn missing(self) -> Fault {
         match self {
-            Kind::Net => "there is no virtio network card: run it as a guest with --net tap=NAME",
-            Kind::Disk => "there is no virtio disk: run it as a guest with --disk FILE",
-            Kind::Balloon => "there is no balloon: run it as a guest with --balloon",
-            Kind::Sockets => "there are no virtio sockets: run it as a guest with --vsock cid=N,socket=PATH",
+            Kind::Net => "no virtio network card found; run the kernel in a guest with --net tap=NAME",
+            Kind::Disk => "no virtio disk found; run the kernel in a guest with --disk FILE",
+            Kind::Balloon => "no balloon found; run the kernel in a guest with --balloon",
+            Kind::Sockets => "no virtio sockets found; run the kernel in a guest with --vsock cid=N,socket=PATH",
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   wideleaf image linux ──▶ initramfs          Linux                    /init, process 1
 //!                            /init          ──▶ starts it           ──▶  reads /proc/cmdline: wideleaf.page=2m …
-//!                            /wideleaf/…                                 reads what the image says is to be run
+//!                            /wideleaf/…                                 reads what the image asks to run
 //!                                               console, a serial line ◀── the lines of [`message`](crate::message)
 //!                                               off                  ◀── after `exit`
 //! ```

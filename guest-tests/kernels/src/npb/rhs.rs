@@ -279,8 +279,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
 
     /// Adds flux and viscosity along an axis to `change`, for the points from `start` on. As u = ρ·(1, v, …), the
     /// flux of a momentum is its velocity times the flux of mass.
-    // As an argument, if this is not inlined, `change` cannot alias the fields that are read, and the loop is
-    // vectorised.
+    // Not inlined: as an argument, `change` cannot alias the fields that are read, so the loop is vectorised.
     #[inline(never)]
     pub fn add_flux<const AXIS: usize, const N: usize>(&self, start: usize, count: usize, change: &mut Columns<N>) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);

@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_word_about_a_kernel_is_refused_where_a_program_runs() {
-        let check = |line: &str| Parameters::parse(line).expect("it makes sense").check_for_program();
+        let check = |line: &str| Parameters::parse(line).expect("the words are valid").check_for_program();
         assert_eq!(check("console=ttyS0 quiet"), Ok(()));
         let words = [(KEY_THREADS, "2"), (KEY_PAGE, "thp"), (KEY_MEMORY, "64M")];
         for (key, value) in words {
