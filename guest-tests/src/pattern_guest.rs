@@ -58,7 +58,7 @@ impl PatternGuest {
         PatternGuest { machine: Machine::start(&config, ram, Box::new(sink)).expect("KVM is there"), said }
     }
 
-    /// The VM.
+    /// The running VM.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }

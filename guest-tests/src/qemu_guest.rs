@@ -177,7 +177,7 @@ impl QemuGuest {
     /// Starts a guest on any machine with any memory, as given in `arguments`.
     ///
     /// # Errors
-    /// As [`QemuGuest::start`].
+    /// The same errors as [`QemuGuest::start`].
     pub fn start_as(arguments: &[&str], cmdline: &str, is_on_base_pages: bool) -> io::Result<QemuGuest> {
         let folder = tempfile::tempdir()?;
         let image = folder.path().join("wideleaf-guest.elf");

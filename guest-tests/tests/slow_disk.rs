@@ -4,8 +4,8 @@
 //! on its pages. Needs root and `/dev/fuse`.
 //!
 //! ```text
-//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────────▶ answered ─▶ are the bytes in guest
-//!   RAM? actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
+//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────▶ answered ─▶ are the bytes in guest RAM?
+//!   actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
 //! ```
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

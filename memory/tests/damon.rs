@@ -1,5 +1,5 @@
-//! The kernel's own monitor on this machine's own memory. If there is none for the addresses of a process, the test
-//! is skipped with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a failure.
+//! The kernel's own monitor on this machine's own memory. If it cannot observe a process's addresses, the test is
+//! skipped with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;

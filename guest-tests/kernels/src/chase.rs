@@ -242,11 +242,11 @@ pub struct Levels {
 impl Levels {
     /// Finds the levels by this rule:
     /// 1. More spots never cost less, and noise only adds: each point counts as the minimum of itself and all
-    ///   behind it.
+    ///    behind it.
     /// 2. A plateau is a run of at least four points within two ticks, from left to right, each as long as it can be.
     /// 3. A plateau with a mean less than three ticks above the one before is not a level of its own.
     /// 4. Between two levels, the cost of a miss is the distance of their means. The entries are the spots at the
-    ///   last point that is at most a quarter of it above the lower one.
+    ///    last point that is at most a quarter of it above the lower one.
     ///
     /// The reason for a quarter: a level that replaces its oldest entry misses all at once, and one that replaces a
     /// random entry does not. Of n spots in N entries a part m misses, where m = 1 − exp(−m·n/N), and that is a

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! An update is a read and a write at an unpredictable address, so nearly every update misses the TLB: its rate is
-//! the price of the walk. Exclusive-or is its own inverse, so running the same sequence again must restore `T[i] =
-//! i`. That is the verification, and it detects every word that the memory beneath lost.
+//! the price of the walk. Exclusive-or is its own inverse, so running the same sequence again must restore
+//! `T[i] = i`. That is the verification, and it detects every word that the memory beneath lost.
 //!
 //! The definition is HPCC's: generator x⁶³ + x² + x + 1 over GF(2) ([`step`], [`starts`]), 4·N updates a round, 128
 //! streams, wall time of the updates only. With one vCPU and one round the table is, bit by bit, the one of HPCC's
@@ -18,9 +18,9 @@
 //!   update, which HPCC allows for up to 1 % of the words;
 //! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and
 //!   after an even number `T[i] = i`. The verification stays exact and as short as one round.
+//!
 //! Sparse memory may follow the table (`sparse=`), to show how a policy treats it beside a hot table: one page of
 //! each window is filled before the updates and checked after them, and the rest of it is never touched.
-//! each window is filled before the updates and checked after them, and nothing else of it is ever touched.
 
 use core::array;
 use core::ops::Range;

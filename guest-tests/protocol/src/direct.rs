@@ -73,9 +73,9 @@ impl RamRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DirectBoot {
-    /// Always equal to [`DIRECT_BOOT_MAGIC`].
+    /// Magic number, [`DIRECT_BOOT_MAGIC`].
     pub magic: u64,
-    /// Always equal to [`DIRECT_BOOT_VERSION`].
+    /// Version of the contract, [`DIRECT_BOOT_VERSION`].
     pub version: u32,
     /// Number of started vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,

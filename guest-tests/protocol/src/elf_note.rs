@@ -32,7 +32,7 @@ pub struct Note<'a> {
 /// Descriptor of the direct entry's note: `u32 version, u32 reserved, u64 entry64`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectNote {
-    /// Always equal to [`DIRECT_NOTE_VERSION`].
+    /// Version of the descriptor, [`DIRECT_NOTE_VERSION`].
     pub version: u32,
     /// Address at which every vCPU starts.
     pub entry64: u64,

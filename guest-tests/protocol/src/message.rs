@@ -34,7 +34,7 @@ pub const PREFIX: &str = "@wideleaf ";
 pub enum Message<'a> {
     /// First line of every run with a known kernel.
     Hello {
-        /// Always [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION) of the guest.
+        /// Protocol version of the guest, [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION) when it was built.
         version: u32,
         /// Kernel that is about to run.
         kernel: Name<'a>,

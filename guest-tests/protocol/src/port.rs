@@ -9,8 +9,8 @@ pub const SERIAL: u16 = 0x3f8;
 /// Line status of the 16550 at [`SERIAL`]; bit 5 is set if the transmitter can take bytes.
 pub const SERIAL_LINE_STATUS: u16 = SERIAL + 5;
 
-/// Exit port of a guest: one 8-bit write of an [`ExitCode`](crate::ExitCode). It is QEMU's `-device
-/// isa-debug-exit,iobase=0xf4,iosize=4`; our VMM has the same port.
+/// Exit port of a guest: one 8-bit write of an [`ExitCode`](crate::ExitCode). It is QEMU's
+/// `-device isa-debug-exit,iobase=0xf4,iosize=4`; our VMM has the same port.
 pub const EXIT: u16 = 0xf4;
 
 /// PM1a control of QEMU's q35 and pc machines, tried after [`EXIT`] in case no device is there.

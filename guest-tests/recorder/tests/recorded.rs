@@ -37,7 +37,7 @@ fn read(bytes: &[u8]) -> Found {
     found
 }
 
-/// Parameters of a short run that does not go by time; `None` if there are none.
+/// Parameters of a short run that does not go by time; `None` if the kernel has no such run.
 fn small(kernel: &Kernel) -> Option<&'static str> {
     match kernel.name.as_str() {
         // It measures time, and repeats until its measurements agree.

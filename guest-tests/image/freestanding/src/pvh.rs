@@ -87,7 +87,7 @@ impl StartInfo {
         Self { command_line: u64_at(&bytes, 24), memory_map: u64_at(&bytes, 40), memory_map_entries: entries }
     }
 
-    /// The command line without its terminating zero; empty if there is none.
+    /// The command line without its terminating zero; empty if it is absent.
     fn command_line<'l>(&self, space: &'l mut [u8; COMMAND_LINE_BYTES_MAX]) -> &'l [u8] {
         if self.command_line == 0 {
             return &[];

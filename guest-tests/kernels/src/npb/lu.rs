@@ -316,7 +316,7 @@ pub(super) struct Fields<'p, 'm> {
     /// Reciprocal of the density, 1/ρ.
     pub(super) rho_i: &'m mut [f64],
     /// Extra memory for the reference's order.
-    #[cfg_attr(not(feature = "std"), expect(dead_code, reason = "there is no such order"))]
+    #[cfg_attr(not(feature = "std"), expect(dead_code, reason = "the reference's order needs std"))]
     pub(super) work: &'m mut [f64],
 }
 
