@@ -59,7 +59,7 @@ const SLOW: Duration = Duration::from_millis(1);
 enum Image {
     /// A file of the host, which the kernel copies from its page cache.
     Cached(NamedTempFile),
-    /// A [`wideleaf_guest_tests::slow_disk`].
+    /// A disk served by [`wideleaf_guest_tests::slow_disk`].
     Slow(SlowDisk),
 }
 

@@ -455,8 +455,8 @@ mod tests {
 
     #[test]
     fn spots_of_pages_are_one_a_page_and_fill_cache_sets_evenly() {
-        // A cache of 1024 sets of lines: 1024 spots fall into different sets, although 4 KiB pages fix all but four
-        // of ten bits.
+        // A cache of 1024 sets of lines: 1024 spots fall into different sets, although the page number determines
+        // only four of their ten bits.
         let mut used = vec![0; 1024];
         for spot in 0..1024 {
             let word = FOUR_KIB.word(spot);

@@ -87,7 +87,12 @@ const PARAMETERS: &[Parameter] = &[
         unit: "count",
         meaning: "number of phases, named hot0, hot1, and so on: the span moves between them",
     },
-    Parameter { name: "phase_ms", default: "1000", unit: "ms", meaning: "minimum length of a phase, in whole passes" },
+    Parameter {
+        name: "phase_ms",
+        default: "1000",
+        unit: "ms",
+        meaning: "minimum duration of a phase, rounded up to whole passes",
+    },
     Parameter {
         name: "passes",
         default: "not used",
