@@ -1,30 +1,30 @@
-//! For build scripts: runs a cargo within the cargo, whose program is then embedded. Each of them includes this file.
+//! For build scripts: runs a nested cargo to build a program for embedding. Each of them includes this file.
 //!
-//! The inner cargo must not inherit anything from the outer one: not its flags, which are for other programs, not its wrappers
-//! (clippy's would only check), not its job server or target directory (they would wait for each other).
+//! The inner cargo must not inherit anything from the outer one: its flags are for other programs, its wrappers may
+//! only check (clippy), and with a shared job server or target directory the two would wait for each other.
 
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The only target that is sure to be installed, because the host's own crates are built for it.
+/// The target that is always installed, because the host's own crates are built for it.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// What an inner cargo builds.
+/// A program that an inner cargo builds.
 pub struct Inner<'a> {
-    /// A package's folder.
+    /// Folder of the package.
     pub package: &'a Path,
-    /// The program's name.
+    /// Name of the program.
     pub program: &'a str,
-    /// Flags for rustc. They take the place of every rustflags setting in every configuration file.
+    /// Flags for rustc. They replace every rustflags setting in every configuration file.
     pub flags: &'a [String],
-    /// Further variables of its environment.
+    /// Additional environment variables.
     pub variables: &'a [(&'a str, &'a str)],
 }
 
 impl Inner<'_> {
-    /// Builds the program and leaves it in `OUT_DIR` under `name`. Where that fails, the outer build ends with the reason.
+    /// Builds the program and leaves it in `OUT_DIR` under `name`. A failure ends the outer build with the reason.
     pub fn build_as(&self, name: &str) {
         let out = PathBuf::from(required("OUT_DIR"));
         let target_dir = out.join(self.program);
@@ -56,7 +56,7 @@ impl Inner<'_> {
     }
 }
 
-/// Says what a change of makes the program out of date, relative to the package of the build script.
+/// Declares the inputs that make the program out of date, relative to the package of the build script.
 pub fn rerun_if_changed(inputs: &[&str]) {
     let package = PathBuf::from(required("CARGO_MANIFEST_DIR"));
     for input in inputs {
@@ -64,7 +64,7 @@ pub fn rerun_if_changed(inputs: &[&str]) {
     }
 }
 
-/// Whether a variable was set by the outer cargo or for it.
+/// Whether the outer cargo set a variable, or it was set for the outer cargo.
 fn is_outer_cargos(name: &OsStr) -> bool {
     const NAMES: [&str; 14] = [
         "RUSTC",
@@ -83,7 +83,7 @@ fn is_outer_cargos(name: &OsStr) -> bool {
         "CLIPPY_ARGS",
     ];
     const BEGINNINGS: [&str; 5] = ["CARGO_", "__CARGO", "RUSTC_", "DEP_", "CLIPPY_"];
-    // Where registries and toolchains are is the user's, not the build's.
+    // Variables with the places of registries and toolchains are the user's and stay.
     const KEPT: [&str; 1] = ["CARGO_HOME"];
     let Some(name) = name.to_str() else { return false };
     let is_listed = NAMES.contains(&name) || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
@@ -95,7 +95,7 @@ pub fn required(name: &str) -> String {
     env::var(name).unwrap_or_else(|error| stop(&format!("cargo did not set {name}: {error}")))
 }
 
-/// Ends the build with every line of the reason shown.
+/// Ends the build and shows every line of the reason.
 fn stop(reason: &str) -> ! {
     for line in reason.lines() {
         println!("cargo::error={line}");

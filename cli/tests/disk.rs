@@ -93,7 +93,7 @@ fn an_unusable_disk_fails_the_guest_that_writes_it() {
         scratch.refuses(&["run", "disk", "--memory=64M", cmdline, "--no-daemon", "--disk", disk], 3, words);
     };
     run("disk.img,readonly", &["disk refuses: the disk failed a request"]);
-    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["there is no virtio disk"]);
+    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["no virtio disk found"]);
     File::options().write(true).open(scratch.path("disk.img")).unwrap().set_len(1 << 20).unwrap();
     run("disk.img", &["the disk is smaller than bytes="]);
 }

@@ -1,4 +1,4 @@
-//! A line of the daemon's, as its client reads it.
+//! A line from the daemon, as its client parses it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use wideleaf_control::client::parse;
 fuzz_target!(|line: &[u8]| match parse(line) {
     Ok(reply) => {
         let again = serde_json::to_vec(&reply).expect("it came as JSON");
-        parse(&again).expect("what was understood is understood again");
+        parse(&again).expect("a parsed reply parses again");
     }
     Err(error) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),
 });

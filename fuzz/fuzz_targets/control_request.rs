@@ -1,4 +1,4 @@
-//! A line of a client on the control socket, and what is made of it.
+//! A line from a client on the control socket, and its handling.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -20,5 +20,5 @@ fuzz_target!(|line: &[u8]| {
     }
     let _ = is_reading(&request);
     let again = serde_json::to_vec(&Envelope::from(request)).expect("it came as JSON");
-    decode(&again).expect("what was understood is understood again");
+    decode(&again).expect("a parsed request parses again");
 });

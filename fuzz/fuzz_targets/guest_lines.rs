@@ -1,4 +1,4 @@
-//! What a guest prints, and what it is told on its command line.
+//! The output of a guest, and its command line.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|text: &str| {
         match parse(line) {
             Some(Ok(message)) => {
                 let printed = message.to_string();
-                let again = parse(&printed).expect("it is ours").expect("it was just printed");
+                let again = parse(&printed).expect("it is a protocol line").expect("it was just printed");
                 assert_eq!(again.to_string(), printed, "{line:?}");
             }
             Some(Err(error)) => assert!(!error.to_string().contains('\n'), "a reason is one line: {error}"),

@@ -1,10 +1,11 @@
-//! A domain's XML as libvirt hands it to its hook, and what its metadata say.
+//! A domain's XML as libvirt passes it to its hook, with its metadata.
 #![no_main]
-#![allow(dead_code, reason = "the hook uses more of these files than is called here")]
+#![allow(dead_code, reason = "the hook uses more of these files than this target")]
 
 use libfuzzer_sys::fuzz_target;
 
-// The hook's own files, because the command line they are of embeds the guest image, whose build knows no instrumentation.
+// The hook's own files are included, because their crate embeds the guest image, which cannot be built with
+// instrumentation.
 #[path = "../../cli/src/hook/domain.rs"]
 mod domain;
 #[path = "../../cli/src/hook/wishes.rs"]

@@ -1,4 +1,4 @@
-//! A file that is to be booted: which image it is, and where its parts go.
+//! A file to boot: its image format, and the places of its parts.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// What the loader relies on when it copies the segments.
+/// Asserts what the loader relies on when it copies the segments.
 fn check(bytes: &[u8], entry: u64, segments: &[Segment]) {
     for segment in segments {
         let of_file = bytes.get(segment.file.clone()).expect("inside the file");

@@ -1,4 +1,4 @@
-//! Texts of others: QEMU's `info mtree -f` and `info registers`, and the status file of a libvirt domain.
+//! Foreign texts: QEMU's `info mtree -f` and `info registers`, and the status file of a libvirt domain.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

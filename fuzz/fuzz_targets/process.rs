@@ -1,4 +1,4 @@
-//! The files of a process in `/proc`, and the map of guest RAM that is guessed from them.
+//! The files of a process in `/proc`, and the map of guest RAM inferred from them.
 //!
 //! ```text
 //!   input = cmdline ␌ smaps ␌ status ␌ mountinfo      (␌: a form feed; what is missing is empty)
@@ -19,7 +19,7 @@ use wideleaf_memory::sensors::smaps::resident_memory;
 const PID: u32 = 7;
 const FILES: [&str; 4] = ["cmdline", "smaps", "status", "mountinfo"];
 
-/// Where `TMPDIR` says. libFuzzer ends without dropping anything: `run` removes it.
+/// Folder under `TMPDIR`. libFuzzer ends without dropping it: `run` removes it.
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let process = folder.path().join(PID.to_string());

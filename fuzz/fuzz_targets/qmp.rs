@@ -1,4 +1,4 @@
-//! What comes from a monitor: greeting, events, answers, in whatever order.
+//! Messages from a QEMU monitor in any order: greeting, events, answers.
 #![no_main]
 
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use wideleaf_attach::qmp::{ANSWER_WITHIN, Qmp, Question};
 
-/// What a socket holds at least before it blocks whoever writes.
+/// Bytes that a socket holds at least before its writer blocks.
 const BYTES_MAX: usize = 64 << 10;
 
 fuzz_target!(|bytes: &[u8]| -> Corpus {
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
     }
     let (ours, mut monitor) = UnixStream::pair().expect("a pair of sockets");
     monitor.write_all(bytes).expect("there is room");
-    // It says nothing more, and still listens.
+    // It sends nothing more, but still listens.
     monitor.shutdown(Shutdown::Write).expect("it is connected");
     if let Ok(mut qmp) = Qmp::over(ours, ANSWER_WITHIN)
         && qmp.ask(Question::Status).is_ok()

@@ -1,10 +1,10 @@
-//! A recording of the manager's loop. As far as it can be read, it is written and read again the same.
+//! A recording of the manager's loop. Its readable part is written, and read again the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use wideleaf_policies::recording::{Decoder, Encoder, Frame, RecordedOutcome};
 
-/// Rows of all snapshots together: some bytes can stand for millions of them, again and again.
+/// Maximum total rows of all snapshots: a few bytes can stand for millions of them, again and again.
 const ROWS_MAX: usize = 1 << 20;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -31,7 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     encoder.end(&mut written);
     let (first, again) =
-        (Decoder::open(bytes).expect("as before"), Decoder::open(&written).expect("it was just written"));
+        (Decoder::open(bytes).expect("it was opened before"), Decoder::open(&written).expect("it was just written"));
     assert_eq!(first.header(), again.header());
-    assert!(first.take(frames).eq(again.take(frames)), "what was written is read as it was");
+    assert!(first.take(frames).eq(again.take(frames)), "a written recording reads the same");
 });

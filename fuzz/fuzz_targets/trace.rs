@@ -1,4 +1,5 @@
-//! A trace of loads and stores: as it is, and with the checksums that its blocks should have, so that what stands behind them is reached.
+//! A trace of loads and stores: unchanged, and with correct checksums for its blocks, so that the code behind them
+//! is reached.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -28,14 +29,14 @@ fn read(bytes: &[u8]) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// The same with every checksum as the format has it (the README of `guests/trace`).
+/// The bytes with every checksum correct by the format (the README of `guests/trace`).
 fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut mended = bytes.to_vec();
     let _ = mend(&mut mended);
     mended
 }
 
-/// Ends with `None` where the bytes do.
+/// Corrects the checksums; ends with `None` at the end of the bytes.
 fn mend(bytes: &mut [u8]) -> Option<()> {
     let lengths: usize = [32, 34, 36].iter().filter_map(|at| u16_at(bytes, *at)).map(usize::from).sum();
     let strings_end = FIXED_BYTES + lengths;
@@ -54,7 +55,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Gives the offset behind.
+/// Writes a checksum and returns the offset behind it.
 fn put(bytes: &mut [u8], at: usize, sum: u32) -> Option<usize> {
     bytes.get_mut(at..at + 4)?.copy_from_slice(&sum.to_le_bytes());
     Some(at + 4)

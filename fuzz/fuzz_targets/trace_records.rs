@@ -1,4 +1,5 @@
-//! The records of a trace's block, behind checksum and compression. What can be read is written and read again the same.
+//! The records of a trace's block, behind checksum and compression. The readable part is written, and read again
+//! the same.
 //!
 //! ```text
 //!   input = count (2 bytes) │ log2 of the lines (1 byte) │ records

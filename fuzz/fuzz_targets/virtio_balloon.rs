@@ -1,4 +1,5 @@
-//! What a guest gives to its balloon, takes from it, reports and says of its memory, while somebody changes the target and the host is short.
+//! A guest's use of its balloon: inflating, deflating, reports and statistics, while the target changes and the
+//! host is short of memory.
 #![no_main]
 
 mod virtio_driver;
@@ -22,20 +23,20 @@ const REPORTS: usize = 3;
 
 const PAGE_BYTES: u64 = 4096;
 const PAGES: u64 = RAM_BYTES / PAGE_BYTES;
-/// Of the second window: rings and buffers are in the first.
+/// First page of the second window: rings and buffers are in the first.
 const FIRST_PAGE: u64 = 512;
-/// Page numbers in a buffer at most: more than the device takes.
+/// Maximum page numbers in a buffer: more than the device accepts.
 const NUMBERS_MAX: u64 = 5000;
 
 fuzz_target!(|bytes: &[u8]| {
-    let device = Balloon::new(Bytes::new(RAM_BYTES), Bytes::ZERO).expect("nothing fits");
+    let device = Balloon::new(Bytes::new(RAM_BYTES), Bytes::ZERO).expect("a balloon of zero bytes fits");
     let (handle, offered) = (device.handle(), device.features());
     let mut driver = Driver::alone(Box::new(device));
     let host = Arc::new(LinuxHost::open().expect("it is Linux"));
     let ram = Arc::clone(driver.memory.memory().ram());
-    let manager = GiveBack::new(host.clone(), Arc::clone(&ram)).expect("it is nobody's");
+    let manager = GiveBack::new(host.clone(), Arc::clone(&ram)).expect("it has no other user");
     if bytes.last().is_some_and(|byte| byte & 1 != 0) {
-        // What is a piece of a huge page is kept, or the page is split while the host is short.
+        // A part of a huge page is kept, or the page is split while the host is short of memory.
         host.advise(ram.base(), Bytes::new(RAM_BYTES), Advice::HugePage).expect("it is anonymous");
         (FIRST_PAGE..PAGES).step_by(512).for_each(|page| driver.put(page * PAGE_BYTES, &[1]));
     }
@@ -60,7 +61,7 @@ fuzz_target!(|bytes: &[u8]| {
         let pages = handle.report().pages;
         assert!(pages.kept_now <= pages.inflated_now && pages.inflated_now <= PAGES, "{pages:?}");
     }
-    // Whatever happened, a driver that follows the rules is served, and loses nothing but what it gives.
+    // After any input, a driver that follows the rules is served, and loses only the pages that it gave.
     driver.start(offered);
     let pages = [FIRST_PAGE, FIRST_PAGE + 1, FIRST_PAGE + 2];
     pages.iter().for_each(|page| driver.put(page * PAGE_BYTES, &[7]));
@@ -77,7 +78,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!((byte(pages[0]), byte(pages[2])), (7, 7));
 });
 
-/// Pages that there are, as a rule, into the balloon or out of it.
+/// Inflates or deflates, mostly with pages that exist.
 fn give(driver: &mut Driver, input: &mut Input<'_>) {
     let queue = if input.byte() & 1 == 0 { INFLATE } else { DEFLATE };
     let first = FIRST_PAGE + u64::from(input.word()) % (PAGES - FIRST_PAGE);
@@ -95,7 +96,7 @@ fn give_pages(driver: &mut Driver, queue: usize, pages: &[u64]) {
     driver.notify(queue);
 }
 
-/// Runs of free pages, behind the first window as a rule.
+/// Reports runs of free pages, mostly behind the first window.
 fn report(driver: &mut Driver, input: &mut Input<'_>) {
     let runs = u16::from(input.byte() & 3) + 1;
     for n in 0..runs {
@@ -108,7 +109,7 @@ fn report(driver: &mut Driver, input: &mut Input<'_>) {
     driver.notify(REPORTS);
 }
 
-/// Statistics of any kind.
+/// Sends statistics of any kind.
 fn say(driver: &mut Driver, input: &mut Input<'_>) {
     let bytes = usize::from(input.byte() & 7) * 10 + usize::from(input.byte() & 1);
     let pairs = input.bytes(bytes).to_vec();

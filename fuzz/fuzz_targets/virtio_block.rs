@@ -1,4 +1,5 @@
-//! What a guest does with its disk: registers, configuration, rings, chains and headers. Its file stays as long as it is.
+//! A guest's use of its disk: registers, configuration, rings, chains and headers. The length of its file must not
+//! change.
 #![no_main]
 
 mod virtio_driver;
@@ -32,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = Input(bytes);
     let is_read_only = input.byte() & 1 != 0;
     let options = DiskOptions { path: file.path().to_owned(), is_read_only, id: None };
-    let device = Block::new(DiskImage::open(&options).expect("nobody else has it"));
+    let device = Block::new(DiskImage::open(&options).expect("it has no other user"));
     let (offered, counters) = (device.features(), device.counters());
     let mut driver = Driver::alone(Box::new(device));
     driver.start(input.features(offered));
@@ -45,7 +46,7 @@ fuzz_target!(|bytes: &[u8]| {
             _ => driver.step(&mut input, offered),
         }
     }
-    // Whatever happened, a driver that follows the rules is served.
+    // After any input, a driver that follows the rules is served.
     driver.start(0);
     ask(&mut driver, READ, 0, (DATA_AT, 512), WRITE);
     assert!(driver.is_served(0));
@@ -56,7 +57,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(!is_read_only || (statistics.writes, statistics.discards, statistics.zeroings) == (0, 0, 0));
 });
 
-/// A request that is one, of any kind, mostly about sectors that there are.
+/// A well-formed request of any kind, mostly for existing sectors.
 fn request(driver: &mut Driver, input: &mut Input<'_>) {
     let kind = u32::from(input.byte() & 0xf);
     let (sector, bytes) = (u64::from(input.word()) % 160, u32::from(input.word()) << (input.byte() % 8));

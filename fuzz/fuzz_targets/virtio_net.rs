@@ -1,4 +1,4 @@
-//! A network card between a driver that knows no rules and a link that says anything.
+//! A network card between a driver that ignores the rules and a link that sends anything.
 #![no_main]
 
 mod virtio_driver;
@@ -51,7 +51,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         while recv(far.as_raw_fd(), &mut frame, MsgFlags::empty()).is_ok() {}
     }
-    // Whatever happened, a driver that follows the rules is served.
+    // After any input, a driver that follows the rules is served.
     driver.start(0);
     while recv(far.as_raw_fd(), &mut frame, MsgFlags::empty()).is_ok() {}
     let before = handle.counters();

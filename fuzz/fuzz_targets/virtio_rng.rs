@@ -1,4 +1,4 @@
-//! What a guest does with its source of random bytes: registers, rings, chains.
+//! A guest's use of its source of random bytes: registers, rings, chains.
 #![no_main]
 
 mod virtio_driver;
@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         driver.step(&mut input, offered);
     }
-    // Whatever happened, a driver that follows the rules is served.
+    // After any input, a driver that follows the rules is served.
     driver.start(0);
     let before = counters.statistics();
     driver.describe(0, 0, (BUFFERS_AT, 16), WRITE, 0);

@@ -1,4 +1,4 @@
-//! Sockets between a guest that knows no rules and programs of the host that say anything.
+//! Sockets between a guest that ignores the rules and host programs that send anything.
 #![no_main]
 
 mod virtio_driver;
@@ -13,11 +13,11 @@ use wideleaf_vmm::devices::virtio::vsock::packet::{HEADER_BYTES, HOST_CID, Heade
 use wideleaf_vmm::devices::virtio::vsock::{HostSocket, Vsock};
 
 const CID: u32 = 3;
-/// Where a program waits for the guest.
+/// Port on which a program waits for the guest.
 const PORT: u32 = 1;
 const TO_GUEST: usize = 0;
 const FROM_GUEST: usize = 1;
-/// Programs that are there at once.
+/// Maximum number of programs at once.
 const PROGRAMS_MAX: usize = 8;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -70,7 +70,7 @@ fuzz_target!(|bytes: &[u8]| {
         programs.truncate(PROGRAMS_MAX);
     }
     drop(programs);
-    // Whatever happened, a driver that follows the rules is served.
+    // After any input, a driver that follows the rules is served.
     driver.start(0);
     let broken = handle.counters().broken_queues;
     driver.describe(TO_GUEST, 0, (BUFFERS_AT, 4096), WRITE, 0);
@@ -95,11 +95,11 @@ fn header(host_port: u32, guest_port: u32, operation: u16) -> Header {
     }
 }
 
-/// A packet that is one, about few ports, with a buffer for the answer.
+/// A well-formed packet, mostly about a few ports, with a buffer for the answer.
 fn packet(driver: &mut Driver, input: &mut Input<'_>) {
     let operation = u16::from(input.byte() & 0xf);
     let ports = input.byte();
-    // Ports that the host gave away are high.
+    // Ports that the host assigned are high.
     let host = if ports & 4 == 0 { u32::from(ports & 3) } else { (1 << 30) + u32::from(ports & 3) };
     let data = u32::from(input.byte()) << 7;
     let mut header = header(host, u32::from(ports >> 4 & 3), operation);

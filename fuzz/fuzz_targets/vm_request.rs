@@ -1,4 +1,4 @@
-//! What a client says on the control socket of a VM, in pieces of any length, and the lines it gets for it.
+//! Input of a client on the control socket of a VM, in pieces of any length, and the reply lines.
 #![no_main]
 
 use std::io::{Read as _, Write as _};
@@ -35,10 +35,10 @@ fuzz_target!(|said: &[u8]| {
         let reply = serde_json::from_slice::<Reply<VmAnswer>>(reply).expect("a reply is a line of the protocol");
         assert!(!matches!(&reply, Reply::Error(why) if why.contains(char::is_control)), "{reply:?}");
     }
-    // The client's side: what somebody else's program replies.
+    // The client's side: replies of a foreign program.
     if let Ok(reply) = serde_json::from_slice::<Reply<VmAnswer>>(said) {
         let again = serde_json::to_vec(&reply).expect("it came as JSON");
-        serde_json::from_slice::<Reply<VmAnswer>>(&again).expect("what was understood is understood again");
+        serde_json::from_slice::<Reply<VmAnswer>>(&again).expect("a parsed reply parses again");
     }
 });
 
@@ -57,7 +57,7 @@ fn answer(jobs: std::sync::mpsc::Receiver<Job>, replies: Replies) {
         let Job::Line { connection, line, .. } = job else { continue };
         let reply = decode::<VmRequest>(&line, DIALECT).map_or_else(Reply::Error, |request| {
             let again = serde_json::to_vec(&Envelope::from(request.clone())).expect("it came as JSON");
-            assert_eq!(decode(&again, DIALECT), Ok(request), "what was understood is understood again");
+            assert_eq!(decode(&again, DIALECT), Ok(request), "a parsed request parses again");
             Reply::Ok(Box::new(VmAnswer::Status(status())))
         });
         replies.send(connection, &reply, false);

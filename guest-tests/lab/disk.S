@@ -1,14 +1,15 @@
-# The disk that the EPT machine boots from: a boot sector that reads the rest of the disk into memory and jumps into the kernel.
+# The disk of the EPT machine: a boot sector that reads the rest of the disk into memory and jumps into the kernel.
 #
 #   sector 0        boot sector, run by the BIOS at 0x7c00 in real mode
-#   sector 1 ...    kernel (flat, with its .bss) │ what it is told │ initramfs      → memory from 16 MiB on
+#   sector 1 ...    kernel (flat, with its .bss) │ boot data │ initramfs            → memory from 16 MiB on
 #
-# Why not a boot loader that everybody knows: Bochs executes some 20 million instructions per second, so that a loader's BIOS
-# calls and copies and then the kernel's own decompression took 75 s, about half of it to unpack what the host
-# had unpacked already. This way Linux prints its first line after 20 s.
+# Reason against a common boot loader: Bochs executes some 20 million instructions per second, so that a loader's BIOS
+# calls and copies and then the kernel's own decompression took 75 s, about half of it for unpacking a kernel that the
+# host has already unpacked. This way Linux prints its first line after 20 s.
 #
-# The kernel is entered through its PVH entry point, in the state that Linux' arch/x86/platform/pvh/head.S asks for: 32-bit
-# protected mode, flat segments, no paging, %ebx → struct hvm_start_info (include/xen/interface/hvm/start_info.h).
+# The kernel is entered through its PVH entry point, in the state that Linux' arch/x86/platform/pvh/head.S asks for:
+# 32-bit protected mode, flat segments, no paging, %ebx → struct hvm_start_info
+# (include/xen/interface/hvm/start_info.h).
 #
 # Assembled once per run, with these symbols given:
 #   KERNEL_ENTRY    physical address of the PVH entry point
@@ -17,7 +18,7 @@
 
         .set    KERNEL_BASE, 0x1000000          # where the kernel is linked to, physically
         .set    SECTOR, 512
-        .set    SECTORS_AT_ONCE, 256            # the most that one ATA command reads; written as 0
+        .set    SECTORS_AT_ONCE, 256            # the maximum of one ATA command; written as 0
         .set    ACPI_TABLES, 0x10000
 
         .text
@@ -119,7 +120,7 @@ command_line:
         .byte   0
 
         .balign 4096
-        .skip   SECTOR                          # a whole page in memory, where the boot sector is not
+        .skip   SECTOR                          # fills the page in memory, which lacks the boot sector
 initramfs:
         .incbin "initramfs"
 initramfs_end:

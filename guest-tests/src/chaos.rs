@@ -1,22 +1,23 @@
-//! A policy for tests: asks for anything anywhere, with every sensor at work. It keeps no budget and expects nothing.
+//! A policy for tests that asks for random actions on random windows, with every sensor enabled. It keeps no budget
+//! and expects nothing.
 
 use wideleaf_memory::mishaps::Dice;
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::{Action, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex};
 
-/// See the module.
+/// A seeded random policy.
 #[derive(Clone, Debug)]
 pub struct Chaos {
     dice: Dice,
 }
 
 impl Chaos {
-    /// The same seed plans the same for the same snapshots.
+    /// Creates a policy. The same seed plans the same actions for the same snapshots.
     pub fn new(seed: u64) -> Chaos {
         Chaos { dice: Dice::new(seed) }
     }
 
-    /// What one window is to suffer, if anything.
+    /// The action for one window, if any.
     fn action(&mut self, vm: VmId, window: WindowIndex) -> Option<Action> {
         match self.dice.below(4) {
             0 => Some(Action::Promote { vm, window, to: PageSize::Huge2M }),

@@ -1,30 +1,30 @@
-//! What this process holds of its machine: for tests that want to see all of it given back.
+//! Resources that this process holds, for tests that check that all of them are given back.
 
 use std::fs;
 
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::kib;
 
-/// So much.
+/// Amounts of held resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
-    /// Its threads.
+    /// Number of threads.
     pub threads: u64,
-    /// Its open files.
+    /// Number of open files.
     pub files: u64,
-    /// Its mappings (VMAs).
+    /// Number of mappings (VMAs).
     pub mappings: u64,
-    /// Its resident memory, hugetlb pages not counted.
+    /// Resident memory, without hugetlb pages.
     pub resident: Bytes,
-    /// Pages of the hugetlb pools that it maps. The pools' own counters also move when other processes take pages.
+    /// Mapped pages of the hugetlb pools. The pools' own counters also move when other processes take pages.
     pub hugetlb: Bytes,
 }
 
 impl Holdings {
-    /// Now, as `/proc/self` has it (proc_pid_status(5)).
+    /// Reads the current amounts from `/proc/self` (proc_pid_status(5)).
     ///
     /// # Panics
-    /// Where `/proc` is not mounted, or says something else.
+    /// Panics if `/proc` is not mounted, or has another format.
     pub fn now() -> Holdings {
         let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
         let field = |name: &str| {
@@ -49,7 +49,7 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange, PageSize};
 
     #[test]
-    fn a_mapping_and_a_file_more_are_seen() {
+    fn an_additional_mapping_and_file_are_counted() {
         let before = Holdings::now();
         let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).expect("exists");
         let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");

@@ -1,5 +1,5 @@
-//! What tests that need more than a compiler share: asking for it, and skipping with a reason where it is absent; a guest
-//! that notices every lost word, and a policy that asks for anything anywhere.
+//! Support for tests that need more than a compiler: they ask for a need, and skip with a reason if it is absent.
+//! Also a guest that notices every lost word, and a policy that asks for random actions.
 
 pub mod chaos;
 pub mod holdings;
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use wideleaf_memory::pool::{HugetlbPools, PoolLease, PoolStatus};
 use wideleaf_policies::PageSize;
 
-/// What a test may need of its machine; the names of `WIDELEAF_REQUIRE`.
+/// A feature of the machine that a test may need; the names of `WIDELEAF_REQUIRE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// A usable `/dev/kvm`.
@@ -27,21 +27,21 @@ pub enum Need {
     Hugetlb1G,
     /// Room for pages of 2 MiB in the hugetlb pool, or the right and the memory to make it.
     Hugetlb,
-    /// Debian's tools, to build a package and to unpack it.
+    /// Debian's tools for building and unpacking a package.
     Dpkg,
     /// The labs: QEMU or Bochs, and a Debian kernel for them.
     Lab,
     /// libvirt's daemons, and root to start them in namespaces of their own.
     Libvirt,
-    /// `/dev/fuse`, and root to mount a file system of one's own.
+    /// `/dev/fuse`, and root to mount a file system of the test's own.
     Fuse,
     /// QEMU, and the labs' kernel for it.
     Qemu,
-    /// The kernel's taps, and root to have a network of one's own for them.
+    /// The kernel's taps, and root to create a network namespace for them.
     Tap,
     /// A kernel that moves pages of anonymous memory, and permits it.
     UffdMove,
-    /// A kernel that tells minor faults of memfd and hugetlb memory, and permits it.
+    /// A kernel that reports minor faults of memfd and hugetlb memory, and permits it.
     UffdMinor,
     /// A userfaultfd that sees the kernel's own faults.
     Userfaultfd,
@@ -66,11 +66,11 @@ impl Need {
     }
 }
 
-/// Whether to go on: `found` says so, or gives the reason why not, which is printed. `WIDELEAF_REQUIRE`, a list of
-/// needs separated by commas, turns the skip into a failure.
+/// Whether the test can run: `found` confirms it, or gives the reason why not, which is printed.
+/// `WIDELEAF_REQUIRE`, a list of needs separated by commas, turns the skip into a failure.
 ///
 /// # Panics
-/// Where the need is required and absent.
+/// Panics if the need is required and absent.
 pub fn is_there(need: Need, found: Result<(), String>) -> bool {
     let Err(why) = found else { return true };
     let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
@@ -83,27 +83,27 @@ pub fn is_there(need: Need, found: Result<(), String>) -> bool {
     false
 }
 
-/// The number that this environment variable holds, if it is set.
+/// The number in this environment variable, if it is set.
 ///
 /// # Panics
-/// When it holds something else.
+/// Panics if its value is not a number.
 pub fn number_from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Gets what the NPT lab needs, or the reason why it can not be had here.
+/// Prepares the NPT lab, or returns the reason why it is not available here.
 ///
 /// # Errors
-/// That reason.
+/// The reason why it is not available.
 pub fn prepare_lab() -> Result<(), String> {
     prepare("npt")
 }
 
-/// Gets the images that guests inside the labs boot beside the lab's own kernel, or the reason why they can not be
-/// had here.
+/// Prepares the images that guests inside the labs boot beside the lab's own kernel, or returns the reason why they
+/// are not available here.
 ///
 /// # Errors
-/// That reason.
+/// The reason why they are not available.
 pub fn prepare_images() -> Result<(), String> {
     prepare("images")
 }
@@ -116,19 +116,19 @@ fn prepare(what: &str) -> Result<(), String> {
     if prepared.status.success() { Ok(()) } else { Err(why) }
 }
 
-/// Where the labs keep Debian's kernel, an ELF file, once they are prepared.
+/// Path of the labs' Debian kernel, an ELF file, once they are prepared.
 pub fn lab_kernel() -> PathBuf {
     let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab");
     std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from).join("kernel/vmlinux")
 }
 
-/// Where the labs keep what Linux guests inside them boot: `vmlinuz`, that kernel as it is packaged; the drivers of virtio devices, each
-/// behind a number by which they are loaded in order; and `tun.ko`, for their host.
+/// Folder with the files that Linux guests inside the labs boot: `vmlinuz`, that kernel as packaged; the drivers of
+/// virtio devices, numbered in load order; and `tun.ko`, for their host.
 pub fn lab_guest() -> PathBuf {
     lab_kernel().with_file_name("guest")
 }
 
-/// Where the labs keep other images for guests inside them, as Debian packages them: `vmlinuz-6.1` and
+/// Folder with other images for guests inside the labs, as packaged by Debian: `vmlinuz-6.1` and
 /// `memtest86+x64.bin`.
 pub fn lab_images() -> PathBuf {
     lab_kernel().parent().map_or_else(PathBuf::new, Path::to_owned).with_file_name("images")
@@ -140,7 +140,7 @@ pub fn has_kvm() -> bool {
     is_there(Need::Kvm, kvm.map(drop).map_err(|error| format!("/dev/kvm: {error}")))
 }
 
-/// A giant page in this machine's pool that a test may use, for as long as this lives.
+/// A giant page in this machine's pool that a test may use while this lives.
 pub struct GiantPage {
     pools: HugetlbPools,
     before: PoolStatus,
@@ -148,12 +148,12 @@ pub struct GiantPage {
     _turn: std::fs::File,
 }
 
-/// Tests that use its pages take turns: each looks whether the pool is as it was.
+/// Lock of the tests that use its pages: each checks whether the pool is as before.
 const GIANT_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
 
 impl GiantPage {
-    /// A page that is free, or one that is added to the pool; `None` where the test is to be skipped. The kernel may have
-    /// to move a gibibyte of memory for it: not while a guest waits.
+    /// A page that is free, or one that is added to the pool; `None` if the test is to be skipped. The kernel may
+    /// have to move a gibibyte of memory for it, so call it while no guest waits.
     pub fn of_this_machine() -> Option<GiantPage> {
         let pools = HugetlbPools::of_this_machine();
         let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
@@ -170,13 +170,13 @@ impl GiantPage {
         Some(GiantPage { pools, before, _lease: lease, _turn: turn })
     }
 
-    /// The pool it is in.
+    /// The pools of this machine.
     pub fn pools(&self) -> &HugetlbPools {
         &self.pools
     }
 
     /// # Panics
-    /// Where the pool is not as it was: the page is still in use, or the pool has another size.
+    /// Panics if the pool has changed: the page is still in use, or the pool has another size.
     pub fn assert_given_back(&self) {
         assert_eq!(self.pools.status(PageSize::Giant1G).ok().as_ref(), Some(&self.before), "the pool is as it was");
     }

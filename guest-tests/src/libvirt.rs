@@ -1,14 +1,14 @@
-//! A real libvirtd with real QEMU guests, for one test, and nothing of it left afterwards.
+//! A real libvirtd with real QEMU guests, for one test, which leaves nothing behind.
 //!
 //! ```text
 //!   test ── standard input ──▶ unshare (mounts, processes, network) ──▶ sh libvirt.sh: virtlogd, libvirtd, QEMU …
 //!     │                                                                      ▲
 //!     └── nsenter: virsh, wideleaf, wideleafd ───────────────────────────────┘
-//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its namespaces; where the test
-//!   did not come to its end, the shell first gives back what the pool has grown by
+//!   the test ends or dies: standard input ends, the shell ends, and with it every process and mount of its
+//!   namespaces; if the test did not reach its end, the shell first gives back the pages added to the pool
 //! ```
 //!
-//! What the test and those inside share are two folders: [`Libvirt::run_folder`] is `/run/wideleaf` there, and
+//! The test and the processes inside share two folders: [`Libvirt::run_folder`] is `/run/wideleaf` there, and
 //! [`IMAGES`] holds the guest image and the guests' consoles.
 
 use std::fs::{self, Permissions};
@@ -24,36 +24,37 @@ use tempfile::TempDir;
 use crate::qemu_guest::base_pages_library;
 use crate::{Need, is_there};
 
-/// Where libvirt keeps images, inside.
+/// Folder in which libvirt keeps images, inside.
 pub const IMAGES: &str = "/var/lib/libvirt/images";
 
 const SCRIPT: &str = include_str!("libvirt.sh");
-/// All that is started here; libvirt-daemon-system brings the daemons, libvirt-clients virsh, util-linux the rest.
+/// All programs that are started here; libvirt-daemon-system brings the daemons, libvirt-clients virsh, util-linux
+/// the rest.
 const PROGRAMS: [&str; 6] = ["libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "unshare", "nsenter"];
-/// qboot: a guest is up in a tenth of a second, where SeaBIOS takes two.
+/// Firmware qboot: a guest is up in a tenth of a second, instead of SeaBIOS's two.
 const FIRMWARE: &str = "/usr/share/qemu/bios-microvm.bin";
-/// The first start asks QEMU for all it can do, which took 8 to 13 s.
+/// Time limit of a start. The first one probes all of QEMU's capabilities, which took 8 to 13 s.
 const START_MAX: Duration = Duration::from_secs(90);
-/// For each command inside, as `timeout` takes it.
+/// Time limit of each command inside, as an argument of `timeout`.
 const COMMAND_SECONDS: &str = "90";
 
-/// Guests are large and cores are few: one libvirt at a time.
+/// Serialises libvirts: guests are large and cores are few.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A libvirtd that runs, until this is dropped.
+/// A running libvirtd, until this is dropped.
 pub struct Libvirt {
     unshare: Child,
-    /// The first process inside, as it is known outside.
+    /// Process id outside of the first process inside.
     inside: String,
     folder: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Libvirt {
-    /// Starts one; `None` where the test is to be skipped. In `cache` stays what libvirt finds out about QEMU.
+    /// Starts a libvirtd; `None` if the test is to be skipped. `cache` keeps libvirt's findings about QEMU.
     ///
     /// # Panics
-    /// Where all that is needed is there, and it does not start.
+    /// Panics if all needs are met and it still does not start.
     pub fn start(cache: &Path) -> Option<Libvirt> {
         if !is_there(Need::Libvirt, what_is_missing().map_or(Ok(()), Err)) {
             return None;
@@ -62,7 +63,7 @@ impl Libvirt {
         let folder = tempfile::tempdir().expect("a temporary folder");
         for name in ["run", "images"] {
             fs::create_dir(folder.path().join(name)).expect("a folder");
-            // QEMU runs as a user of its own.
+            // QEMU runs as another user.
             fs::set_permissions(folder.path().join(name), Permissions::from_mode(0o755)).expect("a mode");
         }
         let cache = cache.join("libvirt");
@@ -84,13 +85,13 @@ impl Libvirt {
     /// Runs a command inside.
     ///
     /// # Panics
-    /// Where it can not be started.
+    /// Panics if it cannot be started.
     pub fn run(&self, command: &[&str]) -> Output {
         let output = self.command(command).stdin(Stdio::null()).output();
         output.expect("timeout starts")
     }
 
-    /// The same, not yet started. It is ended after a minute and a half.
+    /// A command inside, not yet started. It is ended after a minute and a half.
     pub fn command(&self, command: &[&str]) -> Command {
         let mut inside = Command::new("timeout");
         inside.args([COMMAND_SECONDS, "nsenter", "--target", &self.inside, "--mount", "--pid", "--net", "--"]);
@@ -98,10 +99,10 @@ impl Libvirt {
         inside
     }
 
-    /// Runs `virsh` and gives what it printed, or what it complained of.
+    /// Runs `virsh` and returns its output, or its error message.
     ///
     /// # Errors
-    /// That complaint.
+    /// The error message of `virsh`.
     pub fn virsh(&self, arguments: &[&str]) -> Result<String, String> {
         let output = self.run(&[&["virsh", "--connect", "qemu:///system", "--quiet"], arguments].concat());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
@@ -111,20 +112,20 @@ impl Libvirt {
     /// Defines a domain.
     ///
     /// # Panics
-    /// Where libvirt does not take it.
+    /// Panics if libvirt rejects it.
     pub fn define(&self, domain: &Domain<'_>) {
         let images = self.folder.path().join("images");
         let library = domain.is_on_base_pages.then(|| base_pages_library(&images).expect("a C compiler"));
         let library = library.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let file = format!("{}.xml", domain.name);
         fs::write(images.join(&file), domain.xml(library)).expect("a file");
-        self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("a domain that libvirt takes");
+        self.virsh(&["define", &format!("{IMAGES}/{file}")]).expect("libvirt accepts the domain");
     }
 
     /// Ends libvirtd and starts it again. Guests live on.
     ///
     /// # Panics
-    /// Where it does not come back.
+    /// Panics if it does not come back.
     pub fn restart_libvirtd(&self) {
         let script =
             "pid=$(cat /run/libvirtd.pid) && kill $pid && while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
@@ -136,7 +137,7 @@ impl Libvirt {
     /// Kills libvirtd outright and starts it again. Guests live on.
     ///
     /// # Panics
-    /// Where it does not come back.
+    /// Panics if it does not come back.
     pub fn kill_libvirtd(&self) {
         let script = "pid=$(cat /run/libvirtd.pid) && kill -9 $pid && while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
         let output = self.run(&["sh", "-c", script]);
@@ -144,21 +145,21 @@ impl Libvirt {
         self.wait_until_it_answers();
     }
 
-    /// What is `/run/wideleaf` inside.
+    /// Folder that is `/run/wideleaf` inside.
     pub fn run_folder(&self) -> PathBuf {
         self.folder.path().join("run")
     }
 
-    /// The process of a domain that runs, as it is known inside.
+    /// Process id inside of a running domain.
     ///
     /// # Panics
-    /// Where there is none.
+    /// Panics if the domain does not run.
     pub fn pid(&self, domain: &str) -> u32 {
         let output = self.run(&["cat", &format!("/run/libvirt/qemu/{domain}.pid")]);
         String::from_utf8_lossy(&output.stdout).trim().parse().expect("a domain that runs")
     }
 
-    /// The lines a guest has printed.
+    /// Console output of a guest.
     pub fn console(&self, domain: &str) -> String {
         let path = self.folder.path().join(format!("images/{domain}.log"));
         fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -167,7 +168,7 @@ impl Libvirt {
     /// Waits until `is_so`.
     ///
     /// # Panics
-    /// Where it takes too long, with what was waited for.
+    /// Panics after the time limit, with `what` in the message.
     pub fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let deadline = Instant::now() + START_MAX;
         while !is_so() {
@@ -183,16 +184,16 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // Where nobody says that, what a daemon has added to the pool is given back from inside.
+        // Without this word, the shell inside gives back what a daemon has added to the pool.
         if let (Some(mut stdin), false) = (self.unshare.stdin.take(), std::thread::panicking()) {
             let _ = stdin.write_all(b"done");
         }
-        // It ends when its first process has, and that when all others have been killed.
+        // It ends when its first process has ended, which is after all others have been killed.
         let _ = self.unshare.wait();
     }
 }
 
-/// Why there can be no libvirt here, if that is so.
+/// Reason why there can be no libvirt here, if there is one.
 fn what_is_missing() -> Option<String> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let is_installed = |program: &&str| std::env::split_paths(&paths).any(|folder| folder.join(program).is_file());
@@ -203,7 +204,7 @@ fn what_is_missing() -> Option<String> {
         return Some(format!("{FIRMWARE} is not installed"));
     }
     let is_root = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
-    (!is_root).then(|| "only root may start a libvirtd with mounts of its own".to_owned())
+    (!is_root).then(|| "only root can start a libvirtd in its own namespaces".to_owned())
 }
 
 /// The process that `unshare` starts in its namespaces.
@@ -224,22 +225,22 @@ fn first_child(unshare: &mut Child) -> String {
 /// A domain that runs the guest image.
 #[derive(Clone, Copy, Debug)]
 pub struct Domain<'a> {
-    /// Its name.
+    /// Name of the domain.
     pub name: &'a str,
-    /// RAM in MiB.
+    /// Size of RAM in MiB.
     pub memory_mib: u64,
     /// Attributes of its `<wideleaf:memory>`.
     pub wishes: &'a str,
     /// Elements in its `<memoryBacking>`.
     pub backing: &'a str,
-    /// What the guest image is to do.
+    /// Command line of the guest image.
     pub cmdline: &'a str,
     /// Whether QEMU is kept from asking for huge pages for it.
     pub is_on_base_pages: bool,
 }
 
 impl Domain<'_> {
-    /// 128 MiB of ordinary memory, 32 of them checked and rewritten for as long as a test may take.
+    /// A domain with 128 MiB of ordinary memory, 32 of them checked and rewritten for longer than any test takes.
     pub const PATTERN: Domain<'static> = Domain {
         name: "pattern",
         memory_mib: 128,
@@ -249,7 +250,7 @@ impl Domain<'_> {
         is_on_base_pages: false,
     };
 
-    /// For `virsh define`; on KVM where there is one, and with a library among the images put before QEMU's own.
+    /// XML for `virsh define`; on KVM if available, and with a library among the images preloaded into QEMU.
     fn xml(&self, library: Option<&str>) -> String {
         let Domain { name, memory_mib, wishes, backing, cmdline, .. } = self;
         let preload = library.map_or_else(String::new, |library| {
@@ -259,7 +260,7 @@ impl Domain<'_> {
             )
         });
         let (kind, cpu) = if Path::new("/dev/kvm").exists() {
-            // Of a feature that QEMU makes up, and KVM does not have on AMD.
+            // A feature that QEMU reports and KVM does not have on AMD.
             let without = "<feature policy='disable' name='arch-capabilities'/>";
             ("kvm", format!("<cpu mode='host-passthrough'>{without}</cpu>"))
         } else {

@@ -1,5 +1,5 @@
-//! A guest whose vCPUs check and rewrite every word of their RAM, and what it says of it: whoever moves its memory and loses
-//! a word hears of it at the latest two passes later.
+//! A guest with vCPUs that check and rewrite every word of its RAM, and its reports. A lost word is reported at
+//! most two passes later.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,35 +11,35 @@ use wideleaf_protocol::{Message, parse};
 use wideleaf_vmm::run_loop::VcpuState;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
 
-/// No pass takes so long, not even on the emulated processors of a lab.
+/// Longest time of a pass, also on the emulated processors of a lab.
 const PASS_MAX: Duration = Duration::from_secs(120);
-/// Nor does a vCPU's thread wait so long for a processor.
+/// Longest time that a vCPU's thread waits for a processor.
 const RESUMED_WITHIN: Duration = Duration::from_secs(30);
-/// How often it is looked whether there was a pass.
+/// Interval between two checks for a finished pass.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// See the module. It runs until it is stopped; dropping it stops it.
+/// A running pattern guest. Dropping it stops it.
 pub struct PatternGuest {
     machine: Machine,
     said: Arc<Mutex<Said>>,
 }
 
-/// What it said of its work.
+/// Reports of the guest.
 #[derive(Debug, Default)]
 struct Said {
-    /// How many bytes it checks.
+    /// Number of bytes that it checks.
     checked: Bytes,
     passes: u64,
-    /// A wrong word, or its own end.
+    /// A report of a wrong word, or of its own end.
     bad_news: Option<String>,
 }
 
 impl PatternGuest {
-    /// A guest of two vCPUs with base pages of this kind, in memslots of `slot_bytes`. It checks so much of its memory, or
-    /// all of it but its own program, and leaves the rest alone.
+    /// Starts a guest of two vCPUs with base pages of this kind, in memslots of `slot_bytes`. It checks `checked`
+    /// bytes of its memory, or all of it except its own program, and does not touch the rest.
     ///
     /// # Panics
-    /// Where it cannot start.
+    /// Panics if it cannot start.
     pub fn start(kind: BackingKind, memory: Bytes, slot_bytes: Bytes, checked: Option<Bytes>) -> PatternGuest {
         let backing = BackingConfig::new(kind, PageSize::Base4K).expect("all kinds but hugetlb have base pages");
         let checked = checked.map_or_else(String::new, |checked| format!(" bytes={}", checked.get()));
@@ -50,33 +50,34 @@ impl PatternGuest {
             slot_bytes: Some(slot_bytes),
             ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing)
         };
-        let config = VmConfig::new(options, &HostLimits::none()).expect("it makes sense");
-        let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is so much memory");
+        let config = VmConfig::new(options, &HostLimits::none()).expect("a valid configuration");
+        let ram = GuestRam::map(&config.ram_layout(), backing).expect("there is enough memory");
         let said = Arc::<Mutex<Said>>::default();
         let listener = Arc::clone(&said);
         let sink = move |line: &[u8]| locked(&listener).hear(&String::from_utf8_lossy(line));
         PatternGuest { machine: Machine::start(&config, ram, Box::new(sink)).expect("KVM is there"), said }
     }
 
-    /// The VM.
+    /// The running VM.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// How many bytes it checks; zero until it has said so.
+    /// Number of bytes that it checks; zero until it has reported it.
     pub fn checked(&self) -> Bytes {
         locked(&self.said).checked
     }
 
-    /// How many passes it has reported.
+    /// Number of passes that it has reported.
     pub fn passes(&self) -> u64 {
         locked(&self.said).passes
     }
 
-    /// Waits until every word was checked at least once from now on: the second report ends a pass that began after now.
+    /// Waits until every word has been checked at least once from now on: the second report ends a pass that began
+    /// after now.
     ///
     /// # Panics
-    /// Where the guest hangs, has ended or has found a wrong word.
+    /// Panics if the guest hangs, has ended or has found a wrong word.
     pub fn check_all_words(&self) {
         for _ in 0..2 {
             let (before, deadline) = (self.passes(), Instant::now() + PASS_MAX);
@@ -88,10 +89,10 @@ impl PatternGuest {
         }
     }
 
-    /// That the guest runs on. A vCPU that was just told to go on says so when its thread has got a processor.
+    /// Asserts that the guest runs. A resumed vCPU counts as running once its thread gets a processor.
     ///
     /// # Panics
-    /// Where a vCPU stays paused or has ended.
+    /// Panics if a vCPU stays paused or has ended.
     pub fn assert_all_vcpus_run(&self) {
         let deadline = Instant::now() + RESUMED_WITHIN;
         while self.machine.vcpu_states().iter().any(|state| *state != VcpuState::Running) {
@@ -100,10 +101,10 @@ impl PatternGuest {
         }
     }
 
-    /// Ends the guest, which has found no wrong word: with one it would have ended by itself, and said so.
+    /// Stops the guest and asserts that it found no wrong word: after one it would have ended by itself.
     ///
     /// # Panics
-    /// Where it has.
+    /// Panics if the guest found a wrong word.
     pub fn stop(&self) {
         let exit = self.machine.stop();
         self.assert_no_word_was_lost();

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The executable that `cargo test` or `cargo build` has made, or makes now, of the same profile as this test. Beside a
-/// test's executable cargo also lists the programs that the test may start.
+/// The executable that `cargo test` or `cargo build` has made, or makes now, with the profile of this test. Beside
+/// a test's executable cargo also lists the programs that the test may start.
 ///
 /// # Panics
-/// Where it can not be built.
+/// Panics if it cannot be built.
 pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let output = Command::new(env!("CARGO"))
@@ -29,7 +29,7 @@ pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
 /// The command line's program, `wideleaf`.
 ///
 /// # Panics
-/// Where it can not be built.
+/// Panics if it cannot be built.
 pub fn wideleaf() -> PathBuf {
     std::env::var_os("WIDELEAF_BIN")
         .map_or_else(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false), PathBuf::from)

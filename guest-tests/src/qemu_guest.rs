@@ -1,13 +1,13 @@
-//! A guest of QEMU's with our image, on KVM: what an operator of another VMM has, for tests and benches to attach to.
+//! A guest of QEMU with our image, on KVM: the guest of another VMM, for tests and benches to attach to.
 //!
 //! ```text
-//!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuSaid: what the guest says, line by line
-//!                                   └─ qmp.sock, to which nobody is connected
+//!   QemuSetup ─▶ arguments ─▶ QEMU ─┬─ console ─▶ QemuSaid: the guest's output, line by line
+//!                                   └─ qmp.sock, without a client
 //! ```
 //!
-//! Its RAM may be made to start on base pages. QEMU asks for huge pages for all of it (`MADV_HUGEPAGE`), and a process that is
-//! denied them by `prctl(2)` can not be given any from outside either; so a library is put before the C library that
-//! drops this one advice and nothing else.
+//! Its RAM may be made to start on base pages. QEMU asks for huge pages for all of it (`MADV_HUGEPAGE`), and a
+//! process that is denied them by `prctl(2)` cannot be given any from outside either. So a preloaded library drops
+//! this one advice and nothing else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use wideleaf_policies::{Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, Status, parse};
 
-/// The program.
+/// Name of the program.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// What drops the advice, and only that: 14 is `MADV_HUGEPAGE` (asm-generic/mman-common.h).
+/// A library that drops only this advice: 14 is `MADV_HUGEPAGE` (asm-generic/mman-common.h).
 const NO_HUGE_PAGES: &str = r"
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -37,16 +37,16 @@ int madvise(void *start, size_t length, int advice)
 }
 ";
 
-/// What stands behind guest RAM, in QEMU's words.
+/// Backing of guest RAM, in QEMU's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QemuRam {
     /// `memory-backend-ram`: anonymous memory, which QEMU advises to be huge.
     Anonymous,
-    /// The same, without the advice: base pages where THP is `madvise` or `never`.
+    /// `memory-backend-ram` without the advice: base pages if THP is `madvise` or `never`.
     AnonymousOnBasePages,
-    /// `memory-backend-memfd`, which QEMU maps where no page of it can be huge.
+    /// `memory-backend-memfd`, which QEMU maps at an address at which no page of it can be huge.
     Memfd,
-    /// `memory-backend-ram,share=on`: shared memory, mapped where it can be huge.
+    /// `memory-backend-ram,share=on`: shared memory, mapped at an address that permits huge pages.
     Shared,
     /// `memory-backend-memfd,hugetlb=on` with pages of 2 MiB.
     Hugetlb,
@@ -64,47 +64,47 @@ impl QemuRam {
     }
 }
 
-/// What a guest is made of.
+/// Configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct QemuSetup {
-    /// `-name`.
+    /// Value of `-name`.
     pub name: String,
-    /// All its RAM.
+    /// Size of its RAM.
     pub memory: Bytes,
-    /// What stands behind it.
+    /// Backing of its RAM.
     pub ram: QemuRam,
-    /// Its processors.
+    /// Number of its processors.
     pub vcpus: u8,
-    /// What it does.
+    /// Command line of its kernel.
     pub cmdline: String,
-    /// More of QEMU's options.
+    /// Additional options of QEMU.
     pub more: Vec<String>,
 }
 
 impl QemuSetup {
-    /// One processor, and nothing more.
+    /// A guest with one processor and no additional options.
     pub fn new(name: &str, memory: Bytes, ram: QemuRam, cmdline: &str) -> QemuSetup {
         let (name, cmdline) = (name.to_owned(), cmdline.to_owned());
         QemuSetup { name, memory, ram, vcpus: 1, cmdline, more: Vec::new() }
     }
 }
 
-/// What a guest said so far.
+/// Output of a guest so far.
 #[derive(Clone, Debug, Default)]
 pub struct QemuSaid {
-    /// Its clock, in ticks per second.
+    /// Frequency of its clock, in ticks per second.
     pub tsc_hz: u64,
-    /// Memory it named.
+    /// Memory regions that it named.
     pub regions: BTreeMap<String, GpaRange>,
-    /// Phases that began, and when their line came.
+    /// Phases that began, with the time of their line.
     pub begun: Vec<(String, Instant)>,
-    /// Its clock, and how much of the running phase was done then.
+    /// Ticks of its clock, with the work done in the running phase.
     pub marks: Vec<(u64, u64)>,
-    /// What its verification found.
+    /// Result of its verification.
     pub has_passed: Option<bool>,
-    /// Every line of it.
+    /// All lines of its output.
     pub lines: Vec<String>,
-    /// The first that tells of a wrong word or its own failure.
+    /// The first line about a wrong word or a failure.
     pub complaint: Option<String>,
 }
 
@@ -136,7 +136,7 @@ impl QemuSaid {
         self.begun.last().is_some_and(|(begun, _)| begun == phase)
     }
 
-    /// Work per second of the guest's clock from mark `first` on; `None` where there are no two marks.
+    /// Work per second of the guest's clock from mark `first` on; `None` with fewer than two marks.
     pub fn rate_from(&self, first: usize) -> Option<f64> {
         let (first, last) = (self.marks.get(first)?, self.marks.last()?);
         let seconds = (last.0 - first.0) as f64 / self.tsc_hz as f64;
@@ -153,17 +153,17 @@ pub struct QemuGuest {
     listener: Option<JoinHandle<()>>,
 }
 
-/// A guest that has not done by then what was asked of it hangs.
+/// Time limit of a guest's task; a guest that exceeds it hangs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
 const MONITOR_ANSWERS_WITHIN: Duration = Duration::from_secs(10);
-/// How often it is looked whether it has.
+/// Interval between two checks of its output.
 const PACE: Duration = Duration::from_millis(5);
 
 impl QemuGuest {
-    /// Starts one.
+    /// Starts a guest.
     ///
     /// # Errors
-    /// Where its files can not be made, or there is no QEMU; or no C compiler, for base pages.
+    /// If its files cannot be made, QEMU is missing, or, for base pages, a C compiler is missing.
     pub fn start(setup: &QemuSetup) -> io::Result<QemuGuest> {
         let (vcpus, memory) = (setup.vcpus.to_string(), format!("{}k", setup.memory.get() >> 10));
         let ram = setup.ram.object(setup.memory);
@@ -174,10 +174,10 @@ impl QemuGuest {
         QemuGuest::start_as(&arguments, &setup.cmdline, setup.ram == QemuRam::AnonymousOnBasePages)
     }
 
-    /// Starts one on any machine with any memory: `arguments` say which.
+    /// Starts a guest on any machine with any memory, as given in `arguments`.
     ///
     /// # Errors
-    /// As [`QemuGuest::start`].
+    /// The same errors as [`QemuGuest::start`].
     pub fn start_as(arguments: &[&str], cmdline: &str, is_on_base_pages: bool) -> io::Result<QemuGuest> {
         let folder = tempfile::tempdir()?;
         let image = folder.path().join("wideleaf-guest.elf");
@@ -204,32 +204,32 @@ impl QemuGuest {
         Ok(QemuGuest { child, folder, said, listener: Some(listener) })
     }
 
-    /// Its process.
+    /// Id of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its QMP socket, to which nobody is connected.
+    /// Path of its QMP socket, which has no client.
     pub fn qmp(&self) -> PathBuf {
         qmp(self.folder.path())
     }
 
-    /// What it said so far.
+    /// Its output so far.
     pub fn said(&self) -> MutexGuard<'_, QemuSaid> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until what it said fulfils `is_there`.
+    /// Waits until its output fulfils `is_there`.
     ///
     /// # Panics
-    /// Where it complains of its memory or ends before, or hangs.
+    /// Panics if it reports an error, ends before, or hangs.
     pub fn wait_until(&mut self, what: &str, is_there: impl Fn(&QemuSaid) -> bool) {
         let began = Instant::now();
         while !is_there(&self.said()) {
             let said = self.said().clone();
             assert_eq!(said.complaint, None, "waiting for {what}");
             let has_ended = self.child.try_wait().expect("a child can be asked for").is_some();
-            // What it said last may be on its way still.
+            // Its last lines may still be on their way.
             assert!(
                 !has_ended || self.heard_all() && is_there(&self.said()),
                 "it ended before {what}:\n{}",
@@ -244,27 +244,27 @@ impl QemuGuest {
         self.listener.take().is_none_or(|listener| listener.join().is_ok())
     }
 
-    /// Waits until every word of a `pattern` kernel was checked at least once from now on: the second report ends a pass that
-    /// began after now.
+    /// Waits until every word of a `pattern` kernel has been checked at least once from now on: the second report
+    /// ends a pass that began after now.
     ///
     /// # Panics
-    /// Where it finds a wrong word, ends or hangs.
+    /// Panics if it finds a wrong word, ends or hangs.
     pub fn check_all_words(&mut self) {
         let before = self.said().marks.len();
         self.wait_until("two passes over all words", |said| said.marks.len() >= before + 2);
     }
 
-    /// Stops its processors, as `stop` of QEMU's monitor does. Nobody else may be connected to that.
+    /// Stops its processors, like `stop` of QEMU's monitor. The monitor must have no other client.
     ///
     /// # Errors
-    /// Where the monitor does not answer.
+    /// If the monitor does not answer.
     pub fn stop_vcpus(&self) -> io::Result<()> {
         let mut monitor = UnixStream::connect(self.qmp())?;
         monitor.set_read_timeout(Some(MONITOR_ANSWERS_WITHIN))?;
         let mut lines = BufReader::new(monitor.try_clone()?).lines();
         for command in ["qmp_capabilities", "stop"] {
             writeln!(monitor, "{{\"execute\":\"{command}\"}}")?;
-            // A greeting and events come between.
+            // A greeting and events may come before the answer.
             while !lines.next().ok_or(io::ErrorKind::UnexpectedEof)??.contains("\"return\"") {}
         }
         Ok(())
@@ -273,7 +273,7 @@ impl QemuGuest {
     /// Whether it is still running.
     ///
     /// # Panics
-    /// Where the kernel does not know its own child.
+    /// Panics if the kernel does not know its own child.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().expect("a child can be asked for").is_none()
     }
@@ -281,14 +281,14 @@ impl QemuGuest {
     /// Kills it outright.
     ///
     /// # Panics
-    /// Where the kernel does not let us.
+    /// Panics if the kernel refuses.
     pub fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("and waited for")
     }
 }
 
-/// What a failure shows of a console: its last lines. A guest prints thousands.
+/// Tail of a console for a failure message. A guest prints thousands of lines.
 fn last_of(lines: &[String]) -> String {
     const SHOWN: usize = 20;
     lines[lines.len().saturating_sub(SHOWN)..].join("\n")
@@ -306,10 +306,10 @@ fn qmp(folder: &Path) -> PathBuf {
     folder.join("qmp.sock")
 }
 
-/// Compiles what makes a QEMU's RAM start on base pages, for `LD_PRELOAD`, into that folder.
+/// Compiles the `LD_PRELOAD` library that makes a QEMU's RAM start on base pages, into that folder.
 ///
 /// # Errors
-/// Where there is no C compiler, or no place.
+/// If the C compiler is missing, or the folder cannot be written.
 pub fn base_pages_library(folder: &Path) -> io::Result<PathBuf> {
     let (source, library) = (folder.join("no_huge_pages.c"), folder.join("no_huge_pages.so"));
     fs::write(&source, NO_HUGE_PAGES)?;
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_says_is_kept_by_kind() {
+    fn a_guest_s_output_is_kept_by_kind() {
         let mut said = QemuSaid::default();
         for line in [
             "@wideleaf hello version=1 kernel=gups vcpus=1 guest_page=2m tsc_hz=1000 entry=pvh",

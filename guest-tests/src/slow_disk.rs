@@ -1,14 +1,14 @@
-//! A disk image that is slow, and whose transfers go straight into the pages of the process that reads it: a file of a
-//! FUSE file system of this process, without page cache (`FOPEN_DIRECT_IO`). The kernel pins the pages of a `preadv(2)`
-//! for as long as this server takes to answer, as glusterfs, sshfs and others do. Needs root and `/dev/fuse`.
+//! A slow disk image with transfers straight into the pages of the process that reads it: a file of a FUSE file
+//! system of this process, without page cache (`FOPEN_DIRECT_IO`). The kernel pins the pages of a `preadv(2)` until
+//! this server answers, as it does for glusterfs, sshfs and others. Needs root and `/dev/fuse`.
 //!
 //! ```text
 //!   test ── preadv ─▶ kernel: pins the pages ── READ ─▶ this server: waits [`SlowDisk::hold`], takes its time ── bytes
 //!   ─▶ kernel: unpins
 //! ```
 //!
-//! Structures and numbers are those of include/uapi/linux/fuse.h, version 7.31. Dropped, also by a panic, the file
-//! system is aborted and unmounted: a transfer that is under way fails, and no thread waits for it.
+//! Structures and numbers are those of include/uapi/linux/fuse.h, version 7.31. Dropping it, also by a panic,
+//! aborts and unmounts the file system: a transfer under way fails, and no thread waits for it.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -24,24 +24,24 @@ use tempfile::TempDir;
 
 use crate::{Need, is_there};
 
-/// How long a test waits for a transfer to begin, at most.
+/// Longest time that a test waits for a transfer to begin.
 const TRANSFER_BEGINS_MAX: Duration = Duration::from_secs(60);
-/// Most bytes of one transfer: that of our disks' pieces.
+/// Largest transfer in bytes: the size of our disks' pieces.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Room for the head of a request, beside the bytes of a WRITE.
+/// Room for the header of a request, beside the bytes of a WRITE.
 const HEAD_ROOM: usize = 4096;
 const NAME: &str = "disk";
 const ROOT_NODE: u64 = 1;
 const FILE_NODE: u64 = 2;
 
-/// See the module.
+/// A mounted slow disk.
 pub struct SlowDisk {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     folder: TempDir,
 }
 
-/// Transfers wait for their answers while this lives.
+/// While this lives, transfers get no answers.
 pub struct Hold<'a>(&'a Shared);
 
 struct Shared {
@@ -53,7 +53,7 @@ struct Shared {
 struct State {
     bytes: Vec<u8>,
     holds: u32,
-    /// Transfers that wait for their answers.
+    /// Number of transfers that wait for their answers.
     waiting: u64,
     reads: u64,
     writes: u64,
@@ -61,10 +61,10 @@ struct State {
 }
 
 impl SlowDisk {
-    /// A disk of zeroes each of whose transfers takes `delay`, or `None` where the test is to be skipped.
+    /// A disk of zeroes with a `delay` for each transfer, or `None` if the test is to be skipped.
     ///
     /// # Panics
-    /// Where FUSE is required (`WIDELEAF_REQUIRE=fuse`) and absent.
+    /// Panics if FUSE is required (`WIDELEAF_REQUIRE=fuse`) and absent.
     pub fn mount(bytes: usize, delay: Duration) -> Option<SlowDisk> {
         match SlowDisk::try_mount(bytes, delay) {
             Ok(disk) => Some(disk),
@@ -91,21 +91,21 @@ impl SlowDisk {
         Ok(SlowDisk { shared, thread: Some(thread), folder })
     }
 
-    /// The image.
+    /// Path of the image.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join(NAME)
     }
 
-    /// Has every transfer wait that comes from now on, until the answer is dropped.
+    /// Delays the answers of all transfers from now on, until the result is dropped.
     pub fn hold(&self) -> Hold<'_> {
         self.shared.lock().holds += 1;
         Hold(&self.shared)
     }
 
-    /// Waits until a transfer waits for its answer: its pages are pinned then.
+    /// Waits until a transfer waits for its answer: its pages are then pinned.
     ///
     /// # Panics
-    /// Where none comes within a minute.
+    /// Panics if no transfer comes within a minute.
     pub fn wait_for_a_transfer(&self) {
         let (state, waited) = self
             .shared
@@ -122,15 +122,15 @@ impl SlowDisk {
         (state.reads, state.writes)
     }
 
-    /// What is on it.
+    /// Contents of the disk.
     pub fn bytes(&self) -> Vec<u8> {
         self.shared.lock().bytes.clone()
     }
 
-    /// Puts this on it.
+    /// Replaces the contents of the disk.
     ///
     /// # Panics
-    /// Where it has another size.
+    /// Panics if the size differs.
     pub fn set_bytes(&self, bytes: &[u8]) {
         self.shared.lock().bytes.copy_from_slice(bytes);
     }
@@ -138,11 +138,11 @@ impl SlowDisk {
 
 impl Drop for SlowDisk {
     fn drop(&mut self) {
-        // Forced: transfers fail, and the server's next read does (`fuse_umount_begin`). Where the image is open still,
-        // the mount is busy for that, and goes with its last user.
+        // Forced: transfers fail, and so does the server's next read (`fuse_umount_begin`). If the image is still
+        // open, the mount is busy, and goes with its last user.
         let _ = umount2(self.folder.path(), MntFlags::MNT_FORCE);
         let _ = umount2(self.folder.path(), MntFlags::MNT_DETACH);
-        // After that, or the server would still answer what is under way.
+        // Only after that, or the server would still answer transfers under way.
         self.shared.lock().is_over = true;
         self.shared.changed.notify_all();
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
@@ -163,7 +163,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As long as a transfer takes.
+    /// Sleeps for the duration of a transfer.
     fn wait(&self) {
         let mut state = self.lock();
         state.waiting += 1;
@@ -176,7 +176,7 @@ impl Shared {
     }
 }
 
-/// `struct fuse_in_header` and what follows.
+/// A `struct fuse_in_header` and its body.
 struct Request<'a> {
     opcode: u32,
     unique: u64,
@@ -235,11 +235,11 @@ fn serve(device: &File, shared: &Shared) {
         reply.extend(error.to_ne_bytes());
         reply.extend(request.unique.to_ne_bytes());
         reply.extend(body);
-        let _ = (&*device).write_all(&reply); // fails where its caller was killed meanwhile
+        let _ = (&*device).write_all(&reply); // fails if its caller has been killed
     }
 }
 
-/// `ENOENT`: the request was taken back before it was read (fuse(4)).
+/// `ENOENT`: the request was cancelled before it was read (fuse(4)).
 fn is_for_now(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc_errno::EINTR | libc_errno::EAGAIN | libc_errno::ENOENT))
 }
@@ -277,14 +277,14 @@ fn is_name(body: &[u8]) -> bool {
     body.strip_suffix(&[0]).is_some_and(|name| name == NAME.as_bytes())
 }
 
-/// `struct fuse_init_out`.
+/// Encodes `struct fuse_init_out`.
 fn init() -> Vec<u8> {
     const BIG_WRITES: u32 = 1 << 5;
     const MAX_PAGES: u32 = 1 << 22;
     let pages = (TRANSFER_BYTES_MAX / 4096) as u16;
     let mut out = Vec::new();
     [7, 31, 4096, BIG_WRITES | MAX_PAGES].iter().for_each(|word: &u32| out.extend(word.to_ne_bytes()));
-    // Requests in the background, of which none is made.
+    // Limits of background requests, which do not occur.
     [12_u16, 9].iter().for_each(|requests| out.extend(requests.to_ne_bytes()));
     [TRANSFER_BYTES_MAX as u32, 1].iter().for_each(|word| out.extend(word.to_ne_bytes()));
     out.extend(pages.to_ne_bytes());
@@ -292,7 +292,7 @@ fn init() -> Vec<u8> {
     out
 }
 
-/// `struct fuse_entry_out`.
+/// Encodes `struct fuse_entry_out`.
 fn entry(shared: &Shared) -> Vec<u8> {
     let mut out = Vec::new();
     [FILE_NODE, 0, 60, 60, 0].iter().for_each(|word: &u64| out.extend(word.to_ne_bytes()));
@@ -300,7 +300,7 @@ fn entry(shared: &Shared) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_attr`.
+/// Encodes `struct fuse_attr`.
 fn attributes(node: u64, shared: &Shared) -> Vec<u8> {
     const FOLDER: u32 = 0o040_755;
     const REGULAR: u32 = 0o100_666;
@@ -312,13 +312,13 @@ fn attributes(node: u64, shared: &Shared) -> Vec<u8> {
     out
 }
 
-/// `struct fuse_open_out`.
+/// Encodes `struct fuse_open_out`.
 fn open() -> Vec<u8> {
     const DIRECT_IO: u32 = 1;
     [&1_u64.to_ne_bytes()[..], &DIRECT_IO.to_ne_bytes(), &[0; 4]].concat()
 }
 
-/// Where a transfer begins, of `struct fuse_read_in` and `struct fuse_write_in`, which are alike so far.
+/// Start and length of a transfer, from `struct fuse_read_in` or `struct fuse_write_in`, which begin alike.
 fn place(body: &[u8]) -> (usize, usize) {
     let offset = u64::from_ne_bytes(body[8..16].try_into().expect("eight bytes"));
     (offset as usize, half(body, 16) as usize)
@@ -342,7 +342,7 @@ fn write(body: &[u8], shared: &Shared) -> Result<Vec<u8>, Errno> {
     Ok([&(bytes as u32).to_ne_bytes()[..], &[0; 4]].concat())
 }
 
-/// Whether something is mounted at a folder, for tests of the disk itself.
+/// Whether a file system is mounted at a folder, for tests of the disk itself.
 pub fn is_mounted(folder: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(1) == folder.to_str())

@@ -1,5 +1,5 @@
-//! A process that looks like a VMM and whose memory map can be locked: every read of its `cmdline`, `smaps` or `mem`
-//! then waits for as long as it stays so, as it does for a VMM with a file of a dead file server mapped.
+//! A process that looks like a VMM and has a lockable memory map. While it is locked, every read of its `cmdline`,
+//! `smaps` or `mem` waits, as for a VMM that has mapped a file of a dead file server.
 //!
 //! ```text
 //!   this process                                     the victim: this program once more
@@ -9,10 +9,10 @@
 //!   the reader, once more: /proc/VICTIM/mem ──▶ holds mmap_lock for reading ◀── the victim waits to write
 //! ```
 //!
-//! A locked process also hangs `ps` and `pgrep` of everyone on the machine, so it ends in any case: when this is
-//! dropped, after [`LOCKED_MAX`], and when the process of the test ends, however it does, because the file server ends
-//! with it. For that the reader is a process of its own: one that waits for an answer of the server does not even end
-//! when it is killed, and would keep the server's file open.
+//! A locked process also hangs `ps` and `pgrep` of every user of the machine, so it ends in any case: when this is
+//! dropped, after [`LOCKED_MAX`], and when the process of the test ends in any way, because the file server ends
+//! with it. For that reason the reader is a process of its own: a reader that waits for the server does not end
+//! even when it is killed, and would keep the server's file open.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -31,27 +31,27 @@ use vm_memory::{FileOffset, MmapRegion};
 
 use crate::{Need, has_kvm, is_there};
 
-/// No process stays locked for longer.
+/// Longest time for which a process stays locked.
 pub const LOCKED_MAX: Duration = Duration::from_secs(60);
 
-/// Generous for whatever takes milliseconds.
+/// Generous limit for actions that take milliseconds.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Memory that is taken for guest RAM. None of it is touched.
+/// Bytes of memory that look like guest RAM. None of it is touched.
 const RAM_BYTES: usize = 256 << 20;
 const PAGE: usize = 4096;
 
 /// Name of the ignored test that is the victim.
 const VICTIM: &str = "be_the_stuck_process_itself";
 const FILE_VARIABLE: &str = "WIDELEAF_STUCK_FILE";
-/// `PID:ADDRESS`: this process is the reader.
+/// `PID:ADDRESS`: set for the reader.
 const READ_VARIABLE: &str = "WIDELEAF_STUCK_READ";
 
-/// What the victim does, and the reader. To be called by an ignored test `be_the_stuck_process_itself` of each test
-/// program that starts one. It ends when its standard input does.
+/// Main function of the victim and of the reader. Each test program that starts one must call it from an ignored
+/// test `be_the_stuck_process_itself`. It ends when its standard input does.
 ///
 /// # Panics
-/// Where it has no KVM or cannot map what it needs.
+/// Panics if it has no KVM or cannot map the memory it needs.
 pub fn be_the_stuck_process() {
     if let Ok(place) = std::env::var(READ_VARIABLE) {
         let (pid, address) = place.split_once(':').expect("a process and an address");
@@ -77,7 +77,7 @@ pub fn be_the_stuck_process() {
     let _ = io::stdin().read(&mut [0]);
 }
 
-/// See the module.
+/// A running victim process.
 pub struct StuckProcess {
     child: Child,
     page: u64,
@@ -86,10 +86,10 @@ pub struct StuckProcess {
 }
 
 impl StuckProcess {
-    /// Starts the victim, which answers still. `None` where the test is to be skipped.
+    /// Starts the victim, unlocked. `None` if the test is to be skipped.
     ///
     /// # Panics
-    /// Where something else fails than is looked for.
+    /// Panics on any other failure.
     pub fn start() -> Option<StuckProcess> {
         let server = Server::start();
         let found = server.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -105,15 +105,15 @@ impl StuckProcess {
         Some(StuckProcess { child, page, server, reader: None })
     }
 
-    /// The victim's process id.
+    /// Process id of the victim.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Locks its memory map: when this returns, whatever reads it waits.
+    /// Locks its memory map: after the return every reader of the map waits.
     ///
     /// # Panics
-    /// Where it does not come to that.
+    /// Panics if the map does not become locked.
     pub fn lock(&mut self) {
         let mut reader = this_program();
         reader.env(READ_VARIABLE, format!("{}:{}", self.pid(), self.page)).stdin(Stdio::null()).stderr(Stdio::null());
@@ -126,14 +126,15 @@ impl StuckProcess {
         }
     }
 
-    /// Whether a thread of it waits without being interruptible (proc_pid_stat(5)). This needs no lock of its.
+    /// Whether a thread of it is in uninterruptible sleep (proc_pid_stat(5)). The check itself takes no lock of the
+    /// victim.
     fn waits(&self) -> bool {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
         let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
         stats.filter_map(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('D'))).any(|waits| waits)
     }
 
-    /// Unlocks it: it lives, and answers.
+    /// Unlocks the victim, which lives on and answers.
     pub fn unlock(&mut self) {
         self.server.end();
         if let Some(mut reader) = self.reader.take() {
@@ -156,12 +157,12 @@ fn this_program() -> Command {
     command
 }
 
-/// The file server, its mount and the namespace of that.
+/// The file server, its mount and the mount's namespace.
 struct Server {
-    /// Tells the keeper what to do; gone, it unmounts.
+    /// Orders for the keeper, which unmounts when the sender is dropped.
     orders: Option<Sender<Command>>,
     spawned: Receiver<io::Result<Child>>,
-    /// A word for each READ.
+    /// Receives a message for each READ.
     asked: Receiver<()>,
     file: PathBuf,
     keeper: Option<JoinHandle<()>>,
@@ -183,7 +184,7 @@ impl Server {
         Ok(Server { orders: Some(orders), spawned, asked, file, keeper: Some(keeper), _folder: folder })
     }
 
-    /// The victim, where the file is mounted.
+    /// Starts the victim in the namespace with the file.
     fn spawn(&mut self) -> Child {
         let mut command = this_program();
         command.env(FILE_VARIABLE, &self.file).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -191,7 +192,7 @@ impl Server {
         self.spawned.recv().expect("the keeper lives").expect("this program can be started")
     }
 
-    /// Ends the connection: what was asked and not answered has an error then.
+    /// Ends the connection: unanswered requests then fail.
     fn end(&mut self) {
         drop(self.orders.take());
         if let Some(keeper) = self.keeper.take() {
@@ -206,8 +207,8 @@ impl Drop for Server {
     }
 }
 
-/// Mounts in a namespace of this thread's own, starts what is ordered there, and unmounts when no more orders can come
-/// or it has waited long enough. The mount is gone with the last process in the namespace, also when this one is
+/// Mounts in a namespace of this thread's own and starts the ordered processes there. Unmounts when no more orders
+/// can come or after a time limit. The mount goes with the last process in the namespace, also if this one is
 /// killed.
 fn keep(
     fuse: &File,
@@ -229,7 +230,7 @@ fn keep(
     while let Ok(mut command) = orders.recv_timeout(until.saturating_duration_since(Instant::now())) {
         let _ = spawned.send(command.spawn());
     }
-    // Forced: the kernel ends the connection, also while a process waits for an answer.
+    // Forced: the kernel ends the connection, even while a process waits for an answer.
     let _ = umount2(at, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
 }
 
@@ -281,7 +282,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// `struct fuse_attr`: the folder is node 1, the file is node 2 and has 16 MiB.
+/// Encodes `struct fuse_attr`: the folder is node 1, the file is node 2 and has 16 MiB.
 fn attributes(node: u32) -> Vec<u8> {
     let (mode, bytes) = if node == 1 { (libc::S_IFDIR | 0o755, 0) } else { (libc::S_IFREG | 0o666, 16 << 20) };
     let (times, owner_and_device) = ([0; 9], [0; 3]);

@@ -1,17 +1,17 @@
-//! Guests of a few instructions, as image files: for tests, and for benches that compare what booting alone takes.
+//! Guests of a few instructions, as image files: for tests, and for benches that measure booting alone.
 
 use wideleaf_protocol::elf::{ELF32, ELF64, ElfLayout};
 use wideleaf_protocol::elf_note::{
     DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, DIRECT_NOTE_VERSION, PVH_NOTE_OWNER, PVH_NOTE_TYPE,
 };
 
-/// Where the images of these tests are loaded and start.
+/// Address at which the images of these tests are loaded and start.
 pub const LOADED_AT: u64 = 0x20_0000;
 
-/// The only segment of an image begins here in its file; before it are headers and note.
+/// Offset of an image's only segment in its file; the headers and the note come before it.
 pub const CODE_AT: u64 = 0x1000;
 
-/// A note that gives an image its entry.
+/// A note with an image's entry.
 pub fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
     let mut name = [owner.as_bytes(), b"\0"].concat();
     let mut bytes = [name.len() as u32, descriptor.len() as u32, kind].map(u32::to_le_bytes).concat();
@@ -21,12 +21,12 @@ pub fn note(owner: &str, kind: u32, descriptor: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// 32 bits, unpaged.
+/// Note of a PVH entry: 32 bits, unpaged.
 pub fn pvh() -> Vec<u8> {
     note(PVH_NOTE_OWNER, PVH_NOTE_TYPE, &LOADED_AT.to_le_bytes())
 }
 
-/// 64 bits, ring 3.
+/// Note of a direct entry: 64 bits, ring 3.
 pub fn direct() -> Vec<u8> {
     let version = DIRECT_NOTE_VERSION.to_le_bytes();
     note(DIRECT_NOTE_OWNER, DIRECT_NOTE_TYPE, &[&version[..], &[0; 4], &LOADED_AT.to_le_bytes()].concat())
@@ -37,7 +37,7 @@ pub fn elf(notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> {
     elf_of(&ELF64, notes, code, bytes)
 }
 
-/// An image that is well formed and runs `code`.
+/// A well-formed image that runs `code`.
 pub fn image(note: &[u8], code: &[u8]) -> Vec<u8> {
     elf(note, code, 0x1000)
 }
@@ -55,8 +55,8 @@ pub fn prints_one_byte() -> Vec<u8> {
     image(&pvh(), &CODE)
 }
 
-/// An image in ring 3, which runs at native speed on every host, that writes `text` to its serial port again and
-/// again, for ever.
+/// An image that writes `text` to its serial port for ever. It runs in ring 3, and so at native speed on every
+/// host.
 pub fn prints_for_ever(text: &[u8]) -> Vec<u8> {
     const CODE_BYTES: u8 = 24;
     let mut code = vec![0x48, 0xbe]; // mov rsi, the text behind this code
@@ -72,7 +72,7 @@ pub fn prints_for_ever(text: &[u8]) -> Vec<u8> {
     elf(&direct(), &code, bytes)
 }
 
-/// The same as a file of 32 bits, for a 386.
+/// An image as a file of 32 bits, for a 386.
 pub fn image32(note: &[u8], code: &[u8]) -> Vec<u8> {
     elf_of(&ELF32, note, code, 0x1000)
 }
@@ -107,7 +107,7 @@ fn elf_of(layout: &ElfLayout, notes: &[u8], code: &[u8], bytes: u64) -> Vec<u8> 
     };
     program_header(0, pt_load, CODE_AT, code.len() as u64, bytes);
     program_header(1, pt_note, notes_at as u64, notes.len() as u64, notes.len() as u64);
-    // The last field of the last header: QEMU reads notes by the alignment that is said there.
+    // The last field of the last header: QEMU reads notes with the alignment in it.
     let alignment_at = notes_at - layout.word_bytes;
     file[alignment_at] = 4;
     file.extend(notes);

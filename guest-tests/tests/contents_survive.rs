@@ -1,8 +1,8 @@
-//! Nobody's guest may lose a byte because we moved its memory: a guest that checks and rewrites every word of its RAM
-//! runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
+//! No guest may lose a byte because the manager moves its memory. A guest that checks and rewrites every word of
+//! its RAM runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
 //!
-//! Each guest works for four seconds by the time stamp counter. An emulated one may count instructions: then a second is minutes,
-//! and `WIDELEAF_PATTERN_PASSES` says how often RAM is checked instead.
+//! Each guest works for four seconds by the time stamp counter. An emulated counter may count instructions: a
+//! second then takes minutes. In that case `WIDELEAF_PATTERN_PASSES` sets the number of passes instead.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
 use wideleaf_vmm::run_loop::OnReset;
 
-/// Promotes everything at one tick and splits everything at the next, for as long as it is let.
+/// Promotes all windows at one tick and splits all at the next, until the guest ends.
 struct Shuttle {
     splits_next: bool,
 }
@@ -57,14 +57,14 @@ impl Shuttle {
 
 static CHAOS: PolicyInfo = PolicyInfo {
     name: "chaos",
-    summary: "asks for anything anywhere",
+    summary: "asks for random actions",
     parameters: &[],
     make: |_| Box::new(Chaos::new(1)),
 };
 
 static SHUTTLE: PolicyInfo = PolicyInfo {
     name: "shuttle",
-    summary: "promotes and splits everything in turn",
+    summary: "promotes and splits all windows in turn",
     parameters: &[],
     make: |_| Box::new(Shuttle { splits_next: false }),
 };

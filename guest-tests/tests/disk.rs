@@ -1,8 +1,8 @@
-//! Nobody's guest may lose a byte that a device wrote because we moved its memory: a guest writes a disk, forgets what it wrote and reads it
-//! back, and checks every word of it and of other RAM, while the pages beneath both are promoted, split, given back, sampled, swapped and put
-//! onto giants. Devices write by the kernel's own faults (`preadv` into guest RAM), past the CPU's tables that KVM
-//! keeps; those of a disk that is slow and without page cache write into pages that the kernel has pinned since the
-//! transfer began. Needs KVM, and FUSE for the slow disk.
+//! No guest may lose a byte that a device wrote because the manager moves its memory. A guest writes a disk, erases
+//! the data, reads it back, and checks every word of it and of other RAM. The pages beneath both are promoted,
+//! split, given back, sampled, swapped and put onto giant pages. Devices write by the kernel's own faults (`preadv`
+//! into guest RAM), past the CPU's tables that KVM keeps. A slow disk without page cache writes into pages that the
+//! kernel pins from the start of the transfer. Needs KVM, and FUSE for the slow disk.
 //!
 //! ```text
 //!   guest      fill ─▶ write to disk ─▶ zero ─▶ read from disk ─▶ check …         vCPU 1: check and rewrite other RAM
@@ -46,20 +46,20 @@ use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Of disk and RAM: some windows, and short enough for many passes.
+/// Bytes of the disk and of RAM: some windows, and short enough for many passes.
 const DISK_BYTES: u64 = 12 << 20;
-/// How long the guest works, by its own clock.
+/// Parameters of the guest, with its working time by its own clock.
 const CMDLINE: &str = "bytes=12M seconds=5 requests=2000";
 
-/// How long a transfer of the slow disk takes: as long as one of a disk that is near, and long enough to be met by
-/// every actuator.
+/// Duration of a transfer of the slow disk: like that of a fast disk, and long enough for every actuator to meet
+/// one.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// What the guest's disk is made of.
+/// Image of the guest's disk.
 enum Image {
-    /// A file of the host's, which the kernel copies from its page cache.
+    /// A file of the host, which the kernel copies from its page cache.
     Cached(NamedTempFile),
-    /// See [`wideleaf_guest_tests::slow_disk`].
+    /// A disk served by [`wideleaf_guest_tests::slow_disk`].
     Slow(SlowDisk),
 }
 
@@ -70,7 +70,7 @@ impl Image {
         Image::Cached(file)
     }
 
-    /// `None` where the test is to be skipped.
+    /// Creates a slow disk; `None` if the test is to be skipped.
     fn slow() -> Option<Image> {
         SlowDisk::mount(DISK_BYTES as usize, SLOW).map(Image::Slow)
     }
@@ -83,7 +83,7 @@ impl Image {
         DiskOptions { path, ..DiskOptions::default() }
     }
 
-    /// It has one whole pass of the guest's words, in their places.
+    /// Asserts that the disk has one whole pass of the guest's words, in their places.
     fn check(&self) {
         let bytes = match self {
             Image::Cached(file) => std::fs::read(file.path()).unwrap(),
@@ -140,13 +140,13 @@ fn count(report: &RunReport, outcome: &str) -> u64 {
 
 static CHAOS: PolicyInfo = PolicyInfo {
     name: "chaos",
-    summary: "asks for anything anywhere",
+    summary: "asks for random actions",
     parameters: &[],
     make: |_| Box::new(Chaos::new(7)),
 };
 
 #[test]
-fn what_a_disk_reads_into_ram_survives_promotion() {
+fn disk_reads_into_ram_survive_promotion() {
     for kind in [BackingKind::Anon, BackingKind::Memfd] {
         if !has_kvm() {
             return;
@@ -157,7 +157,7 @@ fn what_a_disk_reads_into_ram_survives_promotion() {
 }
 
 #[test]
-fn what_a_disk_reads_into_anonymous_ram_survives_anything_anywhere() {
+fn disk_reads_into_anonymous_ram_survive_random_actions() {
     if !has_kvm() {
         return;
     }
@@ -167,13 +167,14 @@ fn what_a_disk_reads_into_anonymous_ram_survives_anything_anywhere() {
 fn assert_anything_was_done(report: &RunReport) {
     let promoted = count(report, "swap.done") + count(report, "collapse.done");
     assert!(promoted > 0 && count(report, "split.done") > 0, "{:?}", report.manager.outcomes);
-    // The guest zeroes its buffers before it reads into them: there are pages to be given back, and devices that write them again.
+    // The guest zeroes its buffers before it reads into them: there are pages to give back, and devices write them
+    // again.
     let released = report.manager.outcomes.iter().filter(|(name, _)| name.starts_with("release.")).map(|(_, n)| n);
     assert!(released.sum::<u64>() > 0, "{:?}", report.manager.outcomes);
 }
 
 #[test]
-fn what_a_disk_reads_into_memfd_ram_survives_anything_anywhere() {
+fn disk_reads_into_memfd_ram_survive_random_actions() {
     if !has_kvm() {
         return;
     }
@@ -182,17 +183,17 @@ fn what_a_disk_reads_into_memfd_ram_survives_anything_anywhere() {
 }
 
 #[test]
-fn what_a_slow_disk_reads_into_pinned_pages_survives_anything_anywhere() {
+fn slow_disk_reads_into_pinned_pages_survive_random_actions() {
     let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
     assert_anything_was_done(&run(&CHAOS, BackingKind::Anon, PageSize::Base4K, &image));
 }
 
 #[test]
-fn what_a_slow_disk_reads_into_pinned_pages_survives_the_release_of_huge_windows() {
+fn slow_disk_reads_into_pinned_pages_survive_the_release_of_huge_windows() {
     // The host counts as short of memory whatever it has, so that each huge window with a zero page is split and
     // released.
     const ALWAYS_SHORT: &str = "coverage:recover_from=1,recover_to=0,zero_pages_min=1";
-    // By a rule, and whatever the host has: any huge window with a zero page, at any time.
+    // By a rule, independent of the host: any huge window with a zero page, at any time.
     const BY_RULE: &str = "schemes:rules=min max min max min max release";
     for policy in [ALWAYS_SHORT, BY_RULE] {
         let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
@@ -203,13 +204,13 @@ fn what_a_slow_disk_reads_into_pinned_pages_survives_the_release_of_huge_windows
     }
 }
 
-/// A guest at its disk, whose RAM is the test's to move.
+/// A guest that uses its disk, with RAM that the test moves.
 struct DiskGuest {
     machine: Machine,
     ram: Arc<GuestRam>,
     counters: Arc<DiskCounters>,
     lines: Arc<Mutex<String>>,
-    // After the machine, which has it open.
+    // Dropped after the machine, which has it open.
     image: Image,
 }
 
@@ -240,7 +241,7 @@ impl DiskGuest {
         DiskGuest { machine, ram, counters, lines, image }
     }
 
-    /// Lets `meddle` do its work until the guest has ended, which it does well only if no word was ever wrong.
+    /// Runs `meddle` until the guest has ended. The guest's exit code is success only if no word was ever wrong.
     fn run_beside<R: Send>(&self, meddle: impl FnOnce(&AtomicBool) -> R + Send) -> R {
         let is_over = AtomicBool::new(false);
         let (exit, result) = std::thread::scope(|scope| {
@@ -260,7 +261,7 @@ impl DiskGuest {
 }
 
 #[test]
-fn what_a_disk_reads_into_windows_that_are_taken_aside_and_swapped_is_not_lost() {
+fn disk_reads_into_windows_that_are_taken_aside_and_swapped_are_not_lost() {
     if !has_kvm() || !is_there(Need::UffdMove, probe().map(drop)) {
         return;
     }
@@ -288,15 +289,15 @@ fn what_a_disk_reads_into_windows_that_are_taken_aside_and_swapped_is_not_lost()
     assert!(touched > 0 && (swapped >= 16 || not_observed > 0), "{touched} {swapped} {not_observed}");
 }
 
-/// Base pages of all ranges of RAM, each as its words are now.
+/// Words of the base pages of all ranges of RAM.
 fn copy_of(ram: &GuestRam) -> Vec<u64> {
     let words = ram.ranges().iter().flat_map(|range| ram.words(*range));
     words.map(|word| word.load(Ordering::Relaxed)).collect()
 }
 
-/// Copies RAM while its guest runs as the moving of a giant does it: all of it under the dirty log, then, while
-/// everything stands still, what the log says; and compares. Returns how many words differ, or `None` where a device
-/// was too slow to be paused.
+/// Copies RAM of a running guest like the move to a giant page: all of it under the dirty log, then, while the
+/// guest is paused, the pages in the log; and compares. Returns the number of differing words, or `None` if a
+/// device was too slow to be paused.
 fn copy_under_the_log(ram: &GuestRam, second_level: &dyn SecondLevel) -> Option<usize> {
     let slots = second_level.slots();
     slots.iter().for_each(|slot| second_level.set_dirty_log(slot.id, true).unwrap());
@@ -313,7 +314,7 @@ fn copy_under_the_log(ram: &GuestRam, second_level: &dyn SecondLevel) -> Option<
                 }
             }
         }
-        // A transfer that is under way would write now, or a little later.
+        // A transfer under way would write now, or a little later.
         std::thread::sleep(SLOW * 2);
         let differs = copy_of(ram).iter().zip(&copy).filter(|(now, then)| now != then).count();
         second_level.resume().unwrap();
@@ -324,7 +325,7 @@ fn copy_under_the_log(ram: &GuestRam, second_level: &dyn SecondLevel) -> Option<
 }
 
 #[test]
-fn what_is_copied_under_the_dirty_log_is_what_the_guest_has_when_it_and_its_slow_disk_stand_still() {
+fn a_copy_under_the_dirty_log_equals_the_memory_of_the_paused_guest_and_slow_disk() {
     let Some(image) = Image::slow().filter(|_| has_kvm()) else { return };
     let guest = DiskGuest::start(mib(40), CMDLINE, image);
     let second_level = guest.machine.second_level();
@@ -342,13 +343,13 @@ fn what_is_copied_under_the_dirty_log_is_what_the_guest_has_when_it_and_its_slow
 }
 
 #[test]
-fn what_a_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_is_not_lost() {
+fn disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_are_not_lost() {
     giants_there_and_back(Image::cached);
 }
 
 #[test]
-fn what_a_slow_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_is_not_lost() {
-    // Asked first: a page of the pool may take seconds to be made.
+fn slow_disk_reads_into_a_gibibyte_that_becomes_a_giant_and_back_are_not_lost() {
+    // Requested first: making a page of the pool may take seconds.
     if Image::slow().is_some() {
         giants_there_and_back(|| Image::slow().unwrap());
     }

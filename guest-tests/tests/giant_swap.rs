@@ -1,5 +1,6 @@
-//! A gibibyte of a guest's RAM is put onto one giant page and back again, while two vCPUs check and rewrite every word of
-//! their pattern in it: no word may be lost, and the pool gets its page back. Needs KVM and a page of 1 GiB.
+//! A gibibyte of a guest's RAM is put onto one giant page and back again, while two vCPUs check and rewrite every
+//! word of their pattern in it. No word may be lost, and the pool gets its page back. Needs KVM and a page of 1
+//! GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod pattern_guest;
@@ -14,7 +15,7 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Gpa, OutcomeResult, PageSize};
 
 const TIMES: u32 = 4;
-/// The emulated processors of a lab are a hundred times slower than real ones.
+/// Limits for the emulated processors of a lab, which are a hundred times slower than real ones.
 const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
 const GIANT: Gpa = Gpa::new(0);
 

@@ -1,6 +1,6 @@
-//! Nobody's guest may lose a byte because the manager moves its giant: two vCPUs check and rewrite every word of their pattern
-//! while a policy puts the gibibyte around it onto a giant page and back, again and again, with the access sensor at work and
-//! windows promoted in between. Needs KVM and a page of 1 GiB.
+//! No guest may lose a byte because the manager moves its giant. Two vCPUs check and rewrite every word of their
+//! pattern while a policy puts the gibibyte around it onto a giant page and back, again and again, with the access
+//! sensor enabled and windows promoted in between. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod pattern_guest;
@@ -17,17 +17,17 @@ use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, VmSnapshot};
 
-/// How often the giant goes there and back at least.
+/// Minimum number of round trips of the giant.
 const ROUND_TRIPS: u64 = 4;
 const WAIT_MAX: Duration = Duration::from_secs(200);
-/// Shared machines stop for tens of milliseconds, and the emulated processors of a lab are slow: how long a pause is, is for
-/// the benches.
+/// Limits for shared machines, which stop for tens of milliseconds, and for the slow emulated processors of a lab.
+/// The benches measure the length of a pause.
 const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
-/// Windows promoted a tick while the giant is in pieces.
+/// Windows promoted per tick while the giant is in pieces.
 const WINDOWS_A_TICK: usize = 4;
 
-/// Puts every giant onto a giant page, and from there back to 2 MiB and to base pages in turn. Every other tick some windows
-/// are promoted instead, and some asked to be released, so that it is not the same memory each time.
+/// Puts every giant onto a giant page, and from there back to 2 MiB and to base pages in turn. Every other tick it
+/// promotes some windows instead, and asks for the release of some, so that the memory varies.
 #[derive(Default)]
 struct Shuttle {
     tick: u64,
@@ -69,7 +69,7 @@ impl Shuttle {
     }
 }
 
-/// What is done with windows one by one.
+/// Action on a single window.
 fn small(vm: &VmSnapshot, row: usize) -> Option<Action> {
     let (vm_id, window) = (vm.vm, vm.windows[row]);
     match (vm.backing[row], vm.zero[row]) {

@@ -1,7 +1,7 @@
-//! Daemon, guests and libvirtd are killed outright, whoever the dice say, while four guests run: no other guest may be lost or
-//! changed, no page of the pool kept, and the daemon knows its guests when it is back.
+//! Daemon, guests and libvirtd are killed outright at random while four guests run. No other guest may be lost or
+//! changed, no page of the pool kept, and the restarted daemon knows its guests.
 //!
-//! `WIDELEAF_KILLS_SECONDS` says for how long (default 20), `WIDELEAF_KILLS_SEED` repeats a run.
+//! `WIDELEAF_KILLS_SECONDS` sets the duration (default 20), `WIDELEAF_KILLS_SEED` repeats a run.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod under_libvirt;
@@ -25,7 +25,7 @@ const GUESTS: [Domain<'static>; 4] = [
 ];
 
 #[test]
-fn whoever_is_killed_the_other_guests_live_on_unchanged() {
+fn after_any_process_is_killed_the_other_guests_live_on_unchanged() {
     if !has_kvm() {
         return;
     }
@@ -47,7 +47,7 @@ fn whoever_is_killed_the_other_guests_live_on_unchanged() {
     let mut longest_back = Duration::ZERO;
     let until = Instant::now() + Duration::from_secs(seconds);
     while Instant::now() < until {
-        // Wherever they are in what they do.
+        // Kill at any point of their work.
         std::thread::sleep(Duration::from_millis(dice.u64(0..1_500)));
         let pids = GUESTS.map(|guest| libvirt.pid(guest.name));
         let (who, victim) = match dice.u8(0..4) {
@@ -96,7 +96,7 @@ fn kill(libvirt: &Libvirt, pid: u32) {
     assert!(libvirt.run(&["kill", "-9", &pid.to_string()]).status.success());
 }
 
-/// Kills it and starts it again. How long from its start until it had the guests that it had before.
+/// Kills the daemon and starts it again. Returns the time from its start until it had its earlier guests again.
 fn kill_daemon(libvirt: &Libvirt) -> Duration {
     let before = managed(libvirt);
     let Answer::Daemon(daemon) = ask(libvirt, Request::Daemon).unwrap() else { panic!("no daemon") };
@@ -108,12 +108,12 @@ fn kill_daemon(libvirt: &Libvirt) -> Duration {
     began.elapsed()
 }
 
-/// How many guests the daemon knows as ones it was given.
+/// Number of guests that libvirt's hook has given to the daemon.
 fn managed(libvirt: &Libvirt) -> usize {
     vms(libvirt).iter().filter(|vm| vm.policy.is_some()).count()
 }
 
-/// It has checked all its words since, and found them as it left them.
+/// Asserts that the guest has since checked all its words, and found them unchanged.
 fn assert_goes_on(libvirt: &Libvirt, domain: &str) {
     let before = passes(libvirt, domain);
     libvirt.wait_until("two more reports of passes", || passes(libvirt, domain) > before + 1);

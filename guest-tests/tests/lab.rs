@@ -1,5 +1,5 @@
-//! Everything that needs KVM, once more in the NPT lab: a Linux host whose KVM has a real TDP MMU, emulated by QEMU.
-//! Where the machine itself has no KVM, this is where these tests run at all. Function, never speed.
+//! All tests that need KVM, once more in the NPT lab: a Linux host with a real TDP MMU in KVM, emulated by QEMU.
+//! On a machine without KVM they run only here. The lab shows function, never speed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn lab() -> Command {
     lab
 }
 
-/// Whether the NPT lab can be had here.
+/// Whether the NPT lab is available here.
 fn has_lab() -> bool {
     is_there(Need::Lab, prepare_lab())
 }
@@ -43,7 +43,7 @@ fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
     output
 }
 
-/// Runs the tests of one executable in the lab, none of them skipped for want of KVM, of a giant page or of DAMON.
+/// Runs the tests of one executable in the lab. None of them may skip for lack of KVM, of a giant page or of DAMON.
 fn tests_pass_in_lab(package: &str, test: &str) {
     if !has_lab() {
         return;
@@ -54,7 +54,7 @@ fn tests_pass_in_lab(package: &str, test: &str) {
     let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], command);
     assert!(output.status.success(), "{test} in the lab: {}", output.status);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("test result: ok.") && !text.contains(" 0 passed"), "{test} did run");
+    assert!(text.contains("test result: ok.") && !text.contains(" 0 passed"), "{test} ran");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn bad_guests_end_with_one_clear_line_in_the_lab() {
     tests_pass_in_lab("wideleaf", "guest");
 }
 
-/// Runs a script of `linux_guests` with what a Linux guest needs, and more files; what it printed.
+/// Runs a script of `linux_guests` with the files that a Linux guest needs, and more files. Returns its output.
 fn script_in_lab(script: &str, more: &[(&Path, &str)]) -> String {
     let scripts = root().join("guest-tests/tests/linux_guests");
     let (wideleaf, script, user_space) = (program(), scripts.join(script), scripts.join("user_space.sh"));
@@ -163,7 +163,7 @@ fn debians_older_kernel_and_its_memory_tester_boot_as_they_are_packaged_in_the_l
 }
 
 #[test]
-fn a_linux_guest_whose_power_button_is_pressed_switches_itself_off_in_the_lab() {
+fn a_linux_guest_switches_itself_off_at_its_power_button_in_the_lab() {
     if !has_lab() {
         return;
     }
@@ -179,7 +179,7 @@ fn reports(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| Some(serde_json::from_str(line.strip_prefix("report: ")?).unwrap())).collect()
 }
 
-/// A number that a device of a run has counted.
+/// A counter of a device in the report of a run.
 fn counted(report: &Value, device: &str, counter: &str) -> u64 {
     let devices = report["devices"].as_array().unwrap();
     let is_it = |found: &&Value| found["device"].as_str().unwrap().starts_with(device);
@@ -188,7 +188,7 @@ fn counted(report: &Value, device: &str, counter: &str) -> u64 {
     device["counters"][counter].as_u64().unwrap_or_else(|| panic!("no {counter} in {device}"))
 }
 
-/// A static program of the scripts.
+/// Compiles a static program for the scripts.
 fn compiled(name: &str, folder: &Path) -> PathBuf {
     let (source, program) = (root().join("guest-tests/tests/linux_guests").join(name), folder.join("program"));
     let status = Command::new("cc").args(["-static", "-O1", "-o"]).arg(&program).arg(source).status().unwrap();
@@ -205,7 +205,7 @@ fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_
     let connect = compiled("connect.c", folder.path());
     let text = script_in_lab("devices.sh", &[(&connect, "connect")]);
     let said = said_by_guest(&text);
-    // What one side says of some bytes, by name: a line of its own, or one of the host's.
+    // Checksum of some bytes by name: from a line of the guest, or from one of the host.
     let guest = |name: &str| said.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
     let host = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
     assert!(!said.iter().any(|line| line.starts_with("complains")), "{said:?}");
@@ -214,7 +214,7 @@ fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_
     assert!(said.contains(&"cannot write the second disk"));
     assert!(said.contains(&"rng virtio_rng.0 256"));
     for (direction, received) in [("vsock_out", host("vsock_out")), ("vsock_in", host("vsock_in"))] {
-        assert_eq!(guest(direction), format!("{received} {}", host("sent")), "both ways, whoever connects");
+        assert_eq!(guest(direction), format!("{received} {}", host("sent")), "both ways, whichever side connects");
     }
     assert!(said.contains(&"address 10.7.0.2/24") && said.contains(&"pings"));
     assert_eq!((guest("net_in"), guest("net_out")), (host("served/sent"), host("net_out")));
@@ -230,7 +230,7 @@ fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_
 
 const MIB: u64 = 1 << 20;
 
-/// What the host saw of a guest's memory: what was resident of its process, and what was on huge pages, in bytes.
+/// The host's view of a guest's memory: resident bytes of its process, and bytes on huge pages.
 fn seen(text: &str, state: &str) -> (u64, u64) {
     let line = text.lines().find_map(|line| line.strip_prefix(state)?.strip_prefix(" rss_kib "));
     let (resident, huge) = line.unwrap().split_once(" huge_2m ").unwrap();
@@ -238,20 +238,21 @@ fn seen(text: &str, state: &str) -> (u64, u64) {
 }
 
 #[test]
-fn memory_that_linux_frees_is_the_hosts_again_and_huge_pages_in_use_stay_whole_in_the_lab() {
+fn memory_that_linux_frees_returns_to_the_host_and_huge_pages_in_use_stay_whole_in_the_lab() {
     if !has_lab() {
         return;
     }
     let text = script_in_lab("give_back.sh", &[]);
     let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
     let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
-    // Of the file of 64 MiB: its first and last pages share windows with others, and some of its windows were on huge pages before, or not yet.
+    // The file has 64 MiB. Its first and last pages share windows with others, and some of its windows may have
+    // been on huge pages before, or not yet.
     for ((less, less_huge), (more, more_huge)) in
         [(ready, promoted), (freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
     {
         assert!(more >= less + 48 * MIB && more_huge >= less_huge + 32 * MIB, "{states:?}");
     }
-    // Pages in the balloon break nothing until the host is short of memory.
+    // Pages in the balloon break no huge page until the host is short of memory.
     assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1);
     assert!(split.0 + 12 * MIB <= inflated.0);
     let said = said_by_guest(&text);
@@ -266,7 +267,7 @@ fn memory_that_linux_frees_is_the_hosts_again_and_huge_pages_in_use_stay_whole_i
     assert_eq!(counted(report, "balloon", "chains_malformed"), 0);
 }
 
-/// A Linux guest of ours that runs one of our kernels and switches off; then one that is refused by its /init.
+/// A Linux guest of ours that runs one of our kernels and switches off; then one that its /init refuses.
 const BENCH_LINUX: &str = r#"
 wideleaf image linux --bench cg.S --output cg.cpio.gz && for words in wideleaf.page=thp wideleaf.page=16k; do
     wideleaf run /bin/vmlinux --initrd cg.cpio.gz --memory 256M --timeout 10m --format json \

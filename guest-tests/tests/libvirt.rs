@@ -1,5 +1,5 @@
-//! The hook under a real libvirtd, with real QEMU guests: who is told what, and when; and that nothing keeps a guest
-//! from starting or ends one.
+//! The hook under a real libvirtd, with real QEMU guests: which process learns what, and when; and that no failure
+//! keeps a guest from starting or ends one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod under_libvirt;
@@ -22,10 +22,10 @@ use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 
-/// For one request: a guest of 128 MiB starts within a second, on an idle machine.
+/// Time limit of one request: a guest of 128 MiB starts within a second on an idle machine.
 const REQUEST_MAX: Duration = Duration::from_secs(60);
 
-/// Answers the hook as a daemon would, makes room in the pool when it is asked to, and keeps what was asked.
+/// Answers the hook like a daemon, makes room in the pool on request, and records the requests.
 struct RecordingDaemon {
     requests: Receiver<Request>,
 }
@@ -34,7 +34,7 @@ impl RecordingDaemon {
     fn listen(libvirt: &Libvirt) -> RecordingDaemon {
         let listener = UnixListener::bind(libvirt.run_folder().join("control.sock")).unwrap();
         let (sender, requests) = channel();
-        // It waits for more until the test program ends.
+        // It waits for more requests until the test program ends.
         thread::spawn(move || {
             let mut rooms = HashMap::new();
             for stream in listener.incoming() {
@@ -51,11 +51,11 @@ impl RecordingDaemon {
         self.requests.recv_timeout(REQUEST_MAX).expect("the hook asks")
     }
 
-    /// Waits for a Started, and gives process and settings.
+    /// Waits for a Started request and returns its process and settings.
     fn next_started(&self) -> (u32, Settings) {
         match self.next() {
             Request::Started { pid, settings, .. } => (pid, settings),
-            other => panic!("{other:?} is no Started"),
+            other => panic!("{other:?} is not a Started"),
         }
     }
 }
@@ -72,12 +72,13 @@ fn answer(stream: &UnixStream, rooms: &mut HashMap<String, Room>) -> Request {
         Request::Release { uuid, .. } => drop(rooms.remove(uuid)),
         _ => {}
     }
-    // The hook may have gone.
+    // The hook may already have ended.
     let _ = writeln!(&*stream, "{}", serde_json::to_string(&Reply::Ok(Box::new(Answer::Done))).unwrap());
     request
 }
 
-/// Pages of 2 MiB, given back when this is dropped and also when the test is killed: a process of its own holds them.
+/// Pages of 2 MiB, held by a process of its own. They are given back when this is dropped, and also when the test
+/// is killed.
 struct Room(Child);
 
 impl Room {
@@ -128,13 +129,13 @@ fn a_domain_on_huge_pages_starts_in_a_pool_that_has_none_and_leaves_none() {
 }
 
 #[test]
-fn guests_live_through_a_restart_of_libvirtd_and_are_told_of_again() {
+fn guests_live_through_a_restart_of_libvirtd_and_are_reported_again() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     let daemon = RecordingDaemon::listen(&libvirt);
     libvirt.define(&Domain::PATTERN);
     libvirt.virsh(&["start", "pattern"]).unwrap();
     let (pid, settings) = daemon.next_started();
-    assert_eq!(settings, Settings::default(), "a domain that says nothing");
+    assert_eq!(settings, Settings::default(), "a domain without settings");
     libvirt.restart_libvirtd();
     assert_eq!(daemon.next_started().0, pid);
     let before = passes(&libvirt, "pattern");
@@ -181,7 +182,7 @@ fn a_daemon_that_is_dead_or_hangs_keeps_no_guest_from_starting() {
 }
 
 #[test]
-fn a_guarantee_that_nobody_can_give_is_an_error_of_libvirts_and_no_guest() {
+fn a_guarantee_without_a_daemon_is_an_error_of_libvirt_and_starts_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     libvirt.define(&Domain { wishes: "guarantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
@@ -190,7 +191,7 @@ fn a_guarantee_that_nobody_can_give_is_an_error_of_libvirts_and_no_guest() {
 }
 
 #[test]
-fn a_misspelt_attribute_is_an_error_of_libvirts_that_names_the_right_one_and_no_guest() {
+fn a_misspelt_attribute_is_an_error_of_libvirt_that_names_the_right_one_and_starts_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     libvirt.define(&Domain { wishes: "garantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
@@ -199,7 +200,7 @@ fn a_misspelt_attribute_is_an_error_of_libvirts_that_names_the_right_one_and_no_
 }
 
 #[test]
-fn a_hook_that_is_renewed_under_a_libvirtd_that_runs_it_is_no_alarm() {
+fn renewing_a_hook_under_a_libvirtd_that_runs_it_raises_no_alarm() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     let socket = "/run/wideleaf/other.sock";
     let hook = |command: &str| {
@@ -233,7 +234,7 @@ fn nothing_of_libvirt_is_left_when_a_test_ends_or_fails() {
         let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|process| process.path());
         processes.filter(sees_folder).count()
     };
-    // virtlogd, libvirtd, QEMU, a shell and what keeps it.
+    // virtlogd, libvirtd, QEMU, a shell and the process that keeps it.
     assert!(ours() >= 5, "{}", ours());
     let failed = catch_unwind(AssertUnwindSafe(move || {
         let _libvirt = libvirt;
@@ -244,15 +245,15 @@ fn nothing_of_libvirt_is_left_when_a_test_ends_or_fails() {
     assert!(!folder.exists());
 }
 
-/// Huge mappings of a domain by KVM's own count, which libvirt asks QEMU for.
+/// Huge mappings of a domain by KVM's own count, which libvirt queries from QEMU.
 fn pages_2m(libvirt: &Libvirt, domain: &str) -> u64 {
     let text = libvirt.virsh(&["domstats", "--vm", domain]).unwrap();
     let count = text.lines().find_map(|line| line.trim().strip_prefix("vm.pages_2m.cur="));
-    count.expect("QEMU tells KVM's statistics since 7.1").parse().unwrap()
+    count.expect("QEMU reports KVM's statistics since 7.1").parse().unwrap()
 }
 
 #[test]
-fn wideleafd_promotes_a_domain_of_which_the_hook_tells_and_leaves_it_when_told() {
+fn wideleafd_promotes_a_domain_that_the_hook_reports_and_leaves_it_on_request() {
     if !has_kvm() {
         return;
     }
@@ -267,7 +268,7 @@ fn wideleafd_promotes_a_domain_of_which_the_hook_tells_and_leaves_it_when_told()
 
     let changes = Settings { policy: Some("greedy".into()), ..Settings::default() };
     ask(&libvirt, Request::Set { vm: "pattern".into(), changes }).unwrap();
-    // The 32 MiB that are checked are 16 windows, all of which are touched again at every pass.
+    // The 32 MiB under check are 16 windows, all of which are touched again at every pass.
     libvirt.wait_until("KVM maps what is checked in huge pages", || pages_2m(&libvirt, "pattern") >= 16);
 
     ask(&libvirt, Request::Detach { vm: "pattern".into() }).unwrap();

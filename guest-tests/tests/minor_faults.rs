@@ -1,6 +1,6 @@
-//! Accesses of memfd and hugetlb RAM under a live guest: it checks and rewrites every word of its pattern on two vCPUs while
-//! its windows are unmapped and mapped again, and KVM has its large mappings back afterwards. Needs KVM, minor faults, and for
-//! hugetlb RAM pages of the pool.
+//! Accesses of memfd and hugetlb RAM under a live guest. It checks and rewrites every word of its pattern on two
+//! vCPUs while its windows are unmapped and mapped again, and KVM has its large mappings back afterwards. Needs
+//! KVM, minor faults, and for hugetlb RAM pages of the pool.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -22,16 +22,16 @@ use wideleaf_policies::{OutcomeResult, PageSize, WindowIndex};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// A third of the guest's RAM is its pattern.
+/// Size of the guest's RAM, a third of which is its pattern.
 const RAM_MIB: u64 = 48;
 const WINDOWS: u64 = RAM_MIB / 2;
 const PATTERN_WINDOWS: u64 = 8;
 /// Rounds over all windows, while the guest works.
 const ROUNDS: u64 = 12;
-/// Windows of a sample.
+/// Number of windows in a sample.
 const SHARE: usize = 6;
 
-/// A page that somebody else just looks at is busy for an instant.
+/// Collapses a window. A page that another thread just inspects is busy for an instant.
 fn collapse(host: &LinuxHost, range: RamRange, window: WindowIndex) {
     const ATTEMPTS: usize = 50;
     let mut is_done = (0..ATTEMPTS).map(|_| collapse_window(host, range, window).result == OutcomeResult::Done);
@@ -42,12 +42,12 @@ fn collapse(host: &LinuxHost, range: RamRange, window: WindowIndex) {
 struct Counted {
     touched: u64,
     untouched: u64,
-    /// By reason.
+    /// Number of windows by reason.
     unknown: BTreeMap<&'static str, u64>,
     cpu: Duration,
 }
 
-/// Every window some times, a share at a time.
+/// Samples every window several times, a share at a time.
 fn sample_all(sensor: &mut MinorFaultSensor, host: &LinuxHost, windows: &[WindowIndex]) -> Counted {
     let mut rotation = Rotation::default();
     let mut counted = Counted::default();
@@ -71,7 +71,7 @@ fn large_mappings(machine: &Machine) -> u64 {
     machine.second_level().mapping_stats().unwrap().pages_2m
 }
 
-/// The guest touches its pattern again and again; KVM maps it large again as it does.
+/// Waits for large mappings: the guest touches its pattern again and again, and KVM then maps it large again.
 fn wait_for_large_mappings(machine: &Machine) {
     let began = Instant::now();
     while large_mappings(machine) < PATTERN_WINDOWS {
@@ -104,7 +104,8 @@ fn sampled_under_a_pattern(kind: BackingKind) {
     if kind == BackingKind::Memfd {
         windows.iter().for_each(|window| collapse(&host, ram.ranges()[0], *window));
     }
-    // CPU time counts what the machine's own host takes away meanwhile: a sample is to end by itself, not by its budget.
+    // CPU time includes time that the machine's own host takes away: a sample is to end by itself, not by its
+    // budget.
     let unhurried = AccessConfig { cpu_max: TIMEOUT, ..AccessConfig::default() };
     let sensor = MinorFaultSensor::start(ram.clone(), unhurried);
     let mut sensor = match sensor {

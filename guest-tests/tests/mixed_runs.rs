@@ -1,7 +1,6 @@
-//! Many runs of `wideleaf run` beside each other, as a host has them: guests that check every word of their memory
-//! under one policy after
-//! another, guests with a disk that is slow and pins the pages it fills, and hostile guests; killed at random, by any
-//! signal, at any time.
+//! Many parallel runs of `wideleaf run`, as on a real host: guests that check every word of their memory under one
+//! policy after another, guests with a slow disk that pins the pages it fills, and hostile guests. They are killed
+//! at random, by any signal, at any time.
 //!
 //! ```text
 //!   lane 0   pattern, auto ──▶ ok │ hostile ✗ kill │ pattern, greedy ──▶ ok │ …
@@ -10,8 +9,8 @@
 //!   at the end: no process, no file, no pool page, no setting is left; no guest found a wrong word; no run panicked
 //! ```
 //!
-//! Takes 20 s; `WIDELEAF_SOAK_SECONDS` sets it, and `WIDELEAF_SOAK_SEED` brings the choices of a run back, not its
-//! timing. Needs KVM.
+//! Takes 20 s; `WIDELEAF_SOAK_SECONDS` sets the duration. `WIDELEAF_SOAK_SEED` repeats the choices of a run, not
+//! its timing. Needs KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -35,19 +34,19 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 
 const SECONDS_DEFAULT: u64 = 20;
-/// More runs at once than a small machine has processors.
+/// Number of parallel runs, more than a small machine has processors.
 const LANES: u64 = 3;
-/// The longest a run may take to end once it has been told to, or by itself: far more than it needs on a busy machine.
+/// Longest time for a run to end, by itself or after a signal: far more than it needs on a busy machine.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// A process that was killed is gone from `/proc` a moment later, and what it held soon after.
+/// Time limit after which a killed process is gone from `/proc`, and its resources are free.
 const GONE_WITHIN: Duration = Duration::from_secs(20);
 
-/// Of a slow disk: some windows.
+/// Bytes of a slow disk: some windows.
 const DISK_BYTES: usize = 12 << 20;
-/// Long enough for the manager to meet pages that a transfer has pinned.
+/// Duration of a transfer, long enough for the manager to meet pinned pages.
 const TRANSFER_TAKES: Duration = Duration::from_millis(1);
 
-/// What promotes, splits, samples and releases, each in its own way.
+/// Policies that promote, split, sample and release in different ways.
 const POLICIES: [&str; 9] = [
     "auto",
     "greedy",
@@ -60,7 +59,7 @@ const POLICIES: [&str; 9] = [
     "schemes:rules=min max 5% max min max promote; min max 0% 0% min max release",
 ];
 
-/// What a hostile guest prints for ever.
+/// Texts that a hostile guest prints for ever.
 const FLOODS: [&str; 4] = [
     "@wideleaf \n",
     "@wideleaf begin phase=a tsc=1\n@wideleaf end phase=a tsc=2\n",
@@ -75,16 +74,16 @@ enum Kind {
     Hostile,
 }
 
-/// What a run is told while it works.
+/// Fate of a run while it works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Nothing: it ends by itself, or by its `--timeout`.
+    /// Not disturbed: it ends by itself, or by its `--timeout`.
     Left,
-    /// This signal, after this time.
+    /// Killed by this signal, after this time.
     Signalled(Signal, Duration),
 }
 
-/// What all runs did together.
+/// Results of all runs together.
 #[derive(Debug, Default)]
 struct Tally {
     ends: BTreeMap<(Kind, String), u64>,
@@ -115,7 +114,7 @@ struct Lane<'a> {
 impl Lane<'_> {
     fn run_one(&mut self) {
         let folder = tempfile::tempdir().unwrap();
-        // Without FUSE there is no such disk, and a guest without one runs instead.
+        // Without FUSE there is no slow disk, and a guest without a disk runs instead.
         let disk = if self.dice.u8(0..4) == 0 { SlowDisk::mount(DISK_BYTES, TRANSFER_TAKES) } else { None };
         let (kind, arguments) = match &disk {
             Some(disk) => (Kind::Disk, self.disk(disk)),
@@ -177,7 +176,7 @@ impl Lane<'_> {
         }
     }
 
-    /// A run that was left alone ends as it should, and every other by what it was sent, or before that.
+    /// Asserts that an undisturbed run ends as it should, and every other by its signal, or before that.
     fn judge(&self, kind: Kind, fate: Fate, end: &End, arguments: &[String]) {
         let said = &end.standard_error;
         assert!(!said.contains("panicked at"), "{arguments:?}: {said}");
@@ -195,7 +194,7 @@ impl Lane<'_> {
     }
 }
 
-/// A run, and what it has printed.
+/// A run, and its output.
 struct Run {
     child: Child,
     standard_output: std::thread::JoinHandle<String>,
@@ -220,7 +219,7 @@ impl Run {
         Run { child, standard_output, standard_error }
     }
 
-    /// Not of a run that has ended: its number may be another process's by then.
+    /// Sends a signal, but not to a run that has ended: its number may be another process's by then.
     fn signal(&mut self, signal: Signal) {
         if self.child.try_wait().unwrap().is_none() {
             kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
@@ -245,7 +244,7 @@ impl Run {
     }
 }
 
-/// The beginning of what a pipe brings; the rest is read and dropped, as a hostile guest prints for ever.
+/// Reads the beginning of a pipe's output; the rest is read and dropped, as a hostile guest prints for ever.
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
     const KEPT_MAX: u64 = 4 << 20;
     std::thread::spawn(move || {
@@ -256,7 +255,7 @@ fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinH
     })
 }
 
-/// No process works in the folder of a run, and no file but its image is there.
+/// Asserts that no process works in the folder of a run, and that it contains no file but its image.
 fn assert_nothing_is_left(folder: &TempDir, arguments: &[String]) {
     wait_until(
         || processes_in(folder.path()).is_empty(),
@@ -286,7 +285,7 @@ fn thp_settings() -> BTreeMap<PathBuf, String> {
         ["/sys/kernel/mm/transparent_hugepage", "/sys/kernel/mm/transparent_hugepage/khugepaged"];
     let files = FOLDERS.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
     let paths = files.filter_map(|entry| Some(entry.ok()?.path()));
-    // These two count what khugepaged has done.
+    // These two files count khugepaged's work.
     let is_setting = |path: &PathBuf| !path.ends_with("pages_collapsed") && !path.ends_with("full_scans");
     paths.filter(is_setting).filter_map(|path| Some((path.clone(), fs::read_to_string(path).ok()?))).collect()
 }

@@ -1,5 +1,5 @@
-//! Nobody's guest may lose a byte because we took its windows away for a while: a guest that checks and rewrites every
-//! word of its RAM runs while its windows are sampled and swapped. Needs KVM and `UFFDIO_MOVE`.
+//! No guest may lose a byte because the manager takes its windows away for a while. A guest that checks and
+//! rewrites every word of its RAM runs while its windows are sampled and swapped. Needs KVM and `UFFDIO_MOVE`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -21,7 +21,7 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What the mover did while the guest ran.
+/// Actions of the mover while the guest ran.
 #[derive(Debug, Default)]
 struct Moved {
     sampled: u64,
@@ -30,7 +30,7 @@ struct Moved {
     not_observed: u64,
 }
 
-/// Samples a share of the windows and swaps one, again and again, until the guest is done.
+/// Samples a share of the windows and swaps one, again and again, until the guest ends.
 fn move_windows(ram: &Arc<GuestRam>, is_over: &AtomicBool) -> Moved {
     let host = Arc::new(LinuxHost::open().unwrap());
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();

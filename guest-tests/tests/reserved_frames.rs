@@ -1,5 +1,6 @@
-//! A guest that checks and rewrites every word of its RAM runs on reserved frames: its windows become large as it populates
-//! them, or are broken as it does, and it loses nothing. Needs KVM and a userfaultfd for kernel faults.
+//! A guest that checks and rewrites every word of its RAM runs on reserved frames. Its windows become large while
+//! it populates them, or their reservations are broken, and it loses nothing. Needs KVM and a userfaultfd for
+//! kernel faults.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Budget, Moment, PageSize, PerTenThousand, Plan, PolicyChoice, ReservationRules, Snapshot};
 use wideleaf_vmm::run_loop::OnReset;
 
-/// Reserves frames for a host that is always short.
+/// A policy that reserves frames for a host that is always short.
 struct AlwaysShort;
 
 impl Policy for AlwaysShort {
@@ -48,7 +49,7 @@ fn can_run() -> bool {
     has_kvm() && is_there(Need::Userfaultfd, userfaultfd)
 }
 
-/// 64 windows of pattern, by two vCPUs.
+/// Runs 64 windows of pattern on two vCPUs.
 fn run(policy: PolicyChoice) -> RunReport {
     let spec = RunSpec {
         workload: Workload::Kernel("pattern"),
@@ -84,14 +85,14 @@ fn count(report: &RunReport, counter: &str) -> u64 {
     report.manager.outcomes.get(&format!("reserved_frames.{counter}")).copied().unwrap_or(0)
 }
 
-/// Every window that was reserved and filled is large, for the host and for KVM.
+/// Asserts that every window that was reserved and filled is large, for the host and for KVM.
 fn becomes_large(policy: PolicyChoice) {
     if !can_run() {
         return;
     }
     let report = run(policy);
     let region = &report.regions[0];
-    // What the loader or an early vCPU touched before the service began is not reserved.
+    // Pages that the loader or an early vCPU touched before the service began are not reserved.
     assert!(region.windows_host_large + count(&report, "backed_before") >= region.windows, "{region:?}");
     assert!(count(&report, "promoted") >= region.windows / 2, "{:?}", report.manager.outcomes);
     let kvm = report.manager.kvm_check.unwrap();
@@ -110,7 +111,7 @@ fn a_guest_s_windows_become_large_with_an_eighth_of_their_pages() {
 }
 
 #[test]
-fn a_guest_survives_that_its_reservations_are_broken_as_it_populates_them() {
+fn a_guest_survives_broken_reservations_as_it_populates_them() {
     if !can_run() {
         return;
     }

@@ -1,5 +1,6 @@
-//! What the manager's sensors say of a live guest, and that its memory survives every actuator at once: `pattern` checks
-//! and rewrites each word while another thread splits, collapses and releases its windows. Needs KVM.
+//! Readings of the manager's sensors for a live guest, and proof that its memory survives every actuator at once:
+//! `pattern` checks and rewrites each word while another thread splits, collapses and releases its windows. Needs
+//! KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -22,10 +23,10 @@ use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize};
 use wideleaf_protocol::{Message, Status, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-/// No guest here needs a tenth of it on an idle machine.
+/// Time limit of a guest: ten times the need of any guest here on an idle machine.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What a guest said of its own check.
+/// Output of a guest about its own check.
 #[derive(Default)]
 struct Said {
     has_begun: bool,
@@ -38,7 +39,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// A guest with 32 MiB of anonymous base pages, all of them present before it starts.
+    /// Starts a guest with 32 MiB of anonymous base pages, all of them present before it starts.
     fn start(guest_page: PageSize, vcpus: u32, cmdline: &str) -> Guest {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
@@ -86,7 +87,7 @@ fn listen(said: &Mutex<Said>, line: &str) {
 }
 
 #[test]
-fn the_guests_tables_say_the_page_size_it_was_started_with() {
+fn the_guest_s_tables_show_the_page_size_it_was_started_with() {
     if !has_kvm() {
         return;
     }
@@ -103,7 +104,7 @@ fn the_guests_tables_say_the_page_size_it_was_started_with() {
 }
 
 #[test]
-fn the_dirty_log_counts_what_the_guest_writes_and_all_slots_are_as_before() {
+fn the_dirty_log_counts_the_guest_s_writes_and_all_slots_are_as_before() {
     if !has_kvm() {
         return;
     }
@@ -126,7 +127,7 @@ fn the_dirty_log_counts_what_the_guest_writes_and_all_slots_are_as_before() {
     assert!((1..16).contains(&written), "a pattern of four windows is written, and most of RAM is not: {most:?}");
 }
 
-/// How often each actuator did what it was asked.
+/// Number of successful actions of each actuator.
 #[derive(Debug, Default)]
 struct Done {
     collapses: u64,
@@ -135,8 +136,8 @@ struct Done {
     releases_of_base: u64,
 }
 
-/// Goes through all windows: fills each one's holes with base pages and releases what is zero, then collapses it and
-/// splits each second one; the next round releases the others as huge pages.
+/// Goes through all windows: fills the holes of each with base pages and releases zero pages, then collapses it and
+/// splits each second one. The next round releases the others as huge pages.
 fn meddle(aside: &Aside, host: &LinuxHost, ram: &GuestRam, done: &mut Done) {
     let range = ram.ranges()[0];
     let is_done = |result: OutcomeResult| u64::from(result == OutcomeResult::Done);
@@ -159,7 +160,7 @@ fn a_guest_loses_nothing_while_its_windows_are_split_collapsed_and_released() {
         return;
     }
     for guest_page in [PageSize::Base4K, PageSize::Huge2M] {
-        // From before the guest's first store on: its fill meets the release of pages that are still zero.
+        // Before the guest's first store, so that its fill meets the release of pages that are still zero.
         let guest = Guest::start(guest_page, 2, "bytes=16M seconds=4");
         let host = Arc::new(LinuxHost::open().unwrap());
         let mover = WindowMover::start(host.clone(), guest.machine.ram().clone()).unwrap();

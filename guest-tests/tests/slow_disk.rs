@@ -1,11 +1,11 @@
-//! A transfer that has pages of guest RAM pinned ends in the pages that the guest has, whatever is done to them
-//! meanwhile. The disk is a file system of this test's own, which answers when it is told to
-//! ([`wideleaf_guest_tests::slow_disk`]): while a transfer is under way, each actuator of `memory` is asked to work on
-//! its pages. Needs root and `/dev/fuse`.
+//! A transfer that has pages of guest RAM pinned ends in the guest's current pages, whatever an actuator does to
+//! them during the transfer. The disk is a file system of this test's own, which answers on request
+//! ([`wideleaf_guest_tests::slow_disk`]). While a transfer is under way, each actuator of `memory` is asked to work
+//! on its pages. Needs root and `/dev/fuse`.
 //!
 //! ```text
-//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────────▶ answered ─▶ are the bytes in guest
-//!   RAM? actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
+//!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────▶ answered ─▶ are the bytes in guest RAM?
+//!   actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
 //! ```
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -43,7 +43,7 @@ const FILLED_BYTES: usize = 16 * 4096;
 const IN_USE: usize = 0;
 const ZERO: usize = 100;
 
-/// RAM of one window, and a disk whose transfers go into it.
+/// RAM of one window, and a disk that transfers into it.
 struct Site {
     disk: SlowDisk,
     image: DiskImage,
@@ -53,7 +53,7 @@ struct Site {
 }
 
 impl Site {
-    /// `None` where the test is to be skipped.
+    /// Creates a site; `None` if the test is to be skipped.
     fn new(kind: BackingKind) -> Option<Site> {
         let disk = SlowDisk::mount(FILLED_BYTES, Duration::ZERO)?;
         disk.set_bytes(&[0xaa; FILLED_BYTES]);
@@ -64,7 +64,7 @@ impl Site {
         Some(Site { disk, image, ram, devices, host: Arc::new(LinuxHost::open().unwrap()) })
     }
 
-    /// The same, where pages can be moved.
+    /// Creates a site if pages can be moved.
     fn with_moves() -> Option<(Site, WindowMover)> {
         let site = Site::new(BackingKind::Anon).filter(|_| is_there(Need::UffdMove, probe().map(drop)))?;
         let mover = WindowMover::start(site.host.clone(), site.ram.clone()).unwrap();
@@ -79,27 +79,27 @@ impl Site {
         self.words()[page * WORDS_PER_PAGE].store(value, Ordering::Relaxed);
     }
 
-    /// All pages of the window present, and zero but for one.
+    /// Makes all pages of the window present, and zero except for one.
     fn populate(&self) {
         prefault(self.host.as_ref(), self.ram.ranges(), 1, &|_| ControlFlow::Continue(())).unwrap();
         self.write(IN_USE, 1);
     }
 
-    /// Reads the disk into the pages, past the gate: as a device of another process would.
+    /// Reads the disk into the pages, past the gate, like a device of another process.
     fn read_past_the_gate(&self) {
         let view = self.devices.memory().view();
         let pieces = [view.get_slice(GuestAddress(FILLED.start as u64 * 4096), FILLED_BYTES).unwrap()];
         assert_eq!(self.image.read_at(&pieces, 0).unwrap(), FILLED_BYTES);
     }
 
-    /// As a device of this process does.
+    /// Reads the disk into the pages inside the gate, like a device of this process.
     fn read_inside_the_gate(&self) {
         let access = self.devices.access();
         let pieces = [access.get_slice(GuestAddress(FILLED.start as u64 * 4096), FILLED_BYTES).unwrap()];
         assert_eq!(self.image.read_at(&pieces, 0).unwrap(), FILLED_BYTES);
     }
 
-    /// Lets `act` do its work while a transfer has the pages pinned.
+    /// Runs `act` while a transfer has the pages pinned.
     fn during<R>(&self, transfer: impl FnOnce() + Send, act: impl FnOnce() -> R) -> R {
         std::thread::scope(|scope| {
             let hold = self.disk.hold(); // ends before the scope waits, also when `act` panics
@@ -112,7 +112,7 @@ impl Site {
         })
     }
 
-    /// Pages that the transfer filled, as it said, and that have something else.
+    /// Number of pages that the transfer reported as filled, and that have other contents.
     fn lost(&self) -> usize {
         let is_lost = |page: &usize| {
             let words = &self.words()[page * WORDS_PER_PAGE..(page + 1) * WORDS_PER_PAGE];
@@ -127,7 +127,7 @@ impl Site {
     }
 
     fn collapse(&self) -> OutcomeResult {
-        // Busy while a page is on its way to an LRU list.
+        // A page is busy while it is on its way to an LRU list.
         let attempt = || collapse_window(self.host.as_ref(), self.ram.ranges()[0], WINDOW).result;
         (0..50).map(|_| attempt()).find(|result| *result != busy()).unwrap_or(busy())
     }
@@ -151,7 +151,7 @@ fn a_pinned_page_is_not_released_and_its_neighbours_are() {
 }
 
 #[test]
-fn a_window_of_which_only_pinned_pages_are_zero_is_busy() {
+fn a_window_with_zeroes_only_in_pinned_pages_is_busy() {
     let Some((site, mover)) = Site::with_moves() else { return };
     site.write(IN_USE, 1);
     let release = || release_window(mover.aside(), site.host.as_ref(), site.ram.ranges()[0], WINDOW);
@@ -225,14 +225,14 @@ fn what_a_guest_gives_to_its_balloon_goes_and_pinned_pages_beside_it_stay() {
 }
 
 #[test]
-fn a_guest_that_gives_away_what_it_reads_into_loses_that_and_nothing_else() {
+fn a_guest_that_gives_away_pages_it_reads_into_loses_only_those() {
     let Some(site) = Site::new(BackingKind::Anon) else { return };
     site.populate();
     let balloon = GiveBack::new(site.host.clone(), site.ram.clone()).unwrap();
     let filled = || FILLED.map(|page| Gpa::new(page as u64 * 4096));
     site.during(|| site.read_past_the_gate(), || balloon.inflate(filled()));
     balloon.deflate(filled());
-    assert_eq!(site.lost(), FILLED.len(), "it said that it does not use them");
+    assert_eq!(site.lost(), FILLED.len(), "the guest declared them unused");
     assert_eq!(site.words()[IN_USE * WORDS_PER_PAGE].load(Ordering::Relaxed), 1);
 }
 
@@ -264,7 +264,7 @@ fn a_pause_waits_for_a_transfer_and_none_begins_while_it_lasts() {
 }
 
 #[test]
-fn a_disk_that_is_dropped_in_the_midst_of_a_transfer_fails_it_and_is_gone() {
+fn a_disk_that_is_dropped_during_a_transfer_fails_it_and_is_gone() {
     let Some(disk) = SlowDisk::mount(FILLED_BYTES, Duration::ZERO) else { return };
     let path = disk.path();
     let folder = path.parent().unwrap().to_owned();

@@ -1,5 +1,6 @@
-//! The soak: two vCPUs check and rewrite every word of their RAM while a policy asks for anything anywhere and calls of the
-//! kernel fail by the dice. Nothing may be lost, nobody may be left waiting, and the machine gets everything back.
+//! The soak test: two vCPUs check and rewrite every word of their RAM while a policy asks for random actions and
+//! system calls fail at random. No word may be lost, no vCPU may be left waiting, and the machine gets everything
+//! back.
 //!
 //! ```text
 //!   one guest after another, and while it runs, a manager after another:
@@ -10,8 +11,8 @@
 //!   at the end                                                   ▲  threads, files, mappings, memory as before
 //! ```
 //!
-//! Takes a minute; `WIDELEAF_SOAK_SECONDS` sets it. `WIDELEAF_SOAK_SEED` brings the numbers of a run back, not its timing.
-//! Needs KVM.
+//! Takes a minute; `WIDELEAF_SOAK_SECONDS` sets the duration. `WIDELEAF_SOAK_SEED` repeats the random numbers of a
+//! run, not its timing. Needs KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -33,41 +34,44 @@ use wideleaf_policies::{Bytes, VmId};
 
 const SECONDS_DEFAULT: u64 = 60;
 const KINDS: [BackingKind; 2] = [BackingKind::Anon, BackingKind::Memfd];
-/// 32 windows in eight memslots: all of them suffer several times a second.
+/// RAM of 32 windows in eight memslots: the policy acts on all of them several times a second.
 const MEMORY: Bytes = mib(64);
 const SLOT_BYTES: Bytes = mib(8);
-/// What every second guest checks. The rest stays zero, which is what can be released; the other guests check all of it.
+/// Memory that every second guest checks. The rest stays zero and can be released; the other guests check all of
+/// it.
 const PART_CHECKED: Bytes = mib(40);
 
-/// How long one manager serves: it does in a second what it can do to so few windows.
+/// Working time of one manager: in a second it can act on all of these windows.
 const ROUND: Duration = Duration::from_secs(1);
-/// Beside other work a thread may wait longer than a round for a processor: it gets this long for its first tick.
+/// Time limit for a manager's first tick. Beside other work a thread may wait longer than a round for a processor.
 const TICKS_WITHIN: Duration = Duration::from_secs(120);
-/// How many managers a guest meets. Huge pages of a memfd stay huge: a second one would find nothing to promote.
+/// Number of managers per guest. Huge pages of a memfd stay huge: a second manager would find nothing to promote.
 const fn rounds_per_guest(kind: BackingKind) -> u32 {
     match kind {
         BackingKind::Anon => 4,
         BackingKind::Memfd | BackingKind::Hugetlb => 1,
     }
 }
-/// One call in so many fails, by the dice for each round: rarely, so that actions succeed and one failure is met at a time;
-/// often enough that putting things right fails as well; or not at all.
+/// One call in N fails; N is chosen at random for each round. Rarely: most actions succeed, and one failure comes
+/// at a time. Often: error handling fails as well. Or not at all.
 const ONE_IN: [u64; 4] = [0, 400, 50, 12];
 
-/// How many times as long as asked for it may last until it has met all it has to.
+/// Maximum factor by which the test may exceed its duration until it has met everything it must.
 const LONGER_AT_MOST: u32 = 5;
 
-/// More threads than the manager has by itself: they meet at the same locks.
+/// Maximum number of copy threads, more than the manager has by itself: they compete for the same locks.
 const COPY_THREADS_MAX: u64 = 4;
 
-/// What may stay mapped: stacks and arenas that the C library keeps for the next thread, of which there are a dozen.
+/// Mappings that may remain: stacks and arenas that the C library keeps for the next thread, of which there are a
+/// dozen.
 const MAPPINGS_KEPT_MAX: u64 = 24;
-/// What may stay resident: the same, and the allocator's free lists. A window lost in a round would be 2 MiB each.
+/// Memory that may stay resident: stacks, arenas, and the allocator's free lists. A window lost in a round would be
+/// 2 MiB each.
 const RESIDENT_KEPT_MAX: Bytes = mib(4);
-/// A thread that was joined is gone from `/proc` a moment later.
+/// Time until a joined thread is gone from `/proc`.
 const THREADS_GONE_WITHIN: Duration = Duration::from_secs(10);
 
-/// What all rounds did together.
+/// Results of all rounds together.
 #[derive(Debug, Default)]
 struct Tally {
     guests: u64,
@@ -98,7 +102,7 @@ impl Tally {
         self.outcomes.get(&format!("{mechanism}.done")).copied().unwrap_or(0)
     }
 
-    /// What a soak has to meet and this one has not met yet.
+    /// Events that a soak must meet and that this one has not met yet.
     fn missing(&self, kind: BackingKind) -> Vec<&'static str> {
         let back: [&str; 2] = if kind == BackingKind::Anon { ["release", "split"] } else { ["hold_at_4k", "recover"] };
         let mut missing: Vec<_> = back.into_iter().filter(|mechanism| self.done(mechanism) == 0).collect();
@@ -112,7 +116,7 @@ impl Tally {
     }
 }
 
-/// One manager, for a round.
+/// Runs one manager for a round.
 fn manage(guest: &PatternGuest, mishaps: &Arc<Mishaps>, chaos: Chaos, config: ManagerConfig) -> ManagerReport {
     let machine = guest.machine();
     let host = FailingHost::new(LinuxHost::open().unwrap(), mishaps.clone());
@@ -136,8 +140,8 @@ fn populate(guest: &PatternGuest) {
     }
 }
 
-/// One guest, and one manager after another: one at least, because a guest that just began has checked nothing yet, and where its start
-/// takes seconds (the lab beside other work) the deadline may be over by then.
+/// Runs one guest, and one manager after another, at least one: a guest that just began has checked nothing yet,
+/// and if its start takes seconds (the lab beside other work) the deadline may be over by then.
 fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, dice: &mut Dice, tally: &mut Tally) {
     let guest = PatternGuest::start(kind, MEMORY, SLOT_BYTES, checked);
     for round in 0..rounds_per_guest(kind) {
@@ -162,8 +166,9 @@ fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, 
     guest.stop();
 }
 
-/// One guest after another, every second with memory that it leaves alone: for as long as asked for, and on a slow machine
-/// (the lab beside other work ticks once a second) until it has met what a soak has to meet, but not for ever.
+/// Runs one guest after another for the given time, every second one with memory that it does not check. On a slow
+/// machine (the lab beside other work ticks once a second) it continues until it has met everything a soak must
+/// meet, within a limit.
 fn soak(kind: BackingKind, lasts: Duration, dice: &mut Dice) -> Tally {
     let start = Instant::now();
     let mut tally = Tally::default();
@@ -191,18 +196,19 @@ fn assert_nothing_is_kept(before: Holdings) {
 }
 
 #[test]
-fn nothing_is_lost_and_everything_is_given_back_whatever_fails() {
+fn whatever_fails_no_data_is_lost_and_all_resources_are_given_back() {
     if !has_kvm() {
         return;
     }
-    // What is an error to the manager is one here; what it warns of is what was asked for.
+    // Errors of the manager fail the test; its warnings are caused by the injected failures.
     tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_test_writer().init();
     let seconds = number_from_environment("WIDELEAF_SOAK_SECONDS").unwrap_or(SECONDS_DEFAULT);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = number_from_environment("WIDELEAF_SOAK_SEED").unwrap_or_else(now);
     println!("WIDELEAF_SOAK_SEED={seed}");
     let mut dice = Dice::new(seed);
-    // Whatever is made once and kept (the library's arenas, the stacks of threads) is there after a first guest.
+    // Resources that are made once and kept (the library's arenas, the stacks of threads) exist after a first
+    // guest.
     soak(BackingKind::Anon, Duration::from_secs(1), &mut dice);
     let before = Holdings::now();
     for kind in KINDS {

@@ -1,7 +1,7 @@
 //! Builds the freestanding guest program (a workspace of its own in `freestanding/`) and leaves it in `OUT_DIR`.
 //!
-//! The host's own target is what it is built for: its code model and ABI suit a freestanding x86-64 program; what it assumes
-//! beyond (SSE2, a red zone) the boot code provides.
+//! It is built for the host's own target, with a code model and an ABI that suit a freestanding x86-64 program. The
+//! boot code provides the target's other assumptions (SSE2, a red zone).
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use inner_cargo::{Inner, required, rerun_if_changed};
 #[path = "../inner_cargo.rs"]
 mod inner_cargo;
 
-/// What a change of makes the image out of date, relative to this package.
+/// Inputs that make the image out of date when they change, relative to this package.
 const INPUTS: [&str; 11] = [
     "build.rs",
     "../inner_cargo.rs",
@@ -35,19 +35,20 @@ fn main() {
     inner.build_as("wideleaf-guest.elf");
 }
 
-/// Flags for the image alone: a static executable at fixed addresses, without any start-up file or library; `crt-static` makes
-/// no sense without a libc.
+/// Flags of the image only: a static executable at fixed addresses, without any start-up file or library.
+/// `crt-static` makes no sense without a libc.
 fn flags(package: &Path) -> Vec<String> {
     let mut flags: Vec<String> =
         ["-Crelocation-model=static", "-Ctarget-feature=-crt-static", "-Cforce-unwind-tables=no"]
             .map(String::from)
             .to_vec();
-    // Panic lines name files as seen from guest-tests; no path of the machine that built it gets into the image.
+    // Panic lines name files relative to guest-tests; the image contains no path of the build machine.
     if let Some(guest_tests) = package.parent() {
         flags.push(format!("--remap-path-prefix={}/=", guest_tests.display()));
     }
     let script = format!("-Wl,-T{}", package.join("freestanding/link.ld").display());
-    // A page size of 4 KiB keeps the segments from being padded to 2 MiB; no build id, so that equal sources give equal images.
+    // A page size of 4 KiB keeps the linker from padding segments to 2 MiB. No build id, so that equal sources give
+    // equal images.
     let link = [
         "-nostartfiles",
         "-nostdlib",

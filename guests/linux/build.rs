@@ -7,7 +7,7 @@ use inner_cargo::{Inner, required, rerun_if_changed};
 #[path = "../inner_cargo.rs"]
 mod inner_cargo;
 
-/// What a change of makes the program out of date, relative to this package.
+/// Inputs that make the program out of date when they change, relative to this package.
 const INPUTS: [&str; 14] = [
     "build.rs",
     "../inner_cargo.rs",
@@ -22,7 +22,7 @@ const INPUTS: [&str; 14] = [
     "../../policies/Cargo.toml",
     "../../policies/src",
     "../../Cargo.toml",
-    // Linked into it are crates in the versions that are locked here.
+    // The program links crates in the versions that are locked here.
     "../../Cargo.lock",
 ];
 
@@ -39,7 +39,7 @@ fn main() {
     inner.build_as("init");
 }
 
-/// Static, and without a path of the machine that built it, so that equal sources give equal programs.
+/// Static, and without a path of the build machine, so that equal sources give equal programs.
 fn flags(package: &Path) -> Vec<String> {
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Clink-arg=-Wl,--build-id=none".to_owned()];
     let ours = package.ancestors().nth(2).map(Path::to_owned);

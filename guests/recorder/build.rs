@@ -1,5 +1,5 @@
-//! Builds the kernels as a program (the package in `program/`) in which the compiler puts a call before every load and store, and leaves it
-//! in `OUT_DIR`.
+//! Builds the kernels as a program (the package in `program/`) with a compiler-inserted call before every load and
+//! store, and leaves it in `OUT_DIR`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use inner_cargo::{Inner, required, rerun_if_changed};
 #[path = "../inner_cargo.rs"]
 mod inner_cargo;
 
-/// What a change of makes the program out of date, relative to this package.
+/// Inputs that make the program out of date when they change, relative to this package.
 const INPUTS: [&str; 10] = [
     "build.rs",
     "../inner_cargo.rs",
@@ -19,7 +19,7 @@ const INPUTS: [&str; 10] = [
     "../kernels/Cargo.toml",
     "../kernels/src",
     "../../Cargo.toml",
-    // Linked into it are crates in the versions that are locked here.
+    // The program links crates in the versions that are locked here.
     "../../Cargo.lock",
 ];
 
@@ -29,7 +29,7 @@ fn main() {
     let variables = [
         ("CARGO_PROFILE_RELEASE_STRIP", "symbols"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
-        // One unit a crate: the calls are put in last, and nothing is optimised across them afterwards.
+        // One codegen unit per crate: the calls are inserted last, and no optimisation runs across them afterwards.
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ];
@@ -39,10 +39,10 @@ fn main() {
     inner.build_as("recorded");
 }
 
-/// The compiler's calls, and no path of the machine that built it. No option for a newer CPU: the baseline of x86-64 has no vectors of more
-/// than 16 bytes, so an access is a word or two.
+/// Flags for the compiler's calls, and without any path of the build machine. No option for a newer CPU: the
+/// baseline of x86-64 has no vectors of more than 16 bytes, so an access is a word or two.
 fn flags(package: &Path) -> Vec<String> {
-    // LLVM's own names: the pass, and calls instead of its counters in the code.
+    // LLVM's own names: the pass, and the option for calls instead of inline counters.
     let mut flags = ["-Cpasses=memprof", "-Cllvm-args=-memprof-use-callbacks", "-Clink-arg=-Wl,--build-id=none"]
         .map(String::from)
         .to_vec();

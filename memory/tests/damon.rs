@@ -1,5 +1,5 @@
-//! The kernel's own monitor on this machine's own memory. Where there is none for the addresses of a process this is skipped
-//! with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a failure.
+//! The kernel's own monitor on this machine's own memory. If it cannot observe a process's addresses, the test is
+//! skipped with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ const WINDOWS: u64 = 16;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
-fn the_kernels_monitor_tells_the_busy_half_from_the_idle_one_and_is_given_back() {
+fn the_kernels_monitor_distinguishes_the_busy_half_from_the_idle_one_and_is_given_back() {
     let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
     let host = LinuxHost::open().unwrap();
@@ -31,7 +31,7 @@ fn the_kernels_monitor_tells_the_busy_half_from_the_idle_one_and_is_given_back()
         }
     };
     let windows: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
-    // A region reaches over the middle now and then: the two windows there may be seen as either.
+    // A region reaches over the middle now and then: the two windows there may appear as either.
     let is_right = |window: WindowIndex, seen: Seen| match window.get() * 2 / WINDOWS {
         _ if (WINDOWS / 2 - 1..=WINDOWS / 2).contains(&window.get()) => true,
         0 => seen == Seen::Touched,

@@ -1,5 +1,5 @@
-//! Deciding at the fault, on the kernel this runs on. Without permission for userfaultfd these tests are skipped with
-//! the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
+//! Deciding at the page fault, on the running kernel. Without permission for userfaultfd these tests are skipped
+//! with the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod faults;
@@ -55,7 +55,7 @@ fn stop(service: FirstTouch) -> FirstTouchReport {
 }
 
 #[test]
-fn each_window_is_asked_once_and_gets_the_pages_it_was_answered_with() {
+fn the_policy_is_asked_once_for_each_window_and_its_answer_is_used() {
     if skip() {
         return;
     }
@@ -73,7 +73,7 @@ fn each_window_is_asked_once_and_gets_the_pages_it_was_answered_with() {
         })
         .unwrap()
     };
-    // All threads touch all windows, each beginning somewhere else, each page by one thread.
+    // All threads touch all windows, each beginning at another one, each page by one thread.
     let begin = Arc::new(Barrier::new(PAGES.len()));
     let threads: Vec<_> = PAGES
         .into_iter()
@@ -135,7 +135,7 @@ fn two_threads_at_one_window_ask_once() {
         let asked = asked.clone();
         start(&ram, move |vm, window| {
             asked.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_micros(200)); // so that the other one arrives while this one is decided
+            std::thread::sleep(Duration::from_micros(200)); // so that the other one arrives during this decision
             even_windows_huge(vm, window)
         })
         .unwrap()
@@ -214,8 +214,8 @@ fn stopping_lets_every_waiter_go() {
     if skip() {
         return;
     }
-    // The policy is slow and the service is stopped at its first question: one thread waits for the answer, the others
-    // for their turn.
+    // The policy is slow, and the service is stopped at its first question: one thread waits for the answer, the
+    // others for their turn.
     const THREADS: u64 = 8;
     for end in [|service: FirstTouch| drop(service.stop()), |service: FirstTouch| drop(service)] {
         let ram = map(THREADS * 4);
@@ -242,7 +242,7 @@ fn stopping_lets_every_waiter_go() {
 }
 
 #[test]
-fn starting_and_stopping_under_load_loses_nobody() {
+fn starting_and_stopping_under_load_loses_no_thread() {
     if skip() {
         return;
     }
@@ -259,7 +259,7 @@ fn starting_and_stopping_under_load_loses_nobody() {
                         assert_eq!(touch(&ram, window, page), 0);
                         assert_eq!(word(&ram, window, page).load(Ordering::Relaxed), mark(window, page));
                     }
-                    std::thread::sleep(Duration::from_micros(500)); // so that the service comes and goes many times
+                    std::thread::sleep(Duration::from_micros(500)); // so that the service starts and stops many times
                 }
             })
         })
@@ -306,7 +306,7 @@ fn a_policy_that_panics_leaves_the_memory_to_the_kernel() {
 }
 
 #[test]
-fn a_window_with_something_in_it_is_not_asked_about() {
+fn the_policy_is_not_asked_about_a_window_with_contents() {
     if skip() {
         return;
     }
@@ -317,7 +317,7 @@ fn a_window_with_something_in_it_is_not_asked_about() {
     {
         let ram = ram.clone();
         join(in_thread(move || {
-            assert_eq!(word(&ram, 0, 5).load(Ordering::Relaxed), mark(0, 5), "what is there is not a first touch");
+            assert_eq!(word(&ram, 0, 5).load(Ordering::Relaxed), mark(0, 5), "a present page is not a first touch");
             for window in 0..3 {
                 assert_eq!(touch(&ram, window, 6), 0);
             }
@@ -325,7 +325,7 @@ fn a_window_with_something_in_it_is_not_asked_about() {
     }
     let report = stop(service);
     assert_eq!((report.asked, report.backed_before), (1, 2), "{report:?}");
-    assert_eq!(word(&ram, 0, 5).load(Ordering::Relaxed), mark(0, 5), "and nothing of it is lost");
+    assert_eq!(word(&ram, 0, 5).load(Ordering::Relaxed), mark(0, 5), "and no word of it is lost");
     assert_eq!((backing(&ram, 0), backing(&ram, 1)), ((2, Backing::Base4K), (1, Backing::Base4K)));
     assert_eq!(backing(&ram, 2), (512, Backing::Huge2M));
 }
@@ -346,12 +346,12 @@ fn a_giant_is_answered_with_a_huge_page_and_counted() {
     assert_eq!(backing(&ram, 0), (512, Backing::Huge2M));
 }
 
-/// The real host, on which the next uses of this advice are not passed on, with this errno (0: "done").
+/// The real host, with the next uses of this advice not passed on, with this errno (0: "done").
 fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Host> {
     Meddling::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
 }
 
-/// One window, answered 2m on this host, touched.
+/// Touches one window on this host, after the answer 2m.
 fn touch_one_on(host: Arc<dyn Host>) -> (Arc<GuestRam>, FirstTouchReport) {
     let ram = map(1);
     let service = FirstTouch::start(host, vec![(VM, ram.clone())], |_, _| PageSize::Huge2M).unwrap();
@@ -375,11 +375,11 @@ fn an_advice_that_is_refused_is_counted_and_the_window_stays_at_base_pages() {
 }
 
 #[test]
-fn where_the_fault_brings_no_huge_page_the_collapse_does() {
+fn if_the_fault_brings_no_huge_page_the_collapse_does() {
     if skip() {
         return;
     }
-    // The first advice is lost on the way, so the fault meets a mapping for base pages; the collapse advises again. A page
+    // The first advice is dropped, so the fault meets a mapping for base pages; the collapse advises again. A page
     // on its way to an LRU list makes a collapse answer EAGAIN: then another window has to show it.
     const ATTEMPTS: u32 = 20;
     let mut attempts = (0..ATTEMPTS).map(|_| touch_one_on(meddling(Advice::HugePage, 1, 0)));
@@ -389,18 +389,18 @@ fn where_the_fault_brings_no_huge_page_the_collapse_does() {
 }
 
 #[test]
-fn where_no_huge_page_is_to_be_had_the_window_stays_at_base_pages() {
+fn without_a_huge_page_the_window_stays_at_base_pages() {
     if skip() {
         return;
     }
-    // Every advice is lost on the way: the fault brings base pages, and the collapse is refused under the mark.
+    // Every advice is dropped: the fault brings base pages, and the collapse is refused under the mark.
     let (ram, report) = touch_one_on(meddling(Advice::HugePage, u64::MAX, 0));
     assert_eq!(report.refused, BTreeMap::from([("refused_not_eligible", 1)]), "{report:?}");
     assert_eq!(backing(&ram, 0), (1, Backing::Base4K));
 }
 
 #[test]
-fn memory_that_cannot_be_decided_about_is_refused_with_the_reason() {
+fn unsuitable_memory_is_refused_with_the_reason() {
     if skip() {
         return;
     }
@@ -417,13 +417,13 @@ fn memory_that_cannot_be_decided_about_is_refused_with_the_reason() {
 }
 
 #[test]
-fn memory_that_is_served_already_is_refused_and_keeps_its_service() {
+fn memory_with_a_service_is_refused_and_keeps_its_service() {
     if skip() {
         return;
     }
     let ram = map(2);
     let service = start(&ram, |_, _| PageSize::Huge2M).unwrap();
-    let error = start(&ram, |_, _| PageSize::Base4K).expect_err("one userfaultfd a mapping");
+    let error = start(&ram, |_, _| PageSize::Base4K).expect_err("only one userfaultfd per mapping");
     assert!(matches!(error, FirstTouchError::Register(RegisterError { vm: VM, .. })), "{error}");
     {
         let ram = ram.clone();
@@ -432,7 +432,7 @@ fn memory_that_is_served_already_is_refused_and_keeps_its_service() {
     assert_eq!(stop(service).answered_2m, 1);
 }
 
-/// Says what the windows get at their first touch, and plans nothing.
+/// A policy that decides at the first touch and plans nothing.
 struct AtTheFault;
 
 impl Policy for AtTheFault {
@@ -472,7 +472,7 @@ fn a_manager_asks_a_policy_that_decides_at_the_fault() {
 }
 
 #[test]
-fn a_manager_says_why_its_policy_can_not_decide_at_the_fault() {
+fn a_manager_says_why_its_policy_cannot_decide_at_the_fault() {
     let ram = map_of(&[(Bytes::ZERO, mib(2))], BackingKind::Memfd, PageSize::Base4K);
     let unmapped = ManagedVm { ram: None, ..ManagedVm::new(VM, ram.clone(), None) };
     for (vm, why) in [(ManagedVm::new(VM, ram, None), "--backing anon"), (unmapped, "mapped in this process")] {

@@ -1,5 +1,5 @@
-//! Deciding at the fault in a process that may have no more mappings (`vm.max_map_count`). A file of its own, because
-//! the limit is the process's.
+//! Deciding at the page fault in a process that may have no more mappings (`vm.max_map_count`). It is a file of its
+//! own, because the limit is the process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn map(bytes: Bytes) -> Arc<GuestRam> {
 }
 
 #[test]
-fn a_window_that_cannot_be_let_go_is_answered_page_by_page() {
+fn a_window_that_cannot_be_released_is_answered_page_by_page() {
     if let Err(error) = probe() {
         let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
         assert!(!required.split(',').any(|r| r == "userfaultfd"), "WIDELEAF_REQUIRE={required}, and {error}");
@@ -38,7 +38,7 @@ fn a_window_that_cannot_be_let_go_is_answered_page_by_page() {
         };
         FirstTouch::start(host.clone(), vec![(VmId(0), ram.clone())], decide).unwrap()
     };
-    // Every second page of other memory is advised differently: each such page is a mapping more, until no more go.
+    // Every second page of other memory gets different advice: each such page is one more mapping, until the limit.
     let filler = map(gib(8));
     let mut pages = (0..gib(8).pages(PageSize::Base4K)).step_by(2);
     let refused = pages.find(|page| host.advise(filler.base() + kib(4) * *page, kib(4), Advice::HugePage).is_err());
@@ -46,7 +46,7 @@ fn a_window_that_cannot_be_let_go_is_answered_page_by_page() {
         println!("skipped: vm.max_map_count is more than this test can use up");
         return;
     }
-    // Windows in the middle: letting one go would cut the mapping in three.
+    // Windows in the middle: releasing one would cut the mapping in three.
     let words = ram.words(ram.ranges()[0]);
     let at = |window: usize, page: usize| &words[((window << 21) + (page << 12)) / size_of::<u64>()];
     for (window, page) in [1, 3].into_iter().flat_map(|window| (0..PAGES).map(move |page| (window, page))) {

@@ -1,5 +1,5 @@
-//! Giants on the fake host, which fails at every call, and on this kernel under threads that write: what was in guest RAM
-//! before a swap is in it afterwards, whatever went wrong in between.
+//! Moves of giants on the fake host, which fails at every call, and on the running kernel under writing threads:
+//! guest RAM has the same contents after a swap as before, whatever failed in between.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
@@ -23,10 +23,10 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, MappingStats, OutcomeResult, 
 const GIANT: Gpa = Gpa::new(1 << 30);
 const PAGE_SIZE: PageSize = PageSize::Base4K;
 const PAGE: Bytes = PAGE_SIZE.bytes();
-/// Shared machines stop for tens of milliseconds; how long a pause was is for the benches.
+/// Limits for shared machines, which stop for tens of milliseconds; the benches measure the length of a pause.
 const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(60), rounds_max: 8 };
 
-/// RAM `[0, 2 GiB)`; the second giant is the one that is swapped.
+/// RAM `[0, 2 GiB)`; the test swaps the second giant.
 fn map(kind: BackingKind) -> Arc<GuestRam> {
     let range = GpaRange::new(Gpa::new(0), gib(2)).unwrap();
     GuestRam::map(&[range], BackingConfig::new(kind, PageSize::Base4K).unwrap()).unwrap()
@@ -37,7 +37,7 @@ fn word(ram: &GuestRam, gpa: Gpa) -> &AtomicU64 {
     &ram.words(ram.ranges()[0])[((gpa - Gpa::new(0)).get() / 8) as usize]
 }
 
-/// Where the tests keep words: at both ends, and where windows meet.
+/// Places of the tests' words: at both ends, and at the borders of windows.
 fn places() -> impl Iterator<Item = Gpa> {
     [Bytes::ZERO, PAGE, mib(2), mib(512) - PAGE, gib(1) - PAGE].into_iter().map(|offset| GIANT + offset)
 }
@@ -52,7 +52,7 @@ fn assert_filled(ram: &GuestRam, when: &str) {
     }
 }
 
-/// A captured tree with a pool of one free giant page.
+/// A captured sysfs tree with a pool of one free giant page.
 fn pool_of_one() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB");
@@ -63,7 +63,7 @@ fn pool_of_one() -> tempfile::TempDir {
     dir
 }
 
-/// A VM on fakes, with some words in it.
+/// A VM on fakes, with some words in its RAM.
 struct FakeVm {
     host: FakeHost,
     second_level: Arc<FakeSecondLevel>,
@@ -108,7 +108,7 @@ impl FakeVm {
         runs.iter().filter(|run| run.is_huge).map(|run| run.bytes).sum::<Bytes>() == gib(1)
     }
 
-    /// Every word is in guest RAM, or where its pages were moved aside.
+    /// Asserts that every word is in guest RAM, or in its pages that were moved aside.
     fn assert_kept(&self, when: &str) {
         for place in places() {
             let aside = self.host.moved_aside_to().map(|start| start + (place - GIANT));
@@ -117,7 +117,7 @@ impl FakeVm {
         }
     }
 
-    /// No dirty log is on but those a swap has said it left, and the guest runs.
+    /// Asserts that no dirty log is on except those that a swap has reported as left on, and that the guest runs.
     fn assert_at_rest(&self, swap: &GiantSwap, when: &str) {
         let logged = self.second_level.slots().iter().filter(|slot| slot.is_dirty_logged).count();
         assert_eq!(logged, swap.logs_left_on as usize, "{when}");
@@ -127,7 +127,7 @@ impl FakeVm {
             "{when}: nothing is paused"
         );
         let (claims, window) = (self.ram.claims(), WindowIndex::containing(GIANT));
-        assert!(!claims.is_under_way(window), "{when}: others may have it again");
+        assert!(!claims.is_under_way(window), "{when}: it is free for other users again");
         assert_filled(&self.ram, when);
     }
 }
@@ -150,7 +150,7 @@ fn a_giant_goes_onto_one_page_and_back_with_all_its_words() {
 }
 
 #[test]
-fn whoever_comes_next_knows_the_giants_that_somebody_else_made() {
+fn a_later_swapper_knows_the_giants_that_an_earlier_one_made() {
     let mut vm = FakeVm::new(PATIENT);
     assert_eq!(vm.promote().result, OutcomeResult::Done);
     vm.giants = GiantPages::new(HugetlbPools::at(vm.pool.path()), false, PATIENT);
@@ -158,7 +158,7 @@ fn whoever_comes_next_knows_the_giants_that_somebody_else_made() {
     assert_eq!((again.result, again.cost.copied), (OutcomeResult::Skipped(Skip::AlreadyDone), Bytes::ZERO));
     assert!(vm.is_giant(), "a look does not end it");
     vm.assert_at_rest(&again, "left alone");
-    vm.host.fail_call(3, libc::ENOMEM); // moving in: the page is mapped again, which only who has its file can do
+    vm.host.fail_call(3, libc::ENOMEM); // moving in: only the owner of its file can map the page again
     let refused = vm.demote();
     assert!(matches!(refused.result, OutcomeResult::Refused(_)) && vm.is_giant(), "{refused:?}");
     vm.assert_at_rest(&refused, "refused");
@@ -174,10 +174,10 @@ fn word_at(at: Hva) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes))
 }
 
-/// More calls than a swap makes.
+/// Upper bound of the calls of a swap.
 const CALLS_BOUND: u64 = 14;
 
-/// Fails one call after the other; gives back how many swaps did not go through.
+/// Fails one call after the other; returns the number of swaps that failed.
 fn failing_each_call(is_promoted_first: bool, fail: impl Fn(&FakeVm, u64)) -> usize {
     let mut unchanged = 0;
     for call in 0..CALLS_BOUND {
@@ -187,7 +187,7 @@ fn failing_each_call(is_promoted_first: bool, fail: impl Fn(&FakeVm, u64)) -> us
         }
         fail(&vm, call);
         let swap = if is_promoted_first { vm.demote() } else { vm.promote() };
-        // A failure that is still to come is not the swap's.
+        // A failure that is still pending is not the swap's.
         fail(&vm, u64::MAX >> 1);
         let when = format!("call {call} failed, {swap:?}");
         vm.assert_at_rest(&swap, &when);
@@ -201,31 +201,32 @@ fn failing_each_call(is_promoted_first: bool, fail: impl Fn(&FakeVm, u64)) -> us
 }
 
 #[test]
-fn a_promotion_loses_nothing_whichever_host_call_fails() {
-    // advise, one mapping?, create, map aside, populate, map aside, scan, move aside, map over, populate; the look
-    // afterwards changes nothing any more.
+fn a_promotion_loses_nothing_if_any_host_call_fails() {
+    // Host calls: advise, one mapping?, create, map aside, populate, map aside, scan, move aside, map over,
+    // populate. The check afterwards changes nothing.
     assert_eq!(failing_each_call(false, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 10);
 }
 
 #[test]
-fn a_promotion_loses_nothing_whichever_call_of_the_second_level_fails() {
-    // two logs on, two logs fetched, pause, two logs fetched; resume and switching off are not the end of it.
+fn a_promotion_loses_nothing_if_any_call_of_the_second_level_fails() {
+    // Calls: two logs on, two logs fetched, pause, two logs fetched. A failure of resume or of switching off does
+    // not fail the swap.
     assert_eq!(failing_each_call(false, |vm, call| vm.second_level.fail_call(call, libc::ENOMEM)), 7);
 }
 
 #[test]
-fn a_demotion_loses_nothing_whichever_host_call_fails() {
-    // map aside, advise, scan, move in
+fn a_demotion_loses_nothing_if_any_host_call_fails() {
+    // Host calls: map aside, advise, scan, move in.
     assert_eq!(failing_each_call(true, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 4);
 }
 
 #[test]
-fn a_demotion_loses_nothing_whichever_call_of_the_second_level_fails() {
+fn a_demotion_loses_nothing_if_any_call_of_the_second_level_fails() {
     assert_eq!(failing_each_call(true, |vm, call| vm.second_level.fail_call(call, libc::ENOMEM)), 7);
 }
 
-/// Panics in one call after the other: the guest goes on with all its words, or stands still and they are kept. Gives back how
-/// many swaps panicked, and how many of them left the guest standing still.
+/// Panics in one call after the other: the guest goes on with all its words, or stays paused and they are kept.
+/// Returns the number of swaps that panicked, and of those that left the guest paused.
 fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64)) -> (usize, usize) {
     let (mut panicked, mut stuck) = (0, 0);
     for call in 0..CALLS_BOUND {
@@ -235,7 +236,7 @@ fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64))
         }
         panic(&vm, call);
         let swap = if is_promoted_first { vm.demote() } else { vm.promote() };
-        panic(&vm, u64::MAX >> 1); // one that is still to come is not the swap's
+        panic(&vm, u64::MAX >> 1); // a pending one is not the swap's
         let when = format!("call {call} panicked, {swap:?}");
         panicked += usize::from(swap.panicked.is_some());
         stuck += usize::from(swap.is_stuck);
@@ -244,9 +245,9 @@ fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64))
         assert_eq!(vm.second_level.resume().is_ok(), swap.is_stuck, "{when}: it is paused if it is stuck");
         let mut looks = 0;
         vm.ram.claims().steadily(|| looks += 1);
-        assert_eq!(looks, 1, "{when}: the exchange is over to whoever looks");
+        assert_eq!(looks, 1, "{when}: every observer sees the end of the exchange");
         let logged = vm.second_level.slots().iter().filter(|slot| slot.is_dirty_logged).count();
-        assert!(logged <= 1, "{when}: at most the log that panicked when it was to be switched off stays on");
+        assert!(logged <= 1, "{when}: at most the log that panicked while being switched off stays on");
         if swap.is_stuck {
             vm.assert_kept(&when);
         } else {
@@ -257,30 +258,30 @@ fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64))
 }
 
 #[test]
-fn a_promotion_that_panics_loses_nothing_whichever_host_call_it_was() {
-    // As many calls as can fail, and the look afterwards; stuck in the exchange: move aside, map over, populate.
+fn a_promotion_that_panics_in_any_host_call_loses_nothing() {
+    // As many calls as can fail, and the check afterwards. Stuck in the exchange: move aside, map over, populate.
     assert_eq!(panicking_in_each_call(false, |vm, call| vm.host.panic_in_call(call)), (11, 3));
 }
 
 #[test]
-fn a_promotion_that_panics_loses_nothing_whichever_call_of_the_second_level_it_was() {
-    // Two logs on, two fetched, pause, two fetched, resume, two off. Who cannot be resumed is stuck.
+fn a_promotion_that_panics_in_any_call_of_the_second_level_loses_nothing() {
+    // Two logs on, two fetched, pause, two fetched, resume, two off. A guest that cannot be resumed is stuck.
     assert_eq!(panicking_in_each_call(false, |vm, call| vm.second_level.panic_in_call(call)), (10, 1));
 }
 
 #[test]
-fn a_demotion_that_panics_loses_nothing_whichever_host_call_it_was() {
-    // Map aside, advise, scan; stuck where it moves in.
+fn a_demotion_that_panics_in_any_host_call_loses_nothing() {
+    // Map aside, advise, scan; stuck while it moves in.
     assert_eq!(panicking_in_each_call(true, |vm, call| vm.host.panic_in_call(call)), (4, 1));
 }
 
 #[test]
-fn a_demotion_that_panics_loses_nothing_whichever_call_of_the_second_level_it_was() {
+fn a_demotion_that_panics_in_any_call_of_the_second_level_loses_nothing() {
     assert_eq!(panicking_in_each_call(true, |vm, call| vm.second_level.panic_in_call(call)), (10, 1));
 }
 
 #[test]
-fn a_log_that_somebody_else_switched_on_is_heard_of_before_anything_is_copied() {
+fn a_log_that_another_user_switched_on_is_reported_before_any_copy() {
     let vm = FakeVm::new(PATIENT);
     let theirs = vm.second_level.slots()[2];
     vm.second_level.set_dirty_log(theirs.id, true).unwrap();
@@ -290,22 +291,22 @@ fn a_log_that_somebody_else_switched_on_is_heard_of_before_anything_is_copied() 
     assert_eq!((swap.result, swap.cost.copied), (OutcomeResult::Refused(Refusal::Busy), Bytes::ZERO));
     let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
     assert_eq!(logged, [false, false, true], "as before");
-    assert_eq!(vm.second_level.take_dirty_log(theirs.id).unwrap()[0], 1, "it has what was written");
+    assert_eq!(vm.second_level.take_dirty_log(theirs.id).unwrap()[0], 1, "it has the written page");
     assert!(!vm.is_giant());
 }
 
 #[test]
-fn a_guest_that_may_not_stand_still_long_enough_is_let_alone() {
+fn a_guest_with_too_short_a_pause_limit_is_left_alone() {
     let vm = FakeVm::new(SwapLimits { pause_max: Duration::ZERO, rounds_max: 5 });
     let swap = vm.promote();
     assert_eq!(swap.result, OutcomeResult::Refused(Refusal::OutrunByWrites));
     assert_eq!((swap.rounds, swap.pauses), (5, 0));
-    vm.assert_at_rest(&swap, "let alone");
+    vm.assert_at_rest(&swap, "left alone");
     assert!(!vm.is_giant());
 }
 
 #[test]
-fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
+fn a_giant_with_a_claim_is_busy_and_is_not_changed() {
     let vm = FakeVm::new(PATIENT);
     let in_work = vm.ram.claims().window(WindowIndex::containing(GIANT)).unwrap();
     let calls = vm.host.calls();
@@ -316,7 +317,7 @@ fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
 }
 
 #[test]
-fn windows_of_a_giant_that_is_back_can_be_taken_aside_again() {
+fn windows_of_a_demoted_giant_can_be_taken_aside_again() {
     if let Err(why) = aside::probe() {
         println!("skipped: {why}");
         return;
@@ -325,26 +326,26 @@ fn windows_of_a_giant_that_is_back_can_be_taken_aside_again() {
     let mover = WindowMover::start(Arc::new(LinuxHost::open().unwrap()), vm.ram.clone()).unwrap();
     let (aside, window) = (mover.aside(), WindowIndex::containing(GIANT));
     let there_and_back = || aside.set_aside(window).and_then(|()| aside.bring_back(window));
-    assert!(there_and_back().unwrap().is_none(), "nobody touched it");
+    assert!(there_and_back().unwrap().is_none(), "no thread touched it");
     vm.promote();
     assert!(matches!(there_and_back(), Err(AsideError::Claimed(_, Claimed::OnGiantPage))));
     vm.demote();
-    // It is another mapping than the one that was watched before.
+    // The mapping differs from the one that was watched before.
     assert!(there_and_back().unwrap().is_none());
     aside.set_aside(window).unwrap();
     assert_filled(&vm.ram, "touched while it was aside");
-    assert!(aside.bring_back(window).unwrap().is_some(), "that was seen");
+    assert!(aside.bring_back(window).unwrap().is_some(), "the touch was seen");
 }
 
 #[test]
-fn a_slot_that_is_held_stays_held_and_no_write_is_lost() {
+fn a_held_slot_stays_held_and_no_write_is_lost() {
     let vm = FakeVm::new(PATIENT);
     let second = vm.second_level.slots()[1].id;
     vm.second_level.set_dirty_log(second, true).unwrap();
     vm.second_level.write(GIANT);
     let promoted = vm.promote();
     assert_eq!((promoted.result, promoted.logs_left_on), (OutcomeResult::Done, 0));
-    assert_eq!(promoted.written_pages, 0, "what was written before the copy is not copied twice");
+    assert_eq!(promoted.written_pages, 0, "pages written before the copy are not copied twice");
     let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
     assert_eq!(logged, [false, true, false], "as before");
     assert_filled(&vm.ram, "held");
@@ -367,19 +368,20 @@ fn a_pool_without_a_page_is_a_refusal() {
 }
 
 #[test]
-fn what_is_no_whole_giant_of_anonymous_ram_has_no_mechanism() {
+fn memory_other_than_a_whole_giant_of_anonymous_ram_has_no_mechanism() {
     let vm = FakeVm::new(PATIENT);
     let no_mechanism = OutcomeResult::Skipped(Skip::NoMechanism);
     let site = SwapSite { host: &vm.host, ram: &vm.ram, second_level: vm.second_level.as_ref() };
     assert_eq!(vm.giants.promote(site, Gpa::new(0) + gib(2)).result, no_mechanism);
     let shared = map(BackingKind::Memfd);
     let site = SwapSite { host: &vm.host, ram: &shared, second_level: vm.second_level.as_ref() };
-    assert_eq!(vm.giants.promote(site, GIANT).result, no_mechanism, "others may have it mapped");
+    assert_eq!(vm.giants.promote(site, GIANT).result, no_mechanism, "other processes may have it mapped");
 }
 
-// ---- threads that write, on this kernel ------------------------------------------------------------------------------
+// ---- threads that write, on the running kernel
+// ------------------------------------------------------------------------------
 
-/// Threads for vCPUs: they write under this lock and only while nobody paused them.
+/// Threads instead of vCPUs: they write under this lock and only while they are not paused.
 struct Writers {
     ram: Arc<GuestRam>,
     state: Mutex<WriterState>,
@@ -389,7 +391,7 @@ struct Writers {
 struct WriterState {
     pauses: u32,
     is_logged: bool,
-    /// Pages that anybody ever wrote. All of them are the log, every time: it may say too much.
+    /// Pages that any thread ever wrote. The log always has all of them, since it may report too many.
     written: Vec<u64>,
 }
 
@@ -400,7 +402,7 @@ impl Writers {
         Writers { ram, state: Mutex::new(state), resumed: Condvar::new() }
     }
 
-    /// Adds one to the word at `place`, which must be `expected`.
+    /// Increments the word at `place`, which must be `expected`.
     fn count_up(&self, place: Gpa, expected: u64) {
         let mut state = self.resumed.wait_while(self.state.lock().unwrap(), |state| state.pauses > 0).unwrap();
         let page = (place - GIANT).pages(PAGE_SIZE);
@@ -448,7 +450,7 @@ impl SecondLevel for Writers {
     }
 }
 
-/// Pages that each thread counts in, spread over the giant.
+/// Number of pages that each thread counts in, spread over the giant.
 const PAGES_PER_THREAD: u64 = 97;
 const THREADS: u64 = 2;
 
@@ -456,7 +458,7 @@ fn place(thread: u64, step: u64) -> Gpa {
     GIANT + mib(10) * (step % PAGES_PER_THREAD) + PAGE * thread
 }
 
-/// Counts up in one page after the other until told to stop; every word has kept every count.
+/// Increments one page after the other until told to stop; asserts that every word has kept every count.
 fn write_until(writers: &Writers, thread: u64, stop: &AtomicBool) {
     let mut step = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -465,7 +467,7 @@ fn write_until(writers: &Writers, thread: u64, stop: &AtomicBool) {
     }
 }
 
-/// Swaps there and back under writing threads: `act` is done once they all have begun.
+/// Swaps there and back under writing threads; runs `act` once all of them have begun.
 fn under_writers(act: impl FnOnce(&Writers)) {
     let writers = Writers::new(map(BackingKind::Anon));
     let stop = AtomicBool::new(false);
@@ -482,7 +484,7 @@ fn under_writers(act: impl FnOnce(&Writers)) {
 #[test]
 fn threads_that_write_lose_nothing_when_their_memory_is_swapped() {
     under_writers(|writers| {
-        // The fake host moves memory really, with ordinary pages for giant ones: no pool is needed.
+        // The fake host really moves memory, with ordinary pages for giant ones: no pool is needed.
         let mut vm = FakeVm::new(PATIENT);
         vm.ram = Arc::clone(&writers.ram);
         let places = (0..THREADS).flat_map(|thread| (0..PAGES_PER_THREAD).map(move |step| place(thread, step)));
@@ -496,7 +498,7 @@ fn threads_that_write_lose_nothing_when_their_memory_is_swapped() {
 }
 
 #[test]
-fn threads_that_write_lose_nothing_on_a_page_of_the_pool_and_the_pool_gets_it_back() {
+fn writing_threads_lose_nothing_on_a_page_of_the_pool_and_the_pool_gets_it_back() {
     let pools = HugetlbPools::of_this_machine();
     let Ok(before) = pools.status(PageSize::Giant1G) else {
         println!("skipped: no hugetlb pool of 1g pages in this kernel");

@@ -1,5 +1,6 @@
-//! What a guest gives back on the kernel this runs on: resident memory follows, huge pages stay whole for a piece, everything else
-//! keeps its contents, and nothing that was given back is taken again. What the host lacks is skipped with a reason.
+//! Memory that a guest gives back, on the running kernel: resident memory falls, a huge page stays whole if only a
+//! part is given back, all other memory keeps its contents, and memory that was given back is not taken again.
+//! Tests that the host cannot run are skipped with a reason.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -29,7 +30,7 @@ struct Guest {
     give_back: GiveBack,
 }
 
-/// RAM whose every page holds its own number and one.
+/// Guest RAM with its page number plus one in every page.
 fn guest(kind: BackingKind) -> Guest {
     let host = Arc::new(LinuxHost::open().unwrap());
     let range = GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap();
@@ -63,7 +64,7 @@ impl Guest {
         resident_memory(&smaps, &[(self.ram.base(), self.ram.bytes())]).unwrap().guest_ram
     }
 
-    /// Makes windows huge; `false` where this host has no huge page for them, which is said.
+    /// Makes windows huge; prints a reason and returns `false` if this host has no huge page for them.
     fn make_huge(&self, windows: std::ops::Range<u64>) -> bool {
         const TRIES_MAX: usize = 50;
         for window in windows {
@@ -71,7 +72,7 @@ impl Guest {
             let tried =
                 (0..TRIES_MAX).map(|_| collapse()).find(|result| *result != OutcomeResult::Refused(Refusal::Busy));
             if tried != Some(OutcomeResult::Done) {
-                eprintln!("skipped: no huge page is to be had here: {tried:?}");
+                eprintln!("skipped: no huge page is available here: {tried:?}");
                 return false;
             }
         }
@@ -112,7 +113,7 @@ fn a_huge_page_stays_whole_until_all_of_its_window_is_given_back() {
     if !guest.make_huge(0..WINDOWS) {
         return;
     }
-    // One page of each window: nothing is broken for it.
+    // One page of each window: no huge page is broken for it.
     guest.give_back.inflate((0..WINDOWS).map(|window| gpa(window * 512 + 7)));
     for window in 0..WINDOWS {
         assert_eq!(guest.backing(window), (512, Backing::Huge2M), "window {window}");
@@ -124,13 +125,13 @@ fn a_huge_page_stays_whole_until_all_of_its_window_is_given_back() {
     guest.give_back.inflate((3 * 512 + 256..4 * 512).map(gpa));
     assert_eq!(guest.backing(3), (0, Backing::Unbacked));
     assert_eq!(guest.ram.given_back().counters().inflated_twice, 1);
-    // A page that was kept and is taken back has what it had.
+    // A page that was kept and is taken back has its old contents.
     guest.give_back.deflate([gpa(7)]);
     guest.assert_untouched((0..3 * 512).chain(4 * 512..PAGES));
 }
 
 #[test]
-fn a_host_that_is_short_splits_what_it_kept_and_gets_those_pages() {
+fn a_host_short_of_memory_splits_kept_huge_pages_and_gets_their_given_pages() {
     let guest = guest(BackingKind::Anon);
     if !guest.make_huge(0..2) {
         return;
@@ -146,7 +147,7 @@ fn a_host_that_is_short_splits_what_it_kept_and_gets_those_pages() {
 }
 
 #[test]
-fn reported_memory_goes_where_a_whole_window_does_and_a_page_in_use_is_in_no_book() {
+fn reported_memory_goes_only_with_a_whole_window_and_a_page_in_use_is_not_recorded() {
     let guest = guest(BackingKind::Anon);
     if !guest.make_huge(0..4) {
         return;
@@ -157,12 +158,12 @@ fn reported_memory_goes_where_a_whole_window_does_and_a_page_in_use_is_in_no_boo
     let (whole, gone) = ((512, Backing::Huge2M), (0, Backing::Unbacked));
     assert_eq!(backing, [whole, gone, gone, whole]);
     let book = |window| guest.ram.given_back().book().count(WindowIndex::new(window));
-    assert_eq!([0, 1, 2, 3].map(book), [0, 512, 512, 0], "what was kept was free then, and nothing is known of it now");
+    assert_eq!([0, 1, 2, 3].map(book), [0, 512, 512, 0], "kept pages were free then, and are unknown now");
     guest.assert_untouched((0..512).chain(3 * 512..PAGES));
 }
 
 #[test]
-fn the_manager_takes_nothing_again_until_the_guest_uses_it() {
+fn the_manager_takes_no_memory_again_until_the_guest_uses_it() {
     let guest = guest(BackingKind::Anon);
     guest.give_back.inflate((0..10).map(gpa));
     guest.give_back.report(GpaRange::new(gpa(512), kib(40)).unwrap());
@@ -180,9 +181,9 @@ fn the_manager_takes_nothing_again_until_the_guest_uses_it() {
     assert_eq!(given_back, [10, 10, 0]);
     assert_eq!([backing[0], backing[1]], [(502, Backing::Base4K); 2]);
     if backing[2].1 != Backing::Huge2M {
-        return eprintln!("skipped: no huge page is to be had here: {:?}", work.report().outcomes);
+        return eprintln!("skipped: no huge page is available here: {:?}", work.report().outcomes);
     }
-    // It takes one window from the balloon, and uses what it reported of the other.
+    // The guest takes one window from the balloon, and uses its reported pages of the other.
     guest.give_back.deflate((0..10).map(gpa));
     (512..522).for_each(|page| guest.write(page, page + 1));
     for _ in 0..40 {
@@ -195,7 +196,7 @@ fn the_manager_takes_nothing_again_until_the_guest_uses_it() {
 }
 
 #[test]
-fn a_window_that_is_tolerated_is_promoted() {
+fn a_tolerated_window_is_promoted() {
     let guest = guest(BackingKind::Anon);
     guest.give_back.inflate((0..10).chain(512..523).map(gpa));
     let vm = ManagedVm::new(VmId(0), guest.ram.clone(), None);
@@ -207,13 +208,13 @@ fn a_window_that_is_tolerated_is_promoted() {
         work.tick();
     }
     if guest.backing(2).1 != Backing::Huge2M {
-        return eprintln!("skipped: no huge page is to be had here: {:?}", work.report().outcomes);
+        return eprintln!("skipped: no huge page is available here: {:?}", work.report().outcomes);
     }
     assert_eq!((guest.backing(0).1, guest.backing(1).1), (Backing::Huge2M, Backing::Base4K));
 }
 
 #[test]
-fn what_is_no_ram_is_counted_and_nothing_else_happens() {
+fn addresses_outside_ram_are_counted_and_have_no_effect() {
     let guest = guest(BackingKind::Anon);
     let beyond = [gpa(PAGES), Gpa::new(u64::MAX - 4095), Gpa::new(0) + gib(64)];
     guest.give_back.inflate(beyond);
@@ -227,7 +228,7 @@ fn what_is_no_ram_is_counted_and_nothing_else_happens() {
 }
 
 #[test]
-fn a_window_of_somebody_elses_is_released_when_they_are_done() {
+fn a_window_with_another_claim_is_released_when_the_claim_ends() {
     let guest = guest(BackingKind::Anon);
     let claim = guest.ram.claims().giant(Gpa::new(0)).unwrap();
     guest.give_back.inflate((0..512).map(gpa));

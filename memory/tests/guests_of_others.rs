@@ -1,4 +1,4 @@
-//! The loop over guests that somebody else runs, on a host in memory: gates, holes, what can never be huge, and the end.
+//! The loop over external guests, on a host in memory: gates, holes, windows that can never be huge, and the end.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -44,11 +44,11 @@ fn host() -> Arc<FakeHost> {
     Arc::new(host)
 }
 
-/// A gate as the test wants it.
+/// A gate that the test controls.
 #[derive(Debug)]
 struct TestGate {
     state: Mutex<GateState>,
-    /// Answers so many questions more with "open", whatever the state is.
+    /// Number of further questions that are answered with "open", whatever the state is.
     open_for: Mutex<u32>,
     keeps_holes: AtomicBool,
 }
@@ -88,7 +88,7 @@ fn behind(gate: &Arc<TestGate>) -> ManagedVm {
     ManagedVm { gate: Some(gate.clone()), ..of_kind(BackingKind::Anon) }
 }
 
-/// A budget no test meets by accident.
+/// A budget that no test exceeds by accident.
 fn plenty() -> ManagerConfig {
     let limits = BudgetLimits {
         copy_per_second: mib(1 << 20),
@@ -115,7 +115,7 @@ fn only(why: WhyNot) -> BTreeMap<WhyNot, u64> {
 }
 
 #[test]
-fn behind_a_closed_gate_everything_is_seen_and_nothing_done() {
+fn behind_a_closed_gate_windows_are_sensed_and_not_changed() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
     let mut work = greedy(&host, behind(&gate));
     assert_eq!((work.tick(), work.tick()), (0, 0));
@@ -141,7 +141,7 @@ fn a_gate_that_opens_is_seen_at_the_next_pulse() {
 }
 
 #[test]
-fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
+fn a_gate_that_closes_during_a_tick_stops_the_remaining_actions() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Snapshot)));
     *gate.open_for.lock().unwrap() = 4; // one for the tick, three for windows
     let mut work = greedy(&host, behind(&gate));
@@ -150,7 +150,7 @@ fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
 }
 
 #[test]
-fn windows_with_holes_are_promoted_where_nobody_keeps_them_and_left_where_somebody_does() {
+fn windows_with_holes_are_promoted_unless_the_holes_are_kept() {
     for keeps_holes in [false, true] {
         let (host, gate) = (host(), TestGate::new(GateState::Open));
         gate.keeps_holes.store(keeps_holes, Ordering::Relaxed);
@@ -168,7 +168,7 @@ fn windows_with_holes_are_promoted_where_nobody_keeps_them_and_left_where_somebo
 }
 
 #[test]
-fn pages_that_go_after_they_were_seen_are_not_brought_back() {
+fn pages_that_disappear_after_a_scan_are_not_brought_back() {
     let (host, gate) = (host(), TestGate::new(GateState::Open));
     gate.keeps_holes.store(true, Ordering::Relaxed);
     let given_back = host.clone();
@@ -180,7 +180,7 @@ fn pages_that_go_after_they_were_seen_are_not_brought_back() {
 }
 
 #[test]
-fn what_can_never_be_huge_is_not_asked_for_and_explained() {
+fn windows_that_can_never_be_huge_are_not_requested_and_are_explained() {
     let misaligned =
         ManagedVm { ranges: vec![RamRange { hva: RAM_AT + kib(4), ..ram() }], ..of_kind(BackingKind::Anon) };
     let marked = Barred { range: gpa(0, WINDOWS), why: CannotBeHuge::Marked };
@@ -199,7 +199,7 @@ fn what_can_never_be_huge_is_not_asked_for_and_explained() {
 }
 
 #[test]
-fn shared_memory_is_collapsed_where_that_is_allowed() {
+fn shared_memory_is_collapsed_if_that_is_allowed() {
     let host = host();
     let allowed = ManagedVm { may_collapse_shared: true, ..of_kind(BackingKind::Memfd) };
     assert_eq!((greedy(&host, allowed).tick(), host.huge_windows()), (WINDOWS, WINDOWS));
@@ -227,7 +227,7 @@ fn merged_pages() -> MergedPages {
 }
 
 #[test]
-fn a_window_with_merged_pages_stays_as_it_is_and_is_looked_at_again_later() {
+fn a_window_with_merged_pages_stays_as_it_is_and_is_checked_again_later() {
     let host = host();
     let mut work = greedy(&host, ManagedVm { merged: Some(merged_pages()), ..of_kind(BackingKind::Anon) });
     work.tick();
@@ -263,7 +263,7 @@ fn each_window_that_is_not_huge_has_one_reason() {
 }
 
 #[test]
-fn what_a_policy_wants_to_know_and_can_not_is_said() {
+fn a_policy_s_unanswered_questions_are_reported() {
     let mut work = ManagerLoop::new(host(), vec![of_kind(BackingKind::Anon)], by_name("coverage"), plenty());
     work.tick();
     let unanswered = &work.live().unanswered;
@@ -271,10 +271,10 @@ fn what_a_policy_wants_to_know_and_can_not_is_said() {
 }
 
 #[test]
-fn what_a_tick_promoted_is_large_in_what_it_makes_public() {
+fn windows_that_a_tick_promoted_are_large_in_its_live_report() {
     let host = host();
     let mut work = greedy(&host, of_kind(BackingKind::Anon));
-    assert_eq!((work.live().ticks, work.live().vms.len()), (0, 0), "nothing is known before the first tick");
+    assert_eq!((work.live().ticks, work.live().vms.len()), (0, 0), "the live report is empty before the first tick");
     work.tick();
     let live = work.live();
     assert!(live.snapshot.vms[0].backing.iter().all(|backing| backing.is_large()));
@@ -288,7 +288,7 @@ fn what_a_tick_promoted_is_large_in_what_it_makes_public() {
         work.tick();
     }
     assert_eq!(work.live().latest.len(), LATEST_ACTIONS_MAX);
-    assert_eq!(live.latest.len() as u64, WINDOWS, "who looked before has what was then");
+    assert_eq!(live.latest.len() as u64, WINDOWS, "an earlier snapshot keeps its values");
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn new_limits_hold_from_the_next_tick_on() {
     wait_until(|| manager.live().budget_refusals > 0);
     assert_eq!(host.huge_windows(), 0);
     manager.set_limits(plenty().limits);
-    // Time passes only when the test says so: what comes in must be allowed by the new limits.
+    // Time passes only when the test advances it: memory that arrives must be allowed by the new limits.
     wait_until(|| {
         host.sleep(Duration::from_millis(1));
         host.huge_windows() == WINDOWS
@@ -315,7 +315,7 @@ fn new_limits_hold_from_the_next_tick_on() {
 }
 
 #[test]
-fn a_manager_that_is_paused_looks_and_does_not_act() {
+fn a_paused_manager_senses_and_does_not_act() {
     let host = host();
     let vms = vec![of_kind(BackingKind::Anon)];
     let manager = Manager::spawn(host.clone(), vms, by_name("greedy"), plenty()).unwrap();
@@ -334,7 +334,7 @@ fn a_manager_that_is_paused_looks_and_does_not_act() {
 }
 
 #[test]
-fn a_loop_whose_guest_is_gone_ends_by_itself_and_keeps_its_report() {
+fn a_loop_without_a_guest_ends_by_itself_and_keeps_its_report() {
     let by_gate = TestGate::new(GateState::Open);
     let manager = Manager::spawn(host(), vec![behind(&by_gate)], by_name("greedy"), plenty()).unwrap();
     manager.activate();
@@ -347,7 +347,7 @@ fn a_loop_whose_guest_is_gone_ends_by_itself_and_keeps_its_report() {
     let report = manager.stop();
     assert_eq!((report.done("collapse"), report.panics.len(), report.sensor_failures.len()), (WINDOWS, 0, 0));
     let (_, samples) = &report.samples[0];
-    assert_eq!(samples.last().unwrap().host.huge_2m, mib(2) * WINDOWS, "as it was seen last");
+    assert_eq!(samples.last().unwrap().host.huge_2m, mib(2) * WINDOWS, "its last reading");
 }
 
 #[test]
@@ -364,12 +364,12 @@ fn a_guest_that_ends_at_any_call_ends_the_loop_or_is_refused_and_nothing_panics(
         work.tick();
         let refused = work.report().outcomes.get(&("collapse", "refused_gone")).copied().unwrap_or(0);
         assert_eq!(u64::from(work.has_ended()) + refused, 1, "call {call}");
-        assert!(work.report().sensor_failures.is_empty(), "its end is no failure of a sensor");
+        assert!(work.report().sensor_failures.is_empty(), "its end is not a failure of a sensor");
     }
 }
 
 #[test]
-fn kvms_totals_are_held_against_all_kinds_of_ram_together() {
+fn kvms_totals_are_compared_with_all_kinds_of_ram_together() {
     // KVM has more large mappings than either kind has huge windows, and as many as both have.
     let (host, kvm) = (host(), Arc::new(FakeSecondLevel::new(&[])));
     let other = RamRange { hva: Hva::new(1 << 41), gpa: GpaRange::new(Gpa::new(1 << 32), ram().gpa.bytes()).unwrap() };
@@ -393,7 +393,7 @@ fn kvms_totals_are_held_against_all_kinds_of_ram_together() {
     assert_eq!((check(&work)[0].unwrap().contradictions, check(&work)[1]), (0, None));
     kvm.set_stats(stats(2 * WINDOWS + 3));
     work.tick();
-    assert_eq!(check(&work)[0].unwrap().contradictions, 1, "a window or two may come between the two looks");
+    assert_eq!(check(&work)[0].unwrap().contradictions, 1, "a window or two may change between the two readings");
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn one_guest_that_is_gone_does_not_end_another() {
     assert_eq!(host.huge_windows(), WINDOWS);
 }
 
-/// Tables as the test says, looked at on every tick.
+/// Guest page tables set by the test, read on every tick.
 #[derive(Default)]
 struct TestTables(Mutex<Vec<Result<Walked, NoTables>>>);
 
@@ -417,12 +417,12 @@ impl TableSource for TestTables {
     }
 
     fn sample(&self) -> Result<Walked, NoTables> {
-        self.0.lock().unwrap().pop().unwrap_or_else(|| Err(NoTables::NotNow("nothing is left".into())))
+        self.0.lock().unwrap().pop().unwrap_or_else(|| Err(NoTables::NotNow("no table is left".into())))
     }
 }
 
 #[test]
-fn the_tables_of_a_guest_of_others_reach_the_policy_as_far_as_they_are_known() {
+fn the_known_tables_of_an_external_guest_reach_the_policy() {
     use GuestMapping::{Base4K, Huge2M, Unknown, Unmapped};
     let walked = |is_complete, mappings: &[GuestMapping]| {
         let windows = mappings.iter().enumerate().map(|(row, of)| (WindowIndex::new(row as u64), *of)).collect();
@@ -445,17 +445,17 @@ fn the_tables_of_a_guest_of_others_reach_the_policy_as_far_as_they_are_known() {
     let mut work = ManagerLoop::new(host(), vec![vm], by_name("aligned"), plenty());
     for (look, expected) in looks {
         tables.0.lock().unwrap().push(look);
-        // It looks at the end of a tick, and the next one shows it.
+        // The sensor reads them at the end of a tick, and the next tick shows them.
         work.tick();
         work.tick();
         assert_eq!(work.live().snapshot.vms[0].guest_mapping[..2], expected);
     }
     let cost = work.report().sensor_costs["guest_tables"];
     assert_eq!((cost.samples, cost.waits), (3, 3));
-    assert!(cost.cpu >= Duration::from_secs(21), "also what others spent on it: {:?}", cost.cpu);
+    assert!(cost.cpu >= Duration::from_secs(21), "including CPU time of other processes: {:?}", cost.cpu);
 }
 
-/// A minute at most, for a machine with much else to do.
+/// Waits up to a minute, for a busy machine.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let has_come = (0..60_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));

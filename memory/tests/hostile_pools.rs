@@ -1,4 +1,4 @@
-//! Files of a pool with anything in them: errors, never a panic, and nothing is written that no number led to.
+//! Files of a pool with arbitrary contents: errors, never a panic, and no write without a parsed number.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -23,7 +23,7 @@ const TEXTS: [&str; 7] = [
     "sys/devices/system/node/node0/meminfo",
 ];
 
-/// What a number's file may hold: mostly numbers, also those at which arithmetic ends.
+/// Contents of a number's file: mostly numbers, also those at which arithmetic overflows.
 fn number() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => (0u64..100).prop_map(|n| format!("{n}\n")),
@@ -54,7 +54,7 @@ fn put(root: &Path, name: &str, text: &str) {
     fs::write(root.join(name), text).unwrap();
 }
 
-/// Everything that can be asked of a pool. Whatever it answers, it answers.
+/// Calls every query of a pool. Any answer is accepted.
 fn ask_everything(pools: &HugetlbPools, pages: u64, node: Option<u32>) {
     let size = PageSize::Huge2M;
     let texts = [
@@ -108,7 +108,7 @@ proptest! {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_malformed() {
+fn bytes_that_are_not_text_are_malformed() {
     let tree = tempfile::tempdir().unwrap();
     NUMBERS.iter().for_each(|name| put(tree.path(), &format!("{POOL}/{name}"), "0\n"));
     fs::write(tree.path().join(POOL).join("free_hugepages"), [0xff, 0xfe]).unwrap();

@@ -1,5 +1,5 @@
-//! The loop and giants, on the fake host: a giant is moved in a thread of its own, nobody else gets at it meanwhile, and what came
-//! of it is recorded whenever it ends.
+//! The loop and giants, on the fake host: a giant is moved in a thread of its own, has no other user during the
+//! move, and the outcome is recorded when the move ends.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
@@ -27,10 +27,11 @@ const NEIGHBOUR: WindowIndex = WindowIndex::new(1);
 const SECOND_GIANT: WindowIndex = WindowIndex::new(512);
 const PROMOTE: Action = Action::Promote { vm: VM, window: FIRST, to: PageSize::Giant1G };
 const DEMOTE: Action = Action::Demote { vm: VM, window: FIRST, to: PageSize::Base4K };
-/// More ticks than anything here takes.
+/// Upper bound of ticks in these tests.
 const TICKS_MAX: u32 = 100_000;
 
-/// A second level whose pauses wait until the test opens the gate: a giant is under way for as long as it likes.
+/// A second level with pauses that wait until the test opens the gate, so that a giant is under way for as long as
+/// the test needs.
 struct Gated {
     inner: FakeSecondLevel,
     is_open: Mutex<bool>,
@@ -39,7 +40,7 @@ struct Gated {
     in_pause: Mutex<Option<Hook>>,
 }
 
-/// Something that happens once.
+/// An action that runs once.
 type Hook = Box<dyn FnOnce() + Send>;
 
 impl Gated {
@@ -54,7 +55,7 @@ impl Gated {
         })
     }
 
-    /// In the next pause, before the exchange, `happens` is called by who moves the giant.
+    /// Sets an action for the next pause, before the exchange; the thread that moves the giant runs it.
     fn in_pause(&self, happens: impl FnOnce() + Send + 'static) {
         *self.in_pause.lock().unwrap() = Some(Box::new(happens));
     }
@@ -106,14 +107,14 @@ impl SecondLevel for Gated {
     }
 }
 
-/// Plans what it is told, a list a tick, and shows what it saw of the first window.
+/// A policy that plans what the test gives it, a list a tick, and shows its view of the first window.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<ScriptState>>);
 
 #[derive(Default)]
 struct ScriptState {
     plans: VecDeque<Vec<Action>>,
-    /// Backing and moment from which it may be named.
+    /// Backing of that window, and the moment from which it may be named.
     seen: Option<(Backing, Moment)>,
     giant_pages_free: u64,
 }
@@ -154,7 +155,7 @@ struct Bed {
     work: ManagerLoop,
 }
 
-/// Where there are words: in two windows, and at the giant's end.
+/// Places of the words: in two windows, and at the giant's end.
 fn places() -> impl Iterator<Item = Gpa> {
     [Bytes::ZERO, mib(2), gib(1) - mib(2)].into_iter().map(|offset| Gpa::new(0) + offset)
 }
@@ -182,7 +183,7 @@ impl Bed {
         Bed { host, second_level, ram, pool, work }
     }
 
-    /// Ticks until there is such a result of this mechanism.
+    /// Ticks until this mechanism has such a result.
     fn tick_until(&mut self, mechanism: &str, result: &str) {
         self.tick_until_report(|report| count(report, mechanism, result) > 0);
     }
@@ -215,7 +216,7 @@ fn pool_of_one() -> tempfile::TempDir {
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
 
-/// A budget no test meets by accident.
+/// A budget that no test exceeds by accident.
 fn plenty() -> ManagerConfig {
     let limits = BudgetLimits {
         copy_per_second: gib(1 << 10),
@@ -238,7 +239,7 @@ fn a_giant_goes_there_and_back_and_each_outcome_is_recorded_when_it_ends() {
     assert_eq!(script.0.lock().unwrap().giant_pages_free, 1);
     script.then(&[DEMOTE]);
     bed.tick_until("giant_demote", "done");
-    assert_ne!(script.seen().0, Backing::Giant1G, "the snapshot of the tick in which it ended shows what it is now");
+    assert_ne!(script.seen().0, Backing::Giant1G, "the snapshot of the tick in which it ended shows its new backing");
     bed.assert_words();
     let report = bed.work.finish();
     assert_eq!(report.bloat, gib(1) - PageSize::Base4K.bytes() * 3);
@@ -246,7 +247,7 @@ fn a_giant_goes_there_and_back_and_each_outcome_is_recorded_when_it_ends() {
 }
 
 #[test]
-fn on_a_giant_page_windows_look_giant_and_are_let_alone_one_by_one() {
+fn on_a_giant_page_windows_look_giant_and_single_windows_are_left_alone() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), true);
     script.then(&[PROMOTE]);
@@ -264,7 +265,7 @@ fn on_a_giant_page_windows_look_giant_and_are_let_alone_one_by_one() {
 }
 
 #[test]
-fn while_a_giant_is_under_way_nobody_else_gets_at_it() {
+fn while_a_giant_is_under_way_no_other_action_can_change_it() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
     let others = [
@@ -286,7 +287,7 @@ fn while_a_giant_is_under_way_nobody_else_gets_at_it() {
 }
 
 #[test]
-fn a_window_that_is_named_before_its_giant_in_the_same_plan_is_let_alone_as_one_named_behind_it() {
+fn a_window_named_in_the_same_plan_as_its_giant_is_left_alone_in_any_order() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
     let window = Action::Promote { vm: VM, window: PROMOTE.window(), to: PageSize::Huge2M };
@@ -299,7 +300,7 @@ fn a_window_that_is_named_before_its_giant_in_the_same_plan_is_let_alone_as_one_
 }
 
 #[test]
-fn giants_are_moved_one_at_a_time_and_other_windows_meanwhile() {
+fn giants_are_moved_one_at_a_time_and_other_windows_in_parallel() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
     let elsewhere = bed.ram.hva(SECOND_GIANT.start()).unwrap();
@@ -318,12 +319,12 @@ fn giants_are_moved_one_at_a_time_and_other_windows_meanwhile() {
     assert_eq!(
         count(&report, "giant_promote", "done"),
         2,
-        "a skip makes nothing back off, and the last one is waited for"
+        "a skip causes no back-off, and the loop waits for the last one"
     );
 }
 
 #[test]
-fn a_loop_that_is_told_to_stop_waits_for_the_giant_and_counts_it() {
+fn a_stopped_loop_waits_for_the_giant_and_counts_it() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
     script.then(&[PROMOTE]);
@@ -338,18 +339,19 @@ fn a_loop_that_is_told_to_stop_waits_for_the_giant_and_counts_it() {
 }
 
 #[test]
-fn kvm_is_not_held_against_a_giant_that_is_on_its_way() {
+fn kvm_s_totals_are_not_compared_while_a_giant_is_under_way() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), false);
     script.then(&[PROMOTE]);
     bed.work.tick();
-    // The exchange comes between the two looks of a tick: KVM maps what the host's tables did not have yet.
+    // The exchange comes between the two readings of a tick: KVM maps pages that the host's tables did not have
+    // yet.
     bed.second_level.inner.set_stats(MappingStats { pages_2m: 512, ..MappingStats::default() });
     bed.work.tick();
     bed.second_level.open();
     let report = bed.work.finish();
     assert_eq!(report.kvm_checks[0].unwrap().contradictions, 0);
-    assert_eq!(report.kvm_checks[0].unwrap().large_at_most, 512, "it is looked at again when it is over");
+    assert_eq!(report.kvm_checks[0].unwrap().large_at_most, 512, "it is compared again after the move");
 }
 
 #[test]
@@ -361,14 +363,14 @@ fn a_giant_that_is_refused_backs_off_as_its_first_window() {
     bed.tick_until("giant_promote", "refused_not_eligible");
     script.then(&[PROMOTE]);
     bed.work.tick();
-    assert!(script.seen().1 > bed.host.now(), "the policy is told");
+    assert!(script.seen().1 > bed.host.now(), "the policy learns it");
     assert_eq!(count(bed.work.report(), "giant_promote", "skipped_backing_off"), 1);
     bed.assert_words();
 }
 
 #[test]
-fn whichever_call_fails_the_giant_gets_there_in_the_end() {
-    /// More calls than the host or the second level gets until a giant is where it belongs.
+fn if_any_call_fails_the_giant_is_promoted_in_the_end() {
+    /// Upper bound of the calls of the host or the second level until a giant is in place.
     const CALLS: u64 = 16;
     for (call, is_of_host) in (0..CALLS).flat_map(|call| [(call, true), (call, false)]) {
         let giant = policy::by_name("giant").unwrap().with_defaults();
@@ -377,7 +379,8 @@ fn whichever_call_fails_the_giant_gets_there_in_the_end() {
             true => bed.host.fail_call(call, libc::EAGAIN),
             false => bed.second_level.inner.fail_call(call, libc::EAGAIN),
         }
-        // Not until it is `done`: where only the last look fails, it is there and said to be refused, since nobody saw it.
+        // Ticks until it is `done`: if only the last check fails, the giant is in place but reported as refused,
+        // since the check did not see it.
         let is_there =
             |report: &ManagerReport| report.samples[0].1.last().is_some_and(|sample| sample.host.giant_1g == gib(1));
         bed.tick_until_report(is_there);
@@ -387,7 +390,7 @@ fn whichever_call_fails_the_giant_gets_there_in_the_end() {
     }
 }
 
-/// The VM is left alone: nothing more is asked of it, and what is asked is not done.
+/// Asserts that the VM is left alone: the loop asks it nothing more, and requests for it are not carried out.
 fn assert_left_alone(bed: &mut Bed, script: &Script) {
     let panics = &bed.work.report().panics;
     assert_eq!(panics.len(), 1, "{panics:?}");
@@ -422,12 +425,12 @@ fn a_panic_in_the_exchange_is_counted_as_a_guest_that_is_stuck() {
     let script = Script::default();
     let mut bed = Bed::new(Box::new(script.clone()), true);
     let (host, start) = (bed.host.clone(), bed.ram.base());
-    bed.second_level.in_pause(move || host.panic_at(start)); // who populates the giant panics
+    bed.second_level.in_pause(move || host.panic_at(start)); // the thread that populates the giant panics
     script.then(&[PROMOTE]);
     bed.tick_until("giant_promote", "guest_stuck");
     assert_left_alone(&mut bed, &script);
     assert!(bed.second_level.resume().is_ok(), "it is paused");
-    assert!(bed.ram.claims().is_under_way(FIRST) && bed.ram.claims().is_on_giant_page(FIRST), "as far as it came");
+    assert!(bed.ram.claims().is_under_way(FIRST) && bed.ram.claims().is_on_giant_page(FIRST), "the state at the panic");
 }
 
 #[test]
@@ -435,7 +438,7 @@ fn without_a_free_page_in_the_pool_the_policy_goes_on_with_huge_ones() {
     let mut bed = Bed::new(policy::by_name("giant").unwrap().with_defaults(), true);
     std::fs::write(bed.pool.path().join(POOL).join("free_hugepages"), "0\n").unwrap();
     bed.work.tick();
-    assert_eq!(count(bed.work.report(), "giant_promote", "refused_no_huge_page"), 0, "nobody asks in vain");
+    assert_eq!(count(bed.work.report(), "giant_promote", "refused_no_huge_page"), 0, "no request without success");
     assert_eq!(count(bed.work.report(), "collapse", "done"), 3, "{:?}", bed.work.report().outcomes);
 }
 
@@ -448,5 +451,5 @@ fn a_process_without_a_second_level_has_no_giants() {
     script.then(&[PROMOTE]);
     work.tick();
     assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 1);
-    assert_eq!(script.0.lock().unwrap().giant_pages_free, 0, "whatever the pool has");
+    assert_eq!(script.0.lock().unwrap().giant_pages_free, 0, "independent of the pool");
 }

@@ -1,4 +1,5 @@
-//! The loop on a host in memory: what it does when all goes well, and at every call that can fail.
+//! The loop on a host in memory: its actions when all calls succeed, and with a failure at every call that can
+//! fail.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ fn vm(second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
     ManagedVm { may_collapse_shared: true, ..of_nobody }
 }
 
-/// A budget no test meets by accident.
+/// A budget that no test exceeds by accident.
 fn plenty() -> ManagerConfig {
     ManagerConfig {
         limits: BudgetLimits {
@@ -61,7 +62,7 @@ fn greedy_loop(host: &Arc<FakeHost>) -> ManagerLoop {
     ManagerLoop::new(host.clone(), vec![vm(None)], greedy(), plenty())
 }
 
-/// Ticks until the time is up, a tick a second: longer than any back-off lasts in the end.
+/// Runs `ticks` ticks, a tick a second: longer than any back-off.
 fn run(work: &mut ManagerLoop, host: &FakeHost, ticks: u32) {
     for _ in 0..ticks {
         work.tick();
@@ -79,7 +80,7 @@ fn greedy_makes_every_resident_window_huge() {
     let mut work = greedy_loop(&host);
     assert_eq!(work.tick(), WINDOWS);
     assert_eq!(host.huge_windows(), WINDOWS);
-    assert_eq!(work.tick(), 0, "what is huge needs nothing more");
+    assert_eq!(work.tick(), 0, "huge windows need no action");
     let report = work.finish();
     assert_eq!(report.copied, mib(2) * WINDOWS);
     assert_eq!(report.unavailable_ns.len(), WINDOWS);
@@ -98,11 +99,11 @@ fn never_leaves_every_window_alone() {
 }
 
 #[test]
-fn the_report_says_on_what_a_policy_decided() {
+fn the_report_says_on_which_sensors_a_policy_decided() {
     let host = host();
     let policy = policy::by_name("auto").unwrap().with_defaults();
     let mut work = ManagerLoop::new(host.clone(), vec![vm(None)], policy, plenty());
-    assert_eq!(work.tick(), WINDOWS, "nobody samples accesses here, and all windows are full");
+    assert_eq!(work.tick(), WINDOWS, "accesses are not sampled here, and all windows are full");
     let figures = work.finish().policy_figures;
     assert!(figures.contains(&("planned_on_residency", WINDOWS)), "{figures:?}");
 }
@@ -126,7 +127,7 @@ fn bloat_is_counted() {
 }
 
 #[test]
-fn whatever_call_fails_the_loop_goes_on_and_comes_to_the_same_end() {
+fn if_any_call_fails_the_loop_continues_and_reaches_the_same_state() {
     let calls = {
         let host = host();
         let mut work = greedy_loop(&host);
@@ -158,17 +159,17 @@ fn a_window_that_refuses_is_left_alone_for_a_growing_time() {
         work.tick();
         host.sleep(Duration::from_millis(10));
     }
-    // 10 s of ticks; after the refusal of what can not be huge: 1, 2, 4, 8 s
+    // 10 s of ticks; after the refusal of a window that cannot be huge: 1, 2, 4, 8 s
     assert_eq!(count(work.report(), "collapse", "refused_not_eligible"), WINDOWS * 4);
     assert_eq!(count(work.report(), "collapse", "done"), 0);
 }
 
 #[test]
-fn a_host_without_huge_pages_is_asked_for_one_at_a_time_and_for_each_that_is_free() {
+fn a_host_without_huge_pages_is_asked_for_one_at_a_time_and_for_each_free_one() {
     let host = host();
     let free =
         |pages: u64| host.set_text("/proc/buddyinfo", &format!("Node 0, zone Normal 0 0 0 0 0 0 0 0 0 {pages} 0"));
-    free(2); // which the kernel keeps
+    free(2); // both kept by the kernel
     host.fail_advice(Advice::Collapse, libc::ENOMEM, 4);
     let mut work = greedy_loop(&host);
     for _ in 0..1_000 {
@@ -182,14 +183,14 @@ fn a_host_without_huge_pages_is_asked_for_one_at_a_time_and_for_each_that_is_fre
     assert_eq!(
         live.vms[0].why_not,
         BTreeMap::from([(WhyNot::BackingOff(Refusal::NoHugePage), WINDOWS)]),
-        "each says why"
+        "each has a reason"
     );
     free(5);
     run(&mut work, &host, 1);
     assert_eq!(host.huge_windows(), 3, "as many as became free");
     free(2);
     run(&mut work, &host, 8);
-    assert_eq!(host.huge_windows(), WINDOWS, "a page was to be had by compaction, and so were the others");
+    assert_eq!(host.huge_windows(), WINDOWS, "compaction made one page available, and then the others");
 }
 
 #[test]
@@ -208,12 +209,12 @@ fn each_errno_is_counted_under_its_class() {
         work.tick();
         assert_eq!(count(work.report(), "collapse", name), 1, "errno {errno}");
         let done = if errno == libc::ENOMEM { 0 } else { WINDOWS - 1 };
-        assert_eq!(count(work.report(), "collapse", "done"), done, "the others wait for want of a page alone");
+        assert_eq!(count(work.report(), "collapse", "done"), done, "the others wait only for a huge page");
     }
 }
 
 #[test]
-fn a_yes_that_did_nothing_is_not_believed() {
+fn a_success_without_effect_is_not_believed() {
     let host = host();
     host.collapse_does_nothing(true);
     let mut work = greedy_loop(&host);
@@ -226,7 +227,7 @@ fn a_yes_that_did_nothing_is_not_believed() {
 }
 
 #[test]
-fn the_budget_bounds_what_is_done_per_second() {
+fn the_budget_limits_the_actions_per_second() {
     let host = host();
     let limits = BudgetLimits {
         copy_per_second: mib(4), // two windows a second
@@ -245,7 +246,7 @@ fn the_budget_bounds_what_is_done_per_second() {
     assert!(work.report().budget_refusals >= 3);
 }
 
-/// Plans what the test says, budget or not.
+/// A policy that plans the test's actions, regardless of the budget.
 struct Script(Vec<Vec<Action>>);
 
 impl Policy for Script {
@@ -274,7 +275,7 @@ fn second_level() -> Arc<FakeSecondLevel> {
     Arc::new(FakeSecondLevel::new(&[half(0), half(1)]))
 }
 
-/// On RAM of a memfd, whose huge pages only KVM can be kept from mapping as such.
+/// RAM of a memfd: only KVM can be kept from mapping its huge pages as such.
 fn scripted(host: &Arc<FakeHost>, kvm: &Arc<FakeSecondLevel>, script: Vec<Vec<Action>>) -> ManagerLoop {
     let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
     let vm = ManagedVm { backing: memfd, ..vm(Some(kvm.clone())) };
@@ -300,7 +301,7 @@ fn demotion_of_anonymous_ram_splits_one_window_and_promotion_collapses_it_again(
 }
 
 #[test]
-fn several_threads_copy_each_window_once_and_book_in_the_order_of_the_plan() {
+fn several_threads_copy_each_window_once_and_record_in_the_order_of_the_plan() {
     let host = host();
     let heard = Arc::<Mutex<Vec<WindowIndex>>>::default();
     let policy = Box::new(Heard(greedy(), heard.clone()));
@@ -312,7 +313,7 @@ fn several_threads_copy_each_window_once_and_book_in_the_order_of_the_plan() {
     assert_eq!(*heard.lock().unwrap(), in_order);
 }
 
-/// Another policy, and of which windows it was told, in that order.
+/// A wrapped policy, and the windows that it was notified of, in order.
 struct Heard(Box<dyn Policy>, Arc<Mutex<Vec<WindowIndex>>>);
 
 impl Policy for Heard {
@@ -353,7 +354,7 @@ fn a_panic_of_a_thread_that_copies_is_an_error_of_the_report_and_ends_no_other_c
     }
 }
 
-/// A second VM, somewhere else, as large as the first.
+/// Address of a second VM's RAM, as large as the first's.
 const SECOND_RAM_AT: Hva = Hva::new(1 << 41);
 
 #[test]
@@ -368,11 +369,11 @@ fn a_vm_that_panicked_takes_no_budget_from_others() {
     let mut work = ManagerLoop::new(host.clone(), vec![vm(None), second], greedy(), config);
     run(&mut work, &host, WINDOWS as u32 + 1);
     assert_eq!(work.report().panics.len(), 1, "{:?}", work.report().panics);
-    assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 0, "it is not asked for anything");
+    assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 0, "it gets no requests");
     assert_eq!(host.huge_windows(), WINDOWS, "all of the second VM, one after the other");
 }
 
-/// Asks for what costs a VM something to be told.
+/// A policy that needs every expensive sensor.
 struct Curious(Box<dyn Policy>);
 
 impl Policy for Curious {
@@ -401,7 +402,7 @@ fn a_vm_that_panicked_is_not_sampled_any_more() {
     let last = mapped.base() + mib(2) * (WINDOWS - 1);
     host.make_present(last, mib(2), false);
     host.panic_at(last);
-    run(&mut work, &host, 2); // panics, and ends what was under way
+    run(&mut work, &host, 2); // panics, and ends the work under way
     assert_eq!(work.report().panics.len(), 1, "{:?}", work.report().panics);
     let before = work.report().sensor_costs.clone();
     assert!(["zero_pages", "written", "guest_tables"].iter().all(|sensor| before[sensor].samples > 0), "{before:?}");
@@ -410,7 +411,7 @@ fn a_vm_that_panicked_is_not_sampled_any_more() {
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
 }
 
-/// So often the manager is given a millisecond to do what a test waits for.
+/// Number of waits of a millisecond for the manager.
 const LOOKS_MAX: u32 = 60_000;
 
 #[test]
@@ -427,7 +428,7 @@ fn demotion_of_other_ram_holds_the_slot_and_promotion_recovers_it_without_a_copy
 }
 
 #[test]
-fn a_hold_that_somebody_else_set_is_left_alone_and_named() {
+fn a_hold_set_by_another_user_is_left_alone_and_reported() {
     let (host, kvm) = (host(), second_level());
     host.make_present(RAM_AT, ram().gpa.bytes(), true);
     kvm.set_dirty_log(SlotId(0), true).unwrap(); // as a migration does
@@ -438,7 +439,7 @@ fn a_hold_that_somebody_else_set_is_left_alone_and_named() {
     let report = work.finish();
     assert_eq!((held(), report.outcomes.len()), (vec![true, false], 0), "{:?}", report.outcomes);
     assert_eq!(report.logs_of_others.into_iter().collect::<Vec<_>>(), [(VmId(0), SlotId(0))]);
-    // A policy that names it all the same is refused.
+    // A policy that names it anyway is refused.
     let mut work = scripted(&host, &kvm, vec![vec![promote(0, PageSize::Huge2M)]]);
     work.tick();
     assert_eq!((held(), count(work.report(), "recover", "refused_busy")), (vec![true, false], 1));
@@ -509,7 +510,7 @@ fn totals_that_the_host_cannot_explain_are_a_contradiction() {
 }
 
 #[test]
-fn what_no_mechanism_can_do_is_skipped_under_that_name() {
+fn an_action_without_a_mechanism_is_skipped_under_that_name() {
     let host = host();
     let script = Script(vec![vec![demote(0), promote(1, PageSize::Giant1G)]]);
     let memfd = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();

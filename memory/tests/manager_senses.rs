@@ -1,6 +1,6 @@
-//! The loop asks the slower sensors for what its policy needs, and releases what the policy names, on the kernel this runs
-//! on. Where windows cannot be moved these tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_move` turns the skip
-//! into a failure.
+//! The loop asks the slower sensors for the inputs of its policy, and releases the windows that the policy names,
+//! on the running kernel. If windows cannot be moved these tests are skipped with the reason;
+//! `WIDELEAF_REQUIRE=uffd_move` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod moves;
@@ -23,7 +23,7 @@ use wideleaf_policies::{
 };
 
 const WINDOWS: u64 = 8;
-/// What a policy that is told everything saw last; and the window it releases, if any.
+/// The last snapshot of a policy that asks for every sensor.
 type Seen = Arc<Mutex<Snapshot>>;
 
 struct Watcher {
@@ -90,7 +90,7 @@ fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
                 assert!(Instant::now() < deadline, "its first window was not sampled within a minute");
                 std::thread::yield_now();
             }
-            // What it knows stays where the next one asks for it as well.
+            // Its readings stay if the next policy asks for it as well.
             let (seen, asks) = watched(Needs { access: true, zero: true, ..Needs::default() }, None);
             manager.set_policy(asks).wait().unwrap();
             while seen.lock().unwrap().vms.is_empty() {
@@ -101,7 +101,7 @@ fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
             let resident = |window| {
                 window_backing(host.as_ref(), ram.ranges()[0], None, WindowIndex::new(window)).unwrap().resident
             };
-            assert!((0..WINDOWS).all(|window| resident(window) == 512), "{kind:?}: all is in its place");
+            assert!((0..WINDOWS).all(|window| resident(window) == 512), "{kind:?}: all pages are in place");
         }
         assert!(manager.stop().unanswered.is_empty());
         let words = ram.words(ram.ranges()[0]);
@@ -110,7 +110,7 @@ fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
 }
 
 #[test]
-fn touched_windows_are_told_from_idle_ones_and_nobody_loses_a_word() {
+fn touched_windows_are_distinguished_from_idle_ones_and_no_word_is_lost() {
     if moves::are_missing() {
         return;
     }
@@ -153,7 +153,7 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
             };
             (0..WINDOWS).all(|window| resident(window) == 512)
         });
-        assert!(all_there, "while somebody looks no window is aside");
+        assert!(all_there, "no window is aside during the check");
         let report = manager.stop();
         is_over.store(true, Ordering::Relaxed);
         writer.join().unwrap();
@@ -163,13 +163,13 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
     });
     let access = seen.lock().unwrap().vms[0].access.clone();
     for (row, history) in access.iter().enumerate() {
-        // A writer that got no CPU for a whole sample touched nothing in it; what nobody uses is never touched.
+        // A writer that got no CPU for a whole sample touched nothing in it; unused windows are never touched.
         assert_eq!(history.touched() > 0, row < WINDOWS as usize / 2, "window {row}: {history:?}");
     }
 }
 
 #[test]
-fn windows_are_swapped_under_a_writer_where_they_can_be_moved() {
+fn windows_are_swapped_under_a_writer_if_they_can_be_moved() {
     if moves::are_missing() {
         return;
     }
@@ -203,7 +203,7 @@ fn windows_are_swapped_under_a_writer_where_they_can_be_moved() {
     };
     assert_eq!((0..WINDOWS).filter(|window| large(*window)).count() as u64, WINDOWS, "{:?}", report.outcomes);
     let swapped = report.done("swap");
-    // A kernel that keeps empty page tables cannot; then it is collapse that makes them large.
+    // A kernel that keeps empty page tables cannot; there collapse makes them large.
     assert!(
         swapped == WINDOWS || report.outcomes.contains_key(&("swap", "refused_not_observed")),
         "{:?}",
@@ -248,7 +248,7 @@ fn zero_pages_are_counted_and_released_when_the_policy_says_so() {
 }
 
 #[test]
-fn written_pages_are_counted_between_ticks_and_never_in_slots_that_somebody_else_logs() {
+fn written_pages_are_counted_between_ticks_and_never_in_slots_logged_by_another_user() {
     let slots: Vec<_> = (0..4).map(|slot| GpaRange::new(Gpa::new(0) + mib(4) * slot, mib(4)).unwrap()).collect();
     let guest = Arc::new(FakeSecondLevel::new(&slots));
     guest.set_dirty_log(SlotId(1), true).unwrap();
@@ -267,7 +267,7 @@ fn written_pages_are_counted_between_ticks_and_never_in_slots_that_somebody_else
     let written = seen.lock().unwrap().vms[0].written.clone();
     assert_eq!(written, [Some(2), Some(1), None, None, Some(1), Some(0), None, None]);
     let report = work.finish();
-    assert_eq!(logged(), [1], "and all is as it was");
+    assert_eq!(logged(), [1], "and all logs are as before");
     let cost = report.sensor_costs["written"];
     assert_eq!((cost.samples, cost.windows, cost.waits), (2, 8, 4), "the second one ended with the loop");
     assert!(report.sensor_failures.is_empty(), "{:?}", report.sensor_failures);
@@ -287,14 +287,14 @@ fn a_write_sensor_that_fails_is_counted_and_leaves_no_slot_logged() {
         work.tick();
         let report = work.finish();
         assert!(!guest.slots()[0].is_dirty_logged, "call {call}");
-        // Each look at the statistics is followed by three of the sensor's: on, take, off.
+        // Each reading of the statistics is followed by three calls of the sensor: on, take, off.
         let name = if call.is_multiple_of(4) { "kvm_stats" } else { "written" };
         assert_eq!(report.sensor_failures.get(name), Some(&1), "call {call}: {:?}", report.sensor_failures);
     }
 }
 
 #[test]
-fn what_nobody_can_answer_is_said_with_its_reason() {
+fn unanswerable_questions_are_reported_with_their_reason() {
     let range = GpaRange::new(Gpa::new(0), mib(8)).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
     let (_, policy) = watched(Needs { access: true, written: true, guest_mapping: true, ..Needs::default() }, None);

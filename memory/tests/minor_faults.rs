@@ -1,5 +1,6 @@
-//! Accesses of memfd and hugetlb RAM by minor faults, on the kernel this runs on. Where userfaultfd does not tell them these
-//! tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_minor` (and `hugetlb`) turns the skip into a failure.
+//! Accesses of memfd and hugetlb RAM by minor faults, on the running kernel. If userfaultfd does not report them
+//! these tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_minor` (and `hugetlb`) turns the skip into a
+//! failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const WORDS_PER_WINDOW: u64 = PageSize::Huge2M.bytes().get() / 8;
 const TOUCHED: [u64; 2] = [2, 5];
 const UNPACED: AccessConfig = AccessConfig { pace: Duration::ZERO, cpu_max: Duration::from_secs(10) };
 
-/// What is there, or nothing with the reason said.
+/// The found value, or `None` with the reason printed.
 fn found<T>(found: Result<T, impl std::fmt::Display>, requirement: &str) -> Option<T> {
     let why = match found {
         Ok(found) => return Some(found),
@@ -33,7 +34,7 @@ fn found<T>(found: Result<T, impl std::fmt::Display>, requirement: &str) -> Opti
     None
 }
 
-/// RAM whose every word is its number, with what keeps its pool.
+/// RAM with its index in every word, and the lease of its pool.
 struct Bed {
     host: LinuxHost,
     ram: Arc<GuestRam>,
@@ -42,7 +43,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Memfd RAM in base pages, or hugetlb RAM; or nothing where that cannot be had.
+    /// Memfd RAM in base pages, or hugetlb RAM; `None` if that is not available.
     fn new(kind: BackingKind) -> Option<Bed> {
         let is_hugetlb = kind == BackingKind::Hugetlb;
         let page = if is_hugetlb { PageSize::Huge2M } else { PageSize::Base4K };
@@ -96,11 +97,11 @@ fn seen_where_touched() -> Vec<Seen> {
 }
 
 #[test]
-fn touched_windows_of_memfd_ram_are_told_from_idle_ones() {
+fn touched_windows_of_memfd_ram_are_distinguished_from_idle_ones() {
     let Some(mut bed) = Bed::new(BackingKind::Memfd) else { return };
     for _ in 0..3 {
         bed.start();
-        assert_eq!(bed.backing(0), (0, Backing::Unbacked), "its mapping is away");
+        assert_eq!(bed.backing(0), (0, Backing::Unbacked), "it is unmapped");
         bed.touch();
         assert_eq!(bed.finish(), seen_where_touched());
         bed.assert_all_is(Backing::Base4K);
@@ -108,11 +109,11 @@ fn touched_windows_of_memfd_ram_are_told_from_idle_ones() {
 }
 
 #[test]
-fn a_sample_is_no_new_memory_to_whoever_counts_what_is_in_use() {
+fn a_sample_does_not_change_the_count_of_memory_in_use() {
     let Some(mut bed) = Bed::new(BackingKind::Memfd) else { return };
     let before = pages_in_use(&bed.host, [bed.ram.as_ref()]).unwrap();
     assert!(before >= WINDOWS * 512, "the file's pages are in it: {before}");
-    // What tests beside this one take is less than a window; what goes and comes in a sample are eight.
+    // Parallel tests take less than a window; a sample unmaps and remaps eight.
     let is_as_before = |bed: &Bed| pages_in_use(&bed.host, [bed.ram.as_ref()]).unwrap().abs_diff(before) < 512;
     bed.start();
     assert!(is_as_before(&bed), "away");
@@ -126,7 +127,7 @@ fn a_sample_is_no_new_memory_to_whoever_counts_what_is_in_use() {
 fn huge_folios_of_memfd_ram_are_mapped_whole_before_and_after() {
     let Some(mut bed) = Bed::new(BackingKind::Memfd) else { return };
     for window in (0..WINDOWS).map(WindowIndex::new) {
-        /// A page that is just looked at by somebody else is busy for an instant.
+        /// A page that another process inspects is busy for an instant.
         const ATTEMPTS: usize = 50;
         let collapse = || collapse_window(&bed.host, bed.ram.ranges()[0], window).result;
         assert!((0..ATTEMPTS).any(|_| collapse() == OutcomeResult::Done), "{window}");
@@ -141,11 +142,11 @@ fn huge_folios_of_memfd_ram_are_mapped_whole_before_and_after() {
 }
 
 #[test]
-fn touched_windows_of_hugetlb_ram_are_told_from_idle_ones() {
+fn touched_windows_of_hugetlb_ram_are_distinguished_from_idle_ones() {
     let Some(mut bed) = Bed::new(BackingKind::Hugetlb) else { return };
     for _ in 0..3 {
         bed.start();
-        assert_eq!(bed.backing(0), (0, Backing::Unbacked), "its mapping is away");
+        assert_eq!(bed.backing(0), (0, Backing::Unbacked), "it is unmapped");
         bed.touch();
         assert_eq!(bed.finish(), seen_where_touched());
         bed.assert_all_is(Backing::Huge2M);
@@ -168,7 +169,7 @@ fn a_touch_of_a_hole_of_the_file_is_seen_and_fills_one_page() {
 }
 
 #[test]
-fn whoever_waits_when_the_sensor_goes_goes_on() {
+fn a_thread_that_waits_when_the_sensor_ends_continues() {
     let Some(bed) = Bed::new(BackingKind::Memfd) else { return };
     let ram = bed.ram.clone();
     let is_over = AtomicBool::new(false);
@@ -201,7 +202,7 @@ fn anonymous_ram_and_giant_pages_are_refused() {
     };
     let anonymous = map(BackingKind::Anon, PageSize::Base4K).unwrap();
     assert!(matches!(MinorFaultSensor::start(anonymous, UNPACED), Err(MinorFaultsError::Anonymous)));
-    // Where there is no giant page to be mapped there is nothing to refuse.
+    // Without a giant page to map there is nothing to refuse.
     if let Ok(giant) = map(BackingKind::Hugetlb, PageSize::Giant1G) {
         assert!(matches!(MinorFaultSensor::start(giant, UNPACED), Err(MinorFaultsError::PagesTooLarge(_))));
     }

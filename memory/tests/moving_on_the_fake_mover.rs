@@ -1,4 +1,4 @@
-//! Whatever fails while windows are moved: the guest has every page it wrote whenever it gets to see them. On the fake
+//! Whatever fails while windows are moved, the guest finds every page it wrote when it sees them again. On the fake
 //! mover, which fails at every single call.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,11 +19,11 @@ use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, Refusal, Skip, WindowIndex};
 
 const ERRORS: [Errno; 4] = [Errno::EAGAIN, Errno::EBUSY, Errno::ENOMEM, Errno::EINVAL];
-/// More calls than any of the sequences here makes.
+/// Upper bound of the calls of these sequences.
 const CALLS_MAX: u64 = 3000;
 
 const W: WindowIndex = WindowIndex::new(3);
-/// All windows of these tests are in it.
+/// Giant that contains all windows of these tests.
 const GIANT: Gpa = Gpa::new(0);
 
 struct Bed {
@@ -48,13 +48,13 @@ impl Bed {
         Swapper::new(self.aside.clone())
     }
 
-    /// All is back, all is right, and nobody is watched.
+    /// Asserts that all pages are back and right, and that no window is watched.
     fn assert_at_rest(&self) {
         assert!(self.mover.is_intact(), "{:?}", self.aside.report());
         assert_eq!(self.mover.pages_aside(), 0, "{:?}", self.aside.report());
         assert!(!self.mover.is_anything_watched(), "{:?}", self.aside.report());
         assert_eq!(self.mover.waiting(), 0);
-        assert!(self.claims.giant(GIANT).is_ok(), "nobody has a claim any more");
+        assert!(self.claims.giant(GIANT).is_ok(), "no claim is left");
     }
 
     fn is_huge(&self, window: WindowIndex) -> bool {
@@ -62,12 +62,12 @@ impl Bed {
     }
 }
 
-/// Whether the guest waits or not.
+/// Touches a page, whether the guest then waits or not.
 fn touch(bed: &Bed, window: WindowIndex, page: u16) {
     let _: Touch = bed.mover.touch(window, page);
 }
 
-/// Windows in base pages whole, in base pages with holes, and huge.
+/// Three windows: all base pages, base pages with holes, and huge.
 fn three_windows(bed: &Bed) -> [WindowIndex; 3] {
     let windows = [1, 2, 3].map(WindowIndex::new);
     bed.mover.write(windows[0], ALL_PAGES);
@@ -83,7 +83,7 @@ fn a_touched_window_comes_back_whole_and_is_counted_once() {
     let windows = three_windows(&bed);
     let mut sensor = bed.sensor();
     sensor.start(bed.host.as_ref(), &windows);
-    // Both vCPUs touch window 3, one of them a hole of window 2; nobody touches window 1.
+    // Both vCPUs touch window 3, one of them a hole of window 2; neither touches window 1.
     for (window, page) in [(3, 7), (3, 500), (2, 0)] {
         assert_eq!(bed.mover.touch(WindowIndex::new(window), page), Touch::Waits);
     }
@@ -100,7 +100,7 @@ fn a_touched_window_comes_back_whole_and_is_counted_once() {
 }
 
 #[test]
-fn a_huge_page_stays_whole_where_base_pages_were_aside_before() {
+fn a_huge_page_stays_whole_in_a_slot_that_held_base_pages_before() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     // One slot, two windows: base pages leave a page table in it.
@@ -113,7 +113,7 @@ fn a_huge_page_stays_whole_where_base_pages_were_aside_before() {
 }
 
 #[test]
-fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
+fn an_unanswered_touch_is_counted_at_the_end() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let mut sensor = bed.sensor();
@@ -124,7 +124,7 @@ fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
 }
 
 #[test]
-fn what_is_not_there_is_not_taken_and_what_is_too_much_neither() {
+fn absent_windows_and_windows_beyond_the_limit_are_not_taken() {
     let bed = Bed::new();
     let windows: Vec<_> = (0..u64::from(ASIDE_SLOTS) + 2).map(WindowIndex::new).collect();
     windows[1..].iter().for_each(|window| bed.mover.write(*window, 0..1));
@@ -148,13 +148,13 @@ fn a_sample_takes_no_more_than_its_time() {
     windows.iter().for_each(|window| bed.mover.write(*window, 0..1));
     let mut sensor = bed.sensor();
     sensor.start(bed.host.as_ref(), &windows);
-    // Ten milliseconds, of which a window takes one on the fake host.
+    // Ten milliseconds; a window takes one on the fake host.
     assert_eq!(sensor.finish(bed.host.as_ref()).cost.windows, 10);
     bed.assert_at_rest();
 }
 
 #[test]
-fn a_sample_that_is_dropped_or_begun_anew_gives_its_windows_back() {
+fn a_dropped_or_restarted_sample_gives_its_windows_back() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     let mut sensor = bed.sensor();
@@ -166,7 +166,7 @@ fn a_sample_that_is_dropped_or_begun_anew_gives_its_windows_back() {
 }
 
 #[test]
-fn a_service_that_ends_in_mid_sample_brings_everything_back() {
+fn a_service_that_ends_during_a_sample_brings_all_windows_back() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     let mut sensor = bed.sensor();
@@ -186,7 +186,7 @@ fn a_page_that_does_not_move_back_is_copied_back() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     bed.aside.set_aside(W).unwrap();
-    // Slots are given out from the first.
+    // Slots are assigned in order.
     [0, 17, 511].into_iter().for_each(|page| bed.mover.pin(Place::Aside(0), page));
     assert!(bed.aside.bring_back(W).unwrap().is_none());
     assert_eq!(bed.aside.report().copied_pages, 3);
@@ -204,7 +204,7 @@ fn a_page_that_does_not_move_leaves_the_window_where_it_is() {
 }
 
 #[test]
-fn while_nothing_works_the_guest_waits_and_afterwards_it_has_everything() {
+fn while_all_calls_fail_the_guest_waits_and_then_has_all_pages() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     for window in windows {
@@ -220,9 +220,9 @@ fn while_nothing_works_the_guest_waits_and_afterwards_it_has_everything() {
     bed.mover.fail_all(Some(Errno::ENOMEM as i32));
     assert!(bed.aside.serve().is_err());
     assert!(windows.iter().all(|window| bed.aside.bring_back(*window).is_err()));
-    assert!(bed.mover.is_anything_watched(), "nobody may see the holes");
+    assert!(bed.mover.is_anything_watched(), "the guest must not see the holes");
     bed.mover.fail_all(None);
-    bed.aside.serve().unwrap(); // as the thread does from time to time
+    bed.aside.serve().unwrap(); // as the thread does periodically
     bed.assert_at_rest();
 }
 
@@ -255,15 +255,16 @@ fn more_windows_are_swapped_than_pages_were_ready() {
 }
 
 #[test]
-fn a_copy_that_was_of_no_use_does_not_show_in_the_holes_of_a_later_window() {
+fn an_unused_copy_does_not_show_in_the_holes_of_a_later_window() {
     const NEVER: u64 = 1 << 40;
-    // Bringing back page by page what is there already takes some 1500 calls; the giving back comes after them.
+    // Bringing back present pages one by one already takes some 1500 calls; the giving back comes after them.
     for call in 0..2000 {
         let bed = Bed::new();
         bed.mover.write(W, ALL_PAGES);
         let mut swapper = bed.swapper();
         swapper.refill().unwrap();
-        // The page that is used first does not move in, and one call more fails: in time the one that gives it back.
+        // The page that is used first does not move in, and one more call fails, at some point the one that gives
+        // it back.
         bed.mover.pin(Place::Ready(0), 511);
         bed.mover.fail_call(call, Errno::EINVAL as i32);
         let result = swapper.swap(bed.host.as_ref(), W).result;
@@ -272,20 +273,20 @@ fn a_copy_that_was_of_no_use_does_not_show_in_the_holes_of_a_later_window() {
         swapper.refill().unwrap();
         bed.aside.serve().unwrap();
         bed.assert_at_rest();
-        // As many as there are slots, so that its slot has its turn.
+        // As many as there are slots, so that its slot is used again.
         for window in (10..10 + u64::from(READY_SLOTS)).map(WindowIndex::new) {
             bed.mover.write(window, 100..300);
             // If the first swap failed early, the first attempt here meets the page that does not move in.
             let mut attempts = (0..2).map(|_| swapper.swap(bed.host.as_ref(), window).result);
             assert!(attempts.any(|result| result == OutcomeResult::Done), "call {call}");
-            bed.mover.write(window, ALL_PAGES); // compares each page with what was written, or with zero
+            bed.mover.write(window, ALL_PAGES); // compares each page with its written value, or with zero
         }
         bed.assert_at_rest();
     }
 }
 
 #[test]
-fn without_a_huge_page_nothing_is_taken_aside() {
+fn without_a_huge_page_no_window_is_taken_aside() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     bed.mover.run_short(0..u64::MAX);
@@ -295,18 +296,18 @@ fn without_a_huge_page_nothing_is_taken_aside() {
 }
 
 #[test]
-fn a_huge_page_that_is_split_on_its_way_in_is_not_called_done() {
+fn a_huge_page_that_is_split_while_moving_in_is_not_reported_as_done() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let mut swapper = bed.swapper();
     swapper.refill().unwrap();
-    bed.mover.limit_moves(100); // the kernel stops half-way: the page has to be split to go on
+    bed.mover.limit_moves(100); // the kernel stops half-way: it must split the page to continue
     assert_eq!(swapper.swap(bed.host.as_ref(), W).result, OutcomeResult::Refused(Refusal::NotObserved));
     bed.assert_at_rest();
 }
 
 #[test]
-fn a_kernel_that_keeps_page_tables_is_found_out_before_a_window_is_touched() {
+fn a_kernel_that_keeps_page_tables_is_detected_before_a_window_is_touched() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     bed.mover.keep_tables();
@@ -316,16 +317,17 @@ fn a_kernel_that_keeps_page_tables_is_found_out_before_a_window_is_touched() {
         assert_eq!(result, OutcomeResult::Refused(Refusal::Other(libc::EOPNOTSUPP)));
     }
     assert_eq!((bed.aside.report().set_aside, bed.is_huge(W)), (0, false));
-    assert!(!bed.mover.may_be_huge(W), "its mark is lifted for a swap and not for an attempt");
+    assert!(!bed.mover.may_be_huge(W), "its mark is lifted only for a swap, not for an attempt");
     bed.assert_at_rest();
 }
 
-/// Whenever huge pages run short, for however many populates: more than finding out about page tables takes.
+/// Shortages of huge pages of every start and length in populates: longer than the detection of kept page tables
+/// takes.
 fn shortages() -> impl Iterator<Item = std::ops::Range<u64>> {
     (0..12).flat_map(|first| (1..12).map(move |populates| first..first + populates))
 }
 
-/// What the swaps of a window came to, one attempt after the other.
+/// Results of the swaps of a window, one attempt after the other.
 fn attempts(bed: &Bed, attempts: usize) -> Vec<OutcomeResult> {
     let mut swapper = bed.swapper();
     (0..attempts).map(|_| swapper.swap(bed.host.as_ref(), W).result).collect()
@@ -337,7 +339,7 @@ fn a_shortage_of_huge_pages_is_not_taken_for_a_kernel_that_keeps_page_tables() {
         let bed = Bed::new();
         bed.mover.write(W, ALL_PAGES);
         bed.mover.run_short(shortage.clone());
-        // An attempt populates once at least: the last one comes after the longest shortage.
+        // An attempt populates at least once: the last one comes after the longest shortage.
         let results = attempts(&bed, 12);
         let ended = results.iter().position(|result| *result == OutcomeResult::Done).expect("the shortage ends");
         let before = &results[..ended];
@@ -347,7 +349,7 @@ fn a_shortage_of_huge_pages_is_not_taken_for_a_kernel_that_keeps_page_tables() {
 }
 
 #[test]
-fn a_kernel_that_keeps_page_tables_is_found_out_in_spite_of_a_shortage() {
+fn a_kernel_that_keeps_page_tables_is_detected_despite_a_shortage() {
     for shortage in shortages() {
         let bed = Bed::new();
         bed.mover.write(W, ALL_PAGES);
@@ -361,7 +363,7 @@ fn a_kernel_that_keeps_page_tables_is_found_out_in_spite_of_a_shortage() {
 }
 
 #[test]
-fn what_one_swapper_finds_out_about_page_tables_the_others_know() {
+fn one_swapper_s_finding_about_page_tables_reaches_the_others() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     let mut populates = Vec::new();
@@ -375,18 +377,18 @@ fn what_one_swapper_finds_out_about_page_tables_the_others_know() {
 }
 
 #[test]
-fn a_slot_that_cannot_be_given_back_yet_is_there_for_others_while_it_is_another_ones_turn() {
+fn a_slot_that_cannot_be_given_back_yet_is_usable_while_another_slot_is_tried() {
     let bed = Bed::new();
     let window = |number: u16| WindowIndex::new(u64::from(number));
     (0..ASIDE_SLOTS + 2).for_each(|number| bed.mover.write(window(number), ALL_PAGES));
-    // The old pages of two windows stay in their slots, and windows are aside in all others.
+    // The old pages of two windows stay in their slots, and all other slots hold windows.
     bed.mover.while_emptying(|| Some(libc::EAGAIN));
     let mut swapper = bed.swapper();
     for number in [0, 1] {
         assert_eq!(swapper.swap(bed.host.as_ref(), window(number)).result, OutcomeResult::Done);
     }
     (2..ASIDE_SLOTS).for_each(|number| bed.aside.set_aside(window(number)).unwrap());
-    // While one of the two is given back for a window, somebody takes another window aside.
+    // While one of the two is given back for a window, another thread takes another window aside.
     let (aside, turns) = (bed.aside.clone(), AtomicUsize::new(0));
     bed.mover.while_emptying(move || {
         if turns.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -404,7 +406,7 @@ fn a_slot_that_cannot_be_given_back_yet_is_there_for_others_while_it_is_another_
 fn a_panic_while_slots_are_given_back_loses_none() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
-    bed.mover.while_emptying(|| panic!("as a test of what comes after"));
+    bed.mover.while_emptying(|| panic!("an injected panic"));
     let mut swapper = bed.swapper();
     catch_unwind(AssertUnwindSafe(|| swapper.swap(bed.host.as_ref(), W))).expect_err("it panics");
     bed.mover.while_emptying(|| None);
@@ -415,8 +417,8 @@ fn a_panic_while_slots_are_given_back_loses_none() {
     bed.assert_at_rest();
 }
 
-/// Runs `work` with each of its calls failing once with each error, and at each length of moves; afterwards everything has
-/// to be back, at the latest when the service ends.
+/// Runs `work` with each of its calls failing once with each error, and at each length of moves; afterwards all
+/// pages must be back, at the latest when the service ends.
 fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {
     for pages_per_move in [512, 100] {
         for errno in ERRORS {
@@ -469,7 +471,7 @@ fn no_failing_call_of_a_swap_loses_a_byte() {
     });
 }
 
-/// Where threads wait for each other.
+/// A meeting point of threads.
 #[derive(Default)]
 struct Meeting {
     here: Mutex<usize>,
@@ -477,7 +479,7 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// Waits until so many are there. Whoever waits for this long waits in vain: a failure and not a hang.
+    /// Waits until `expected` threads are here. A wait beyond the time limit fails the test instead of hanging it.
     fn of(&self, expected: usize) {
         const PATIENCE: Duration = Duration::from_secs(60);
         let mut here = self.here.lock().unwrap();
@@ -504,7 +506,7 @@ fn two_windows_are_copied_at_the_same_time() {
 }
 
 #[test]
-fn who_touches_a_window_in_mid_swap_goes_on_when_it_is_large() {
+fn a_thread_that_touches_a_window_during_its_swap_continues_when_it_is_large() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let (mover, aside) = (bed.mover.clone(), bed.aside.clone());
@@ -513,14 +515,15 @@ fn who_touches_a_window_in_mid_swap_goes_on_when_it_is_large() {
         aside.serve().unwrap();
         assert_eq!(mover.touch(W, 8), Touch::Waits, "it is still on its way");
     });
-    let _: OutcomeResult = bed.swapper().swap(bed.host.as_ref(), W).result; // the touches left a page table, which may split it
+    // The touches left a page table, which may split it.
+    let _: OutcomeResult = bed.swapper().swap(bed.host.as_ref(), W).result;
     bed.mover.write(W, ALL_PAGES);
     bed.assert_at_rest();
-    assert_eq!(bed.aside.report().touched, 0, "nobody sampled it");
+    assert_eq!(bed.aside.report().touched, 0, "it was not sampled");
 }
 
 #[test]
-fn neighbours_are_sampled_in_mid_swap() {
+fn neighbours_are_sampled_during_a_swap() {
     let bed = Bed::new();
     let windows = three_windows(&bed);
     let (mover, aside, copies) = (bed.mover.clone(), bed.aside.clone(), AtomicUsize::new(0));
@@ -529,17 +532,17 @@ fn neighbours_are_sampled_in_mid_swap() {
         aside.set_aside(windows[2]).unwrap();
         assert_eq!(mover.touch(windows[2], 3), Touch::Waits);
         aside.serve().unwrap();
-        assert_eq!(mover.touch(windows[2], 3), Touch::Wrote, "nobody waits for the copy of another window");
+        assert_eq!(mover.touch(windows[2], 3), Touch::Wrote, "no thread waits for the copy of another window");
         assert!(aside.bring_back(windows[2]).unwrap().is_some());
         assert!(matches!(aside.set_aside(windows[0]), Err(AsideError::AlreadyAside(_))));
-        assert!(matches!(aside.bring_back(windows[0]), Err(AsideError::NotAside(_))), "it is somebody else's");
+        assert!(matches!(aside.bring_back(windows[0]), Err(AsideError::NotAside(_))), "it belongs to another user");
     });
     assert_eq!(bed.swapper().swap(bed.host.as_ref(), windows[0]).result, OutcomeResult::Done);
     bed.assert_at_rest();
 }
 
 #[test]
-fn a_service_that_ends_in_mid_swap_waits_for_the_window_and_brings_it_back_if_need_be() {
+fn a_service_that_ends_during_a_swap_waits_for_the_window_and_brings_it_back_if_needed() {
     for does_move_in in [true, false] {
         let bed = Bed::new();
         bed.mover.write(W, ALL_PAGES);
@@ -550,14 +553,15 @@ fn a_service_that_ends_in_mid_swap_waits_for_the_window_and_brings_it_back_if_ne
         bed.mover.while_copying(move || {
             let aside_too = aside.clone();
             *closes.lock().unwrap() = Some(std::thread::spawn(move || aside_too.close()));
-            // `Closed` comes before everything else: then it has begun, and waits.
+            // `Closed` comes before all other results: then it has begun, and waits.
             while !matches!(aside.set_aside(WindowIndex::new(99)), Err(AsideError::Closed)) {
                 let _ = aside.bring_back(WindowIndex::new(99));
                 std::thread::yield_now();
             }
             if !does_move_in {
                 mover.pin(Place::Ready(0), 0);
-                // The copy, scan and giving back of the page table, the move in vain; the way back: look, move, and this.
+                // The calls: copy, scan and giving back of the page table, the failing move in; the way back:
+                // check, move, and this.
                 mover.fail_call(6, libc::ENOMEM);
             }
         });
@@ -574,7 +578,7 @@ fn a_swap_that_panics_brings_its_window_back_and_keeps_no_slot() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let mut swapper = bed.swapper();
-    bed.mover.while_copying(|| panic!("as a test of what comes after"));
+    bed.mover.while_copying(|| panic!("an injected panic"));
     for _ in 0..ASIDE_SLOTS + 1 {
         catch_unwind(AssertUnwindSafe(|| swapper.swap(bed.host.as_ref(), W))).expect_err("it panics");
         bed.assert_at_rest();
@@ -601,20 +605,20 @@ fn no_failing_call_of_two_swaps_at_once_loses_a_byte() {
 }
 
 #[test]
-fn a_giant_of_which_a_window_is_aside_or_stuck_is_not_moved() {
+fn a_giant_with_a_window_aside_or_stuck_is_not_moved() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     bed.aside.set_aside(W).unwrap();
     assert_eq!(bed.claims.giant(GIANT).unwrap_err(), Claimed::InParts(1));
     bed.mover.fail_call(0, libc::ENOMEM);
     let _ = bed.aside.bring_back(W); // whether it is stuck or not:
-    assert_eq!(bed.claims.giant(GIANT).is_ok(), !bed.aside.is_aside(W), "what is not back is claimed");
+    assert_eq!(bed.claims.giant(GIANT).is_ok(), !bed.aside.is_aside(W), "a window that is not back is claimed");
     bed.aside.serve().unwrap();
     bed.assert_at_rest();
 }
 
 #[test]
-fn no_window_of_a_giant_that_is_moved_is_taken_aside_swapped_or_sampled() {
+fn no_window_of_a_moving_giant_is_taken_aside_swapped_or_sampled() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let giant = bed.claims.giant(GIANT).unwrap();

@@ -1,6 +1,6 @@
-//! Windows are sampled and swapped on the kernel this runs on, while threads write and check every word of them. Where
-//! windows cannot be moved these tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_move` turns the skip into a
-//! failure.
+//! Windows are sampled and swapped on the running kernel, while threads write and check every word of them. If
+//! windows cannot be moved these tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_move` turns the skip
+//! into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod moves;
@@ -24,7 +24,7 @@ use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, 
 const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
 const WORDS_PER_PAGE: usize = 4096 >> 3;
 
-/// Samples that do not spare the guest.
+/// Samples without pacing or a CPU limit.
 const UNPACED: AccessConfig = AccessConfig { pace: Duration::ZERO, cpu_max: Duration::MAX };
 
 fn map(windows: u64) -> Arc<GuestRam> {
@@ -60,12 +60,12 @@ fn fill(ram: &GuestRam, words_of: std::ops::Range<usize>) {
     }
 }
 
-/// How many words of the range are not what `fill` wrote.
+/// Number of words of the range that differ from what `fill` wrote.
 fn wrong(ram: &GuestRam, words_of: std::ops::Range<usize>) -> usize {
     words_of.filter(|index| words(ram)[*index].load(Ordering::Relaxed) != value(*index, 0)).count()
 }
 
-/// Whether this kernel gives empty page tables back (Linux 6.14): where it does not, a huge page that is moved may be split.
+/// Whether this kernel gives empty page tables back (Linux 6.14). If not, a huge page that is moved may be split.
 fn gives_page_tables_back() -> bool {
     let (ram, host) = (map(1), host());
     fill(&ram, 0..1);
@@ -79,14 +79,14 @@ fn window_words(window: usize) -> std::ops::Range<usize> {
 }
 
 #[test]
-fn as_many_events_as_windows_were_touched() {
+fn the_number_of_events_is_that_of_touched_windows() {
     if moves::are_missing() {
         return;
     }
     const WINDOWS: u64 = 48;
     let (ram, host) = (map(WINDOWS), host());
     fill(&ram, 0..WINDOWS as usize * WORDS_PER_WINDOW);
-    // A third of them huge.
+    // A third of the windows are huge.
     let is_huge = |window: u64| window.is_multiple_of(3);
     let made: Vec<bool> = (0..WINDOWS)
         .map(|w| {
@@ -98,7 +98,7 @@ fn as_many_events_as_windows_were_touched() {
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
     for touched in [0, 16, WINDOWS as usize] {
         sensor.start(host.as_ref(), &windows(0..WINDOWS));
-        // Several words of each; reads and writes alike are touches.
+        // Several words of each; reads and writes are both touches.
         for window in 0..touched {
             let first = window * WORDS_PER_WINDOW;
             assert_eq!(words(&ram)[first].load(Ordering::Relaxed), value(first, 0));
@@ -138,7 +138,9 @@ fn a_swapped_window_is_huge_and_its_holes_are_zero() {
         return;
     }
     if !gives_page_tables_back() {
-        println!("skipped: this kernel keeps empty page tables (before Linux 6.14), which split what is moved in");
+        println!(
+            "skipped: this kernel keeps empty page tables (before Linux 6.14), which split huge pages that move in"
+        );
         return;
     }
     let (ram, host) = (map(4), host());
@@ -166,7 +168,7 @@ fn a_swapped_window_is_huge_and_its_holes_are_zero() {
 }
 
 #[test]
-fn a_service_dropped_in_mid_sample_leaves_nobody_waiting_and_nothing_lost() {
+fn a_service_dropped_during_a_sample_leaves_no_thread_waiting_and_loses_no_word() {
     if moves::are_missing() {
         return;
     }
@@ -198,7 +200,8 @@ fn memory_that_is_not_anonymous_is_refused_with_the_reason() {
     assert!(error.to_string().contains("--backing anon"), "{error}");
 }
 
-/// Checks and rewrites its words, pass after pass: every word has its value of the last pass. Returns the passes.
+/// Checks and rewrites its words, pass after pass: every word has its value of the last pass. Returns the number of
+/// passes.
 fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &AtomicBool) -> u64 {
     let mut generation = 0;
     while !is_over.load(Ordering::Relaxed) {
@@ -211,12 +214,12 @@ fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &A
     generation
 }
 
-/// Swaps windows, each swapper in a thread of its own, neighbours at the same time. Returns how many.
+/// Swaps windows, each swapper in a thread of its own, neighbours at the same time. Returns the number of swaps.
 fn swap_at_once(host: &Arc<LinuxHost>, swappers: &mut [Swapper], windows: &[WindowIndex]) -> u64 {
     let threads = swappers.len();
     std::thread::scope(|scope| {
         let swaps = |(first, swapper): (usize, &mut Swapper)| {
-            let _ = swapper.refill(); // what is missing is made when it is needed, or the swap is refused
+            let _ = swapper.refill(); // missing pages are made on demand, or the swap is refused
             let swap = |window: &&WindowIndex| swapper.swap(host.as_ref(), **window).result == OutcomeResult::Done;
             windows.iter().skip(first).step_by(threads).filter(swap).count() as u64
         };
@@ -225,7 +228,7 @@ fn swap_at_once(host: &Arc<LinuxHost>, swappers: &mut [Swapper], windows: &[Wind
     })
 }
 
-/// One round: fresh RAM in base pages, two writers in it, all of it sampled in turns and swapped by two threads meanwhile.
+/// One round: fresh RAM in base pages, two writers in it, all of it sampled in turns while two threads swap it.
 fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     const WINDOWS: usize = 24;
     let ram = map(WINDOWS as u64);
@@ -249,12 +252,12 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
         sampled += sensor.finish(host.as_ref()).cost.windows;
         swapped += swap_at_once(host, &mut swappers, &rotation.next_share(&all, 8));
     }
-    // In every other window something is aside when the service ends.
+    // Every other window has pages aside when the service ends.
     sensor.start(host.as_ref(), &all.iter().copied().step_by(2).collect::<Vec<_>>());
     drop(mover);
     is_over.store(true, Ordering::Relaxed);
     writers.into_iter().for_each(|writer| assert!(writer.join().unwrap() > 0));
-    assert!(words(&ram)[end..].iter().all(|word| word.load(Ordering::Relaxed) == 0), "what was a hole is zero");
+    assert!(words(&ram)[end..].iter().all(|word| word.load(Ordering::Relaxed) == 0), "former holes are zero");
     (sampled, swapped)
 }
 

@@ -1,4 +1,5 @@
-//! Another policy for a loop that is at work, on a host in memory: what takes over, and what is refused with the policy before at work.
+//! Replacing the policy of a running loop, on a host in memory: which policies take over, and which are refused
+//! while the old one continues.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn vm(host: &FakeHost) -> ManagedVm {
     ManagedVm { may_collapse_shared: true, ..ManagedVm::of_others(VmId(0), vec![ram], backing, None) }
 }
 
-/// A guest that has ended.
+/// A gate of a guest that has ended.
 struct Gone;
 
 impl Gate for Gone {
@@ -53,7 +54,7 @@ fn working(host: &Arc<FakeHost>, policy: &str) -> ManagerLoop {
 }
 
 #[test]
-fn the_new_policy_begins_with_what_is_there_and_the_report_says_when() {
+fn the_new_policy_begins_with_the_current_state_and_the_report_says_when() {
     let host = Arc::<FakeHost>::default();
     let mut work = working(&host, "never");
     assert_eq!(work.tick(), 0);
@@ -67,7 +68,7 @@ fn the_new_policy_begins_with_what_is_there_and_the_report_says_when() {
 }
 
 #[test]
-fn what_answers_faults_is_there_from_the_first_or_never() {
+fn a_policy_that_answers_faults_starts_with_the_vm_or_never() {
     let host = Arc::<FakeHost>::default();
     let mut work = working(&host, "greedy");
     for name in ["at-fault", "reservation"] {
@@ -79,7 +80,7 @@ fn what_answers_faults_is_there_from_the_first_or_never() {
 }
 
 #[test]
-fn a_policy_is_refused_whose_question_nobody_can_answer_unless_the_run_began_with_it() {
+fn a_policy_with_an_unanswerable_question_is_refused_unless_the_run_began_with_it() {
     let host = Arc::<FakeHost>::default();
     let mut work = working(&host, "greedy");
     let refused = work.switch_policy(named("utilization")).unwrap_err();
@@ -134,21 +135,21 @@ fn a_recording_is_of_one_policy() {
 }
 
 #[test]
-fn whoever_asks_a_thread_is_answered_before_it_acts_and_after_its_end() {
+fn a_switch_request_is_answered_before_the_thread_acts_and_after_its_end() {
     let host = Arc::<FakeHost>::default();
     let vm = ManagedVm { gate: Some(Arc::new(Gone)), ..vm(&host) };
     let manager = Manager::spawn(host, vec![vm], named("never"), ManagerConfig::default()).unwrap();
     assert_eq!(manager.set_policy(named("greedy")).wait(), Ok(()));
     assert_eq!(manager.set_policy(named("at-fault")).wait(), Err(SwitchError::BeginsAtFirstFault("at-fault")));
-    assert_eq!(manager.live().ticks, 0, "nobody has let it act");
+    assert_eq!(manager.live().ticks, 0, "it has not been activated");
     manager.activate();
     while manager.set_policy(named("never")).wait() != Err(SwitchError::Ended) {}
     assert_eq!(manager.stop().ticks, 1);
 }
 
 #[test]
-fn a_loop_that_rests_does_nothing_and_then_knows_nothing_of_the_guest_before() {
-    // Its time stands still: a window that is to be left alone for a while is so for ever.
+fn a_resting_loop_does_nothing_and_then_knows_nothing_of_the_guest_before() {
+    // Its time stands still: a window in back-off stays so for ever.
     let host = Arc::<FakeHost>::default();
     let vms = vec![vm(&host)];
     host.fail_advice(Advice::Collapse, libc::EBUSY, WINDOWS);
@@ -162,11 +163,11 @@ fn a_loop_that_rests_does_nothing_and_then_knows_nothing_of_the_guest_before() {
     for _ in 0..1_000 {
         std::thread::yield_now();
     }
-    assert_eq!((host.calls(), host.huge_windows()), (calls, 0), "all are left alone, and nothing looks at them");
+    assert_eq!((host.calls(), host.huge_windows()), (calls, 0), "all windows are left alone and not scanned");
     resting.begin_anew(named("greedy"));
     tick(manager.live().ticks + 2);
     assert_eq!(host.huge_windows(), WINDOWS, "they are another guest's, and were never refused");
-    // Who lets it go without another policy has changed nothing.
+    // Ending the rest without another policy changes nothing.
     drop(manager.ask_to_rest().wait());
     assert_eq!(manager.stop().policy, "greedy");
 }

@@ -1,4 +1,5 @@
-//! Memory of another process, by this kernel: collapsed and split from outside, and what is left when the process ends.
+//! Memory of another process, on the running kernel: collapsed and split from outside, and the state after the
+//! process ends.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -39,7 +40,7 @@ fn a_process_is_claimed_once_until_the_claim_is_given_up() {
     assert!(another.claim().unwrap().is_some());
 }
 
-/// On base pages: where the host's THP settings gave it huge ones, they are split.
+/// A process on base pages: huge ones from the host's THP settings are split.
 fn on_base_pages() -> (OtherProcess, ProcessHost) {
     let other = OtherProcess::start();
     let host = other.host();
@@ -51,7 +52,7 @@ fn on_base_pages() -> (OtherProcess, ProcessHost) {
 }
 
 #[test]
-fn windows_are_collapsed_and_split_from_outside_and_hold_what_they_held() {
+fn windows_are_collapsed_and_split_from_outside_and_keep_their_contents() {
     let (mut other, host) = on_base_pages();
     for window in full_windows() {
         let collapse = collapse_window(&host, other.ram(), window);
@@ -91,14 +92,14 @@ fn a_process_that_has_ended_is_gone_in_every_call_before_and_after_it_is_reaped(
 }
 
 #[test]
-fn what_has_no_process_is_not_opened() {
+fn a_number_without_a_process_is_not_opened() {
     // No number is larger: pid_max is 2^22 at most (proc_sys_kernel(5)).
     let error = ProcessHost::open(1 << 23).unwrap_err();
     assert!(error.is_gone(), "{error}");
 }
 
 #[test]
-fn its_own_files_are_read_where_somebody_asks_for_ours() {
+fn reading_proc_self_reads_the_files_of_the_process() {
     let (other, host) = on_base_pages();
     let status = host.read_text("/proc/self/status").unwrap();
     let pid = format!("Pid:\t{}\n", other.child.id());
@@ -133,11 +134,11 @@ fn its_words_are_read_table_by_table_and_not_beyond_its_ram() {
     }
     assert!(!ram.read_table(other.ram().gpa.end(), &mut entries));
     other.kill();
-    assert!(!ram.read_table(Gpa::new(0), &mut entries), "there is nothing to be read any more");
+    assert!(!ram.read_table(Gpa::new(0), &mut entries), "there is no memory left to read");
 }
 
 #[test]
-fn nothing_is_merged_where_nobody_asked_for_it() {
+fn no_page_is_merged_without_a_request() {
     let (other, host) = on_base_pages();
     let merged = match MergedPages::open(&host) {
         Ok(merged) => merged,
@@ -148,14 +149,14 @@ fn nothing_is_merged_where_nobody_asked_for_it() {
     }
 }
 
-/// Says why a test can not run here; `WIDELEAF_REQUIRE` names what must be there all the same.
+/// Prints why a test cannot run here; fails if `WIDELEAF_REQUIRE` names the need.
 fn skip(needs: &str, why: &str) {
     let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name == needs), "{needs} is required: {why}");
     eprintln!("skipped: {why}");
 }
 
-/// As of a guest with a balloon: what is absent is to stay so.
+/// A guest with a balloon: its holes are to stay.
 struct Ballooned;
 
 impl Gate for Ballooned {
@@ -176,7 +177,7 @@ fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_w
     let vm = ManagedVm::of_others(VmId(0), vec![other.ram()], backing, None);
     let vm = ManagedVm { gate: Some(Arc::new(Ballooned)), ..vm };
     let greedy = policy::by_name("greedy").unwrap().with_defaults();
-    // So short that the end is seen soon: nothing here depends on the time it takes.
+    // So short that the end is seen soon: no result depends on its length.
     let config = ManagerConfig { tick_longest: Duration::from_millis(50), ..ManagerConfig::for_guests_of_others() };
     let manager = Manager::spawn(host.clone(), vec![vm], greedy, config).unwrap();
     manager.activate();
@@ -191,7 +192,7 @@ fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_w
     assert_eq!((report.panics.len(), report.sensor_failures.len(), report.bloat), (0, 0, Bytes::ZERO));
 }
 
-/// A minute at most, for a machine with much else to do.
+/// Waits up to a minute, for a busy machine.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let has_come = (0..60_000).any(|_| {
         std::thread::sleep(Duration::from_millis(1));

@@ -1,5 +1,5 @@
-//! The same mechanisms on the kernel this runs on. What it lacks is skipped with a reason; `WIDELEAF_REQUIRE` (a list,
-//! here `hugetlb` and `hugetlb1g`) turns such a skip into a failure.
+//! The mechanisms on the running kernel. Tests that it cannot run are skipped with a reason; `WIDELEAF_REQUIRE` (a
+//! list, here `hugetlb` and `hugetlb1g`) turns such a skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use wideleaf_policies::{
     Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex, policy,
 };
 
-/// Pools are the machine's: tests that look at their counters take turns.
+/// Lock for the machine's pools: only one test at a time reads their counters.
 static POOL: Mutex<()> = Mutex::new(());
 
 fn range(start: Bytes, bytes: Bytes) -> GpaRange {
@@ -41,7 +41,7 @@ fn backing(ram: &GuestRam, window: u64) -> (u16, Backing) {
     (row.resident, row.backing)
 }
 
-/// Room in a pool, or a reason to skip.
+/// A lease of pool pages, or `None` with the reason to skip printed.
 fn lease(size: PageSize, pages: u64, requirement: &str) -> Option<PoolLease> {
     match HugetlbPools::of_this_machine().lease(size, pages) {
         Ok(lease) => Some(lease),
@@ -70,7 +70,7 @@ fn pages_in_many_runs_are_each_reported_once() {
     // More runs than one step of the kernel's scan holds (512), than one call of ours fetches (1024), and both.
     for pages in [511, 512, 513, 600, 1023, 1024, 1025, 1600, 2047] {
         let ram = map(&[range(Bytes::ZERO, mib(16))], BackingKind::Anon, PageSize::Base4K);
-        // Every second page: no two make a run.
+        // Every second page: no two adjacent pages form a run.
         ram.words(ram.ranges()[0]).chunks(1024).take(pages).for_each(|pair| pair[0].store(1, Ordering::Relaxed));
         let mut runs = Vec::new();
         LinuxHost::open().unwrap().scan(ram.base(), ram.bytes(), &mut runs).unwrap();
@@ -92,13 +92,14 @@ fn ram_that_starts_with_base_pages_has_base_pages_and_collapses() {
         let collapse = collapse_until_not_busy(&host, &ram, 1);
         assert_eq!(collapse, OutcomeResult::Done, "{}", kind.name());
         assert_eq!(backing(&ram, 1), (512, Backing::Huge2M));
-        assert_eq!(backing(&ram, 2), (512, Backing::Base4K), "its neighbour is as it was");
+        assert_eq!(backing(&ram, 2), (512, Backing::Base4K), "its neighbour is unchanged");
         let again = collapse_window(&host, ram.ranges()[0], WindowIndex::new(1));
         assert_eq!(again.result, OutcomeResult::Skipped(Skip::AlreadyDone));
     }
 }
 
-/// A page that is on its way to an LRU list makes collapse answer EAGAIN or EBUSY; the manager backs off, a test asks again.
+/// Collapses a window. A page on its way to an LRU list makes collapse answer EAGAIN or EBUSY; the manager backs
+/// off, a test asks again.
 fn collapse_until_not_busy(host: &LinuxHost, ram: &GuestRam, window: u64) -> OutcomeResult {
     const ATTEMPTS: u32 = 50;
     for _ in 0..ATTEMPTS {
@@ -165,7 +166,7 @@ fn hugetlb_ram_takes_pool_pages_and_gives_them_back() {
     }
 }
 
-/// Pages of the real pool, given back also where a test panics.
+/// Pages of the real pool, given back even if a test panics.
 struct Reserved(HugetlbPools, Granted);
 
 impl Drop for Reserved {
@@ -175,11 +176,12 @@ impl Drop for Reserved {
 }
 
 #[test]
-fn reserved_pages_are_there_before_anybody_maps_them_and_their_holder_is_seen() {
+fn reserved_pages_are_present_before_they_are_mapped_and_their_holder_is_seen() {
     const PAGES: u64 = 4;
     let _turn = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (pools, size) = (HugetlbPools::of_this_machine(), PageSize::Huge2M);
-    // Whoever else leases pages meanwhile is not us: one undisturbed attempt is enough, a leak shows in each.
+    // Other processes may lease pages at the same time: one undisturbed attempt is enough, since a leak shows in
+    // each.
     const ATTEMPTS: u32 = 20;
     let is_as_before = || {
         let before = pools.status(size).unwrap();
@@ -213,7 +215,7 @@ fn a_pool_that_is_short_is_refused_when_mapped_and_not_at_a_fault() {
     };
     let bytes = mib(2) * (pool.available() + 1);
     let config = BackingConfig::new(BackingKind::Hugetlb, PageSize::Huge2M).unwrap();
-    let error = GuestRam::map(&[range(Bytes::ZERO, bytes)], config).expect_err("one page more than there is");
+    let error = GuestRam::map(&[range(Bytes::ZERO, bytes)], config).expect_err("one page more than the pool has");
     assert!(error.to_string().starts_with("cannot map"), "{error}");
     let short = HugetlbPools::of_this_machine().check(PageSize::Huge2M, bytes).expect_err("the check sees it before");
     assert!(short.to_string().contains("is 1 short"), "{short}");
@@ -228,7 +230,7 @@ fn populating_memory_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_layout_that_makes_no_sense_is_refused() {
+fn an_invalid_layout_is_refused() {
     let config = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
     let refuse = |layout: &[GpaRange]| GuestRam::map(layout, config).expect_err("refused").to_string();
     assert!(refuse(&[]).contains("empty"));

@@ -1,4 +1,4 @@
-//! The loop, recorded: on a host in memory, to files that take everything, nothing, or some.
+//! The recorded loop: on a host in memory, to files that accept all bytes, none, or some.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use wideleaf_policies::{Backing, Gpa, GpaRange, Hva, Outcome, OutcomeResult, Pag
 
 const WINDOWS: u64 = 4;
 
-/// A file in memory that is full after so many bytes.
+/// A file in memory that is full after a number of bytes.
 #[derive(Clone)]
 struct Disk {
     written: Arc<Mutex<Vec<u8>>>,
@@ -71,7 +71,7 @@ fn recorded(host: &Arc<FakeHost>, disk: &Disk) -> ManagerLoop {
 }
 
 #[test]
-fn a_recording_says_what_was_seen_planned_and_done() {
+fn a_recording_has_snapshots_plans_and_outcomes() {
     let (host, disk) = (host(), Disk::with_room(usize::MAX));
     host.fail_advice(Advice::Collapse, libc::EBUSY, 1);
     let mut work = recorded(&host, &disk);
@@ -116,7 +116,7 @@ fn a_recording_says_what_was_seen_planned_and_done() {
 }
 
 #[test]
-fn a_tick_is_in_the_file_when_it_is_over() {
+fn a_tick_is_in_the_file_at_its_end() {
     let (host, disk) = (host(), Disk::with_room(usize::MAX));
     let mut work = recorded(&host, &disk);
     work.tick();
@@ -126,7 +126,7 @@ fn a_tick_is_in_the_file_when_it_is_over() {
 }
 
 #[test]
-fn a_disk_that_gets_full_ends_the_recording_and_not_the_loop() {
+fn a_full_disk_ends_the_recording_and_not_the_loop() {
     let whole = {
         let disk = Disk::with_room(usize::MAX);
         let mut work = recorded(&host(), &disk);
@@ -149,7 +149,7 @@ fn a_disk_that_gets_full_ends_the_recording_and_not_the_loop() {
 }
 
 #[test]
-fn recording_changes_nothing_else() {
+fn recording_does_not_change_the_loop() {
     let (plain, watched) = (host(), host());
     let mut one = greedy_loop(&plain, WINDOWS);
     let mut other = recorded(&watched, &Disk::with_room(usize::MAX));

@@ -1,5 +1,5 @@
-//! Split and release on the kernel this runs on: the page tables and the resident memory follow, and writers that work
-//! on the same windows lose nothing. What the host lacks is skipped with a reason.
+//! Split and release on the running kernel: the page tables and the resident memory change accordingly, and writers
+//! that work on the same windows lose nothing. Tests that the host cannot run are skipped with a reason.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -43,7 +43,8 @@ fn resident(ram: &GuestRam) -> Bytes {
     resident_memory(&smaps, &[(ram.base(), ram.bytes())]).unwrap().guest_ram
 }
 
-/// Collapse answers EAGAIN or EBUSY while a page is on its way to an LRU list: asks again, at most this often.
+/// Collapses a window. Collapse answers EAGAIN or EBUSY while a page is on its way to an LRU list: asks again, a
+/// limited number of times.
 fn collapse(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> OutcomeResult {
     const TRIES_MAX: usize = 50;
     (0..TRIES_MAX)
@@ -52,7 +53,7 @@ fn collapse(host: &LinuxHost, ram: &GuestRam, window: WindowIndex) -> OutcomeRes
         .unwrap_or(OutcomeResult::Refused(Refusal::Busy))
 }
 
-/// Where zero pages are taken aside; if they cannot be, says why.
+/// A mover for zero pages; if they cannot be moved, prints why.
 fn mover(ram: &Arc<GuestRam>) -> Option<WindowMover> {
     probe().inspect_err(|why| println!("skipped: {why}")).ok()?;
     Some(WindowMover::start(Arc::new(LinuxHost::open().unwrap()), ram.clone()).unwrap())
@@ -101,7 +102,7 @@ fn memfd_ram_is_neither_split_nor_taken_aside_for_a_release() {
 }
 
 #[test]
-fn looking_for_zero_pages_fills_no_hole() {
+fn searching_zero_pages_fills_no_hole() {
     let range = GpaRange::new(Gpa::new(0), mib(2)).unwrap();
     let ram = GuestRam::map(&[range], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap()).unwrap();
     let host = LinuxHost::open().unwrap();
@@ -115,7 +116,7 @@ fn looking_for_zero_pages_fills_no_hole() {
 }
 
 #[test]
-fn resident_memory_falls_by_what_release_says_and_the_words_stay() {
+fn resident_memory_falls_by_the_reported_release_and_the_words_stay() {
     let (ram, host) = (ram(BackingKind::Anon), LinuxHost::open().unwrap());
     let Some(mover) = mover(&ram) else { return };
     for page in (0..words(&ram).len()).step_by(WORDS_PER_PAGE * 8) {
@@ -135,10 +136,10 @@ fn resident_memory_falls_by_what_release_says_and_the_words_stay() {
     }
 }
 
-/// Keeps writing to all words of its half of each window in turn: fills pages with words that only it knows, checks
-/// them, makes them zero again, so that every page is zero at times and in use at others.
+/// Keeps writing to all words of its half of each window in turn. It fills pages with words that only it knows,
+/// checks them, and zeroes them again, so that every page is zero at times and in use at others.
 fn write_and_check(ram: &GuestRam, half: usize, is_over: &AtomicBool) -> u64 {
-    /// Words of a page that are written: the last ones, so that the search for zeroes has to come that far.
+    /// Number of words of a page that are written: the last ones, so that the search for zeroes has to reach them.
     const WRITTEN: usize = 4;
     let pages: Vec<&[AtomicU64]> =
         words(ram).chunks(WORDS_PER_PAGE).skip(half).step_by(2).map(|page| &page[WORDS_PER_PAGE - WRITTEN..]).collect();
@@ -177,12 +178,12 @@ fn writers_lose_nothing_while_windows_are_released_split_and_collapsed() {
                 meddle(&mover, &host, &ram, WindowIndex::new(window), round + window, &mut done);
             }
             if writers.iter().any(|writer| writer.is_finished()) {
-                break; // it has found a wrong word: the join says which
+                break; // it has found a wrong word: the join reports it
             }
         }
         is_over.store(true, Ordering::Relaxed);
         for writer in writers {
-            assert!(writer.join().unwrap() > 1, "each writer came to check what it wrote");
+            assert!(writer.join().unwrap() > 1, "each writer checked its words");
         }
     });
     println!("{done:?}");
@@ -190,7 +191,7 @@ fn writers_lose_nothing_while_windows_are_released_split_and_collapsed() {
     assert!(done.releases_of_huge > 100 && done.releases_of_base > 100, "{done:?}");
 }
 
-/// What was done to windows under the writers' hands.
+/// Actions on windows under the writers.
 #[derive(Debug, Default)]
 struct Done {
     collapses: u64,

@@ -1,6 +1,6 @@
-//! Guest RAM on reserved frames, on the kernel this runs on. Without permission for userfaultfd these tests are skipped with
-//! the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure. Without `CAP_SYS_ADMIN` they pass too, with
-//! promotions that copy.
+//! Guest RAM on reserved frames, on the running kernel. Without permission for userfaultfd these tests are skipped
+//! with the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure. Without `CAP_SYS_ADMIN` they pass
+//! too, with promotions that copy.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod faults;
@@ -22,13 +22,13 @@ fn map(windows: u64) -> Arc<GuestRam> {
     map_of(&[(Bytes::ZERO, mib(2) * windows)], BackingConfig::reservable())
 }
 
-/// Large with so many pages; broken from 85 % of host memory on.
+/// Rules: a window becomes large with `threshold` pages; reservations are broken from 85 % of host memory on.
 fn rules(threshold: u16) -> ReservationRules {
     ReservationRules { threshold, break_from: PerTenThousand::of(85, 100), break_to: PerTenThousand::of(70, 100) }
 }
 
 const PLENTY: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n");
-/// All of it is in use, so that everything must be given back that can be.
+/// All memory is in use, so that everything that can be given back must be.
 const SHORT: Meminfo = Meminfo::Says("MemTotal: 1000000 kB\nMemAvailable: 0 kB\n");
 
 fn host() -> Arc<Meddling> {
@@ -126,7 +126,7 @@ fn two_threads_in_the_same_windows_lose_nothing() {
 }
 
 #[test]
-fn a_shortage_gives_back_what_was_never_touched_and_nothing_else() {
+fn a_shortage_gives_back_only_untouched_frames() {
     if skip() {
         return;
     }
@@ -142,7 +142,7 @@ fn a_shortage_gives_back_what_was_never_touched_and_nothing_else() {
     assert_eq!(report.unpopulated, Bytes::ZERO, "{report:?}");
     assert_eq!(report.given_back, mib(1) + mib(2) - kib(4), "{report:?}");
     assert!(holds_marks(&ram, 0, 0..512) && holds_marks(&ram, 1, (0..512).step_by(2)) && holds_marks(&ram, 2, 7..8));
-    // What was given back reads zero and comes as base pages; even full, a broken window stays small.
+    // Frames that were given back read zero and come as base pages; a broken window stays small even when full.
     touch_all(&ram, 1, (1..512).step_by(2));
     assert_eq!((backing(&ram, 0), backing(&ram, 1)), ((512, Backing::Huge2M), (512, Backing::Base4K)));
     assert!(holds_marks(&ram, 1, 0..512));
@@ -150,7 +150,7 @@ fn a_shortage_gives_back_what_was_never_touched_and_nothing_else() {
 }
 
 #[test]
-fn without_a_look_at_the_host_nothing_is_broken_and_that_is_counted() {
+fn without_a_reading_of_the_host_nothing_is_broken_and_that_is_counted() {
     if skip() {
         return;
     }
@@ -164,7 +164,7 @@ fn without_a_look_at_the_host_nothing_is_broken_and_that_is_counted() {
 }
 
 #[test]
-fn a_window_with_something_in_it_gets_no_reservation() {
+fn a_window_with_contents_gets_no_reservation() {
     if skip() {
         return;
     }
@@ -214,7 +214,7 @@ fn faults_of_the_kernel_are_served_and_every_range_of_every_vm() {
 }
 
 #[test]
-fn starting_and_stopping_under_load_loses_nobody() {
+fn starting_and_stopping_under_load_loses_no_thread() {
     if skip() {
         return;
     }
@@ -243,7 +243,7 @@ fn starting_and_stopping_under_load_loses_nobody() {
 }
 
 #[test]
-fn ram_that_was_not_mapped_for_it_is_refused_with_the_remedy() {
+fn unsuitable_ram_is_refused_with_the_remedy() {
     for (kind, page) in [(BackingKind::Memfd, PageSize::Base4K), (BackingKind::Anon, PageSize::Base4K)] {
         let ram = map_of(&[(Bytes::ZERO, mib(2))], BackingConfig::new(kind, page).unwrap());
         let error = ReservedFrames::start(host(), vec![(VM, ram)], rules(512)).expect_err("refused");
@@ -253,7 +253,7 @@ fn ram_that_was_not_mapped_for_it_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_manager_serves_a_policy_that_reserves_and_says_why_where_it_can_not() {
+fn a_manager_serves_a_policy_that_reserves_or_says_why_it_cannot() {
     let reservation = || PolicyChoice::parse("reservation:threshold=64").unwrap().make();
     let anonymous = map_of(&[(Bytes::ZERO, mib(2))], BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap());
     let unmapped = ManagedVm { ram: None, ..ManagedVm::new(VM, map(1), None) };
@@ -275,5 +275,5 @@ fn a_manager_serves_a_policy_that_reserves_and_says_why_where_it_can_not() {
     let frames = report.reserved_frames.unwrap();
     assert_eq!((frames.reserved, frames.promoted, frames.unpopulated), (2, 1, mib(2) - kib(252)), "{frames:?}");
     let last = report.samples[0].1.last().unwrap().host;
-    assert_eq!((last.huge_2m, last.base_4k), (mib(2), kib(252)), "what is reserved only is not resident");
+    assert_eq!((last.huge_2m, last.base_4k), (mib(2), kib(252)), "merely reserved frames are not resident");
 }

@@ -148,9 +148,13 @@ fn an_impossible_run_ends_with_one_clear_line_and_the_machine_off() {
     }
     let cases = [
         ("wideleaf.page=2m", 3, "hugetlb pages of 2m, 0 are free; put hugepagesz=2m hugepages="),
-        ("wideleaf.pages=2m", 2, "unknown word wideleaf.pages on the Linux command line; there is wideleaf.kernel="),
-        ("wideleaf.threads=2", 3, "wideleaf.threads=2 is more than the machine has processors (1)"),
-        ("wideleaf.kernel=\"gups log2_words=30\"", 3, "needs 8 GiB of memory, there are "),
+        (
+            "wideleaf.pages=2m",
+            2,
+            "unknown word wideleaf.pages on the Linux command line; choose one of wideleaf.kernel=",
+        ),
+        ("wideleaf.threads=2", 3, "wideleaf.threads=2 exceeds the machine's processors (1)"),
+        ("wideleaf.kernel=\"gups log2_words=30\"", 3, "needs 8 GiB of memory, but has "),
     ];
     for (words, code, line) in cases {
         Guest::run(&["--bench", "cg.S"], words).is_refused(code, &[line]);
@@ -216,7 +220,7 @@ fn an_invalid_image_is_refused_and_nothing_is_written() {
     let make = |more: &[&str], code, words: &[&str]| {
         scratch.refuses(&[&["image", "linux", "--output", "image"], more].concat(), code, words);
     };
-    make(&["--bench", "linpack"], 2, &["unknown kernel \"linpack\"; there is gups"]);
+    make(&["--bench", "linpack"], 2, &["unknown kernel \"linpack\"; choose one of gups"]);
     make(&["--bench", "cg.Q"], 2, &["class=Q"]);
     make(&["--exec", "absent"], 3, &["--exec absent", "No such file"]);
     make(&["--exec", &script], 3, &["it is no ELF file"]);

@@ -86,7 +86,7 @@ fn an_invalid_recording_gives_one_clear_line_and_leaves_nothing() {
     refuses(&["npb.dc", "-of"], 2, &["no kernel \"npb.dc\"", "npb.cg"]);
     refuses(&["npb.cg", "--class=Z", "-of"], 2, &["no class \"Z\""]);
     refuses(&["gups", "--cmdline=words=1", "-of"], 2, &["unknown parameter words="]);
-    refuses(&["pattern", "-of"], 2, &["say how much with bytes="]);
+    refuses(&["pattern", "-of"], 2, &["set its size with bytes="]);
     refuses(&["gups", quick, "--iterations=1", "-of"], 2, &["--iterations: ", "has no iterations"]);
     refuses(&["gups", quick, "--phase=compute", "-of"], 2, &["--phase: ", "no phase \"compute\""]);
     refuses(&["gups", quick, "-ogone/f"], 7, &["--output gone/f", "no folder"]);
@@ -103,11 +103,11 @@ fn a_file_that_is_not_a_complete_trace_gives_one_clear_line() {
         scratch.file("f", content);
         scratch.refuses(&["trace", "info", "f"], 3, &[&["f: "], words].concat());
     };
-    refuses(b"", &["no trace"]);
+    refuses(b"", &["not a trace"]);
     refuses(&bytes[..bytes.len() - 1], &[&format!("ends at byte {}", bytes.len() - 1)]);
     let mut damaged = bytes.clone();
     damaged[bytes.len() / 2] ^= 1;
-    refuses(&damaged, &["damaged at byte ", "its checksum is another"]);
+    refuses(&damaged, &["damaged at byte ", "its checksum is wrong"]);
     refuses(&[&bytes[..8], &[7], &bytes[9..]].concat(), &["version 7", "record it again"]);
     scratch.refuses(&["trace", "info", "gone"], 3, &["gone: No such file"]);
 }

@@ -153,8 +153,8 @@ fn an_unusable_trace_gives_one_clear_line() {
         scratch.refuses(&arguments, 3, &[&["--trace t: "], words].concat());
         assert_eq!(scratch.names(), ["t"], "nothing is left behind");
     };
-    refuses(b"", &["no trace"]);
-    refuses(b"not a trace at all, but long enough to be one", &["no trace"]);
+    refuses(b"", &["not a trace"]);
+    refuses(b"not a trace at all, but long enough to be one", &["not a trace: the file"]);
     refuses(&whole[..whole.len() - 7], &["ends at byte"]);
     let mut damaged = whole.clone();
     damaged[200] ^= 1;

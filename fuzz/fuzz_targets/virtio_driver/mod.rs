@@ -1,12 +1,12 @@
-//! A driver in memory whose every step is one of libFuzzer's bytes: descriptors, rings, chains, registers of any width, configuration, in
-//! any order.
+//! A driver in memory with every step chosen by libFuzzer's bytes: descriptors, rings, chains, registers of any
+//! width, configuration, in any order.
 //!
 //! ```text
 //!   bytes ─▶ step after step ─▶ registers, RAM ◀─▶ the device, on the thread of all devices or on its own
 //! ```
 //!
-//! It begins with a start by the book, so that most inputs reach the queues; the bytes may undo it. After each notification the device has a
-//! turn.
+//! It begins with a correct start, so that most inputs reach the queues; the bytes may undo it. After each
+//! notification the device runs.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ use wideleaf_vmm::devices::virtio::{Interrupt, IoThread, Transport, VirtioDevice
 use wideleaf_vmm::dma::DeviceMemory;
 use wideleaf_vmm::kvm::GuestMemory;
 
-/// Registers (Virtual I/O Device 1.2, section 4.2.2).
+/// Register offsets (Virtual I/O Device 1.2, section 4.2.2).
 const DRIVER_FEATURES: u64 = 0x20;
 const DRIVER_FEATURES_SEL: u64 = 0x24;
 const QUEUE_SEL: u64 = 0x30;
@@ -39,29 +39,29 @@ const REGISTERS: u64 = 0x1000;
 
 const NEEDS_RESET: u32 = 64;
 
-/// Of descriptors (section 2.7.5).
+/// Flag of a descriptor (section 2.7.5).
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 /// Entries of each queue: few, so that rings wrap.
 pub const QUEUE_SIZE: u16 = 8;
-/// The first queue's rings, a page each; the next queue's follow.
+/// Address of the first queue's rings, a page each; the next queue's follow.
 const QUEUES_AT: u64 = 0x1_0000;
 const QUEUE_BYTES: u64 = 0x3000;
-/// Where an indirect table is.
+/// Address of an indirect table.
 const TABLE_AT: u64 = 0x7_0000;
-/// Where buffers are, as a rule.
+/// Usual address of buffers.
 pub const BUFFERS_AT: u64 = 0x8_0000;
 pub const RAM_BYTES: u64 = 8 << 20;
-/// Steps of one input: what comes behind shows nothing new.
+/// Maximum steps of one input: more steps show nothing new.
 pub const STEPS_MAX: usize = 200;
-/// Looks at the used ring of a device with a thread of its own: a chain that is not handed back is no finding.
+/// Polls of the used ring of a device with a thread of its own. A chain that is not returned is not a finding.
 const LOOKS: u32 = 500;
-/// What a driver that follows the rules waits at most: less than libFuzzer does for an input.
+/// Longest wait of a driver that follows the rules: shorter than libFuzzer's limit for an input.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Bytes, one number after another; zeroes behind the end.
+/// The input as a stream of numbers; zeroes behind its end.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl Input<'_> {
@@ -85,12 +85,12 @@ impl Input<'_> {
         taken
     }
 
-    /// What of `offered` the driver takes: all of it where the bytes are zero.
+    /// The part of `offered` that the driver takes: all of it if the bytes are zero.
     pub fn features(&mut self, offered: u64) -> u64 {
         offered & !(u64::from(self.word()) | u64::from(self.word()) << 16)
     }
 
-    /// Mostly in RAM, at its end, or nowhere.
+    /// An address, mostly in RAM, at its end, or outside.
     fn address(&mut self) -> u64 {
         let low = u64::from(self.word());
         match low & 0xf {
@@ -111,7 +111,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The driver of a device on the thread of all devices.
+    /// Creates the driver of a device on the thread of all devices.
     pub fn new(device: Box<dyn VirtioDevice>) -> Driver {
         let layout = [GpaRange::new(Gpa::new(0), mib(RAM_BYTES >> 20)).expect("a range")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM");
@@ -125,7 +125,7 @@ impl Driver {
         Driver { transport, memory, offered: vec![0; queues], is_alone: false }
     }
 
-    /// Of one on a thread of its own.
+    /// Creates the driver of a device on a thread of its own.
     #[allow(dead_code, reason = "not every target has such a device")]
     pub fn alone(device: Box<dyn VirtioDevice>) -> Driver {
         let mut driver = Driver::new(device);
@@ -156,7 +156,7 @@ impl Driver {
         self.set(STATUS, 3 | 8 | 4);
     }
 
-    /// One step of a driver that knows no rules.
+    /// Runs one step of a driver that ignores the rules.
     pub fn step(&mut self, input: &mut Input<'_>, offered: u64) {
         let (what, queue) = (input.byte(), usize::from(input.byte()) % self.offered.len());
         match what % 10 {
@@ -196,7 +196,7 @@ impl Driver {
         }
     }
 
-    /// A whole chain: what is read, then what is written, in the queue's table or in one of its own.
+    /// Builds a whole chain: buffers to read, then buffers to write, in the queue's table or in one of its own.
     fn step_chain(&mut self, input: &mut Input<'_>, queue: usize) {
         let shape = input.byte();
         let (read, written, is_indirect) = (u16::from(shape & 3), u16::from(shape >> 2 & 3), shape & 0x10 != 0);
@@ -252,7 +252,7 @@ impl Driver {
         self.memory.access().write_slice(bytes, GuestAddress(at)).expect("it is in RAM");
     }
 
-    /// Whether a chain is handed back, sooner or later.
+    /// Whether a chain is returned within the time limit.
     pub fn is_served(&mut self, queue: usize) -> bool {
         let end = Instant::now() + PATIENCE;
         while self.used(queue) == 0 && Instant::now() < end {
@@ -261,7 +261,7 @@ impl Driver {
         self.used(queue) > 0
     }
 
-    /// Chains that were handed back since the start.
+    /// Number of chains returned since the start.
     fn used(&self, queue: usize) -> u16 {
         let at = GuestAddress(rings(queue) + 0x2002);
         self.memory.access().load(at, Ordering::Acquire).expect("it is in RAM")
@@ -284,7 +284,7 @@ impl Drop for Driver {
     }
 }
 
-/// Where it is, and how long: of any length up to 4 GiB.
+/// Address and length of a buffer, up to 4 GiB.
 fn buffer(input: &mut Input<'_>) -> (u64, u32) {
     let (address, bytes, scale) = (input.address(), u32::from(input.word()), input.byte() % 17);
     (address, bytes << scale)
@@ -306,7 +306,7 @@ impl MutEventSubscriber for Nothing {
     fn init(&mut self, _: &mut EventOps<'_>) {}
 }
 
-/// Lets the thread of all devices serve what is ready, as a rule.
+/// Mostly lets the thread of all devices serve the ready queues.
 pub fn settle() {
     drop(io_thread().add(Box::new(Nothing)).expect("the thread runs"));
 }

@@ -1,5 +1,5 @@
-# Inside the NPT lab: a Linux guest of ours whose busybox hears of the power button (acpid) and switches off. Before it listens it
-# is asked in vain. Every line that begins with `guest:` is its own.
+# Inside the NPT lab: a Linux guest of ours in which busybox handles the power button (acpid) and switches off. A
+# request before it listens has no effect. Every line that begins with `guest:` is its own.
 #
 #   /bin/vmlinux         the lab's own kernel, an ELF file
 #   /bin/guest           modules of the same, among them those of the button and of input events
@@ -15,12 +15,12 @@ echo "guest: is up"
 read -r _
 for module in /lib/*.ko; do insmod "$module" || echo "guest: $module did not load"; done
 acpid -d &
-# What is pressed before somebody has the event's file open is heard by nobody.
+# A button that is pressed before a process has the event's file open has no effect.
 until ls -l /proc/$!/fd | grep -q /dev/input/event; do sleep 1; done
 echo "guest: listens"
 wait
 INIT
-# Where acpid looks for what a fixed power button does.
+# Action of a fixed power button, in acpid's folder.
 cat >root/etc/acpi/PWRF/00000080 <<'ASKED'
 #!/bin/sh
 exec >/dev/console
@@ -35,7 +35,7 @@ wideleaf run /bin/vmlinux --initrd guest.cpio --memory 256M --policy never --tim
 run=$!
 exec 3>keys
 
-# Waits for a line of the guest's, or for the end of the run.
+# Waits for a line of the guest, or for the end of the run.
 says() {
     until grep -q "$1" console; do kill -0 $run || break; sleep 1; done
 }

@@ -1,4 +1,5 @@
-# Inside the NPT lab: Linux guests of ours with two vCPUs and a user space of busybox, each ended another way; one boots again in place first.
+# Inside the NPT lab: Linux guests of ours with two vCPUs and a user space of busybox. Each ends in another way; one
+# first boots again in place.
 #
 #   /bin/vmlinux         the lab's own kernel, an ELF file
 . /bin/user_space.sh
@@ -12,7 +13,7 @@ complaints
 dd if=/dev/zero of=/tmp/fill bs=1M count=96 2>/dev/null && says "filled $(wc -c </tmp/fill) bytes"
 case $then in
     off) poweroff -f ;;
-    again) # Memory says nothing of a boot before; the disk does.
+    again) # The disk records an earlier boot; memory does not.
         grep -q booted /dev/vda && poweroff -f
         echo booted >/dev/vda && sync && reboot -f
         ;;

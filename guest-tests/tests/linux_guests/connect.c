@@ -1,7 +1,7 @@
-/* Copies its input into a socket, and what comes from there to its output: for guests and hosts whose tools know no AF_VSOCK.
+/* Copies its input into a socket, and the socket's data to its output: for guests and hosts without tools for AF_VSOCK.
  *
- *   connect vsock CID PORT        connect vsock-of PATH PORT    a guest's port, asked for at its VM's Unix socket
- *   connect listen-vsock PORT     connect listen-unix PATH      take one connection, and say on standard error when it can come
+ *   connect vsock CID PORT        connect vsock-of PATH PORT    a guest's port, through its VM's Unix socket
+ *   connect listen-vsock PORT     connect listen-unix PATH      accept one connection; report on stderr when ready
  */
 #include <linux/vm_sockets.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static int accepted(const void *at, socklen_t bytes, const char *name) {
     return checked(accept(fd, NULL, NULL), "accept");
 }
 
-/* The line that asks for the port, and the one that says that it is there. */
+/* The line that requests the port, and the one that confirms it. */
 static int port_of_guest(const char *path, const char *port) {
     struct sockaddr_un to = at_path(path);
     int fd = connected(&to, sizeof to);

@@ -1,7 +1,8 @@
-# Inside the NPT lab: a Linux guest of ours at all its devices. It resets its machine, which ends the VM, and comes up again on the same
-# disks. What both sides saw is printed as `NAME SUM`, the guest's behind `guest: `; then a report of each run behind `report:`.
+# Inside the NPT lab: a Linux guest of ours that uses all its devices. It resets its machine, which ends the VM, and
+# boots again on the same disks. Checksums of both sides are printed as `NAME SUM`, the guest's behind `guest: `; then
+# a report of each run behind `report:`.
 #
-#   /bin/connect         a program that copies its input into a socket and what comes from there to its output
+#   /bin/connect         a program that copies its input into a socket, and the socket's data to its output
 . /bin/user_space.sh
 
 readonly HOST=10.7.0.1 GUEST=10.7.0.2

@@ -1,12 +1,13 @@
-# Inside the NPT lab: a Linux guest of ours with a balloon. It does what it is told on its console, and the host looks at its memory:
+# Inside the NPT lab: a Linux guest of ours with a balloon. It obeys commands on its console, and the host reads its
+# memory:
 #
 #   a file, all of it used      whole pages of 2 MiB        promoted
 #   the file, freed             reported, page by page      the host has them again
 #   the file once more          the same windows            promoted again
 #   a file with holes           the holes in the balloon    kept while the host has memory, then split for them
 #
-# What the host sees is printed as `STATE rss_kib NUMBER huge_2m NUMBER`, the guest's answers behind `guest: `, the report behind
-# `report: `.
+# The host's readings are printed as `STATE rss_kib NUMBER huge_2m NUMBER`, the guest's answers behind `guest: `, the
+# report behind `report: `.
 . /bin/user_space.sh
 
 readonly FILE_MIB=64 BALLOON_MIB=24
@@ -15,7 +16,7 @@ fill() {
     dd if=/dev/urandom of=/tmp/file bs=1M count="$1" 2>/dev/null && says "filled $(sum_of /tmp/file)"
 }
 
-# The guest takes single pages from the smallest piece that is free: holes of a quarter of a mebibyte, between pages that stay.
+# The guest takes single pages from the smallest free piece: holes of a quarter of a mebibyte, between pages that stay.
 holes() {
     for number in $(seq 1 "$1"); do
         dd if=/dev/urandom bs=256k count=1 2>/dev/null >>/tmp/file
@@ -24,7 +25,7 @@ holes() {
     says "filled $(sum_of /tmp/file)"
 }
 
-# A driver that comes finds a balloon that is to be filled.
+# A newly loaded driver finds a balloon with a target.
 inflate() {
     rmmod virtio_balloon && rm /tmp/hole && insmod /lib/*-virtio_balloon.ko && says "inflates"
 }
@@ -51,7 +52,7 @@ wideleaf run /bin/guest/vmlinuz --initrd guest.cpio --memory 256M --vcpus 2 --po
     --cmdline "console=ttyS0 quiet panic=-1 pci=off" <keys >console &
 vm=$!
 
-# Tells the guest something, and waits for the answer that begins with that word.
+# Sends the guest a command, and waits for the answer that begins with that word.
 tell() {
     local answers
     answers=$(answers "$2")
@@ -61,7 +62,7 @@ tell() {
 answers() { grep -ac "guest: $1" console; }
 has_more_than() { [ "$(answers "$2")" -gt "$1" ]; }
 
-# What is resident of the VM's process, and what of its RAM is on huge pages.
+# Resident memory of the VM's process, and its RAM on huge pages.
 resident_kib() { awk '/VmRSS/ { print $2 }' /proc/$vm/status; }
 huge_bytes() { wideleaf vm /tmp/vm statistics --format json | sed -n 's/.*"huge_2m": *\([0-9]*\).*/\1/p' | head -n 1; }
 look() {
@@ -69,18 +70,18 @@ look() {
     echo "$1 rss_kib $rss huge_2m $huge"
 }
 
-# Since the last look: more on huge pages, while the guest uses its files; less, and less resident.
+# Compared with the last reading: more on huge pages, while the guest uses its files; less, and less resident.
 is_promoted() { tell use used && [ "$(huge_bytes)" -ge $((huge + ($1 << 20))) ]; }
 is_given_back() { [ "$(resident_kib)" -le $((rss - ($1 << 10))) ] && [ "$(huge_bytes)" -le $((huge - ($1 << 20))) ]; }
 
-# Linux reports what is free two seconds after it became so.
+# Linux reports free memory two seconds after it was freed.
 has_settled() {
     before=$(resident_kib)
     sleep 5
     [ "$(resident_kib)" -ge $((before - 512)) ]
 }
 
-# Fills the file, and frees it when it is promoted: two looks, whose names end as is said.
+# Fills the file, and frees it after its promotion: two readings, with names that end in the argument.
 fill_and_free() {
     tell "fill $FILE_MIB" filled
     wait_for is_promoted $((FILE_MIB / 2))

@@ -1,11 +1,11 @@
-# Inside the NPT lab: images that this repository neither makes nor boots elsewhere, as Debian packages them.
+# Inside the NPT lab: images that this repository neither builds nor boots elsewhere, as packaged by Debian.
 #
 #   /bin/images/vmlinuz-6.1          a bzImage of Linux
 #   /bin/images/memtest86+x64.bin    a bzImage of another kernel. Its header is shorter, its file ends inside a
-#   paragraph, and it reads the
-#                                    last word of its command line only where its own `cmdline_size` is left alone
+#                                    paragraph, and it reads the last word of its command line only if its own
+#                                    `cmdline_size` is not changed
 #
-# What the host sees is printed as `NAME NUMBER`, the guest's lines behind `guest: `, the tester's screen behind
+# The host's readings are printed as `NAME NUMBER`, the guest's lines behind `guest: `, the tester's screen behind
 # `screen: `.
 . /bin/user_space.sh
 
@@ -26,8 +26,8 @@ wideleaf run /bin/images/vmlinuz-6.1 --initrd guest.cpio --memory 192M --policy 
     --cmdline 'console=ttyS0 quiet panic=-1'
 echo "linux_status $?"
 
-# The memory tester has no end of its own: it is stopped when it has gone on for a while with all of its memory on
-# huge pages.
+# The memory tester does not end by itself: it is stopped after it has run for a while with all of its memory on huge
+# pages.
 trap 'tr "\033\r" "\n\n" <screen | sed "s/^/screen: /"' EXIT
 readonly MEMORY_MIB=64
 mkfifo keys && exec 3<>keys || exit
@@ -36,7 +36,7 @@ wideleaf run /bin/images/memtest86+x64.bin --memory ${MEMORY_MIB}M --policy gree
 vm=$!
 huge_bytes() { wideleaf vm /tmp/vm statistics --format json | sed -n 's/.*"huge_2m": *\([0-9]*\).*/\1/p' | head -n 1; }
 is_promoted() { [ "$(huge_bytes)" -ge $((MEMORY_MIB << 20)) ]; }
-# It writes the time of its pass whenever that has changed on its screen.
+# It writes the time of its pass whenever it changes on its screen.
 times_shown() { grep -ao 'Time:  [0-9:]*' screen | sort -u | wc -l; }
 goes_on() { [ "$(times_shown)" -ge $((before + 3)) ]; }
 before=0

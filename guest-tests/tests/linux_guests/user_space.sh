@@ -1,9 +1,9 @@
-# Inside the NPT lab, for the scripts beside it and for the guests that they start.
+# Inside the NPT lab: functions for the scripts in this folder and for the guests that they start.
 #
-#   /bin/guest           the lab's own kernel as it is packaged, vmlinuz, and the drivers of virtio devices in the order in which they load
+#   /bin/guest           the lab's own kernel as packaged, vmlinuz, and the drivers of virtio devices in load order
 
-# guest.cpio: a user space of busybox and the programs that are named, with the script on standard input as the rest of its /init.
-# Every line of it that begins with `guest:` is a result.
+# guest.cpio: a user space of busybox and the given programs, with the script on standard input as the rest of its
+# /init. Every line of it that begins with `guest:` is a result.
 user_space() {
     mkdir -p root/bin root/lib && cp /bin/busybox /bin/user_space.sh "$@" root/bin/ && cp /bin/guest/[0-9]*.ko root/lib/ || return
     cat - /dev/fd/3 >root/init 3<&0 <<'INIT'
@@ -21,12 +21,12 @@ INIT
 
 says() { echo "guest: $*"; }
 
-# What the kernel does not like of its machine.
+# The kernel's complaints about its machine.
 complaints() { dmesg | grep -E 'ACPI.*(Error|Warning)|PM-Timer|MP-BIOS|nobody cared|I/O error' | sed 's/^/guest: complains: /'; }
 
 sum_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 
-# Waits until this succeeds, a second between two tries; after 600 of them the script ends.
+# Waits until this succeeds, with a second between two attempts; after 600 of them the script ends.
 exec 4>&1
 wait_for() {
     local tries=600

@@ -1,4 +1,4 @@
-//! A guest that checks and rewrites a pattern for as long as a test likes.
+//! A guest that checks and rewrites a pattern until the test stops it.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// A guest whose two vCPUs check and rewrite a pattern until it is stopped, and what it said.
+/// A guest with two vCPUs that check and rewrite a pattern until it is stopped, and its output.
 pub struct PatternGuest {
     pub ram: Arc<GuestRam>,
     pub machine: Machine,
@@ -20,7 +20,7 @@ pub struct PatternGuest {
 }
 
 impl PatternGuest {
-    /// `memory`: all of its RAM, from address zero.
+    /// Starts the guest. `memory` is all of its RAM, from address zero.
     pub fn start(memory: Bytes) -> PatternGuest {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let options = VmOptions {
@@ -39,7 +39,7 @@ impl PatternGuest {
         PatternGuest { ram, machine, lines }
     }
 
-    /// Whole passes it has reported.
+    /// Number of whole passes that it has reported.
     fn passes(&self) -> u64 {
         let lines = self.lines.lock().unwrap();
         let done = |line: &String| match parse(line)?.ok()? {
@@ -49,7 +49,8 @@ impl PatternGuest {
         lines.iter().rev().find_map(done).unwrap_or(0)
     }
 
-    /// Waits until every word was checked at least once from now on: the second report ends a pass that began after now.
+    /// Waits until every word has been checked at least once from now on: the second report ends a pass that began
+    /// after now.
     pub fn check_all_words(&self) {
         for _ in 0..2 {
             let (before, deadline) = (self.passes(), Instant::now() + WAIT_MAX);
@@ -60,8 +61,8 @@ impl PatternGuest {
         }
     }
 
-    /// Waits until its first giant is on a giant page, or is not, and nobody is moving it.
-    #[allow(dead_code, reason = "not every test has somebody else move it")]
+    /// Waits until its first giant is on a giant page, or is not, and is not being moved.
+    #[allow(dead_code, reason = "not every test moves it from another thread")]
     pub fn wait_until_on_giant_page(&self, is_on_giant_page: bool, deadline: Instant) {
         let (claims, first) = (self.ram.claims(), WindowIndex::new(0));
         while claims.is_under_way(first) || claims.is_on_giant_page(first) != is_on_giant_page {
@@ -70,7 +71,7 @@ impl PatternGuest {
         }
     }
 
-    /// Ends the guest, which has found no wrong word: with one it would have ended by itself, and said so.
+    /// Stops the guest and asserts that it found no wrong word: after one it would have ended by itself.
     pub fn stop(&self) {
         let exit = self.machine.stop();
         let lines = self.lines.lock().unwrap();

@@ -1,4 +1,4 @@
-//! What tests under a real libvirtd share: our hook in it, a real wideleafd beside it.
+//! Common part of the tests under a real libvirtd: our hook in it, a real wideleafd beside it.
 #![allow(clippy::unwrap_used, dead_code, reason = "a test may panic, and does not need all of it")]
 
 use std::path::{Path, PathBuf};
@@ -17,13 +17,14 @@ pub fn program() -> &'static str {
     program.to_str().unwrap()
 }
 
-/// A libvirtd that runs our hook; `None` where the test is to be skipped.
+/// A libvirtd that runs our hook; `None` if the test is to be skipped.
 pub fn libvirt_with_hook() -> Option<Libvirt> {
     let libvirt = Libvirt::start(Path::new(env!("CARGO_TARGET_TMPDIR")))?;
-    // Where root alone can write, wherever this was built: a hook is not installed for a program that others can replace.
+    // A folder that only root can write: a hook is not installed for a program that other users can replace.
     let (bin, inside) = (libvirt.run_folder().join("bin"), "/run/wideleaf/bin/wideleaf");
     std::fs::create_dir(&bin).unwrap();
-    // By another process: one that this process has open for writing may be in a child of another test's (ETXTBSY).
+    // Written by another process: a file that this process has open for writing may be inherited by another test's
+    // child (ETXTBSY).
     assert!(Command::new("cp").arg(program()).arg(bin.join("wideleaf")).status().unwrap().success());
     let hook = |command: &str| {
         let output = libvirt.run(&[inside, "hook", command]);
@@ -34,7 +35,7 @@ pub fn libvirt_with_hook() -> Option<Libvirt> {
     let (code, [status, _]) = hook("status");
     assert!(
         code == Some(12) && status.contains("restart libvirtd once"),
-        "libvirtd has looked before there was a hook"
+        "libvirtd looked before the hook was installed"
     );
     libvirt.restart_libvirtd();
     let (code, [status, _]) = hook("status");
@@ -65,15 +66,15 @@ pub fn ask(libvirt: &Libvirt, request: Request) -> Result<Answer, ClientError> {
     client::ask(&libvirt.run_folder().join("control.sock"), request)
 }
 
-/// All that the daemon knows.
+/// All VMs that the daemon knows.
 pub fn vms(libvirt: &Libvirt) -> Vec<VmView> {
     match ask(libvirt, Request::List).unwrap() {
         Answer::Vms(vms) => vms,
-        other => panic!("{other:?} is no list"),
+        other => panic!("{other:?} is not a list"),
     }
 }
 
-/// Who looks after the domain's pages, in the daemon's words; `None` where it does not know it.
+/// The daemon's care for the domain's pages; `None` if it does not know the domain.
 pub fn care(libvirt: &Libvirt, domain: &str) -> Option<Care> {
     vms(libvirt).into_iter().find(|vm| vm.name == domain).map(|vm| vm.care)
 }

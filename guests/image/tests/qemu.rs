@@ -1,6 +1,7 @@
-//! The image boots under QEMU, mostly its software emulation, runs its kernels on every page size, and ends as it says.
+//! The image boots under QEMU, mostly with software emulation, runs its kernels on every page size, and ends as
+//! specified.
 //!
-//! Needs `qemu-system-x86_64` (Debian: qemu-system-x86). Without it the tests are skipped and say so; with
+//! The tests need `qemu-system-x86_64` (Debian: qemu-system-x86). Without it they are skipped and say so; with
 //! `WIDELEAF_REQUIRE=qemu` in the environment they fail instead.
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,10 +16,11 @@ use wideleaf_kernels::registry::KERNELS;
 use wideleaf_protocol::elf_note::{self, DirectNote, notes};
 use wideleaf_protocol::{DirectBoot, Entry, ExitCode, GuestPage, Message, Name, RamRange, Status, parse};
 
-/// A boot takes about a second; a machine that compiles on all cores meanwhile may need some more.
+/// A boot takes about a second, and longer on a machine that compiles on all cores at the same time.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Whether a tool that a test needs can be started. Says why the test does nothing, or fails if the tool is required.
+/// Whether a tool that a test needs can be started. If not, prints why the test is skipped, or fails if the tool is
+/// required.
 fn can_start(tool: &str, requirement: &str) -> bool {
     if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
         return true;
@@ -49,7 +51,7 @@ fn can_run_qemu() -> bool {
     can_start("qemu-system-x86_64", "qemu")
 }
 
-/// One boot: what differs between tests.
+/// One boot: the settings that differ between tests.
 struct Boot<'a> {
     accel: &'a str,
     machine: &'a str,
@@ -64,7 +66,7 @@ const MICROVM: Boot<'static> =
 /// QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM and then may not set it on some AMD hosts.
 const ON_KVM: Boot<'static> = Boot { accel: "kvm", cpu: "host,arch-capabilities=off", ..MICROVM };
 
-/// What a boot printed and how QEMU ended.
+/// Output of a boot, and QEMU's status.
 struct Run {
     console: String,
     status: Option<i32>,
@@ -82,7 +84,7 @@ impl Boot<'_> {
         self.run_and_meddle(kernel, more, || ())
     }
 
-    /// Runs, and calls `meddle` once when the pattern kernel is at work.
+    /// Runs, and calls `meddle` once while the pattern kernel is running.
     fn run_and_meddle(&self, kernel: &Path, more: &[String], meddle: impl FnOnce()) -> Run {
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-accel", self.accel, "-M", self.machine, "-cpu", self.cpu, "-m", self.memory])
@@ -130,7 +132,7 @@ impl Boot<'_> {
 }
 
 impl Run {
-    /// Every line of ours; a malformed one fails the test.
+    /// Every protocol line; a malformed one fails the test.
     fn messages(&self) -> Vec<Message<'_>> {
         let parsed = self.console.lines().filter_map(parse);
         parsed.map(|message| message.unwrap_or_else(|error| panic!("{error} in\n{}", self.console))).collect()
@@ -149,7 +151,7 @@ impl Run {
             panic!("no hello in\n{}", self.console)
         };
         assert_eq!((name.as_str(), *said as usize, *guest_page, *door), (kernel, vcpus, page, entry));
-        // QEMU's counter ticks like the host's: 0.5 to 8 GHz are believable.
+        // QEMU's counter ticks like the host's: 0.5 to 8 GHz are plausible.
         assert!((500_000_000..8_000_000_000).contains(tsc_hz), "tsc_hz={tsc_hz}");
         let verified = |message: &&Message<'_>| matches!(message, Message::Verify { status: Status::Pass, .. });
         assert_eq!(messages.iter().filter(verified).count(), 1, "{}", self.console);
@@ -189,15 +191,16 @@ fn image_is_a_small_static_executable_between_one_and_four_mebibytes() {
     let headers = (0..number(56, 2)).map(|index| (number(32, 8) + index * number(54, 2)) as usize);
     for header in headers {
         let (kind, address, bytes) = (number(header, 4), number(header + 24, 8), number(header + 40, 8));
-        // PT_LOAD or PT_NOTE: nothing that wants a dynamic linker.
+        // PT_LOAD or PT_NOTE: no segment needs a dynamic linker.
         assert!(matches!(kind, 1 | 4), "segment of type {kind}");
         assert!(address >= 1 << 20 && address + bytes <= 4 << 20, "{address:#x}, {bytes:#x} bytes");
     }
-    // All kernels with their unrolled loops take 970 KiB; a MiB is copied in a tenth of a millisecond at each start.
+    // All kernels with their unrolled loops take 970 KiB. Copying a MiB takes a tenth of a millisecond at each
+    // start.
     assert!(IMAGE.len() < 1 << 20, "{} bytes", IMAGE.len());
 }
 
-/// Every page size on one and two vCPUs.
+/// Checks every page size on one and two vCPUs.
 fn assert_passes_everywhere(machine: &str, kernel: &str, parameters: &str) {
     for vcpus in [1, 2] {
         for page in [GuestPage::Base4K, GuestPage::Huge2M, GuestPage::Giant1G] {
@@ -277,7 +280,8 @@ fn gups_on_one_vcpu_loses_no_update() {
 #[test]
 fn an_arena_above_the_32_bit_hole_is_mapped_and_used() {
     if can_run_qemu() {
-        // q35 has 2 GiB below the hole and puts the other 3 GiB at 4 GiB; QEMU takes host memory as the guest touches it.
+        // q35 has 2 GiB below the hole and puts the other 3 GiB at 4 GiB; QEMU takes host memory as the guest touches
+        // it.
         for page in [GuestPage::Base4K, GuestPage::Huge2M] {
             let line = format!("pattern bytes=4M guest_pages={page}");
             let run = Boot { machine: "q35", memory: "5G", line: &line, ..MICROVM }.run();
@@ -323,19 +327,22 @@ fn giant_guest_pages_are_refused_on_a_cpu_without_them() {
 }
 
 #[test]
-fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_says_why() {
+fn a_wrong_command_line_ends_with_the_bad_arguments_code_and_a_reason() {
     if can_run_qemu() {
         let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
         let cases = [
-            ("kernel=linpack", &*format!("unknown kernel \"linpack\"; there is {kernels}")),
-            ("", &format!("no kernel named; say kernel=NAME, where NAME is {kernels}")),
+            ("kernel=linpack", &*format!("unknown kernel \"linpack\"; choose one of {kernels}")),
+            ("", &format!("no kernel named; give kernel=NAME, where NAME is {kernels}")),
             ("gups guest_pages=16k", "guest_pages=16k: expected 4k, 2m or 1g"),
             (
                 &*format!("gups guest_pages={}", "x".repeat(1000)),
                 &*format!("guest_pages={}...: expected 4k, 2m or 1g", "x".repeat(32)),
             ),
             ("gups vcpus=0", "vcpus=0: expected a count from 1 to 16"),
-            ("gups words=7", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
+            (
+                "gups words=7",
+                "unknown parameter words=; choose one of log2_words, rounds, seconds, sparse, progress_ms",
+            ),
         ];
         for (line, message) in cases {
             let run = Boot { line, ..MICROVM }.run();
@@ -350,14 +357,14 @@ fn a_table_larger_than_ram_is_refused_with_both_sizes() {
     if can_run_qemu() {
         let run = Boot { line: "gups log2_words=25", ..MICROVM }.run();
         run.assert_ended_with(ExitCode::Unsupported);
-        assert!(run.panic_message().starts_with("needs 256 MiB of memory, there are 1"), "{}", run.console);
+        assert!(run.panic_message().starts_with("needs 256 MiB of memory, but has 1"), "{}", run.console);
     }
 }
 
 #[test]
-fn an_exception_ends_with_its_own_code_and_says_which_and_where() {
+fn an_exception_ends_with_its_own_code_its_name_and_its_place() {
     if can_run_qemu() {
-        // An interrupt that cannot be masked is an exception that a test can cause from outside. SeaBIOS opens its line.
+        // A non-maskable interrupt is an exception that a test can cause from outside. SeaBIOS opens its line.
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (image, socket) = (folder.path().join("wideleaf-guest.elf"), folder.path().join("qmp"));
         write_to(&image).expect("the image is written");
@@ -367,7 +374,7 @@ fn an_exception_ends_with_its_own_code_and_says_which_and_where() {
             monitor.set_read_timeout(Some(TIMEOUT)).expect("a timeout that is not zero");
             let commands = r#"{"execute": "qmp_capabilities"} {"execute": "inject-nmi"}"#;
             monitor.write_all(commands.as_bytes()).expect("QEMU takes commands");
-            // Until QEMU hangs up: closing at once could lose the second command.
+            // Wait until QEMU hangs up: closing at once could lose the second command.
             let mut answers = Vec::new();
             let _ = monitor.read_to_end(&mut answers);
         };
@@ -379,11 +386,11 @@ fn an_exception_ends_with_its_own_code_and_says_which_and_where() {
     }
 }
 
-/// Where the stub for the direct entry expects the boot data.
+/// Address at which the stub for the direct entry expects the boot data.
 const BOOT_DATA: u64 = 0x90_0000;
 
-/// Starts the image by its direct entry. A stub brings QEMU's vCPUs into the state of the contract; without KVM this is as near
-/// as it gets to our VMM.
+/// Starts the image by its direct entry. A stub brings QEMU's vCPUs into the state of the contract; without KVM
+/// this is the closest substitute for our VMM.
 fn run_directly(vcpus: u32, boot: DirectBoot, line: &str) -> Run {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = |name: &str| folder.path().join(name);

@@ -1,10 +1,11 @@
-//! amr: fields in blocks of cells, as codes with an adaptive mesh keep them (FLASH on PARAMESH: `unk(variable, i, j, k, block)`).
+//! amr: fields in blocks of cells, stored as codes with an adaptive mesh store them (FLASH on PARAMESH:
+//! `unk(variable, i, j, k, block)`).
 //!
 //! ```text
 //!   block 0            block 1            …        blocks side by side along i, the last beside the first
 //!   ┌──────────────┐   ┌──────────────┐
 //!   │ guard cells  │   │              │            a cell: │ v0 v1 v2 … │   the variables of a cell side by side,
-//!   │  ┌────────┐  │   │  ┌────────┐  │                                     so one variable of all cells is a stride
+//!   │  ┌────────┐  │   │  ┌────────┐  │                                     so one variable of all cells is strided
 //!   │  │ cells³ │  │   │  │        │  │
 //!   │  └────────┘  │   │  └────────┘  │
 //!   └──────────────┘   └──────────────┘
@@ -13,10 +14,11 @@
 //!          then each variable summed up over all cells of all blocks
 //! ```
 //!
-//! Two strides meet the TLB: the variables between two cells, and a whole block between two blocks. A step is a second-order upwind
-//! scheme with van Leer's idea and the minmod limiter at Courant number one, where it is exact: each pass moves every field by one cell
-//! along i, j and k. So what each number must be at the end follows from where it was at first, without any of the memory, and each
-//! sum must stay what it was; values are integers, so sums are exact in any order and by any number of vCPUs.
+//! Two strides load the TLB: the variables between two cells, and a whole block between two blocks. A step is a
+//! second-order upwind scheme with van Leer's idea and the minmod limiter. At Courant number one it is exact: each
+//! pass moves every field by one cell along i, j and k. So the initial position of a number determines its final
+//! value, without reading memory, and each sum must stay constant. Values are integers, so sums are exact in any
+//! order and with any number of vCPUs.
 
 use core::hint::black_box;
 use core::ops::Range;
@@ -36,7 +38,7 @@ use crate::{Arena, KernelError, Platform};
 /// The adaptive mesh in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("amr"),
-    summary: "blocks of cells with their variables side by side, as FLASH has them: strides over much memory",
+    summary: "blocks of cells with their variables side by side, as in FLASH: large strides over much memory",
     classes: &[],
     parameters: PARAMETERS,
     quick: "blocks=4 variables=5",
@@ -46,9 +48,9 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Steps of one variable of one cell along one direction, the guard cells' exchange included.
+/// Steps of one variable of one cell along one direction, including the exchange of guard cells.
 const UPDATES: Figure = Figure::literal("updates", "M/s");
-/// Numbers added up that are a stride apart.
+/// Strided numbers added up.
 const GATHERS: Figure = Figure::literal("gathers", "M/s");
 
 const PARAMETERS: &[Parameter] = &[
@@ -64,23 +66,23 @@ const PARAMETERS: &[Parameter] = &[
     Parameter { name: "passes", default: "4", unit: "count", meaning: "steps along all three directions, 1 to 1000" },
 ];
 
-/// With 64³ cells each these are 2^33 cells, whose sum is still exact.
+/// At most 2^33 cells, with 64³ in each block, so that their sum is still exact.
 const BLOCKS: Range<u64> = 1..(1 << 15) + 1;
 const CELLS: Range<u64> = 2..65;
-/// The scheme looks at two cells upstream.
+/// Layers of guard cells. The scheme reads two cells upstream.
 const GUARDS: Range<u64> = 2..9;
 const VARIABLES: Range<u64> = 1..65;
 const PASSES: Range<u64> = 1..1001;
-/// Bits of a value.
+/// Number of bits of a value.
 const VALUE_BITS: u32 = 20;
 const _: () = assert!(
     ((BLOCKS.end - 1) * (CELLS.end - 1).pow(3)) << VALUE_BITS <= 1 << f64::MANTISSA_DIGITS,
     "sums of a variable must be exact"
 );
-/// Cells of the longest row, guard cells included.
+/// Cells of the longest row, including guard cells.
 const ROW_MAX: usize = (CELLS.end - 1 + 2 * (GUARDS.end - 1)) as usize;
 
-/// How the memory is divided.
+/// Shape of the memory: blocks, cells and variables.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     blocks: usize,
@@ -101,7 +103,7 @@ impl Shape {
         })
     }
 
-    /// Cells along an edge of a block, guard cells included.
+    /// Cells along an edge of a block, including guard cells.
     const fn edge(&self) -> usize {
         self.cells + 2 * self.guards
     }
@@ -116,7 +118,7 @@ impl Shape {
         self.strides()[3]
     }
 
-    /// Numbers in the layers at both sides of a block that its neighbours along i need.
+    /// Numbers in the layers at both sides of a block that its neighbours along i read.
     const fn sides_len(&self) -> usize {
         2 * self.side_len()
     }
@@ -125,12 +127,13 @@ impl Shape {
         self.guards * self.cells * self.cells * self.variables
     }
 
-    /// Cells that are not guard cells, of all blocks.
+    /// Cells of all blocks, without guard cells.
     const fn all_cells(&self) -> usize {
         self.blocks * self.cells * self.cells * self.cells
     }
 
-    /// Where, in a block, the rows along a direction begin, guard cells included. The other two directions have theirs left out.
+    /// Offsets in a block at which the rows along a direction begin, including guard cells along it. The guard
+    /// cells of the other two directions are left out.
     fn rows(self, direction: usize) -> impl Iterator<Item = usize> {
         let strides = self.strides();
         let (one, other) = match direction {
@@ -142,7 +145,7 @@ impl Shape {
         inside.clone().flat_map(move |b| inside.clone().map(move |a| a * one + b * other))
     }
 
-    /// Where, in a block, each cell is that is not a guard cell, and which it is: (i, j, k).
+    /// Offset in a block of each cell that is not a guard cell, with its indices (i, j, k).
     fn inside(self) -> impl Iterator<Item = (usize, [usize; 3])> {
         let [along_i, along_j, along_k, _] = self.strides();
         let (cells, guards) = (self.cells, self.guards);
@@ -152,7 +155,7 @@ impl Shape {
         })
     }
 
-    /// What a variable is after some passes in a cell of a block: a number that nothing else has, moved along.
+    /// Value of a variable in a cell of a block after a number of passes: a number unique to one cell, moved along.
     fn value(&self, variable: usize, block: usize, [i, j, k]: [usize; 3], passes: usize) -> f64 {
         let back = |at: usize, length: usize| (at + length - passes % length) % length;
         let length = self.blocks * self.cells;
@@ -162,7 +165,7 @@ impl Shape {
     }
 }
 
-/// All that the parameters ask for.
+/// The validated parameters of a run.
 struct Plan {
     shape: Shape,
     passes: u64,
@@ -196,7 +199,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, wrong_values + found.wrong_sums, (shape.all_cells() * shape.variables) as u64 + sums)
 }
 
-/// Prints how many millions a second that is, where the counter's frequency is known.
+/// Prints the rate in millions per second if the frequency of the counter is known.
 fn report_rate(platform: &dyn Platform, figure: Figure, numbers: u64, ticks: u64) {
     let hz = platform.tsc_hz();
     if hz > 0 {
@@ -204,7 +207,7 @@ fn report_rate(platform: &dyn Platform, figure: Figure, numbers: u64, ticks: u64
     }
 }
 
-/// Where the memory will be.
+/// Places of the slices in the arena.
 struct Places {
     numbers: Place<f64>,
     sides: Place<f64>,
@@ -219,7 +222,7 @@ impl Places {
     }
 }
 
-/// What the timed part found.
+/// Errors found in the timed part.
 #[derive(Default)]
 struct Found {
     update_ticks: u64,
@@ -227,7 +230,7 @@ struct Found {
     wrong_sums: u64,
 }
 
-/// All blocks.
+/// All blocks of the mesh.
 struct Mesh<'p, 'm> {
     platform: &'p dyn Platform,
     shape: Shape,
@@ -254,7 +257,7 @@ impl<'p, 'm> Mesh<'p, 'm> {
         mesh
     }
 
-    /// The sum of a variable by its definition, not by what is in memory.
+    /// The sum of a variable by its definition, without reading memory.
     fn sum_of_values(&self, variable: usize) -> f64 {
         let shape = self.shape;
         sum(deal(self.platform, ranges(shape.blocks, self.platform.vcpus()), |_, blocks| {
@@ -264,7 +267,7 @@ impl<'p, 'm> Mesh<'p, 'm> {
         }))
     }
 
-    /// Deals the blocks, and calls `work(index, block)` for each.
+    /// Distributes the blocks to the vCPUs and calls `work(index, block)` for each.
     fn for_each_block(&mut self, work: impl Fn(usize, &mut [f64]) + Sync) {
         let (members, shape) = (self.platform.vcpus(), self.shape);
         let owned = || ranges(shape.blocks, members);
@@ -274,7 +277,7 @@ impl<'p, 'm> Mesh<'p, 'm> {
         });
     }
 
-    /// The timed part.
+    /// Runs the timed part.
     fn advance(&mut self, passes: u32) -> Found {
         let mut found = Found::default();
         for _ in report::steps(self.platform, passes) {
@@ -302,10 +305,10 @@ impl<'p, 'm> Mesh<'p, 'm> {
         }))
     }
 
-    /// All cells one step along a direction.
+    /// Moves all cells one step along a direction.
     fn step(&mut self, direction: usize) {
         let shape = self.shape;
-        // The compiler must not know it, or there would be nothing to compute.
+        // The compiler must not know the Courant number, or it would remove the computation.
         let courant = black_box(1.0);
         if direction == 0 {
             self.exchange_sides();
@@ -324,7 +327,8 @@ impl<'p, 'm> Mesh<'p, 'm> {
         });
     }
 
-    /// Guard cells along i from the blocks beside each one, by way of a copy of their sides: the owner of a block alone writes to it.
+    /// Fills the guard cells along i from the neighbouring blocks, through a copy of their sides: only the owner of
+    /// a block writes to it.
     fn exchange_sides(&mut self) {
         let (members, shape) = (self.platform.vcpus(), self.shape);
         let (numbers, owned) = (&*self.numbers, || ranges(shape.blocks, members));
@@ -349,7 +353,7 @@ impl<'p, 'm> Mesh<'p, 'm> {
         self.sides = sides;
     }
 
-    /// Numbers that are not what they must be.
+    /// Number of values that differ from the expected ones.
     fn count_wrong(&mut self, passes: usize) -> u64 {
         let (shape, numbers) = (self.shape, &*self.numbers);
         let counts = deal(self.platform, ranges(shape.blocks, self.platform.vcpus()), |_, blocks| {
@@ -369,7 +373,7 @@ fn count_wrong_in(shape: &Shape, index: usize, block: &[f64], passes: usize) -> 
     shape.inside().map(wrong_in_cell).sum()
 }
 
-/// Copies as many layers as there are guard layers, from cell `first` along i on, out of a block.
+/// Copies as many layers as there are guard layers out of a block, from cell `first` along i on.
 fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact_mut(length)) {
@@ -377,7 +381,7 @@ fn copy_layers(shape: &Shape, first: usize, block: &[f64], layers: &mut [f64]) {
     }
 }
 
-/// Copies them into a block.
+/// Copies such layers into a block.
 fn set_layers(shape: &Shape, first: usize, block: &mut [f64], layers: &[f64]) {
     let length = shape.guards * shape.variables;
     for (start, layer) in shape.rows(0).zip(layers.chunks_exact(length)) {
@@ -385,7 +389,7 @@ fn set_layers(shape: &Shape, first: usize, block: &mut [f64], layers: &[f64]) {
     }
 }
 
-/// Guard cells from the other end of the same block.
+/// Fills guard cells from the other end of the same block.
 fn wrap_guards(shape: &Shape, direction: usize, block: &mut [f64]) {
     let (stride, variables) = (shape.strides()[direction], shape.variables);
     for start in shape.rows(direction) {
@@ -398,7 +402,7 @@ fn wrap_guards(shape: &Shape, direction: usize, block: &mut [f64]) {
     }
 }
 
-/// One variable of a row one step along it: `new = u − c·(F(right) − F(left))`. `cells`: for as many as the row has.
+/// Moves one variable of a row one step along it: `new = u − c·(F(right) − F(left))`. `cells` has room for the row.
 fn step_row(shape: &Shape, row: &mut [f64], stride: usize, courant: f64, cells: &mut [f64]) {
     cells.iter_mut().zip(row.iter().step_by(stride)).for_each(|(cell, number)| *cell = *number);
     let inside = shape.guards..shape.guards + shape.cells;
@@ -411,8 +415,8 @@ fn step_row(shape: &Shape, row: &mut [f64], stride: usize, courant: f64, cells: 
     }
 }
 
-/// What flows over the right face of the middle one of three cells: its value there, by the lesser of the two slopes beside it, half a
-/// time step on.
+/// Flux over the right face of the middle one of three cells: its value there after half a time step, by the lesser
+/// of the two slopes beside it.
 #[inline(always)]
 fn flow_right(cells: &[f64], courant: f64) -> f64 {
     let (before, behind) = (cells[1] - cells[0], cells[2] - cells[1]);
@@ -455,13 +459,13 @@ mod tests {
                 assert_eq!(mesh.count_wrong(0), 0);
                 assert_eq!(mesh.advance(7).wrong_sums, 0);
                 assert_eq!(mesh.count_wrong(7), 0);
-                assert_ne!(mesh.count_wrong(6), 0, "values tell cells apart");
+                assert_ne!(mesh.count_wrong(6), 0, "each cell has a different value");
             });
         }
     }
 
     #[test]
-    fn a_number_that_was_lost_is_found_by_the_sum_and_in_its_place() {
+    fn a_lost_number_is_found_by_the_sum_and_at_its_place() {
         with_mesh(SMALL, |mesh| {
             let (place, _) = SMALL.inside().nth(9).expect("a block has 64 cells");
             mesh.numbers[SMALL.block_len() + place + 2] += 1.0;

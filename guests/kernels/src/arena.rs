@@ -1,4 +1,5 @@
-//! The memory a kernel works on: a block of 64-bit words that nobody else touches, lent out in one of two ways.
+//! The memory a kernel works on: a block of 64-bit words that belongs to the kernel alone, lent out in one of two
+//! ways.
 //!
 //! ```text
 //!                 ┌─ words(): all of it as atomic words, to any number of vCPUs at once (gups, pattern, phases)
@@ -9,8 +10,9 @@
 //!          ▲ 2 MiB border             ▲ 2 MiB border
 //! ```
 //!
-//! Relaxed moves of atomic words do not vectorise, and a stencil of floating-point numbers should. Which of the two ways it
-//! is is settled by the first call, and stays so: a word and a number at one address would be a data race.
+//! Relaxed moves of atomic words do not vectorise, and a stencil of floating-point numbers should. The first call
+//! settles which of the two ways is used. Using both would be a data race between a word and a number at one
+//! address.
 #![expect(unsafe_code, reason = "turns an address range, which is all a guest has, into slices with a lifetime")]
 
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -18,22 +20,22 @@ use core::marker::PhantomData;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Asks for the cache line that lies so many bytes behind `from`, for a stream that comes there soon. Only a hint: nothing is read, and
-/// beyond the end of the stream nothing happens.
+/// Prefetches the cache line `bytes` behind `from`, for a stream that reaches it soon. It is only a hint: nothing
+/// is read, and beyond the end of the stream it has no effect.
 pub fn prefetch_behind<T>(from: &T, bytes: usize) {
     let address = ptr::from_ref(from).cast::<i8>().wrapping_add(bytes);
-    // SAFETY: a prefetch faults at no address and changes nothing that a program sees (SDM volume 2, PREFETCHh); SSE, which brought
-    // it, is part of x86-64.
+    // SAFETY: a prefetch faults at no address and changes nothing that a program sees (SDM volume 2, PREFETCHh); SSE,
+    // which brought it, is part of x86-64.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
 }
 
-/// Exclusive memory. It is not `Clone`: whoever has the arena has the memory.
+/// Exclusive memory. It is not `Clone`: the owner of the arena owns the memory.
 ///
-/// What is in it at first is not specified; kernels write before they read.
+/// The initial contents are not specified; kernels write before they read.
 #[derive(Debug)]
 pub struct Arena<'m> {
     memory: &'m [AtomicU64],
-    /// One of the three below.
+    /// `UNUSED`, `WORDS` or `TYPED`.
     lent_as: AtomicU8,
 }
 
@@ -42,7 +44,7 @@ const WORDS: u8 = 1;
 const TYPED: u8 = 2;
 
 impl<'m> Arena<'m> {
-    /// The arena of `bytes / 8` words that begins at `start`.
+    /// Creates the arena of `bytes / 8` words that begins at `start`.
     ///
     /// # Safety
     /// - `start` is not null and 8-byte aligned, and `[start, start + bytes)` is mapped, readable and writable, for all
@@ -58,27 +60,28 @@ impl<'m> Arena<'m> {
         Self { memory, lent_as: AtomicU8::new(UNUSED) }
     }
 
-    /// The arena made of these words.
+    /// Creates the arena over these words.
     pub fn from_words(words: &'m mut [u64]) -> Self {
         let bytes = size_of_val(words);
         // SAFETY: a mutable slice is aligned, mapped and exclusive for its lifetime, and no longer than isize::MAX.
         unsafe { Self::from_raw(words.as_mut_ptr(), bytes) }
     }
 
-    /// All of it as words, which several vCPUs may read and write at once without undefined behaviour.
+    /// The whole arena as words, which several vCPUs may read and write at once without undefined behaviour.
     ///
     /// # Panics
-    /// When the arena has been lent as typed memory.
+    /// Panics if the arena has been lent as typed memory.
     pub fn words(&self) -> &'m [AtomicU64] {
         let before = self.lend_as(WORDS);
         assert!(before != TYPED, "the arena has been lent as typed memory, it has no words any more");
         self.memory
     }
 
-    /// All of it as exclusive memory for the slices of a [`Layout`]; `None` when they do not fit. Nothing is written yet.
+    /// The whole arena as exclusive memory for the slices of a [`Layout`]; `None` if they do not fit. Nothing is
+    /// written yet.
     ///
     /// # Panics
-    /// When the arena has been lent before, in either way.
+    /// Panics if the arena has been lent before, in either way.
     pub fn typed(&self, layout: &Layout) -> Option<Typed<'m>> {
         assert!(layout.start == self.address(), "the layout was made for another arena");
         if layout.needed() > self.bytes() {
@@ -94,14 +97,14 @@ impl<'m> Arena<'m> {
         })
     }
 
-    /// Settles how the arena is lent if nothing has settled it yet. Returns what it was lent as before.
+    /// Settles how the arena is lent unless that is settled already. Returns the state before.
     fn lend_as(&self, way: u8) -> u8 {
         match self.lent_as.compare_exchange(UNUSED, way, Ordering::AcqRel, Ordering::Acquire) {
             Ok(before) | Err(before) => before,
         }
     }
 
-    /// Address of the first word: the GPA in a guest image, which maps memory one to one.
+    /// Address of the first word: in a guest image, which maps memory one to one, its GPA.
     pub fn address(&self) -> u64 {
         self.memory.as_ptr().addr() as u64
     }
@@ -112,7 +115,7 @@ impl<'m> Arena<'m> {
     }
 }
 
-/// Numbers that may stand in typed memory.
+/// Numbers that typed memory may hold.
 ///
 /// # Safety
 /// Every bit pattern is a value, zero bytes are the number 0, there is no padding, and the alignment is at most
@@ -127,16 +130,17 @@ unsafe impl Number for u64 {}
 // SAFETY: numbers one behind the other, without padding between them, and with the alignment of one.
 unsafe impl<T: Number, const N: usize> Number for [T; N] {}
 
-/// A cache line: small slices begin at one, so that two of them share none.
+/// Cache line in bytes: a small slice begins at a line border, so that no two slices share a line.
 const LINE_BYTES: u64 = 64;
-/// A 2 MiB window: a slice of at least one begins at a border, so that what backs it is its own.
+/// A 2 MiB window: a slice of at least this size begins at a window border, so that it shares no backing page with
+/// another slice.
 const WINDOW_BYTES: u64 = 2 << 20;
-/// x86-64 programs address 47 bits; below it no sum of a layout's few slices overflows.
+/// x86-64 programs address 47 bits; below this limit no sum of a layout's few slices overflows.
 const SLICE_BYTES_LIMIT: u64 = 1 << 47;
 const _: () = assert!(LINE_BYTES >= align_of::<f64>() as u64 && LINE_BYTES >= align_of::<u64>() as u64);
 
-/// Which slices a kernel wants of an arena, in this order. Made before anything is touched, so that too little memory is found
-/// first.
+/// The slices that a kernel needs of an arena, in this order. A layout is made before memory is touched, so that a
+/// shortage of memory is found first.
 #[derive(Debug)]
 pub struct Layout {
     start: u64,
@@ -144,24 +148,25 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// No slices yet, in an arena that begins at `start`.
+    /// Creates a layout without slices, for an arena that begins at `start`.
     pub const fn at(start: u64) -> Self {
         Self { start, end: start }
     }
 
-    /// Adds a slice of `count` numbers behind those before.
+    /// Appends a slice of `count` numbers.
     ///
     /// # Panics
-    /// When the slice is longer than any address space.
+    /// Panics if the slice is longer than any address space.
     pub fn place<T: Number>(&mut self, count: u64) -> Place<T> {
         let border = if bytes_of::<T>(count) >= WINDOW_BYTES { WINDOW_BYTES } else { LINE_BYTES };
         self.place_at_border(count, border)
     }
 
-    /// The same without a gap, however large the slice: as a compiler lays out the variables of one block.
+    /// Appends a slice without an alignment gap, however large the slice, as a compiler lays out the variables of
+    /// one block.
     ///
     /// # Panics
-    /// When the slice is longer than any address space.
+    /// Panics if the slice is longer than any address space.
     pub fn place_behind<T: Number>(&mut self, count: u64) -> Place<T> {
         self.place_at_border(count, LINE_BYTES)
     }
@@ -184,7 +189,7 @@ fn bytes_of<T: Number>(count: u64) -> u64 {
     bytes.expect("a slice is shorter than the address space")
 }
 
-/// Where a slice will be.
+/// Place of a slice in the arena.
 #[derive(Debug)]
 pub struct Place<T> {
     offset: u64,
@@ -192,37 +197,37 @@ pub struct Place<T> {
     number: PhantomData<T>,
 }
 
-/// Exclusive memory, of which slices are taken from the front to the back.
+/// Exclusive memory from which slices are taken from the front to the back.
 #[derive(Debug)]
 pub struct Typed<'m> {
     start: *mut u8,
     bytes: u64,
-    /// Everything below has been given away.
+    /// Offset below which all memory has been given away.
     taken: u64,
     memory: PhantomData<&'m mut [u64]>,
 }
 
 impl<'m> Typed<'m> {
-    /// The slice at `place`, all zero.
+    /// Takes the slice at `place`, zeroed.
     ///
     /// # Panics
-    /// When a slice behind it has been taken before, or when `place` comes from the layout of a larger arena.
+    /// Panics if a slice behind it has been taken before, or if `place` comes from the layout of a larger arena.
     pub fn take<T: Number>(&mut self, place: Place<T>) -> &'m mut [T] {
         let end = place.offset + place.count * size_of::<T>() as u64;
         assert!(self.taken <= place.offset && end <= self.bytes, "slices are taken in the order of the layout");
         self.taken = end;
         let start = self.start.wrapping_add(place.offset as usize).cast::<T>();
         assert!(start.is_aligned(), "the layout was made for another arena");
-        // SAFETY: `[offset, end)` is inside the arena, which is mapped and exclusive (`lent_as` lets neither words nor a second
-        // `Typed` exist beside this one), and aligned; zero bytes are a number.
+        // SAFETY: `[offset, end)` is inside the arena, which is mapped and exclusive (`lent_as` lets neither words
+        // nor a second `Typed` exist beside this one), and aligned; zero bytes are a number.
         unsafe { start.write_bytes(0, place.count as usize) };
-        // SAFETY: as above and initialised; `taken` only grows, so no other slice overlaps this one; the arena came from atomics,
-        // which may be written through a shared reference.
+        // SAFETY: as above and initialised; `taken` only grows, so no other slice overlaps this one; the arena came
+        // from atomics, which may be written through a shared reference.
         unsafe { core::slice::from_raw_parts_mut(start, place.count as usize) }
     }
 }
 
-/// An exclusive slice as atomics, for vCPUs that write into it at places only they know to be disjoint.
+/// An exclusive slice as atomics, for vCPUs that write to disjoint places that the compiler cannot check.
 pub fn as_atomics(numbers: &mut [u32]) -> &[AtomicU32] {
     let (start, count) = (numbers.as_mut_ptr().cast::<AtomicU32>(), numbers.len());
     // SAFETY: AtomicU32 has the size, alignment and bit validity of u32, and the slice is exclusive for the borrow.
@@ -236,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_zero_disjoint_and_large_ones_begin_at_a_window() {
+    fn slices_are_zeroed_and_disjoint_and_large_ones_begin_at_a_window() {
         let mut words = vec![u64::MAX; 1 << 20];
         let arena = Arena::from_words(&mut words);
         let mut layout = Layout::at(arena.address());
@@ -249,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_known_before_anything_is_written() {
+    fn a_layout_that_does_not_fit_is_refused_before_any_write() {
         let mut words = vec![7; 8];
         let arena = Arena::from_words(&mut words);
         let mut layout = Layout::at(arena.address());

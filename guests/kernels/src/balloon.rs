@@ -1,11 +1,12 @@
-//! Balloon: gives pages to the host and takes them back, while what it kept stays as it is.
+//! Balloon: gives pages to the host and takes them back, while the pages that it kept stay unchanged.
 //!
 //! ```text
 //!   words │ kept, every other window │ given: inflate ─▶ the host has the pages ─▶ deflate ─▶ written and checked anew │   pass after pass
 //! ```
 //!
-//! The driver says before it uses a page again (`MUST_TELL_HOST`), as Linux does (Virtual I/O Device 1.2, 5.5). What is in a page that comes
-//! back is nobody's promise; what is written there afterwards, and all that was never given, is checked word by word.
+//! The driver tells the device before it uses a page again (`MUST_TELL_HOST`), as Linux does (Virtual I/O Device
+//! 1.2, 5.5). The contents of a page that comes back are unspecified. The kernel checks word by word what it writes
+//! there afterwards, and all memory that it never gave.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,7 @@ use crate::{Arena, Platform};
 /// The balloon in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("balloon"),
-    summary: "gives pages to the host and takes them back, and checks all others; wants a guest with --balloon",
+    summary: "gives pages to the host, takes them back and checks all others; needs a guest with --balloon",
     classes: &[],
     parameters: PARAMETERS,
     quick: "bytes=4M passes=1",
@@ -38,16 +39,21 @@ const PARAMETERS: &[Parameter] = &[
         name: "bytes",
         default: "16M",
         unit: "bytes (K, M, G, T)",
-        meaning: "memory in use, of which every other 2 MiB are given, rounded down to whole ones",
+        meaning: "memory in use, rounded down to 2 MiB windows; every other window is given to the host",
     },
-    Parameter { name: "passes", default: "2", unit: "count", meaning: "how often they are given and taken back" },
+    Parameter {
+        name: "passes",
+        default: "2",
+        unit: "count",
+        meaning: "how often the windows are given and taken back",
+    },
 ];
 
-/// `VIRTIO_BALLOON_F_MUST_TELL_HOST`.
+/// Feature bit `VIRTIO_BALLOON_F_MUST_TELL_HOST`.
 const FEATURES: u32 = 1;
-/// Where the configuration says how much the balloon holds.
+/// Offset of `actual` in the configuration: the number of pages in the balloon.
 const ACTUAL: u64 = 4;
-/// Page numbers in a buffer: as many as Linux puts there.
+/// Page numbers in a buffer: the number that Linux uses.
 const NUMBERS: usize = 256;
 const ENTRIES: u64 = 16;
 const QUEUE_WORDS: usize = queue_words(ENTRIES);
@@ -69,7 +75,8 @@ impl Plan {
         Ok(Self { windows: bytes / WINDOW_BYTES, passes })
     }
 
-    /// The windows, and one for queues and page numbers behind them, so that they begin at a border.
+    /// Bytes of the windows, and of one more behind them for queues and page numbers, so that the windows begin at
+    /// a border.
     fn needed(&self) -> u64 {
         (self.windows + 1) * WINDOW_BYTES
     }
@@ -107,7 +114,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     findings.report(platform, arena.address(), written, checked)
 }
 
-/// Of the windows, by number.
+/// Whether a window is kept, by its number.
 fn is_kept(window: usize) -> bool {
     window.is_multiple_of(2)
 }
@@ -120,7 +127,7 @@ fn write(words: &[AtomicU64], generation: u64, is_meant: impl Fn(usize) -> bool)
     }
 }
 
-/// How many words were checked.
+/// Checks words. Returns their number.
 fn check(words: &[AtomicU64], generation: u64, is_meant: impl Fn(usize) -> bool, findings: &Findings) -> u64 {
     let mut checked = 0;
     for (window, words) in words.chunks(WINDOW_WORDS).enumerate().filter(|(window, _)| is_meant(*window)) {
@@ -166,7 +173,7 @@ impl<'m> Balloon<'m> {
     }
 }
 
-/// Names all pages of the windows that are not kept, buffer after buffer.
+/// Sends the page numbers of all windows that are not kept, buffer after buffer.
 fn tell(
     queue: &mut Queue<'_>,
     numbers: &[AtomicU64],

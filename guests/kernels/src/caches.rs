@@ -1,18 +1,18 @@
-//! How large this CPU's last cache is, for kernels whose arrays must not fit into it.
+//! Size of this CPU's last cache, for kernels with arrays that must not fit into it.
 
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-/// Leaf 4, where Intel lists a CPU's caches (SDM volume 2, CPUID, "deterministic cache parameters").
+/// Leaf 4, in which Intel lists a CPU's caches (SDM volume 2, CPUID, "deterministic cache parameters").
 const LEAF_INTEL: u32 = 4;
-/// The same list where AMD has it (APM volume 3, appendix E.4.17).
+/// The same list on AMD (APM volume 3, appendix E.4.17).
 const LEAF_AMD: u32 = 0x8000_001d;
-/// Leaves from here on tell in their first one's EAX how many there are.
+/// The first extended leaf; its EAX gives the highest extended leaf.
 const LEAF_EXTENDED: u32 = 0x8000_0000;
-/// No CPU lists as many caches: first level twice, second, third, perhaps a fourth.
+/// More caches than any CPU lists: two of the first level, a second, a third, perhaps a fourth.
 const CACHES_MAX: u32 = 8;
 
-/// Bytes of the largest cache that this CPU reports; `None` when it lists none. Unlike most of what a VMM shows its guest this is often
-/// the host's cache, of which a guest may have a part.
+/// Bytes of the largest cache that this CPU reports; `None` if it lists none. A VMM usually shows the host's cache
+/// here, of which its guest may have only a part.
 pub fn last_level_bytes() -> Option<u64> {
     let listed = |leaf| (0..CACHES_MAX).filter_map(move |index| cache_bytes(leaf, index)).max();
     let has = |first, leaf| __cpuid(first).eax >= leaf;
@@ -20,7 +20,7 @@ pub fn last_level_bytes() -> Option<u64> {
     intel.or_else(|| has(LEAF_EXTENDED, LEAF_AMD).then(|| listed(LEAF_AMD)).flatten())
 }
 
-/// Size of one cache of the list; `None` behind its end.
+/// Size of one cache of the list; `None` behind the end of the list.
 fn cache_bytes(leaf: u32, index: u32) -> Option<u64> {
     let entry = __cpuid_count(leaf, index);
     let is_cache = entry.eax & 0x1f != 0;

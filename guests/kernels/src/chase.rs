@@ -1,42 +1,43 @@
-//! Chains of loads, each of which waits for the one before, and the steps in what a load of them costs.
+//! Chains of dependent loads, and the TLB levels that show as steps in the cost of a load.
 //!
 //! ```text
 //!   pages   │·#······│··#·····│···#····│····#···│      one line of each page: TLB entries run out
 //!   dense   │####    │                                 as many lines, packed: caches alone run out
 //!
 //!   ticks a load, pages less dense
-//!            miss 2 ┤                  ┌──────────     what is left is translation: each step is a level of the TLB,
+//!            miss 2 ┤                  ┌──────────     the difference is translation: each step is a TLB level,
 //!            miss 1 ┤      ┌───────────┘               its height the cost of a miss there,
 //!                 0 ┤──────┘                           its place the entries of that level
 //!                   └──────┴───────────┴─────▶ spots
 //! ```
 //!
-//! The order of a chain is random, so that nothing prefetches it. The method is that of Calibrator (Manegold, Boncz, Kersten,
-//! "Optimizing Main-Memory Join on Modern Hardware", 2002) with the comparison of lmbench's `tlb` in place of its choice of strides.
+//! The order of a chain is random, so that no prefetcher follows it. The method is that of Calibrator (Manegold,
+//! Boncz, Kersten, "Optimizing Main-Memory Join on Modern Hardware", 2002), with the comparison of lmbench's `tlb`
+//! instead of its choice of strides.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Platform;
 use crate::words::FACTOR;
 
-/// A cache line. x86-64 CPUs have no other.
+/// Cache line in bytes. x86-64 CPUs have no other size.
 const LINE_BYTES: u64 = 64;
 const LINE_WORDS: u64 = LINE_BYTES / 8;
-/// A run is repeated so often, and the shortest counts: what interrupts a run only ever adds to it.
+/// Number of repetitions of a run. The shortest counts, since interruptions only lengthen a run.
 const TRIES: u32 = 4;
-/// Loads of a run can double so often before it is long enough, which is longer than anybody waits.
+/// Most doublings of the loads of a run until it is long enough.
 const DOUBLINGS_MAX: u32 = 32;
 
-/// Where the spots of a chain are.
+/// Placement of the spots of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spacing {
-    /// Line after line.
+    /// One spot per line, line after line.
     Dense,
     /// One line in every stretch of `stride` bytes, somewhere in its first `page` bytes.
     Pages {
-        /// From page to page, a multiple of the page.
+        /// Distance from page to page in bytes, a multiple of the page.
         stride: u64,
-        /// Page size assumed, a power of two, at least a line.
+        /// Assumed page size in bytes, a power of two, at least a line.
         page: u64,
     },
 }
@@ -44,9 +45,9 @@ pub enum Spacing {
 impl Spacing {
     /// Index of the word that is a spot.
     ///
-    /// The line within the page moves on by one with each page, and by one more after as many pages as a page has lines: so the spots
-    /// fill the sets of every cache evenly whose sets are chosen by consecutive bits of the address, and no cache has less room for
-    /// them than for dense lines.
+    /// The line within the page moves on by one with each page, and by one more after as many pages as a page has
+    /// lines. So the spots fill the sets of every cache evenly if consecutive bits of the address select its sets,
+    /// and every cache has as much room for them as for dense lines.
     pub const fn word(self, spot: u64) -> u64 {
         match self {
             Self::Dense => spot * LINE_WORDS,
@@ -57,7 +58,7 @@ impl Spacing {
         }
     }
 
-    /// Bytes from the first spot to the end of the stretch of the last.
+    /// Bytes from the first spot to the end of the last spot's stretch.
     pub const fn bytes(self, spots: u64) -> u64 {
         match self {
             Self::Dense => spots * LINE_BYTES,
@@ -75,17 +76,18 @@ pub struct Chain<'m> {
 }
 
 impl<'m> Chain<'m> {
-    /// Links that many spots in a random order, the same for the same number.
+    /// Links that many spots in a random order, which depends on their number only.
     ///
     /// # Panics
-    /// When there are no spots, or they do not fit into the words.
+    /// Panics if there are no spots, or if they do not fit into the words.
     pub fn link(words: &'m [AtomicU64], spots: u64, spacing: Spacing) -> Self {
         assert!(spots > 0 && spacing.bytes(spots) / 8 <= words.len() as u64, "{spots} spots do not fit");
         let place = |spot| &words[spacing.word(spot) as usize];
         for spot in 0..spots {
             place(spot).store(spacing.word(spot), Ordering::Relaxed);
         }
-        // Swapping each with a random one before it, and never with itself, gives a single cycle (Sattolo, 1986).
+        // Swapping each spot with a random one before it, and never with itself, gives a single cycle (Sattolo,
+        // 1986).
         let mut state = spots;
         for spot in (1..spots).rev() {
             let other = place(random_below(&mut state, spot));
@@ -95,8 +97,8 @@ impl<'m> Chain<'m> {
         Self { words, spots, first: spacing.word(0) }
     }
 
-    /// Follows the chain until it is back where it began. Returns after how many loads, at most one more than there are spots: exactly as
-    /// many as there are spots means that each was visited once.
+    /// Follows the chain until it is back at its beginning. Returns the number of loads, at most one more than
+    /// there are spots. A number equal to that of the spots means that each was visited once.
     pub fn lap(&self) -> u64 {
         let mut at = self.first;
         (1..=self.spots)
@@ -112,7 +114,7 @@ impl<'m> Chain<'m> {
         self.lap() == self.spots
     }
 
-    /// Ticks of one load: the least of several runs of at least `run_ticks` each.
+    /// Ticks of one load: the minimum of several runs of at least `run_ticks` each.
     pub fn ticks_per_load(&self, platform: &dyn Platform, run_ticks: u64) -> f64 {
         let mut loads = self.spots;
         for _ in 0..DOUBLINGS_MAX {
@@ -129,7 +131,7 @@ impl<'m> Chain<'m> {
     fn time(&self, platform: &dyn Platform, loads: u64) -> u64 {
         let start = platform.now();
         let end = (0..loads).fold(self.first, |at, _| self.next(at));
-        // The result must be waited for, or the loads would not be in the time.
+        // The result must be consumed, or the measured time would not include the loads.
         core::hint::black_box(end);
         platform.now().saturating_sub(start)
     }
@@ -140,7 +142,7 @@ impl<'m> Chain<'m> {
     }
 }
 
-/// A number below `limit`, from a Weyl sequence whose high bits are scrambled by a product.
+/// A number below `limit`, from a Weyl sequence with its high bits scrambled by a product.
 fn random_below(state: &mut u64, limit: u64) -> u64 {
     *state = state.wrapping_add(FACTOR);
     let mixed = (*state ^ *state >> 32).wrapping_mul(FACTOR);
@@ -148,9 +150,9 @@ fn random_below(state: &mut u64, limit: u64) -> u64 {
     ((u128::from(mixed) * u128::from(limit)) >> 64) as u64
 }
 
-/// Points of a curve in each doubling of the spots: close enough that 64 and 72 entries are told apart.
+/// Points of a curve in each doubling of the spots: close enough to distinguish 64 from 72 entries.
 pub const POINTS_PER_DOUBLING: u64 = 8;
-/// Most points of a curve: 2^26 spots, 256 GiB of 4 KiB pages.
+/// Largest number of points of a curve: 2^26 spots, 256 GiB of 4 KiB pages.
 pub const POINTS_MAX: usize = 8 * 24;
 
 /// Number of spots at a point: 8, 9, …, 15, 16, 18, …, 30, 32, 36, ….
@@ -159,7 +161,7 @@ pub const fn spots_at(point: usize) -> u64 {
     (POINTS_PER_DOUBLING + point % POINTS_PER_DOUBLING) << (point / POINTS_PER_DOUBLING)
 }
 
-/// What a load costs over a growing number of spots, in ticks; point by point as [`spots_at`].
+/// Cost of a load over a growing number of spots, in ticks, point by point as [`spots_at`].
 #[derive(Clone, Copy, Debug)]
 pub struct Curve {
     ticks: [f64; POINTS_MAX],
@@ -167,13 +169,13 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// A curve up to that many spots, with nothing measured yet.
+    /// Creates a curve of up to that many spots, with nothing measured yet.
     pub fn up_to(spots: u64) -> Self {
         let points = (0..POINTS_MAX).take_while(|point| spots_at(*point) <= spots).count();
         Self { ticks: [f64::INFINITY; POINTS_MAX], points }
     }
 
-    /// A curve that was measured elsewhere.
+    /// Creates a curve from measured values.
     pub fn from_ticks(ticks: impl IntoIterator<Item = f64>) -> Self {
         let mut curve = Self { ticks: [f64::INFINITY; POINTS_MAX], points: 0 };
         for (place, ticks) in curve.ticks.iter_mut().zip(ticks) {
@@ -183,12 +185,12 @@ impl Curve {
         curve
     }
 
-    /// What was measured.
+    /// The measured values.
     pub fn ticks(&self) -> &[f64] {
         &self.ticks[..self.points]
     }
 
-    /// Measures every point once more and keeps what is less. Returns how many chains were not whole.
+    /// Measures every point once more and keeps the minimum. Returns the number of chains that were not whole.
     fn improve(&mut self, platform: &dyn Platform, words: &[AtomicU64], spacing: Spacing, run_ticks: u64) -> u64 {
         let mut broken = 0;
         for (point, ticks) in self.ticks[..self.points].iter_mut().enumerate() {
@@ -200,32 +202,34 @@ impl Curve {
         broken
     }
 
-    /// This curve less another of as many points: what pages cost beyond the lines.
+    /// This curve minus another with as many points: the cost of pages beyond that of lines.
     fn less(&self, other: &Self) -> Self {
         Self::from_ticks(self.ticks().iter().zip(other.ticks()).map(|(one, other)| one - other))
     }
 }
 
-/// Points of a plateau, at least: half a doubling.
+/// Fewest points of a plateau: half a doubling.
 const PLATEAU_POINTS: usize = 4;
-/// A plateau is flat to within this many ticks. Calibrator takes one cycle of clocks that were as fast as their counters; today's cores
-/// are up to twice as fast.
+/// Tolerance in ticks within which a plateau is flat. Calibrator takes one cycle of clocks that were as fast as
+/// their counters; today's cores are up to twice as fast.
 const FLAT_TICKS: f64 = 2.0;
-/// Plateaus are different levels when so many ticks are between them: the fastest second TLB takes 7 cycles, 5 ticks of such a clock.
+/// Fewest ticks between two plateaus of different levels: the fastest second TLB takes 7 cycles, 5 ticks of such a
+/// clock.
 const STEP_TICKS: f64 = 3.0;
-/// A level still holds the spots when no more than this part of them misses; see [`Levels::of`].
+/// A level still holds the spots if at most this fraction of them misses; see [`Levels::of`].
 const HOLDING: f64 = 0.25;
-/// Most levels that are told: CPUs have two, and page tables that leave one cache after the other make more steps.
+/// Most levels that are reported: CPUs have two, and page tables that leave one cache after the other make more
+/// steps.
 pub const LEVELS_MAX: usize = 4;
 
-/// A level of the TLB, or of what caches the page tables.
+/// A level of the TLB, or of a cache that holds the page tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Most spots that it holds.
+    /// Largest number of spots that it holds.
     pub entries: u64,
-    /// Ticks that a load takes longer when it misses there.
+    /// Extra ticks of a load that misses there.
     pub miss_ticks: f64,
-    /// How much the loads that miss differ among each other: from the lowest to the highest point of their plateau, in ticks.
+    /// Range of the cost of missing loads: from the lowest to the highest point of their plateau, in ticks.
     pub spread_ticks: f64,
 }
 
@@ -236,15 +240,17 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Finds them by this rule:
-    /// 1. More spots never cost less, and noise only ever adds: each point counts as the least of itself and all behind it.
+    /// Finds the levels by this rule:
+    /// 1. More spots never cost less, and noise only adds: each point counts as the minimum of itself and all
+    ///    behind it.
     /// 2. A plateau is a run of at least four points within two ticks, from left to right, each as long as it can be.
-    /// 3. A plateau whose mean is less than three ticks above the one before is no level of its own.
-    /// 4. Between two that are, the cost of a miss is the distance of their means, and the entries are the spots at the last point that
-    ///    is no more than a quarter of it above the lower one.
+    /// 3. A plateau with a mean less than three ticks above the one before is not a level of its own.
+    /// 4. Between two levels, the cost of a miss is the distance of their means. The entries are the spots at the
+    ///    last point that is at most a quarter of it above the lower one.
     ///
-    /// A quarter, because a level that replaces its oldest entry misses all at once, and one that replaces a random entry does not: of
-    /// n spots in N entries a part m misses, where m = 1 − exp(−m·n/N), and that is a quarter at n = 1.15·N, a point further.
+    /// The reason for a quarter: a level that replaces its oldest entry misses all at once, and one that replaces a
+    /// random entry does not. Of n spots in N entries a part m misses, where m = 1 − exp(−m·n/N), and that is a
+    /// quarter at n = 1.15·N, a point further.
     pub fn of(curve: &Curve) -> Self {
         let mut ticks = curve.ticks;
         let ticks = &mut ticks[..curve.points];
@@ -271,12 +277,13 @@ impl Levels {
         levels
     }
 
-    /// Each of them.
+    /// The levels, fastest first.
     pub fn iter(&self) -> impl Iterator<Item = Level> {
         self.found.iter().copied().flatten()
     }
 
-    /// Whether two measurements say the same: as many levels, entries at most one point apart, costs within two ticks.
+    /// Whether two measurements agree: the same number of levels, entries at most one point apart, costs within two
+    /// ticks.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let is_near = |(one, other): (Level, Level)| {
             let (less, more) = (one.entries.min(other.entries), one.entries.max(other.entries));
@@ -286,10 +293,10 @@ impl Levels {
     }
 }
 
-/// Rounds whose levels must be those of the round before, as libhugetlbfs asks of Calibrator.
+/// Number of rounds in a row that must find the levels of the round before, as libhugetlbfs asks of Calibrator.
 const MATCHES: u64 = 3;
 
-/// A measurement of the TLB, round after round until it agrees with itself.
+/// A measurement of the TLB, repeated in rounds until it agrees with itself.
 ///
 /// ```text
 ///   round:  every footprint, spots one a page and packed ─▶ keep the least of all rounds ─▶ levels ─▶ those of the round before?
@@ -308,17 +315,17 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// A survey of up to that many spots, each run at least so long; without any round yet.
+    /// Creates a survey of up to that many spots, without any round yet; each run takes at least `run_ticks`.
     pub fn new(spacing: Spacing, spots: u64, run_ticks: u64) -> Self {
         let curve = Curve::up_to(spots);
         let levels = Levels::default();
         Self { spacing, run_ticks, pages: curve, dense: curve, levels, rounds: 0, matches: 0, chains: 0, broken: 0 }
     }
 
-    /// Measures everything once more, in these words.
+    /// Measures every point once more, in these words.
     ///
     /// # Panics
-    /// When the spots do not fit into them.
+    /// Panics if the spots do not fit into them.
     pub fn add_round(&mut self, platform: &dyn Platform, words: &[AtomicU64]) {
         self.broken += self.pages.improve(platform, words, self.spacing, self.run_ticks);
         self.broken += self.dense.improve(platform, words, Spacing::Dense, self.run_ticks);
@@ -326,7 +333,7 @@ impl Survey {
         self.take_levels(Levels::of(&self.pages.less(&self.dense)));
     }
 
-    /// The levels after another round.
+    /// Takes over the levels after another round.
     fn take_levels(&mut self, levels: Levels) {
         let is_match = self.rounds > 0 && levels.agrees_with(&self.levels);
         self.matches = if is_match { self.matches + 1 } else { 0 };
@@ -334,42 +341,42 @@ impl Survey {
         self.levels = levels;
     }
 
-    /// Whether the last three rounds found what the round before each had found.
+    /// Whether each of the last three rounds agreed with the round before it.
     pub const fn is_settled(&self) -> bool {
         self.matches >= MATCHES
     }
 
-    /// Loads of spots that are one a page.
+    /// Curve of loads of spots, one a page.
     pub const fn pages(&self) -> &Curve {
         &self.pages
     }
 
-    /// Loads of as many lines, packed.
+    /// Curve of loads of as many lines, packed.
     pub const fn dense(&self) -> &Curve {
         &self.dense
     }
 
-    /// The levels of the least curves so far.
+    /// The levels of the minimum curves so far.
     pub const fn levels(&self) -> &Levels {
         &self.levels
     }
 
-    /// Rounds so far.
+    /// Number of rounds so far.
     pub const fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// How many rounds in a row, up to the last, agreed with the one before.
+    /// Number of rounds in a row, up to the last, that agreed with the one before.
     pub const fn matches(&self) -> u64 {
         self.matches
     }
 
-    /// Chains that were followed.
+    /// Number of chains that were followed.
     pub const fn chains(&self) -> u64 {
         self.chains
     }
 
-    /// Chains that did not visit every spot: then the memory is at fault.
+    /// Chains that did not visit every spot, which means that the memory is at fault.
     pub const fn broken(&self) -> u64 {
         self.broken
     }
@@ -377,14 +384,14 @@ impl Survey {
 
 /// A flat piece of a curve that never falls.
 struct Plateau {
-    /// Behind its last point.
+    /// Index behind its last point.
     end: usize,
     mean: f64,
     spread: f64,
 }
 
 impl Plateau {
-    /// The first one at or behind a point.
+    /// The first plateau at or behind a point.
     fn first(ticks: &[f64], from: usize) -> Option<Self> {
         (from..ticks.len()).find_map(|start| {
             let lowest = ticks[start];
@@ -410,7 +417,7 @@ mod tests {
 
     const FOUR_KIB: Spacing = Spacing::Pages { stride: 4096, page: 4096 };
 
-    /// A curve up to 16384 spots whose loads cost this.
+    /// A curve up to 16384 spots with this cost of a load.
     fn curve(cost: impl Fn(u64) -> f64) -> Curve {
         let points = Curve::up_to(16384).points;
         Curve::from_ticks((0..points).map(|point| cost(spots_at(point))))
@@ -448,7 +455,8 @@ mod tests {
 
     #[test]
     fn spots_of_pages_are_one_a_page_and_fill_cache_sets_evenly() {
-        // A cache of 1024 sets of lines: as many spots fall into different sets, although 4 KiB pages choose four bits of ten.
+        // A cache of 1024 sets of lines: 1024 spots fall into different sets, although the page number determines
+        // only four of their ten bits.
         let mut used = vec![0; 1024];
         for spot in 0..1024 {
             let word = FOUR_KIB.word(spot);
@@ -483,7 +491,7 @@ mod tests {
 
     #[test]
     fn the_entries_of_a_slope_are_where_a_quarter_misses() {
-        // From 1024 spots on more and more of them miss, until all do at 2048.
+        // From 1024 spots on a growing part of them misses, until all do at 2048.
         let found = levels(|spots| 20.0 * (spots as f64 / 1024.0 - 1.0).clamp(0.0, 1.0));
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].entries, 1280);
@@ -503,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_point_is_no_level() {
+    fn a_disturbed_point_is_not_a_level() {
         let found = levels(|spots| match spots {
             256 => 300.0,
             288 => 40.0,
@@ -514,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_curve_and_one_without_points_have_no_level() {
+    fn a_flat_curve_and_an_empty_one_have_no_level() {
         assert_eq!(levels(|_| 4.0), []);
         assert_eq!(levels(|spots| 2.9 * f64::from(u8::from(spots > 100))), []);
         assert_eq!(Levels::of(&Curve::up_to(7)).iter().count(), 0);

@@ -1,12 +1,14 @@
-//! Disk: writes predictable words to a disk, forgets them, reads them back and checks every one, while other vCPUs keep checking RAM.
+//! Disk: writes predictable words to a disk, erases them in memory, reads them back and checks every one, while
+//! other vCPUs keep checking RAM.
 //!
 //! ```text
 //!   vCPU 0   │ write words of pass k │ ─▶ disk │ zeroes over them │ ◀─ disk │ check every word │   pass after pass, then random 4 KiB
 //!   others   │ check and rewrite words of their own, as `pattern` does                        │   until vCPU 0 is done
 //! ```
 //!
-//! Whoever moves, merges or drops pages beneath a running guest must not lose what a device writes either. A page that was copied before the
-//! device wrote into it reads as zeroes here, and one that was read from its old place puts an old pass on the disk.
+//! A host that moves, merges or drops pages beneath a running guest must not lose device writes either. A page
+//! copied before the device wrote into it reads as zeroes here. A page that the device read from its old place puts
+//! an old pass on the disk.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -26,7 +28,7 @@ use crate::{Arena, Platform};
 /// Disk in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("disk"),
-    summary: "writes a disk and reads it back while RAM is under test: no byte may be lost; wants a guest with --disk",
+    summary: "writes a disk and reads it back while RAM is under test: no byte may be lost; needs a guest with --disk",
     classes: &[],
     parameters: PARAMETERS,
     quick: "bytes=1M requests=64",
@@ -43,7 +45,7 @@ const PARAMETERS: &[Parameter] = &[
         name: "bytes",
         default: "16M",
         unit: "bytes (K, M, G, T)",
-        meaning: "how much of the disk and of memory is written, rounded down to whole blocks",
+        meaning: "bytes written on the disk and in memory, rounded down to whole blocks",
     },
     Parameter {
         name: "block",
@@ -51,14 +53,19 @@ const PARAMETERS: &[Parameter] = &[
         unit: "bytes (K, M, G, T)",
         meaning: "bytes of a sequential request, a multiple of 4K",
     },
-    Parameter { name: "passes", default: "3", unit: "count", meaning: "how often all of it is written and read back" },
+    Parameter { name: "passes", default: "3", unit: "count", meaning: "how often all bytes are written and read back" },
     Parameter {
         name: "seconds",
         default: "not used",
         unit: "s",
-        meaning: "repeat whole passes until that much time has passed (instead of passes=)",
+        meaning: "repeat whole passes for at least this time (instead of passes=)",
     },
-    Parameter { name: "requests", default: "2000", unit: "count", meaning: "random reads, and writes, of 4 KiB" },
+    Parameter {
+        name: "requests",
+        default: "2000",
+        unit: "count",
+        meaning: "number of random 4 KiB reads, and of random writes",
+    },
 ];
 
 const RANDOM_BYTES: u64 = 4096;
@@ -83,7 +90,7 @@ impl Plan {
         Ok(Self { bytes, block, until: Until::read(parameters, "passes", PASSES_MAX, 3)?, requests })
     }
 
-    /// The queue, the data, and as much again for the vCPUs that only check memory.
+    /// Bytes of the queue, the data, and as much again for the vCPUs that only check memory.
     fn needed(&self, vcpus: usize) -> u64 {
         QUEUE_BYTES + self.bytes * if vcpus > 1 { 2 } else { 1 }
     }
@@ -105,7 +112,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     let others = &rest[..if platform.vcpus() > 1 { data.len() } else { 0 }];
     let disk = Disk::start(platform, queue, arena.address()).map_err(device_error)?;
     if disk.sectors() < plan.bytes / SECTOR_BYTES {
-        return Err(device_error("the disk is smaller than bytes= says"));
+        return Err(device_error("the disk is smaller than bytes="));
     }
     platform.emit(&Message::Region { name: Name::literal("disk"), address: arena.address(), bytes: needed });
 
@@ -146,7 +153,7 @@ struct Memory<'m> {
     findings: Findings,
 }
 
-/// What vCPU 0 did, and how long it took.
+/// Findings of vCPU 0, and how long its work took.
 #[derive(Default)]
 struct Done {
     passes: u64,
@@ -173,7 +180,8 @@ fn write_and_read(
             disk.carry_out(sequence(memory, plan, Kind::Write))?;
             disk.carry_out(flush)
         })?;
-        // Forgotten: what comes back can only be from the disk. Pages of zeroes may be given back to the host meanwhile.
+        // The data is erased: what comes back can only be from the disk. The host may take back pages of zeroes at
+        // this point.
         memory.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         done.read_ticks += timed(platform, || disk.carry_out(sequence(memory, plan, Kind::Read)))?;
         memory.check(generation);
@@ -184,14 +192,15 @@ fn write_and_read(
             break;
         }
     }
-    // What is written is what is there already, so that the last pass stands; what is read is checked once more.
+    // Writes repeat the data of the last pass, so that it stays valid; the words that are read are checked once
+    // more.
     done.random_write_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Write)))?;
     done.random_read_ticks = timed(platform, || disk.carry_out(scattered(memory, plan, Kind::Read)))?;
     memory.check(FIRST_GENERATION + done.passes - 1);
     Ok(done)
 }
 
-/// All of memory and disk, block after block.
+/// Requests for all of memory and disk, block after block.
 fn sequence(memory: &Memory<'_>, plan: &Plan, kind: Kind) -> impl Iterator<Item = Request> {
     let (address, block) = (memory.address, plan.block);
     let blocks = plan.bytes / block;
@@ -201,7 +210,7 @@ fn sequence(memory: &Memory<'_>, plan: &Plan, kind: Kind) -> impl Iterator<Item 
     })
 }
 
-/// Pieces of 4 KiB in an order that nobody foresees, and that is the same in each run.
+/// Requests of 4 KiB in a pseudo-random order that is the same in each run.
 fn scattered(memory: &Memory<'_>, plan: &Plan, kind: Kind) -> impl Iterator<Item = Request> {
     let (address, pieces) = (memory.address, plan.bytes / RANDOM_BYTES);
     (0..plan.requests).map(move |number| {
@@ -230,7 +239,7 @@ impl Memory<'_> {
     }
 }
 
-/// Checks and rewrites words until it is over; how many it has checked.
+/// Checks and rewrites words until `is_over`. Returns the number of words checked.
 fn check_until(words: &[AtomicU64], findings: &Findings, is_over: &AtomicBool) -> u64 {
     for (index, slot) in (0..).zip(words) {
         write_first(slot, index);

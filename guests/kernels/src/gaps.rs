@@ -1,6 +1,7 @@
-//! A histogram of how long small batches of work took, to show what a vCPU was kept waiting for.
+//! A histogram of the duration of small batches of work, which shows how long a vCPU was kept waiting.
 //!
-//! Log-linear: sixteen buckets of equal width in every power of two, so a bucket is never wider than 1/16 of its values.
+//! Log-linear: sixteen buckets of equal width in every power of two, so a bucket is never wider than 1/16 of its
+//! values.
 
 use wideleaf_protocol::Message;
 
@@ -11,7 +12,7 @@ use crate::platform::ticks_to_ns;
 const STEPS: usize = 16;
 /// log2 of [`STEPS`].
 const STEPS_LOG2: u32 = STEPS.ilog2();
-/// The values below [`STEPS`] have a bucket each; every higher power of two up to 2^63 has [`STEPS`].
+/// Number of buckets: one for each value below [`STEPS`], and [`STEPS`] for every higher power of two up to 2^63.
 const BUCKETS: usize = STEPS + (64 - STEPS_LOG2 as usize) * STEPS;
 const _: () = assert!(STEPS.is_power_of_two(), "the bucket is found by shifting");
 
@@ -30,7 +31,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram.
+    /// Creates an empty histogram.
     pub const fn new() -> Self {
         Self { counts: [0; BUCKETS], count: 0, max: 0 }
     }
@@ -43,18 +44,18 @@ impl Histogram {
         self.max = self.max.max(ticks);
     }
 
-    /// Spans counted.
+    /// Number of spans counted.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The longest span, exactly.
+    /// The longest span, exact.
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// The upper border of the bucket in which at least `per_mille` thousandths of all spans lie at or below, and never
-    /// more than the longest span; 0 when nothing was counted.
+    /// Upper border of the first bucket at or below which at least `per_mille` thousandths of all spans lie, at
+    /// most the longest span. 0 if nothing was counted.
     pub fn percentile(&self, per_mille: u64) -> u64 {
         let rank = (u128::from(self.count) * u128::from(per_mille)).div_ceil(1000) as u64;
         let mut below = 0;
@@ -67,7 +68,7 @@ impl Histogram {
         self.max
     }
 
-    /// The numbers that are reported, in ticks.
+    /// The reported percentiles, in ticks.
     pub fn summary(&self) -> Summary {
         Summary {
             count: self.count,
@@ -79,23 +80,24 @@ impl Histogram {
     }
 }
 
-/// What is reported of a histogram; all but `count` in ticks.
+/// Reported percentiles of a histogram; all but `count` in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Spans counted.
+    /// Number of spans counted.
     pub count: u64,
-    /// Median.
+    /// Median span, p50.
     pub p50: u64,
-    /// 99th percentile.
+    /// 99th percentile, p99.
     pub p99: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile, p99.9.
     pub p999: u64,
-    /// The longest.
+    /// The longest span.
     pub max: u64,
 }
 
 impl Summary {
-    /// The line that reports it; `None` when the frequency of the counter is unknown: then no tick is a nanosecond.
+    /// The line that reports it; `None` if the frequency of the counter is unknown, since ticks then have no length
+    /// in nanoseconds.
     pub fn message(&self, vcpu: usize, tsc_hz: u64) -> Option<Message<'static>> {
         (tsc_hz != 0).then(|| Message::Gaps {
             vcpu: vcpu as u32,
@@ -117,7 +119,7 @@ fn bucket_of(ticks: u64) -> usize {
     (ticks >> shift) as usize + shift as usize * STEPS
 }
 
-/// Highest value that falls into a bucket.
+/// Highest value of a bucket.
 fn highest_of(bucket: usize) -> u64 {
     if bucket < STEPS {
         return bucket as u64;

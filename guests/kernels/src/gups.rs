@@ -7,20 +7,20 @@
 //!   T[a mod N] ^= a           T[i] = i at first
 //! ```
 //!
-//! An update is a read and a write at an address nobody can foresee, so nearly each one misses the TLB: its rate is the price
-//! of the walk. Exclusive-or is its own inverse, so running the same sequence again must bring `T[i] = i` back; that is the
-//! verification, and it notices every word that the memory beneath lost.
+//! An update is a read and a write at an unpredictable address, so nearly every update misses the TLB: its rate is
+//! the price of the walk. Exclusive-or is its own inverse, so running the same sequence again must restore
+//! `T[i] = i`. That is the verification, and it detects every word that the memory beneath lost.
 //!
-//! The definition is HPCC's: generator x⁶³ + x² + x + 1 over GF(2) ([`step`], [`starts`]), 4·N updates a round, 128 streams,
-//! wall time of the updates only. With one vCPU and one round the table is, bit by bit, the one of HPCC's single-CPU
-//! RandomAccess. Two differences, both only when asked for:
-//! - several vCPUs share one table, each with 1/n of the sequence; two that update one word at once may lose an update, which
-//!   HPCC allows for up to 1 % of the words;
-//! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and after an even
-//!   number `T[i] = i`. The verification stays exact and as short as one round.
+//! The definition is HPCC's: generator x⁶³ + x² + x + 1 over GF(2) ([`step`], [`starts`]), 4·N updates a round, 128
+//! streams, wall time of the updates only. With one vCPU and one round the table is, bit by bit, the one of HPCC's
+//! single-CPU RandomAccess. Two differences, both only on request:
+//! - several vCPUs share one table, each with 1/n of the sequence; two that update one word at once may lose an
+//!   update, which HPCC allows for up to 1 % of the words;
+//! - several rounds repeat the same sequence, so after an odd number the table is the one of a single round, and
+//!   after an even number `T[i] = i`. The verification stays exact and as short as one round.
 //!
-//! Behind the table there may be sparse memory (`sparse=`), for what a policy makes of it beside a table that is hot: one page of
-//! each window is filled before the updates and checked after them, and nothing else of it is ever touched.
+//! Sparse memory may follow the table (`sparse=`), to show how a policy treats it beside a hot table: one page of
+//! each window is filled before the updates and checked after them, and the rest of it is never touched.
 
 use core::array;
 use core::ops::Range;
@@ -62,25 +62,25 @@ const PARAMETERS: &[Parameter] = &[
         name: "rounds",
         default: "1",
         unit: "count",
-        meaning: "how often the 4 x 2^log2_words updates are run; HPCC runs them once",
+        meaning: "how often the 4 x 2^log2_words updates are run; once in HPCC",
     },
     Parameter {
         name: "seconds",
         default: "not used",
         unit: "s",
-        meaning: "repeat whole rounds until that much time has passed (instead of rounds=)",
+        meaning: "repeat whole rounds for at least this time (instead of rounds=)",
     },
     Parameter {
         name: "sparse",
         default: "0",
         unit: "bytes (K, M, G, T)",
-        meaning: "memory behind the table, of which one page of each 2 MiB is filled before and checked after the updates",
+        meaning: "memory behind the table; one page of each 2 MiB is filled before the updates and checked after them",
     },
     Parameter {
         name: "progress_ms",
         default: "100",
         unit: "ms",
-        meaning: "least time between two progress lines, 50 or more; 0 prints none",
+        meaning: "minimum time between two progress lines, 50 or more; 0 prints none",
     },
 ];
 
@@ -89,14 +89,15 @@ const POLYNOMIAL: u64 = 7;
 /// Length of the generator's cycle, (2⁶³ − 1) / 7.
 const PERIOD: u64 = 1_317_624_576_693_539_401;
 const _: () = assert!(PERIOD == ((1 << 63) - 1) / 7, "the cycle is a seventh of the field's");
-/// Streams of updates that one vCPU interleaves, as many memory accesses may be under way at once.
+/// Streams of updates that one vCPU interleaves: at most this many memory accesses are in flight.
 const STREAMS: usize = 128;
 /// Updates per word of the table in one round.
 const UPDATES_PER_WORD: u64 = 4;
-/// Table lengths: every vCPU of 16 must have a batch of 128 updates, and the region must be an address range.
+/// Allowed table lengths: each of 16 vCPUs must get a batch of 128 updates, and the region must be an address
+/// range.
 const LOG2_WORDS: Range<u64> = 10..41;
 const _: () = assert!(UPDATES_PER_WORD << LOG2_WORDS.start >= (VCPUS_MAX * STREAMS) as u64);
-/// Least spacing of progress lines: at 20 a second their exits cost at most some per mille of the run.
+/// Minimum time between progress lines: at 20 a second their exits cost at most a few per mille of the run.
 const PROGRESS_MS_MIN: u64 = 50;
 /// HPCC passes a run with up to 1 % wrong words.
 const PASSING_ERRORS_DIVISOR: u64 = 100;
@@ -126,7 +127,7 @@ pub const fn starts(n: u64) -> u64 {
     a
 }
 
-/// a₂ₙ from aₙ: squaring in GF(2)[x] sends x^i to x^2i.
+/// Computes a₂ₙ from aₙ: squaring in GF(2)[x] maps x^i to x^2i.
 const fn square(a: u64) -> u64 {
     let mut sum = 0;
     let mut i = 0;
@@ -139,7 +140,7 @@ const fn square(a: u64) -> u64 {
     sum
 }
 
-/// a₀, a₂, a₄, …, a₁₂₆.
+/// The elements a₀, a₂, a₄, …, a₁₂₆.
 const EVEN_ELEMENTS: [u64; 64] = {
     let mut elements = [0; 64];
     let mut a = 1;
@@ -159,22 +160,23 @@ pub fn fill(table: &[AtomicU64], range: Range<u64>) {
     }
 }
 
-/// A stretch of the sequence, dealt to 128 streams.
+/// A part of the sequence, distributed to 128 streams.
 pub struct Streams {
     elements: [u64; STREAMS],
     batches: u64,
 }
 
 impl Streams {
-    /// The streams of `batches`. A batch is one update of each stream; batches 0 to 4·N/128 are a whole round.
+    /// Creates the streams of `batches`. A batch is one update of each stream; batches 0 to 4·N/128 are a whole
+    /// round.
     pub fn new(batches: Range<u64>) -> Self {
         let stretch = batches.end - batches.start;
         let first = |stream: usize| starts(batches.start * STREAMS as u64 + stream as u64 * stretch);
         Self { elements: array::from_fn(first), batches: stretch }
     }
 
-    /// Runs all updates on the whole table, calls `after_batch(n)` when n batches are done, and returns the last element of
-    /// each stream. The table's length is a power of two.
+    /// Runs all updates on the whole table and calls `after_batch(n)` when n batches are done. Returns the last
+    /// element of each stream. The table's length is a power of two.
     #[inline]
     pub fn run(mut self, table: &[AtomicU64], mut after_batch: impl FnMut(u64)) -> [u64; STREAMS] {
         let mask = mask_of(table);
@@ -188,14 +190,14 @@ impl Streams {
         self.elements
     }
 
-    /// Runs the updates that fall into `words` and skips the others, so that several vCPUs with disjoint words lose none.
+    /// Runs the updates that fall into `words` and skips the others: vCPUs with disjoint words lose no update.
     #[inline]
     pub fn run_within(mut self, table: &[AtomicU64], words: Range<u64>, mut after_batch: impl FnMut(u64)) {
         let mask = mask_of(table);
         let mut mine = [0; STREAMS];
         for done in 1..=self.batches {
-            // First picked without a branch, then applied: a branch that nobody can predict would cut short the memory accesses
-            // that are under way, and take three times as long.
+            // Updates are selected without a branch first, then applied. An unpredictable branch would cut short
+            // the memory accesses in flight and take three times as long.
             let mut count = 0;
             for element in &mut self.elements {
                 *element = step(*element);
@@ -213,24 +215,24 @@ fn mask_of(table: &[AtomicU64]) -> u64 {
     table.len() as u64 - 1
 }
 
-/// One update. A load and a store, not an atomic exchange: what HPCC measures, and what may lose an update.
+/// One update. It is a load and a store instead of an atomic exchange, as HPCC measures it, and may lose an update.
 #[inline(always)]
 fn apply(table: &[AtomicU64], mask: u64, element: u64) {
     let word = &table[(element & mask) as usize];
     word.store(word.load(Ordering::Relaxed) ^ element, Ordering::Relaxed);
 }
 
-/// Words of `range` that are not as [`fill`] left them.
+/// Number of words of `range` that differ from what [`fill`] wrote.
 pub fn count_errors(table: &[AtomicU64], range: Range<u64>) -> u64 {
     range.filter(|index| table[*index as usize].load(Ordering::Relaxed) != *index).count() as u64
 }
 
-/// Batches of one round for a table of that many words.
+/// Number of batches of one round for a table of that many words.
 pub const fn batches_per_round(words: u64) -> u64 {
     UPDATES_PER_WORD * words / STREAMS as u64
 }
 
-/// What a run takes of the arena: the table, and behind it whole windows of which one page each is touched.
+/// Memory of a run: the table, and behind it whole windows of which one page each is touched.
 #[derive(Clone, Copy)]
 struct Extent {
     table_words: u64,
@@ -244,7 +246,7 @@ impl Extent {
         Ok(Self { table_words: 1 << log2_words, sparse_windows: sparse / WINDOW_BYTES })
     }
 
-    /// Words of the arena that the sparse windows are: the first whole ones behind the table.
+    /// Words of the arena that form the sparse windows: the first whole ones behind the table.
     const fn sparse(&self) -> Range<u64> {
         let border = if self.sparse_windows == 0 { 1 } else { WINDOW_WORDS };
         let start = self.table_words.next_multiple_of(border);
@@ -256,11 +258,11 @@ impl Extent {
     }
 }
 
-/// All that the parameters ask for.
+/// The validated parameters of a run.
 struct Plan {
     extent: Extent,
     until: Until,
-    /// Least time between two progress lines; 0 for none.
+    /// Minimum time between two progress lines in milliseconds; 0 for none.
     progress_ms: u64,
 }
 
@@ -297,7 +299,7 @@ impl<'m> Sparse<'m> {
         }
     }
 
-    /// Indices of the words that are touched.
+    /// Indices of the touched words.
     fn touched(&self) -> impl Iterator<Item = u64> {
         let set = self.set;
         (0..set.pages()).flat_map(move |page| set.page(page)..set.page(page) + PAGE_WORDS)
@@ -338,7 +340,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     verify(platform, table, &sparse, rounds, progress_ms)
 }
 
-/// The timed part. Returns how many rounds were run.
+/// Runs the timed part. Returns the number of rounds.
 fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_ms: u64) -> u64 {
     const PHASE: Name<'static> = Name::literal("update");
     let vcpus = platform.vcpus();
@@ -389,7 +391,7 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
         let seconds = ticks_to_seconds(ticks, hz);
         result(Name::literal("seconds"), seconds, Name::literal("s"));
         FIGURE.emit(platform, updates as f64 / seconds / 1e9);
-        // Part of `seconds`, on vCPU 0: what the progress lines cost the measurement.
+        // A part of `seconds`, on vCPU 0: the time that progress lines took from the measurement.
         result(Name::literal("console"), ticks_to_seconds(progress.console_ticks(), hz), Name::literal("s"));
     }
     for (vcpu, summary) in gaps.iter().enumerate().take(vcpus) {
@@ -400,10 +402,10 @@ fn updates(platform: &dyn Platform, table: &[AtomicU64], until: Until, progress_
     rounds
 }
 
-/// Undoes an odd number of rounds and counts the words that are not back, and the sparse ones that are not as they were filled.
+/// Undoes an odd number of rounds and counts the words that are not restored, and the sparse words that changed.
 ///
-/// Each vCPU owns a part of the table, generates the whole sequence and applies what falls into its part, so no update can be
-/// lost here: the errors are those of the timed part, or the memory's.
+/// Each vCPU owns a part of the table, generates the whole sequence and applies the updates that fall into its
+/// part, so no update can be lost here: the errors are those of the timed part, or the memory's.
 fn verify<'a>(
     platform: &dyn Platform,
     table: &[AtomicU64],
@@ -435,8 +437,8 @@ fn verify<'a>(
         sparse_errors = sparse.count_errors();
     });
     let table_errors = errors.into_inner();
-    // One vCPU cannot lose an update: then every wrong word is the memory's fault, and none is tolerated. Nor is it in the
-    // sparse memory, which nobody updates.
+    // One vCPU cannot lose an update: every wrong word is then the memory's fault, and none is tolerated. In the
+    // sparse memory, which is never updated, none is tolerated either.
     let tolerated = if vcpus == 1 { 0 } else { words / PASSING_ERRORS_DIVISOR };
     let is_passed = table_errors <= tolerated && sparse_errors == 0;
     let status = if is_passed { Status::Pass } else { Status::Fail };

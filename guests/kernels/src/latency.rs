@@ -1,7 +1,8 @@
-//! What a load costs over growing footprints, and from it the levels of the TLB: how many entries, and the price of a miss.
+//! Cost of a load over growing footprints, and the TLB levels that follow from it: number of entries and price of a
+//! miss.
 //!
-//! The chains, what is made of a curve of them, and when that is settled are in [`chase`](crate::chase); here are the parameters and
-//! the lines.
+//! [`chase`](crate::chase) has the chains, the analysis of a curve and the criterion for a settled result. This
+//! module has the parameters and the output lines.
 
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
@@ -24,13 +25,13 @@ pub const KERNEL: Kernel = Kernel {
     parameters: PARAMETERS,
     quick: "bytes=1M rounds=2",
     figure: FIGURE,
-    // A second one would share caches with the first, and measure those.
+    // A second vCPU would share caches with the first and change the measurement.
     vcpus_max: 1,
     memory,
     run,
 };
 
-/// A load at the largest footprint, one in each page.
+/// Time of a load at the largest footprint, one load in each page.
 const FIGURE: Figure = Figure::literal("load", "ns");
 
 const PARAMETERS: &[Parameter] = &[
@@ -38,33 +39,34 @@ const PARAMETERS: &[Parameter] = &[
         name: "bytes",
         default: "64M",
         unit: "bytes (K, M, G, T)",
-        meaning: "largest footprint, of at least 8 strides",
+        meaning: "largest footprint, at least 8 strides",
     },
     Parameter {
         name: "page",
         default: "4K",
         unit: "bytes (K, M, G, T)",
-        meaning: "page size assumed, a power of two from 4K to 1G",
+        meaning: "assumed page size, a power of two from 4K to 1G",
     },
     Parameter {
         name: "stride",
         default: "one page",
         unit: "bytes (K, M, G, T)",
-        meaning: "from spot to spot, whole pages",
+        meaning: "distance between two spots, whole pages",
     },
-    Parameter { name: "rounds", default: "12", unit: "count", meaning: "most rounds, 1 to 1000" },
+    Parameter { name: "rounds", default: "12", unit: "count", meaning: "maximum number of rounds, 1 to 1000" },
 ];
 
-/// Page sizes of x86-64.
+/// Page sizes of x86-64, in bytes.
 const PAGES: Range<u64> = 4 << 10..(1 << 30) + 1;
-/// Spots of the smallest footprint.
+/// Number of spots of the smallest footprint.
 const SPOTS_MIN: u64 = spots_at(0);
-/// Longest footprint that can be asked for: spots at the last point, of the smallest pages.
+/// Longest footprint that can be requested: the spots at the last point, of the smallest pages.
 const BYTES_MAX: u64 = PAGES.start * spots_at(POINTS_MAX - 1);
-/// A run is so long: many laps of a footprint that the TLB holds, and shorter than the time slice of a busy host.
+/// Length of a run in microseconds: many laps of a footprint that the TLB holds, and shorter than a time slice of a
+/// busy host.
 const RUN_US: u64 = 500;
 
-/// What is asked for.
+/// The validated parameters of a run.
 #[derive(Clone, Copy)]
 struct Plan {
     bytes: u64,
@@ -76,7 +78,7 @@ struct Plan {
 impl Plan {
     fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         let page = parameters.size("page", PAGES.start, PAGES.end - 1)?.unwrap_or(PAGES.start);
-        // Rounded down, as sizes are in the other kernels.
+        // Rounded down, like sizes in the other kernels.
         let page = 1 << page.ilog2();
         let stride = parameters.size("stride", page, BYTES_MAX / SPOTS_MIN)?.unwrap_or(page) / page * page;
         let bytes =
@@ -102,7 +104,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, survey.broken(), survey.chains())
 }
 
-/// Round after round, until they agree.
+/// Measures round after round, until the rounds agree.
 fn measure(platform: &dyn Platform, words: &[AtomicU64], plan: Plan) -> Survey {
     let hz = if platform.tsc_hz() == 0 { ASSUMED_TSC_HZ } else { platform.tsc_hz() };
     let mut survey = Survey::new(plan.spacing, plan.spots, hz / 1_000_000 * RUN_US);
@@ -141,7 +143,7 @@ fn report_level(platform: &dyn Platform, number: u64, level: Level) {
     result("spread_ticks", level.spread_ticks, Name::literal("ticks"));
 }
 
-/// Nanoseconds, or ticks where nobody knows the counter's frequency.
+/// Nanoseconds, or ticks if the counter's frequency is unknown.
 struct Scale {
     per_tick: f64,
     unit: Name<'static>,

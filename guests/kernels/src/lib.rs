@@ -12,29 +12,30 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`registry`] | the table of kernels with their parameters; finds one, runs it, turns its end into an exit code |
+//! | [`registry`] | the table of kernels with their parameters; finds one, runs it, turns its result into an exit code |
 //! | [`gups`] | HPCC RandomAccess: random updates all over a table, which verifies itself |
-//! | [`pattern`] | fills RAM with predictable words and keeps checking them: a lost, stale or misplaced page is found |
-//! | [`phases`] | memory of four kinds at once, one of which moves: tells policies apart |
+//! | [`pattern`] | fills RAM with predictable words and keeps checking them to find lost, stale and misplaced pages |
+//! | [`phases`] | memory of four kinds at once, one of which moves: shows how policies differ |
 //! | [`npb`] | the NAS Parallel Benchmarks, which verify themselves against published values |
 //! | [`stream`] | STREAM: bandwidth of four loops over three arrays |
 //! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
-//! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as FLASH has them |
+//! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as in FLASH |
 //! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
-//! | [`disk`], [`net`], [`vsock`], [`balloon`] | drive a device, and check that it loses no byte: want a guest that has it |
+//! | [`disk`], [`net`], [`vsock`], [`balloon`] | drive a device and check that it loses no byte; need a guest that has it |
 //! | [`virtio`], [`virtio_disk`] | the drivers' common part, and the disk's |
-//! | [`platform`] | what a kernel needs from where it runs: a clock, a console, a team |
+//! | [`platform`] | what a kernel needs from its environment: a clock, a console, a team |
 //! | [`arena`] | the memory a kernel works on, as words or as typed slices |
-//! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job; dealing them disjoint parts and gathering what they found |
+//! | [`team`], [`parts`], [`planes`], [`wavefront`] | several vCPUs or threads doing one job: disjoint parts for each, and their gathered results |
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
-//! | [`report`] | what a kernel on typed memory prints |
-//! | [`words`] | predictable words, and the record of those that were found wrong |
-//! | [`parameters`], [`gaps`], [`text`], [`caches`] | reading parameters, that histogram, formatting without allocation, the size of the last cache |
+//! | [`report`] | output of a kernel on typed memory |
+//! | [`words`] | predictable words, and the record of wrong ones |
+//! | [`parameters`], [`gaps`], [`text`], [`caches`] | parsing parameters, the histogram, formatting without allocation, the size of the last cache |
 //!
-//! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering, which
-//! compiles to the plain moves that are to be measured. Two vCPUs that update one word at once may lose an update; they
-//! may not do anything else. The NPB kernels, STREAM, Sweep3D and the mesh see typed slices instead, of which each vCPU gets its own part.
+//! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering,
+//! which compiles to the plain moves that are measured. Two vCPUs that update one word at once may lose an update,
+//! and nothing worse. The NPB kernels, STREAM, Sweep3D and the mesh see typed slices instead, and each vCPU gets
+//! its own part of them.
 #![no_std]
 
 #[cfg(any(test, feature = "std"))]

@@ -1,15 +1,15 @@
-//! Copies that are loops of moves wherever they run. Without the barriers the compiler would call `memcpy`, which is one thing
-//! natively and another in the guest image, and a comparison of the two would be of that.
+//! Copies that compile to loops of moves everywhere. Without the barriers the compiler would call `memcpy`, which
+//! differs between the native build and the guest image, and would distort a comparison of the two.
 
 use core::hint::black_box;
 
-/// Numbers moved at once: 64 bytes, which cache lines have on every x86-64.
+/// Numbers moved at once: 64 bytes, the cache line of every x86-64.
 const LINE: usize = 8;
 
-/// Copies numbers into as many others.
+/// Copies numbers to a slice of the same length.
 ///
 /// # Panics
-/// Where they are not as many.
+/// Panics if the lengths differ.
 pub fn copy(from: &[f64], to: &mut [f64]) {
     assert_eq!(from.len(), to.len(), "as many numbers there as here");
     let (from_lines, from_rest) = from.as_chunks::<LINE>();
@@ -24,10 +24,10 @@ pub fn copy(from: &[f64], to: &mut [f64]) {
     }
 }
 
-/// Copies the `length` numbers from place `from` on to place `to` of the same slice.
+/// Copies `length` numbers from place `from` to place `to` of the same slice.
 ///
 /// # Panics
-/// Where the two overlap, or the slice ends before.
+/// Panics if the two overlap, or if the slice is too short.
 pub fn copy_within(numbers: &mut [f64], from: usize, to: usize, length: usize) {
     let (low, high) = numbers.split_at_mut(from.max(to));
     let (low, high) = (&mut low[from.min(to)..][..length], &mut high[..length]);
@@ -40,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// A line and a rest.
+    /// Length of a line and a rest.
     const LENGTH: usize = LINE + 3;
 
     #[test]

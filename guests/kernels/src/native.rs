@@ -1,4 +1,5 @@
-//! The platform of an ordinary process: threads instead of vCPUs. The native runs are the baseline without a second level.
+//! The platform of an ordinary process: threads instead of vCPUs. Native runs are the baseline without a second
+//! level of translation.
 
 use std::boxed::Box;
 use std::io::{self, Write as _};
@@ -12,10 +13,10 @@ use wideleaf_protocol::Message;
 use crate::Platform;
 use crate::team::{Team, ticks};
 
-/// Where the lines of a native run go.
+/// Receiver of the lines of a native run.
 pub type Sink<'s> = Box<dyn FnMut(&Message<'_>) + Send + 's>;
 
-/// Threads of this process as a platform. Lives inside [`run`].
+/// Threads of this process as a platform. It exists inside [`run`].
 pub struct Native<'s> {
     team: Team,
     vcpus: usize,
@@ -37,7 +38,7 @@ impl Platform for Native<'_> {
     }
 
     fn emit(&self, message: &Message<'_>) {
-        // A sink that panicked once is still the only place for the lines that follow.
+        // A sink that has panicked is still the only place for the lines that follow.
         let mut sink = self.sink.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         sink(message);
     }
@@ -47,12 +48,12 @@ impl Platform for Native<'_> {
     }
 }
 
-/// Runs `body` with a platform of `threads` threads, the calling one included, and ends them afterwards.
+/// Runs `body` with a platform of `threads` threads, including the calling one, and ends them afterwards.
 ///
 /// `tsc_hz` is the frequency of the time stamp counter, for instance from [`measure_tsc_hz`].
 ///
 /// # Panics
-/// When `threads` is 0, and when `body` panics.
+/// Panics if `threads` is 0, and if `body` panics.
 pub fn run<R>(threads: usize, tsc_hz: u64, sink: Sink<'_>, body: impl FnOnce(&Native<'_>) -> R) -> R {
     let native = Native { team: Team::new(), vcpus: threads, tsc_hz, sink: Mutex::new(sink) };
     native.team.set_members(threads);
@@ -61,7 +62,7 @@ pub fn run<R>(threads: usize, tsc_hz: u64, sink: Sink<'_>, body: impl FnOnce(&Na
             let team = &native.team;
             scope.spawn(move || team.follow(index));
         }
-        // Dismisses also when the body panics: the scope waits for the threads.
+        // This dismisses the threads also if the body panics: the scope waits for them.
         let _dismissal = Dismissal(&native.team);
         body(&native)
     })
@@ -75,7 +76,7 @@ impl Drop for Dismissal<'_> {
     }
 }
 
-/// A sink that prints every line on standard output, at once. A reader that has gone away is not an error.
+/// A sink that prints every line on standard output, at once. A closed standard output is not an error.
 pub fn print_lines() -> Sink<'static> {
     Box::new(|message| {
         let mut line = message.to_string();
@@ -86,8 +87,8 @@ pub fn print_lines() -> Sink<'static> {
     })
 }
 
-/// Frequency of the time stamp counter in Hz, measured against the monotonic clock over `span`. Good to about one microsecond
-/// in `span`: 100 ms give 1 in 100,000.
+/// Frequency of the time stamp counter in Hz, measured against the monotonic clock over `span`. Good to about one
+/// microsecond in `span`: 100 ms give 1 in 100,000.
 pub fn measure_tsc_hz(span: Duration) -> u64 {
     let reading = || {
         let instant = Instant::now();

@@ -1,13 +1,15 @@
-//! Net: sends frames as fast as its card takes them, then takes frames from the host; says how many a second, and checks every word that came.
+//! Net: sends frames as fast as its card takes them, then receives frames from the host. Reports the frame rates
+//! and checks every received word.
 //!
 //! ```text
 //!   buffer  │ 2 unused │ virtio header 12 │ Ethernet 14 │ IPv4 20 │ UDP 8 │ words of frame k: word(256 k), word(256 k + 1), … │
 //!
-//!   first    frames= of them to everybody on the link (the guest is 10.77.0.2, port 7777)      ─▶ sent
+//!   first    frames= of them as broadcast on the link (the guest is 10.77.0.2, port 7777)      ─▶ sent
 //!   then     receive= of the same kind, in their order, some of which may have been dropped   ─▶ received, lost
 //! ```
 //!
-//! What is no such frame is passed over: a link has traffic of its own. Checksums are left out, as UDP over IPv4 may (RFC 768).
+//! Other frames are ignored: a link has traffic of its own. Checksums are left out, as UDP over IPv4 allows (RFC
+//! 768).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +26,7 @@ use crate::{Arena, Platform};
 /// Net in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("net"),
-    summary: "sends frames and takes frames, whose words are checked; wants a guest with --net",
+    summary: "sends frames, receives frames and checks their words; needs a guest with --net",
     classes: &[],
     parameters: PARAMETERS,
     quick: "frames=1000",
@@ -37,40 +39,40 @@ pub const KERNEL: Kernel = Kernel {
 const FIGURE: Figure = Figure::literal("sent", "frames/s");
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter { name: "frames", default: "10000", unit: "count", meaning: "how many frames are sent" },
+    Parameter { name: "frames", default: "10000", unit: "count", meaning: "number of frames to send" },
     Parameter {
         name: "receive",
         default: "0",
         unit: "count",
-        meaning: "how many frames are waited for then, which somebody has to send",
+        meaning: "number of frames to receive afterwards; the host must send them",
     },
     Parameter {
         name: "bytes",
         default: "1500",
         unit: "bytes (K, M, G, T)",
-        meaning: "length of a frame with its Ethernet header",
+        meaning: "length of a frame, including its Ethernet header",
     },
 ];
 
-/// Frames under way at once in each direction: as many entries as the queues of our card and QEMU's have.
+/// Frames in flight in each direction: the number of entries that the queues of our card and QEMU's have.
 const SLOTS: u64 = 256;
-/// A slot's buffer; the longest frame without a VLAN is 1514 bytes.
+/// Bytes of a slot's buffer; the longest frame without a VLAN is 1514 bytes.
 const SLOT_BYTES: u64 = 2048;
 const SLOT_WORDS: usize = SLOT_BYTES as usize / 8;
 const FRAME_BYTES_MIN: u64 = 64;
 const FRAME_BYTES_MAX: u64 = 1514;
 const FRAMES_MAX: u64 = 1 << 31;
 
-/// Where the virtio header is in a buffer, so that the words behind all headers lie where words do.
+/// Unused bytes in a buffer before the virtio header, so that the words behind all headers are aligned.
 const UNUSED_BYTES: u64 = 2;
 const VIRTIO_BYTES: u64 = 12;
 const HEADERS_BYTES: u64 = 14 + 20 + 8;
 const HEAD_WORDS: usize = (UNUSED_BYTES + VIRTIO_BYTES + HEADERS_BYTES) as usize / 8;
-/// Indices of words from one frame to the next.
+/// Word indices from one frame to the next.
 const INDICES_PER_FRAME: u64 = 256;
-const _: () = assert!(FRAME_BYTES_MAX / 8 < INDICES_PER_FRAME, "no frame has a word of the next one's");
+const _: () = assert!(FRAME_BYTES_MAX / 8 < INDICES_PER_FRAME, "no frame has a word of the next one");
 
-/// `VIRTIO_NET_F_MAC`: the card's address is in its configuration (5.1.3).
+/// `VIRTIO_NET_F_MAC`: the configuration has the card's address (5.1.3).
 const FEATURES: u32 = 1 << 5;
 const QUEUE_WORDS: usize = queue_words(SLOTS);
 const BUFFERS_WORDS: usize = SLOTS as usize * SLOT_WORDS;
@@ -95,7 +97,7 @@ impl Plan {
         })
     }
 
-    /// Whole words of a frame behind its headers.
+    /// Whole words of a frame, without its headers.
     fn words(&self) -> usize {
         ((self.bytes - HEADERS_BYTES) / 8) as usize
     }
@@ -125,7 +127,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, received.findings.errors(), received.checked)
 }
 
-/// So many frames in so many ticks, where somebody knows how long a tick is.
+/// Reports the frame rate, if the length of a tick is known.
 fn rate(platform: &dyn Platform, name: Name<'static>, frames: u64, ticks: u64) {
     if platform.tsc_hz() != 0 {
         let seconds = ticks_to_seconds(ticks.max(1), platform.tsc_hz());
@@ -133,18 +135,18 @@ fn rate(platform: &dyn Platform, name: Name<'static>, frames: u64, ticks: u64) {
     }
 }
 
-/// What came.
+/// Statistics of received frames.
 #[derive(Default)]
 struct Received {
     findings: Findings,
-    /// From the first frame to the last.
+    /// Ticks from the first frame to the last.
     ticks: u64,
-    /// Frames that are missing between the first and the last.
+    /// Frames missing between the first and the last.
     lost: u64,
     checked: u64,
 }
 
-/// A card at work.
+/// An initialised network card.
 struct Card<'m> {
     to_link: Queue<'m>,
     from_link: Queue<'m>,
@@ -168,7 +170,7 @@ impl<'m> Card<'m> {
         Ok(Self { to_link, from_link, outgoing: rest.cut(BUFFERS_WORDS), incoming: rest.cut(BUFFERS_WORDS), head })
     }
 
-    /// Sends all frames; how many ticks it took until the device had the last.
+    /// Sends all frames. Returns the ticks until the device had taken the last.
     fn send(&mut self, platform: &dyn Platform, plan: &Plan) -> Result<u64, Fault> {
         for slot in 0..SLOTS {
             let words = self.outgoing.of(slot);
@@ -199,7 +201,7 @@ impl<'m> Card<'m> {
         self.to_link.offer(slot);
     }
 
-    /// Takes so many frames as the plan has.
+    /// Receives as many frames as the plan asks for.
     fn receive(&mut self, platform: &dyn Platform, plan: &Plan, received: &mut Received) -> Result<(), Fault> {
         for slot in 0..SLOTS {
             let room = SLOT_BYTES - UNUSED_BYTES - VIRTIO_BYTES;
@@ -226,7 +228,7 @@ impl<'m> Card<'m> {
     }
 }
 
-/// Which frame these words are, if they are one's.
+/// Number of the frame with these words; `None` for a foreign frame.
 fn number_of(words: &[AtomicU64]) -> Option<u64> {
     let (index, generation) = origin(words.first()?.load(Ordering::Relaxed));
     let is_first = generation == FIRST_GENERATION && index.is_multiple_of(INDICES_PER_FRAME);
@@ -240,7 +242,7 @@ fn check(words: &[AtomicU64], number: u64, received: &mut Received) {
     received.checked += words.len() as u64;
 }
 
-/// Words that lie together, and where.
+/// Adjacent words and their address.
 #[derive(Clone, Copy)]
 struct Slots<'m> {
     words: &'m [AtomicU64],
@@ -248,7 +250,7 @@ struct Slots<'m> {
 }
 
 impl<'m> Slots<'m> {
-    /// Takes words off the begin.
+    /// Takes words from the beginning.
     fn cut(&mut self, words: usize) -> Slots<'m> {
         let (cut, rest) = self.words.split_at(words);
         let cut = Slots { words: cut, address: self.address };
@@ -260,14 +262,14 @@ impl<'m> Slots<'m> {
         &self.words[slot as usize * SLOT_WORDS..][..SLOT_WORDS]
     }
 
-    /// A slot's virtio header and what is behind it.
+    /// The virtio header of a slot and the bytes behind it.
     fn frame(&self, slot: u64, bytes: u64, is_written: bool) -> Buffer {
         let address = self.address + slot * SLOT_BYTES + UNUSED_BYTES;
         Buffer { address, bytes: (VIRTIO_BYTES + bytes) as u32, is_written }
     }
 }
 
-/// All headers of a frame of so many bytes, from the card with this address.
+/// All headers of a frame of `bytes` bytes, sent by the card with this address.
 fn head(from: [u8; 6], bytes: u64) -> [u64; HEAD_WORDS] {
     let ip_bytes = (bytes - 14) as u16;
     let mut head = [0; HEAD_WORDS * 8];
@@ -282,7 +284,7 @@ fn head(from: [u8; 6], bytes: u64) -> [u64; HEAD_WORDS] {
     let mut ip = [0; 20];
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&ip_bytes.to_be_bytes());
-    // Not to be cut, 64 hops, UDP.
+    // Don't-fragment flag, 64 hops, UDP.
     ip[6..10].copy_from_slice(&[0x40, 0, 64, 17]);
     ip[12..16].copy_from_slice(&GUEST);
     ip[16..20].copy_from_slice(&EVERYBODY);
@@ -305,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_has_its_lengths_and_an_ip_header_that_sums_to_nothing() {
+    fn a_frame_has_its_lengths_and_an_ip_header_that_sums_to_zero() {
         let bytes: std::vec::Vec<u8> =
             head([2, 0, 0, 0, 0, 7], 1500).iter().flat_map(|word| word.to_le_bytes()).collect();
         let ip = &bytes[28..48];

@@ -22,12 +22,12 @@
 //! | [`flow`] | the flow that BT, SP and LU compute: operator, known solution, norms |
 //! | [`rhs`] | fields and right-hand side of BT and SP |
 //! | [`steps`] | a run of BT or SP |
-//! | [`order`] | fused sweeps, or those of the reference one after the other |
+//! | [`order`] | fused sweeps, or the reference's separate ones |
 //! | [`mod@reference`] | the sweeps of the reference |
 //! | [`lines`] | neighbouring lines of points, solved side by side |
 //!
-//! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel Benchmarks", RNR-94-007, and
-//! the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
+//! Definitions, what is timed and the reference values are those of the NPB (Bailey et al., "The NAS Parallel
+//! Benchmarks", RNR-94-007, and the NPB 3.4 release); Mop/s are counted by its formulas. The code is ours.
 
 pub mod blocks;
 pub mod bt;

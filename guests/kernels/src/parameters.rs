@@ -1,4 +1,4 @@
-//! A kernel's parameters: what they are called, what they mean, and reading them from a command line.
+//! A kernel's parameters: their names and meanings, and reading them from a command line.
 
 use wideleaf_protocol::CommandLine;
 use wideleaf_protocol::arguments::{parse_count, parse_size};
@@ -10,22 +10,22 @@ use crate::KernelError;
 pub struct Parameter {
     /// Key on the command line.
     pub name: &'static str,
-    /// What holds when it is not given, in words or as a value.
+    /// Default, in words or as a value.
     pub default: &'static str,
     /// Unit of the value.
     pub unit: &'static str,
-    /// What it does, one sentence.
+    /// Effect of the parameter, one sentence.
     pub meaning: &'static str,
 }
 
-/// The part of a command line that is a kernel's, checked against the parameters it has.
+/// A kernel's part of a command line, checked against the kernel's parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     line: CommandLine<'a>,
 }
 
 impl<'a> Parameters<'a> {
-    /// Refuses the first key that is neither the image's nor in `known`.
+    /// Rejects the first key that is neither the image's nor in `known`.
     pub fn new(line: CommandLine<'a>, known: &'static [Parameter]) -> Result<Self, KernelError<'a>> {
         let unknown =
             line.kernel_arguments().find(|argument| known.iter().all(|parameter| parameter.name != argument.key));
@@ -35,17 +35,17 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// A count from `least` to `most`; `None` when it is not given.
+    /// A count from `least` to `most`; `None` if it is absent.
     pub fn count(&self, name: &'static str, least: u64, most: u64) -> Result<Option<u64>, KernelError<'a>> {
         self.read(name, least, most, "a count", parse_count)
     }
 
-    /// A size in bytes from `least` to `most`, with an optional K, M, G or T; `None` when it is not given.
+    /// A size in bytes from `least` to `most`, with an optional K, M, G or T; `None` if it is absent.
     pub fn size(&self, name: &'static str, least: u64, most: u64) -> Result<Option<u64>, KernelError<'a>> {
         self.read(name, least, most, "a size in bytes (K, M, G, T)", parse_size)
     }
 
-    /// One of these words in upper or lower case, as its index among them; `None` when it is not given.
+    /// Index of the given word among `choices`, in upper or lower case; `None` if it is absent.
     pub fn choice(
         &self,
         name: &'static str,
@@ -74,7 +74,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// Which of these words a value is, in upper or lower case.
+/// Index of a value among these words, in upper or lower case.
 pub fn position_of(value: &str, choices: &[&str]) -> Option<usize> {
     choices.iter().position(|choice| choice.eq_ignore_ascii_case(value))
 }

@@ -1,13 +1,13 @@
-//! Disjoint parts of slices for the members of a team, and what they bring back.
+//! Disjoint parts of slices for the members of a team, and their results.
 //!
 //! ```text
 //!   leader          deal(parts) ─┬─▶ member 0: work(0, part 0) ─┬─▶ [result 0, result 1, …]   always in this order
 //!                                └─▶ member 1: work(1, part 1) ─┘
 //! ```
 //!
-//! Parts are contiguous and nearly equal, one per member: the static schedule of OpenMP. What all members read is captured by the
-//! job as an ordinary shared borrow, so the compiler checks that nobody writes what another reads; the barrier between two steps
-//! is the end of a `deal`.
+//! Parts are contiguous and nearly equal, one per member: the static schedule of OpenMP. The job captures data that
+//! all members read as an ordinary shared borrow, so the compiler checks that no member writes what another reads.
+//! The end of a `deal` is the barrier between two steps.
 
 use core::array;
 
@@ -17,13 +17,13 @@ use crate::Platform;
 use crate::rounds::part;
 use crate::team::Slot;
 
-/// What each member brought back, by member; `None` for those there are not.
+/// The result of each member; `None` for members that do not exist.
 pub type Results<R> = [Option<R>; VCPUS_MAX];
 
-/// Runs `work(member, part)` on every member with the part that `parts` has for it, in order.
+/// Runs `work(member, part)` on every member with its element of `parts`, in order.
 ///
 /// # Panics
-/// When there are fewer parts than members.
+/// Panics if there are fewer parts than members.
 pub fn deal<P: Send, R: Send>(
     platform: &dyn Platform,
     parts: impl IntoIterator<Item = P>,
@@ -41,7 +41,7 @@ pub fn deal<P: Send, R: Send>(
     results.each_ref().map(Slot::take)
 }
 
-/// The sum of what the members brought back, in their order: the same number whoever was first.
+/// The sum of the members' results, in their order: the same number whichever member finishes first.
 pub fn sum(results: Results<f64>) -> f64 {
     results.into_iter().flatten().sum()
 }
@@ -54,7 +54,7 @@ pub fn ranges(total: usize, members: usize) -> impl Iterator<Item = core::ops::R
     })
 }
 
-/// A slice cut into the same ranges as [`ranges`] gives, to write to.
+/// A slice cut into the same ranges as [`ranges`] gives, for writing.
 pub fn split<T>(slice: &mut [T], members: usize) -> impl Iterator<Item = &mut [T]> {
     let ranges = ranges(slice.len(), members);
     cut(slice, ranges.map(|range| range.len()))
@@ -78,7 +78,7 @@ mod tests {
     use crate::native;
 
     #[test]
-    fn every_element_has_one_owner_whatever_the_number_of_members() {
+    fn every_element_has_one_owner_for_any_number_of_members() {
         for members in [1, 2, 3, 16] {
             let mut owners = [usize::MAX; 100];
             let lengths = native::run(members, 0, Box::new(|_| ()), |platform| {

@@ -7,8 +7,8 @@
 //!   └────┴────┴────┴────┴────┴───
 //! ```
 //!
-//! The words are those of [`words`](crate::words): a lost, stale or misplaced one is found at the latest one pass after it
-//! happened. Between passes the pages change hands, so a vCPU with a stale TLB entry is found too.
+//! The words are those of [`words`](crate::words): a lost, stale or misplaced one is found at most one pass later.
+//! Between passes the pages change their vCPU, so that a stale TLB entry is found too.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,27 +41,28 @@ const PARAMETERS: &[Parameter] = &[
         name: "bytes",
         default: "the whole arena",
         unit: "bytes (K, M, G, T)",
-        meaning: "how much memory is used, rounded down to whole 4 KiB pages",
+        meaning: "memory in use, rounded down to whole 4 KiB pages",
     },
     Parameter { name: "passes", default: "3", unit: "count", meaning: "how often every word is checked and rewritten" },
     Parameter {
         name: "seconds",
         default: "not used",
         unit: "s",
-        meaning: "repeat whole passes until that much time has passed (instead of passes=)",
+        meaning: "repeat whole passes for at least this time (instead of passes=)",
     },
 ];
 
-/// Most passes: the last generation still fits above the index.
+/// Largest number of passes: the last generation still fits above the index.
 const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
-/// Least time between two progress lines of one kind. Passes that end sooner go without; the last one has a line.
+/// Minimum time between two progress lines of one kind, in milliseconds. Shorter passes go without; the last pass has a
+/// line.
 const PASS_LINE_MS: u64 = 50;
-/// Least time between two lines about pages within a pass.
+/// Minimum time between two lines about pages within a pass, in milliseconds.
 const PAGE_LINE_MS: u64 = 250;
 
 const PAGE_BYTES: u64 = PAGE_WORDS * 8;
 
-/// What the parameters ask for.
+/// The validated parameters of a run.
 struct Plan {
     need: MemoryNeed,
     until: Until,
@@ -103,7 +104,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     check(platform, &memory, generation)
 }
 
-/// The words under test and what is wrong with them.
+/// The words under test and the errors found in them.
 struct Memory<'m> {
     words: &'m [AtomicU64],
     vcpus: u64,
@@ -116,9 +117,9 @@ impl Memory<'_> {
         self.words.len() as u64 / PAGE_WORDS
     }
 
-    /// The pages of `vcpu` in `pass`, each as its first word's index and its words.
+    /// The pages of `vcpu` in `pass`, each as the index of its first word and its words.
     fn pages_of(&self, vcpu: usize, pass: u64) -> impl Iterator<Item = (u64, &[AtomicU64])> {
-        // p with (p + pass) mod n = vcpu.
+        // The pages p with (p + pass) mod n = vcpu.
         let first = (vcpu as u64 + self.vcpus - pass % self.vcpus) % self.vcpus;
         let pages = self.words.chunks_exact(PAGE_WORDS as usize).enumerate();
         let mine = pages.skip(first as usize).step_by(self.vcpus as usize);
@@ -140,8 +141,8 @@ fn fill(platform: &dyn Platform, memory: &Memory<'_>) {
     platform.emit(&Message::End { phase: PHASE, tsc: platform.now() });
 }
 
-/// Checks and rewrites every word, pass after pass, until it is time or something is wrong. Returns the generation that
-/// every word has now.
+/// Checks and rewrites every word, pass after pass, until the time is over or an error is found. Returns the
+/// current generation of every word.
 fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u64 {
     const PHASE: Name<'static> = Name::literal("pass");
     platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });
@@ -155,7 +156,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
     let work = |vcpu: usize, pass: u64, clock: &mut Batches<'_>| {
         let generation = FIRST_GENERATION + pass;
         clock.restart();
-        // The fill was the work of round 0, so pass 0 already has the pages in other hands.
+        // The fill was the work of round 0, so in pass 0 the pages already belong to other vCPUs.
         for (done, (first, page)) in (1..).zip(memory.pages_of(vcpu, pass + 1)) {
             for (index, slot) in (first..).zip(page) {
                 memory.findings.check_and_rewrite(slot, index, generation);
@@ -202,7 +203,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
     FIRST_GENERATION + passes
 }
 
-/// Checks every word once more, by another vCPU than wrote it, and says what was found over the whole run.
+/// Checks every word once more, on another vCPU than wrote it, and reports the errors of the whole run.
 fn check<'a>(platform: &dyn Platform, memory: &Memory<'_>, generation: u64) -> Result<(), KernelError<'a>> {
     const PHASE: Name<'static> = Name::literal("verify");
     platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });

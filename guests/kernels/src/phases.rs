@@ -1,4 +1,4 @@
-//! Phases: memory of four kinds at once, one of which moves, so that policies can be told apart by what they make of each.
+//! Phases: memory of four kinds at once, one of which moves, so that policies differ by their treatment of each.
 //!
 //! ```text
 //!   hot_range                      sparse             cold               constant
@@ -10,13 +10,14 @@
 //!   the next phase the next span   one word a pass    until the end      each pass
 //! ```
 //!
-//! What a policy should see: promoting the hot span pays until it moves on, promoting the sparse set wins nothing and costs
-//! 511 pages a window (bloat), promoting the cold set is wasted work, and the constant set is written everywhere although it is
-//! hardly used. Only the hot span's updates are counted as work.
+//! A policy should find that promoting the hot span pays until it moves on; promoting the sparse set gains nothing
+//! and costs 511 pages a window (bloat); promoting the cold set is wasted work; and the constant set is written
+//! everywhere although it is hardly used. Only the hot span's updates are counted as work.
 //!
-//! No byte may be lost meanwhile. The words are those of [`words`](crate::words): each is checked whenever it is touched, and all
-//! that were ever written are checked at the end. A pass touches no word twice and the vCPUs meet after it, so with several of
-//! them nothing is lost either; the shares change hands after every pass, so a vCPU with a stale TLB entry is found.
+//! No byte may be lost during a run. The words are those of [`words`](crate::words): each is checked whenever it is
+//! touched, and all words ever written are checked at the end. A pass touches no word twice and the vCPUs meet
+//! after it, so several vCPUs lose no update. The shares change their vCPU after every pass, so that a stale TLB
+//! entry is found.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +37,7 @@ use crate::{Arena, Platform};
 /// Phases in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("phases"),
-    summary: "a hot set that moves beside a sparse, a cold and a constantly written one: tells policies apart",
+    summary: "a moving hot set beside a sparse, a cold and a constantly written one: shows how policies differ",
     classes: &[],
     parameters: PARAMETERS,
     quick: "hot=2M range=4M sparse=2M cold=2M constant=2M passes=4",
@@ -46,7 +47,7 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Hot updates of all phases; each phase has a result of its own in the same unit.
+/// Hot updates of all phases; each phase also has its own result in the same unit.
 const FIGURE: Figure = Figure::literal("hot", "updates/s");
 
 const PARAMETERS: &[Parameter] = &[
@@ -54,44 +55,49 @@ const PARAMETERS: &[Parameter] = &[
         name: "hot",
         default: "16M",
         unit: "bytes (K, M, G, T)",
-        meaning: "the span whose words are all updated in each pass; this size and the next four in whole 2 MiB windows",
+        meaning: "span with all words updated in each pass; this size and the next four are whole 2 MiB windows",
     },
     Parameter {
         name: "range",
         default: "4 x hot",
         unit: "bytes (K, M, G, T)",
-        meaning: "where the hot span moves by its own size after each phase, whole spans, at most 64; then from the start again",
+        meaning: "range in which the hot span moves by its size after each phase, cyclically; at most 64 whole spans",
     },
     Parameter {
         name: "sparse",
         default: "64M",
         unit: "bytes (K, M, G, T)",
-        meaning: "windows of which only one 4 KiB page is ever touched; 0 is none",
+        meaning: "windows of which only one 4 KiB page is ever touched; 0 for none",
     },
     Parameter {
         name: "cold",
         default: "64M",
         unit: "bytes (K, M, G, T)",
-        meaning: "memory that is written once at the start; 0 is none",
+        meaning: "memory that is written once at the start; 0 for none",
     },
     Parameter {
         name: "constant",
         default: "32M",
         unit: "bytes (K, M, G, T)",
-        meaning: "memory of which every 4 KiB page is written in each pass; 0 is none",
+        meaning: "memory of which every 4 KiB page is written in each pass; 0 for none",
     },
     Parameter {
         name: "phases",
         default: "range / hot",
         unit: "count",
-        meaning: "how many phases there are, named hot0, hot1, and so on: the span moves between them",
+        meaning: "number of phases, named hot0, hot1, and so on: the span moves between them",
     },
-    Parameter { name: "phase_ms", default: "1000", unit: "ms", meaning: "whole passes until a phase is this old" },
+    Parameter {
+        name: "phase_ms",
+        default: "1000",
+        unit: "ms",
+        meaning: "minimum duration of a phase, rounded up to whole passes",
+    },
     Parameter {
         name: "passes",
         default: "not used",
         unit: "count",
-        meaning: "so many passes in each phase (instead of phase_ms=)",
+        meaning: "number of passes in each phase (instead of phase_ms=)",
     },
 ];
 
@@ -101,25 +107,26 @@ const WINDOW_PAGES: u64 = 512;
 pub const WINDOW_WORDS: u64 = WINDOW_PAGES * PAGE_WORDS;
 /// Bytes of a window.
 pub(crate) const WINDOW_BYTES: u64 = WINDOW_WORDS * 8;
-/// Largest set, so that all four have words that can be numbered.
+/// Largest set in bytes, so that the words of all four can be numbered.
 pub(crate) const SET_BYTES_MAX: u64 = 1 << 40;
 const _: () = assert!(4 * SET_BYTES_MAX <= 8 * WORDS_MAX, "every word has an index");
-/// Most places the hot span can have: the generation of each is kept on the stack, of which a vCPU of the image has 64 KiB.
+/// Largest number of places of the hot span: the generation of each is kept on the stack, of which a vCPU of the
+/// image has 64 KiB.
 const SPANS_MAX: u64 = 64;
-/// Most phases: each prints some lines, and has its share of the passes.
+/// Largest number of phases: each prints some lines, and has its share of the passes.
 const PHASES_MAX: u64 = 1000;
-/// Most passes of a run: the last generation still fits above the index.
+/// Largest number of passes of a run: the last generation still fits above the index.
 const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
 const _: () = assert!(PASSES_MAX / PHASES_MAX > 10_000, "a phase has room for many passes");
-/// Words touched between two looks at the clock: as in gups, so that their gaps compare.
+/// Words touched between two readings of the clock: as in gups, so that their gaps compare.
 const BATCH: usize = 128;
-/// Least time between two progress lines: 20 a second cost at most some per mille of the run.
+/// Minimum time between two progress lines in milliseconds: 20 a second cost at most a few per mille of the run.
 const PROGRESS_MS: u64 = 50;
 
-/// How much of a set's windows is ever touched.
+/// The part of a set's windows that is ever touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Density {
-    /// Every page.
+    /// Every page of each window.
     Full,
     /// One page of each window.
     OnePage,
@@ -128,18 +135,18 @@ pub enum Density {
 /// One of the four sets: consecutive windows of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name in the `region` line.
+    /// Name in the `region` line.
     pub name: Name<'static>,
-    /// Its first window, counted from the arena's start.
+    /// Index of the first window, counted from the arena's start.
     pub first_window: u64,
-    /// How many windows it has.
+    /// Number of windows.
     pub windows: u64,
-    /// How much of them is touched.
+    /// Part of the windows that is touched.
     pub density: Density,
 }
 
 impl Set {
-    /// Pages that are ever touched.
+    /// Number of pages that are ever touched.
     pub const fn pages(&self) -> u64 {
         match self.density {
             Density::Full => self.windows * WINDOW_PAGES,
@@ -151,7 +158,7 @@ impl Set {
     pub const fn page(&self, page: u64) -> u64 {
         let page_of_set = match self.density {
             Density::Full => page,
-            // Another one in each window, so that the pages do not all meet in the same cache sets.
+            // A different one in each window, so that the pages do not all meet in the same cache sets.
             Density::OnePage => page * WINDOW_PAGES + page % WINDOW_PAGES,
         };
         (self.first_window * WINDOW_PAGES + page_of_set) * PAGE_WORDS
@@ -161,35 +168,35 @@ impl Set {
 /// Sizes of the sets, in windows.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// The hot span.
+    /// Size of the hot span.
     pub hot: u64,
-    /// Where it moves, a multiple of it.
+    /// Range in which it moves, a multiple of it.
     pub range: u64,
-    /// The sparse set.
+    /// Size of the sparse set.
     pub sparse: u64,
-    /// The cold set.
+    /// Size of the cold set.
     pub cold: u64,
-    /// The constant set.
+    /// Size of the constant set.
     pub constant: u64,
 }
 
-/// Where everything is.
+/// Places of the four sets.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Windows of the hot span.
+    /// Number of windows of the hot span.
     pub hot: u64,
-    /// Where it moves.
+    /// Range in which the hot span moves.
     pub hot_range: Set,
-    /// One page of each window is touched.
+    /// Set with one touched page in each window.
     pub sparse: Set,
-    /// Written once.
+    /// Set that is written once.
     pub cold: Set,
-    /// Written all the time.
+    /// Set that is written in each pass.
     pub constant: Set,
 }
 
 impl Layout {
-    /// The four sets side by side from the arena's start.
+    /// Creates the four sets one after the other from the arena's start.
     pub fn new(sizes: Sizes) -> Self {
         let Sizes { hot, range, sparse, cold, constant } = sizes;
         let full = |name, first_window, windows| Set { name, first_window, windows, density: Density::Full };
@@ -217,7 +224,7 @@ impl Layout {
         self.words() * 8
     }
 
-    /// Places the hot span can have.
+    /// Number of places of the hot span.
     pub const fn spans(&self) -> u64 {
         self.hot_range.windows / self.hot
     }
@@ -227,28 +234,29 @@ impl Layout {
         self.hot * WINDOW_WORDS
     }
 
-    /// Indices of the words that are hot in a phase.
+    /// Indices of the hot words in a phase.
     pub const fn hot_in(&self, phase: u64) -> Range<u64> {
         let first = phase % self.spans() * self.hot_words();
         first..first + self.hot_words()
     }
 }
 
-/// The words of some windows in an order that is as good as random, each once: the windows take turns, and each has its words
-/// in a scattered order of its own. No prefetcher follows, and a page returns at no fixed distance: at a fixed one, as any
-/// stride has, it would always have left the TLB, where a random order sometimes finds it.
+/// The words of some windows in a pseudo-random order, each once: the windows take turns, and each has its words in
+/// a scattered order of its own. No prefetcher follows it, and a page returns at no fixed distance. At a fixed
+/// distance, as with any stride, a page would always have left the TLB, while a random order sometimes finds it
+/// there.
 #[derive(Clone, Debug)]
 pub struct Scattered {
     windows: u64,
-    /// Whose turn it is.
+    /// Window that is next in turn.
     window: u64,
-    /// Words that each window before it has given.
+    /// Number of words that each window before it has given.
     row: u64,
     left: u64,
 }
 
 impl Scattered {
-    /// The steps `steps` of the order over `windows` windows.
+    /// Creates the steps `steps` of the order over `windows` windows.
     pub const fn new(windows: u64, steps: Range<u64>) -> Self {
         Self { windows, window: steps.start % windows, row: steps.start / windows, left: steps.end - steps.start }
     }
@@ -270,39 +278,40 @@ impl Iterator for Scattered {
     }
 }
 
-/// The word that a window gives in its turn `row`: a permutation, another one for each window. Chance returns to a page after
-/// a given number of rows in 1 of 512 cases; with three rounds of [`mix`] it is at most 1 of 260, with two it was 1 of 13.
+/// The word of a window in its turn `row`: a permutation, different for each window. Random order returns to a page
+/// after a given number of rows in 1 of 512 cases; with three rounds of [`mix`] it is at most 1 of 260, with two it
+/// was 1 of 13.
 #[inline]
 const fn scatter(row: u64, window: u64) -> u64 {
     mix(mix(mix(row.wrapping_add(window.wrapping_mul(FACTOR)))))
 }
 
-/// Permutes the numbers below [`WINDOW_WORDS`]: an odd factor modulo a power of two and an exclusive-or with higher bits can
-/// both be undone.
+/// Permutes the numbers below [`WINDOW_WORDS`]: an odd factor modulo a power of two and an exclusive-or with higher
+/// bits are both invertible.
 #[inline]
 const fn mix(number: u64) -> u64 {
     let product = number.wrapping_mul(FACTOR) % WINDOW_WORDS;
     product ^ product >> (WINDOW_WORDS.ilog2() / 2)
 }
 
-/// Generation of word `word` of a page that was touched in `passes` passes: pass p rewrites the word p mod 512.
+/// Generation of word `word` of a page after `passes` passes: pass p rewrites the word p mod 512.
 pub const fn generation_of_touched(word: u64, passes: u64) -> u64 {
     FIRST_GENERATION + (passes + PAGE_WORDS - 1 - word) / PAGE_WORDS
 }
 
-/// When a phase ends.
+/// Criterion for the end of a phase.
 #[derive(Clone, Copy)]
 enum Until {
     Passes(u64),
     Milliseconds(u64),
 }
 
-/// All that the parameters ask for.
+/// The validated parameters of a run.
 struct Plan {
     layout: Layout,
     phases: u64,
     until: Until,
-    /// No phase has more passes than this, whatever the time.
+    /// Maximum number of passes of a phase, whatever the time.
     passes_max: u64,
 }
 
@@ -363,7 +372,7 @@ impl Plan {
     }
 }
 
-/// A run: its memory, and what has been done to it so far.
+/// A run: its memory, and its progress so far.
 struct Run<'r> {
     platform: &'r dyn Platform,
     words: &'r [AtomicU64],
@@ -371,19 +380,19 @@ struct Run<'r> {
     plan: Plan,
     findings: Findings,
     meeting: Meeting,
-    /// Updates of the current phase.
+    /// Updates of the current phase, per vCPU.
     tally: Tally,
-    /// Generation of the words of each span the hot one can be, as of the last phase's end.
+    /// Generation of the words of each place of the hot span, at the last phase's end.
     generations: [AtomicU64; SPANS_MAX as usize],
-    /// When the current phase began.
+    /// Ticks at which the current phase began.
     began: AtomicU64,
-    /// The current phase as vCPU 0 ended it.
+    /// Work of the current phase as vCPU 0 ended it.
     phase: Work,
-    /// All phases that have ended.
+    /// Work of all phases that have ended.
     total: Work,
 }
 
-/// What was done, and how long it took.
+/// An amount of work, and its duration.
 #[derive(Default)]
 struct Work {
     passes: AtomicU64,
@@ -400,7 +409,7 @@ impl Work {
     }
 }
 
-/// `hot0`, `hot1`, …
+/// Name of a phase: `hot0`, `hot1`, ….
 struct PhaseName(FixedText);
 
 impl PhaseName {
@@ -434,7 +443,7 @@ impl<'r> Run<'r> {
         &self.words[index as usize]
     }
 
-    /// Of the span that is hot in a phase, as of the last phase's end.
+    /// Generation of the span that is hot in a phase, at the last phase's end.
     fn generation(&self, phase: u64) -> &AtomicU64 {
         &self.generations[(phase % self.plan.layout.spans()) as usize]
     }
@@ -454,7 +463,7 @@ impl<'r> Run<'r> {
         self.platform.emit(&Message::End { phase: PHASE, tsc: self.platform.now() });
     }
 
-    /// All phases, and what they measured.
+    /// Runs all phases and reports their measurements.
     fn all_phases(&self) {
         self.begin(0);
         let work = |vcpu: usize, phase: u64, clock: &mut Batches<'_>| self.run_phase(vcpu, phase, clock);
@@ -477,7 +486,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Updates per second of some passes, where seconds are known.
+    /// Reports the updates per second of some passes, if the length of a tick is known.
     fn emit_rate(&self, name: Name<'_>, work: &Work) {
         let hz = self.platform.tsc_hz();
         if hz != 0 {
@@ -493,7 +502,7 @@ impl<'r> Run<'r> {
         self.began.store(self.platform.now(), Ordering::Relaxed);
     }
 
-    /// One vCPU's part of a phase.
+    /// Runs one vCPU's part of a phase.
     fn run_phase(&self, vcpu: usize, phase: u64, clock: &mut Batches<'_>) {
         let vcpus = self.platform.vcpus();
         let name = PhaseName::new(phase);
@@ -527,22 +536,23 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Updates a share of the hot words; says after every batch how many it was.
+    /// Updates a share of the hot words; reports the number after every batch.
     fn update_hot(&self, hot: Range<u64>, generation: u64, share: usize, after_batch: impl FnMut(u64)) {
         let steps = part(self.plan.layout.hot_words(), share, self.platform.vcpus());
         let indices = Scattered::new(self.plan.layout.hot, steps).map(|word| hot.start + word);
         self.rewrite(indices, generation, after_batch);
     }
 
-    /// Rewrites one word of each page of a share of `set`, the pass's; says after every batch how many it was.
+    /// Rewrites one word, selected by the pass, of each page of a share of `set`; reports the number after every
+    /// batch.
     fn touch(&self, set: &Set, pass: u64, share: usize, after_batch: impl FnMut(u64)) {
         let pages = part(set.pages(), share, self.platform.vcpus());
         let indices = pages.map(|page| set.page(page) + pass % PAGE_WORDS);
         self.rewrite(indices, FIRST_GENERATION + pass / PAGE_WORDS, after_batch);
     }
 
-    /// Checks words of a generation and gives them the next one. First all of a batch are read, and nothing else is done: so as
-    /// many memory accesses are under way as the CPU can have, which is what makes a random update fast.
+    /// Checks words of a generation and writes the next one. It first reads all words of a batch and does nothing
+    /// else: so the CPU has as many memory accesses in flight as it can, which makes random updates fast.
     #[inline]
     fn rewrite(&self, mut indices: impl Iterator<Item = u64>, generation: u64, mut after_batch: impl FnMut(u64)) {
         let mut batch = [0; BATCH];
@@ -567,7 +577,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// After each pass: whether another one follows in this phase. vCPU 0 asks while the others wait.
+    /// Decides after each pass whether another one follows in this phase. vCPU 0 calls it while the others wait.
     fn goes_on(&self, passes: u64, progress: &Progress<'_>) -> bool {
         let now = self.platform.now();
         let ticks = now.saturating_sub(self.began.load(Ordering::Relaxed));
@@ -584,7 +594,8 @@ impl<'r> Run<'r> {
         !is_last
     }
 
-    /// After each phase: its result, and whether another one begins. vCPU 0 asks while the others wait.
+    /// Reports the result after each phase and decides whether another one begins. vCPU 0 calls it while the others
+    /// wait.
     fn end(&self, phase: u64) -> bool {
         let name = PhaseName::new(phase);
         self.platform.emit(&Message::End { phase: name.get(), tsc: self.platform.now() });
@@ -600,7 +611,7 @@ impl<'r> Run<'r> {
         !is_last
     }
 
-    /// Checks every word that was ever written, and says what was found over the whole run.
+    /// Checks every word that was ever written, and reports the errors of the whole run.
     fn check<'a>(&self) -> Result<(), KernelError<'a>> {
         const PHASE: Name<'static> = Name::literal("verify");
         let Layout { hot_range, sparse, cold, constant, .. } = &self.plan.layout;
@@ -625,7 +636,7 @@ impl<'r> Run<'r> {
     /// Checks a share of a set against `generation(page, word)`.
     fn check_set(&self, set: &Set, vcpu: usize, generation: impl Fn(u64, u64) -> u64) {
         let vcpus = self.platform.vcpus();
-        // Not the vCPU that filled it, where there is another.
+        // If possible, another vCPU than the one that filled it.
         for page in part(set.pages(), (vcpu + 1) % vcpus, vcpus) {
             let first = set.page(page);
             for word in 0..PAGE_WORDS {

@@ -9,8 +9,8 @@
 //!          └──────────┘   └──────────┘   └──────────┘
 //! ```
 //!
-//! A sweep along the outermost dimension is dealt by the middle one, so what a member owns is not one contiguous part and cannot be
-//! cut off by [`split`](crate::parts::split).
+//! A sweep along the outermost dimension is divided by the middle one, so a member's rows are not contiguous and
+//! cannot be cut off by [`split`](crate::parts::split).
 #![expect(
     unsafe_code,
     reason = "pieces of one slice, disjoint by their row numbers, which the borrow checker cannot see"
@@ -30,15 +30,16 @@ pub struct OwnRows<'s, T> {
     slice: PhantomData<&'s mut [T]>,
 }
 
-// SAFETY: it stands for mutable slices of `T`, which are `Send` where `T` is; no other `OwnRows` reaches the same elements.
+// SAFETY: it stands for mutable slices of `T`, which are `Send` where `T` is; no other `OwnRows` reaches the same
+// elements.
 unsafe impl<T: Send> Send for OwnRows<'_, T> {}
 
-/// Deals `slice`, whose planes have `rows_per_plane` rows of `row_len` elements, to the owners of `ranges` of rows. Rows in no
-/// range belong to nobody.
+/// Distributes `slice`, with `rows_per_plane` rows of `row_len` elements in each plane, to the owners of `ranges` of
+/// rows. Rows outside all ranges have no owner.
 ///
 /// # Panics
-/// When a plane has no element or more than can be counted, or the slice is not whole planes. The iterator panics at a range that begins before the end of the one before it, or that
-/// ends outside the plane.
+/// Panics if a plane has no element or more than can be counted, or if the slice is not whole planes. The iterator
+/// panics at a range that begins before the end of the one before it, or that ends outside the plane.
 pub fn deal_rows<'s, T>(
     slice: &'s mut [T],
     rows_per_plane: usize,
@@ -47,7 +48,7 @@ pub fn deal_rows<'s, T>(
 ) -> impl Iterator<Item = OwnRows<'s, T>> {
     let plane_len = rows_per_plane.checked_mul(row_len).expect("the elements of a plane can be counted");
     assert!(plane_len > 0, "a plane has elements");
-    assert!(slice.len().is_multiple_of(plane_len), "{} elements are no planes of {plane_len}", slice.len());
+    assert!(slice.len().is_multiple_of(plane_len), "{} elements are not whole planes of {plane_len}", slice.len());
     let (start, planes) = (slice.as_mut_ptr(), slice.len() / plane_len);
     let mut dealt = 0;
     ranges.map(move |rows| {
@@ -58,12 +59,12 @@ pub fn deal_rows<'s, T>(
 }
 
 impl<T> OwnRows<'_, T> {
-    /// Which rows of each plane these are.
+    /// Row numbers of these rows in each plane.
     pub const fn rows(&self) -> Range<usize> {
         self.rows.start..self.rows.end
     }
 
-    /// How many planes there are.
+    /// Number of planes in the slice.
     pub const fn planes(&self) -> usize {
         self.planes
     }
@@ -71,23 +72,24 @@ impl<T> OwnRows<'_, T> {
     /// The own rows of a plane, one behind the other.
     pub fn plane(&self, plane: usize) -> &[T] {
         let (start, length) = self.place(plane);
-        // SAFETY: inside the slice that this borrows mutably (`place`), and nobody else has these rows (`deal_rows`).
+        // SAFETY: inside the slice that this borrows mutably (`place`), and no other `OwnRows` has these rows
+        // (`deal_rows`).
         unsafe { core::slice::from_raw_parts(start, length) }
     }
 
-    /// The own rows of a plane, to write to.
+    /// The own rows of a plane, for writing.
     pub fn plane_mut(&mut self, plane: usize) -> &mut [T] {
         let (start, length) = self.place(plane);
         // SAFETY: as in `plane`; `self` is borrowed mutably.
         unsafe { core::slice::from_raw_parts_mut(start, length) }
     }
 
-    /// The own rows of two planes, the first to write to, the second to read.
+    /// The own rows of two planes, the first for writing, the second for reading.
     ///
     /// # Panics
-    /// When both are the same plane.
+    /// Panics if both are the same plane.
     pub fn plane_mut_beside(&mut self, plane: usize, other: usize) -> (&mut [T], &[T]) {
-        assert!(plane != other, "a plane is written or read");
+        assert!(plane != other, "a plane is either written or read");
         let (start, length) = self.place(plane);
         let (other, _) = self.place(other);
         // SAFETY: as in `plane`; `self` is borrowed mutably for both, and two planes have no element in common.
@@ -102,7 +104,7 @@ impl<T> OwnRows<'_, T> {
         &self.plane(plane)[range]
     }
 
-    /// One of the own rows of a plane, to write to.
+    /// One of the own rows of a plane, for writing.
     pub fn row_mut(&mut self, plane: usize, row: usize) -> &mut [T] {
         let range = self.range_of(row);
         &mut self.plane_mut(plane)[range]

@@ -1,31 +1,31 @@
-//! What a kernel needs from where it runs.
+//! The interface between a kernel and the machine that it runs on.
 
 use wideleaf_protocol::Message;
 
-/// Places of virtio devices' registers (Virtual I/O Device 1.2, 4.2.2), at equal distances; not each needs to have a device.
+/// Register windows of virtio devices (Virtual I/O Device 1.2, 4.2.2) at equal distances. Some may have no device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// First address of the first.
+    /// Address of the first window.
     pub first: u64,
-    /// From one to the next.
+    /// Distance from one window to the next, in bytes.
     pub stride: u64,
-    /// How many.
+    /// Number of windows.
     pub count: u64,
 }
 
 /// A machine as a kernel sees it: a guest image's vCPUs or a process's threads.
 pub trait Platform: Sync {
-    /// Ticks of the time stamp counter, the same on every vCPU to within what the hardware promises.
+    /// Ticks of the time stamp counter, equal on every vCPU to within the hardware's guarantee.
     fn now(&self) -> u64;
 
-    /// Ticks per second; 0 when nobody knows. Then kernels report ticks and refuse parameters in seconds.
+    /// Ticks per second; 0 if unknown. Kernels then report ticks and refuse parameters in seconds.
     fn tsc_hz(&self) -> u64;
 
-    /// How many vCPUs take part, at least 1 and at most [`VCPUS_MAX`](wideleaf_protocol::VCPUS_MAX).
+    /// Number of vCPUs that take part, at least 1 and at most [`VCPUS_MAX`](wideleaf_protocol::VCPUS_MAX).
     fn vcpus(&self) -> usize;
 
-    /// How many of the timed part's `total` steps are run: all of them, but where only the accesses of some are wanted. The kernel then
-    /// cannot come to the right result, and whoever answers with fewer knows that.
+    /// Number of the timed part's `total` steps to run. The default is all; a platform that only records the
+    /// accesses of some steps returns fewer, and must expect that the kernel's result is then wrong.
     fn steps_of(&self, total: u32) -> u32 {
         total
     }
@@ -33,7 +33,7 @@ pub trait Platform: Sync {
     /// Prints one line. On some machines every byte is an exit to the VMM, so kernels ration their lines.
     fn emit(&self, message: &Message<'_>);
 
-    /// Where registers of virtio devices may be. Most machines have none.
+    /// Register windows of virtio devices. Most machines have none.
     fn devices(&self) -> Devices {
         Devices::default()
     }
@@ -43,15 +43,15 @@ pub trait Platform: Sync {
         0
     }
 
-    /// Writes one.
+    /// Writes a 32-bit register of a device.
     fn write_register(&self, _address: u64, _value: u32) {}
 
-    /// Runs `job(i)` on every vCPU i, the caller being vCPU 0, and returns when all are done. What a vCPU wrote in its job
-    /// is visible to the caller afterwards, and what the caller wrote before is visible in the jobs.
+    /// Runs `job(i)` on every vCPU i, with the caller as vCPU 0, and returns when all are done. The caller then
+    /// sees all writes of the jobs, and the jobs see the caller's earlier writes.
     fn run_on_all(&self, job: &(dyn Fn(usize) + Sync));
 }
 
-/// A span of ticks in nanoseconds; 0 when the frequency is unknown.
+/// A span of ticks in nanoseconds; 0 if the frequency is unknown.
 pub fn ticks_to_ns(ticks: u64, tsc_hz: u64) -> u64 {
     if tsc_hz == 0 {
         return 0;
@@ -60,7 +60,7 @@ pub fn ticks_to_ns(ticks: u64, tsc_hz: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// A span of ticks in seconds. Meaningless (infinite or not a number) when the frequency is unknown.
+/// A span of ticks in seconds. Infinite or not a number if the frequency is unknown.
 pub fn ticks_to_seconds(ticks: u64, tsc_hz: u64) -> f64 {
     ticks as f64 / tsc_hz as f64
 }

@@ -1,4 +1,5 @@
-//! The table of kernels: what each is, takes and needs; finding one, running it, turning its end into lines and an exit code.
+//! The table of kernels with their parameters and memory needs. It finds a kernel, runs it, and turns its result
+//! into lines and an exit code.
 //!
 //! ```text
 //!              ┌─ command line: names, classes, memory where none is given, refusals before anything starts
@@ -18,7 +19,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
 use crate::{Arena, Platform, amr, balloon, disk, gups, latency, net, npb, pattern, phases, stream, sweep3d, vsock};
 
-/// Every kernel there is.
+/// Every kernel that runs anywhere.
 pub const KERNELS: &[Kernel] = &[
     gups::KERNEL,
     pattern::KERNEL,
@@ -37,43 +38,44 @@ pub const KERNELS: &[Kernel] = &[
     latency::KERNEL,
 ];
 
-/// Those that run only in a guest with the right device: found by their name, but not among the kernels that run anywhere.
+/// Kernels that need a guest with the right device. They are found by name, but are not among the kernels that run
+/// anywhere.
 pub const DEVICE_KERNELS: &[Kernel] = &[disk::KERNEL, net::KERNEL, vsock::KERNEL, balloon::KERNEL];
 
-/// A kernel: all that anybody who starts it, or writes about it, has to know, and its entry.
+/// A kernel: its entry point, and everything that its callers and its documentation need.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// Its name on the command line and in the `hello` line.
+    /// Name on the command line and in the `hello` line.
     pub name: Name<'static>,
-    /// What it does, one line.
+    /// Purpose of the kernel, one line.
     pub summary: &'static str,
-    /// The sizes it comes in, the smallest first; none for a kernel that has no classes. One that has them takes
+    /// Available sizes, smallest first; empty for a kernel without classes. A kernel with classes takes
     /// [`Class::PARAMETER`].
     pub classes: &'static [Class],
-    /// The parameters it takes.
+    /// Parameters of the kernel.
     pub parameters: &'static [Parameter],
-    /// Parameters of a run that is over in a moment on at most some MiB: what is tested of every kernel, and an example.
+    /// Parameters of a short run on at most some MiB: used to test every kernel, and as an example.
     pub quick: &'static str,
-    /// Which of its results stands for the run.
+    /// The result that stands for the run.
     pub figure: Figure,
-    /// Most vCPUs that can share its work.
+    /// Maximum number of vCPUs that can share its work.
     pub vcpus_max: usize,
-    /// The memory that a run with these parameters and so many vCPUs needs. It is computed by what lays the run's memory out, so
-    /// the two cannot differ.
+    /// Memory that a run with these parameters and vCPUs needs. The same code lays out the run's memory, so the two
+    /// cannot differ.
     pub memory: for<'a> fn(&Parameters<'a>, usize) -> Result<MemoryNeed, KernelError<'a>>,
-    /// Runs it in this arena. Prints its own results and its own verification.
+    /// Runs the kernel in this arena. It prints its own results and verification.
     pub run: for<'a> fn(&dyn Platform, &Arena<'_>, &Parameters<'a>) -> Result<(), KernelError<'a>>,
 }
 
 impl Kernel {
-    /// What a run with this command line and so many vCPUs needs. Whoever starts a kernel asks first: what cannot run is refused
-    /// here, before there is a guest.
+    /// Memory that a run with this command line and this number of vCPUs needs. A caller asks first: a run that is
+    /// impossible is refused here, before there is a guest.
     pub fn memory_for<'a>(&self, line: &'a str, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
         let line = CommandLine::new(line).map_err(KernelError::CommandLine)?;
         (self.memory)(&self.checked(line, vcpus)?, vcpus)
     }
 
-    /// The parameters on `line`, for a run with so many vCPUs.
+    /// The parameters on `line`, for a run with this number of vCPUs.
     fn checked<'a>(&self, line: CommandLine<'a>, vcpus: usize) -> Result<Parameters<'a>, KernelError<'a>> {
         if vcpus > self.vcpus_max {
             return Err(KernelError::TooManyVcpus { vcpus, most: self.vcpus_max });
@@ -82,41 +84,41 @@ impl Kernel {
     }
 }
 
-/// The number that stands for a run: one of the results that it prints when the counter's frequency is known.
+/// The number that stands for a run: a result that the kernel prints if the counter's frequency is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// Name of the result.
     pub name: Name<'static>,
-    /// Its unit.
+    /// Unit of the result.
     pub unit: Name<'static>,
 }
 
 impl Figure {
-    /// A figure of this name and unit.
+    /// Creates a figure of this name and unit.
     ///
     /// # Panics
-    /// When one of them is no [`Name`].
+    /// Panics if one of them is not a valid [`Name`].
     pub const fn literal(name: &'static str, unit: &'static str) -> Self {
         Self { name: Name::literal(name), unit: Name::literal(unit) }
     }
 
-    /// Prints it.
+    /// Prints the figure with its value.
     pub fn emit(&self, platform: &dyn Platform, value: f64) {
         platform.emit(&Message::Result { name: self.name, value, unit: self.unit });
     }
 }
 
-/// How much memory a run needs.
+/// Memory that a run needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryNeed {
-    /// So many bytes, in an arena that begins at a 2 MiB border; more is left alone.
+    /// Number of bytes, in an arena that begins at a 2 MiB border; memory beyond them is not used.
     Bytes(u64),
-    /// As much as there is: more memory is more work.
+    /// All available memory: more memory is more work.
     AllThereIs,
 }
 
 impl MemoryNeed {
-    /// What the slices take that `place` puts into a layout.
+    /// Memory of the slices that `place` puts into a layout.
     pub fn of_layout<P>(place: impl FnOnce(&mut Layout) -> P) -> Self {
         let mut layout = Layout::at(0);
         place(&mut layout);
@@ -124,33 +126,34 @@ impl MemoryNeed {
     }
 }
 
-/// What the `hello` line says about how the kernel was started.
+/// How the kernel was started, for the `hello` line.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
-    /// Through which door.
+    /// Boot protocol that was used.
     pub entry: Entry,
-    /// Page size of the tables the kernel runs on.
+    /// Page size of the tables that the kernel runs on.
     pub guest_page: GuestPage,
 }
 
-/// The kernel a command line names.
+/// Finds the kernel that a command line names.
 pub fn find<'a>(line: CommandLine<'a>) -> Result<&'static Kernel, KernelError<'a>> {
     let name = line.value(KEY_KERNEL).ok_or(KernelError::NoKernel)?;
     by_name(name).ok_or(KernelError::UnknownKernel { name })
 }
 
-/// The kernel of this name.
+/// Finds the kernel of this name.
 pub fn by_name(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().chain(DEVICE_KERNELS).find(|kernel| kernel.name == *name)
 }
 
-/// A whole run: finds the kernel that `line` names, says hello, runs it, and says how it ended. The last line is `exit` with
-/// the code that is returned; writing it to the exit port, or exiting the process with it, is the caller's.
+/// Runs a kernel from start to end: finds the kernel that `line` names, prints `hello`, runs it, and prints how it
+/// ended. The last line is `exit` with the returned code. The caller writes the code to the exit port or exits with
+/// it.
 pub fn run(platform: &dyn Platform, arena: &Arena<'_>, line: &str, started: Started) -> ExitCode {
     let code = match try_run(platform, arena, line, started) {
         Ok(()) => ExitCode::Success,
         Err(error) => {
-            // The verify line has already said all about a failed verification.
+            // The verify line has already reported a failed verification.
             if error.exit_code() != ExitCode::VerificationFailed {
                 let text = FixedText::new(format_args!("{error}"));
                 platform.emit(&Message::Panic { message: text.as_str() });
@@ -182,89 +185,89 @@ fn try_run<'a>(
     (kernel.run)(platform, arena, &parameters)
 }
 
-/// Why a kernel did not run, or did not succeed.
+/// Reason why a kernel did not run, or did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelError<'a> {
-    /// The command line has not the right form.
+    /// The command line is malformed.
     CommandLine(CommandLineError<'a>),
     /// The command line names no kernel.
     NoKernel,
     /// The command line names a kernel that does not exist.
     UnknownKernel {
-        /// The name.
+        /// Name on the command line.
         name: &'a str,
     },
     /// The kernel has no such parameter.
     UnknownParameter {
-        /// The name.
+        /// Name on the command line.
         name: &'a str,
-        /// Those it has.
+        /// Parameters of the kernel.
         known: &'static [Parameter],
     },
-    /// A value is no number or not in its range.
+    /// A value is not a number or not in its range.
     BadValue {
         /// Name of the parameter.
         name: &'static str,
         /// The value given.
         value: &'a str,
-        /// What it must be.
+        /// Expected kind of value.
         what: &'static str,
-        /// Least value.
+        /// Smallest allowed value.
         least: u64,
-        /// Greatest value.
+        /// Largest allowed value.
         most: u64,
     },
-    /// A value is none of the words that the parameter takes.
+    /// A value is not one of the words that the parameter takes.
     BadChoice {
         /// Name of the parameter.
         name: &'static str,
         /// The value given.
         value: &'a str,
-        /// What it may be.
+        /// The allowed words.
         choices: &'static [&'static str],
     },
     /// Two parameters exclude each other.
     Conflict {
-        /// One.
+        /// Name of one parameter.
         one: &'static str,
-        /// The other.
+        /// Name of the other.
         other: &'static str,
     },
-    /// The arena cannot hold what was asked for.
+    /// The arena is too small for the request.
     ArenaTooSmall {
-        /// Bytes it would take.
+        /// Bytes that are needed.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes of the arena.
         bytes: u64,
     },
-    /// There are more vCPUs than the kernel can share its work between.
+    /// The guest has more vCPUs than the kernel can use.
     TooManyVcpus {
-        /// How many there are.
+        /// Number of vCPUs of the guest.
         vcpus: usize,
-        /// How many it takes.
+        /// Maximum number of vCPUs of the kernel.
         most: usize,
     },
-    /// The parameter is in seconds, and nobody knows the frequency of the counter.
+    /// The parameter is in seconds, and the frequency of the counter is unknown.
     NeedsClock {
         /// Name of the parameter.
         name: &'static str,
     },
-    /// There is no device that the kernel works on, or it does not do what it says.
+    /// The device that the kernel needs is missing, or misbehaves.
     Device {
-        /// What is wrong.
+        /// Description of the fault.
         what: &'static str,
     },
     /// The kernel's verification failed.
     VerificationFailed {
-        /// Words, or results, that are wrong.
+        /// Number of wrong words or results.
         errors: u64,
-        /// How many were looked at.
+        /// Number of words or results that were checked.
         checked: u64,
     },
 }
 
 impl KernelError<'_> {
-    /// The exit code for it.
+    /// The exit code of this error.
     pub const fn exit_code(&self) -> ExitCode {
         match self {
             Self::VerificationFailed { .. } => ExitCode::VerificationFailed,
@@ -285,12 +288,12 @@ impl fmt::Display for KernelError<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CommandLine(error) => write!(f, "command line: {error}"),
-            Self::NoKernel => write!(f, "no kernel named; say kernel=NAME, where NAME is {}", KernelNames::ALL),
+            Self::NoKernel => write!(f, "no kernel named; give kernel=NAME, where NAME is {}", KernelNames::ALL),
             Self::UnknownKernel { name } => {
-                write!(f, "unknown kernel \"{}\"; there is {}", Repeated(name), KernelNames::ALL)
+                write!(f, "unknown kernel \"{}\"; choose one of {}", Repeated(name), KernelNames::ALL)
             }
             Self::UnknownParameter { name, known } => {
-                write!(f, "unknown parameter {}=; there is ", Repeated(name))?;
+                write!(f, "unknown parameter {}=; choose one of ", Repeated(name))?;
                 write_list(f, known.iter().map(|parameter| parameter.name))
             }
             Self::BadValue { name, value, what, least, most } => {
@@ -303,9 +306,9 @@ impl fmt::Display for KernelError<'_> {
             Self::Conflict { one, other } => write!(f, "{one}= and {other}= exclude each other"),
             Self::ArenaTooSmall { needed, bytes } => {
                 let (needed, there) = (Size(*needed), Size(*bytes));
-                write!(f, "needs {needed} of memory, there are {there}; give the guest more RAM or ask for less")
+                write!(f, "needs {needed} of memory, but has {there}; give the guest more RAM or choose a smaller size")
             }
-            Self::TooManyVcpus { vcpus, most } => write!(f, "{vcpus} vCPUs are more than the {most} it can use"),
+            Self::TooManyVcpus { vcpus, most } => write!(f, "the kernel can use at most {most} vCPUs, not {vcpus}"),
             Self::NeedsClock { name } => {
                 write!(f, "{name}= needs the frequency of the time stamp counter; give it with tsc_hz=")
             }
@@ -331,9 +334,9 @@ fn write_list(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'static s
 pub struct KernelNames(fn(&Kernel) -> bool);
 
 impl KernelNames {
-    /// Every kernel's.
+    /// The names of every kernel.
     pub const ALL: Self = Self(|_| true);
-    /// Those of the kernels that have classes.
+    /// The names of the kernels that have classes.
     pub const WITH_CLASSES: Self = Self(|kernel| !kernel.classes.is_empty());
 }
 

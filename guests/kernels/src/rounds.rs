@@ -1,4 +1,4 @@
-//! Repeating a round of work on every vCPU, with progress lines and a record of what interrupted it.
+//! Repeating a round of work on every vCPU, with progress lines and a record of interruptions.
 //!
 //! ```text
 //!   vCPU 0   work(0, r) ──┐         ┌─ again(r)? ─┐
@@ -17,8 +17,8 @@ use crate::parameters::Parameters;
 use crate::team::Barrier;
 use crate::{KernelError, Platform};
 
-/// Runs `work(vcpu, round, batches)` for round 0, 1, … on every vCPU until `again(round)`, asked by vCPU 0 alone while the
-/// others wait, says no. Returns what each vCPU recorded in its histogram, by vCPU.
+/// Runs `work(vcpu, round, batches)` for round 0, 1, … on every vCPU until `again(round)` returns false, which only
+/// vCPU 0 calls while the others wait. Returns the summary of each vCPU's histogram, by vCPU.
 pub fn run_rounds(
     platform: &dyn Platform,
     work: impl Fn(usize, u64, &mut Batches<'_>) + Sync,
@@ -41,22 +41,22 @@ pub fn run_rounds(
     slots.each_ref().map(Slot::get)
 }
 
-/// When to stop repeating rounds.
+/// Criterion for the end of the rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// After so many rounds.
+    /// End after this number of rounds.
     Rounds(u64),
-    /// After the round in which so many seconds have passed.
+    /// End after the round in which this number of seconds has passed.
     Seconds(u64),
 }
 
-/// The parameter that asks for a time instead of a number of rounds.
+/// The parameter that gives a time instead of a number of rounds.
 const SECONDS: &str = "seconds";
-/// A run of this many seconds is over in a century.
+/// Upper limit in seconds, longer than a century.
 const SECONDS_MAX: u64 = 1 << 32;
 
 impl Until {
-    /// What the parameters ask for: `seconds`, or a number of rounds up to `most` under the name `rounds`.
+    /// Reads the parameters: `seconds`, or a number of rounds up to `most` under the name `rounds`.
     pub fn read<'a>(
         parameters: &Parameters<'a>,
         rounds: &'static str,
@@ -70,7 +70,7 @@ impl Until {
         }
     }
 
-    /// Refuses seconds where nobody can tell them.
+    /// Refuses seconds if the frequency of the counter is unknown.
     pub fn check_clock<'a>(self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
         match self {
             Self::Seconds(_) if platform.tsc_hz() == 0 => Err(KernelError::NeedsClock { name: SECONDS }),
@@ -78,7 +78,7 @@ impl Until {
         }
     }
 
-    /// Rounds that are planned; 0 when the time decides, as progress lines have it.
+    /// Number of planned rounds; 0 if the time decides, as in progress lines.
     pub const fn planned(self) -> u64 {
         match self {
             Self::Rounds(rounds) => rounds,
@@ -86,7 +86,7 @@ impl Until {
         }
     }
 
-    /// Whether so many rounds, which took so many ticks, are enough.
+    /// Whether this number of rounds, which took this number of ticks, is enough.
     pub fn is_reached(self, platform: &dyn Platform, rounds: u64, ticks: u64) -> bool {
         match self {
             Self::Rounds(planned) => rounds >= planned,
@@ -95,7 +95,7 @@ impl Until {
     }
 }
 
-/// Where all vCPUs of a job wait for each other while vCPU 0 decides for all. Reusable.
+/// A meeting point of all vCPUs of a job, at which vCPU 0 decides for all. Reusable.
 #[derive(Debug, Default)]
 pub struct Meeting {
     barrier: Barrier,
@@ -103,7 +103,8 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Waits until all `vcpus` have come, and returns what `decide`, asked by vCPU 0 alone while the others wait, says.
+    /// Waits until all `vcpus` have arrived. Returns the result of `decide`, which only vCPU 0 calls while the
+    /// others wait.
     pub fn agree(&self, vcpu: usize, vcpus: usize, decide: impl FnOnce() -> bool) -> bool {
         self.barrier.wait(vcpus);
         if vcpu == 0 {
@@ -114,7 +115,7 @@ impl Meeting {
     }
 }
 
-/// The clock of one vCPU's batches within one round.
+/// Clock of one vCPU's batches within one round.
 pub struct Batches<'h> {
     platform: &'h dyn Platform,
     histogram: &'h mut Histogram,
@@ -122,17 +123,17 @@ pub struct Batches<'h> {
 }
 
 impl Batches<'_> {
-    /// The first batch begins now; what came before (setting up, printing) was no work and is no gap.
+    /// Begins the first batch now; the time before (setup, printing) was not work and is not a gap.
     pub fn restart(&mut self) -> u64 {
         self.last = self.platform.now();
         self.last
     }
 
-    /// A batch is done and the next begins: counts the time since the previous call. Returns the time.
+    /// Ends a batch and begins the next: counts the time since the previous call. Returns the time.
     #[inline]
     pub fn end_batch(&mut self) -> u64 {
         let now = self.platform.now();
-        // Counters of two CPUs may differ by some ticks when a thread moves between them.
+        // Counters of two CPUs may differ by some ticks if a thread moves between them.
         self.histogram.record(now.saturating_sub(self.last));
         self.last = now;
         now
@@ -157,7 +158,7 @@ impl Slot {
     }
 }
 
-/// Work done so far, counted by each vCPU on a cache line of its own, so that counting costs no vCPU another's line.
+/// Work done so far. Each vCPU counts on its own cache line, so that counting invalidates no other vCPU's line.
 #[derive(Default)]
 pub struct Tally([Line; VCPUS_MAX]);
 
@@ -166,27 +167,28 @@ pub struct Tally([Line; VCPUS_MAX]);
 struct Line(AtomicU64);
 
 impl Tally {
-    /// `vcpu` has done `total` units since the phase began.
+    /// Records that `vcpu` has done `total` units since the phase began.
     #[inline]
     pub fn set(&self, vcpu: usize, total: u64) {
         self.0[vcpu].0.store(total, Ordering::Relaxed);
     }
 
-    /// Units done by all.
+    /// Number of units done by all vCPUs.
     pub fn sum(&self) -> u64 {
         self.0.iter().map(|line| line.0.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// For how long an unknown counter is taken to tick when lines are spaced or runs made long enough: 2.5 GHz. No result depends on it.
+/// Assumed frequency of a counter with an unknown one, 2.5 GHz, for spacing lines and for the length of runs. No
+/// result depends on it.
 pub const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
 
-/// Spaces the progress lines of one phase and adds up what they cost. Only vCPU 0 uses it.
+/// Spaces the progress lines of one phase and adds up their cost. Only vCPU 0 uses it.
 pub struct Progress<'p> {
     platform: &'p dyn Platform,
     phase: Name<'p>,
     total: u64,
-    /// Least ticks between two lines; `u64::MAX` for none at all.
+    /// Minimum ticks between two lines; `u64::MAX` for no lines.
     interval: u64,
     next: AtomicU64,
     console_ticks: AtomicU64,
@@ -215,7 +217,7 @@ impl<'p> Progress<'p> {
         self.next.store(after.saturating_add(self.interval), Ordering::Relaxed);
     }
 
-    /// `done` units are done: prints a line where enough time has passed since the one before.
+    /// Prints a line if enough time has passed since the one before: `done` units are done.
     pub fn note(&self, done: u64) {
         let now = self.platform.now();
         if self.is_due(now) {

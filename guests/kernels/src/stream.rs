@@ -7,9 +7,10 @@
 //!   triad  a = b + 3·c    24                        one behind the other, as static arrays are
 //! ```
 //!
-//! The definition is STREAM 5.10 (McCalpin, "Memory Bandwidth and Machine Balance in Current High Performance Computers", 1995): a
-//! rate is the bytes an element is counted with over the shortest of all repetitions but the first, in 10⁶ bytes a second. Its rule of
-//! sizes wants arrays of four caches, so that no loop finds in a cache what the one before left there.
+//! The definition is STREAM 5.10 (McCalpin, "Memory Bandwidth and Machine Balance in Current High Performance
+//! Computers", 1995). A rate is the counted bytes over the shortest of all repetitions but the first, in 10⁶ bytes
+//! a second. Its rule of sizes asks for arrays of four caches, so that no loop finds data of the one before in a
+//! cache.
 
 use core::cmp::Ordering::{Equal, Less};
 use core::ops::Range;
@@ -56,15 +57,15 @@ const PARAMETERS: &[Parameter] = &[
     },
 ];
 
-/// Elements by default: arrays of 128 MiB, which are four times the 32 MiB that a group of cores shares in AMD's EPYC, and more than the
-/// 10⁷ elements that STREAM has by default. It does not depend on the CPU: host and guest may be told of different caches, and the
-/// host sizes the guest's RAM for it.
+/// Default number of elements: arrays of 128 MiB, which are four times the 32 MiB that a group of cores shares in
+/// AMD's EPYC, and more than STREAM's default of 10⁷ elements. It does not depend on the CPU: host and guest may
+/// see different caches, and the host sizes the guest's RAM for it.
 const WORDS_DEFAULT: u64 = 1 << 24;
-/// Every vCPU of 16 has something to do; and 2^40 elements are more than any RAM.
+/// Allowed lengths: each of 16 vCPUs has work, and 2^40 elements are more than any RAM.
 const WORDS: Range<u64> = 1 << 10..1 << 40;
-/// The elements grow 15-fold a repetition; after 250 they are 10^294, still a number.
+/// Allowed repetitions. The elements grow 15-fold in each; after 250 they are 10^294, still finite.
 const TIMES: Range<u64> = 2..251;
-/// What scale and triad multiply by.
+/// Factor of scale and triad.
 const SCALAR: f64 = 3.0;
 /// Largest mean relative error of an array that STREAM passes for 64-bit numbers.
 const TOLERANCE: f64 = 1e-13;
@@ -77,7 +78,7 @@ struct Loop {
     run: fn(&dyn Platform, &mut Arrays<'_>),
 }
 
-/// What a loop's results are called: the rate, and the mean, shortest and longest time.
+/// Names of a loop's results: the rate, and the mean, shortest and longest time.
 #[derive(Clone, Copy)]
 struct Names {
     rate: Name<'static>,
@@ -119,13 +120,13 @@ impl Plan {
         Ok(Self { words, times })
     }
 
-    /// All three arrays.
+    /// Appends one slice for all three arrays.
     fn place(&self, layout: &mut Layout) -> Place<f64> {
         layout.place(3 * self.words)
     }
 
-    /// Prints how many of the last cache an array is as large as, where the CPU tells: less than the four that the rule wants means that a part of what is
-    /// measured is the cache.
+    /// Prints the size of an array in multiples of the last cache, if the CPU reports one. If it is less than the
+    /// four of the rule, the cache affects the measurement.
     fn report_cache(&self, platform: &dyn Platform) {
         let Some(cache_bytes) = caches::last_level_bytes() else { return };
         report::result(platform, Name::literal("cache"), cache_bytes as f64, Name::literal("B"));
@@ -154,7 +155,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, wrong, 3)
 }
 
-/// Runs the four loops so often. Returns the times of each, the first excluded.
+/// Runs the four loops `times` times. Returns the times of each, without the first.
 fn repeat(platform: &dyn Platform, arrays: &mut Arrays<'_>, times: u64) -> [Spread; LOOPS.len()] {
     let mut spreads = [Spread::default(); LOOPS.len()];
     for repetition in report::steps(platform, times as u32) {
@@ -170,7 +171,7 @@ fn repeat(platform: &dyn Platform, arrays: &mut Arrays<'_>, times: u64) -> [Spre
     spreads
 }
 
-/// What one element of a, b and c is after that many repetitions.
+/// Expected element of a, b and c after that many repetitions.
 fn expected(times: u64) -> [f64; 3] {
     let (mut a, mut b, mut c) = (2.0, 2.0, 0.0);
     for _ in 0..times {
@@ -182,7 +183,7 @@ fn expected(times: u64) -> [f64; 3] {
     [a, b, c]
 }
 
-/// Ticks a loop took.
+/// Ticks of a loop.
 #[derive(Clone, Copy)]
 struct Spread {
     sum: u64,
@@ -203,7 +204,7 @@ impl Spread {
         self.most = self.most.max(ticks);
     }
 
-    /// Prints the rate and the times; ticks instead where nobody knows the counter's frequency.
+    /// Prints the rate and the times; ticks if the counter's frequency is unknown.
     fn report(&self, platform: &dyn Platform, kind: &Loop, words: u64, times: u64) {
         let hz = platform.tsc_hz();
         let (scale, unit) = if hz == 0 { (1.0, "ticks") } else { (ticks_to_seconds(1, hz), "s") };
@@ -229,7 +230,7 @@ struct Arrays<'m> {
 }
 
 impl<'m> Arrays<'m> {
-    /// A third of `memory` each, with STREAM's first values.
+    /// Splits `memory` into three equal parts and writes STREAM's first values.
     fn new(platform: &dyn Platform, memory: &'m mut [f64]) -> Self {
         let words = memory.len() / 3;
         let (a, rest) = memory.split_at_mut(words);
@@ -238,7 +239,7 @@ impl<'m> Arrays<'m> {
         let members = platform.vcpus();
         let parts = split(arrays.a, members).zip(split(arrays.b, members)).zip(split(arrays.c, members));
         deal(platform, parts, |_, ((a, b), c)| {
-            // STREAM writes 1 and doubles it, to have something to set its clock by.
+            // STREAM writes 1 and doubles it, to have work for calibrating its clock.
             a.fill(2.0);
             b.fill(2.0);
             c.fill(0.0);
@@ -246,7 +247,7 @@ impl<'m> Arrays<'m> {
         arrays
     }
 
-    /// How many of the arrays are, on average, further from these values than STREAM passes.
+    /// Number of arrays with a mean distance from these values beyond STREAM's tolerance.
     fn count_wrong(&self, platform: &dyn Platform, expected: [f64; 3]) -> u64 {
         let arrays = [&*self.a, &*self.b, &*self.c];
         let is_wrong = |(array, expected): &(&[f64], f64)| {
@@ -303,7 +304,7 @@ mod tests {
     use super::*;
     use crate::native;
 
-    /// Words of arrays that two threads do not share evenly.
+    /// Length of arrays that two threads cannot share evenly.
     const FEW: usize = 1001;
 
     /// Runs `times` repetitions on two threads, then `body` with the arrays.
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_element_and_one_that_is_no_number_are_found() {
+    fn a_wrong_element_and_a_nan_are_found() {
         after(2, |platform, arrays| {
             arrays.c[17] *= 1.0 + 1e-9;
             arrays.a[FEW - 1] = f64::NAN;
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn most_repetitions_still_give_numbers() {
+    fn the_most_repetitions_still_give_finite_numbers() {
         assert!(expected(TIMES.end - 1).iter().all(|x| x.is_finite()));
     }
 }

@@ -1,4 +1,5 @@
-//! Sweep3D: neutrons in a cube, direction by direction, by wavefronts (ASCI Sweep3D 2.2b, its input "n n n", S6, P1).
+//! Sweep3D: neutron transport in a cube, direction by direction, by wavefronts (ASCI Sweep3D 2.2b, its input "n n
+//! n", S6, P1).
 //!
 //! ```text
 //!   12 × ─▶ source ─▶ 8 octants × 6 angles ─▶ largest change of the flux
@@ -8,8 +9,8 @@
 //!                           └──▶ outflow to j, k       outflow = 2·phi − inflow, in the last five never less than 0
 //! ```
 //!
-//! A cell waits for its three neighbours upstream. Lines of one diagonal of (j, k) do not wait for each other, and are done one
-//! diagonal after the other, in blocks of `mk` planes:
+//! A cell waits for its three neighbours upstream. Lines of one diagonal of (j, k) are independent of each other,
+//! and are done one diagonal after the other, in blocks of `mk` planes:
 //!
 //! ```text
 //!      k ▲ 3 4 5 6 │         member 0 has these rows j, member 1 those: block b goes through member 0 in step b,
@@ -18,12 +19,14 @@
 //!        └──────────▶ j
 //! ```
 //!
-//! Arrays are those of the reference, i fastest and k slowest: total cross section, external source and previous flux (n³ each), two
-//! scattering cross sections (2·n³), flux and source in four moments (4·n³ each), currents through the faces in three directions
-//! (3·(n + 1)³). In-flight numbers have the angle fastest, since the angles of a cell are its only independent work. With several vCPUs
-//! the face arrays have one row more at each border between two of them, as the parts of the reference's processes have.
+//! Arrays are those of the reference, i fastest and k slowest: total cross section, external source and previous
+//! flux (n³ each), two scattering cross sections (2·n³), flux and source in four moments (4·n³ each), currents
+//! through the faces in three directions (3·(n + 1)³). In-flight numbers have the angle fastest, since the angles
+//! of a cell are its only independent work. With several vCPUs the face arrays have one more row at each border
+//! between two of them, like the parts of the reference's processes.
 //!
-//! Verified are, for n = 50 and n = 150, the numbers the reference prints, and for every n the balance of neutrons.
+//! The verification compares the numbers that the reference prints for n = 50 and n = 150, and the balance of
+//! neutrons for every n.
 
 use core::array;
 use core::ops::Range;
@@ -51,7 +54,7 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Cells times angles that are computed in a second: the reciprocal of the reference's grind time.
+/// Cells times angles computed per second: the reciprocal of the reference's grind time.
 const FIGURE: Figure = Figure::literal("cell_angles", "M/s");
 
 const PARAMETERS: &[Parameter] = &[
@@ -70,17 +73,17 @@ const PARAMETERS: &[Parameter] = &[
     Parameter { name: "mmi", default: "6", unit: "1, 2, 3 or 6", meaning: "angles of a block" },
 ];
 
-/// Planes of a block that several vCPUs share by default, as in the reference's input for 50 cells.
+/// Default planes of a block that several vCPUs share, as in the reference's input for 50 cells.
 const MK_SHARED: u64 = 10;
-/// At least one row for each of 16 vCPUs; at most 8 GB.
+/// Allowed edges: at least one row for each of 16 vCPUs; at most 8 GB.
 const EDGES: Range<u64> = VCPUS_MAX as u64..401;
-/// Source iterations, as the reference's input says (epsi = −12).
+/// Number of source iterations in the reference's input (epsi = −12).
 const ITERATIONS: usize = 12;
-/// Iterations before the first that lets no outflow be negative (its last line, −7).
+/// Number of iterations before the first that corrects negative outflows (its last line, −7).
 const ITERATIONS_WITHOUT_FIXUP: usize = 7;
-/// Angles in an octant: S6.
+/// Number of angles in an octant: S6.
 const ANGLES: usize = 6;
-/// Moments of the flux: P1.
+/// Number of moments of the flux: P1.
 const MOMENTS: usize = 4;
 const OCTANTS: usize = 8;
 /// Width of a cell in all three directions.
@@ -91,7 +94,7 @@ const SIGMA_SCATTER: [f64; 2] = [0.5, 3.0 * 0.2];
 /// The reference's rule: ten digits.
 const TOLERANCE: f64 = 1e-10;
 
-/// What the reference prints for an input.
+/// The values that the reference prints for an input.
 struct Reference {
     n: usize,
     /// Largest relative change of the flux in each iteration.
@@ -190,7 +193,7 @@ impl Problem {
         self.n * self.n * self.n
     }
 
-    /// Blocks of planes; the last one may be shorter.
+    /// Number of blocks of planes; the last one may be shorter.
     const fn blocks(&self) -> usize {
         self.n.div_ceil(self.mk)
     }
@@ -199,7 +202,7 @@ impl Problem {
         REFERENCES.iter().find(|reference| reference.n == self.n)
     }
 
-    /// How often a cell is computed for an angle in a whole run.
+    /// Number of cell-angle computations in a whole run.
     fn cell_angles(&self) -> f64 {
         (self.cells() * ANGLES * OCTANTS * ITERATIONS) as f64
     }
@@ -228,7 +231,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, wrong, checked)
 }
 
-/// What the iterations print.
+/// Results that the iterations print.
 struct Found {
     errors: [f64; ITERATIONS],
     fixups: [u64; ITERATIONS],
@@ -244,17 +247,17 @@ impl Found {
     }
 }
 
-/// Where the neutrons of the last iteration came from and went.
+/// Sources and sinks of the neutrons of the last iteration.
 #[derive(Clone, Copy, Debug)]
 struct Balance {
-    /// From the external source.
+    /// Neutrons from the external source.
     source: f64,
     absorption: f64,
-    /// Out of the low and the high side along i, j and k; along a direction is positive.
+    /// Net flow through the low and the high side along i, j and k; positive along the direction.
     leakage: [[f64; 2]; 3],
-    /// All that was made, external and scattered, of which the angles' weights keep 0.99999999.
+    /// All neutrons produced, external and scattered, of which the angles' weights keep 0.99999999.
     made: f64,
-    /// All that collided, absorbed or scattered.
+    /// All neutrons that collided: absorbed or scattered.
     collided: f64,
 }
 
@@ -274,14 +277,14 @@ impl Balance {
         report::result(platform, Name::literal("imbalance"), self.imbalance(), Name::literal("1"));
     }
 
-    /// What is missing of the neutrons that were made, relative to them.
+    /// Relative difference between produced and lost neutrons.
     fn imbalance(&self) -> f64 {
         let leaked: f64 = self.leakage.iter().map(|[low, high]| high - low).sum();
         (self.made - self.collided - leaked) / self.made
     }
 }
 
-/// How many numbers are wrong, and how many were compared.
+/// Number of wrong numbers, and of compared ones.
 fn count_wrong(found: &Found, balance: &Balance, reference: Option<&Reference>) -> (u64, u64) {
     let is_near = |value: f64, expected: f64| ((value - expected) / expected).abs() <= TOLERANCE;
     let (mut wrong, mut checked) = (0, 0);
@@ -303,7 +306,7 @@ fn count_wrong(found: &Found, balance: &Balance, reference: Option<&Reference>) 
     (wrong, checked)
 }
 
-/// Where the arrays will be.
+/// Places of the slices in the arena.
 struct Places {
     sigma_total: Place<f64>,
     external: Place<f64>,
@@ -342,19 +345,19 @@ struct Cube<'p, 'm> {
     external: &'m mut [f64],
     previous: &'m mut [f64],
     sigma_scatter: &'m mut [f64],
-    /// Moment by moment.
+    /// Flux, moment by moment.
     flux: &'m mut [f64],
     source: &'m mut [f64],
-    /// Currents through the faces of cells, along i, j and k. Nothing but the leakage comes of them here.
+    /// Currents through the faces of cells, along i, j and k. Only the leakage is computed from them.
     faces: &'m mut [f64],
-    /// Numbers in flight along j, for each member a block of planes.
+    /// In-flight numbers along j, a block of planes for each member.
     phi_j: &'m mut [f64],
-    /// Numbers in flight along k, a plane.
+    /// In-flight numbers along k, a plane.
     phi_k: &'m mut [f64],
 }
 
 impl<'p, 'm> Cube<'p, 'm> {
-    /// A cube without any flux, with a source in the middle third of each direction.
+    /// Creates a cube without any flux, with a source in the middle third of each direction.
     fn new(platform: &'p dyn Platform, problem: Problem, places: Places, typed: &mut Typed<'m>) -> Self {
         let cube = Self {
             platform,
@@ -383,7 +386,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         cube
     }
 
-    /// The timed part.
+    /// Runs the timed part.
     fn iterate(&mut self) -> Found {
         let mut found = Found { errors: [0.0; ITERATIONS], fixups: [0; ITERATIONS] };
         for step in report::steps(self.platform, ITERATIONS as u32) {
@@ -395,7 +398,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         found
     }
 
-    /// External and scattered neutrons, from the flux, which begins anew.
+    /// Computes the source, external and scattered, from the flux, and clears the flux.
     fn make_source(&mut self) {
         let (platform, members, cells) = (self.platform, self.platform.vcpus(), self.problem.cells());
         let (first, second) = self.sigma_scatter.split_at(cells);
@@ -421,7 +424,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         });
     }
 
-    /// All octants and angles. Returns how many cells and angles had a fixup.
+    /// Sweeps all octants and angles. Returns the number of cell-angles with a fixup.
     fn sweep_all(&mut self, has_fixups: bool) -> u64 {
         match (self.problem.mmi, has_fixups) {
             (1, false) => self.sweep_blocks::<1, false>(),
@@ -435,7 +438,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         }
     }
 
-    /// The same with `M` angles of a block.
+    /// Sweeps all octants and angles with `M` angles of a block.
     fn sweep_blocks<const M: usize, const FIXUP: bool>(&mut self) -> u64 {
         let (platform, problem) = (self.platform, self.problem);
         let given = Given { problem, sigma_total: self.sigma_total, source: self.source };
@@ -462,7 +465,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         largest.into_iter().flatten().fold(0.0, f64::max)
     }
 
-    /// Neutrons of the last iteration.
+    /// Neutron balance of the last iteration.
     fn balance(&self) -> Balance {
         let (platform, cells) = (self.platform, self.problem.cells());
         let volume = WIDTH * WIDTH * WIDTH;
@@ -482,7 +485,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         }
     }
 
-    /// Through the outer faces nothing comes in, so the currents there are what leaks.
+    /// Leakage: nothing comes in through the outer faces, so the currents there are the leakage.
     fn leakage(&self) -> [[f64; 2]; 3] {
         let columns = self.problem.n + 1;
         let rows = self.problem.n + self.platform.vcpus();
@@ -502,14 +505,14 @@ impl<'p, 'm> Cube<'p, 'm> {
     }
 }
 
-/// Which way a beam goes along i, j and k.
+/// Direction of a beam along i, j and k.
 #[derive(Clone, Copy)]
 struct Octant {
     is_forward: [bool; 3],
 }
 
 impl Octant {
-    /// In the reference's order: k changes with each, then j, then i.
+    /// All octants in the reference's order: k changes with each, then j, then i.
     const ALL: [Self; OCTANTS] = {
         let mut all = [Self { is_forward: [false; 3] }; OCTANTS];
         let mut index = 0;
@@ -526,16 +529,16 @@ impl Octant {
     }
 }
 
-/// `M` angles of an octant, as the cells need them. Angle by angle in every array.
+/// `M` angles of an octant, in the form that cells need. Angle by angle in every array.
 struct Beam<const M: usize> {
     octant: Octant,
-    /// 2·cosine / width along i, j and k.
+    /// The slopes 2·cosine / width along i, j and k.
     slopes: [[f64; M]; 3],
-    /// Direction cosines, with the octant's signs: moments 2 to 4 of the source.
+    /// Direction cosines with the octant's signs: moments 2 to 4 of the source.
     cosines: [[f64; M]; 3],
-    /// What phi counts in each moment of the flux.
+    /// Weight of phi in each moment of the flux.
     flux_weights: [[f64; M]; MOMENTS],
-    /// What an outflow counts in the current along i, j and k.
+    /// Weight of an outflow in the current along i, j and k.
     face_weights: [[f64; M]; 3],
 }
 
@@ -555,23 +558,23 @@ impl<const M: usize> Beam<M> {
     }
 }
 
-/// What all members read.
+/// Input that all members read.
 struct Given<'s> {
     problem: Problem,
     sigma_total: &'s [f64],
     source: &'s [f64],
 }
 
-/// What a member has of its own: its rows j in every plane k.
+/// A member's own part: its rows j in every plane k.
 struct Member<'s, const M: usize> {
     rows: Range<usize>,
     flux: [OwnRows<'s, f64>; MOMENTS],
     faces: [OwnRows<'s, f64>; 3],
-    /// In flight along k, row by row.
+    /// In-flight numbers along k, row by row.
     phi_k: &'s mut [[f64; M]],
 }
 
-/// Deals the arrays to the members.
+/// Splits the arrays between the members.
 fn members<'s, const M: usize>(
     problem: Problem,
     count: usize,
@@ -600,7 +603,8 @@ fn members<'s, const M: usize>(
     })
 }
 
-/// One beam through the cube: the blocks go from member to member. Returns how many cells and angles had a fixup.
+/// Sends one beam through the cube: the blocks go from member to member. Returns the number of cell-angles with a
+/// fixup.
 fn pipeline<const M: usize, const FIXUP: bool>(
     platform: &dyn Platform,
     given: &Given<'_>,
@@ -612,7 +616,7 @@ fn pipeline<const M: usize, const FIXUP: bool>(
     let block_len = given.problem.mk * given.problem.n;
     let mut fixups = 0;
     for step in 0..blocks + count - 1 {
-        // What is in flight along j stays with its block: block b has buffer b modulo the members.
+        // The in-flight numbers along j stay with their block: block b has buffer b modulo the number of members.
         let mut buffers: [_; VCPUS_MAX] = array::from_fn(|_| None);
         buffers.iter_mut().zip(phi_j.chunks_exact_mut(block_len)).for_each(|(place, phi_j)| *place = Some(phi_j));
         let parts = states.iter_mut().flatten().enumerate().map(|(member, state)| {
@@ -639,7 +643,7 @@ fn pipeline<const M: usize, const FIXUP: bool>(
 }
 
 impl<const M: usize> Member<'_, M> {
-    /// A block of planes of the own rows, diagonal by diagonal.
+    /// Sweeps a block of planes of the own rows, diagonal by diagonal.
     fn sweep_block<const FIXUP: bool>(
         &mut self,
         given: &Given<'_>,
@@ -662,7 +666,7 @@ impl<const M: usize> Member<'_, M> {
         fixups
     }
 
-    /// The line of cells at (j, k).
+    /// Sweeps the line of cells at (j, k).
     fn sweep_line<const FIXUP: bool>(
         &mut self,
         given: &Given<'_>,
@@ -691,7 +695,8 @@ impl<const M: usize> Member<'_, M> {
     }
 }
 
-/// A line of cells along i: what is given, what is added to, and what is in flight. All of one length, the faces along i one longer.
+/// A line of cells along i: inputs, accumulated outputs, and in-flight numbers. All of one length, the faces along
+/// i one longer.
 struct Line<'s, const M: usize> {
     sigma_total: &'s [f64],
     source: [&'s [f64]; MOMENTS],
@@ -704,11 +709,11 @@ struct Line<'s, const M: usize> {
 }
 
 impl<const M: usize> Line<'_, M> {
-    /// Cell after cell. Returns how many angles had a fixup.
+    /// Sweeps cell after cell. Returns the number of angles with a fixup.
     fn sweep<const FIXUP: bool, const FORWARD: bool>(self, beam: &Beam<M>) -> u64 {
         let Self { sigma_total, source, flux, face_i, face_j, face_k, phi_j, phi_k } = self;
         let n = sigma_total.len();
-        // The face behind a cell is the one it flows out of.
+        // The face behind a cell is its outflow face.
         let face_i = if FORWARD { &mut face_i[1..] } else { &mut face_i[..n] };
         let [source0, source1, source2, source3] = source.map(|moment| &moment[..n]);
         let [flux0, flux1, flux2, flux3] = flux.map(|moment| &mut moment[..n]);
@@ -740,7 +745,7 @@ impl<const M: usize> Line<'_, M> {
 }
 
 impl<const M: usize> Beam<M> {
-    /// What a cell makes in each angle, of its four moments.
+    /// Source of a cell in each angle, from its four moments.
     #[inline(always)]
     fn source(&self, moments: [f64; MOMENTS]) -> [f64; M] {
         let [i, j, k] = &self.cosines;
@@ -748,14 +753,14 @@ impl<const M: usize> Beam<M> {
     }
 }
 
-/// A cell in `M` angles: the flux in its middle, and what flows out along i, j and k.
+/// A cell in `M` angles: the flux in its middle, and its outflow along i, j and k.
 struct Solved<const M: usize> {
     phi: [f64; M],
     outflow: [[f64; M]; 3],
 }
 
 impl<const M: usize> Solved<M> {
-    /// The diamond differences: the middle is the mean of inflow and outflow in each direction.
+    /// Solves by diamond differences: the middle is the mean of inflow and outflow in each direction.
     #[inline(always)]
     fn new(beam: &Beam<M>, sigma_total: f64, made: [f64; M], inflow: &[[f64; M]; 3]) -> Self {
         let [slope_i, slope_j, slope_k] = &beam.slopes;
@@ -767,7 +772,7 @@ impl<const M: usize> Solved<M> {
         Self { phi, outflow: inflow.map(|inflow| array::from_fn(|m| 2.0 * phi[m] - inflow[m])) }
     }
 
-    /// Whether there may be one: −0 counts too, and needs no fixup.
+    /// Whether a fixup is possible: −0 counts too, and needs no fixup.
     #[inline(always)]
     fn has_negative_outflow(&self) -> bool {
         let [i, j, k] = &self.outflow;
@@ -775,7 +780,7 @@ impl<const M: usize> Solved<M> {
         signs >> 63 == 1
     }
 
-    /// Sets negative outflows to 0. Returns in how many angles there were any.
+    /// Sets negative outflows to 0. Returns the number of angles that had any.
     #[cold]
     fn fix(&mut self, beam: &Beam<M>, sigma_total: f64, made: [f64; M], inflow: &[[f64; M]; 3]) -> u64 {
         (0..M)
@@ -799,8 +804,8 @@ struct Angle {
 }
 
 impl Angle {
-    /// As long as an outflow is negative, makes the first that is 0 and solves the rest again, which may make another negative: at most
-    /// three times, since an outflow that was made 0 stays so.
+    /// While an outflow is negative, sets the first negative one to 0 and solves the rest again, which may make
+    /// another negative. At most three times, since an outflow that was set to 0 stays so.
     fn fix(&mut self, sigma_total: f64, made: f64, slopes: [f64; 3], inflow: [f64; 3]) -> bool {
         let mut divisor = sigma_total + slopes.iter().sum::<f64>();
         let mut dividend = made + slopes.iter().zip(&inflow).map(|(slope, inflow)| slope * inflow).sum::<f64>();
@@ -819,7 +824,7 @@ impl Angle {
     }
 }
 
-/// Element by element.
+/// Combines two arrays element by element.
 #[inline(always)]
 fn times<const M: usize>(one: [f64; M], other: [f64; M]) -> [f64; M] {
     array::from_fn(|m| one[m] * other[m])
@@ -842,7 +847,7 @@ mod tests {
     use super::*;
     use crate::native;
 
-    /// Runs `n` cells an edge in blocks of `mk` planes and `mmi` angles.
+    /// Solves `n` cells an edge in blocks of `mk` planes and `mmi` angles.
     fn solve(members: usize, n: usize, mk: usize, mmi: usize) -> (Found, Balance) {
         let problem = Problem { n, mk, mmi };
         let mut words = vec![u64::MAX; 1 << 21];
@@ -900,14 +905,14 @@ mod tests {
 
     #[test]
     fn negative_outflows_are_made_0_one_after_the_other() {
-        // No source, and much more comes in along j and k than is in the middle.
+        // No source, and the inflow along j and k is much larger than the flux in the middle.
         let (slopes, inflow) = ([20.0, 2.0, 2.0], [0.1, 0.9, 0.9]);
         let phi = (20.0 * 0.1 + 2.0 * 0.9 * 2.0) / 25.0;
         let mut angle = Angle { phi, outflow: inflow.map(|inflow| 2.0 * phi - inflow) };
         assert!(angle.outflow[1] < 0.0 && angle.outflow[2] < 0.0, "{:?}", angle.outflow);
         assert!(angle.fix(1.0, 0.0, slopes, inflow));
         assert!(angle.outflow.iter().all(|outflow| *outflow >= 0.0), "{:?}", angle.outflow);
-        // What comes in goes out or collides, with c/2 times each flow.
+        // The inflow either flows out or collides, with c/2 times each flow.
         let flows: f64 = (0..3).map(|d| slopes[d] / 2.0 * (inflow[d] - angle.outflow[d])).sum();
         assert!((flows - angle.phi).abs() < 1e-15, "{flows} {}", angle.phi);
     }

@@ -1,4 +1,4 @@
-//! Several vCPUs or threads doing one job: dispatch, wait, and the counter they all read.
+//! Several vCPUs or threads doing one job: dispatch, wait, and their common counter.
 //!
 //! ```text
 //!   member 0 (leader)                       members 1…n−1
@@ -9,8 +9,8 @@
 //!   dismiss(): generation = DISMISSED ───▶  return
 //! ```
 //!
-//! Members spin instead of sleeping: a guest in ring 3 cannot halt, and a sleeping thread would measure the host's wake-up. Threads of
-//! a process offer their CPU to others once a wait is long: what they wait for may need it.
+//! Members spin instead of sleeping: a guest in ring 3 cannot halt, and a sleeping thread would measure the host's
+//! wake-up. Threads of a process yield their CPU once a wait is long: the thread they wait for may need it.
 #![expect(
     unsafe_code,
     reason = "the job is borrowed by threads that outlive the borrow's scope, and rdtsc is an intrinsic"
@@ -20,7 +20,7 @@ use core::cell::UnsafeCell;
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-// What a member does between two looks when it has waited for long. In a guest there is nobody to give the vCPU to.
+// Action of a member between two checks after a long wait. A guest has no other thread to yield to.
 #[cfg(not(any(test, feature = "std")))]
 use core::hint::spin_loop as give_way;
 #[cfg(any(test, feature = "std"))]
@@ -28,19 +28,19 @@ use std::thread::yield_now as give_way;
 
 /// Ticks of this CPU's time stamp counter (SDM volume 3, 17.17: invariant on every CPU KVM runs on since 2008).
 ///
-/// Not serialising: the CPU may read it some tens of instructions early or late, which is nothing beside a batch of
-/// memory accesses.
+/// Not serialising: the CPU may read it some tens of instructions early or late, which is negligible beside a batch
+/// of memory accesses.
 pub fn ticks() -> u64 {
-    // SAFETY: rdtsc exists on every x86-64 CPU; in ring 3 it needs CR4.TSD clear, which the boot contract, the image's own
-    // boot code and Linux all provide.
+    // SAFETY: rdtsc exists on every x86-64 CPU; in ring 3 it needs CR4.TSD clear, which the boot contract, the
+    // image's own boot code and Linux all provide.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Looks before a wait is long: some tens of microseconds, in which members who all run meet, and little beside the milliseconds of the
-/// time slice that a thread would spin away.
+/// Number of checks before a wait is long: some tens of microseconds, in which running members meet. That is short
+/// beside a time slice of milliseconds that a thread would spin away.
 const LOOKS_OF_A_SHORT_WAIT: u32 = 1000;
 
-/// Returns what `look` finds, as soon as it finds something.
+/// Calls `look` until it finds something, and returns that.
 fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
     for _ in 0..LOOKS_OF_A_SHORT_WAIT {
         if let Some(found) = look() {
@@ -59,20 +59,21 @@ fn wait_for<T>(look: impl Fn() -> Option<T>) -> T {
 /// A job as the team carries it: the borrow's lifetime is erased, [`Team::lead`] does not return before its last use.
 type Job = *const (dyn Fn(usize) + Sync);
 
-/// Value of `generation` that sends the followers home; no team counts that far.
+/// Value of `generation` that ends the followers; no team counts that far.
 const DISMISSED: u64 = u64::MAX;
 
 /// A leader and its followers. `const`-constructible, so that an image can keep it in a `static`.
 pub struct Team {
     /// Counts the jobs. A change is the signal, and its release/acquire pair carries the job.
     generation: AtomicU64,
-    /// Followers that have finished the current job.
+    /// Number of followers that have finished the current job.
     done: AtomicUsize,
-    /// Followers that take part; set before the first job.
+    /// Number of followers that take part; set before the first job.
     followers: AtomicUsize,
-    /// A follower's job ended by a panic: it will not come for the next one.
+    /// Set if a follower's job ended by a panic: the follower does not come for the next one.
     broken: AtomicBool,
-    /// Current job. Written by the leader while no follower runs, read by followers after they saw `generation` change.
+    /// Current job. The leader writes it while no follower runs; followers read it after they saw `generation`
+    /// change.
     job: UnsafeCell<Option<Job>>,
 }
 
@@ -89,7 +90,7 @@ impl Default for Team {
 }
 
 impl Team {
-    /// A team of the leader alone.
+    /// Creates a team of the leader alone.
     pub const fn new() -> Self {
         Self {
             generation: AtomicU64::new(0),
@@ -100,10 +101,10 @@ impl Team {
         }
     }
 
-    /// Says how many members there are, the leader included. Before the first job, once.
+    /// Sets the number of members, including the leader. To be called once, before the first job.
     ///
     /// # Panics
-    /// When `members` is 0, or a job has run already.
+    /// Panics if `members` is 0, or if a job has run already.
     pub fn set_members(&self, members: usize) {
         assert!(members > 0, "a team has at least its leader");
         assert!(self.generation.load(Ordering::Relaxed) == 0, "the team has already worked");
@@ -113,11 +114,11 @@ impl Team {
     /// Runs `job(i)` on every member i and returns when all are done. Only member 0 calls this, and not within a job.
     ///
     /// # Panics
-    /// When a follower's part panicked.
+    /// Panics if a follower's part panicked.
     pub fn lead(&self, job: &(dyn Fn(usize) + Sync)) {
         let job: *const (dyn Fn(usize) + Sync + '_) = job;
-        // SAFETY: only the lifetime changes. The pointer is used by followers until they count themselves in `done`, and
-        // this function waits for all of them while the borrow lives, also when the leader's own part panics.
+        // SAFETY: only the lifetime changes. The pointer is used by followers until they count themselves in `done`,
+        // and this function waits for all of them while the borrow lives, also when the leader's own part panics.
         let job: Job = unsafe { core::mem::transmute(job) };
         let followers = self.followers.load(Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
@@ -131,7 +132,7 @@ impl Team {
         assert!(!self.broken.load(Ordering::Relaxed), "a member of the team panicked in its job");
     }
 
-    /// The life of member `index`: does its part of every job until the leader dismisses the team.
+    /// Main loop of member `index`: does its part of every job until the leader dismisses the team.
     pub fn follow(&self, index: usize) {
         let mut seen = 0;
         loop {
@@ -139,8 +140,8 @@ impl Team {
             if seen == DISMISSED {
                 return;
             }
-            // SAFETY: the acquire load above saw the leader's release, so the write of `job` is visible and complete; the
-            // leader does not write it again before this member has counted itself in `done`.
+            // SAFETY: the acquire load above saw the leader's release, so the write of `job` is visible and complete;
+            // the leader does not write it again before this member has counted itself in `done`.
             let job = unsafe { *self.job.get() };
             let mut part = Part { team: self, is_complete: false };
             if let Some(job) = job {
@@ -151,7 +152,7 @@ impl Team {
         }
     }
 
-    /// Sends the followers home. No job may follow.
+    /// Ends the followers. No job may follow.
     pub fn dismiss(&self) {
         self.generation.store(DISMISSED, Ordering::Release);
     }
@@ -169,7 +170,8 @@ impl Drop for WaitForFollowers<'_> {
     }
 }
 
-/// A follower's part of a job, counted as done when dropped: a native thread that panics must not leave the leader spinning.
+/// A follower's part of a job, counted as done when dropped: the leader must not spin forever if a native thread
+/// panics.
 struct Part<'t> {
     team: &'t Team,
     is_complete: bool,
@@ -184,8 +186,8 @@ impl Drop for Part<'_> {
     }
 }
 
-/// Holds one value on its way from the leader to a member, or back. Safe whoever calls: a value is only moved by the one who won
-/// the change of `state`.
+/// Holds one value on its way from the leader to a member, or back. It is safe for any caller: only the thread that
+/// wins the change of `state` moves the value.
 pub struct Slot<T> {
     state: AtomicU8,
     value: UnsafeCell<Option<T>>,
@@ -195,12 +197,12 @@ const EMPTY: u8 = 0;
 const BUSY: u8 = 1;
 const FULL: u8 = 2;
 
-// SAFETY: `value` is only touched by whoever changed `state` to BUSY, one at a time; the release/acquire pair of FULL carries the
-// value, which may change threads because it is Send. No reference to it is ever shared.
+// SAFETY: `value` is only touched by the thread that changed `state` to BUSY, one at a time; the release/acquire pair
+// of FULL carries the value, which may change threads because it is Send. No reference to it is ever shared.
 unsafe impl<T: Send> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
-    /// A slot that holds nothing, or that.
+    /// Creates a slot that holds nothing, or a value.
     pub const fn new(value: Option<T>) -> Self {
         let state = if value.is_some() { FULL } else { EMPTY };
         Self { state: AtomicU8::new(state), value: UnsafeCell::new(value) }
@@ -209,20 +211,20 @@ impl<T> Slot<T> {
     /// Puts a value into an empty slot.
     ///
     /// # Panics
-    /// When it is not empty.
+    /// Panics if the slot is not empty.
     pub fn put(&self, value: T) {
         assert!(self.change(EMPTY), "the slot is not empty");
-        // SAFETY: this call made the state BUSY, so nobody else touches the value until it is FULL.
+        // SAFETY: this call made the state BUSY, so no other thread touches the value until it is FULL.
         unsafe { *self.value.get() = Some(value) };
         self.state.store(FULL, Ordering::Release);
     }
 
-    /// Takes the value out; `None` when there is none.
+    /// Takes the value out; `None` if the slot is empty.
     pub fn take(&self) -> Option<T> {
         if !self.change(FULL) {
             return None;
         }
-        // SAFETY: this call made the state BUSY, so nobody else touches the value until it is EMPTY.
+        // SAFETY: this call made the state BUSY, so no other thread touches the value until it is EMPTY.
         let value = unsafe { (*self.value.get()).take() };
         self.state.store(EMPTY, Ordering::Release);
         value
@@ -234,7 +236,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// Where members of one job wait for each other. Reusable: the last to come opens it for all.
+/// A meeting point of the members of one job. Reusable: the last to arrive opens it for all.
 #[derive(Debug, Default)]
 pub struct Barrier {
     arrived: AtomicUsize,
@@ -242,12 +244,12 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A closed barrier.
+    /// Creates a closed barrier.
     pub const fn new() -> Self {
         Self { arrived: AtomicUsize::new(0), openings: AtomicUsize::new(0) }
     }
 
-    /// Waits until `members` have come. Everything they wrote before is visible to all of them afterwards.
+    /// Waits until `members` have arrived. All their earlier writes are then visible to all of them.
     pub fn wait(&self, members: usize) {
         let opening = self.openings.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == members {

@@ -2,10 +2,11 @@
 
 use core::fmt;
 
-/// Bytes of text that fit into a [`FixedText`]: one line on any console. Every refusal fits, also of a word as long as a command line.
+/// Capacity of a [`FixedText`] in bytes: one line on any console. Every refusal fits, even one that repeats a word
+/// as long as a command line.
 pub const TEXT_BYTES: usize = 240;
 
-/// A line of text on the stack. What does not fit is cut off, at a character border.
+/// A line of text on the stack. Text beyond its capacity is cut off at a character border.
 #[derive(Clone, Copy)]
 pub struct FixedText {
     bytes: [u8; TEXT_BYTES],
@@ -13,15 +14,15 @@ pub struct FixedText {
 }
 
 impl FixedText {
-    /// The text that `arguments` print.
+    /// Formats `arguments` into a text.
     pub fn new(arguments: fmt::Arguments<'_>) -> Self {
         let mut text = Self { bytes: [0; TEXT_BYTES], length: 0 };
-        // Our `write_str` never fails; an error of somebody's Display leaves what was printed so far.
+        // Our `write_str` never fails; an error of a foreign Display keeps the text printed so far.
         let _ = fmt::write(&mut text, arguments);
         text
     }
 
-    /// The text.
+    /// The formatted text.
     pub fn as_str(&self) -> &str {
         // Only whole characters are ever stored.
         core::str::from_utf8(&self.bytes[..self.length]).unwrap_or("")
@@ -43,7 +44,7 @@ impl fmt::Display for FixedText {
     }
 }
 
-/// A number of bytes for people, in the largest unit that is exact.
+/// A number of bytes for human readers, in the largest unit that is exact.
 pub struct Size(pub u64);
 
 impl fmt::Display for Size {

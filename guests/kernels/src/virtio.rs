@@ -1,5 +1,6 @@
-//! What the drivers of virtio devices behind memory share: finding a device, starting it, its queues (Virtual I/O Device 1.2, 2.7, 3.1.1 and
-//! 4.2). They poll, and say so: a guest in ring 3 has no interrupts.
+//! The common part of the drivers for virtio devices behind memory: finding a device, starting it, its queues
+//! (Virtual I/O Device 1.2, 2.7, 3.1.1 and 4.2). The drivers poll and disable interrupts, since a guest in ring 3
+//! has none.
 //!
 //! ```text
 //!   begin: found, reset, features ─▶ queue, for each ─▶ start        offer ─▶ available ring ─▶ device ─▶ used ring ─▶ take
@@ -7,24 +8,24 @@
 //!   words of a queue  │ descriptors, 2 words each │ available ring │ used ring │
 //! ```
 //!
-//! All of it are words of the arena: the pages beneath the rings are as much under test as those of the data.
+//! All queues are words of the arena: the pages beneath the rings are under test just like those of the data.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::{KernelError, Platform};
 
-/// What may be wrong with a device, as one says it to a user.
+/// A fault of a device, as a message to the user.
 pub type Fault = &'static str;
 
-/// The device that a driver is for.
+/// Type of the device that a driver is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A network card.
     Net = 1,
-    /// A disk.
+    /// A virtio disk.
     Disk = 2,
-    /// Memory given back to the host.
+    /// A balloon, which gives memory back to the host.
     Balloon = 5,
     /// Sockets to the host.
     Sockets = 19,
@@ -33,16 +34,16 @@ pub enum Kind {
 impl Kind {
     const fn missing(self) -> Fault {
         match self {
-            Kind::Net => "there is no virtio network card: run it as a guest with --net tap=NAME",
-            Kind::Disk => "there is no virtio disk: run it as a guest with --disk FILE",
-            Kind::Balloon => "there is no balloon: run it as a guest with --balloon",
-            Kind::Sockets => "there are no virtio sockets: run it as a guest with --vsock cid=N,socket=PATH",
+            Kind::Net => "no virtio network card found; run the kernel in a guest with --net tap=NAME",
+            Kind::Disk => "no virtio disk found; run the kernel in a guest with --disk FILE",
+            Kind::Balloon => "no balloon found; run the kernel in a guest with --balloon",
+            Kind::Sockets => "no virtio sockets found; run the kernel in a guest with --vsock cid=N,socket=PATH",
         }
     }
 }
 
 const REFUSED: Fault = "the device refuses its driver";
-/// What no device says that keeps to the specification.
+/// The device reports an error that a conforming device never does.
 pub const BROKEN: Fault = "the device needs a reset";
 
 // Registers (4.2.2).
@@ -66,10 +67,10 @@ const IS_DRIVEN: u32 = 1 | 2;
 const FEATURES_OK: u32 = 8;
 const DRIVER_OK: u32 = 4;
 const NEEDS_RESET: u32 = 64;
-/// `VIRTIO_F_VERSION_1`, of the upper half.
+/// `VIRTIO_F_VERSION_1`, in the upper half.
 const VERSION_1: u32 = 1;
 
-/// Looks at the used ring between two at the device's status, which are exits to the VMM.
+/// Polls of the used ring between two readings of the device's status, which are exits to the VMM.
 const LOOKS_PER_STATUS: u32 = 1 << 22;
 
 /// A device and its registers.
@@ -80,10 +81,11 @@ pub struct Device<'m> {
 }
 
 impl<'m> Device<'m> {
-    /// The first device of this kind that the machine has, as far as its features are agreed on: these of the lower half, and version 1.
+    /// Finds the machine's first device of this kind and negotiates its features: `features` of the lower half, and
+    /// version 1.
     ///
     /// # Errors
-    /// [`Fault`] where there is none, or it wants other features.
+    /// [`Fault`] if there is no such device, or if it wants other features.
     pub fn begin(platform: &'m dyn Platform, kind: Kind, features: u32) -> Result<Self, Fault> {
         let devices = platform.devices();
         let mut places = (0..devices.count).map(|index| devices.first + index * devices.stride);
@@ -105,7 +107,7 @@ impl<'m> Device<'m> {
     /// Sets up a queue in these words, the first of which is at `address`.
     ///
     /// # Errors
-    /// [`Fault`] where the device has no queue of this number and size.
+    /// [`Fault`] if the device has no queue of this number and size.
     pub fn queue(self, number: u32, entries: u64, words: &'m [AtomicU64], address: u64) -> Result<Queue<'m>, Fault> {
         self.write(QUEUE_SELECTED, number);
         if u64::from(self.read(QUEUE_ENTRIES_MAX)) < entries {
@@ -125,21 +127,21 @@ impl<'m> Device<'m> {
         Ok(queue)
     }
 
-    /// From now on the device works.
+    /// Starts the device.
     ///
     /// # Errors
-    /// [`Fault`] where it cannot.
+    /// [`Fault`] if it cannot start.
     pub fn start(self) -> Result<(), Fault> {
         self.write(DEVICE_STATUS, IS_DRIVEN | FEATURES_OK | DRIVER_OK);
         if self.needs_reset() { Err(REFUSED) } else { Ok(()) }
     }
 
-    /// A word of its configuration.
+    /// Reads a word of its configuration.
     pub fn configuration(self, offset: u64) -> u32 {
         self.read(CONFIGURATION + offset)
     }
 
-    /// Writes one.
+    /// Writes a word of its configuration.
     pub fn set_configuration(self, offset: u64, value: u32) {
         self.write(CONFIGURATION + offset, value);
     }
@@ -157,52 +159,52 @@ impl<'m> Device<'m> {
     }
 }
 
-/// In the available ring: `VIRTQ_AVAIL_F_NO_INTERRUPT` (2.7.6).
+/// Flag of the available ring: `VIRTQ_AVAIL_F_NO_INTERRUPT` (2.7.6).
 const NO_INTERRUPTS: u16 = 1;
-/// In the used ring: `VIRTQ_USED_F_NO_NOTIFY` (2.7.8).
+/// Flag of the used ring: `VIRTQ_USED_F_NO_NOTIFY` (2.7.8).
 const NO_NOTIFICATIONS: u64 = 1;
 
 const NEXT: u64 = 1;
 const DEVICE_WRITES: u64 = 2;
 
-/// Words that a queue of so many entries takes: descriptors, available ring, used ring.
+/// Words of a queue with this number of entries: descriptors, available ring, used ring.
 pub const fn queue_words(entries: u64) -> usize {
     (2 * entries + available_words(entries) + entries + 1) as usize
 }
 
-/// Flags, index, an entry of two bytes each, and two bytes that are not used.
+/// Flags, index, an entry of two bytes each, and two unused bytes.
 const fn available_words(entries: u64) -> u64 {
     (2 * entries + 6).div_ceil(8)
 }
 
-/// A queue at work.
+/// A running queue.
 pub struct Queue<'m> {
     device: Device<'m>,
     number: u32,
     entries: u64,
     words: &'m [AtomicU64],
-    /// Chains offered and taken back, as the rings count them.
+    /// Chains offered and taken back, modulo 2^16 as in the rings.
     offered: u16,
     taken: u16,
 }
 
-/// Some memory of a chain.
+/// A buffer of a chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Where.
+    /// Guest physical address.
     pub address: u64,
-    /// How much.
+    /// Length in bytes.
     pub bytes: u32,
-    /// Whether the device writes it; else it reads.
+    /// Whether the device writes the buffer; otherwise it reads it.
     pub is_written: bool,
 }
 
-/// A chain that the device is done with.
+/// A chain that the device has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// Its first descriptor.
+    /// Index of its first descriptor.
     pub head: u64,
-    /// Bytes that the device wrote.
+    /// Number of bytes that the device wrote.
     pub bytes: u32,
 }
 
@@ -215,7 +217,7 @@ impl Queue<'_> {
         self.available() + available_words(self.entries) as usize
     }
 
-    /// Makes a descriptor stand for `buffer`, and lead on to another.
+    /// Sets a descriptor to `buffer` and to its successor `next`.
     pub fn describe(&self, descriptor: u64, buffer: Buffer, next: Option<u64>) {
         let words = &self.words[2 * descriptor as usize..];
         let direction = if buffer.is_written { DEVICE_WRITES } else { 0 };
@@ -224,25 +226,25 @@ impl Queue<'_> {
         words[1].store(u64::from(buffer.bytes) | flags << 32 | next.unwrap_or(0) << 48, Ordering::Relaxed);
     }
 
-    /// Offers the chain that begins there, and wakes the device where it sleeps.
+    /// Offers the chain that begins at `head`, and notifies the device if it sleeps.
     pub fn offer(&mut self, head: u64) {
         let entry = u64::from(self.offered) % self.entries;
         self.set_half_word(self.available(), 2 + entry, head as u16);
         self.offered = self.offered.wrapping_add(1);
-        // The device must not see the index before what it stands for (2.7.13.3).
+        // The device must see the descriptor before the index (2.7.13.3).
         fence(Ordering::Release);
         self.set_half_word(self.available(), 1, self.offered);
-        // And whether it sleeps is looked at after it could see it (2.7.10).
+        // The check whether it sleeps must follow the publication (2.7.10).
         fence(Ordering::SeqCst);
         if self.words[self.used()].load(Ordering::Relaxed) & NO_NOTIFICATIONS == 0 {
             self.device.write(QUEUE_NOTIFY, self.number);
         }
     }
 
-    /// Waits for the next chain that is done.
+    /// Waits for the next finished chain.
     ///
     /// # Errors
-    /// [`Fault`] where the device gives up, or names a chain that there cannot be.
+    /// [`Fault`] if the device gives up, or names an invalid chain.
     pub fn wait(&mut self) -> Result<Used, Fault> {
         let mut looks = 0u32;
         while (self.words[self.used()].load(Ordering::Acquire) >> 16) as u16 == self.taken {
@@ -268,7 +270,7 @@ impl Queue<'_> {
     }
 }
 
-/// A fault as the end of a kernel.
+/// Turns a fault into a kernel error.
 pub fn device_error<'a>(what: Fault) -> KernelError<'a> {
     KernelError::Device { what }
 }

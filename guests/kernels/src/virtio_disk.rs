@@ -1,4 +1,4 @@
-//! A driver of a virtio disk in a few lines: keeps some requests under way, and polls (Virtual I/O Device 1.2, 5.2).
+//! A small driver of a virtio disk: it keeps some requests in flight and polls (Virtual I/O Device 1.2, 5.2).
 //!
 //! ```text
 //!   words   │ queue │ headers, 2 words per slot │ status, a word per slot │
@@ -10,66 +10,66 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Platform;
 use crate::virtio::{BROKEN, Buffer, Device, Fault, Kind as DeviceKind, Queue, queue_words};
 
-/// Requests under way at once.
+/// Number of requests in flight at once.
 pub const SLOTS: usize = 16;
 /// Entries of the queue: a power of two that holds three descriptors for each slot.
 const ENTRIES: u64 = 64;
 const _: () = assert!(3 * SLOTS as u64 <= ENTRIES);
 
-/// Where the parts begin that are no ring, in words.
+/// Offset of the parts behind the ring, in words.
 const HEADERS: usize = queue_words(ENTRIES);
 const STATUS: usize = HEADERS + 2 * SLOTS;
-/// Words that all of it takes.
+/// Words of the queue, the headers and the status.
 pub const QUEUE_WORDS: usize = 512;
 const _: () = assert!(STATUS + SLOTS <= QUEUE_WORDS);
 
-/// Bytes of a sector, as all positions are counted.
+/// Bytes of a sector, the unit of all positions.
 pub const SECTOR_BYTES: u64 = 512;
 const HEADER_BYTES: u32 = 16;
 
-/// FLUSH, so that the device need not make each write last by itself (5.2.6.2).
+/// FLUSH, so that the device need not make each write durable by itself (5.2.6.2).
 const FEATURES: u32 = 1 << 9;
 
 const FAILED: Fault = "the disk failed a request";
 
-/// What is asked of the disk.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// From disk to memory.
+    /// Read from disk to memory.
     Read = 0,
-    /// From memory to disk.
+    /// Write from memory to disk.
     Write = 1,
-    /// What was written lasts.
+    /// Make earlier writes durable.
     Flush = 4,
 }
 
-/// One request.
+/// One request to the disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// What.
+    /// Kind of the request.
     pub kind: Kind,
-    /// From which sector on.
+    /// Number of the first sector.
     pub sector: u64,
-    /// Where in memory.
+    /// Address in memory.
     pub address: u64,
-    /// How much, whole sectors.
+    /// Length in bytes, whole sectors.
     pub bytes: u32,
 }
 
-/// A disk at work.
+/// A running disk.
 pub struct Disk<'m> {
     queue: Queue<'m>,
-    /// [`QUEUE_WORDS`] of the arena, and where they are.
+    /// [`QUEUE_WORDS`] of the arena.
     words: &'m [AtomicU64],
     address: u64,
     sectors: u64,
 }
 
 impl<'m> Disk<'m> {
-    /// Starts the first disk that the machine has, with its queue in these words, the first of which is at `address`.
+    /// Starts the machine's first disk, with its queue in these words, the first of which is at `address`.
     ///
     /// # Errors
-    /// [`Fault`] where there is none, or it does not start.
+    /// [`Fault`] if there is no disk, or if it does not start.
     pub fn start(platform: &'m dyn Platform, words: &'m [AtomicU64], address: u64) -> Result<Self, Fault> {
         let device = Device::begin(platform, DeviceKind::Disk, FEATURES)?;
         let queue = device.queue(0, ENTRIES, words, address)?;
@@ -78,15 +78,15 @@ impl<'m> Disk<'m> {
         Ok(Self { queue, words: &words[..QUEUE_WORDS], address, sectors })
     }
 
-    /// Its size in sectors.
+    /// Size of the disk in sectors.
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Does all of these requests, some of them at once and in any order.
+    /// Carries out all of these requests, several at once and in any order.
     ///
     /// # Errors
-    /// [`Fault`] where the disk fails one or answers what was not asked; others may have been done.
+    /// [`Fault`] if the disk fails a request, or answers one that was not made; other requests may have been done.
     pub fn carry_out(&mut self, requests: impl IntoIterator<Item = Request>) -> Result<(), Fault> {
         let mut requests = requests.into_iter().fuse();
         let mut is_busy = [false; SLOTS];
@@ -119,7 +119,7 @@ impl<'m> Disk<'m> {
         self.words[header].store(kind as u64, Ordering::Relaxed);
         self.words[header + 1].store(sector, Ordering::Relaxed);
         self.words[status].store(0xff, Ordering::Relaxed);
-        // Without data the header leads straight to the status.
+        // Without data the header links directly to the status.
         let second = if bytes == 0 { first + 2 } else { first + 1 };
         let of_header = Buffer { address: place(header), bytes: HEADER_BYTES, is_written: false };
         let of_data = Buffer { address, bytes, is_written: kind == Kind::Read };

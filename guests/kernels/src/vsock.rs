@@ -1,13 +1,14 @@
-//! Sockets: gives the programs of the host back what they send, over one connection after another.
+//! Sockets: an echo server for programs of the host, over one connection after another.
 //!
 //! ```text
-//!   host ── REQUEST to port 1024 ──▶ RESPONSE       data ─▶ a buffer ─▶ the same bytes back, from where they lie
+//!   host ── REQUEST to port 1024 ──▶ RESPONSE       data ─▶ a buffer ─▶ the same bytes back, from the buffer
 //!        ── SHUTDOWN of its sending ─▶ SHUTDOWN of both, then its RST     SHUTDOWN of both ─▶ RST
-//!   connect=P: first a connection to port P of the host, which the guest asks for
+//!   connect=P: first a connection to port P of the host, opened by the guest
 //! ```
 //!
-//! One packet after another, and one connection at a time (Virtual I/O Device 1.2, 5.10). The guest keeps nothing, so what is sent back counts
-//! on the host's room: a program that sends more than that (256 KiB) without reading loses its connection.
+//! It handles one packet after another, and one connection at a time (Virtual I/O Device 1.2, 5.10). The guest
+//! stores nothing, so an echo needs the host's room: a program that sends more than that (256 KiB) without reading
+//! loses its connection.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,10 +20,10 @@ use crate::report;
 use crate::virtio::{BROKEN, Buffer, Device, Fault, Kind, Queue, device_error, queue_words};
 use crate::{Arena, Platform};
 
-/// The sockets in the table of kernels.
+/// The sockets kernel in the table of kernels.
 pub const KERNEL: Kernel = Kernel {
     name: Name::literal("vsock"),
-    summary: "gives programs of the host back what they send to port 1024; wants a guest with --vsock",
+    summary: "echoes the bytes that programs of the host send to port 1024; needs a guest with --vsock",
     classes: &[],
     parameters: PARAMETERS,
     quick: "connections=1",
@@ -35,26 +36,31 @@ pub const KERNEL: Kernel = Kernel {
 const FIGURE: Figure = Figure::literal("echoed", "bytes");
 
 const PARAMETERS: &[Parameter] = &[
-    Parameter { name: "connections", default: "1", unit: "count", meaning: "after how many connections it ends" },
+    Parameter {
+        name: "connections",
+        default: "1",
+        unit: "count",
+        meaning: "number of connections to serve before it ends",
+    },
     Parameter {
         name: "connect",
         default: "not used",
         unit: "port",
-        meaning: "a port of the host that it connects to first; that connection counts too",
+        meaning: "host port that it connects to first; that connection counts too",
     },
 ];
 
-/// Where programs of the host find it, and where its own connection comes from.
+/// Port for programs of the host, and source port of its own connection.
 const PORT: u32 = 1024;
 const HOST: u64 = 2;
-/// Buffers for packets of the host.
+/// Number of buffers for packets of the host.
 const SLOTS: u64 = 16;
 const SLOT_WORDS: usize = 512;
 const HEADER_BYTES: u32 = 44;
-/// The last word of a header is half a word.
+/// The last word of a header is only half used.
 const HEADER_WORDS: usize = 6;
 const STREAM: u64 = 1;
-/// What the guest claims to have room for: it passes everything on.
+/// Room that the guest claims to have; it passes all data on.
 const ROOM: u32 = 1 << 18;
 
 // Operations.
@@ -65,7 +71,7 @@ const SHUTDOWN: u16 = 4;
 const DATA: u16 = 5;
 const CREDIT_UPDATE: u16 = 6;
 const CREDIT_REQUEST: u16 = 7;
-/// Of a shutdown: nothing is received, nothing is sent any more.
+/// Flags of a shutdown: neither receives nor sends any more.
 const NOTHING_MORE: u32 = 3;
 
 const QUEUE_WORDS: usize = queue_words(SLOTS);
@@ -89,7 +95,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     report::verdict(platform, 0, echoed)
 }
 
-/// A header's numbers that matter here.
+/// The header fields that matter here.
 #[derive(Clone, Copy)]
 struct Packet {
     host_port: u32,
@@ -99,11 +105,11 @@ struct Packet {
     flags: u32,
 }
 
-/// A connection that is there.
+/// An open connection.
 #[derive(Clone, Copy)]
 struct Connection {
     host_port: u32,
-    /// Bytes that have come, modulo 2^32.
+    /// Number of received bytes, modulo 2^32.
     passed: u32,
 }
 
@@ -136,7 +142,7 @@ impl<'m> Sockets<'m> {
         self.slots_address + slot * SLOT_WORDS as u64 * 8
     }
 
-    /// Serves so many connections; how many bytes it has sent back.
+    /// Serves this number of connections. Returns the number of bytes it has sent back.
     fn serve(&mut self, connections: u64, connect: Option<u32>) -> Result<u64, Fault> {
         for slot in 0..SLOTS {
             let buffer = Buffer { address: self.slot_address(slot), bytes: SLOT_WORDS as u32 * 8, is_written: true };
@@ -172,7 +178,7 @@ impl<'m> Sockets<'m> {
         }
     }
 
-    /// Does what a packet asks; how many bytes went back.
+    /// Handles a packet. Returns the number of bytes sent back.
     fn answer(&mut self, packet: Packet, slot: u64, open: &mut Option<Connection>) -> Result<u64, Fault> {
         let Packet { host_port, guest_port, bytes, operation, flags } = packet;
         let is_ours = guest_port == PORT && open.is_some_and(|one| one.host_port == host_port);
@@ -198,14 +204,14 @@ impl<'m> Sockets<'m> {
             }
             SHUTDOWN => self.say(host_port, PORT, SHUTDOWN, NOTHING_MORE, passed, None)?,
             CREDIT_REQUEST => self.say(host_port, PORT, CREDIT_UPDATE, 0, passed, None)?,
-            // An answer to ours, or how much the host has room for.
+            // An answer to our packet, or an update of the host's room.
             RESPONSE | CREDIT_UPDATE => {}
             _ => return Err(BROKEN),
         }
         Ok(0)
     }
 
-    /// Sends a packet, and waits until the device has it.
+    /// Sends a packet, and waits until the device has taken it.
     fn say(
         &mut self,
         host_port: u32,

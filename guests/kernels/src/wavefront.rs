@@ -1,4 +1,5 @@
-//! Sweeps in which a row needs the one before it, and the same row of the plane before: several members at once, a plane apart.
+//! Sweeps in which a row needs the row before it, and the same row of the previous plane: several members at once,
+//! a plane apart.
 //!
 //! ```text
 //!   step 4, rising      plane 1   plane 2   plane 3   plane 4
@@ -7,7 +8,8 @@
 //!   rows of member 2    done      now                               beside: the row before its first, of the same plane
 //! ```
 //!
-//! What is read was finished in an earlier step. The first and the last row and plane are faces, which are read and never written.
+//! All rows that are read were finished in an earlier step. The first and the last row and plane are faces, which
+//! are read and never written.
 
 use core::ops::Range;
 
@@ -15,22 +17,22 @@ use wideleaf_protocol::VCPUS_MAX;
 
 use crate::parts::ranges;
 
-/// What a member has in one step.
+/// The part of a field that a member has in one step.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Front<'s, T> {
     /// Number of the plane.
     pub plane: usize,
     /// Numbers of the rows.
     pub rows: Range<usize>,
-    /// These rows of this plane, to write to.
+    /// These rows of this plane, for writing.
     pub own: &'s mut [T],
-    /// The row of this plane that the sweep has passed before it comes to these.
+    /// The row of this plane that the sweep passes just before these.
     pub beside: &'s [T],
     /// These rows of the plane that the sweep has passed before.
     pub behind: &'s [T],
 }
 
-/// Which way a sweep goes, through rows and planes alike.
+/// Direction of a sweep, through rows and planes alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the first to the last.
@@ -39,26 +41,26 @@ pub enum Direction {
     Falling,
 }
 
-/// A field of planes of rows and the members who sweep through it.
+/// A field of planes of rows, and the number of members that sweep through it.
 #[derive(Clone, Copy, Debug)]
 pub struct Wavefront {
-    /// Planes, and rows of a plane that are used, faces included.
+    /// Number of planes, and of used rows of a plane, including faces.
     pub edge: usize,
     /// Elements from one row to the next.
     pub row_len: usize,
     /// Elements from one plane to the next.
     pub plane_len: usize,
-    /// How many share the work, at most [`VCPUS_MAX`].
+    /// Number of members that share the work, at most [`VCPUS_MAX`].
     pub members: usize,
 }
 
 impl Wavefront {
-    /// Steps of a sweep: the last member begins when the first is as many planes ahead as there are others.
+    /// Number of steps of a sweep: the last member begins when the first is `members - 1` planes ahead.
     pub const fn steps(&self) -> usize {
         self.inner() + self.members - 1
     }
 
-    /// What each member has in a step; `None` for one that has not begun or is done, or does not exist.
+    /// The part of each member in a step; `None` for one that has not begun, is done, or does not exist.
     pub fn fronts<'s, T>(&self, field: &'s mut [T], direction: Direction, step: usize) -> Fronts<'s, T> {
         match direction {
             Direction::Rising => self.rising(field, step),
@@ -66,7 +68,7 @@ impl Wavefront {
         }
     }
 
-    /// Planes, and rows of a plane, between the faces.
+    /// Number of planes, and of rows of a plane, between the faces.
     const fn inner(&self) -> usize {
         self.edge - 2
     }
@@ -83,8 +85,8 @@ impl Wavefront {
         })
     }
 
-    /// From the lowest plane to the highest. Of each, the rows before the own ones are finished: whoever has the next plane reads
-    /// among them.
+    /// Fronts from the lowest plane to the highest. In each plane, the rows before the own ones are finished, and
+    /// the owner of the next plane reads some of them.
     fn rising<'s, T>(&self, field: &'s mut [T], time: usize) -> Fronts<'s, T> {
         let mut fronts = [const { None }; VCPUS_MAX];
         let mut active = self.active(time).rev().peekable();
@@ -107,13 +109,13 @@ impl Wavefront {
         fronts
     }
 
-    /// From the highest plane to the lowest. Of each, the rows after the own ones are finished.
+    /// Fronts from the highest plane to the lowest. In each plane, the rows after the own ones are finished.
     fn falling<'s, T>(&self, field: &'s mut [T], time: usize) -> Fronts<'s, T> {
         let mut fronts = [const { None }; VCPUS_MAX];
         let mut active = self.active(time).peekable();
         let Some((_, _, highest)) = active.peek() else { return fronts };
         let (mut rest, finished) = field[..(highest + 2) * self.plane_len].split_at_mut((highest + 1) * self.plane_len);
-        // Where in its plane the finished part begins.
+        // Start of the finished part within its plane.
         let (mut finished, mut start) = (&*finished, 0);
         for (member, rows, plane) in active {
             let (below, here) = rest.split_at_mut(plane * self.plane_len);
@@ -133,7 +135,7 @@ impl Wavefront {
     }
 }
 
-/// What each member has in a step.
+/// The parts of all members in a step.
 pub type Fronts<'s, T> = [Option<Front<'s, T>>; VCPUS_MAX];
 
 #[cfg(test)]
@@ -144,10 +146,10 @@ mod tests {
 
     const EDGE: usize = 7;
     const ROW_LEN: usize = 2;
-    /// Longer than the rows that are used, as in fields with room between the planes.
+    /// Longer than the used rows, as in fields with gaps between the planes.
     const PLANE_LEN: usize = (EDGE + 1) * ROW_LEN;
 
-    /// Number of each row in the order of a sweep; faces are 0. Panics where a row is not behind those it needs.
+    /// Number of each row in the order of a sweep; faces are 0. Panics if a row comes before one that it needs.
     fn sweep(direction: Direction, members: usize) -> vec::Vec<usize> {
         let wavefront = Wavefront { edge: EDGE, row_len: ROW_LEN, plane_len: PLANE_LEN, members };
         let mut field = vec![0; EDGE * PLANE_LEN];

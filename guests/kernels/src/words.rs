@@ -1,12 +1,13 @@
-//! Words that say where they belong, and the record of those that were found wrong.
+//! Words that encode their own place, and the record of wrong ones.
 //!
 //! ```text
 //!   word i in generation g:  scramble(g·2^40 + i)     never 0, never the same for two (i, g)
 //! ```
 //!
-//! Whoever moves, splits or merges the pages beneath a running guest must not lose a byte. A page that was dropped reads as
-//! zeros, one that was copied too early as the previous generation, one put at the wrong place as another word's value, and a
-//! window put together from both as a mixture: each word is checked against exactly one value, so all of these are found.
+//! A host that moves, splits or merges the pages beneath a running guest must not lose a byte. A dropped page reads
+//! as zeros, one copied too early as the previous generation, one at the wrong place as another word's value, and a
+//! window combined from both as a mixture. Each word is checked against exactly one value, so all of these are
+//! found.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,16 +19,17 @@ use crate::registry::KernelError;
 
 /// Words of a 4 KiB page.
 pub const PAGE_WORDS: u64 = 512;
-/// Bits of a word's index in its value; the generation has the rest.
+/// Bits of a word's index in its value; the generation has the remaining bits.
 const INDEX_BITS: u32 = 40;
-/// Most words there can be: their indices fit below the generation.
+/// Largest number of words: their indices fit below the generation.
 pub const WORDS_MAX: u64 = 1 << INDEX_BITS;
-/// Generation of the fill. Not 0, so that no word of any generation is zero.
+/// Generation of the fill. It is not 0, so that no word of any generation is zero.
 pub const FIRST_GENERATION: u64 = 1;
 /// Last generation that still fits above the index.
 pub const LAST_GENERATION: u64 = (1 << (64 - INDEX_BITS)) - 1;
 
-/// An odd factor with its bits spread evenly (2^64 divided by the golden ratio), so that multiplying by it is reversible.
+/// An odd factor with its bits spread evenly (2^64 divided by the golden ratio), so that multiplying by it is
+/// reversible.
 pub const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The factor's inverse modulo 2^64, by Newton's iteration: every step doubles the number of right bits, 3 at first.
 const FACTOR_INVERSE: u64 = {
@@ -41,31 +43,31 @@ const FACTOR_INVERSE: u64 = {
 };
 const _: () = assert!(FACTOR.wrapping_mul(FACTOR_INVERSE) == 1, "the scrambling must be reversible");
 
-/// The value of word `index` in `generation`. One to one: two words, or two generations of one, never have the same value,
-/// and none is 0.
+/// The value of word `index` in `generation`. It is one-to-one: two words, or two generations of one word, always
+/// have different values, none of them 0.
 #[inline]
 pub const fn word(index: u64, generation: u64) -> u64 {
     let product = (generation << INDEX_BITS | index).wrapping_mul(FACTOR);
-    // Without the shift the low bits of a value would only depend on the low bits of the index.
+    // Without the shift the low bits of a value would depend only on the low bits of the index.
     product ^ product >> 32
 }
 
-/// Index and generation that have this value.
+/// Index and generation of a value.
 pub const fn origin(value: u64) -> (u64, u64) {
     let plain = (value ^ value >> 32).wrapping_mul(FACTOR_INVERSE);
     (plain & (WORDS_MAX - 1), plain >> INDEX_BITS)
 }
 
-/// What a run has written so far: words below `words`, in generations up to `newest_generation`.
+/// The words that a run has written so far: below `words`, in generations up to `newest_generation`.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
-    /// Indices are below this.
+    /// Upper bound of the indices, exclusive.
     pub words: u64,
-    /// No word has a later generation.
+    /// Highest generation of any word.
     pub newest_generation: u64,
 }
 
-/// What a value looks like that was found where word `index` of `generation` belongs.
+/// Kind of the value `found`, which was read at the place of word `index` of `generation`.
 pub fn classify(found: u64, index: u64, generation: u64, written: Written) -> MismatchKind {
     let (found_index, found_generation) = origin(found);
     let is_written =
@@ -84,7 +86,7 @@ pub fn write_first(slot: &AtomicU64, index: u64) {
     slot.store(word(index, FIRST_GENERATION), Ordering::Relaxed);
 }
 
-/// Words found wrong so far, and the first of them.
+/// Number of wrong words so far, and the first of them.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: AtomicU64,
@@ -95,7 +97,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Records `slot` if it has not the value of word `index` in `generation`.
+    /// Records `slot` if its value differs from that of word `index` in `generation`.
     #[inline]
     pub fn check(&self, slot: &AtomicU64, index: u64, generation: u64) {
         self.check_value(slot.load(Ordering::Relaxed), index, generation);
@@ -109,7 +111,7 @@ impl Findings {
         }
     }
 
-    /// As [`check`](Self::check), and gives the word the value of the next generation.
+    /// As [`check`](Self::check), and writes the word's value of the next generation.
     #[inline]
     pub fn check_and_rewrite(&self, slot: &AtomicU64, index: u64, generation: u64) {
         self.check(slot, index, generation);
@@ -126,12 +128,12 @@ impl Findings {
         }
     }
 
-    /// How many words were wrong.
+    /// Number of wrong words.
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// The first one, of words that begin at `address`; asked by the leader while nobody records.
+    /// The first wrong word, of words that begin at `address`. The leader calls it while no other vCPU records.
     fn first(&self, address: u64, written: Written) -> Option<Mismatch> {
         let [index, generation, found] =
             [&self.first_index, &self.first_generation, &self.first_found].map(|value| value.load(Ordering::Relaxed));
@@ -143,7 +145,7 @@ impl Findings {
         })
     }
 
-    /// Says what was found in words that begin at `address`, `checked` times a word was looked at.
+    /// Reports the findings for words that begin at `address`, after `checked` checks of a word.
     pub fn report<'a>(
         &self,
         platform: &dyn Platform,

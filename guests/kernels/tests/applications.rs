@@ -1,4 +1,5 @@
-//! STREAM, Sweep3D, the adaptive mesh and the latencies on native threads: whoever computes them, they verify themselves.
+//! STREAM, Sweep3D, the adaptive mesh and the latencies on native threads: they verify themselves for any number of
+//! threads.
 mod runner;
 
 use runner::{has, run, run_with};
@@ -7,7 +8,7 @@ use wideleaf_protocol::ExitCode;
 /// 4 KiB pages of 32 MiB, which hold Sweep3D's 50³ cells with two threads.
 const PAGES: usize = 32 << 8;
 
-/// Runs it on that many threads, and expects it to pass with this in its verification.
+/// Runs a line on that many threads, and expects it to pass with `verified` checks.
 fn passes(threads: usize, line: &str, verified: &str) -> Vec<String> {
     let (code, lines) = run(threads, PAGES, line);
     assert_eq!(code, ExitCode::Success, "{line}, {threads} threads: {lines:#?}");
@@ -20,7 +21,10 @@ fn value(lines: &[String], name: &str) -> f64 {
     let begin = format!("@wideleaf result name={name} value=");
     let rest =
         lines.iter().find_map(|line| line.strip_prefix(&begin)).unwrap_or_else(|| panic!("no {name}: {lines:#?}"));
-    rest.split(' ').next().and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} is no number: {rest}"))
+    rest.split(' ')
+        .next()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or_else(|| panic!("{name} is not a number: {rest}"))
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn stream_passes_and_says_how_large_its_arrays_are() {
         }
         if has(&lines, "result name=cache ") {
             let caches = 100_003.0 * 8.0 / value(&lines, "cache");
-            assert_eq!(value(&lines, "caches_per_array"), caches, "an array is so many of the last cache");
+            assert_eq!(value(&lines, "caches_per_array"), caches, "size of an array in multiples of the last cache");
         }
     }
 }
@@ -44,7 +48,7 @@ fn stream_passes_and_says_how_large_its_arrays_are() {
 #[test]
 fn sweep3d_gives_the_reference_s_numbers_for_50_cells() {
     for threads in [1, 2] {
-        // Large blocks, so that threads which share a CPU seldom meet.
+        // Large blocks, so that threads that share a CPU seldom wait for each other.
         let lines = passes(threads, "sweep3d n=50 mk=25", "33");
         assert_eq!(value(&lines, "fixups"), 58704.0);
     }
@@ -57,7 +61,7 @@ fn sweep3d_of_another_size_keeps_its_neutrons() {
 }
 
 #[test]
-fn the_mesh_is_what_it_must_be_in_every_number_and_sum() {
+fn every_number_and_sum_of_the_mesh_is_right() {
     for (threads, line, checked) in [
         (1, "amr blocks=16 passes=3", 16 * 512 * 12 + 3 * 12),
         (2, "amr blocks=16 passes=3", 16 * 512 * 12 + 3 * 12),
@@ -70,7 +74,7 @@ fn the_mesh_is_what_it_must_be_in_every_number_and_sum() {
 }
 
 #[test]
-fn latencies_are_told_for_every_footprint() {
+fn latencies_are_reported_for_every_footprint() {
     let lines = passes(1, "latency bytes=1M rounds=1", "82");
     for spots in [8, 64, 240, 256] {
         assert!(value(&lines, &format!("pages{spots}")) > 0.0 && value(&lines, &format!("dense{spots}")) > 0.0);
@@ -88,7 +92,7 @@ fn without_a_known_clock_latencies_are_in_ticks() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_would() {
+fn invalid_parameters_are_refused_with_the_valid_ones() {
     for (line, message) in [
         ("sweep3d mmi=4", "mmi=4: expected one of 1, 2, 3, 6"),
         ("sweep3d n=20 mk=21", "mk=21: expected a count from 1 to 20"),

@@ -1,7 +1,7 @@
 //! GUPS is HPCC's RandomAccess, bit by bit.
 //!
-//! The expected numbers come from HPCC's own functions (RandomAccess/utility.c and the single-CPU kernel of hpcc 1.5), run
-//! once outside this project.
+//! The expected numbers come from HPCC's own functions (RandomAccess/utility.c and the single-CPU kernel of hpcc
+//! 1.5), run once outside this project.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_kernels::Arena;
@@ -45,7 +45,7 @@ fn starts_agrees_with_stepping() {
     }
 }
 
-/// What is known of HPCC's table after its updates.
+/// The known properties of HPCC's table after its updates.
 struct Hpcc {
     log2_words: u32,
     xor: u64,
@@ -58,7 +58,7 @@ struct Hpcc {
     stream_127_end: u64,
 }
 
-/// Runs one round as `vcpus` vCPUs would, one after the other, and compares with HPCC; then undoes it.
+/// Runs one round with the work of `vcpus` vCPUs, one after the other, compares it with HPCC, and undoes it.
 fn assert_round_is_hpccs(vcpus: usize, expected: &Hpcc) {
     let mut words = table(expected.log2_words);
     let arena = Arena::from_words(&mut words);
@@ -68,7 +68,7 @@ fn assert_round_is_hpccs(vcpus: usize, expected: &Hpcc) {
     fill(table, 0..length);
     for vcpu in 0..vcpus {
         let ends = Streams::new(part(batches, vcpu, vcpus)).run(table, |_| ());
-        // The last stretch ends where the whole sequence does.
+        // The last part ends where the whole sequence ends.
         if vcpu == vcpus - 1 {
             assert_eq!(ends[127], expected.stream_127_end);
         }

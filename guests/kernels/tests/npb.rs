@@ -1,13 +1,15 @@
-//! The NAS Parallel Benchmarks on native threads: classes S and W give the published values, whoever computes them.
+//! The NAS Parallel Benchmarks on native threads: classes S and W give the published values for any number of
+//! threads.
 mod runner;
 
 use runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
-/// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 57 MiB and up to 2 MiB to their first border.
+/// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 57 MiB and up to 2 MiB to their
+/// first border.
 const PAGES: usize = 64 << 8;
 
-/// The order of the reference is slower, and what is dealt to two threads class S has too.
+/// The reference's order is slower, and class S also covers the split between two threads.
 const REFERENCE: &[(&str, usize)] = &[("S", 1), ("S", 2), ("W", 1)];
 
 /// Runs classes S and W on one and on two threads.
@@ -89,7 +91,7 @@ fn the_matrix_of_cg_has_as_many_entries_as_the_npbs() {
 
 #[test]
 fn a_number_of_threads_that_divides_nothing_passes_too() {
-    // npb.cg meets over a thousand times. Threads that never gave way took minutes for that on two busy CPUs.
+    // npb.cg has over a thousand barriers. Threads that never yielded took minutes for that on two busy CPUs.
     for kernel in ["npb.ep", "npb.is buckets=0", "npb.is buckets=1", "npb.mg", "npb.bt", "npb.sp", "npb.cg"] {
         let (code, lines) = run(3, PAGES, kernel);
         assert_eq!(code, ExitCode::Success, "{kernel}: {lines:#?}");
@@ -110,7 +112,7 @@ fn a_small_arena_is_refused_before_anything_is_touched() {
 fn the_lines_come_in_the_order_a_host_relies_on() {
     let (_, lines) = run(1, PAGES, "npb.is");
     let verbs = lines.iter().map(|line| line.split(' ').nth(1).unwrap_or_default());
-    // On a busy machine there may be time for one.
+    // A busy machine may have time for only one.
     let verbs: Vec<_> = verbs.filter(|verb| *verb != "progress").collect();
     assert_eq!(verbs.join(" "), "hello problem region begin end begin end result result begin end verify exit");
 }
@@ -136,8 +138,8 @@ fn size_and_iterations_of_class_a_are_the_npbs() {
 }
 
 #[test]
-fn the_timed_part_says_between_its_steps_how_far_it_is() {
-    // By a clock of 1000 ticks a second every step takes longer than the least time between two lines.
+fn the_timed_part_reports_its_progress_between_steps() {
+    // By a clock of 1000 ticks a second every step takes longer than the minimum time between two lines.
     let ends = [
         ("npb.is", "done=9 total=10"),
         ("npb.cg", "done=14 total=15"),

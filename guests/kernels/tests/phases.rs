@@ -1,4 +1,4 @@
-//! Phases: its sets lie where it says, every word is known at any time, and no damage to any set goes unseen.
+//! Phases: its sets lie where it says, every word is known at any time, and damage to any set is detected.
 mod runner;
 
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use wideleaf_kernels::rounds::part;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_protocol::{ExitCode, Message};
 
-/// The smallest run whose hot span moves and whose sparse set has two windows: 14 MiB.
+/// The smallest run with a moving hot span and a sparse set of two windows: 14 MiB.
 const SMALL: &str = "hot=2M range=4M sparse=4M cold=2M constant=4M";
 const SMALL_SIZES: Sizes = Sizes { hot: 1, range: 2, sparse: 2, cold: 1, constant: 2 };
 /// 4 KiB pages of all its sets.
@@ -63,7 +63,8 @@ fn a_pass_meets_every_hot_word_once_however_it_is_shared() {
 fn a_pass_leaves_a_page_at_once_and_returns_at_no_fixed_distance() {
     let pages: Vec<_> = Scattered::new(1, 0..WINDOW_WORDS).map(|word| word / PAGE_WORDS).collect();
     let returns = |distance: usize| pages.iter().zip(&pages[distance..]).filter(|(page, later)| page == later).count();
-    // By chance one in 512, which is 512 of 2^18; a stride has all of them at some distances and none at the others.
+    // A random order gives one in 512, which is 512 of 2^18; a stride has all of them at some distances and none at
+    // the others.
     let most = (1..4096).map(returns).max();
     assert!(most.is_some_and(|most| most < 4 * 512), "{most:?} returns at one distance");
 }
@@ -89,7 +90,8 @@ fn phases_passes_with_one_and_more_threads_also_when_the_span_comes_round() {
     for threads in [1, 2, 3] {
         let (code, lines) = run(threads, SMALL_PAGES, &format!("phases {SMALL} phases=3 passes=2"));
         assert_eq!(code, ExitCode::Success, "{lines:#?}");
-        // 6 passes over 2^18 hot words, 2 sparse and 1024 constant pages; then 5 full windows and 2 pages.
+        // The checks are 6 passes over 2^18 hot words, 2 sparse and 1024 constant pages; then 5 full windows and 2
+        // pages.
         let checked = 6 * (262_144 + 2 + 1024) + 5 * 262_144 + 2 * 512;
         assert!(has(&lines, &format!("verify status=pass errors=0 checked={checked}")), "{lines:#?}");
         assert!(has(&lines, "result name=updates value=1572864.0 unit=updates"), "{lines:#?}");
@@ -101,7 +103,7 @@ fn phases_passes_with_one_and_more_threads_also_when_the_span_comes_round() {
 fn phases_prints_its_lines_in_the_order_a_host_relies_on() {
     let (_, lines) = run(1, SMALL_PAGES, &format!("phases {SMALL} passes=1"));
     let is_progress = |line: &&String| line.contains(" progress ");
-    // The one at a phase's end is always there, and others only where the machine is slow.
+    // The line at a phase's end always appears; others appear only on a slow machine.
     assert!(lines.iter().filter(is_progress).any(|line| line.contains("phase=hot1 ") && line.contains("done=262144 ")));
     let verbs: Vec<_> =
         lines.iter().filter(|line| !is_progress(line)).map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();
@@ -123,7 +125,7 @@ fn regions_are_the_four_sets_and_an_empty_one_has_none() {
     };
     let all = ["name=hot_range bytes=4194304", "name=sparse bytes=4194304", "name=cold bytes=2097152"];
     assert_eq!(regions(&format!("phases {SMALL} passes=1"))[..3], all);
-    // What is left of a size that is no whole window, or of a range that is no whole span, is not used.
+    // The remainder of a size that is not whole windows, or of a range that is not whole spans, is unused.
     let rounded = ["name=hot_range bytes=4194304", "name=cold bytes=2097152"];
     assert_eq!(regions("phases hot=4M range=7M sparse=0 cold=3M constant=1M passes=1"), rounded);
 }
@@ -140,7 +142,7 @@ fn phases_by_time_needs_a_clock_and_by_passes_does_not() {
 }
 
 #[test]
-fn phases_refuses_what_cannot_be_and_says_how_much_memory_it_needs() {
+fn phases_refuses_impossible_parameters_and_says_how_much_memory_it_needs() {
     let cases = [
         ("hot=4M range=2M", "range=2M: expected a size in bytes (K, M, G, T) from 4194304 to 268435456"),
         ("hot=1M", "hot=1M: expected a size in bytes (K, M, G, T) from 2097152 to 1099511627776"),
@@ -156,7 +158,7 @@ fn phases_refuses_what_cannot_be_and_says_how_much_memory_it_needs() {
     // 64 MiB for the range of the hot span, 64 sparse, 64 cold, 32 constant.
     let (code, lines) = run(1, 16, "phases");
     assert_eq!(code, ExitCode::Unsupported);
-    assert!(has(&lines, "panic message=needs 224 MiB of memory, there are 64 KiB;"), "{lines:#?}");
+    assert!(has(&lines, "panic message=needs 224 MiB of memory, but has 64 KiB;"), "{lines:#?}");
 }
 
 /// Damages the memory at the end of phase `when`, and returns the exit code and all lines.

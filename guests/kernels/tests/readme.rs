@@ -1,13 +1,13 @@
-//! The README says of each kernel what the table of kernels says.
+//! The README describes each kernel as the table of kernels does.
 use wideleaf_kernels::registry::MemoryNeed;
 use wideleaf_kernels::{KERNELS, Kernel};
 
 const README: &str = include_str!("../README.md");
 
-/// What the column is called that has a kernel's memory by class.
+/// Heading of the column with a kernel's memory by class.
 const MEMORY_COLUMN: &str = "MiB for S, W, A, B, C (one vCPU)";
 
-/// The last cell of the table row that is about a kernel.
+/// The last cell of a kernel's table row.
 fn last_cell_of(kernel: &Kernel) -> Option<&'static str> {
     let begin = format!("| `{}` |", kernel.name);
     let row = README.lines().find(|line| line.starts_with(&begin))?;
@@ -32,7 +32,7 @@ fn says(cell: &str, mebibytes: &[f64]) -> bool {
     })
 }
 
-/// The section that is about a kernel, with its heading: its own, or that of its family (`npb.*`).
+/// The section about a kernel, with its heading: its own, or that of its family (`npb.*`).
 fn section_of(kernel: &Kernel) -> &'static str {
     let name = kernel.name.as_str();
     let family = name.split_once('.').map_or(name.to_owned(), |(family, _)| format!("{family}.*"));
@@ -40,7 +40,8 @@ fn section_of(kernel: &Kernel) -> &'static str {
     section.unwrap_or_else(|| panic!("{name} has no section"))
 }
 
-/// Whether a row of the section's tables is about a parameter: its first cell names it, and no other kernel alone.
+/// Whether a row of the section's tables describes a parameter: its first cell names the parameter, and is not only
+/// for another kernel.
 fn describes(section: &str, kernel: &Kernel, parameter: &str) -> bool {
     let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let is_meant = |cell: &str| !cell.contains("(only") || cell.contains(&format!("(only `{}`)", kernel.name));
@@ -73,5 +74,5 @@ fn every_class_has_its_memory() {
         .map(|kernel| (kernel.name.as_str(), last_cell_of(kernel).unwrap_or("no row"), mebibytes_of(kernel)))
         .filter(|(_, cell, mebibytes)| !says(cell, mebibytes))
         .collect();
-    assert!(wrong.is_empty(), "kernel, what the README says, what is needed: {wrong:.1?}");
+    assert!(wrong.is_empty(), "kernel, MiB in the README, MiB needed: {wrong:.1?}");
 }

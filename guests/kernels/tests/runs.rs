@@ -1,4 +1,4 @@
-//! Whole runs on native threads, as the command line starts them: what is printed, and how they end.
+//! Whole runs on native threads, started like from the command line: their output, and how they end.
 mod runner;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ fn gups_for_a_second_runs_whole_rounds_and_reports_on_the_way() {
     let (code, lines) = run(1, 1 << 7, "gups log2_words=16 seconds=1 progress_ms=50");
     assert_eq!(code, ExitCode::Success, "{lines:#?}");
     let progress = lines.iter().filter(|line| line.contains(" progress phase=update ")).count();
-    // 20 a second; a loaded machine may give fewer, never more.
+    // At most 20 a second; a loaded machine may give fewer.
     assert!((2..=21).contains(&progress), "{progress} progress lines");
     assert!(has(&lines, "verify status=pass errors=0"));
 }
@@ -71,7 +71,7 @@ fn gups_touches_one_page_of_each_sparse_window_and_checks_it() {
             assert_eq!(pages.filter(is_touched).count(), 2);
         }
     };
-    // One thread: of two, one may lose an update of the table.
+    // One thread: with two, an update of the table may be lost.
     let (code, lines) = run_with(1, 0, 3 << 9, "gups log2_words=17 sparse=5M", touched);
     assert_eq!(code, ExitCode::Success, "{lines:#?}");
     assert!(has(&lines, "region name=sparse"), "{lines:#?}");
@@ -81,7 +81,7 @@ fn gups_touches_one_page_of_each_sparse_window_and_checks_it() {
 }
 
 #[test]
-fn gups_tolerates_no_wrong_sparse_word_however_many_threads_there_are() {
+fn gups_tolerates_no_wrong_sparse_word_with_any_number_of_threads() {
     let damage = |message: &Message<'_>, arena: &Arena<'_>| {
         if matches!(message, Message::End { phase, .. } if *phase == "update") {
             arena.words()[(1 << 18) + 7].fetch_xor(1, Ordering::Relaxed);
@@ -169,7 +169,7 @@ fn pattern_finds_two_swapped_pages() {
     assert!(line.ends_with("kind=elsewhere"), "{line}");
 }
 
-/// Damages the memory at the mark of the last of three passes: it is for the final check to find.
+/// Damages the memory at the mark of the last of three passes, for the final check to find.
 fn mismatch_at_last_pass(damage: impl Fn(&Arena<'_>) + Sync) -> String {
     let meddle = |message: &Message<'_>, arena: &Arena<'_>| {
         if matches!(message, Message::Progress { phase, done: 3, .. } if *phase == "pass") {
@@ -183,7 +183,7 @@ fn mismatch_at_last_pass(damage: impl Fn(&Arena<'_>) + Sync) -> String {
 
 #[test]
 fn pattern_finds_a_stale_page() {
-    // Three passes: every word is of the fourth generation now; this page goes back to the third.
+    // After three passes every word is of the fourth generation; this page goes back to the third.
     let line = mismatch_at_last_pass(|arena| {
         for index in page_words(6) {
             arena.words()[index].store(word(index as u64, FIRST_GENERATION + 2), Ordering::Relaxed);
@@ -206,9 +206,9 @@ fn pattern_finds_a_torn_page_whose_second_half_is_stale() {
 fn wrong_arguments_end_with_one_clear_line() {
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
     let cases = [
-        ("", &*format!("no kernel named; say kernel=NAME, where NAME is {kernels}")),
-        ("kernel=linpack", &format!("unknown kernel \"linpack\"; there is {kernels}")),
-        ("gups words=5", "unknown parameter words=; there is log2_words, rounds, seconds, sparse, progress_ms"),
+        ("", &*format!("no kernel named; give kernel=NAME, where NAME is {kernels}")),
+        ("kernel=linpack", &format!("unknown kernel \"linpack\"; choose one of {kernels}")),
+        ("gups words=5", "unknown parameter words=; choose one of log2_words, rounds, seconds, sparse, progress_ms"),
         ("gups log2_words=9", "log2_words=9: expected a count from 10 to 40"),
         ("gups log2_words=big", "log2_words=big: expected a count from 10 to 40"),
         ("gups rounds=1 seconds=1", "rounds= and seconds= exclude each other"),
@@ -232,7 +232,7 @@ fn wrong_arguments_end_with_one_clear_line() {
 }
 
 #[test]
-fn no_refusal_is_cut_however_long_the_word_it_repeats() {
+fn no_refusal_is_cut_even_if_it_repeats_a_long_word() {
     let word = "x".repeat(1000);
     let mut cases = vec![word.clone(), format!("gups {word}"), format!("gups {word}=1 {word}=2"), String::new()];
     for kernel in KERNELS {
@@ -251,10 +251,10 @@ fn no_refusal_is_cut_however_long_the_word_it_repeats() {
 }
 
 #[test]
-fn what_the_machine_cannot_give_is_unsupported_and_not_a_bad_argument() {
+fn a_request_beyond_the_machine_is_unsupported_and_not_a_bad_argument() {
     let (code, lines) = run(1, 16, "gups log2_words=20");
     assert_eq!(code, ExitCode::Unsupported);
-    assert!(has(&lines, "panic message=needs 8 MiB of memory, there are 64 KiB"), "{lines:#?}");
+    assert!(has(&lines, "panic message=needs 8 MiB of memory, but has 64 KiB"), "{lines:#?}");
     let (code, _) = run_with(1, 0, 16, "pattern seconds=1", |_, _| ());
     assert_eq!(code, ExitCode::Unsupported);
 }

@@ -1,5 +1,5 @@
-//! The table of kernels says of each what a run then does: its memory, its figure, its classes. Nothing here names a kernel, so
-//! that a new one is covered by its entry in the table.
+//! A run behaves as the table of kernels says: memory, figure and classes. No kernel is named here, so that a new
+//! one is covered by its entry in the table.
 mod runner;
 
 use runner::{has, run, run_with};
@@ -22,7 +22,7 @@ fn lines_of(kernel: &Kernel) -> Vec<String> {
     kernel.classes.iter().map(of_class).chain([kernel.name.to_string()]).collect()
 }
 
-/// Bytes of a run, where the kernel does not take whatever there is.
+/// Bytes of a run, unless the kernel takes all available memory.
 fn bytes_of(kernel: &Kernel, line: &str, vcpus: usize) -> Option<u64> {
     match kernel.memory_for(line, vcpus) {
         Ok(MemoryNeed::Bytes(bytes)) => Some(bytes),
@@ -38,7 +38,7 @@ fn every_size_is_refused_for_exactly_the_memory_that_the_table_says() {
         for (line, vcpus) in lines_of(kernel).iter().flat_map(|line| (1..=vcpus_max).map(move |vcpus| (line, vcpus))) {
             let Some(bytes) = bytes_of(kernel, line, vcpus) else { continue };
             let (code, lines) = run(vcpus, 1, line);
-            let refusal = format!("panic message=needs {} of memory, there are 4 KiB", Size(bytes));
+            let refusal = format!("panic message=needs {} of memory, but has 4 KiB", Size(bytes));
             assert!(code == ExitCode::Unsupported && has(&lines, &refusal), "{line}, {bytes} bytes: {lines:#?}");
         }
     }
@@ -79,11 +79,11 @@ fn a_kernel_takes_a_class_where_it_has_classes() {
 }
 
 #[test]
-fn a_kernel_with_classes_says_after_hello_which_one_it_solves_and_no_other_says_so() {
+fn only_a_kernel_with_classes_names_its_class_after_hello() {
     for kernel in KERNELS {
         let classes = kernel.classes.iter().map(|class| format!("{} class={class}", kernel.name));
         for line in classes.chain([format!("{} {}", kernel.name, kernel.quick)]) {
-            // The least arena there is: most end with a refusal, which comes later.
+            // The smallest possible arena: most runs end with a refusal, which comes later.
             let (_, lines) = run_with(1, 0, 1, &line, |_, _| ());
             let letter = line.split_once("class=").map(|(_, letter)| letter);
             let expected = letter.map(|letter| format!("problem class={letter} "));

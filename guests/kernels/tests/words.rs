@@ -1,4 +1,4 @@
-//! Predictable words are all different, and say where they come from.
+//! Predictable words are all different, and encode their origin.
 use proptest::prelude::*;
 use wideleaf_kernels::rounds::part;
 use wideleaf_kernels::words::{Written, classify, origin, word};
@@ -25,14 +25,14 @@ proptest! {
 }
 
 #[test]
-fn a_wrong_word_is_described_by_where_it_comes_from() {
+fn a_wrong_word_is_described_by_its_origin() {
     let written = Written { words: 1000, newest_generation: 6 };
     let found = |value| classify(value, 100, 5, written);
     assert_eq!(found(0), MismatchKind::Zero);
     assert_eq!(found(word(100, 4)), MismatchKind::Stale);
     assert_eq!(found(word(101, 5)), MismatchKind::Elsewhere);
     assert_eq!(found(word(101, 6)), MismatchKind::Elsewhere);
-    // A generation nobody has reached, a word outside the memory, a value of no generation.
+    // A generation that no run has reached, a word outside the memory, a value of no generation.
     assert_eq!(found(word(101, 7)), MismatchKind::Foreign);
     assert_eq!(found(word(1000, 5)), MismatchKind::Foreign);
     assert_eq!(found(word(100, 5) ^ 1), MismatchKind::Foreign);

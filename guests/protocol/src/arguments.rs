@@ -7,39 +7,41 @@
 //! kernel=gups log2_words=25 guest_pages=2m vcpus=2          the same
 //! ```
 //!
-//! Words are separated by white space; only the first may be without `=`, and then it is the kernel's name. The keys
-//! below belong to the image, all others to the kernel. A key given twice is refused, wherever it belongs.
+//! Words are separated by white space; only the first may lack `=`, and is then the kernel's name. The keys below
+//! belong to the image, all others to the kernel. A key given twice is refused, whether it is the image's or the
+//! kernel's.
 
 use core::fmt;
 
-/// Which kernel to run: `kernel=gups`, or `gups` as the first word.
+/// Kernel to run: `kernel=gups`, or `gups` as the first word.
 pub const KEY_KERNEL: &str = "kernel";
-/// Page size of the guest's tables: `4k`, `2m` or `1g` ([`GuestPage`](crate::GuestPage)); default `2m`. Only the PVH entry
-/// builds tables; at the direct entry the VMM has built them, and the key must agree.
+/// Page size of the guest's tables: `4k`, `2m` or `1g` ([`GuestPage`](crate::GuestPage)); default `2m`. Only the
+/// PVH entry builds tables; at the direct entry the VMM has built them, and the key must match.
 pub const KEY_GUEST_PAGES: &str = "guest_pages";
-/// How many vCPUs take part, 1 to [`VCPUS_MAX`](crate::VCPUS_MAX). Default: all that the machine has, where it can say so.
+/// Number of vCPUs that take part, 1 to [`VCPUS_MAX`](crate::VCPUS_MAX). Default: all vCPUs of the machine, if it
+/// reports their number.
 pub const KEY_VCPUS: &str = "vcpus";
-/// Ticks of the time stamp counter per second, for a machine that does not say it.
+/// Ticks of the time stamp counter per second, for a machine that does not report it.
 pub const KEY_TSC_HZ: &str = "tsc_hz";
 /// The keys that belong to the image and not to the kernel.
 pub const IMAGE_KEYS: [&str; 4] = [KEY_KERNEL, KEY_GUEST_PAGES, KEY_VCPUS, KEY_TSC_HZ];
 
-/// Keys with this beginning are ignored: QEMU's microvm adds one for every virtio device, for Linux to find it.
+/// Prefix of ignored keys: QEMU's microvm adds one for every virtio device, for Linux to find it.
 pub const IGNORED_KEY_PREFIX: &str = "virtio_mmio.";
 
-/// Most bytes of a command line that an image reads.
+/// Longest command line that an image reads, in bytes.
 pub const COMMAND_LINE_BYTES_MAX: usize = 2048;
 
 /// One `key=value` of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argument<'a> {
-    /// Before the first `=`.
+    /// Text before the first `=`.
     pub key: &'a str,
-    /// After it.
+    /// Text after the first `=`.
     pub value: &'a str,
 }
 
-/// A command line whose words all have the right form. What the values mean is for the image and the kernel to say.
+/// A command line of well-formed words. The image and the kernel check their values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandLine<'a> {
     text: &'a str,
@@ -71,7 +73,7 @@ impl<'a> CommandLine<'a> {
         self.arguments().filter(|argument| !IMAGE_KEYS.contains(&argument.key))
     }
 
-    /// The value of a key; `None` when it is not given.
+    /// The value of a key; `None` if it is absent.
     pub fn value(self, key: &str) -> Option<&'a str> {
         self.arguments().find(|argument| argument.key == key).map(|argument| argument.value)
     }
@@ -91,11 +93,11 @@ fn argument_of(index: usize, word: &str) -> Option<Argument<'_>> {
     }
 }
 
-/// Most bytes of a word that a sentence repeats: no word that means something is longer, and a panic line of 240 bytes has room for the
-/// rest of the sentence, which says what to do.
+/// Most bytes of a word that a message repeats. Every valid word is shorter, and a panic line of 240 bytes has room
+/// for the rest of the message, which contains the remedy.
 const REPEATED_BYTES_MAX: usize = 32;
 
-/// A word of the command line as a sentence repeats it: what is too long ends with `...`.
+/// A word of the command line as a message repeats it: one that is too long ends with `...`.
 #[derive(Clone, Copy, Debug)]
 pub struct Repeated<'a>(pub &'a str);
 
@@ -107,17 +109,17 @@ impl fmt::Display for Repeated<'_> {
     }
 }
 
-/// Why a command line is refused.
+/// Reason why a command line is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandLineError<'a> {
     /// A word is not `key=value`.
     NotAPair {
-        /// The word.
+        /// The malformed word.
         word: &'a str,
     },
     /// A key is given twice.
     DuplicateKey {
-        /// The key.
+        /// The repeated key.
         key: &'a str,
     },
 }
@@ -136,8 +138,8 @@ impl fmt::Display for CommandLineError<'_> {
 
 impl core::error::Error for CommandLineError<'_> {}
 
-/// A size on the command line: a decimal number with an optional K, M, G or T (powers of 1024, either case); a bare number
-/// is bytes. `None` when it is something else or does not fit 64 bits.
+/// A size on the command line: a decimal number with an optional K, M, G or T (powers of 1024, either case); a bare
+/// number is bytes. `None` if it is invalid or does not fit 64 bits.
 pub fn parse_size(text: &str) -> Option<u64> {
     let (digits, shift) = match text.as_bytes().last()? {
         b'K' | b'k' => (&text[..text.len() - 1], 10),
@@ -149,7 +151,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
     parse_count(digits)?.checked_mul(1 << shift)
 }
 
-/// A count on the command line: decimal digits only. `None` when it is something else or does not fit 64 bits.
+/// A count on the command line: decimal digits only. `None` if it is invalid or does not fit 64 bits.
 pub fn parse_count(text: &str) -> Option<u64> {
     // `parse` alone would take a leading plus sign.
     text.as_bytes().first()?.is_ascii_digit().then(|| text.parse().ok())?

@@ -24,10 +24,10 @@
 //! | EFER | LME, LMA |
 //! | CR3 | the VMM's identity tables: every byte of RAM, user-accessible and writable |
 //!
-//! The image brings no IDT and counts on none: what a fault does is the VMM's affair. Ours has gates that report it with
-//! its registers; without them it is a triple fault. The image takes its stacks from its
-//! own `.bss`, which the VMM leaves zero. A VMM need not give any device but the serial port and the exit port;
-//! what it gives beyond are virtio devices behind memory, and nothing raises interrupts for them: the image polls.
+//! The image brings no IDT and needs none: the VMM decides what a fault does. Ours has gates that report a fault
+//! with its registers; without them it is a triple fault. The image takes its stacks from its own `.bss`, which the
+//! VMM leaves zero. A VMM need only provide the serial port and the exit port. Further devices are virtio devices
+//! behind memory without interrupts: the image polls.
 
 use core::fmt;
 
@@ -35,48 +35,51 @@ use crate::{GuestPage, VCPUS_MAX};
 
 /// First word of a [`DirectBoot`]: "wideleaf" in little-endian ASCII.
 pub const DIRECT_BOOT_MAGIC: u64 = u64::from_le_bytes(*b"wideleaf");
-/// Version of the contract; the image refuses another one.
+/// Version of the contract; the image refuses any other.
 pub const DIRECT_BOOT_VERSION: u32 = 2;
-/// Most RAM ranges a [`DirectBoot`] holds: below and above the 32-bit hole, and room for six more memslots with gaps.
+/// Capacity of a [`DirectBoot`] in RAM ranges: below and above the 32-bit hole, and room for six more memslots with
+/// gaps.
 pub const RAM_RANGES_MAX: usize = 8;
-/// From the registers of one device to those of the next.
+/// Distance from the registers of one device to those of the next, in bytes.
 pub const DEVICE_STRIDE: u64 = 0x1000;
 /// Selector of the 64-bit code segment: entry 3 of the table, privilege level 3.
 pub const USER_CODE_SELECTOR: u16 = 0x1b;
 /// Selector of the data segment: entry 4 of the table, privilege level 3.
 pub const USER_DATA_SELECTOR: u16 = 0x23;
-/// RFLAGS at the entry: bit 1 is always one, bit 9 is IF, bits 12 and 13 are IOPL 3 (SDM volume 1, 3.4.3). The guest gets no
-/// interrupts; with IF clear some hypervisors' emulators (Bochs 2.7) keep the host's away from a guest that never exits.
+/// RFLAGS at the entry: bit 1 is always one, bit 9 is IF, bits 12 and 13 are IOPL 3 (SDM volume 1, 3.4.3). The guest
+/// gets no interrupts; with IF clear some hypervisors' emulators (Bochs 2.7) keep the host's away from a guest that
+/// never exits.
 pub const RFLAGS: u64 = 0x3202;
 
 /// A half-open range of guest-physical RAM, `[gpa, gpa + bytes)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RamRange {
-    /// First byte.
+    /// First address of the range.
     pub gpa: u64,
     /// Length in bytes.
     pub bytes: u64,
 }
 
 impl RamRange {
-    /// First address after the range; `None` when it does not fit 64 bits.
+    /// First address after the range; `None` if it does not fit 64 bits.
     pub const fn end(self) -> Option<u64> {
         self.gpa.checked_add(self.bytes)
     }
 }
 
-/// What the VMM tells the image. All numbers are little-endian; the layout is fixed by `repr(C)` and has no padding.
+/// Boot data from the VMM to the image. All numbers are little-endian; the layout is fixed by `repr(C)` and has no
+/// padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DirectBoot {
-    /// [`DIRECT_BOOT_MAGIC`].
+    /// Magic number, [`DIRECT_BOOT_MAGIC`].
     pub magic: u64,
-    /// [`DIRECT_BOOT_VERSION`].
+    /// Version of the contract, [`DIRECT_BOOT_VERSION`].
     pub version: u32,
-    /// vCPUs that were started, 1 to [`VCPUS_MAX`].
+    /// Number of started vCPUs, 1 to [`VCPUS_MAX`].
     pub vcpus: u32,
-    /// Ticks of the guest's time stamp counter per second; 0 = the VMM does not know.
+    /// Ticks of the guest's time stamp counter per second; 0 if the VMM does not know.
     pub tsc_hz: u64,
     /// Page size of the tables in CR3: 4 KiB, 2 MiB or 1 GiB.
     pub guest_page_bytes: u64,
@@ -84,15 +87,15 @@ pub struct DirectBoot {
     pub cmdline_gpa: u64,
     /// Length of the command line in bytes.
     pub cmdline_len: u64,
-    /// First GPA the image may use for itself and its arena: after the image, the tables, this structure and the command
-    /// line. All RAM at or above it belongs to the image.
+    /// First GPA the image may use for itself and its arena: after the image, the tables, this structure and the
+    /// command line. All RAM at or above it belongs to the image.
     pub free_start: u64,
-    /// First address of the registers of the first virtio device, behind memory (Virtual I/O Device 1.2, 4.2.2), which are mapped
-    /// user-accessible as RAM is; [`DEVICE_STRIDE`] further are those of the next.
+    /// Address of the registers of the first virtio device, behind memory (Virtual I/O Device 1.2, 4.2.2), mapped
+    /// user-accessible like RAM. Those of the next device are [`DEVICE_STRIDE`] further.
     pub devices_gpa: u64,
-    /// How many devices there are.
+    /// Number of devices.
     pub device_count: u64,
-    /// How many of `ram_ranges` count.
+    /// Number of valid entries of `ram_ranges`.
     pub ram_range_count: u64,
     /// The guest's RAM, disjoint and ascending.
     pub ram_ranges: [RamRange; RAM_RANGES_MAX],
@@ -103,7 +106,7 @@ pub const DIRECT_BOOT_BYTES: usize = 80 + 16 * RAM_RANGES_MAX;
 const _: () = assert!(size_of::<DirectBoot>() == DIRECT_BOOT_BYTES, "repr(C) added padding to the contract");
 
 impl Default for DirectBoot {
-    /// One vCPU, 2 MiB pages, no RAM yet, and the right magic and version: what a VMM starts from.
+    /// One vCPU, 2 MiB pages, no RAM yet, and the right magic and version: the starting point of a VMM.
     fn default() -> Self {
         Self {
             magic: DIRECT_BOOT_MAGIC,
@@ -123,13 +126,13 @@ impl Default for DirectBoot {
 }
 
 impl DirectBoot {
-    /// The RAM ranges that count.
+    /// The valid RAM ranges.
     pub fn ram(&self) -> &[RamRange] {
         let count = usize::try_from(self.ram_range_count).unwrap_or(usize::MAX);
         &self.ram_ranges[..count.min(RAM_RANGES_MAX)]
     }
 
-    /// Adds a range after the others; hands it back when all [`RAM_RANGES_MAX`] are taken.
+    /// Appends a range; returns it if all [`RAM_RANGES_MAX`] are in use.
     pub fn push_ram(&mut self, range: RamRange) -> Result<(), RamRange> {
         let count = self.ram().len();
         let slot = self.ram_ranges.get_mut(count).ok_or(range)?;
@@ -138,7 +141,7 @@ impl DirectBoot {
         Ok(())
     }
 
-    /// Checks everything a reader relies on.
+    /// Checks everything that a reader relies on.
     pub fn validate(&self) -> Result<(), DirectBootError> {
         if self.magic != DIRECT_BOOT_MAGIC {
             return Err(DirectBootError::Magic { found: self.magic });
@@ -163,7 +166,7 @@ impl DirectBoot {
         Ok(())
     }
 
-    /// The structure as it lies in guest memory.
+    /// Encodes the structure for guest memory.
     pub fn to_bytes(&self) -> [u8; DIRECT_BOOT_BYTES] {
         let mut bytes = [0; DIRECT_BOOT_BYTES];
         let words = [
@@ -185,7 +188,7 @@ impl DirectBoot {
         bytes
     }
 
-    /// The structure that lies in guest memory as `bytes`. Says nothing about its contents: see [`Self::validate`].
+    /// Decodes the structure from guest memory, without checking its contents: see [`Self::validate`].
     pub fn from_bytes(bytes: &[u8; DIRECT_BOOT_BYTES]) -> Self {
         let word = |index: usize| {
             let mut word = [0; 8];
@@ -212,37 +215,37 @@ impl DirectBoot {
     }
 }
 
-/// Why a [`DirectBoot`] is refused.
+/// Reason why a [`DirectBoot`] is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectBootError {
     /// The first word is not [`DIRECT_BOOT_MAGIC`].
     Magic {
-        /// What it is.
+        /// First word that was found.
         found: u64,
     },
-    /// Another version of the contract.
+    /// The version of the contract differs.
     Version {
-        /// Which.
+        /// Version that was found.
         found: u32,
     },
     /// No vCPU, or more than [`VCPUS_MAX`].
     Vcpus {
-        /// How many.
+        /// Number that was found.
         found: u32,
     },
     /// x86-64 has no pages of that size.
     GuestPage {
-        /// The size.
+        /// Size that was found, in bytes.
         bytes: u64,
     },
     /// No RAM range, or more than [`RAM_RANGES_MAX`].
     RamRangeCount {
-        /// How many.
+        /// Number that was found.
         found: u64,
     },
     /// A range is empty, wraps around, or does not lie after the one before.
     RamRange {
-        /// Which one, from 0.
+        /// Index of the range, from 0.
         index: usize,
     },
 }

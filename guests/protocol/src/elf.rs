@@ -1,5 +1,5 @@
-//! Where the fields of an ELF file are (System V ABI, "ELF header" and "Program header"): little-endian files of both
-//! classes.
+//! Offsets of the fields of an ELF file (System V ABI, "ELF header" and "Program header"): little-endian files of
+//! both classes.
 //!
 //! | class | header | program header | a word |
 //! |---|---|---|---|
@@ -13,7 +13,7 @@ pub struct ElfLayout {
     pub word_bytes: usize,
     /// Size of the ELF header.
     pub header_bytes: usize,
-    /// Offset of the word that says where the table of program headers is.
+    /// Offset of the word with the offset of the program headers.
     pub table_at: usize,
     /// Offset of the distance between two program headers, 16 bits.
     pub stride_at: usize,
@@ -31,7 +31,7 @@ pub struct ElfLayout {
     pub memory_bytes_at: usize,
 }
 
-/// Files of 32 bits.
+/// Layout of 32-bit files.
 pub const ELF32: ElfLayout = ElfLayout {
     word_bytes: 4,
     header_bytes: 52,
@@ -45,7 +45,7 @@ pub const ELF32: ElfLayout = ElfLayout {
     memory_bytes_at: 20,
 };
 
-/// Files of 64 bits.
+/// Layout of 64-bit files.
 pub const ELF64: ElfLayout = ElfLayout {
     word_bytes: 8,
     header_bytes: 64,
@@ -73,23 +73,23 @@ impl ElfLayout {
         }
     }
 
-    /// The word at this offset; `None` where it does not lie inside.
+    /// The word at this offset; `None` if it is not inside.
     pub fn word(&self, bytes: &[u8], at: usize) -> Option<u64> {
         if self.word_bytes == 4 { read_u32(bytes, at).map(u64::from) } else { read_u64(bytes, at) }
     }
 }
 
-/// 16 bits at this offset; `None` where they do not lie inside.
+/// 16 bits at this offset; `None` if they are not inside.
 pub fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// 32 bits at this offset; `None` where they do not lie inside.
+/// 32 bits at this offset; `None` if they are not inside.
 pub fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// 64 bits at this offset; `None` where they do not lie inside.
+/// 64 bits at this offset; `None` if they are not inside.
 pub fn read_u64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }

@@ -1,4 +1,4 @@
-//! The ELF notes by which an image says which entries it has, and a reader for them.
+//! The ELF notes with an image's entries, and a reader for them.
 //!
 //! | owner | type | descriptor | entry |
 //! |---|---|---|---|
@@ -21,24 +21,24 @@ pub const DIRECT_NOTE_VERSION: u32 = 1;
 /// One note of an ELF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note<'a> {
-    /// Who defined the type, without the terminating zero.
+    /// Name of the owner that defined the type, without the terminating zero.
     pub owner: &'a [u8],
-    /// What the descriptor is, in the owner's numbering.
+    /// Type of the descriptor, in the owner's numbering.
     pub kind: u32,
-    /// The content.
+    /// Content of the note.
     pub descriptor: &'a [u8],
 }
 
 /// Descriptor of the direct entry's note: `u32 version, u32 reserved, u64 entry64`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectNote {
-    /// [`DIRECT_NOTE_VERSION`].
+    /// Version of the descriptor, [`DIRECT_NOTE_VERSION`].
     pub version: u32,
-    /// Where every vCPU starts.
+    /// Address at which every vCPU starts.
     pub entry64: u64,
 }
 
-/// The direct entry of an image; `None` when the file is no ELF64 file or has no such note of a version we know.
+/// The direct entry of an image; `None` if the file is not an ELF64 file or has no such note of a known version.
 pub fn direct_entry(elf: &[u8]) -> Option<DirectNote> {
     let is_64_bit = ElfLayout::of(elf) == Some(&ELF64);
     let mut notes = notes(elf).filter(|_| is_64_bit);
@@ -47,16 +47,16 @@ pub fn direct_entry(elf: &[u8]) -> Option<DirectNote> {
     (note.version == DIRECT_NOTE_VERSION).then_some(note)
 }
 
-/// The PVH entry of an image; `None` when the file is no ELF file or has no such note. ELF files of 32 bits have
-/// one too: what starts there is 32-bit code in every case.
+/// The PVH entry of an image; `None` if the file is not an ELF file or has no such note. 32-bit ELF files have one
+/// too: its code is 32-bit code in every case.
 pub fn pvh_entry(elf: &[u8]) -> Option<u32> {
     let mut notes = notes(elf);
     let note = notes.find(|note| note.owner == PVH_NOTE_OWNER.as_bytes() && note.kind == PVH_NOTE_TYPE)?;
     read_u32(note.descriptor, 0)
 }
 
-/// The notes in the `PT_NOTE` segments of a little-endian ELF file of either class, in the order they stand. Ends at
-/// the first thing that does not lie inside the file, and is empty for a file of another kind.
+/// The notes in the `PT_NOTE` segments of a little-endian ELF file of either class, in file order. The iteration
+/// ends at the first field outside the file, and is empty for a file of another kind.
 pub fn notes(elf: &[u8]) -> impl Iterator<Item = Note<'_>> {
     let layout = ElfLayout::of(elf);
     let header_count = layout.and_then(|layout| read_u16(elf, layout.count_at)).unwrap_or(0);

@@ -2,27 +2,27 @@
 
 use core::fmt;
 
-/// Why the guest ended. The number is what the guest writes to [`port::EXIT`](crate::port::EXIT) and what a native run
-/// gives to its parent.
+/// Reason why the guest ended. The guest writes the number to [`port::EXIT`](crate::port::EXIT); a native run exits
+/// with it.
 ///
-/// An exit code alone is not proof of success: QEMU itself ends with status 1 when it cannot start, which is also what
-/// [`ExitCode::Success`] becomes. A host believes a success when it has also read the `exit` line.
+/// An exit code alone does not prove success: QEMU itself ends with status 1 if it cannot start, which is also the
+/// status of [`ExitCode::Success`]. A host believes a success only if it has also read the `exit` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
     /// The kernel ran and its verification passed.
     Success = 0,
-    /// The kernel ran and found memory it had not written so.
+    /// The kernel ran and found memory with other contents than it had written.
     VerificationFailed = 1,
     /// The command line names an unknown kernel, an unknown parameter, or a value out of its range.
     BadArguments = 2,
-    /// The guest's own mistake: a Rust panic.
+    /// A bug in the guest: a Rust panic.
     Panic = 3,
-    /// The CPU raised an exception nobody expected.
+    /// The CPU raised an unexpected exception.
     Exception = 4,
-    /// The machine lacks something that was asked for: 1 GiB guest pages, enough RAM, another vCPU.
+    /// The machine lacks a requested feature: 1 GiB guest pages, enough RAM, another vCPU.
     Unsupported = 5,
-    /// The program that a Linux guest ran in place of a kernel ended with another status than 0, or by a signal.
+    /// The program that a Linux guest ran instead of a kernel ended by a signal or with a status other than 0.
     ProgramFailed = 6,
 }
 
@@ -43,18 +43,18 @@ impl ExitCode {
         self as u8
     }
 
-    /// The exit code that a byte written to the exit port stands for; `None` for a number nobody defined.
+    /// The exit code of a byte written to the exit port; `None` for an undefined number.
     pub fn from_port_value(value: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.port_value() == value)
     }
 
-    /// The status QEMU ends with after the guest wrote this code to `isa-debug-exit`: `(value << 1) | 1`
+    /// QEMU's exit status after the guest wrote this code to `isa-debug-exit`: `(value << 1) | 1`
     /// (hw/misc/debugexit.c).
     pub const fn qemu_status(self) -> i32 {
         ((self.port_value() as i32) << 1) | 1
     }
 
-    /// The exit code behind a QEMU status; `None` when the status cannot come from `isa-debug-exit`.
+    /// The exit code of a QEMU status; `None` if the status cannot come from `isa-debug-exit`.
     pub fn from_qemu_status(status: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| code.qemu_status() == status)
     }
@@ -68,7 +68,7 @@ impl fmt::Display for ExitCode {
             Self::BadArguments => "bad arguments",
             Self::Panic => "panic",
             Self::Exception => "unexpected CPU exception",
-            Self::Unsupported => "the machine lacks something that was asked for",
+            Self::Unsupported => "the machine lacks a requested feature",
             Self::ProgramFailed => "the program failed",
         })
     }

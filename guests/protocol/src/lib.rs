@@ -1,4 +1,4 @@
-//! What a wideleaf guest and its host agree on: one crate, both sides.
+//! The contract between a wideleaf guest and its host, for both sides.
 //!
 //! ```text
 //!   guest image, native run                          wideleaf command, experiments, tests
@@ -16,10 +16,10 @@
 //! | [`port`] | the x86 I/O ports a guest writes to |
 //! | [`arguments`] | the grammar of the guest's command line |
 //! | [`direct`] | how our VMM starts an image in 64-bit ring 3, without any boot code |
-//! | [`elf`] | where the fields of an image's file are |
-//! | [`elf_note`] | where an image says which entries it has |
-//! | [`recording`] | what a kernel that is recorded hands to whoever records it |
-//! | [`linux`] | what the initramfs of a Linux guest holds, and the words of the Linux command line that are ours |
+//! | [`elf`] | offsets of the fields of an image's file |
+//! | [`elf_note`] | the notes with an image's entries |
+//! | [`recording`] | the output of a recorded kernel to its recorder |
+//! | [`linux`] | contents of a Linux guest's initramfs, and our words on the Linux command line |
 //!
 //! The crate has no dependency, no `std`, no allocation and no `unsafe`, so that the freestanding image can use it.
 #![no_std]
@@ -42,9 +42,9 @@ pub use exit::ExitCode;
 pub use message::{Entry, GuestPage, Message, Mismatch, ProtocolError, Status, parse};
 pub use name::Name;
 
-/// The version in every `hello` line. A host refuses a guest that says another one.
+/// Version in every `hello` line. A host refuses a guest with any other version.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// The most vCPUs an image serves: each has a stack, an interrupt stack and a task segment of its own in the image's
-/// `.bss`, so the number is fixed when the image is linked. Sixteen is twice what the experiments ask for.
+/// The most vCPUs of an image. Each has a stack, an interrupt stack and a task segment of its own in the image's
+/// `.bss`, so the number is fixed when the image is linked. Sixteen is twice the experiments' maximum.
 pub const VCPUS_MAX: usize = 16;

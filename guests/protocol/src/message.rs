@@ -1,4 +1,5 @@
-//! The lines a guest prints, as one typed enum with an encoder ([`Display`](core::fmt::Display)) and a parser ([`parse`]).
+//! The lines a guest prints, as one typed enum with an encoder ([`Display`](core::fmt::Display)) and a parser
+//! ([`parse`]).
 //!
 //! ```text
 //! @wideleaf hello version=1 kernel=gups vcpus=2 guest_page=2m tsc_hz=2500000000 entry=direct
@@ -12,7 +13,7 @@
 //! @wideleaf exit code=0
 //! ```
 //!
-//! A kernel that comes in classes says after `hello` which one it solves:
+//! A kernel with classes prints its class after `hello`:
 //!
 //! ```text
 //! @wideleaf problem class=A size=256x256x128 iterations=6
@@ -25,87 +26,87 @@ use core::fmt;
 
 use crate::{ExitCode, Name};
 
-/// How every line of ours begins.
+/// Prefix of each of our lines.
 pub const PREFIX: &str = "@wideleaf ";
 
 /// One line from the guest. The variants are the verbs, the fields are the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Message<'a> {
-    /// First line of every run that got as far as knowing its kernel.
+    /// First line of every run with a known kernel.
     Hello {
-        /// [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION) of the guest.
+        /// Protocol version of the guest, [`PROTOCOL_VERSION`](crate::PROTOCOL_VERSION) when it was built.
         version: u32,
         /// Kernel that is about to run.
         kernel: Name<'a>,
-        /// vCPUs (native: threads) that take part.
+        /// Number of vCPUs (native: threads) that take part.
         vcpus: u32,
-        /// Page size of the guest's own page tables (native: what the process asked for).
+        /// Page size of the guest's own page tables (native: the one that the process asked for).
         guest_page: GuestPage,
-        /// Time stamp counter ticks per second; 0 = unknown, then no result is in seconds.
+        /// Time stamp counter ticks per second; 0 if unknown, and then no result is in seconds.
         tsc_hz: u64,
         /// How the kernel was started.
         entry: Entry,
     },
-    /// What is solved, where that comes in classes: in the words of the NPB's result block. Guests built before there was this line
-    /// leave it out.
+    /// The problem of a kernel with classes, in the words of the NPB's result block. Older guests do not print this
+    /// line.
     Problem {
-        /// The letter that everybody means this size by.
+        /// Letter of the class.
         class: Name<'a>,
         /// One number, or the edges of a grid with an `x` between them.
         size: Name<'a>,
-        /// How often the timed part repeats itself; 0 for a kernel that does not.
+        /// Number of iterations of the timed part; 0 for a kernel without iterations.
         iterations: u32,
     },
-    /// Where the kernel's data live: a half-open range `[address, address + bytes)`.
+    /// Range of the kernel's data: half-open, `[address, address + bytes)`.
     Region {
-        /// What the range holds.
+        /// Contents of the range.
         name: Name<'a>,
         /// GPA in a guest image (which maps memory one to one), virtual address in a process.
         address: u64,
-        /// Length of the range.
+        /// Length of the range in bytes.
         bytes: u64,
     },
-    /// A phase begins now: the host takes its counters on this line.
+    /// A phase begins: the host reads its counters on this line.
     Begin {
-        /// Phase that begins.
+        /// Name of the phase.
         phase: Name<'a>,
         /// Time stamp counter when the guest began to write this line.
         tsc: u64,
     },
-    /// A phase has ended: the host takes its counters again.
+    /// A phase has ended: the host reads its counters again.
     End {
-        /// Phase that ended.
+        /// Name of the phase.
         phase: Name<'a>,
         /// Time stamp counter when the guest began to write this line.
         tsc: u64,
     },
-    /// How far a phase is. The host computes the rate over any section from two of these.
+    /// Progress of a phase. The host computes the rate over any section from two of these.
     Progress {
-        /// Phase that is running.
+        /// Name of the running phase.
         phase: Name<'a>,
         /// Time stamp counter at which `done` was true.
         tsc: u64,
         /// Units of work done since the phase began, over all vCPUs.
         done: u64,
-        /// Units of work planned; 0 = until the time is up.
+        /// Units of work planned; 0 if the time decides.
         total: u64,
     },
     /// One measured number.
     Result {
-        /// What was measured.
+        /// Name of the measured quantity.
         name: Name<'a>,
-        /// The number.
+        /// Value of the result.
         value: f64,
         /// Its unit, for instance `GUP/s` or `s`.
         unit: Name<'a>,
     },
-    /// How long a vCPU was kept from its work: the distribution of the time one small batch of work took.
+    /// Interruptions of a vCPU: the distribution of the time that one small batch of work took.
     Gaps {
-        /// vCPU whose batches these are.
+        /// vCPU of these batches.
         vcpu: u32,
-        /// Batches measured.
+        /// Number of measured batches.
         count: u64,
-        /// Median, in nanoseconds.
+        /// Median (p50), in nanoseconds.
         p50_ns: u64,
         /// 99th percentile, in nanoseconds.
         p99_ns: u64,
@@ -114,30 +115,30 @@ pub enum Message<'a> {
         /// The longest batch, in nanoseconds.
         max_ns: u64,
     },
-    /// Memory holds something else than the kernel wrote. At most one line per run: the first that was met.
+    /// Memory differs from what the kernel wrote. At most one line per run, for the first such word.
     Mismatch(Mismatch),
-    /// What the kernel's own verification found.
+    /// Result of the kernel's own verification.
     Verify {
-        /// Whether the kernel's rule for passing is met.
+        /// Whether the kernel passed by its own rule.
         status: Status,
-        /// Words that are wrong.
+        /// Number of wrong words.
         errors: u64,
-        /// Words that were looked at.
+        /// Number of checked words.
         checked: u64,
     },
-    /// The guest gives up; the message says why. Control characters in it are printed as spaces.
+    /// The guest gives up, with a reason. Control characters in it are printed as spaces.
     Panic {
         /// One sentence, to the end of the line.
         message: &'a str,
     },
-    /// Last line of every run; the same code then goes to the exit port.
+    /// Last line of every run; the same code is then written to the exit port.
     Exit {
-        /// How the run ended.
+        /// Reason why the run ended.
         code: ExitCode,
     },
 }
 
-/// A word of memory that is not what it should be (verb `mismatch`).
+/// A word of memory with a wrong value (verb `mismatch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Address of the word, in the same space as [`Message::Region`]'s.
@@ -146,11 +147,11 @@ pub struct Mismatch {
     pub expected: u64,
     /// Value that was read.
     pub found: u64,
-    /// What the found value looks like.
+    /// Kind of the value that was found.
     pub kind: MismatchKind,
 }
 
-/// A set of words that stand for the variants of an enum: one place for both directions.
+/// A set of words for the variants of an enum: one place for both directions.
 macro_rules! words {
     ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -161,12 +162,12 @@ macro_rules! words {
             /// Every variant, in the order of declaration.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The word that stands for it in a line or on the command line.
+            /// The word for this variant in a line or on the command line.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
 
-            /// What a word stands for; `None` for a word nobody defined.
+            /// The variant of a word; `None` for an undefined word.
             pub fn from_word(word: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|value| value.as_str() == word)
             }
@@ -202,7 +203,7 @@ impl GuestPage {
         }
     }
 
-    /// The page size with that many bytes; `None` when x86-64 has no such page.
+    /// The page size with that many bytes; `None` if x86-64 has no such page.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
         Self::ALL.iter().copied().find(|page| page.bytes() == bytes)
     }
@@ -213,7 +214,7 @@ words! {
     Entry {
         /// In a guest, through the PVH entry and the image's own boot code.
         Pvh = "pvh",
-        /// In a guest whose VMM started the vCPUs in 64-bit ring 3.
+        /// In a guest, with vCPUs that the VMM started in 64-bit ring 3.
         Direct = "direct",
         /// As an ordinary process on the host.
         Native = "native",
@@ -223,32 +224,32 @@ words! {
 }
 
 words! {
-    /// Whether a verification met its rule.
+    /// Outcome of a verification.
     Status {
-        /// It did.
+        /// The verification passed.
         Pass = "pass",
-        /// It did not.
+        /// The verification failed.
         Fail = "fail",
     }
 }
 
 words! {
-    /// What the value found in place of the expected one looks like. Only a hint for whoever reads it: any value can
-    /// come about by chance.
+    /// Kind of a value that was found instead of the expected one. It is only a hint for the reader: any value can
+    /// occur by chance.
     MismatchKind {
         /// Zero, as in a page that was dropped and faulted in anew.
         Zero = "zero",
-        /// A value this very word had earlier, as in a copy taken too soon.
+        /// An earlier value of the same word, as in a copy taken too soon.
         Stale = "stale",
-        /// A value another word has or had, as in a page put at the wrong place.
+        /// A value that another word has or had, as in a page at the wrong place.
         Elsewhere = "elsewhere",
-        /// Nothing this run ever wrote.
+        /// A value that this run never wrote.
         Foreign = "foreign",
     }
 }
 
 impl fmt::Display for Message<'_> {
-    /// Writes the line without its end of line.
+    /// Writes the line without its line break.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(PREFIX)?;
         match self {
@@ -295,7 +296,7 @@ impl fmt::Display for Message<'_> {
 }
 
 impl Message<'_> {
-    /// The verb of this message, as it is printed.
+    /// Verb of this message, as printed.
     pub const fn verb(&self) -> &'static str {
         match self {
             Self::Hello { .. } => "hello",
@@ -314,15 +315,15 @@ impl Message<'_> {
     }
 }
 
-/// Why a line that begins like ours is not one. `at` is the byte offset in the line where the trouble begins.
+/// Reason why a line with our prefix is malformed. `at` is the byte offset of the error in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// The word after the prefix is no verb of ours.
+    /// The word after the prefix is not one of our verbs.
     UnknownVerb {
         /// Offset of the word.
         at: usize,
     },
-    /// A word is not `key=value`, or there is more than one space between two.
+    /// A word is not `key=value`, or two words are separated by more than one space.
     NotAPair {
         /// Offset of the word.
         at: usize,
@@ -336,23 +337,23 @@ pub enum ProtocolError {
     },
     /// A key is given twice.
     DuplicateKey {
-        /// The key.
+        /// The repeated key.
         key: &'static str,
         /// Offset of the second pair.
         at: usize,
     },
-    /// A key is not given.
+    /// A key is missing.
     MissingKey {
         /// Verb of the line.
         verb: &'static str,
-        /// The key.
+        /// The missing key.
         key: &'static str,
     },
-    /// A value is not what its key takes.
+    /// A value is not one that its key takes.
     BadValue {
-        /// The key.
+        /// Key of the value.
         key: &'static str,
-        /// What it takes.
+        /// Values that the key takes.
         expected: &'static str,
         /// Offset of the value.
         at: usize,
@@ -374,10 +375,10 @@ impl fmt::Display for ProtocolError {
 
 impl core::error::Error for ProtocolError {}
 
-/// Reads one console line, with or without its end of line.
+/// Parses one console line, with or without its line break.
 ///
-/// `None`: an ordinary line that is not ours. `Some(Err)`: it begins like one of ours and is malformed; a host treats
-/// that as a failed run, because a lost byte here may be a lost byte elsewhere.
+/// `None`: an ordinary line that is not ours. `Some(Err)`: it has our prefix and is malformed. A host treats that
+/// as a failed run, because a lost byte here suggests lost bytes elsewhere.
 pub fn parse(line: &str) -> Option<Result<Message<'_>, ProtocolError>> {
     let line = line.strip_suffix('\n').unwrap_or(line);
     let line = line.strip_suffix('\r').unwrap_or(line);
@@ -483,7 +484,7 @@ fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolE
     }
 }
 
-/// Most keys that a verb has.
+/// Largest number of keys of a verb.
 const KEYS_MAX: usize = 6;
 
 /// The pairs of one line, checked against the keys of its verb.

@@ -1,23 +1,23 @@
-//! A word that can stand in a protocol line.
+//! A word that is valid in a protocol line.
 
 use core::fmt;
 
 /// A name or a unit in a protocol line: printable ASCII, at least one character, no space and no `=`.
 ///
-/// The type is what makes every [`Message`](crate::Message) printable as one line that parses back to itself.
+/// The type guarantees that every [`Message`](crate::Message) prints as one line that parses back to itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name<'a>(&'a str);
 
 impl<'a> Name<'a> {
-    /// A name from text that comes from outside; `None` when a character is not allowed or there is none.
+    /// Creates a name from external text; `None` if it is empty or has a forbidden character.
     pub const fn new(text: &'a str) -> Option<Self> {
         if is_name(text.as_bytes()) { Some(Self(text)) } else { None }
     }
 
-    /// A name written in the source. Use it in a `const`, where a mistake stops the build.
+    /// Creates a name from source text. Use it in a `const`, so that a mistake stops the build.
     ///
     /// # Panics
-    /// When `text` is not a name.
+    /// Panics if `text` is not a name.
     pub const fn literal(text: &'a str) -> Self {
         assert!(is_name(text.as_bytes()), "a protocol name is printable ASCII without space and '='");
         Self(text)

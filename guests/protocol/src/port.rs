@@ -2,19 +2,20 @@
 
 /// First port of the serial line (16550 compatible, COM1): the guest writes its lines here, one byte at a time.
 ///
-/// Started directly the image never reads the line status first: a VMM that starts it so must take every byte. Started
-/// through PVH it reads [`SERIAL_LINE_STATUS`] once every 16 bytes.
+/// An image that was started directly never reads the line status: its VMM must take every byte. An image that was
+/// started through PVH reads [`SERIAL_LINE_STATUS`] once every 16 bytes.
 pub const SERIAL: u16 = 0x3f8;
 
-/// Line status of the 16550 at [`SERIAL`]; bit 5 says that the transmitter can take bytes.
+/// Line status of the 16550 at [`SERIAL`]; bit 5 is set if the transmitter can take bytes.
 pub const SERIAL_LINE_STATUS: u16 = SERIAL + 5;
 
-/// Where a guest ends itself: one 8-bit write of an [`ExitCode`](crate::ExitCode). This is QEMU's
+/// Exit port of a guest: one 8-bit write of an [`ExitCode`](crate::ExitCode). It is QEMU's
 /// `-device isa-debug-exit,iobase=0xf4,iosize=4`; our VMM has the same port.
 pub const EXIT: u16 = 0xf4;
 
-/// PM1a control of QEMU's q35 and pc machines, tried after [`EXIT`] in case nobody listens there.
+/// PM1a control of QEMU's q35 and pc machines, tried after [`EXIT`] in case no device is there.
 pub const ACPI_PM1A_CONTROL: u16 = 0x604;
 
-/// Written to [`ACPI_PM1A_CONTROL`] (16 bits): sleep enable (bit 13), sleep type 0, which these machines call S5.
+/// Value written to [`ACPI_PM1A_CONTROL`] (16 bits): sleep enable (bit 13), sleep type 0, which is S5 on these
+/// machines.
 pub const ACPI_POWER_OFF: u16 = 0x2000;

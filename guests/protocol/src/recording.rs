@@ -1,4 +1,4 @@
-//! What a kernel that is recorded writes on its standard output: frames, in the order in which it does things.
+//! Standard output of a recorded kernel: frames, in the order of its actions.
 //!
 //! ```text
 //!   ┌──────┬────────┬─────────────────────────────┐
@@ -11,28 +11,30 @@
 
 /// Bytes before a payload.
 pub const FRAME_HEADER_BYTES: usize = 8;
-/// A frame of packed accesses.
+/// Kind of a frame with packed accesses.
 pub const ACCESSES: u32 = 1;
-/// A frame of one line.
+/// Kind of a frame with one line.
 pub const LINE: u32 = 2;
-/// Bytes of a frame's payload at most: half of a common second-level cache, so what one side writes the other finds there.
+/// Largest payload of a frame in bytes: half of a common second-level cache, so that the reader finds it in the
+/// cache.
 pub const PAYLOAD_MAX: usize = 1 << 18;
 
-/// The process's exit code where nobody reads any more. Those of kernels are [`ExitCode`](crate::ExitCode)s, which are smaller.
+/// Exit code of the process if its reader is gone. Those of kernels are [`ExitCode`](crate::ExitCode)s, which are
+/// smaller.
 pub const ENDED_LOST: u8 = 70;
-/// Its exit code for arguments that it cannot use: whoever starts it has checked them before.
+/// Exit code for unusable arguments, which the parent has checked before.
 pub const ENDED_MISUSED: u8 = 71;
-/// Its exit code where there is no memory for the kernel.
+/// Exit code if there is no memory for the kernel.
 pub const ENDED_NO_MEMORY: u8 = 72;
-/// Its exit code where fewer steps were asked of a kernel that has none.
+/// Exit code if a limit of steps is given for a kernel without steps.
 pub const ENDED_WITHOUT_STEPS: u8 = 73;
 
-/// The header of a frame.
+/// Encodes the header of a frame.
 pub const fn frame_header(kind: u32, length: u32) -> [u8; FRAME_HEADER_BYTES] {
     (kind as u64 | (length as u64) << 32).to_le_bytes()
 }
 
-/// Kind and length of a frame's payload; `None` for a kind that does not exist, or a length that cannot be.
+/// Kind and payload length of a frame; `None` for an unknown kind or an impossible length.
 pub fn frame_of(header: [u8; FRAME_HEADER_BYTES]) -> Option<(u32, usize)> {
     let number = u64::from_le_bytes(header);
     let (kind, length) = (number as u32, (number >> 32) as usize);
@@ -40,25 +42,25 @@ pub fn frame_of(header: [u8; FRAME_HEADER_BYTES]) -> Option<(u32, usize)> {
     (is_known && (kind != ACCESSES || length.is_multiple_of(8))).then_some((kind, length))
 }
 
-/// Loads, or stores, of one line that follow each other, as one word.
+/// Consecutive loads, or consecutive stores, of one line, as one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed(pub u64);
 
 impl Packed {
-    /// Bytes of a line.
+    /// Bytes of a cache line.
     pub const LINE_BYTES: u64 = 64;
-    /// Most repeats of one record.
+    /// Largest number of repeats in one record.
     pub const REPEATS_MAX: u32 = 1 << Self::WRITE_BIT;
-    /// Most bytes of memory whose lines have room.
+    /// Largest memory in bytes with line numbers that fit.
     pub const BYTES_MAX: u64 = Self::LINE_BYTES << (63 - Self::WRITE_BIT);
     const WRITE_BIT: u32 = 21;
 
-    /// One access of the byte so far from the start of the memory.
+    /// One access of the byte at this offset from the start of the memory.
     pub const fn one(offset: u64, is_write: bool) -> Self {
         Self((offset / Self::LINE_BYTES) << (Self::WRITE_BIT + 1) | (is_write as u64) << Self::WRITE_BIT)
     }
 
-    /// The record of this one and `more` of the same.
+    /// This record with `more` repeats.
     pub const fn with_more(self, more: u32) -> Self {
         Self(self.0 + more as u64)
     }
@@ -68,12 +70,12 @@ impl Packed {
         self.0 >> (Self::WRITE_BIT + 1)
     }
 
-    /// Whether they are stores.
+    /// Whether the accesses are stores.
     pub const fn is_write(self) -> bool {
         self.0 >> Self::WRITE_BIT & 1 == 1
     }
 
-    /// How many they are.
+    /// Number of accesses.
     pub const fn repeats(self) -> u32 {
         (self.0 as u32 & (Self::REPEATS_MAX - 1)) + 1
     }
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_nobody_writes_are_refused() {
+    fn frames_that_no_kernel_writes_are_refused() {
         assert_eq!(frame_of(frame_header(LINE, 7)), Some((LINE, 7)));
         assert_eq!(frame_of(frame_header(ACCESSES, PAYLOAD_MAX as u32)), Some((ACCESSES, PAYLOAD_MAX)));
         for (kind, length) in [(0, 8), (3, 8), (ACCESSES, 12), (ACCESSES, PAYLOAD_MAX as u32 + 8), (LINE, u32::MAX)] {

@@ -1,4 +1,4 @@
-//! Exit codes, boot data, command lines and ELF notes: both sides read the same thing.
+//! Exit codes, boot data, command lines and ELF notes: both sides agree on them.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use proptest::prelude::*;
@@ -94,7 +94,7 @@ fn a_ninth_ram_range_is_handed_back() {
 }
 
 #[test]
-fn a_bare_first_word_is_the_kernel_and_image_keys_stay_out_of_the_kernels() {
+fn a_bare_first_word_is_the_kernel_and_the_kernel_does_not_see_image_keys() {
     let line = CommandLine::new(" gups  log2_words=20 guest_pages=4k virtio_mmio.device=512@0xfeb00000:5").unwrap();
     assert_eq!(line.value("kernel"), Some("gups"));
     assert_eq!(line.value("guest_pages"), Some("4k"));

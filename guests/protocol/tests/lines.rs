@@ -1,4 +1,4 @@
-//! What a message says survives the way from guest to host, and no line can upset the parser.
+//! A message survives the way from guest to host, and no line can upset the parser.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use proptest::prelude::*;
@@ -95,7 +95,7 @@ fn an_ordinary_console_line_is_not_ours() {
 }
 
 #[test]
-fn a_malformed_line_says_what_is_wrong_and_where() {
+fn a_malformed_line_gives_an_error_with_its_place() {
     let refused = |line| parse(line).expect("a line of ours").expect_err("malformed");
     let begin = "@wideleaf begin ";
     assert_eq!(refused("@wideleaf shout at=1"), ProtocolError::UnknownVerb { at: 10 });
@@ -113,7 +113,8 @@ fn a_malformed_line_says_what_is_wrong_and_where() {
 
 #[test]
 fn a_cut_line_is_never_taken_for_a_whole_one_of_the_same_verb() {
-    // Dropping whole pairs from the end leaves keys missing; a cut inside a number cannot be seen, and is not claimed.
+    // Dropping whole pairs from the end leaves keys missing. A cut inside a number cannot be detected, and is not
+    // claimed to be.
     let line = "@wideleaf gaps vcpu=0 count=1 p50_ns=2 p99_ns=3 p999_ns=4 max_ns=5";
     for (cut, _) in line.match_indices(' ').skip(1) {
         assert!(parse(&line[..cut]).expect("ours").is_err(), "{}", &line[..cut]);

@@ -1,50 +1,48 @@
-//! Why a kernel was not recorded.
+//! Reasons why a kernel was not recorded.
 
 use std::io;
 
 use wideleaf_trace::TraceError;
 
-/// What went wrong, in one line.
+/// An error, as one line.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The kernel refuses its parameters.
+    /// The kernel rejects its parameters.
     #[error("{0}")]
     Parameters(String),
-    /// Fewer iterations were asked of a kernel that has none.
+    /// A limit of iterations was given for a kernel without iterations.
     #[error(
-        "the kernel has no iterations that could be left out; make it shorter with its parameters, or with a limit"
+        "cannot limit the iterations: the kernel has no iterations; shorten it with its parameters or limit the bytes"
     )]
     NoIterations,
     /// The parameters are in seconds.
-    #[error(
-        "with these parameters the kernel goes by time, and a recording has none: give it a count instead, like rounds= or passes="
-    )]
+    #[error("cannot record a kernel that goes by time; give it a count instead, such as rounds= or passes=")]
     ByTime,
-    /// The phase that was asked for never came.
-    #[error("the kernel has no phase {0:?}; record all of them, and `wideleaf trace info` names them")]
+    /// The requested phase never came.
+    #[error("the kernel has no phase {0:?}; record all phases and list them with `wideleaf trace info`")]
     NoPhase(String),
     /// The process cannot be started.
     #[error("cannot start the kernel's process: {0}")]
     Start(io::Error),
-    /// The host has not so much memory.
-    #[error("there is no memory for the kernel; take a smaller problem")]
+    /// The host does not have enough memory.
+    #[error("cannot allocate the kernel's memory; choose a smaller problem")]
     NoMemory,
     /// The kernel gave up.
     #[error("the kernel ended with status {status}: {message}")]
     KernelFailed {
-        /// The process's exit status.
+        /// Exit status of the process.
         status: i32,
-        /// What it said last.
+        /// Its last message.
         message: String,
     },
     /// The kernel's own verification failed.
     #[error("the kernel's result is wrong: its verification failed")]
     Wrong,
-    /// Somebody ended the process.
+    /// A signal ended the process.
     #[error("the kernel's process was ended by signal {0}")]
     Killed(i32),
-    /// What the process sends is not what its program sends.
-    #[error("the kernel's process sends something else than its accesses")]
+    /// The process sends invalid data.
+    #[error("the kernel's process sends invalid data instead of its accesses")]
     Garbled,
     /// The connection to the process broke.
     #[error("cannot read from the kernel's process: {0}")]
@@ -52,7 +50,7 @@ pub enum RecordError {
     /// The trace cannot be written.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// Whoever watched wanted no more of it.
+    /// The caller's `watch` ended the recording.
     #[error("interrupted")]
     Interrupted,
 }

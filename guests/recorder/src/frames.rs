@@ -7,7 +7,7 @@ use wideleaf_trace::{Access, GRANULE_BYTES};
 
 use crate::RecordError;
 
-const _: () = assert!(Packed::LINE_BYTES == GRANULE_BYTES as u64, "both sides name the same lines");
+const _: () = assert!(Packed::LINE_BYTES == GRANULE_BYTES as u64, "both sides use the same line size");
 
 /// Reads frames, one at a time.
 pub struct Frames<R> {
@@ -15,7 +15,7 @@ pub struct Frames<R> {
     payload: Vec<u8>,
 }
 
-/// A frame.
+/// A frame from the process.
 pub enum Frame<'p, I> {
     /// Accesses, in their order.
     Accesses(I),
@@ -24,12 +24,13 @@ pub enum Frame<'p, I> {
 }
 
 impl<R: Read> Frames<R> {
-    /// Frames from here.
+    /// Creates a reader of frames.
     pub fn new(input: R) -> Self {
         Self { input, payload: vec![0; PAYLOAD_MAX] }
     }
 
-    /// The next one; nothing when there will be no more. A process that ends within a frame has said nothing with it: its end says why.
+    /// Reads the next frame; `None` at the end. If the process ends within a frame, that frame is dropped: the
+    /// process's exit gives the reason.
     pub fn next(&mut self) -> Result<Option<Frame<'_, impl Iterator<Item = Access>>>, RecordError> {
         let mut header = [0; FRAME_HEADER_BYTES];
         if !fill(&mut self.input, &mut header)? {
@@ -53,7 +54,7 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// Fills the bytes; false where the input ends before.
+/// Fills the bytes. Returns false if the input ends before.
 fn fill(input: &mut impl Read, bytes: &mut [u8]) -> Result<bool, RecordError> {
     match input.read_exact(bytes) {
         Ok(()) => Ok(true),

@@ -1,15 +1,15 @@
-//! Records every load and store of a benchmark kernel: the kernels, compiled with a call before each of them, as a process of their own, whose
-//! accesses this process encodes and writes.
+//! Records every load and store of a benchmark kernel. The kernels, compiled with a call before each access, run as
+//! a process of their own. This process encodes and writes their accesses.
 //!
 //! ```text
-//!   this process                                     the kernel's, from memory: no file of it exists
+//!   this process                                     the kernel's, from memory, without a file
 //!   ────────────                                     ─────────────────────────
 //!   record ── standard input, never written to ────▶ ends with it, whatever happens here
 //!     ▲  └──▶ TraceWriter ─▶ out                      load, store ─▶ in the arena? ─▶ buffer
 //!     └──────────── frames: accesses, lines ◀────────────────────────────────────────┘
 //! ```
 //!
-//! Two processes, so that what encodes and compresses is compiled as everything else, and has a CPU of its own where there are two.
+//! With two processes, the encoder is compiled without the calls, and uses a second CPU if there is one.
 
 mod error;
 mod frames;
@@ -27,62 +27,62 @@ pub use error::RecordError;
 use frames::{Frame, Frames};
 use process::Process;
 
-/// The program, which `program/` is the source of.
+/// The program, built from `program/`.
 static RECORDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/recorded"));
 
-/// What is to be recorded.
+/// A request to record a kernel.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// The kernel.
+    /// Kernel to record.
     pub kernel: &'a Kernel,
     /// Its parameters, as on a command line.
     pub parameters: &'a str,
-    /// Iterations of its timed part at most; all where there is nothing.
+    /// Maximum number of iterations of its timed part; `None` for all.
     pub iterations: Option<u32>,
-    /// The one phase that is recorded; all of them where there is nothing.
+    /// The one phase to record; `None` for all.
     pub phase: Option<&'a str>,
-    /// The recording ends once the trace is longer than so many bytes; then it is cut, and at most a block longer.
+    /// Limit of the trace in bytes. A longer recording is cut, and exceeds the limit by at most a block.
     pub bytes_max: Option<u64>,
 }
 
-/// How far a recording is, for whoever watches it.
+/// Progress of a recording, for the caller's `watch`.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// The kernel's phase.
+    /// Current phase of the kernel.
     pub phase: &'a str,
-    /// What has been recorded.
+    /// Totals recorded so far.
     pub totals: &'a Totals,
     /// Bytes of the trace.
     pub bytes: u64,
-    /// Steps of the timed part that are done, of how many, where the kernel has said so.
+    /// Finished steps of the timed part, and their total, if the kernel has reported them.
     pub steps: Option<(u64, u64)>,
 }
 
-/// What was recorded.
+/// A finished recording.
 #[derive(Debug)]
 pub struct Recorded<W> {
-    /// The trace's header.
+    /// Header of the trace.
     pub header: Header,
-    /// The trace's totals.
+    /// Totals of the trace.
     pub totals: Totals,
-    /// Whether the kernel found its own result right; nothing where it was not to come to its result.
+    /// Whether the kernel verified its own result; `None` if it was not to finish.
     pub is_verified: Option<bool>,
-    /// Where it went.
+    /// Output that the trace was written to.
     pub out: W,
 }
 
 impl Request<'_> {
-    /// Bytes that the kernel works on.
+    /// Size of the kernel's arena in bytes.
     ///
     /// # Errors
-    /// [`RecordError::Parameters`] where its parameters cannot be, or say that it takes as much as there is.
+    /// [`RecordError::Parameters`] if its parameters are invalid, or if it takes all available memory.
     pub fn arena_bytes(&self) -> Result<u64, RecordError> {
         let refused = |error: KernelError<'_>| RecordError::Parameters(error.to_string());
         let line = self.line();
         match self.kernel.memory_for(&line, 1).map_err(refused)? {
             MemoryNeed::Bytes(bytes) => Ok(bytes.next_multiple_of(8)),
             MemoryNeed::AllThereIs => {
-                let why = "it takes as much memory as there is; say how much with bytes=";
+                let why = "it takes all available memory; set its size with bytes=";
                 Err(RecordError::Parameters(why.to_owned()))
             }
         }
@@ -93,12 +93,12 @@ impl Request<'_> {
     }
 }
 
-/// Runs the kernel and writes its trace to `out`. `watch` is called some times a second and more; when it returns false, the recording ends
-/// with [`RecordError::Interrupted`]. In every case the kernel's process has ended when this returns. What has been written by then is no
-/// trace after an error.
+/// Runs the kernel and writes its trace to `out`. It calls `watch` a few times a second or more often; if that
+/// returns false, the recording ends with [`RecordError::Interrupted`]. In every case the kernel's process has
+/// ended on return. After an error the bytes in `out` are not a valid trace.
 ///
 /// # Errors
-/// [`RecordError`].
+/// [`RecordError`] if the kernel cannot be run or the trace cannot be written.
 pub fn record<W: Write>(
     request: &Request<'_>,
     out: W,
@@ -126,16 +126,17 @@ pub fn record<W: Write>(
     tape.finish(false)
 }
 
-/// The trace that is being written.
+/// The trace under construction.
 struct Tape<'a, W> {
     request: &'a Request<'a>,
     header: Header,
-    /// There is none before the first phase: by then the kernel has said what its class is.
+    /// `None` before the first phase: by then the kernel has reported its class.
     out: Option<W>,
     writer: Option<TraceWriter<W>>,
     phase: String,
     steps: Option<(u64, u64)>,
-    /// The record that came last, which the next frame may go on with. So no border of a frame, which may be anywhere, is in the trace.
+    /// The last record, which the next frame may continue. So the borders of frames, which may be anywhere, do not
+    /// show in the trace.
     pending: Option<Access>,
     is_verified: Option<bool>,
     has_seen_phase: bool,
@@ -168,7 +169,7 @@ impl<'a, W: Write> Tape<'a, W> {
         })
     }
 
-    /// A line of the kernel.
+    /// Handles a line of the kernel.
     fn line(&mut self, text: &str) -> Result<(), RecordError> {
         match wideleaf_protocol::parse(text) {
             Some(Ok(Message::Problem { class, iterations, .. })) => {
@@ -211,7 +212,7 @@ impl<'a, W: Write> Tape<'a, W> {
                 Some(pending) if (pending.address, pending.is_write) == (access.address, access.is_write) => {
                     match pending.repeats.checked_add(access.repeats) {
                         Some(repeats) => pending.repeats = repeats,
-                        // Full at the same place, however the kernel's process has cut it.
+                        // The trace is full at the same place, wherever the kernel's process has cut its frames.
                         None => {
                             let rest = access.repeats - (u32::MAX - pending.repeats);
                             pending.repeats = u32::MAX;

@@ -1,4 +1,4 @@
-//! The kernel's process: started from memory, and ended with whoever holds it.
+//! The kernel's process: started from memory, and ended together with its owner.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,10 +13,12 @@ use wideleaf_protocol::recording::{ENDED_NO_MEMORY, ENDED_WITHOUT_STEPS};
 
 use crate::RecordError;
 
-/// Bytes of the pipe, of which users other than root may have a mebibyte (pipe(7)): the kernel runs on while a block is being packed.
+/// Bytes of the pipe; users other than root may have one mebibyte (pipe(7)). The kernel runs on while a block is
+/// being compressed.
 const PIPE_BYTES: i32 = 1 << 20;
 
-/// The process. It ends when this is dropped; and when this process ends, however that is, because its standard input does.
+/// The process. It ends when this is dropped. It also ends when this process ends in any way, because its standard
+/// input is then closed.
 pub struct Process(Child);
 
 impl Process {
@@ -27,24 +29,24 @@ impl Process {
         command.arg0("wideleaf-recorded");
         command.arg(steps.map_or("all".to_owned(), |steps| steps.to_string())).arg(line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Ctrl-C in a terminal is for the group that has it: this child ends after us.
+        // In a terminal Ctrl-C goes to the foreground process group: this child is to end after us.
         let child = command.process_group(0).spawn().map_err(RecordError::Start)?;
         if let Some(stdout) = &child.stdout {
-            // Only for speed: with a smaller pipe it works as well.
+            // Only for speed: it works with a smaller pipe as well.
             let _ = fcntl(stdout, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         }
         Ok(Self(child))
     }
 
-    /// Where its frames come from. Once.
+    /// Returns the stream of its frames. To be called once.
     ///
     /// # Panics
-    /// The second time.
+    /// Panics if it is called twice.
     pub fn output(&mut self) -> ChildStdout {
         self.0.stdout.take().expect("the output is taken once, and it is a pipe")
     }
 
-    /// Waits for its end, which it is near. `last_words`: what it has said of a failure.
+    /// Waits for its end, which is near. `last_words` is its message about a failure.
     pub fn end(mut self, last_words: &str) -> Result<(), RecordError> {
         let status = self.0.wait().map_err(RecordError::Read)?;
         let Some(code) = status.code() else { return Err(RecordError::Killed(status.signal().unwrap_or(0))) };
@@ -54,7 +56,7 @@ impl Process {
             Ok(ENDED_WITHOUT_STEPS) => Err(RecordError::NoIterations),
             Ok(code) if code == ExitCode::VerificationFailed as u8 => Err(RecordError::Wrong),
             Ok(code) if code == ExitCode::BadArguments as u8 => Err(RecordError::Parameters(last_words.to_owned())),
-            // Its memory is enough and it has all its vCPUs: what it lacks is the counter's frequency.
+            // It has enough memory and all its vCPUs, so only the counter's frequency is missing.
             Ok(code) if code == ExitCode::Unsupported as u8 => Err(RecordError::ByTime),
             _ => Err(RecordError::KernelFailed { status: code, message: last_words.to_owned() }),
         }
@@ -68,7 +70,7 @@ impl Drop for Process {
     }
 }
 
-/// A file without a name, which is gone when nobody runs it.
+/// Creates a file without a name, which disappears when no process runs it.
 fn in_memory(program: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"wideleaf-recorded", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(program)?;

@@ -1,4 +1,5 @@
-//! Every kernel recorded: it verifies its result, its accesses are those it is known for, and a second recording is the same.
+//! Every kernel is recorded: it verifies its result, its accesses are the expected ones, and a second recording is
+//! the same.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, HashSet};
@@ -17,7 +18,7 @@ fn recorded(request: &Request<'_>) -> Recorded<Vec<u8>> {
     record(request, Vec::new(), &mut |_| true).unwrap_or_else(|error| panic!("{}: {error}", request.parameters))
 }
 
-/// Loads and stores by phase, and the lines that were touched.
+/// Loads and stores by phase, and the touched lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
     phases: BTreeMap<String, (u64, u64)>,
@@ -36,10 +37,10 @@ fn read(bytes: &[u8]) -> Found {
     found
 }
 
-/// Parameters of a run that is over soon and does not go by time.
+/// Parameters of a short run that does not go by time; `None` if the kernel has no such run.
 fn small(kernel: &Kernel) -> Option<&'static str> {
     match kernel.name.as_str() {
-        // It measures time, and goes on until its measurements agree.
+        // It measures time, and repeats until its measurements agree.
         "latency" => None,
         "phases" => Some("hot=2M range=4M sparse=2M cold=2M constant=2M passes=1"),
         _ if kernel.classes.is_empty() => Some(kernel.quick),
@@ -51,14 +52,14 @@ fn small(kernel: &Kernel) -> Option<&'static str> {
 fn every_kernel_can_be_recorded_and_two_recordings_of_it_are_the_same() {
     for kernel in KERNELS {
         let Some(parameters) = small(kernel) else { continue };
-        // Long enough to see what it does, short enough to do it twice.
+        // Long enough to see its accesses, short enough to run twice.
         let iterations =
             matches!(kernel.name.as_str(), "npb.bt" | "npb.cg" | "npb.ft" | "npb.lu" | "npb.sp").then_some(2);
         let request = Request { kernel, parameters, iterations, phase: None, bytes_max: None };
         let (one, other) = (recorded(&request), recorded(&request));
         assert!(one.totals.accesses() > 10_000, "{}: {:?}", kernel.name, one.totals);
         assert!(one.out == other.out, "{}: two recordings differ", kernel.name);
-        // A kernel that was not to come to its result has none, neither right nor wrong.
+        // A kernel that was not to finish has no result, neither right nor wrong.
         assert_eq!(one.is_verified, if iterations.is_some() { None } else { Some(true) }, "{}", kernel.name);
         let found = read(&one.out);
         let accesses: u64 = found.phases.values().map(|(reads, writes)| reads + writes).sum();
@@ -68,9 +69,9 @@ fn every_kernel_can_be_recorded_and_two_recordings_of_it_are_the_same() {
 }
 
 #[test]
-fn every_kernel_of_class_s_comes_to_its_published_result_while_it_is_recorded() {
+fn every_kernel_of_class_s_gives_its_published_result_while_it_is_recorded() {
     for kernel in KERNELS.iter().filter(|kernel| !kernel.classes.is_empty()) {
-        // What is recorded of it is little, but every load and store is looked at.
+        // The recorded part is small, but every load and store is checked.
         let request =
             Request { kernel, parameters: "class=S", iterations: None, phase: Some("verify"), bytes_max: None };
         let recorded = recorded(&request);
@@ -80,7 +81,8 @@ fn every_kernel_of_class_s_comes_to_its_published_result_while_it_is_recorded() 
     }
 }
 
-/// Rows and entries of the matrix of class S, and products with it in an iteration: 25 steps, and the residual behind them.
+/// Rows and entries of the matrix of class S, and products with it in an iteration: 25 steps, and the residual
+/// after them.
 const CG_S: (u64, u64, u64) = (1400, 78_148, 26);
 
 #[test]
@@ -90,8 +92,8 @@ fn the_loads_of_cg_are_those_of_its_products() {
     let recorded = recorded(&request);
     assert_eq!((recorded.header.iterations, recorded.header.class_iterations), (iterations, 15));
     let (reads, _) = read(&recorded.out).phases["compute"];
-    // For each entry: its column, the number in that column of the vector, and its value, of which two may be one load of 16 bytes. For each row
-    // some more: where it begins, and what the dot products and sums of a step take.
+    // Loads of each entry: its column, the number in that column of the vector, and its value; two values may be
+    // one load of 16 bytes. Loads of each row: its start, and the operands of a step's dot products and sums.
     let (rows, entries, products) = CG_S;
     let all_entries = entries * products * u64::from(iterations);
     let (least, most) = (all_entries * 5 / 2, all_entries * 3 + 16 * rows * products * u64::from(iterations));
@@ -101,7 +103,7 @@ fn the_loads_of_cg_are_those_of_its_products() {
 #[test]
 fn the_updates_of_gups_are_a_load_and_a_store_each() {
     let recorded = recorded(&Request { phase: Some("update"), ..request("gups", "log2_words=12 rounds=3") });
-    // 4 updates a word and round. The streams' starts lie on the stack.
+    // 4 updates a word and round. The streams' starts are on the stack.
     let updates = (3 * 4) << 12;
     assert_eq!(read(&recorded.out).phases["update"], (updates, updates));
 }
@@ -110,15 +112,15 @@ fn the_updates_of_gups_are_a_load_and_a_store_each() {
 fn the_loops_of_stream_are_counted_to_the_element() {
     let recorded = recorded(&Request { phase: Some("compute"), ..request("stream", "words=4096 times=3") });
     let (reads, writes) = read(&recorded.out).phases["compute"];
-    // Copy moves lines. Scale loads one word an element and stores one, add and triad load two and store one: two words are one access of
-    // 16 bytes.
+    // Copy moves lines. Scale loads one word an element and stores one, add and triad load two and store one: two
+    // words are one access of 16 bytes.
     let (lines, pairs) = (4096 / 8, 4096 / 2);
     assert_eq!((reads, writes), (3 * (lines + 5 * pairs), 3 * (lines + 3 * pairs)));
 }
 
 #[test]
-fn what_is_set_to_zero_is_seen_too() {
-    // The arena's slices are zeroed by block moves, each line with one store: half a mebibyte of numbers are 16,384 lines.
+fn zeroed_memory_is_recorded_too() {
+    // Block moves zero the arena's slices, each line with one store: half a mebibyte of numbers are 16,384 lines.
     let recorded = recorded(&Request { phase: Some("init"), ..request("npb.ep", "class=S") });
     let expected = Found { phases: BTreeMap::from([("init".into(), (0, 16_384))]), lines: (0..16_384).collect() };
     assert_eq!(read(&recorded.out), expected);
@@ -134,7 +136,7 @@ fn a_limit_cuts_the_recording_and_the_trace_says_so() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_refused() {
+fn impossible_recordings_are_refused() {
     let refused = |request: Request<'_>| match record(&request, Vec::new(), &mut |_| true) {
         Ok(recorded) => panic!("{}: {:?}", request.parameters, recorded.totals),
         Err(error) => error,
@@ -155,7 +157,7 @@ fn what_cannot_be_recorded_is_refused() {
 }
 
 #[test]
-fn whoever_watches_ends_it() {
+fn the_watch_function_can_end_a_recording() {
     let mut calls = 0;
     let ended = record(&request("npb.ft", "class=W"), Vec::new(), &mut |_| {
         calls += 1;

@@ -1,4 +1,4 @@
-//! Blocks: what stands between the header and the end of a trace, each with its lengths and its checksum.
+//! Blocks between the header and the end of a trace, each with its lengths and its checksum.
 //!
 //! ```text
 //!   0        4         8        12      16        20
@@ -11,46 +11,46 @@ use crc32fast::Hasher;
 
 use crate::records::RECORD_BYTES_MAX;
 
-/// Records of a block at most: some hundred KiB as bytes, enough to compress well and little to hold.
+/// Largest number of records in a block: some hundred KiB, enough to compress well and little to hold.
 pub const RECORDS_MAX: usize = 1 << 16;
-/// Bytes of a payload before compression at most.
+/// Largest payload before compression, in bytes.
 pub const PLAIN_MAX: usize = RECORDS_MAX * RECORD_BYTES_MAX;
-/// Bytes of a payload as it is stored at most. Deflate adds five bytes to each 64 KiB that it cannot make smaller.
+/// Largest stored payload in bytes. Deflate adds five bytes to each 64 KiB that it cannot compress.
 pub const STORED_MAX: usize = PLAIN_MAX + PLAIN_MAX / 1024 + 64;
 /// Bytes before the payload.
 pub const BLOCK_HEADER_BYTES: usize = 20;
-/// Bytes of a phase's name at most: the protocol's names are no longer.
+/// Longest name of a phase in bytes: the protocol's names are no longer.
 pub const PHASE_BYTES_MAX: usize = 64;
-/// Bytes of the last block's payload: records, reads, writes, and 1 where the recording was cut.
+/// Bytes of the last block's payload: records, reads, writes, and 1 if the recording was cut.
 pub const END_BYTES: usize = 4 * 8;
 
-/// What a block is.
+/// Kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Records, compressed.
+    /// Compressed records of accesses.
     Records = 1,
-    /// The name of the phase that begins.
+    /// Name of the phase that begins.
     Phase = 2,
-    /// Totals; nothing follows.
+    /// Totals; the last block of the trace.
     End = 3,
 }
 
 /// The numbers before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// What it is.
+    /// Kind of the block.
     pub kind: Kind,
-    /// How many records it holds.
+    /// Number of records in the block.
     pub records: u32,
-    /// Bytes of the payload.
+    /// Bytes of the stored payload.
     pub stored: u32,
-    /// Bytes of the payload when it is unpacked.
+    /// Bytes of the payload after decompression.
     pub plain: u32,
 }
 
 impl BlockHeader {
-    /// The header as bytes, with the checksum over itself and the payload.
+    /// Encodes the header, with the checksum over itself and the payload.
     pub fn to_bytes(self, payload: &[u8]) -> [u8; BLOCK_HEADER_BYTES] {
         let mut bytes = [0; BLOCK_HEADER_BYTES];
         let fields = [self.kind as u32, self.records, self.stored, self.plain];
@@ -62,7 +62,8 @@ impl BlockHeader {
         bytes
     }
 
-    /// The header in these bytes, and the checksum. Lengths that no writer would write are refused here, before anybody makes room for them.
+    /// Decodes the header and the checksum. Impossible lengths are refused here, before memory is allocated for
+    /// them.
     pub fn from_bytes(bytes: &[u8; BLOCK_HEADER_BYTES]) -> Result<(Self, u32), &'static str> {
         let field = |index: usize| u32::from_le_bytes(bytes.as_chunks().0[index]);
         let (records, stored, plain) = (field(1), field(2), field(3));
@@ -73,10 +74,10 @@ impl BlockHeader {
             }
             2 => (Kind::Phase, records == 0 && stored == plain && stored as usize <= PHASE_BYTES_MAX),
             3 => (Kind::End, records == 0 && stored == plain && stored as usize == END_BYTES),
-            _ => return Err("no block of a known kind"),
+            _ => return Err("a block of unknown kind"),
         };
         if !is_possible {
-            return Err("a block whose lengths cannot be");
+            return Err("a block with impossible lengths");
         }
         Ok((Self { kind, records, stored, plain }, field(4)))
     }

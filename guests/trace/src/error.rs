@@ -1,52 +1,52 @@
-//! Why a trace cannot be written or read. Each says at which byte of the file.
+//! Reasons why a trace cannot be written or read, each with the byte offset in the file.
 
 use std::io;
 
 use crate::VERSION;
 
-/// What is wrong, in one line.
+/// An error, as one line.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The first bytes are not those of a trace.
-    #[error("no trace: the file does not begin with \"wl-trace\"; record one with \"wideleaf trace record\"")]
+    /// The file does not begin like a trace.
+    #[error("not a trace: the file does not begin with \"wl-trace\"; record one with \"wideleaf trace record\"")]
     NotATrace,
-    /// The file is of another version.
+    /// The file has another version.
     #[error("a trace of version {found}; this program reads version {VERSION}: record it again")]
     Version {
-        /// Its version.
+        /// Version of the file.
         found: u32,
     },
     /// The file ends before its last block.
     #[error("the trace ends at byte {at}, before its end: the recording or a copy was interrupted")]
     Truncated {
-        /// Where it ends.
+        /// Offset at which the file ends.
         at: u64,
     },
-    /// Some bytes cannot be what a recorder wrote.
+    /// Some bytes are not what a recorder writes.
     #[error("the trace is damaged at byte {at}: {what}")]
     Damaged {
-        /// Where the header or block begins that is not right.
+        /// Offset of the damaged header or block.
         at: u64,
-        /// What is not right.
+        /// Description of the damage.
         what: &'static str,
     },
-    /// Something that the format has no room for.
+    /// A value that does not fit the format.
     #[error("cannot be recorded: {0}")]
     Unrecordable(&'static str),
     /// The file cannot be read.
     #[error("cannot be read at byte {at}: {source}")]
     Read {
-        /// How far it was read.
+        /// Offset up to which it was read.
         at: u64,
-        /// Why not.
+        /// Underlying I/O error.
         source: io::Error,
     },
     /// The file cannot be written.
     #[error("cannot be written at byte {at}: {source}")]
     Write {
-        /// How far it was written.
+        /// Offset up to which it was written.
         at: u64,
-        /// Why not.
+        /// Underlying I/O error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! The header and the totals as bytes.
+//! Encoding of the header and the totals.
 //!
 //! ```text
 //!   0          8         12        16            24           28                 32       34      36           38   40
@@ -11,11 +11,11 @@ use crate::error::TraceError;
 use crate::{GRANULE_BYTES, Header, Totals, VERSION};
 
 const MAGIC: &[u8; 8] = b"wl-trace";
-/// Bytes of the strings together at most: a command line has at most as many.
+/// Largest total length of the strings in bytes: as long as a command line can be.
 pub const STRINGS_MAX: usize = 4096;
 
 impl Header {
-    /// The header as it begins a file; `None` when its strings are too long.
+    /// Encodes the header at the start of a file; `None` if its strings are too long.
     pub(crate) fn to_bytes(&self) -> Option<Vec<u8>> {
         let strings = [&self.kernel, &self.class, &self.parameters];
         if strings.iter().map(|string| string.len()).sum::<usize>() > STRINGS_MAX {
@@ -35,7 +35,7 @@ impl Header {
     }
 }
 
-/// The part of the header whose length is known before it is read.
+/// The fixed-size part of the header.
 #[derive(Debug)]
 pub struct Fixed {
     bytes: [u8; Self::BYTES],
@@ -43,10 +43,11 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Its length.
+    /// Length of this part in bytes.
     pub const BYTES: usize = 40;
 
-    /// The beginning of a file. What is no trace, or one of another version, is told from one that ends early.
+    /// Decodes the beginning of a file. Distinguishes a file that is not a trace, or has another version, from one
+    /// that ends early.
     pub fn from_bytes(read: &[u8]) -> Result<Self, TraceError> {
         if !read.starts_with(MAGIC) {
             return Err(TraceError::NotATrace);
@@ -61,7 +62,7 @@ impl Fixed {
         };
         let lengths = [32, 34, 36].map(|at| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])));
         if lengths.iter().sum::<usize>() > STRINGS_MAX {
-            return Err(TraceError::Damaged { at: 0, what: "a header whose lengths cannot be" });
+            return Err(TraceError::Damaged { at: 0, what: "a header with impossible lengths" });
         }
         Ok(Self { bytes, lengths })
     }
@@ -71,21 +72,21 @@ impl Fixed {
         self.lengths.iter().sum()
     }
 
-    /// The whole header: `rest` is the strings and the checksum.
+    /// Decodes the whole header: `rest` is the strings and the checksum.
     pub fn header(&self, rest: &[u8]) -> Result<Header, TraceError> {
         let damaged = |what| TraceError::Damaged { at: 0, what };
         let (strings, expected) = rest.split_at(self.strings_bytes());
         if checksum(&self.bytes, strings).to_le_bytes() != *expected {
-            return Err(damaged("the header's checksum is another"));
+            return Err(damaged("the header's checksum is wrong"));
         }
         if self.u32_at(12) != GRANULE_BYTES {
-            return Err(damaged("a granule that is no cache line"));
+            return Err(damaged("a granule that is not a cache line"));
         }
         let (kernel, behind) = strings.split_at(self.lengths[0]);
         let (class, parameters) = behind.split_at(self.lengths[1]);
         let text = |bytes: &[u8]| match str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(damaged("a header whose names are no text")),
+            Err(_) => Err(damaged("a header with names that are not UTF-8")),
         };
         Ok(Header {
             kernel: text(kernel)?,
@@ -103,7 +104,7 @@ impl Fixed {
 }
 
 impl Totals {
-    /// The payload of the last block.
+    /// Encodes the payload of the last block.
     pub(crate) fn to_bytes(self) -> [u8; END_BYTES] {
         let mut bytes = [0; END_BYTES];
         let fields = [self.records, self.reads, self.writes, u64::from(self.is_cut)];
@@ -113,7 +114,7 @@ impl Totals {
         bytes
     }
 
-    /// The totals in this payload; `None` when it is none.
+    /// Decodes the totals from this payload; `None` if it is invalid.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (fields, []) = bytes.as_chunks() else { return None };
         let [records, reads, writes, cut] = fields else { return None };

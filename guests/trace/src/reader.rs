@@ -1,4 +1,5 @@
-//! Reading a trace as a stream. Nothing in the file is believed before its checksum, and no length before its limit.
+//! Reading a trace as a stream. The reader trusts no data before checking its checksum, and no length before
+//! checking its limit.
 
 use std::io::{ErrorKind, Read};
 
@@ -10,26 +11,26 @@ use crate::header::{Fixed, STRINGS_MAX};
 use crate::records::decode;
 use crate::{Access, GRANULE_BYTES, Header, Totals};
 
-/// Reads one trace. Holds one block, whatever the length and whatever the file says.
+/// Reads one trace. Holds one block, whatever the file's length and contents.
 #[derive(Debug)]
 pub struct TraceReader<R> {
     input: Input<R>,
     header: Header,
-    /// The phase that the last block belongs to.
+    /// Phase of the last block.
     phase: String,
     payload: Vec<u8>,
     plain: Vec<u8>,
     inflate: Decompress,
-    /// What has been read so far.
+    /// Totals read so far.
     totals: Totals,
     is_over: bool,
 }
 
 impl<R: Read> TraceReader<R> {
-    /// Reads the header. Each block is read with two calls of `read` or more, so a file needs no buffer around it.
+    /// Reads the header. Each block takes at least two calls of `read`, so a file needs no buffer around it.
     ///
     /// # Errors
-    /// Every [`TraceError`] but those of writing.
+    /// Every [`TraceError`] except those of writing.
     pub fn open(input: R) -> Result<Self, TraceError> {
         let mut input = Input { input, at: 0 };
         let mut fixed = [0; Fixed::BYTES];
@@ -50,37 +51,38 @@ impl<R: Read> TraceReader<R> {
         })
     }
 
-    /// What was recorded.
+    /// Description of the recorded run.
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The kernel's phase that the accesses of the last block belong to; empty before the first one.
+    /// The kernel's phase of the last block's accesses; empty before the first one.
     pub fn phase(&self) -> &str {
         &self.phase
     }
 
-    /// Bytes of the file that have been read.
+    /// Number of bytes read from the file.
     pub const fn bytes(&self) -> u64 {
         self.input.at
     }
 
-    /// What has been read so far; all of the trace once [`Self::next_block`] has returned false.
+    /// Totals read so far; those of the whole trace once [`Self::next_block`] has returned false.
     pub const fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Replaces what is in `accesses` by those of the next block, at least one and at most
-    /// [`RECORDS_MAX`](crate::block::RECORDS_MAX). False at the end of the trace, when the totals have been found right.
+    /// Replaces the contents of `accesses` by those of the next block, at least one and at most
+    /// [`RECORDS_MAX`](crate::block::RECORDS_MAX). Returns false at the end of the trace, after checking the
+    /// totals.
     ///
     /// # Errors
-    /// Every [`TraceError`] but those of writing. `accesses` is empty then, and no further block will come.
+    /// Every [`TraceError`] except those of writing. `accesses` is then empty, and no further block will come.
     pub fn next_block(&mut self, accesses: &mut Vec<Access>) -> Result<bool, TraceError> {
         accesses.clear();
         if self.is_over {
             return Ok(false);
         }
-        // A reader that has failed is over, whatever it is asked later.
+        // A reader that has failed stays at its end, whatever the later calls.
         self.is_over = true;
         loop {
             let at = self.input.at;
@@ -90,11 +92,11 @@ impl<R: Read> TraceReader<R> {
                 Kind::Records => {
                     let lines = self.header.arena_bytes.div_ceil(u64::from(GRANULE_BYTES));
                     if self.unpack(header.plain).is_none() {
-                        return Err(damaged("records that cannot be unpacked"));
+                        return Err(damaged("records that cannot be decompressed"));
                     }
                     if decode(&self.plain, header.records as usize, lines, accesses).is_none() {
                         accesses.clear();
-                        return Err(damaged("records that no recorder writes, or outside the arena"));
+                        return Err(damaged("invalid records, or records outside the arena"));
                     }
                     accesses.iter().for_each(|access| self.totals.count(access));
                     self.is_over = false;
@@ -102,17 +104,17 @@ impl<R: Read> TraceReader<R> {
                 }
                 Kind::Phase => match str::from_utf8(&self.payload) {
                     Ok(name) => name.clone_into(&mut self.phase),
-                    Err(_) => return Err(damaged("the name of a phase is no text")),
+                    Err(_) => return Err(damaged("the name of a phase is not UTF-8")),
                 },
                 Kind::End => {
-                    let totals = Totals::from_bytes(&self.payload).ok_or(damaged("an end that no recorder writes"))?;
+                    let totals = Totals::from_bytes(&self.payload).ok_or(damaged("invalid totals"))?;
                     if (Totals { is_cut: totals.is_cut, ..self.totals }) != totals {
-                        return Err(damaged("the totals are not those of the records before"));
+                        return Err(damaged("the totals do not match the records"));
                     }
                     self.totals = totals;
                     let end = self.input.at;
                     let behind = self.input.read_up_to(&mut [0])?;
-                    let what = "something follows the end of the trace";
+                    let what = "there are bytes after the end of the trace";
                     return if behind == 0 { Ok(false) } else { Err(TraceError::Damaged { at: end, what }) };
                 }
             }
@@ -127,12 +129,12 @@ impl<R: Read> TraceReader<R> {
         self.payload.resize(header.stored as usize, 0);
         self.input.read_all(&mut self.payload)?;
         if checksum(&bytes[..16], &self.payload) != expected {
-            return Err(Problem::Damage("its checksum is another"));
+            return Err(Problem::Damage("its checksum is wrong"));
         }
         Ok(header)
     }
 
-    /// Unpacks `payload` into `plain`; `None` when it is not so many bytes, or not all of the payload is needed for them.
+    /// Decompresses `payload` into `plain`; `None` if it has another length, or if part of the payload is unused.
     fn unpack(&mut self, plain: u32) -> Option<()> {
         self.plain.resize(plain as usize, 0);
         self.inflate.reset(false);
@@ -143,7 +145,7 @@ impl<R: Read> TraceReader<R> {
     }
 }
 
-/// Why a block was not read.
+/// Reason why a block was not read.
 enum Problem {
     Input(TraceError),
     Damage(&'static str),
@@ -170,7 +172,7 @@ impl From<&'static str> for Problem {
     }
 }
 
-/// What is read from, and how far it has been read.
+/// The input, and the offset up to which it has been read.
 #[derive(Debug)]
 struct Input<R> {
     input: R,
@@ -182,7 +184,7 @@ impl<R: Read> Input<R> {
         if self.read_up_to(bytes)? == bytes.len() { Ok(()) } else { Err(TraceError::Truncated { at: self.at }) }
     }
 
-    /// Fills the bytes, or as many as there are. Returns how many.
+    /// Fills the bytes as far as the input goes. Returns the number of bytes.
     fn read_up_to(&mut self, bytes: &mut [u8]) -> Result<usize, TraceError> {
         let mut length = 0;
         while length < bytes.len() {

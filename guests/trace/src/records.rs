@@ -1,4 +1,4 @@
-//! Records as bytes: a line is written as its distance from one of the last lines of eight streams.
+//! Encoding of records: a line is written as its distance from the last line of one of eight streams.
 //!
 //! ```text
 //!   token   7 6 5 │ 4       │ 3 2 1  │ 0           heads (lines), per block, all 0 at first
@@ -9,15 +9,16 @@
 //!   repeats 1: a varint of (repeats − 2) follows; otherwise repeats is 1
 //! ```
 //!
-//! Why streams: a loop over several arrays touches them in turn, so the distance from the last access is large every time, and the distance
-//! from the last access of the same array is 0 or 1. Which stream a record belongs to is the writer's choice and costs the reader nothing.
+//! Reason for the streams: a loop over several arrays touches them in turn, so the distance from the last access is
+//! always large, while the distance from the last access of the same array is 0 or 1. The writer chooses the stream
+//! of a record, at no cost to the reader.
 
 use crate::{Access, GRANULE_BYTES};
 
-/// Streams that are told apart. BT, LU and MG walk more arrays and rows at once, but of those most are close to each other.
+/// Number of streams. BT, LU and MG walk more arrays and rows at once, but most of those are close to each other.
 const STREAMS: usize = 8;
-/// A line at most so far from a stream's last one belongs to it: the lines of a 4 KiB page. Larger jumps are better taken by
-/// the stream that has been silent longest, because they would tear up one that is in use.
+/// Largest distance, in lines, from a stream's last line at which a line belongs to it: the lines of a 4 KiB page.
+/// A larger jump goes to the stream that has been silent longest, since it would disturb a stream in use.
 const NEAR: u64 = 64;
 /// Value of a token's `small` that announces a varint.
 const FAR: u64 = 7;
@@ -25,22 +26,23 @@ const FAR: u64 = 7;
 const WRITE: u8 = 1;
 const REPEATED: u8 = 1 << 4;
 
-/// Lines below this can be written: addresses of up to 2^57 bytes, all that five levels of tables reach.
+/// Limit of the line numbers: addresses of up to 2^57 bytes, the reach of five levels of tables.
 pub const LINES_MAX: u64 = 1 << 51;
-/// Most bytes of a record: token, a varint of 52 bits, a varint of 32 bits.
+/// Largest record in bytes: token, a varint of 52 bits, a varint of 32 bits.
 pub const RECORD_BYTES_MAX: usize = 1 + 8 + 5;
 
 /// Writes the records of one block.
 #[derive(Debug, Default)]
 pub struct Encoder {
     heads: [u64; STREAMS],
-    /// When each stream was last used, in records.
+    /// Time of each stream's last use, in records.
     used: [u64; STREAMS],
     now: u64,
 }
 
 impl Encoder {
-    /// Appends a record. Its address is a multiple of the granule and below [`LINES_MAX`] granules, its repeats are at least 1.
+    /// Appends a record. Its address is a multiple of the granule and below [`LINES_MAX`] granules; its repeats are
+    /// at least 1.
     pub fn encode(&mut self, access: &Access, bytes: &mut Vec<u8>) {
         let line = access.address / u64::from(GRANULE_BYTES);
         let stream = self.stream_of(line);
@@ -60,7 +62,7 @@ impl Encoder {
         }
     }
 
-    /// The stream whose last line is nearest, or the one that is silent longest when none is near.
+    /// The stream with the nearest last line, or the one that has been silent longest if none is near.
     fn stream_of(&self, line: u64) -> usize {
         let (mut nearest, mut distance, mut oldest) = (0, u64::MAX, 0);
         for stream in 0..STREAMS {
@@ -76,8 +78,8 @@ impl Encoder {
     }
 }
 
-/// Reads `count` records that are all of `bytes` and appends them. `None` when the bytes are no such records, or a line is not below
-/// `lines`; what has been appended by then is to be thrown away.
+/// Decodes exactly `count` records from all of `bytes` and appends them. `None` if the bytes are not such records,
+/// or if a line is not below `lines`; the caller must then discard the appended records.
 pub fn decode(bytes: &[u8], count: usize, lines: u64, accesses: &mut Vec<Access>) -> Option<()> {
     let mut heads = [0_u64; STREAMS];
     let mut rest = bytes;
@@ -98,7 +100,7 @@ pub fn decode(bytes: &[u8], count: usize, lines: u64, accesses: &mut Vec<Access>
     rest.is_empty().then_some(())
 }
 
-/// 0, −1, 1, −2, … as 0, 1, 2, 3, …
+/// Maps 0, −1, 1, −2, … to 0, 1, 2, 3, ….
 const fn zigzag(number: i64) -> u64 {
     (number << 1 ^ number >> 63).cast_unsigned()
 }
@@ -107,7 +109,7 @@ const fn unzigzag(number: u64) -> i64 {
     (number >> 1).cast_signed() ^ -((number & 1).cast_signed())
 }
 
-/// Seven bits a byte, the lowest first; the top bit says that more follow.
+/// Writes seven bits a byte, the lowest first; the top bit is set if more follow.
 fn put_varint(mut number: u64, bytes: &mut Vec<u8>) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
@@ -118,7 +120,7 @@ fn put_varint(mut number: u64, bytes: &mut Vec<u8>) {
 
 fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
-    // Nine bytes have 63 bits: more than any number that is written, and no shift that overflows.
+    // Nine bytes have 63 bits: more than any written number, and no shift overflows.
     for shift in (0..63).step_by(7) {
         let byte = take(rest)?;
         number |= u64::from(byte & 0x7f) << shift;
@@ -151,8 +153,9 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_documentation() {
-        // Line 1 for stream 0, which is near: distance +1 is 2 in zig-zag. Then 200: far from all, so the stream that is silent longest,
-        // number 1, takes it as 400 = 0b11_0010000. Then 199, a store repeated five times: distance −1 is 1, 5 − 2 = 3.
+        // Line 1 for stream 0, which is near: distance +1 is 2 in zig-zag. Then 200: far from all, so the stream
+        // that has been silent longest, number 1, takes it as 400 = 0b11_0010000. Then 199, a store repeated five
+        // times: distance −1 is 1, 5 − 2 = 3.
         let bytes = encoded(&[at(1, false, 1), at(200, false, 1), at(199, true, 5)]);
         assert_eq!(bytes, [2 << 5, 7 << 5 | 1 << 1, 0x90, 0x03, 1 << 5 | 1 << 4 | 1 << 1 | 1, 3]);
     }

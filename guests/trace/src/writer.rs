@@ -17,11 +17,11 @@ use crate::{Access, GRANULE_BYTES, Header, Totals};
 #[derive(Debug)]
 pub struct TraceWriter<W> {
     out: W,
-    /// Bytes written.
+    /// Number of bytes written.
     at: u64,
     arena_bytes: u64,
     encoder: Encoder,
-    /// Records of the block that is being filled, and how many.
+    /// Encoded records of the current block, and their number.
     plain: Vec<u8>,
     records: u32,
     stored: Vec<u8>,
@@ -33,7 +33,7 @@ impl<W: Write> TraceWriter<W> {
     /// Begins a trace. Every block is one `write`, so a file needs no buffer around it.
     ///
     /// # Errors
-    /// [`TraceError::Unrecordable`] when the header has no room for what is to stand in it; [`TraceError::Write`].
+    /// [`TraceError::Unrecordable`] if the header does not fit its format; [`TraceError::Write`].
     pub fn create(out: W, header: &Header) -> Result<Self, TraceError> {
         if header.arena_bytes > LINES_MAX * u64::from(GRANULE_BYTES) {
             return Err(TraceError::Unrecordable("the arena is larger than any address space"));
@@ -47,7 +47,7 @@ impl<W: Write> TraceWriter<W> {
             plain: Vec::with_capacity(PLAIN_MAX),
             records: 0,
             stored: Vec::with_capacity(STORED_MAX),
-            // The fastest level: what compresses is the repetition of whole loops, and that it finds too.
+            // The fastest level: the compressible part is the repetition of whole loops, which it finds too.
             deflate: Compress::new(Compression::fast(), false),
             totals: Totals::default(),
         };
@@ -55,10 +55,10 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// Says that the kernel's phase of this name begins. What is pushed belongs to it until the next one.
+    /// Begins the kernel's phase of this name. The following records belong to it until the next phase.
     ///
     /// # Errors
-    /// [`TraceError::Unrecordable`] when the name is longer than [`PHASE_BYTES_MAX`]; [`TraceError::Write`].
+    /// [`TraceError::Unrecordable`] if the name is longer than [`PHASE_BYTES_MAX`]; [`TraceError::Write`].
     pub fn phase(&mut self, name: &str) -> Result<(), TraceError> {
         if name.len() > PHASE_BYTES_MAX {
             return Err(TraceError::Unrecordable("the name of a phase is too long"));
@@ -70,33 +70,34 @@ impl<W: Write> TraceWriter<W> {
     /// Appends a record.
     ///
     /// # Errors
-    /// [`TraceError::Write`].
+    /// [`TraceError::Write`] if a block cannot be written.
     ///
     /// # Panics
-    /// When the address is no multiple of the granule or not in the arena, or the repeats are 0.
+    /// Panics if the address is not a multiple of the granule or not in the arena, or if the repeats are 0.
     pub fn push(&mut self, access: &Access) -> Result<(), TraceError> {
         let is_line = access.address.is_multiple_of(u64::from(GRANULE_BYTES));
-        assert!(is_line && access.address < self.arena_bytes && access.repeats > 0, "{access:?} is no record");
+        assert!(is_line && access.address < self.arena_bytes && access.repeats > 0, "{access:?} is not a record");
         self.encoder.encode(access, &mut self.plain);
         self.totals.count(access);
         self.records += 1;
         if self.records as usize == RECORDS_MAX { self.end_block() } else { Ok(()) }
     }
 
-    /// What has been pushed so far.
+    /// Totals of all records so far.
     pub const fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Bytes that have been written so far. What is pushed since the last block is not among them.
+    /// Number of bytes written so far, without the records since the last block.
     pub const fn bytes(&self) -> u64 {
         self.at
     }
 
-    /// Writes what is left and the end. `is_cut`: the recording ends before the kernel does. Returns what it amounts to, and where it went.
+    /// Writes the remaining records and the end. `is_cut`: the recording ends before the kernel does. Returns the
+    /// totals and the output.
     ///
     /// # Errors
-    /// [`TraceError::Write`].
+    /// [`TraceError::Write`] if a block cannot be written.
     pub fn finish(mut self, is_cut: bool) -> Result<(Totals, W), TraceError> {
         self.end_block()?;
         self.totals.is_cut = is_cut;
@@ -107,7 +108,7 @@ impl<W: Write> TraceWriter<W> {
         Ok((self.totals, self.out))
     }
 
-    /// Packs and writes the records of the block, if there are any.
+    /// Compresses and writes the records of the block, if there are any.
     fn end_block(&mut self) -> Result<(), TraceError> {
         if self.records == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What is written is read back, and what was not written is refused.
+//! A written trace is read back, and any other file is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ fn example() -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(one in accesses(), other in accesses()) {
+    fn a_written_trace_is_read_back(one in accesses(), other in accesses()) {
         let (bytes, totals) = written(&[("init", one.clone()), ("compute", other.clone())]);
         let expected: Vec<_> = one.iter().map(|access| ("init".to_owned(), *access))
             .chain(other.iter().map(|access| ("compute".to_owned(), *access))).collect();
@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn a_trace_of_which_one_byte_is_another_is_refused(at in any::<prop::sample::Index>(), change in 1_u8..) {
+    fn a_trace_with_one_changed_byte_is_refused(at in any::<prop::sample::Index>(), change in 1_u8..) {
         let mut bytes = example();
         let at = at.index(bytes.len());
         bytes[at] ^= change;
@@ -112,7 +112,7 @@ fn the_blocks_are_cut_at_their_limit_and_at_a_phase() {
 }
 
 #[test]
-fn what_is_no_trace_of_this_version_is_named_as_such() {
+fn a_file_of_another_kind_or_version_is_reported_as_such() {
     assert!(matches!(read(b""), Err(TraceError::NotATrace)));
     assert!(matches!(read(b"\x7fELF and so on"), Err(TraceError::NotATrace)));
     let mut bytes = example();
@@ -123,7 +123,7 @@ fn what_is_no_trace_of_this_version_is_named_as_such() {
 }
 
 #[test]
-fn something_behind_the_end_is_refused_with_its_place() {
+fn bytes_after_the_end_are_refused_with_their_offset() {
     let mut bytes = example();
     let end = bytes.len() as u64;
     bytes.push(0);

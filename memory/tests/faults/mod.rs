@@ -1,5 +1,5 @@
-//! What tests of services that answer page faults share: guest RAM whose every page gets a word of its own, threads that
-//! touch it and are not waited for for ever, and the real host with a test's hand in it.
+//! Common part of the tests of services that answer page faults: guest RAM with a unique word in every page,
+//! threads that touch it with a time limit, and the real host with failures injected by a test.
 #![allow(dead_code, reason = "each of the tests uses its part")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +19,10 @@ pub const VM: VmId = VmId(7);
 pub const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
 const WORDS_PER_PAGE: usize = 4096 >> 3;
 
-/// What every test waits at most: a thread that hangs fails the test instead of hanging it.
+/// Longest time that a test waits: a thread that hangs fails the test instead of hanging it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether the test is skipped, said with the reason; a failure where `WIDELEAF_REQUIRE` names `userfaultfd`.
+/// Whether the test is skipped, printed with the reason; a failure if `WIDELEAF_REQUIRE` names `userfaultfd`.
 pub fn skip() -> bool {
     let Err(error) = probe() else { return false };
     let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
@@ -31,7 +31,7 @@ pub fn skip() -> bool {
     true
 }
 
-/// RAM at these addresses, of these sizes.
+/// Maps RAM at these addresses, of these sizes.
 pub fn map_of(layout: &[(Bytes, Bytes)], backing: BackingConfig) -> Arc<GuestRam> {
     let range = |(start, bytes): &(Bytes, Bytes)| GpaRange::new(Gpa::new(start.get()), *bytes).unwrap();
     GuestRam::map(&layout.iter().map(range).collect::<Vec<_>>(), backing).unwrap()
@@ -49,17 +49,17 @@ pub fn word(ram: &GuestRam, window: u64, page: usize) -> &AtomicU64 {
     &ram.words(ram.ranges()[0])[window as usize * WORDS_PER_WINDOW + page * WORDS_PER_PAGE]
 }
 
-/// Writes a word no other place has; returns what was there before.
+/// Writes a word unique to this place; returns the previous value.
 pub fn touch(ram: &GuestRam, window: u64, page: usize) -> u64 {
     word(ram, window, page).swap(mark(window, page), Ordering::Relaxed)
 }
 
-/// What [`touch`] writes.
+/// The word that [`touch`] writes.
 pub fn mark(window: u64, page: usize) -> u64 {
     0x5eed << 32 | window << 16 | (page as u64 + 1)
 }
 
-/// The thread's result, if it comes in time.
+/// The thread's result, if it ends in time.
 pub fn join<T>(thread: JoinHandle<T>) -> T {
     wait_for("a thread", || thread.is_finished());
     thread.join().unwrap()
@@ -68,12 +68,12 @@ pub fn join<T>(thread: JoinHandle<T>) -> T {
 pub fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
+        assert!(Instant::now() < deadline, "{what} does not come in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// What `/proc/meminfo` says.
+/// Contents of `/proc/meminfo`.
 #[derive(Clone, Copy)]
 pub enum Meminfo {
     AsItIs,
@@ -81,11 +81,11 @@ pub enum Meminfo {
     Absent,
 }
 
-/// The real host, which answers some uses of an advice itself, and has as much memory as the test says.
+/// The real host, except that it answers some uses of an advice itself, and reports the test's amount of memory.
 pub struct Meddling {
     real: LinuxHost,
     pub meminfo: Mutex<Meminfo>,
-    /// The next uses of this advice: so many are not passed on, with this errno (0: "done").
+    /// An advice, the number of its next uses that are not passed on, and their errno (0: "done").
     swallow: Mutex<Option<(Advice, u64, i32)>>,
 }
 

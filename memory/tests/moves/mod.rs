@@ -1,8 +1,9 @@
-//! What tests of moved windows share.
+//! Common part of the tests of moved windows.
 
 use wideleaf_memory::aside::probe;
 
-/// Whether windows cannot be moved here, said with the reason; a failure where `WIDELEAF_REQUIRE` names `uffd_move`.
+/// Whether windows cannot be moved here, printed with the reason; a failure if `WIDELEAF_REQUIRE` names
+/// `uffd_move`.
 pub fn are_missing() -> bool {
     let Err(error) = probe() else { return false };
     let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();

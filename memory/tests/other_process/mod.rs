@@ -1,5 +1,5 @@
-//! A process whose memory a test looks at from outside: the test's own binary once more, with `the_other_process` as its only
-//! test. It maps memory, says where on its standard error, and answers to lines on its standard input.
+//! A process that a test observes from outside: the test's own binary once more, with `the_other_process` as its
+//! only test. It maps memory, prints its address on standard error, and answers to lines on its standard input.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,19 +11,19 @@ use wideleaf_memory::region::RamRange;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
-/// So much the other process has, window-aligned.
+/// Size of the other process's memory in windows, window-aligned.
 pub const WINDOWS: u64 = 8;
 const WORDS_PER_PAGE: usize = 512;
 const WORDS_PER_WINDOW: usize = 512 * WORDS_PER_PAGE;
-/// Of the last window only these pages are there: a guest that gave the others back.
+/// Number of present pages in the last window: a guest that gave the others back.
 const PAGES_OF_THE_LAST: usize = 100;
 
-/// What the word at this place of its memory is.
+/// The word at this index of its memory.
 pub fn word_at(index: usize) -> u64 {
     (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// What the other process does. Ends when its standard input does.
+/// Main function of the other process. Ends when its standard input does.
 pub fn be_the_other_process() {
     let mut memory = vec![0_u64; (WINDOWS as usize + 1) * WORDS_PER_WINDOW];
     let first = (memory.as_ptr() as usize).next_multiple_of(WORDS_PER_WINDOW * 8) - memory.as_ptr() as usize;
@@ -38,7 +38,7 @@ pub fn be_the_other_process() {
     }
 }
 
-/// The other process, from outside. Killed when dropped.
+/// The other process, seen from outside. Killed when dropped.
 pub struct OtherProcess {
     pub child: Child,
     answers: BufReader<ChildStderr>,
@@ -46,7 +46,7 @@ pub struct OtherProcess {
 }
 
 impl OtherProcess {
-    /// Its memory is there when this returns.
+    /// Starts it, and returns once its memory is present.
     pub fn start() -> OtherProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["the_other_process", "--exact", "--ignored", "--nocapture"])
@@ -60,7 +60,7 @@ impl OtherProcess {
         OtherProcess { child, answers, start: Hva::new(start) }
     }
 
-    /// Its door.
+    /// Host interface to the process.
     pub fn host(&self) -> ProcessHost {
         ProcessHost::open(self.child.id()).unwrap()
     }
@@ -70,7 +70,7 @@ impl OtherProcess {
         RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2) * WINDOWS).unwrap(), hva: self.start }
     }
 
-    /// How many of its windows are huge, as it says itself in its page tables.
+    /// Number of its huge windows, by its own page tables.
     pub fn huge_windows(&self, host: &ProcessHost) -> u64 {
         let mut runs = Vec::new();
         host.scan(self.ram().hva, self.ram().gpa.bytes(), &mut runs).unwrap();
@@ -78,13 +78,13 @@ impl OtherProcess {
         huge.pages(PageSize::Huge2M)
     }
 
-    /// Whether it still reads what it wrote.
+    /// Whether it still reads its own words.
     pub fn is_whole(&mut self) -> bool {
         writeln!(self.child.stdin.as_mut().unwrap(), "check").unwrap();
         line(&mut self.answers) == "whole"
     }
 
-    /// Ends it, and waits until it is gone for good.
+    /// Kills it and waits until it is reaped.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

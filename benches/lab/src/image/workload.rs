@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_kernel_that_is_none_of_ours_is_refused_with_those_there_are() {
         let refused = |bench| kernel_line(bench).expect_err("refused").to_string();
-        assert!(refused("linpack").starts_with("--bench \"linpack\": unknown kernel \"linpack\"; there is gups"));
+        assert!(refused("linpack").starts_with("--bench \"linpack\": unknown kernel \"linpack\"; choose one of gups"));
         assert!(refused("gups.A").contains("unknown kernel \"gups.A\""));
         assert!(refused("cg.Q").contains("class=Q: expected one of S, W"));
         assert!(refused("gups words=7").contains("unknown parameter words="));

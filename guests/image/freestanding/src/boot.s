@@ -1,7 +1,7 @@
-# Everything that runs outside ring 3, and the two entries.
+# All code outside ring 3, and the two entries.
 #
-# A host may emulate ring 0 instruction by instruction, and lack all but the plain ones: what is here is short and uses
-# integer instructions only. All addresses are below 4 GiB and equal to physical ones.
+# A host may emulate ring 0 instruction by instruction, and only the plain ones: this code is short and uses integer
+# instructions only. All addresses are below 4 GiB and equal to physical ones.
 
 .set VCPUS_MAX,         16
 .set STACK_BYTES_LOG2,  16
@@ -97,7 +97,7 @@ long_mode:
     jnz 1b
 2:  lidt idt_pointer
 
-    # To ring 3, on this vCPU's stack. The return address that is not there keeps the stack aligned as after a call.
+    # To ring 3, on this vCPU's stack. A gap for a missing return address keeps the stack aligned as after a call.
     movl %ebp, %eax
     incl %eax
     movl %eax, %edx
@@ -139,7 +139,7 @@ halt:
     jmp halt
 
 # The system calls. `ud2` in ring 3 with EAX = one of these; EDX = port, RCX = value; the result is in EAX.
-# The numbers are in machine.rs too. A `ud2` with another EAX is what the compiler puts where code must not come.
+# The numbers are in machine.rs too. The compiler emits a `ud2` with another EAX for unreachable code.
 
 invalid_opcode:
     testl $3, 8(%rsp)
@@ -177,7 +177,7 @@ call_load_cr3:
     addq $2, (%rsp)
     iretq
 
-# Every other exception is the end: note it and let ring 3 print it. The second one has no hope of being printed.
+# Every other exception ends the program: record it and let ring 3 print it. A second one cannot be printed.
 
 .balign 16
 exception_stubs:
@@ -224,7 +224,7 @@ exception_again:
     outb %al, %dx
     jmp halt
 
-# How another vCPU starts: copied to the page it is told, in real mode, then as above.
+# Start of another vCPU: copied to its start page, in real mode, then as above.
 
 .code16
 .globl trampoline
@@ -250,7 +250,7 @@ trampoline_protected:
     movl %eax, %es
     movl %eax, %ss
     cld
-    # Take the index that is on offer. A vCPU that comes too late finds none and stays away.
+    # Take the index on offer. A vCPU that comes too late finds none and halts.
     xorl %ebp, %ebp
     xchgl %ebp, vcpu_index
     testl %ebp, %ebp

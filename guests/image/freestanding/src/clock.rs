@@ -6,11 +6,11 @@ use wideleaf_kernels::team::ticks;
 
 use crate::machine::{cpuid, in8, out8};
 
-/// For how long an unknown counter is taken to tick: faster than any CPU, so that no wait is too short.
+/// Assumed frequency of an unknown counter: faster than any CPU, so that no wait is too short.
 const FASTEST_TSC_HZ: u64 = 5_000_000_000;
 
-/// Ticks per second as the CPU or the hypervisor says: CPUID 0x40000010 (EAX in kHz, a convention of KVM and others), then 0x15
-/// (SDM volume 2, CPUID: crystal frequency and ratio). `None` when neither does.
+/// Ticks per second as reported by the CPU or the hypervisor: CPUID 0x40000010 (EAX in kHz, a convention of KVM and
+/// others), then 0x15 (SDM volume 2, CPUID: crystal frequency and ratio). `None` if neither reports it.
 pub fn tsc_hz_from_cpuid() -> Option<u64> {
     let [khz, ..] = cpuid(0x4000_0010);
     let [denominator, numerator, crystal_hz, _] = cpuid(0x15);
@@ -21,20 +21,21 @@ pub fn tsc_hz_from_cpuid() -> Option<u64> {
 
 /// Frequency of the 8254 timer in Hz: a third of the old colour carrier, 14.31818 MHz / 12.
 const PIT_HZ: u64 = 1_193_182;
-/// Turns of the timer over which the counter is measured: 40 ms, of the 55 that the timer can count.
+/// Timer ticks over which the counter is measured: 40 ms, of the 55 that the timer can count.
 const PIT_SPAN: u16 = 47_727;
-const _: () = assert!(PIT_SPAN as u64 * 1000 / PIT_HZ == 39, "the span is 40 ms, less one turn");
-/// Readings of the timer within one span: each takes a microsecond or more. A timer that does not count ends by this.
+const _: () = assert!(PIT_SPAN as u64 * 1000 / PIT_HZ == 39, "the span is 40 ms, less one tick");
+/// Maximum readings of the timer within one span: each takes a microsecond or more. A stopped timer ends the loop
+/// by this.
 const PIT_READINGS_MAX: u32 = 100_000;
-/// Readings at each end, of which the quickest counts: the slower ones were interrupted.
+/// Number of readings at each end, of which the fastest counts: slower ones were interrupted.
 const PIT_READINGS_AT_ENDS: u32 = 8;
-/// How often a measurement that a busy host spoiled is repeated.
+/// Attempts at a measurement, for a busy host that spoils some.
 const PIT_ATTEMPTS: u32 = 10;
-/// A measurement is good when its readings took less than a thousandth of it.
+/// Precision of a good measurement: its readings took less than a thousandth of it.
 const PIT_PRECISION: u64 = 1000;
 
-/// Ticks per second, measured against channel 0 of the 8254 timer, which needs no other device to run (channel 2 has its gate in
-/// port 0x61, which small machines lack). `None` when there is no timer that counts.
+/// Ticks per second, measured against channel 0 of the 8254 timer, which needs no other device to run (channel 2
+/// has its gate in port 0x61, which small machines lack). `None` if there is no running timer.
 pub fn tsc_hz_from_timer() -> Option<u64> {
     let mut attempts = (0..PIT_ATTEMPTS).filter_map(|_| measure());
     let first = attempts.next()?;
@@ -47,7 +48,7 @@ pub fn tsc_hz_from_timer() -> Option<u64> {
 struct Measurement {
     turns: u64,
     ticks: u64,
-    /// Ticks by which the two ends may be off.
+    /// Uncertainty of the two ends together, in ticks.
     blur: u64,
 }
 
@@ -57,7 +58,7 @@ impl Measurement {
     }
 }
 
-/// One measurement; `None` when the timer is missing, or ran out meanwhile because the host was busy elsewhere.
+/// One measurement; `None` if the timer is missing, or ran out because the host was busy.
 fn measure() -> Option<Measurement> {
     const INTERRUPT_ON_TERMINAL_COUNT: u8 = 0x30;
     out8(PIT_COMMAND, INTERRUPT_ON_TERMINAL_COUNT);
@@ -79,7 +80,7 @@ fn measure() -> Option<Measurement> {
 const PIT_COMMAND: u16 = 0x43;
 const PIT_CHANNEL_0: u16 = 0x40;
 
-/// The timer's count, which goes down, and the time at which it was taken.
+/// The timer's count, which goes down, and the time of the reading.
 struct Reading {
     count: u16,
     at: u64,
@@ -87,9 +88,9 @@ struct Reading {
 }
 
 impl Reading {
-    /// `None` when the timer has run out: then the count has begun anew and says nothing. The same where no timer answers (0xff).
+    /// `None` if the timer has run out, because its count has then started again. Also if no timer answers (0xff).
     fn take() -> Option<Self> {
-        /// Takes count and status of channel 0 in the same moment.
+        /// Latches count and status of channel 0 at the same moment.
         const READ_BACK_CHANNEL_0: u8 = 0xc2;
         const HAS_RUN_OUT: u8 = 0x80;
         let before = ticks();
@@ -102,7 +103,8 @@ impl Reading {
     }
 }
 
-/// Waits until `condition` holds, for at most that long; whether it came to hold. With an unknown clock it may wait longer.
+/// Waits until `condition` holds, for at most `microseconds`. Returns whether it held. With an unknown clock it may
+/// wait longer.
 pub fn wait_until(tsc_hz: u64, microseconds: u64, condition: impl Fn() -> bool) -> bool {
     let hz = if tsc_hz == 0 { FASTEST_TSC_HZ } else { tsc_hz };
     let start = ticks();

@@ -1,4 +1,4 @@
-//! The serial line, and the ends that the program can come to.
+//! The serial line, and all ways in which the program ends.
 
 #![expect(unsafe_code, reason = "boot.s sends a vCPU here by name after an exception")]
 
@@ -12,14 +12,15 @@ use wideleaf_protocol::{Entry, ExitCode, Message, port};
 
 use crate::machine::{self, entry, in8, out8, out16};
 
-/// Bytes that a 16550 takes at once when its line status says that the transmitter is empty. QEMU drops what comes while its
+/// Bytes that a 16550 takes at once if its line status reports an empty transmitter. QEMU drops bytes while its
 /// reader is slow, so after a PVH start the status is read once for that many bytes.
 const FIFO_BYTES: u32 = 16;
-/// Bit of the line status: the transmitter can take bytes. Also set where nothing answers (0xff).
+/// Bit of the line status: the transmitter can take bytes. It is also set if no device answers (0xff).
 const TRANSMITTER_EMPTY: u8 = 0x20;
-/// Most reads of the line status before a byte is written anyhow: some seconds, then a line lost is better than silence.
+/// Most reads of the line status before a byte is written anyway. After some seconds a lost line is better than
+/// silence.
 const STATUS_READS_MAX: u32 = 1 << 20;
-/// Most turns that a dying vCPU waits for another's line to end.
+/// Most turns that a dying vCPU waits for another vCPU's line to end.
 const LOCK_TURNS_MAX: u32 = 1 << 24;
 
 static IS_LOCKED: AtomicBool = AtomicBool::new(false);
@@ -27,7 +28,7 @@ static BYTES_IN_FIFO: AtomicU32 = AtomicU32::new(0);
 /// Set when the program has begun to die: no ordinary line follows.
 static IS_DYING: AtomicBool = AtomicBool::new(false);
 
-/// Switches the FIFO on. Only after a PVH start; a direct start has a line that always takes a byte.
+/// Switches the FIFO on. Only after a PVH start; the line of a direct start always takes a byte.
 pub fn init() {
     const FIFO_CONTROL: u16 = port::SERIAL + 2;
     const FIFO_ENABLE_AND_CLEAR: u8 = 0x07;
@@ -36,12 +37,12 @@ pub fn init() {
     }
 }
 
-/// Prints one line of ours.
+/// Prints one line of the protocol.
 pub fn emit(message: &Message<'_>) {
     note(format_args!("{message}"));
 }
 
-/// Prints a line that is not one of ours, for whoever reads the console.
+/// Prints a line outside the protocol, for a human reader of the console.
 pub fn note(text: fmt::Arguments<'_>) {
     while IS_LOCKED.swap(true, Ordering::Acquire) || IS_DYING.load(Ordering::Relaxed) {
         spin_loop();
@@ -50,10 +51,11 @@ pub fn note(text: fmt::Arguments<'_>) {
     IS_LOCKED.store(false, Ordering::Release);
 }
 
-/// Ends the program with a panic line that says why, and this exit code.
+/// Ends the program with a panic line that gives the reason, and this exit code.
 pub fn fail(code: ExitCode, reason: fmt::Arguments<'_>) -> ! {
     if IS_DYING.swap(true, Ordering::Relaxed) {
-        // Another vCPU is dying already, or this one failed while it did. Its own line may never end: only the exit counts.
+        // Another vCPU is dying already, or this one failed while dying. Its own line may never end, so only the
+        // exit counts.
         exit(code);
     }
     let mut turns = 0;
@@ -62,7 +64,7 @@ pub fn fail(code: ExitCode, reason: fmt::Arguments<'_>) -> ! {
         spin_loop();
     }
     if turns == LOCK_TURNS_MAX {
-        // In the middle of somebody's line.
+        // The panic may come in the middle of another vCPU's line.
         print(format_args!("\n"));
     }
     let text = FixedText::new(reason);
@@ -71,7 +73,7 @@ pub fn fail(code: ExitCode, reason: fmt::Arguments<'_>) -> ! {
     exit(code)
 }
 
-/// Ends the program: the exit port, then a power-off, then nothing, as often as somebody lets it.
+/// Ends the program: exit port, then power-off, then halt, in a loop.
 pub fn exit(code: ExitCode) -> ! {
     out8(port::EXIT, code.port_value());
     out16(port::ACPI_PM1A_CONTROL, port::ACPI_POWER_OFF);
@@ -80,7 +82,8 @@ pub fn exit(code: ExitCode) -> ! {
     }
 }
 
-/// Tells what exception ended the program. Ring 0 has noted it and sent this vCPU here, on a stack of its own.
+/// Reports the exception that ended the program. Ring 0 has recorded it and sent this vCPU here, on a stack of its
+/// own.
 #[unsafe(no_mangle)]
 extern "C" fn exception_main() -> ! {
     let read = |value: &core::sync::atomic::AtomicU64| value.load(Ordering::Relaxed);
@@ -124,16 +127,16 @@ const fn exception_name(vector: u64) -> &'static str {
 fn panic(info: &PanicInfo<'_>) -> ! {
     match info.location() {
         Some(location) => {
-            // The place first: a message may be longer than a line of ours.
+            // The location comes first, since the message may exceed the length of a line.
             fail(ExitCode::Panic, format_args!("{}:{}: {}", location.file(), location.line(), info.message()))
         }
         None => fail(ExitCode::Panic, format_args!("{}", info.message())),
     }
 }
 
-/// Prints without looking at the lock.
+/// Prints without checking the lock.
 fn print(text: fmt::Arguments<'_>) {
-    // Our `write_str` never fails, and no Display of ours does.
+    // Neither our `write_str` nor any of our Display implementations fails.
     let _ = Serial.write_fmt(text);
 }
 

@@ -1,4 +1,5 @@
-//! The direct entry: our VMM has done everything, this only reads what it says (wideleaf-protocol, `direct`).
+//! The direct entry: our VMM has set everything up, and this module only reads the boot data (wideleaf-protocol,
+//! `direct`).
 #![expect(unsafe_code, reason = "reads what the VMM left at physical addresses, and is called from boot.s")]
 
 use wideleaf_kernels::platform::Devices;
@@ -44,10 +45,7 @@ fn lead(boot_gpa: u64) -> ! {
 
     let guest_page = GuestPage::from_bytes(boot.guest_page_bytes).unwrap_or(GuestPage::Base4K);
     if options.guest_page.is_some_and(|asked| asked != guest_page) {
-        fail(
-            ExitCode::BadArguments,
-            format_args!("{KEY_GUEST_PAGES}= asks for other pages than the VMM's {guest_page}"),
-        );
+        fail(ExitCode::BadArguments, format_args!("{KEY_GUEST_PAGES}= differs from the VMM's page size, {guest_page}"));
     }
     let count = options.vcpus.unwrap_or(boot.vcpus as usize);
     if count > boot.vcpus as usize {
@@ -57,6 +55,7 @@ fn lead(boot_gpa: u64) -> ! {
     let tsc_hz = options.tsc_hz.or(by_vmm).or_else(clock::tsc_hz_from_cpuid).unwrap_or(0);
     let devices = Devices { first: boot.devices_gpa, stride: DEVICE_STRIDE, count: boot.device_count };
     let machine = Machine { vcpus: count, tsc_hz, guest_page, ram: boot.ram(), free_start: boot.free_start, devices };
-    // SAFETY: by the contract all RAM and the devices' registers are mapped one to one, and all at or above `free_start` is the image's.
+    // SAFETY: by the contract all RAM and the devices' registers are mapped one to one, and all at or above
+    // `free_start` is the image's.
     unsafe { run::run(&machine, &options) }
 }

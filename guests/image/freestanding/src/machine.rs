@@ -1,4 +1,4 @@
-//! The instructions that Rust has no words for: ports, CR3, CPUID, memory at a physical address.
+//! Wrappers for single instructions and raw memory: ports, CR3, CPUID, memory at a physical address.
 #![expect(unsafe_code, reason = "the module exists to wrap single instructions and physical addresses")]
 
 use core::arch::{asm, global_asm};
@@ -8,22 +8,22 @@ use wideleaf_protocol::Entry;
 
 global_asm!(include_str!("boot.s"), options(att_syntax));
 
-// SAFETY: all are defined in boot.s with these sizes and alignments, live in .data or .bss or (the labels) nowhere, and those
-// that more than one vCPU or the exception handler touches are atomics.
+// SAFETY: all are defined in boot.s with these sizes and alignments, live in .data or .bss or (the labels) nowhere,
+// and those that more than one vCPU or the exception handler touches are atomics.
 unsafe extern "C" {
     /// Physical address of the PVH start info.
     pub safe static start_info_gpa: AtomicU32;
-    /// Index that the next vCPU to start takes; 0 = none on offer.
+    /// Index that the next vCPU to start takes; 0 if no index is on offer.
     pub safe static vcpu_index: AtomicU32;
-    /// Tables that a starting vCPU loads.
+    /// Root of the tables that a starting vCPU loads.
     pub safe static vcpu_cr3: AtomicU64;
-    /// The exception that ended the program: its number.
+    /// Vector of the exception that ended the program.
     pub safe static exception_vector: AtomicU64;
-    /// Its error code.
+    /// Error code of the exception.
     pub safe static exception_error: AtomicU64;
-    /// Where it happened.
+    /// Instruction pointer of the exception.
     pub safe static exception_rip: AtomicU64;
-    /// Stack pointer there.
+    /// Stack pointer of the exception.
     pub safe static exception_rsp: AtomicU64;
     /// Address of the last page fault.
     pub safe static exception_cr2: AtomicU64;
@@ -32,7 +32,7 @@ unsafe extern "C" {
     safe static image_end: Label;
 }
 
-/// A symbol of which only the address counts.
+/// A symbol that stands for its address only.
 #[repr(C)]
 struct Label(u8);
 
@@ -47,20 +47,20 @@ pub fn trampoline_code() -> (u64, u64) {
     (start as u64, ((&raw const trampoline_end).addr() - start) as u64)
 }
 
-/// Whether ports are reached by system call. Set once, before the first port access.
+/// Whether ports are accessed by system call. Set once, before the first port access.
 static HAS_SYSTEM_CALLS: AtomicBool = AtomicBool::new(false);
 
-/// Says how the program was started.
+/// Records how the program was started.
 pub fn set_entry(entry: Entry) {
     HAS_SYSTEM_CALLS.store(entry == Entry::Pvh, Ordering::Relaxed);
 }
 
-/// How the program was started.
+/// Entry by which the program was started.
 pub fn entry() -> Entry {
     if HAS_SYSTEM_CALLS.load(Ordering::Relaxed) { Entry::Pvh } else { Entry::Direct }
 }
 
-/// The system calls of boot.s. The upper half is "wl", so that no stray `ud2` is taken for one.
+/// The system calls of boot.s. The upper half is "wl", to distinguish them from a stray `ud2`.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 enum Call {
@@ -72,8 +72,8 @@ enum Call {
 
 fn call(call: Call, port: u16, value: u64) -> u32 {
     let result;
-    // SAFETY: only after `set_entry(Pvh)`, so the gates of boot.s are in place: the #UD handler runs on its own stack, changes
-    // nothing but EAX, and returns behind the ud2.
+    // SAFETY: only after `set_entry(Pvh)`, so the gates of boot.s are in place: the #UD handler runs on its own
+    // stack, changes nothing but EAX, and returns behind the ud2.
     unsafe {
         asm!("ud2", inlateout("eax") call as u32 => result, in("edx") u32::from(port), in("rcx") value);
     }
@@ -100,7 +100,7 @@ pub fn out16(port: u16, value: u16) {
     }
 }
 
-/// Reads a byte from a port. Only with system calls: our VMM has no port that needs reading.
+/// Reads a byte from a port. Only with system calls: our VMM has no readable port.
 pub fn in8(port: u16) -> u8 {
     assert!(entry() == Entry::Pvh, "ports are read only after a PVH start");
     call(Call::In8, port, 0) as u8
@@ -115,7 +115,7 @@ pub unsafe fn load_cr3(root: u64) {
     call(Call::LoadCr3, 0, root);
 }
 
-/// One CPUID leaf as EAX, EBX, ECX, EDX; all zero when the CPU has no such leaf in that range.
+/// One CPUID leaf as EAX, EBX, ECX, EDX; all zero if the CPU has no such leaf in that range.
 pub fn cpuid(leaf: u32) -> [u32; 4] {
     let range = leaf & 0xffff_0000;
     let highest = core::arch::x86_64::__cpuid(range).eax;
@@ -129,7 +129,7 @@ pub fn cpuid(leaf: u32) -> [u32; 4] {
 /// Copies bytes from a physical address.
 ///
 /// # Safety
-/// `[address, address + bytes.len())` is mapped one to one, and nobody writes it meanwhile.
+/// `[address, address + bytes.len())` is mapped one to one, and no vCPU or device writes it during the call.
 pub unsafe fn read_physical(address: u64, bytes: &mut [u8]) {
     let source = core::ptr::with_exposed_provenance::<u8>(address as usize);
     // SAFETY: the caller vouches for the source; the destination is a slice of its own, not that memory.
@@ -139,7 +139,8 @@ pub unsafe fn read_physical(address: u64, bytes: &mut [u8]) {
 /// Copies bytes within physical memory.
 ///
 /// # Safety
-/// Both ranges are mapped one to one, the target is not used by anything else, and nobody writes the source meanwhile.
+/// Both ranges are mapped one to one, the target is not used by anything else, and no vCPU or device writes the
+/// source during the call.
 pub unsafe fn copy_physical(from: u64, to: u64, bytes: u64) {
     let source = core::ptr::with_exposed_provenance::<u8>(from as usize);
     let target = core::ptr::with_exposed_provenance_mut::<u8>(to as usize);
@@ -147,7 +148,7 @@ pub unsafe fn copy_physical(from: u64, to: u64, bytes: u64) {
     unsafe { core::ptr::copy(source, target, bytes as usize) };
 }
 
-/// Reads a 64-bit word, as a table entry or a device register.
+/// Reads a 64-bit word, such as a table entry or a device register.
 ///
 /// # Safety
 /// The address is 8-byte aligned and mapped one to one.

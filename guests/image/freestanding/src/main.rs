@@ -1,4 +1,4 @@
-//! The freestanding guest program: boots, or is started, and runs one kernel in ring 3.
+//! The freestanding guest program: boots, or is started directly, and runs one kernel in ring 3.
 //!
 //! ```text
 //!   PVH loader ──▶ pvh_start (boot.s, 32 bit) ─ long mode, SSE, gates ─ iretq ─▶ pvh_main   ring 3
@@ -11,14 +11,14 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`pvh`], [`direct`] | the two ways in, each ends in a [`run::Machine`] |
-//! | [`run`] | what both have in common: arguments, clock, arena, the kernel, the end |
+//! | [`pvh`], [`direct`] | the two entries; each ends with a [`run::Machine`] |
+//! | [`run`] | the common part: arguments, clock, arena, the kernel, the end |
 //! | [`machine`] | instructions: ports (by `out`, or by system call), CR3, physical memory |
 //! | [`console`] | the serial line, panics, the exit |
-//! | [`paging`] | the page tables of the size that was asked for |
+//! | [`paging`] | the page tables of the requested size |
 //! | [`vcpus`] | starting the other vCPUs (PVH entry) and joining the team |
 //! | [`clock`] | the frequency of the time stamp counter |
-//! | [`memory_functions`] | `memcpy` and its family, which the compiler takes for granted |
+//! | [`memory_functions`] | `memcpy` and its family, which the compiler expects |
 #![no_std]
 #![no_main]
 

@@ -1,10 +1,10 @@
-//! `memcpy` and its family: the compiler calls them, and there is no C library. String instructions are as good as anything
-//! else here, nothing that is timed copies memory.
+//! `memcpy` and its family: the compiler calls them, and there is no C library. String instructions are fast
+//! enough, since no timed code copies memory.
 #![expect(unsafe_code, reason = "these functions have C's contracts, and their names are part of the ABI")]
 
 use core::arch::asm;
 
-/// C's `memcpy`.
+/// Implementation of C's `memcpy`.
 ///
 /// # Safety
 /// As in C: both ranges are valid and do not overlap.
@@ -17,7 +17,7 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut 
     to
 }
 
-/// C's `memmove`.
+/// Implementation of C's `memmove`.
 ///
 /// # Safety
 /// As in C: both ranges are valid.
@@ -28,8 +28,8 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut
         return unsafe { memcpy(to, from, bytes) };
     }
     let last = bytes.wrapping_sub(1);
-    // SAFETY: the ranges are valid by the contract; the target lies above the source, so going downwards reads each byte before
-    // it is overwritten; the direction flag is cleared again.
+    // SAFETY: the ranges are valid by the contract; the target lies above the source, so going downwards reads each
+    // byte before it is overwritten; the direction flag is cleared again.
     unsafe {
         asm!(
             "std",
@@ -44,7 +44,7 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut
     to
 }
 
-/// C's `memset`.
+/// Implementation of C's `memset`.
 ///
 /// # Safety
 /// As in C: the range is valid.
@@ -57,7 +57,7 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, bytes: usize) -> *mut u8 {
     to
 }
 
-/// C's `memcmp`.
+/// Implementation of C's `memcmp`.
 ///
 /// # Safety
 /// As in C: both ranges are valid.
@@ -75,7 +75,7 @@ unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, bytes: usize) -> i
     0
 }
 
-/// C's `bcmp`, which compilers use where only equality counts.
+/// C's `bcmp`, which compilers use if only equality counts.
 ///
 /// # Safety
 /// As in C: both ranges are valid.

@@ -1,5 +1,5 @@
-//! The page tables of the size that was asked for: all RAM, one to one, and the registers of local APIC and devices. Built by
-//! ring 3, because a host that emulates ring 0 would need seconds for it.
+//! The page tables of the requested size: all RAM, one to one, and the registers of local APIC and devices. Ring 3
+//! builds them, because a host that emulates ring 0 would need seconds for it.
 //!
 //! ```text
 //!   image │ root, tables …  │ free RAM
@@ -16,27 +16,29 @@ use crate::vcpus::LOCAL_APIC;
 
 /// Bytes of one table: 512 entries.
 const TABLE_BYTES: u64 = 4096;
-/// Present, writable, user, accessed, dirty. The last two spare the CPU from setting them while a kernel is timed.
+/// Present, writable, user, accessed, dirty. With the last two set, the CPU need not set them while a kernel is
+/// timed.
 const ENTRY: u64 = 0x67;
-/// In an entry above the lowest level: a page, not a table.
+/// Flag of an entry above the lowest level: it maps a page instead of a table.
 const IS_PAGE: u64 = 0x80;
 /// Write-through and cache-disable, for registers.
 const UNCACHED: u64 = 0x18;
-/// The part of an entry that is an address.
+/// Address bits of an entry.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// What four levels can map, in the half of the addresses that needs no sign.
+/// Size of the lower half of the addresses of four levels.
 const MAPPABLE: u64 = 1 << 47;
 
 /// Tables that are ready to be loaded.
 pub struct Tables {
-    /// Address of the highest one, for CR3.
+    /// Address of the top table, for CR3.
     pub root: u64,
     /// First address after all of them.
     pub end: u64,
 }
 
-/// Builds tables with pages of one size for all of `ram`, at `start`, where they may grow within the RAM range and up to
-/// `mapped_end`, which is what the current tables map. Ends the program when the CPU has no such pages or the room is too small.
+/// Builds tables with pages of one size for all of `ram`. They begin at `start`, and may grow within the RAM range
+/// and up to `mapped_end`, the limit of the current tables. Ends the program if the CPU lacks such pages or if the
+/// room is too small.
 pub fn build(guest_page: GuestPage, ram: &[RamRange], start: u64, mapped_end: u64) -> Tables {
     if guest_page == GuestPage::Giant1G && !has_giant_pages() {
         fail(
@@ -50,12 +52,12 @@ pub fn build(guest_page: GuestPage, ram: &[RamRange], start: u64, mapped_end: u6
     let root = builder.new_table();
 
     let page_bytes = guest_page.bytes();
-    // The first MiB has holes in the memory map, and what is used there must stay mapped.
+    // The first MiB has holes in the memory map, and the parts in use there must stay mapped.
     let low = RamRange { gpa: 0, bytes: 1 << 20 };
     for range in ram.iter().chain([&low]) {
         let end = range.end().and_then(|end| end.checked_next_multiple_of(page_bytes)).filter(|end| *end <= MAPPABLE);
         let Some(end) = end else {
-            fail(ExitCode::Unsupported, format_args!("RAM at {:#x} is out of reach of four-level tables", range.gpa));
+            fail(ExitCode::Unsupported, format_args!("RAM at {:#x} is beyond four-level tables", range.gpa));
         };
         let mut address = range.gpa / page_bytes * page_bytes;
         while address < end {
@@ -80,7 +82,7 @@ struct Builder {
 }
 
 impl Builder {
-    /// An empty table.
+    /// Allocates an empty table.
     fn new_table(&mut self) -> u64 {
         let table = self.next;
         if table + TABLE_BYTES > self.room_end {
@@ -94,13 +96,13 @@ impl Builder {
         }
         self.next += TABLE_BYTES;
         for slot in (table..table + TABLE_BYTES).step_by(8) {
-            // SAFETY: the table lies in RAM behind the image, mapped one to one and used by nobody.
+            // SAFETY: the table lies in RAM behind the image, mapped one to one and not used by other code.
             unsafe { write_u64(slot, 0) };
         }
         table
     }
 
-    /// Maps one page, unless a larger one is there.
+    /// Maps one page, unless a larger page maps the address already.
     fn map(&mut self, root: u64, address: u64, page: GuestPage, flags: u64) {
         let lowest = match page {
             GuestPage::Base4K => 1,

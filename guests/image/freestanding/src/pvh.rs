@@ -1,4 +1,5 @@
-//! The PVH entry: what the loader left, and what ring 3 makes of it (Xen: docs/misc/pvh.pandoc, public/arch-x86/hvm/start_info.h).
+//! The PVH entry: the loader's data, and the machine that ring 3 builds from it (Xen: docs/misc/pvh.pandoc,
+//! public/arch-x86/hvm/start_info.h).
 #![expect(unsafe_code, reason = "reads what the loader left at physical addresses, and is called from boot.s")]
 
 use core::sync::atomic::Ordering;
@@ -14,17 +15,17 @@ use crate::{clock, paging, vcpus};
 
 /// First word of the start info.
 const MAGIC: u32 = 0x336e_c578;
-/// The version that brought the memory map.
+/// First version with the memory map.
 const VERSION_WITH_MEMORY_MAP: u32 = 1;
-/// Type of a memory map entry that is RAM, as in the BIOS's E820.
+/// Type of a memory map entry for RAM, as in the BIOS's E820.
 const MEMORY_MAP_RAM: u32 = 1;
 /// Bytes of one memory map entry: u64 address, u64 size, u32 type, u32 reserved.
 const MEMORY_MAP_ENTRY_BYTES: usize = 24;
 /// Most entries that are read; QEMU gives about ten.
 const MEMORY_MAP_ENTRIES_MAX: usize = 128;
-/// Most ranges of RAM that are kept.
+/// Largest number of RAM ranges that are kept.
 const RAM_RANGES_MAX: usize = 16;
-/// What boot.s has mapped.
+/// Bytes that boot.s has mapped.
 const MAPPED_AT_FIRST: u64 = GuestPage::Giant1G.bytes();
 
 /// First Rust code after a PVH start: vCPU 0 in ring 3, on tables that map the first GiB.
@@ -48,15 +49,16 @@ extern "C" fn pvh_main() -> ! {
 
     let devices = Devices { first: MICROVM_DEVICES, stride: 0x200, count: 24 };
     let machine = Machine { vcpus: count, tsc_hz, guest_page, ram, free_start: tables.end, devices };
-    // SAFETY: the tables map all RAM and the devices' registers; the image and the tables are all that is in use, both end before
-    // `free_start`; what the loader left above has been read.
+    // SAFETY: the tables map all RAM and the devices' registers; the image and the tables are all that is in use,
+    // both end before `free_start`; what the loader left above has been read.
     unsafe { run::run(&machine, &options) }
 }
 
-/// Where QEMU's microvm has its virtio devices (`include/hw/i386/microvm.h`); elsewhere there is nothing that answers like one.
+/// Address of the virtio devices of QEMU's microvm (`include/hw/i386/microvm.h`). On other machines no device
+/// answers there.
 pub const MICROVM_DEVICES: u64 = 0xfeb0_0000;
 
-/// The fields of the start info that are used.
+/// The fields of the start info that the image uses.
 struct StartInfo {
     command_line: u64,
     memory_map: u64,
@@ -76,7 +78,8 @@ impl StartInfo {
             fail(
                 ExitCode::Unsupported,
                 format_args!(
-                    "PVH start info version {} with {entries} memory map entries, expected version 1 and 1 to {MEMORY_MAP_ENTRIES_MAX}",
+                    "PVH start info version {} with {entries} memory map entries, \
+                     expected version 1 and 1 to {MEMORY_MAP_ENTRIES_MAX}",
                     half(4)
                 ),
             );
@@ -84,7 +87,7 @@ impl StartInfo {
         Self { command_line: u64_at(&bytes, 24), memory_map: u64_at(&bytes, 40), memory_map_entries: entries }
     }
 
-    /// The command line, without the zero that ends it; empty when there is none.
+    /// The command line without its terminating zero; empty if it is absent.
     fn command_line<'l>(&self, space: &'l mut [u8; COMMAND_LINE_BYTES_MAX]) -> &'l [u8] {
         if self.command_line == 0 {
             return &[];

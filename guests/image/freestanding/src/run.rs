@@ -1,4 +1,4 @@
-//! What both entries have in common: from a machine with RAM and vCPUs to the exit code.
+//! The common part of both entries: from a machine with RAM and vCPUs to the exit code.
 #![expect(unsafe_code, reason = "hands a range of physical memory to the kernel as its arena")]
 
 use wideleaf_kernels::platform::Devices;
@@ -11,7 +11,7 @@ use crate::console::{self, fail};
 use crate::machine::{entry, read_u32, write_u32};
 use crate::vcpus;
 
-/// The arena begins at a multiple of this, so that the kernel's data begin with a window of the host.
+/// Alignment of the arena, so that the kernel's data begin at a window of the host.
 const ARENA_ALIGNMENT: u64 = GuestPage::Huge2M.bytes();
 
 /// The image's own arguments, and the line they came from.
@@ -19,16 +19,16 @@ const ARENA_ALIGNMENT: u64 = GuestPage::Huge2M.bytes();
 pub struct Options<'l> {
     /// The whole command line.
     pub line: CommandLine<'l>,
-    /// Page size asked for.
+    /// Requested page size.
     pub guest_page: Option<GuestPage>,
-    /// vCPUs asked for.
+    /// Requested number of vCPUs.
     pub vcpus: Option<usize>,
-    /// Ticks per second as the user knows them.
+    /// Ticks per second, as given by the user.
     pub tsc_hz: Option<u64>,
 }
 
 impl<'l> Options<'l> {
-    /// Reads the image's own keys; ends the program when a value is none that the key takes.
+    /// Reads the image's own keys; ends the program on an invalid value.
     pub fn new(line: &'l [u8]) -> Self {
         let refuse = |reason: core::fmt::Arguments<'_>| -> ! { fail(ExitCode::BadArguments, reason) };
         let Ok(line) = core::str::from_utf8(line) else { refuse(format_args!("command line: not UTF-8 text")) };
@@ -51,17 +51,17 @@ impl<'l> Options<'l> {
 
 /// A machine that is ready to run a kernel: the calling vCPU leads, the others wait for the team's first job.
 pub struct Machine<'r> {
-    /// How many vCPUs there are, this one included.
+    /// Number of vCPUs, including this one.
     pub vcpus: usize,
-    /// Ticks per second; 0 = unknown.
+    /// Ticks per second; 0 if unknown.
     pub tsc_hz: u64,
     /// Page size of the tables in use.
     pub guest_page: GuestPage,
-    /// RAM, all of it mapped one to one.
+    /// Ranges of RAM, all mapped one to one.
     pub ram: &'r [RamRange],
-    /// First address after everything that is in use.
+    /// First address after all memory in use.
     pub free_start: u64,
-    /// Where devices may be; mapped one to one.
+    /// Possible places of devices; mapped one to one.
     pub devices: Devices,
 }
 
@@ -107,33 +107,33 @@ impl Machine<'_> {
     fn check_register(&self, address: u64) {
         let Devices { first, stride, count } = self.devices;
         let is_one = address.is_multiple_of(4) && (first..first + stride * count).contains(&address);
-        assert!(is_one, "a kernel reaches for a device that is none");
+        assert!(is_one, "a kernel accesses a register outside all devices");
     }
 }
 
 /// Runs the kernel that the command line names, and ends the program.
 ///
 /// # Safety
-/// All of `machine.ram` at or above `machine.free_start` is mapped one to one, writable, and used by nothing; so are the registers at
-/// `machine.devices`.
+/// All of `machine.ram` at or above `machine.free_start` is mapped one to one, writable, and used by nothing; so are
+/// the registers at `machine.devices`.
 pub unsafe fn run(machine: &Machine<'_>, options: &Options<'_>) -> ! {
     vcpus::assemble(machine.vcpus);
     if machine.tsc_hz == 0 {
-        // Not a line of ours: a note for whoever reads the console.
-        console::note(format_args!("no clock: the frequency of the time stamp counter is unknown, give tsc_hz="));
+        // Not a line of the protocol: a note for a human reader of the console.
+        console::note(format_args!("no clock: the frequency of the time stamp counter is unknown; give tsc_hz="));
     }
     let Some(range) = largest_free(machine.ram, machine.free_start) else {
         fail(ExitCode::Unsupported, format_args!("no RAM above {:#x} is left for the kernel", machine.free_start));
     };
     let start = core::ptr::with_exposed_provenance_mut::<u64>(range.gpa as usize);
-    // SAFETY: the caller vouches for mapping and exclusivity of all free RAM; the range is aligned to 2 MiB, not at 0 because
-    // the image lies below it, and shorter than the address space.
+    // SAFETY: the caller vouches for mapping and exclusivity of all free RAM; the range is aligned to 2 MiB, not at 0
+    // because the image lies below it, and shorter than the address space.
     let arena = unsafe { Arena::from_raw(start, range.bytes as usize) };
     let started = registry::Started { entry: entry(), guest_page: machine.guest_page };
     console::exit(registry::run(machine, &arena, options.line.as_str(), started))
 }
 
-/// The longest piece of free RAM that begins at a multiple of 2 MiB, in whole 4 KiB pages.
+/// The longest range of free RAM that begins at a multiple of 2 MiB, in whole 4 KiB pages.
 fn largest_free(ram: &[RamRange], free_start: u64) -> Option<RamRange> {
     const PAGE: u64 = GuestPage::Base4K.bytes();
     let free = ram.iter().filter_map(|range| {

@@ -1,4 +1,4 @@
-//! The other vCPUs: how many there are, starting them after a PVH start, and how they join the team.
+//! The other vCPUs: their number, starting them after a PVH start, and joining the team.
 #![expect(unsafe_code, reason = "writes the local APIC and the real-mode code, and is called from boot.s")]
 
 use core::hint::spin_loop;
@@ -12,20 +12,20 @@ use crate::clock::wait_until;
 use crate::console::fail;
 use crate::machine::{copy_physical, in8, out16, read_u32, trampoline_code, vcpu_cr3, vcpu_index, write_u32};
 
-/// Everybody who works.
+/// The team of all vCPUs that take part.
 pub static TEAM: Team = Team::new();
-/// How many vCPUs are in the team; 0 until the leader has said so.
+/// Number of vCPUs in the team; 0 until the leader has set it.
 static MEMBERS: AtomicUsize = AtomicUsize::new(0);
 /// Index of the vCPU that arrived last.
 static ARRIVED: AtomicUsize = AtomicUsize::new(0);
 
-/// Says how many vCPUs take part. Before the first job.
+/// Sets the number of vCPUs that take part. Called before the first job.
 pub fn assemble(members: usize) {
     TEAM.set_members(members);
     MEMBERS.store(members, Ordering::Release);
 }
 
-/// The life of every vCPU but the first. One that is not wanted waits for the end.
+/// Main function of every vCPU except the first. One outside the team waits for the end.
 pub fn follow(vcpu: usize) -> ! {
     while MEMBERS.load(Ordering::Acquire) == 0 {
         spin_loop();
@@ -45,7 +45,7 @@ extern "C" fn vcpu_main(vcpu: usize) -> ! {
     follow(vcpu)
 }
 
-/// How many vCPUs take part: what was asked for, else all that QEMU says there are, else one.
+/// Number of vCPUs that take part: the requested one, else all that QEMU reports, else one.
 pub fn count(asked: Option<usize>) -> usize {
     match (asked, count_from_qemu()) {
         (Some(asked), Some(there_are)) if asked > there_are => {
@@ -57,7 +57,8 @@ pub fn count(asked: Option<usize>) -> usize {
     }
 }
 
-/// QEMU's firmware configuration device (QEMU: docs/specs/fw_cfg.rst): item 0 is its signature, item 5 the number of vCPUs.
+/// QEMU's firmware configuration device (QEMU: docs/specs/fw_cfg.rst): item 0 is its signature, item 5 the number
+/// of vCPUs.
 fn count_from_qemu() -> Option<usize> {
     const SELECTOR: u16 = 0x510;
     const DATA: u16 = 0x511;
@@ -71,34 +72,35 @@ fn count_from_qemu() -> Option<usize> {
     })
 }
 
-/// Where the local APIC's registers are after a reset (SDM volume 3, 11.4.4).
+/// Address of the local APIC's registers after a reset (SDM volume 3, 11.4.4).
 pub const LOCAL_APIC: u64 = 0xfee0_0000;
-/// Identifier of the local APIC, in the top byte.
+/// Register with the local APIC's identifier, in its top byte.
 const APIC_ID: u64 = LOCAL_APIC + 0x20;
 /// Interrupt command: destination in the high register's top byte; writing the low register sends.
 const APIC_COMMAND_LOW: u64 = LOCAL_APIC + 0x300;
 const APIC_COMMAND_HIGH: u64 = LOCAL_APIC + 0x310;
 /// INIT, asserted (SDM volume 3, 11.6.1).
 const INIT: u32 = 0x4500;
-/// Start-up; the low byte is the page that execution starts in.
+/// Start-up command; its low byte is the page in which execution starts.
 const START_UP: u32 = 0x4600;
-/// The page of the real-mode code. boot.s has the same address in its first instructions; below 1 MiB and above everything a
-/// BIOS keeps there.
+/// The page of the real-mode code, below 1 MiB and above everything a BIOS keeps there. boot.s has the same address
+/// in its first instructions.
 const TRAMPOLINE: u64 = 0x8000;
 const TRAMPOLINE_PAGE: u32 = (TRAMPOLINE >> 12) as u32;
-/// Identifiers that are tried. They may have holes: QEMU gives each level of the topology whole bits.
+/// Number of identifiers that are tried. They may have holes: QEMU gives each level of the topology whole bits.
 const APIC_IDS: u32 = 64;
-/// How long a vCPU may take to arrive. A busy host that emulates ring 0 needs some ten milliseconds.
+/// Longest time in which a vCPU may arrive. A busy host that emulates ring 0 needs some ten milliseconds.
 const ARRIVAL_US_MAX: u64 = 1_000_000;
 
-/// Starts vCPUs 1 to `count` − 1, one at a time, by the protocol of SDM volume 3, 9.4.4.1: INIT, 10 ms, start-up, 200 µs,
-/// start-up. Ends the program when one does not come.
+/// Starts vCPUs 1 to `count` − 1, one at a time, by the protocol of SDM volume 3, 9.4.4.1: INIT, 10 ms, start-up,
+/// 200 µs, start-up. Ends the program if one does not arrive.
 pub fn start_others(count: usize, tables: u64, tsc_hz: u64) {
     if count == 1 {
         return;
     }
     let (code, bytes) = trampoline_code();
-    // SAFETY: the page is RAM on every PC, mapped one to one, and the boot data that the loader may have left there are read.
+    // SAFETY: the page is RAM on every PC, mapped one to one, and the boot data that the loader may have left there
+    // are read.
     unsafe { copy_physical(code, TRAMPOLINE, bytes) };
     vcpu_cr3.store(tables, Ordering::Release);
 
@@ -112,7 +114,7 @@ pub fn start_others(count: usize, tables: u64, tsc_hz: u64) {
     }
 }
 
-/// Starts the vCPU with that identifier as vCPU `vcpu`; whether it came.
+/// Starts the vCPU with that identifier as vCPU `vcpu`. Returns whether it arrived.
 fn start(vcpu: usize, apic_id: u32, tsc_hz: u64) -> bool {
     let has_arrived = || ARRIVED.load(Ordering::Acquire) == vcpu;
     vcpu_index.store(vcpu as u32, Ordering::Release);
@@ -125,7 +127,7 @@ fn start(vcpu: usize, apic_id: u32, tsc_hz: u64) -> bool {
     if wait_until(tsc_hz, ARRIVAL_US_MAX, has_arrived) {
         return true;
     }
-    // Takes the offer back. When it is gone already, the vCPU is on its way and will arrive.
+    // Withdraws the offer. If it is gone already, the vCPU is on its way and will arrive.
     vcpu_index.swap(0, Ordering::AcqRel) == 0 && wait_until(tsc_hz, ARRIVAL_US_MAX, has_arrived)
 }
 

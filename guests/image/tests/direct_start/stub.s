@@ -1,5 +1,6 @@
-# Plays our VMM for the test of the direct entry: brings every vCPU from the PVH entry into the state that wideleaf-protocol's
-# `direct` describes, with no IDT, and jumps to the image. The test has put the boot data and the entry where this expects them.
+# Plays our VMM for the test of the direct entry. It brings every vCPU from the PVH entry into the state of
+# wideleaf-protocol's `direct`, without an IDT, and jumps to the image. The test has written the boot data and the
+# entry to the addresses below.
 
 .set BOOT_DATA,     0x900000
 .set ENTRY64,       0x900800        # u64, written by the test

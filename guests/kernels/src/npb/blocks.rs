@@ -4,33 +4,33 @@
 //!   state of a point ─▶ flux, viscous ─▶ A B C of a row      B │ C r  ─eliminate─▶  1 │ B⁻¹·C B⁻¹·r
 //! ```
 //!
-//! Each number stands for `W` lines side by side, which are computed at once.
+//! Each number stands for `W` adjacent lines, which are computed at once.
 
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS};
 use super::lines::{Lanes, Lined, WIDTH};
 
-/// A block of each of so many lines.
+/// A block of each of `W` lines.
 pub type Block<const W: usize = WIDTH> = [[Lanes<W>; COMPONENTS]; COMPONENTS];
 /// A block and a vector, row by row.
 pub type Row<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS + 1];
-/// A block beside a vector.
+/// A block with a vector beside it.
 pub type Left<const W: usize = WIDTH> = [Row<W>; COMPONENTS];
 
-/// What the Jacobians at a point are made of.
+/// The quantities at a point from which the Jacobians are built.
 #[derive(Clone, Copy, Default)]
 pub struct State {
-    /// Velocity.
+    /// Velocity along x, y and z.
     pub velocity: [f64; 3],
     /// Kinetic energy per mass.
     pub qs: f64,
-    /// 1/ρ.
+    /// Reciprocal of the density, 1/ρ.
     pub rho_i: f64,
-    /// Energy per mass.
+    /// Total energy per mass.
     pub energy: f64,
 }
 
 /// `first` times the Jacobian of the flux along an axis.
-// Out of line the block would be cleared and copied in memory, most of whose numbers are constants: 8 % of BT's instructions.
+// Inlined: out of line the block, mostly constants, is cleared and copied in memory, 8 % of BT's instructions.
 #[inline(always)]
 pub fn flux<const AXIS: usize, const W: usize>(first: f64, states: &[State; W]) -> Block<W> {
     let mut flux = zero();
@@ -56,7 +56,7 @@ pub fn flux<const AXIS: usize, const W: usize>(first: f64, states: &[State; W]) 
 }
 
 /// `second` times the Jacobian of the viscous terms and the diffusion along an axis.
-// Out of line the block would be cleared and copied in memory, most of whose numbers are constants: 8 % of BT's instructions.
+// Inlined: out of line the block, mostly constants, is cleared and copied in memory, 8 % of BT's instructions.
 #[inline(always)]
 pub fn viscous<const AXIS: usize, const W: usize>(second: f64, states: &[State; W]) -> Block<W> {
     let mut viscous = zero();
@@ -78,7 +78,7 @@ pub fn viscous<const AXIS: usize, const W: usize>(second: f64, states: &[State; 
     viscous
 }
 
-/// Numbers as blocks of one line each.
+/// Views numbers as blocks of one line each.
 pub fn of_numbers(numbers: &mut [f64]) -> &mut [Block<1>] {
     numbers.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0
 }
@@ -88,7 +88,7 @@ pub const fn zero<const W: usize>() -> Block<W> {
     [[[0.0; W]; COMPONENTS]; COMPONENTS]
 }
 
-/// The block that changes nothing.
+/// The identity block.
 pub const fn identity<const W: usize>() -> Block<W> {
     let mut block = zero();
     let mut index = 0;
@@ -99,7 +99,7 @@ pub const fn identity<const W: usize>() -> Block<W> {
     block
 }
 
-/// This vector, beside a block of zeros.
+/// This vector beside a block of zeros.
 pub fn beside_zero<const W: usize>(vector: &Lined<W>) -> Left<W> {
     vector.map(|last| {
         let mut row = [[0.0; W]; COMPONENTS + 1];
@@ -108,14 +108,14 @@ pub fn beside_zero<const W: usize>(vector: &Lined<W>) -> Left<W> {
     })
 }
 
-/// Sets the block and leaves the vector beside it.
+/// Sets the block and keeps the vector beside it.
 pub fn set_block<const W: usize>(left: &mut Left<W>, block: &Block<W>) {
     for (row, from) in left.iter_mut().zip(block) {
         row[..COMPONENTS].copy_from_slice(from);
     }
 }
 
-/// b ← b − a·(block), vector of `here` ← it − a·(vector), with block and vector of `last`.
+/// Computes b ← b − a·(block) and (vector of `here`) ← itself − a·(vector), with block and vector of `last`.
 pub fn subtract_product<const W: usize>(b: &mut Block<W>, here: &mut Left<W>, a: &Block<W>, last: &Left<W>) {
     for ((a, b), here) in a.iter().zip(b).zip(here) {
         for (factor, from) in a.iter().zip(last) {
@@ -125,7 +125,7 @@ pub fn subtract_product<const W: usize>(b: &mut Block<W>, here: &mut Left<W>, a:
     }
 }
 
-/// left ← b⁻¹·left, by elimination without exchanges of rows. Uses up `b`.
+/// Computes left ← b⁻¹·left, by elimination without pivoting. Overwrites `b`.
 pub fn eliminate<const W: usize>(b: &mut Block<W>, left: &mut Left<W>) {
     for pivot in 0..COMPONENTS {
         let scale = b[pivot][pivot].map(|number| 1.0 / number);
@@ -147,7 +147,7 @@ fn multiply<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>) {
     }
 }
 
-/// row ← row − factor·from.
+/// Computes row ← row − factor·from.
 #[inline]
 pub fn subtract_multiple<const W: usize>(row: &mut [Lanes<W>], factor: &Lanes<W>, from: &[Lanes<W>]) {
     for (number, from) in row.iter_mut().zip(from) {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_elimination_leaves_solves_the_block() {
+    fn the_result_of_elimination_solves_the_block() {
         let number =
             |row: usize, column: usize| ((3 * row + 7 * column) % 5) as f64 + if row == column { 9.0 } else { 0.0 };
         let block: Block = array::from_fn(|row| array::from_fn(|column| [number(row, column), number(column, row)]));

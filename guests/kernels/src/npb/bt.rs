@@ -1,4 +1,5 @@
-//! BT: the flow by implicit steps, which solve a block-tridiagonal system of 5 × 5 blocks along every line of x, then y, then z.
+//! BT: the flow by implicit steps, which solve a block-tridiagonal system of 5 × 5 blocks along every line of x, then
+//! y, then z.
 //!
 //! ```text
 //!   rhs = dt · (forcing + L(u))         for every line along x, then y, then z:
@@ -6,8 +7,8 @@
 //!   u += rhs                               down: Cᵢ ← Bᵢ⁻¹·Cᵢ, rhsᵢ ← Bᵢ⁻¹·rhsᵢ      up: vᵢ = rhsᵢ − Cᵢ·vᵢ₊₁
 //! ```
 //!
-//! Most of the time is in the blocks, which stay in the first-level cache. The sweeps along y and z reach the fields with strides of
-//! a row and of a plane.
+//! Most of the time is in the blocks, which stay in the first-level cache. The sweeps along y and z reach the fields
+//! with strides of a row and of a plane.
 
 use core::slice;
 
@@ -47,7 +48,7 @@ const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
 /// Scalars of each point: all but the speed of sound.
 pub(super) const SCALARS: usize = 6;
-/// Numbers that the way down leaves for the way up at each point of the lines: C and the right-hand side.
+/// Numbers that the way down stores for the way up at each point of the lines: C and the right-hand side.
 const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
 
 const fn problem(class: Class) -> Problem {
@@ -183,19 +184,19 @@ pub(super) struct System<'a, const AXIS: usize> {
     velocity: [&'a [f64]; 3],
     pub(super) qs: &'a [f64],
     pub(super) rho_i: &'a [f64],
-    /// Factor of the flux: dt · t2.
+    /// Factor of the flux, dt · t2.
     pub(super) first: f64,
-    /// Factor of diffusion: dt · t1.
+    /// Factor of diffusion, dt · t1.
     pub(super) second: f64,
 }
 
-/// What a point gives to its own row of the system and to its neighbours'.
+/// Contributions of a point to its own row of the system and to its neighbours'.
 struct Blocks {
-    /// A of the row behind it.
+    /// Block A of the next row.
     a: Block,
-    /// B of its own row.
+    /// Block B of its own row.
     b: Block,
-    /// C of the row before it.
+    /// Block C of the previous row.
     c: Block,
 }
 
@@ -213,7 +214,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         }
     }
 
-    /// The blocks that come from the points at these places: the Jacobians of the flux along the axis and of the viscous terms.
+    /// The blocks of the points at these places: the Jacobians of the flux along the axis and of the viscous terms.
     fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
         let mut states = [State::default(); WIDTH];
         states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
@@ -245,8 +246,8 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 }
 
 impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
-    /// Leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so it does not matter what stands for the row of the
-    /// first face, as long as nothing of it comes into the next row, nor what C the last row has.
+    /// Leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so the row of the first face is
+    /// arbitrary as long as it does not affect the next row, and C of the last row is arbitrary as well.
     fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
         let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
         let (mut a, mut b) = (ZERO, IDENTITY);

@@ -5,7 +5,8 @@
 //!   repeat: solve A·z = x (25 steps)           zeta = shift + 1 / (x·z)           x = z / ‖z‖
 //! ```
 //!
-//! Nearly all of the time is in A·p: values and columns stream past, and `p[column]` is a gather from all over a vector.
+//! Nearly all of the time is in A·p: values and columns stream past, and `p[column]` is a gather from all over a
+//! vector.
 
 use core::ops::Range;
 
@@ -39,24 +40,24 @@ const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
 const STEPS: u32 = 25;
 /// Reciprocal of the matrix's condition number.
 const RCOND: f64 = 0.1;
-/// What vᵢ has at i.
+/// Value of vᵢ at index i.
 const DIAGONAL: f64 = 0.5;
 /// Largest relative error of zeta that the NPB passes.
 const TOLERANCE: f64 = 1e-10;
-/// Sums that are added up side by side: an addition waits for the one before for four cycles.
+/// Number of sums accumulated in parallel: an addition waits four cycles for the one before.
 const LANES: usize = 4;
 
-/// How far ahead of the sums the values are asked for: about two rows of class A. Without it CG of class A ran at 0.79 of the rate on a
-/// shared AMD EPYC; with 512, 4096 and 8192 bytes the gain was smaller.
+/// Prefetch distance of the values: about two rows of class A. Without prefetching CG of class A ran at 0.79 of the
+/// rate on a shared AMD EPYC; with 512, 4096 and 8192 bytes the gain was smaller.
 const AHEAD_BYTES: usize = 2048;
-/// The same entries of the columns.
+/// Prefetch distance of the columns: the same number of entries.
 const COLUMNS_AHEAD_BYTES: usize = AHEAD_BYTES / size_of::<f64>() * size_of::<u32>();
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference value of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     rows: usize,
-    /// Entries drawn for each vᵢ; the one at i may come to them.
+    /// Number of entries drawn for each vᵢ; the one at i may be added.
     drawn: usize,
     iterations: u32,
     shift: f64,
@@ -75,12 +76,12 @@ const fn problem(class: Class) -> Problem {
 }
 
 impl Problem {
-    /// Most entries of the vᵢ together.
+    /// Largest total number of entries of all vᵢ.
     const fn entries_max(&self) -> usize {
         self.rows * (self.drawn + 1)
     }
 
-    /// Most entries of the matrix: each vᵢ gives its square.
+    /// Largest number of entries of the matrix: each vᵢ contributes the square of its own.
     const fn nonzeros_max(&self) -> usize {
         self.entries_max() * (self.drawn + 1)
     }
@@ -142,7 +143,7 @@ fn verify<'a>(platform: &dyn Platform, problem: &Problem, zeta: f64) -> Result<(
     report::verdict(platform, u64::from(!is_right), 1)
 }
 
-/// Where everything will be: the matrix, the vectors, and what only the making of the matrix needs.
+/// Places of the slices: the matrix, the vectors, and temporary memory for making the matrix.
 struct Places {
     values: Place<f64>,
     columns: Place<u32>,
@@ -153,7 +154,7 @@ struct Places {
     last_row: Place<u32>,
 }
 
-/// Where a list of sparse vectors will be.
+/// Places of a list of sparse vectors.
 struct SparsePlaces {
     values: Place<f64>,
     indices: Place<u32>,
@@ -179,7 +180,7 @@ impl Places {
         }
     }
 
-    /// Takes all of it and makes the matrix.
+    /// Takes all slices and makes the matrix.
     fn take<'m>(self, typed: &mut Typed<'m>, problem: &Problem) -> (Matrix<'m>, Vectors<'m>) {
         let (values, columns, starts) =
             (typed.take(self.values), typed.take(self.columns), typed.take(self.row_starts));
@@ -199,7 +200,7 @@ impl Places {
     }
 }
 
-/// 1, `ratio`, `ratio`², …
+/// Fills a slice with 1, `ratio`, `ratio`², ….
 fn fill_with_powers(powers: &mut [f64], ratio: f64) {
     let mut power = 1.0;
     for place in powers {
@@ -212,7 +213,7 @@ fn fill_with_powers(powers: &mut [f64], ratio: f64) {
 struct Sparse<'m> {
     values: &'m mut [f64],
     indices: &'m mut [u32],
-    /// Where each begins, and where the last ends.
+    /// Index at which each vector begins, and the end of the last.
     starts: &'m mut [u32],
 }
 
@@ -227,7 +228,7 @@ impl Sparse<'_> {
         self.indices[range.clone()].iter().copied().zip(self.values[range].iter().copied())
     }
 
-    /// The vᵢ, in the order of the NPB's random numbers.
+    /// Draws the vᵢ, in the order of the NPB's random numbers.
     fn draw(&mut self, problem: &Problem) {
         let mut random = Random::new(SEED);
         // The NPB draws one number before the matrix.
@@ -241,8 +242,8 @@ impl Sparse<'_> {
         self.starts[problem.rows] = end as u32;
     }
 
-    /// Draws the entries of one vector behind `start`. A place outside, or one that is taken, is drawn again: fewer than half are
-    /// outside, so this ends.
+    /// Draws the entries of one vector behind `start`. It draws again if an index is out of range or taken; fewer
+    /// than half are out of range, so this ends.
     fn draw_one(&mut self, random: &mut Random, problem: &Problem, start: usize) -> usize {
         let range = problem.rows.next_power_of_two() as f64;
         let mut end = start;
@@ -256,7 +257,7 @@ impl Sparse<'_> {
         end
     }
 
-    /// Sets the entry at `row` of the vector whose entries are the last before `end`.
+    /// Sets the entry at `row` of the vector with the last entries before `end`.
     fn set_diagonal(&mut self, row: u32, end: usize) -> usize {
         let start = self.starts[row as usize] as usize;
         let found = self.indices[start..end].iter().position(|index| *index == row);
@@ -265,14 +266,14 @@ impl Sparse<'_> {
         end.max(place + 1)
     }
 
-    /// For each row, which of the `vectors` have an entry there, in their order, and what it is.
+    /// Lists for each row which of the `vectors` have an entry there, in their order, with its value.
     fn transpose(&mut self, vectors: &Sparse<'_>) {
         let count = self.starts.len() - 1;
         let end = vectors.starts[count] as usize;
         for index in &vectors.indices[..end] {
             self.starts[*index as usize] += 1;
         }
-        // Running sums give the ends; filling from the last vector to the first brings them down to the starts.
+        // Running sums give the ends; filling from the last vector to the first turns them into the starts.
         let mut sum = 0;
         for start in &mut *self.starts {
             sum += *start;
@@ -288,25 +289,25 @@ impl Sparse<'_> {
     }
 }
 
-/// One row in the making.
+/// One row under construction.
 struct Row<'m> {
-    /// The sum at each column.
+    /// The sum in each column.
     sums: &'m mut [f64],
-    /// The row, counted from 1, that used that column last.
+    /// The last row, counted from 1, that used that column.
     last_row: &'m mut [u32],
 }
 
-/// What the matrix is made of.
+/// The inputs from which the matrix is made.
 struct Maker<'s, 'm> {
     sparse: &'s Sparse<'m>,
     by_row: &'s Sparse<'m>,
     sizes: &'s [f64],
-    /// Added to every entry on the diagonal.
+    /// Number added to every entry on the diagonal.
     diagonal: f64,
 }
 
 impl Maker<'_, '_> {
-    /// The matrix, row by row, in slices that have room for it.
+    /// Makes the matrix, row by row, in slices that have room for it.
     fn make<'m>(
         &self,
         mut row: Row<'_>,
@@ -326,7 +327,8 @@ impl Maker<'_, '_> {
         Matrix { values: &values[..end], columns: &columns[..end], starts }
     }
 
-    /// Adds up what all vᵢ give to a row, and lists its columns from `start` on. Returns where the list ends.
+    /// Adds up the contributions of all vᵢ to a row, and lists its columns from `start` on. Returns the end of the
+    /// list.
     fn add_up(&self, index: usize, row: &mut Row<'_>, columns: &mut [u32], start: usize) -> usize {
         let mut end = start;
         for (vector, at_row) in self.by_row.entries(index) {
@@ -348,16 +350,16 @@ impl Maker<'_, '_> {
     }
 }
 
-/// A sparse matrix by rows.
+/// A sparse matrix stored by rows.
 struct Matrix<'m> {
     values: &'m [f64],
     columns: &'m [u32],
-    /// Where each row begins, and where the last ends.
+    /// Index at which each row begins, and the end of the last.
     starts: &'m [u32],
 }
 
 impl Matrix<'_> {
-    /// These rows times `vector`.
+    /// Multiplies these rows by `vector`.
     fn multiply(&self, rows: Range<usize>, vector: &[f64], product: &mut [f64]) {
         for (borders, result) in self.starts[rows.start..=rows.end].windows(2).zip(product) {
             let row = borders[0] as usize..borders[1] as usize;
@@ -406,7 +408,7 @@ struct Vectors<'m> {
     r: &'m mut [f64],
 }
 
-/// What a step of the power iteration found.
+/// Result of a step of the power iteration.
 #[derive(Clone, Copy, Default)]
 struct Estimate {
     zeta: f64,
@@ -422,7 +424,7 @@ struct PowerIteration<'p, 'm> {
 }
 
 impl PowerIteration<'_, '_> {
-    /// Begins with x = (1, …, 1).
+    /// Restarts with x = (1, …, 1).
     fn restart(&mut self) {
         self.vectors.x.fill(1.0);
     }
@@ -445,7 +447,7 @@ impl PowerIteration<'_, '_> {
         Estimate { zeta: self.shift + 1.0 / x_z, residual }
     }
 
-    /// z = 0, r = p = x. Returns r·r.
+    /// Sets z = 0, r = p = x. Returns r·r.
     fn start(&mut self) -> f64 {
         let (platform, members) = (self.platform, self.platform.vcpus());
         let Vectors { x, z, p, r, .. } = &mut self.vectors;
@@ -460,7 +462,7 @@ impl PowerIteration<'_, '_> {
         }))
     }
 
-    /// One step of the conjugate gradients from ρ = r·r. Returns the next ρ.
+    /// Runs one step of conjugate gradients from ρ = r·r. Returns the next ρ.
     fn descend(&mut self, rho: f64) -> f64 {
         let (platform, members) = (self.platform, self.platform.vcpus());
         let matrix = &self.matrix;
@@ -487,7 +489,7 @@ impl PowerIteration<'_, '_> {
         next_rho
     }
 
-    /// ‖x − A·z‖, with A·z in r. Part of what the NPB times.
+    /// Computes ‖x − A·z‖, with A·z in r. It is part of what the NPB times.
     fn residual(&mut self) -> f64 {
         let (platform, members) = (self.platform, self.platform.vcpus());
         let (matrix, x, z) = (&self.matrix, &*self.vectors.x, &*self.vectors.z);

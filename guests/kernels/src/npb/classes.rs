@@ -1,4 +1,4 @@
-//! The classes: sizes that everybody who runs the NPB means by the same letter.
+//! The classes: problem sizes that every user of the NPB denotes by the same letters.
 
 use core::fmt;
 
@@ -8,28 +8,28 @@ use crate::parameters::{Parameter, Parameters, position_of};
 /// A problem size. S is for tests, W for a workstation of 1994; A, B and C are about four times as large each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Sample: a fraction of a second.
+    /// Sample: runs for a fraction of a second.
     S,
-    /// Workstation.
+    /// Workstation of 1994.
     W,
-    /// The smallest of the standard ones.
+    /// The smallest standard size.
     A,
-    /// About four times A.
+    /// About four times class A.
     B,
-    /// About four times B.
+    /// About four times class B.
     C,
 }
 
 impl Class {
-    /// All of them, the smallest first.
+    /// All classes, smallest first.
     pub const ALL: [Self; 5] = [Self::S, Self::W, Self::A, Self::B, Self::C];
     const LETTERS: &'static [&'static str] = &["S", "W", "A", "B", "C"];
 
-    /// The parameter, for a kernel's table.
+    /// The parameter `class=`, for a kernel's table.
     pub const PARAMETER: Parameter =
         Parameter { name: "class", default: "S", unit: "letter", meaning: "size of the problem: S, W, A, B or C" };
 
-    /// The class that the command line names, or S.
+    /// The class on the command line, S by default.
     pub fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         Ok(Self::ALL[parameters.choice(Self::PARAMETER.name, Self::LETTERS)?.unwrap_or(0)])
     }
@@ -39,7 +39,7 @@ impl Class {
         position_of(letter, Self::LETTERS).map(|index| Self::ALL[index])
     }
 
-    /// Its letter.
+    /// Letter of the class.
     pub const fn letter(self) -> &'static str {
         Self::LETTERS[self as usize]
     }

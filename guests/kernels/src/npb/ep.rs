@@ -1,5 +1,5 @@
-//! EP: pairs of Gaussian deviates by the polar method, counted by square annuli. Nothing but arithmetic: the control beside kernels
-//! that depend on memory.
+//! EP: pairs of Gaussian deviates by the polar method, counted by square annuli. It is pure arithmetic: the control
+//! beside kernels that depend on memory.
 //!
 //! ```text
 //!   batch k: 2¹⁷ numbers from seed·a^(k·2¹⁷) ─▶ 2¹⁶ points of (−1, 1)² ─▶ those in the circle ─▶ X, Y ─▶ Σ X, Σ Y, counts
@@ -32,21 +32,21 @@ pub const KERNEL: Kernel = Kernel {
 
 const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
 
-/// EP has a seed of its own.
+/// Seed of EP, different from the other kernels'.
 const SEED: u64 = 271_828_183;
-/// Pairs of a batch: the NPB's 2^16. Its numbers fill 1 MiB.
+/// log2 of the pairs in a batch: the NPB's 2^16. Its numbers fill 1 MiB.
 const LOG2_BATCH: u32 = 16;
 const BATCH_NUMBERS: usize = 2 << LOG2_BATCH;
-/// Points of a block: the columns of one stay in the first cache.
+/// Points of a block: its columns stay in the first-level cache.
 const BLOCK: usize = 128;
 const _: () = assert!((1_usize << LOG2_BATCH).is_multiple_of(BLOCK), "a batch is whole blocks");
 /// Largest relative error of a sum that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
-/// Annuli that are counted: a deviate is less than 12, since the square of one is at most −2·ln 2⁻⁹⁰. A power of two, so that the
-/// bound of the table costs nothing.
+/// Number of annuli: a deviate is less than 12, since its square is at most −2·ln 2⁻⁹⁰. A power of two, so that the
+/// bounds check of the table costs nothing.
 const ANNULI: usize = 16;
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference values of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     log2_pairs: u32,
@@ -66,7 +66,7 @@ const fn problem(class: Class) -> Problem {
     Problem { log2_pairs, sum_x, sum_y, accepted }
 }
 
-/// What a vCPU found in its batches.
+/// Sums and counts that a vCPU found in its batches.
 #[derive(Clone, Copy, Default)]
 struct Found {
     sum_x: f64,
@@ -83,13 +83,13 @@ impl Found {
     }
 }
 
-/// Where the numbers of each vCPU's batch will be.
+/// Places of the numbers of each vCPU's batch.
 fn place_numbers(layout: &mut Layout, members: usize) -> Place<f64> {
     layout.place((members * BATCH_NUMBERS) as u64)
 }
 
 fn memory<'a>(parameters: &Parameters<'a>, vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
-    // The same for every class, but only for those there are.
+    // The size is the same for every class, but the classes must exist.
     Class::from_parameters(parameters)?;
     Ok(MemoryNeed::of_layout(|layout| place_numbers(layout, vcpus)))
 }
@@ -107,7 +107,7 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     let mut layout = Layout::at(arena.address());
     let numbers = place_numbers(&mut layout, members);
     let mut typed = report::claim(platform, arena, &layout, Name::literal("numbers"))?;
-    // Taking them writes them: what the NPB calls touching the arrays before the clock runs.
+    // Taking the slices writes them, which the NPB calls touching the arrays before the clock runs.
     let (numbers, _) = report::phase(platform, INIT, || typed.take(numbers));
 
     let batches = 1 << (problem.log2_pairs - LOG2_BATCH);
@@ -117,7 +117,7 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
         let results = deal(platform, parts, |member, (numbers, batches)| {
             batches.enumerate().fold(Found::default(), |found, (done, batch)| {
                 if member == 0 {
-                    // The others have as many, and as long for each.
+                    // The other vCPUs have as many batches of the same length.
                     progress.note((done * members) as u64);
                 }
                 found.plus(&run_batch(batch as u64, numbers))
@@ -129,7 +129,7 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     verify(platform, &problem, &found)
 }
 
-/// One batch of pairs. `numbers` has room for all of its numbers.
+/// Runs one batch of pairs. `numbers` has room for all of its numbers.
 fn run_batch(batch: u64, numbers: &mut [f64]) -> Found {
     let mut random = Random::new(SEED).skip(batch * BATCH_NUMBERS as u64);
     random.fill(numbers);
@@ -143,7 +143,7 @@ fn run_batch(batch: u64, numbers: &mut [f64]) -> Found {
     found
 }
 
-/// Points that are worked on together, in columns, so that the logarithms are computed in lanes.
+/// Points that are processed together, in columns, so that the logarithms are computed in lanes.
 struct Block {
     x: [f64; BLOCK],
     y: [f64; BLOCK],
@@ -151,7 +151,8 @@ struct Block {
 }
 
 impl Block {
-    /// Makes points of (−1, 1)² of the numbers and keeps those inside the unit circle; how many. No branch: nobody can predict it.
+    /// Maps numbers to points of (−1, 1)² and keeps those inside the unit circle. Returns their number. It has no
+    /// branch, since it would be unpredictable.
     fn keep_inside(&mut self, points: &[[f64; 2]; BLOCK]) -> usize {
         let mut count = 0;
         for [first, second] in points {
@@ -166,7 +167,8 @@ impl Block {
 
     /// Turns the first `count` points into deviates and counts them.
     fn count_deviates(&mut self, count: usize, found: &mut Found) {
-        // All lanes, also those behind `count`, which hold leftovers that nobody reads: a fixed length vectorises.
+        // All lanes are computed, also the leftovers behind `count`, which are never read: a fixed length
+        // vectorises.
         let ratios = &mut self.square;
         ratios.iter_mut().for_each(|square| *square = -2.0 * ln(*square) / *square);
         for ((x, y), ratio) in self.x.iter().zip(&self.y).zip(ratios).take(count) {

@@ -1,4 +1,5 @@
-//! The flow that BT, SP and LU compute: its equations, its known solution, the first guess, and how far a field is from it.
+//! The flow that BT, SP and LU compute: its equations, its known solution, the first guess, and the error of a
+//! field.
 //!
 //! ```text
 //!   cube, n points along each edge             L(u) = Σ over the axes of  − first difference of the convective flux
@@ -7,12 +8,12 @@
 //!   known solution ue ─▶ forcing = −L(ue), so that L(u) + forcing = 0 exactly for u = ue
 //! ```
 //!
-//! Fields are stored as the NPB stores them: five numbers a point, then rows along x, planes of rows, and planes behind each other.
-//! Rows and planes are one point longer than the edge where the edge is even, so that neighbours along z, which are a whole plane
-//! apart, do not fall into one set of a cache.
+//! Fields are stored as the NPB stores them: five numbers a point, then rows along x, planes of rows, and planes
+//! behind each other. If the edge is even, rows and planes are one point longer than the edge, so that neighbours
+//! along z, a whole plane apart, do not fall into one set of a cache.
 //!
-//! What is here runs before and after the timed part; it is written for reading. Source: Bailey et al., "The NAS Parallel
-//! Benchmarks", RNR-94-007, section 3, and the NPB 3.4 release.
+//! This module runs before and after the timed part and is written for reading. Source: Bailey et al., "The NAS
+//! Parallel Benchmarks", RNR-94-007, section 3, and the NPB 3.4 release.
 
 use core::array;
 use core::ops::Range;
@@ -25,12 +26,12 @@ use crate::report::Compared;
 
 /// Numbers at a point: density, momentum along x, y and z, energy.
 pub const COMPONENTS: usize = 5;
-/// What a field has at one point.
+/// Numbers of a field at one point.
 pub type Point = [f64; COMPONENTS];
 
 /// Ratio of specific heats, γ.
 pub const C1: f64 = 1.4;
-/// γ − 1.
+/// The constant γ − 1.
 pub const C2: f64 = 0.4;
 /// Viscosity: the NPB's c3·c4.
 pub const C3C4: f64 = 0.1;
@@ -38,7 +39,7 @@ pub const C3C4: f64 = 0.1;
 pub const C1C5: f64 = C1 * 1.4;
 /// Conductivity: the NPB's c1·c3·c4·c5.
 pub const C1345: f64 = C1C5 * C3C4;
-/// How much more a velocity diffuses along its own axis.
+/// Extra factor of a velocity's diffusion along its own axis.
 pub const OWN_AXIS: f64 = 4.0 / 3.0;
 /// Weight of the damping: a quarter of the largest diffusion.
 const DAMPING: f64 = 0.25;
@@ -48,7 +49,7 @@ pub const DIFFUSION: [f64; 3] = [0.75, 0.75, 1.0];
 /// Largest relative error of a norm that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
 
-/// The points and how they are stored.
+/// The points and their storage layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Points along each edge of the cube.
@@ -56,22 +57,22 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// From one point to the next along y: an odd number.
+    /// Places from one point to the next along y: an odd number.
     pub const fn row(&self) -> usize {
         self.edge / 2 * 2 + 1
     }
 
-    /// From one point to the next along z.
+    /// Places from one point to the next along z.
     pub const fn plane(&self) -> usize {
         self.row() * self.row()
     }
 
-    /// From one point to the next along an axis.
+    /// Places from one point to the next along an axis.
     pub const fn stride(&self, axis: usize) -> usize {
         [1, self.row(), self.plane()][axis]
     }
 
-    /// Places in a field, with those between the rows that are never used.
+    /// Places in a field, including the unused ones between rows.
     pub const fn places(&self) -> usize {
         self.plane() * self.edge
     }
@@ -81,7 +82,7 @@ impl Grid {
         (self.places() * COMPONENTS) as u64
     }
 
-    /// Where a point is in a field.
+    /// Place of a point in a field.
     pub const fn place(&self, [x, y, z]: [usize; 3]) -> usize {
         z * self.plane() + y * self.row() + x
     }
@@ -91,12 +92,12 @@ impl Grid {
         1..self.edge - 1
     }
 
-    /// Whether a point is on no face.
+    /// Whether a point lies on no face.
     pub fn is_interior(&self, point: [usize; 3]) -> bool {
         point.iter().all(|index| self.interior().contains(index))
     }
 
-    /// Points on no face.
+    /// Number of points on no face.
     pub const fn interior_points(&self) -> f64 {
         let edge = (self.edge - 2) as f64;
         edge * edge * edge
@@ -107,12 +108,12 @@ impl Grid {
         index as f64 / (self.edge - 1) as f64
     }
 
-    /// The interior of an axis, dealt to the members.
+    /// The interior of an axis, split among the members.
     pub fn dealt(&self, members: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         ranges(self.edge - 2, members).map(|range| range.start + 1..range.end + 1)
     }
 
-    /// The interior planes of a field, dealt to the members.
+    /// The interior planes of a field, split among the members.
     pub fn deal_planes<'s, T>(
         &self,
         field: &'s mut [T],
@@ -141,25 +142,25 @@ impl Grid {
 /// Factors of the differences between neighbours. The NPB's names are t2, t1 and con2 to con5.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors {
-    /// Of a first difference, two spacings wide (t2).
+    /// Factor of a first difference, two spacings wide (t2).
     pub first: f64,
-    /// Of a second difference (t1).
+    /// Factor of a second difference (t1).
     pub second: f64,
-    /// Of a second difference of the velocities (con2); [`OWN_AXIS`] comes to it.
+    /// Factor of a second difference of the velocities (con2), without [`OWN_AXIS`].
     pub velocity: f64,
-    /// Of the kinetic energy per mass (con3).
+    /// Factor of the kinetic energy per mass (con3).
     pub kinetic: f64,
-    /// Of the square of the velocity along the axis (con4).
+    /// Factor of the squared velocity along the axis (con4).
     pub squared: f64,
-    /// Of the energy per mass (con5).
+    /// Factor of the energy per mass (con5).
     pub energy: f64,
-    /// Of the fourth difference that damps (dssp).
+    /// Factor of the fourth difference that damps (dssp).
     pub damping: f64,
 }
 
 impl Factors {
-    /// Weights of diffusion and damping along an axis, for the points two and one before, here, one and two behind: all that is
-    /// linear in u and the same for every component.
+    /// Weights of diffusion and damping along an axis, for the points two and one before, here, one and two behind:
+    /// the part that is linear in u and the same for every component.
     pub fn linear_weights(&self, grid: &Grid, axis: usize, index: usize) -> [f64; 5] {
         let diffusion = self.second * DIFFUSION[axis];
         let mut weights = damping_weights(index, grid.edge).map(|weight| -self.damping * weight);
@@ -170,8 +171,8 @@ impl Factors {
     }
 }
 
-/// Weights of the damping for the points two and one before, here, one and two behind. Near a face those that are outside, and
-/// those that would damp the face, are missing.
+/// Weights of the damping for the points two and one before, here, one and two behind. Near a face, weights of
+/// points outside the cube, and those that would damp the face, are zero.
 pub fn damping_weights(index: usize, edge: usize) -> [f64; 5] {
     match (index, edge - 1 - index) {
         (1, _) => [0.0, 0.0, 5.0, -4.0, 1.0],
@@ -202,7 +203,7 @@ pub fn solution(position: [f64; 3]) -> Point {
     })
 }
 
-/// The field before the first step: on the faces the known solution, inside a blend of what the faces have.
+/// The field before the first step: the known solution on the faces, a blend of the faces inside.
 pub fn first_guess(grid: &Grid, point: [usize; 3]) -> Point {
     let position = point.map(|index| grid.position(index));
     if !grid.is_interior(point) {
@@ -215,7 +216,7 @@ pub fn first_guess(grid: &Grid, point: [usize; 3]) -> Point {
     })
 }
 
-/// What the two faces across an axis have, by the distance from them.
+/// Blend of the values on the two faces across an axis, by the distance from them.
 fn between_faces(position: [f64; 3], axis: usize) -> Point {
     let on_face = |at| {
         let mut face = position;
@@ -226,15 +227,17 @@ fn between_faces(position: [f64; 3], axis: usize) -> Point {
     array::from_fn(|m| (1.0 - at) * near[m] + at * far[m])
 }
 
-/// L of the known solution at an interior point. The forcing is its negative.
+/// Operator L of the known solution at an interior point. The forcing is its negative.
 pub fn operator_on_solution(grid: &Grid, point: [usize; 3]) -> Point {
     operator(grid, point, |offsets| {
-        // The fourth difference's weights are 0 where this leaves the cube, and the solution is a polynomial.
+        // The fourth difference's weights are 0 for points outside the cube, and the solution is a polynomial,
+        // defined there as well.
         solution(array::from_fn(|axis| (point[axis] as f64 + offsets[axis]) / (grid.edge - 1) as f64))
     })
 }
 
-/// L at an interior point of the field whose value is `at(offsets)` so many points further along x, y and z.
+/// Operator L at an interior point of a field. `at(offsets)` is the field's value at that many points further along
+/// x, y and z.
 pub fn operator(grid: &Grid, point: [usize; 3], at: impl Fn([f64; 3]) -> Point) -> Point {
     let factors = grid.factors();
     let mut sum = [0.0; COMPONENTS];
@@ -250,7 +253,7 @@ pub fn operator(grid: &Grid, point: [usize; 3], at: impl Fn([f64; 3]) -> Point) 
     sum
 }
 
-/// What L has along one axis, from five neighbouring points, of which the third is the one it is for.
+/// Contribution of one axis to L, from five neighbouring points with the point itself as the third.
 fn along(factors: &Factors, axis: usize, line: &[Point; 5], damping: [f64; 5]) -> Point {
     let [_, before, here, behind, _] = line;
     let (flux_before, flux_behind) = (flux(axis, before), flux(axis, behind));
@@ -264,7 +267,7 @@ fn along(factors: &Factors, axis: usize, line: &[Point; 5], damping: [f64; 5]) -
     })
 }
 
-/// What flows along an axis.
+/// Flux along an axis.
 fn flux(axis: usize, u: &Point) -> Point {
     let velocity = u[axis + 1] / u[0];
     let kinetic = kinetic_energy(u);
@@ -275,7 +278,7 @@ fn flux(axis: usize, u: &Point) -> Point {
     flux
 }
 
-/// What viscosity and conduction take the second difference of.
+/// Quantities of which viscosity and conduction take the second difference.
 fn viscous(factors: &Factors, axis: usize, u: &Point) -> Point {
     let mut viscous = u.map(|component| factors.velocity * component / u[0]);
     viscous[0] = 0.0;
@@ -292,7 +295,7 @@ pub fn kinetic_energy(u: &Point) -> f64 {
     (u[1] * u[1] + u[2] * u[2] + u[3] * u[3]) / (2.0 * u[0])
 }
 
-/// Sets every point of a field, not the places between the rows.
+/// Sets every point of a field, except the places between the rows.
 pub fn fill(platform: &dyn Platform, grid: &Grid, field: &mut [Point], value: impl Fn([usize; 3]) -> Point + Sync) {
     let members = platform.vcpus();
     let planes = || ranges(grid.edge, members);
@@ -306,7 +309,7 @@ pub fn fill(platform: &dyn Platform, grid: &Grid, field: &mut [Point], value: im
     });
 }
 
-/// Norm of the difference to the known solution over the points whose indices are all in `indices` (xce).
+/// Norm of the difference from the known solution over the points with all indices in `indices` (xce).
 pub fn error_norm(platform: &dyn Platform, grid: &Grid, field: &[Point], indices: Range<usize>) -> Point {
     norm(platform, grid, indices, |point| {
         let (known, found) = (solution(point.map(|index| grid.position(index))), &field[grid.place(point)]);
@@ -314,12 +317,13 @@ pub fn error_norm(platform: &dyn Platform, grid: &Grid, field: &[Point], indices
     })
 }
 
-/// Norm of a field over the interior (xcr, when it is what the equations leave over).
+/// Norm of a field over the interior (xcr, if the field is the residual of the equations).
 pub fn interior_norm(platform: &dyn Platform, grid: &Grid, field: &[Point]) -> Point {
     norm(platform, grid, grid.interior(), |point| field[grid.place(point)])
 }
 
-/// Root of the sum of squares of `value` divided by the number of interior points, whatever the points are that are summed.
+/// Root of the sum of squares of `value`, divided by the number of interior points regardless of which points are
+/// summed.
 fn norm(
     platform: &dyn Platform,
     grid: &Grid,
@@ -346,10 +350,10 @@ fn norm(
     })
 }
 
-/// Names of five norms and of what is published for them.
+/// Names of five norms and of their published values.
 pub type NormNames = [[Name<'static>; 2]; COMPONENTS];
 
-/// The NPB's xcr.
+/// Names of the NPB's xcr.
 pub const RESIDUAL_NAMES: NormNames = [
     [Name::literal("residual_1"), Name::literal("residual_1_reference")],
     [Name::literal("residual_2"), Name::literal("residual_2_reference")],
@@ -358,7 +362,7 @@ pub const RESIDUAL_NAMES: NormNames = [
     [Name::literal("residual_5"), Name::literal("residual_5_reference")],
 ];
 
-/// The NPB's xce.
+/// Names of the NPB's xce.
 pub const ERROR_NAMES: NormNames = [
     [Name::literal("error_1"), Name::literal("error_1_reference")],
     [Name::literal("error_2"), Name::literal("error_2_reference")],
@@ -367,7 +371,7 @@ pub const ERROR_NAMES: NormNames = [
     [Name::literal("error_5"), Name::literal("error_5_reference")],
 ];
 
-/// Prints five norms beside the published ones. Returns how many are wrong.
+/// Prints five norms beside the published ones. Returns the number of wrong ones.
 pub fn compare(platform: &dyn Platform, names: &NormNames, found: Point, published: Point) -> u64 {
     let compared = names.iter().zip(found.into_iter().zip(published));
     compared
@@ -388,7 +392,7 @@ mod tests {
     use crate::native;
 
     #[test]
-    fn weights_of_the_damping_add_up_to_nothing_but_next_to_a_face() {
+    fn damping_weights_add_up_to_zero_except_next_to_a_face() {
         let sum = |index| damping_weights(index, 12).iter().sum::<f64>();
         assert!((3..=8).all(|index| sum(index) == 0.0));
         assert_eq!([1, 2, 9, 10].map(sum), [2.0, -1.0, -1.0, 2.0]);
@@ -405,13 +409,13 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_of_a_field_at_rest_is_nothing_away_from_faces() {
+    fn the_operator_of_a_field_at_rest_is_zero_away_from_faces() {
         let rest = |_| [1.0, 0.0, 0.0, 0.0, 2.0];
         assert_eq!(operator(&Grid { edge: 12 }, [5, 6, 7], rest), [0.0; COMPONENTS]);
     }
 
     #[test]
-    fn the_error_of_the_solution_is_nothing_whoever_sums() {
+    fn the_error_of_the_solution_is_zero_for_any_number_of_members() {
         let grid = Grid { edge: 12 };
         let mut field = vec![[f64::NAN; COMPONENTS]; grid.places()];
         for members in [1, 3] {

@@ -1,4 +1,4 @@
-//! Fourier transforms of blocks of lines, each line a power of two long: what FT does along every dimension.
+//! Fourier transforms of blocks of lines, each line a power of two long, as FT needs them along every dimension.
 //!
 //! ```text
 //!   LINES lines of the field ─ put ─▶ columns ─ pass ─▶ spare ─ pass ─▶ columns … ─ get ─▶ back
@@ -6,37 +6,41 @@
 //!   column p   │ real parts at place p of all lines │ imaginary parts │     one root serves all lanes of a column
 //! ```
 //!
-//! The passes are those of Stockham's variant, by decimation in frequency: each reads one buffer and writes the other, and the order
-//! comes out right without a permutation of bits. A pass has radix 4, the last one radix 2 where the length is no power of four.
-//! (Van Loan, "Computational Frameworks for the Fast Fourier Transform", SIAM 1992, 1.7 and 2.4.)
+//! The passes are those of Stockham's variant, by decimation in frequency: each reads one buffer and writes the
+//! other, and the order comes out right without a permutation of bits. A pass has radix 4; the last one has radix 2
+//! if the length is not a power of four. (Van Loan, "Computational Frameworks for the Fast Fourier Transform", SIAM
+//! 1992, 1.7 and 2.4.)
 
 use core::f64::consts::TAU;
 
 /// A complex number: real part, imaginary part.
 pub type Complex = [f64; 2];
 
-/// Lines of a block. Two buffers of 256 columns stay in a second-level cache of 256 KiB, and what a block takes of a row along x,
-/// 256 bytes, is whole cache lines but for the ends. 8 lines are as fast, 32 a fifth slower (class A on an EPYC).
+/// Lines of a block. Two buffers of 256 columns stay in a second-level cache of 256 KiB. A block's part of a row
+/// along x, 256 bytes, is whole cache lines except at the ends. 8 lines are as fast, 32 a fifth slower (class A on
+/// an EPYC).
 pub const LINES: usize = 16;
 
-/// Numbers of two lines side by side: what a register of baseline x86-64 holds. Arithmetic on whole pairs is compiled to one
-/// instruction each, which a loop over lanes is not: the compiler cannot see that the columns it writes do not overlap.
+/// Numbers of two adjacent lines: one register of baseline x86-64. Arithmetic on whole pairs compiles to one
+/// instruction each. A loop over lanes does not, since the compiler cannot see that the columns it writes do not
+/// overlap.
 type Pair = [f64; 2];
 const PAIRS: usize = LINES / 2;
 
-/// What all lines of a block have at one place: the real parts, the imaginary parts.
+/// Numbers of all lines of a block at one place: the real parts, the imaginary parts.
 pub type Column = [[Pair; PAIRS]; 2];
 
-/// Which way a transform goes.
+/// Direction of a transform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// `y[k] = Σ x[j]·exp(+2πi·jk/n)`, the NPB's direction 1.
     Forward,
-    /// `y[k] = Σ x[j]·exp(−2πi·jk/n)`: the same with real and imaginary parts exchanged before and after.
+    /// `y[k] = Σ x[j]·exp(−2πi·jk/n)`: the forward transform with real and imaginary parts exchanged before and
+    /// after.
     Backward,
 }
 
-/// Fills `roots` with exp(2πi·k/n), n being how many there are.
+/// Fills `roots` with exp(2πi·k/n), where n is their number.
 pub fn fill_with_roots(roots: &mut [Complex]) {
     let step = TAU / roots.len() as f64;
     for (index, root) in roots.iter_mut().enumerate() {
@@ -49,17 +53,17 @@ pub fn fill_with_roots(roots: &mut [Complex]) {
 #[derive(Debug)]
 pub struct Block<'b> {
     direction: Direction,
-    /// The roots of unity of an order that the length divides.
+    /// Roots of unity of an order that is a multiple of the length.
     roots: &'b [Complex],
     columns: &'b mut [Column],
     spare: &'b mut [Column],
 }
 
 impl<'b> Block<'b> {
-    /// A block of lines of `length` numbers in a `buffer` that has room for two.
+    /// Creates a block of lines of `length` numbers in a `buffer` that has room for two.
     ///
     /// # Panics
-    /// When the buffer is too short, or when `length` is no power of two from 4 to the number of `roots`.
+    /// Panics if the buffer is too short, or if `length` is not a power of two from 4 to the number of `roots`.
     pub fn new(direction: Direction, length: usize, roots: &'b [Complex], buffer: &'b mut [Column]) -> Self {
         let is_possible = length >= 4 && length.is_power_of_two() && roots.len().is_multiple_of(length);
         assert!(is_possible, "no transform of {length} numbers with {} roots", roots.len());
@@ -67,7 +71,7 @@ impl<'b> Block<'b> {
         Self { direction, roots, columns, spare: &mut rest[..length] }
     }
 
-    /// Sets what the lines have at `place`.
+    /// Sets the numbers of the lines at `place`.
     #[inline]
     pub fn put(&mut self, place: usize, numbers: &[Complex; LINES]) {
         let [real, imaginary] = ordered(self.direction, self.columns[place].each_mut());
@@ -76,7 +80,7 @@ impl<'b> Block<'b> {
         }
     }
 
-    /// Reads what the lines have at `place`.
+    /// Reads the numbers of the lines at `place`.
     #[inline]
     pub fn get(&self, place: usize, numbers: &mut [Complex; LINES]) {
         let [real, imaginary] = ordered(self.direction, self.columns[place].each_ref());
@@ -85,7 +89,7 @@ impl<'b> Block<'b> {
         }
     }
 
-    /// Sets what line `line` has from `place` on.
+    /// Sets the numbers of line `line` from `place` on.
     #[inline]
     pub fn put_line(&mut self, line: usize, place: usize, numbers: &[Complex]) {
         for (index, number) in numbers.iter().enumerate() {
@@ -94,7 +98,7 @@ impl<'b> Block<'b> {
         }
     }
 
-    /// Reads what line `line` has from `place` on.
+    /// Reads the numbers of line `line` from `place` on.
     #[inline]
     pub fn get_line(&self, line: usize, place: usize, numbers: &mut [Complex]) {
         for (index, number) in numbers.iter_mut().enumerate() {
@@ -106,7 +110,7 @@ impl<'b> Block<'b> {
     /// Transforms all lines.
     pub fn transform(&mut self) {
         let length = self.columns.len();
-        // So many transforms are interleaved; what is left of each is `length / width` long.
+        // `width` transforms are interleaved; the rest of each is `length / width` long.
         let mut width = 1;
         while length / width > 4 {
             pass(self.columns, self.spare, width, self.roots);
@@ -125,8 +129,8 @@ fn ordered<T>(direction: Direction, [one, other]: [T; 2]) -> [T; 2] {
     if direction == Direction::Forward { [one, other] } else { [other, one] }
 }
 
-/// A pass of radix 4 over transforms that are interleaved `width` columns wide: columns a quarter of the source apart meet, and come
-/// out `width` columns apart.
+/// Runs a pass of radix 4 over transforms that are interleaved `width` columns wide: it combines columns a quarter
+/// of the source apart, and its results are `width` columns apart.
 fn pass(source: &[Column], target: &mut [Column], width: usize, roots: &[Complex]) {
     let quarter = source.len() / 4;
     let step = roots.len() / (source.len() / width);
@@ -142,7 +146,7 @@ fn pass(source: &[Column], target: &mut [Column], width: usize, roots: &[Complex
     }
 }
 
-/// The last pass where four numbers of each transform are left: all roots are 1.
+/// Runs the last pass over four numbers of each transform: all roots are 1.
 fn last_pass_of_4(source: &[Column], target: &mut [Column]) {
     let quarter = source.len() / 4;
     for index in 0..quarter {
@@ -152,7 +156,7 @@ fn last_pass_of_4(source: &[Column], target: &mut [Column]) {
     }
 }
 
-/// The last pass where two numbers of each transform are left.
+/// Runs the last pass over two numbers of each transform.
 fn last_pass_of_2(source: &[Column], target: &mut [Column]) {
     let half = source.len() / 2;
     let ((a, b), (sums, differences)) = (source.split_at(half), target.split_at_mut(half));
@@ -165,7 +169,7 @@ fn last_pass_of_2(source: &[Column], target: &mut [Column]) {
     }
 }
 
-/// Transforms of four numbers in all lines, and what `finish` makes of them.
+/// Transforms four numbers in all lines and passes the results through `finish`.
 #[inline(always)]
 fn butterflies(source: [&Column; 4], target: [&mut Column; 4], finish: impl Fn([Numbers; 4]) -> [Numbers; 4]) {
     let [zero, one, two, three] = target;
@@ -191,7 +195,7 @@ fn set(column: &mut Column, pair: usize, numbers: Numbers) {
     [column[0][pair], column[1][pair]] = numbers;
 }
 
-/// `y[k] = Σ x[j]·iʲᵏ`.
+/// Computes `y[k] = Σ x[j]·iʲᵏ`.
 #[inline(always)]
 fn transform_of_4([a, b, c, d]: [Numbers; 4]) -> [Numbers; 4] {
     let (even_sum, even_difference) = (plus(a, c), minus(a, c));
@@ -241,10 +245,11 @@ mod tests {
 
     use super::*;
 
-    /// The transforms of LINES lines of numbers that look random, and the definition's sum for one place of one line.
+    /// Transforms LINES lines of pseudo-random numbers. Returns the numbers and the transforms.
     fn transformed(direction: Direction, length: usize) -> (Vec<Vec<Complex>>, Vec<Vec<Complex>>) {
         let mut random = crate::npb::random::Random::new(crate::npb::random::SEED);
-        // Around 0: the last bits of these numbers are alike, so that a large sum of them is rounded to one side.
+        // The numbers are around 0: their last bits are alike, so that a large sum of them would be rounded to one
+        // side.
         let mut number = || random.next_number() - 0.5;
         let lines: Vec<Vec<Complex>> =
             (0..LINES).map(|_| (0..length).map(|_| [number(), number()]).collect()).collect();
@@ -259,7 +264,7 @@ mod tests {
         (lines, results)
     }
 
-    /// One number of a transform as it is defined.
+    /// One number of a transform, by its definition.
     fn defined(numbers: &[Complex], index: usize, sign: f64) -> Complex {
         let step = sign * TAU / numbers.len() as f64;
         numbers.iter().enumerate().fold([0.0; 2], |sum, (place, number)| {
@@ -285,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_by_place_is_what_is_put_by_line() {
+    fn writing_by_place_equals_writing_by_line() {
         let roots = [[1.0, 0.0]; 4];
         let mut buffer = [[[[0.0; 2]; PAIRS]; 2]; 8];
         let mut block = Block::new(Direction::Backward, 4, &roots, &mut buffer);

@@ -1,15 +1,15 @@
-//! FT: a partial differential equation solved by Fourier transforms of a cube. ∂u/∂t = α·∇²u is, for every coefficient of the
-//! transform by itself, a decay.
+//! FT: a partial differential equation solved by Fourier transforms of a cube. ∂u/∂t = α·∇²u is an independent
+//! decay of every coefficient of the transform.
 //!
 //! ```text
 //!   random numbers ─▶ transform along x, y, z ─▶ u0
 //!   t times:  u0 *= twiddle,  u1 = u0 ─▶ back along z, y, x ─▶ u1 ─▶ checksum of 1024 numbers
 //!
-//!   u0, u1, twiddle:  plane z ─▶ rows y ─▶ nx numbers and one more, so that a column is not all in one set of a cache
+//!   u0, u1, twiddle:  plane z ─▶ rows y ─▶ nx numbers and one more, so that a column uses many cache sets
 //! ```
 //!
-//! Along x memory is read as it lies; along y a block of lines takes a piece of every row of a plane, and along z a piece of every
-//! plane, 1 MiB apart in class A: for pages of 4 KiB each piece is a page of its own.
+//! Along x memory is read sequentially. Along y a block of lines takes a piece of every row of a plane, and along z
+//! a piece of every plane, 1 MiB apart in class A: with pages of 4 KiB each piece is a page of its own.
 
 use wideleaf_protocol::{Name, VCPUS_MAX};
 
@@ -39,19 +39,19 @@ pub const KERNEL: Kernel = Kernel {
 
 const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
 
-/// The α of the equation.
+/// Coefficient α of the equation.
 const ALPHA: f64 = 1e-6;
-/// Numbers of u1 that a checksum adds up.
+/// Numbers of u1 in a checksum.
 const CHECKED: usize = 1024;
 /// Largest relative error of a checksum that the NPB passes.
 const TOLERANCE: f64 = 1e-12;
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference values of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     /// Numbers along x, y and z.
     size: Size,
-    /// What the checksums must be, one for each step.
+    /// Expected checksums, one for each step.
     checksums: &'static [Complex],
 }
 
@@ -89,22 +89,22 @@ impl Size {
         self.x * self.y * self.z
     }
 
-    /// A row in memory.
+    /// Numbers from one row to the next.
     const fn row(self) -> usize {
         self.x + 1
     }
 
-    /// A plane in memory.
+    /// Numbers from one plane to the next.
     const fn plane(self) -> usize {
         self.row() * self.y
     }
 
-    /// The planes of each vCPU, to write to.
+    /// The planes of each vCPU, for writing.
     fn planes<T>(self, field: &mut [T], members: usize) -> impl Iterator<Item = &mut [T]> {
         cut(field, ranges(self.z, members).map(move |range| range.len() * self.plane()))
     }
 
-    /// Most numbers of a line.
+    /// Longest line, in numbers.
     fn longest(self) -> usize {
         self.x.max(self.y).max(self.z)
     }
@@ -142,7 +142,7 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
     report::verdict(platform, found.wrong, problem.checksums.len() as u64)
 }
 
-/// What the steps so far gave.
+/// Results of the steps so far.
 #[derive(Clone, Copy, Default)]
 struct Found {
     last: Complex,
@@ -152,7 +152,7 @@ struct Found {
 }
 
 impl Found {
-    /// One step more. A checksum that is not a number is wrong.
+    /// Adds the result of one more step. A checksum that is not a number is wrong.
     fn with(self, checksum: Complex, reference: Complex) -> Self {
         let difference = libm::hypot(checksum[0] - reference[0], checksum[1] - reference[1]);
         let error = difference / libm::hypot(reference[0], reference[1]);
@@ -175,7 +175,7 @@ impl Found {
     }
 }
 
-/// Where everything will be.
+/// Places of the slices in the arena.
 struct Places {
     u0: Place<Complex>,
     u1: Place<Complex>,
@@ -202,13 +202,13 @@ impl Places {
 /// The cube and its transform.
 struct Cube<'p, 'm> {
     transform: Transform<'p, 'm>,
-    /// The transform of the solution.
+    /// Transform of the solution.
     u0: &'m mut [Complex],
-    /// The solution.
+    /// Solution at the current step.
     u1: &'m mut [Complex],
-    /// How much of each coefficient is left after a step.
+    /// Factor by which each coefficient decays in a step.
     twiddle: &'m mut [f64],
-    /// The factor of it that depends on x.
+    /// The factor of `twiddle` that depends on x.
     decay: &'m mut [f64],
 }
 
@@ -220,8 +220,8 @@ impl<'p, 'm> Cube<'p, 'm> {
         Self { transform: Transform { platform, size, roots, buffers }, u0, u1, twiddle, decay }
     }
 
-    /// The beginning: twiddle, random numbers, roots, and the transform of the numbers. They are drawn where their transform will be;
-    /// the NPB draws them in u1 and moves them with the last pass.
+    /// Sets up twiddle, random numbers, roots, and the transform of the numbers. The numbers are drawn in place of
+    /// their transform; the NPB draws them in u1 and moves them with the last pass.
     fn start(&mut self) {
         self.fill_twiddle();
         self.draw();
@@ -229,7 +229,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         self.transform.forward(self.u0);
     }
 
-    /// exp(−4α·π²·(x² + y² + z²)), the coordinates from −n/2 on.
+    /// Sets exp(−4α·π²·(x² + y² + z²)), with coordinates from −n/2 on.
     fn fill_twiddle(&mut self) {
         let (platform, size) = (self.transform.platform, self.transform.size);
         fill_with_decay(self.decay);
@@ -245,7 +245,7 @@ impl<'p, 'm> Cube<'p, 'm> {
         });
     }
 
-    /// The numbers of the generator, row by row, one stream through all planes.
+    /// Draws the numbers of the generator, row by row, as one stream through all planes.
     fn draw(&mut self) {
         let (platform, size) = (self.transform.platform, self.transform.size);
         let parts = size.planes(self.u0, platform.vcpus());
@@ -257,14 +257,14 @@ impl<'p, 'm> Cube<'p, 'm> {
         });
     }
 
-    /// One step in time. Returns its checksum.
+    /// Runs one step in time. Returns its checksum.
     fn step(&mut self) -> Complex {
         self.evolve();
         self.transform.backward(self.u1);
         self.checksum()
     }
 
-    /// The coefficients decay; u1 gets a copy to be transformed back.
+    /// Lets the coefficients decay; u1 gets a copy to be transformed back.
     fn evolve(&mut self) {
         let (platform, size) = (self.transform.platform, self.transform.size);
         let members = platform.vcpus();
@@ -279,7 +279,8 @@ impl<'p, 'm> Cube<'p, 'm> {
         });
     }
 
-    /// The sum of 1024 numbers of u1 from all over the cube, divided by how many the cube has, which the transforms leave out.
+    /// The sum of 1024 numbers of u1 from all over the cube, divided by the number of points, since the transforms
+    /// are not normalised.
     fn checksum(&self) -> Complex {
         let size = self.transform.size;
         let numbers = (1..=CHECKED).map(|index| {
@@ -291,7 +292,7 @@ impl<'p, 'm> Cube<'p, 'm> {
     }
 }
 
-/// What one coordinate gives to the exponent of twiddle.
+/// Contribution of one coordinate to the exponent of twiddle.
 fn exponent(index: usize, count: usize) -> f64 {
     use core::f64::consts::PI;
     let coordinate = ((index + count / 2) % count) as f64 - (count / 2) as f64;
@@ -303,12 +304,12 @@ fn fill_with_decay(decay: &mut [f64]) {
     decay.iter_mut().enumerate().for_each(|(index, decay)| *decay = libm::exp(exponent(index, count)));
 }
 
-/// The transform of a cube where it is, block of lines by block of lines.
+/// In-place transform of a cube, block of lines by block of lines.
 struct Transform<'p, 'm> {
     platform: &'p dyn Platform,
     size: Size,
     roots: &'m mut [Complex],
-    /// For each vCPU the two buffers of a block.
+    /// The two buffers of a block, for each vCPU.
     buffers: &'m mut [Column],
 }
 
@@ -325,10 +326,10 @@ impl Transform<'_, '_> {
         self.along_x(field, Direction::Backward);
     }
 
-    /// Blocks are neighbouring rows.
+    /// Transforms along x: blocks are neighbouring rows.
     fn along_x(&mut self, field: &mut [Complex], direction: Direction) {
-        /// Numbers that are moved of one row before those of the next: as many as two cache lines hold, so that what is written, a
-        /// column for each, stays in the first cache.
+        /// Numbers that are moved of one row before those of the next: two cache lines full, so that the written
+        /// columns stay in the first-level cache.
         const PIECE: usize = 8;
         let Self { platform, size, roots, buffers } = self;
         let parts = size.planes(field, platform.vcpus());
@@ -350,7 +351,7 @@ impl Transform<'_, '_> {
         });
     }
 
-    /// Blocks are neighbouring columns of a plane.
+    /// Transforms along y: blocks are neighbouring columns of a plane.
     fn along_y(&mut self, field: &mut [Complex], direction: Direction) {
         let Self { platform, size, roots, buffers } = self;
         let parts = size.planes(field, platform.vcpus());
@@ -370,7 +371,7 @@ impl Transform<'_, '_> {
         });
     }
 
-    /// Blocks are neighbours in a row, and what is behind them in every plane.
+    /// Transforms along z: blocks are neighbours in a row, through all planes.
     fn along_z(&mut self, field: &mut [Complex], direction: Direction) {
         let Self { platform, size, roots, buffers } = self;
         let parts = deal_rows(field, size.y, size.row(), ranges(size.y, platform.vcpus()));
@@ -391,7 +392,7 @@ impl Transform<'_, '_> {
     }
 }
 
-/// What a block has of a row from x on.
+/// A block's part of a row from x on.
 fn piece(row: &[Complex], x: usize) -> &[Complex; LINES] {
     row[x..].first_chunk().expect("blocks divide a row")
 }

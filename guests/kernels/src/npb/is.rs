@@ -1,15 +1,16 @@
-//! IS: the rank of each of 2^n integers, ten times over, by counting.
+//! IS: the rank of each of 2^n integers, computed ten times by counting.
 //!
 //! ```text
 //!   buckets=0   keys ─▶ counts[key] += 1                      random increments all over the counts
 //!   buckets=1   keys ─▶ by the high bits into buckets ─▶ counts[key] += 1 within a bucket's part
-//!               counts ─▶ running sum: cum[k] = how many keys are at most k, so cum[k−1] is the rank of k
+//!               counts ─▶ running sum: cum[k] = number of keys ≤ k, so cum[k−1] is the rank of k
 //! ```
 //!
-//! Before each ranking two keys change, so that none can be left out. Five ranks are compared with published ones after each, and
-//! after the last one the ranks must sort the keys.
+//! Before each ranking two keys change, so that no ranking can be skipped. After each, five ranks are compared with
+//! published ones; after the last one the ranks must sort the keys.
 //!
-//! With several vCPUs each counts its keys in a table of its own (without buckets) or counts the buckets it was dealt (with).
+//! With several vCPUs each counts its keys in its own table (without buckets) or counts the buckets assigned to it
+//! (with).
 
 use core::sync::atomic::Ordering;
 
@@ -43,20 +44,20 @@ const PARAMETERS: &[Parameter] = &[
         name: "buckets",
         default: "0",
         unit: "0 or 1",
-        meaning: "1 sorts the keys into buckets first (the NPB's USE_BUCKETS), 0 counts them as they come",
+        meaning: "1 sorts the keys into buckets first (the NPB's USE_BUCKETS), 0 counts them directly",
     },
 ];
 
-/// Rankings that are timed, as in the NPB.
+/// Number of timed rankings, as in the NPB.
 const ITERATIONS: u32 = 10;
-/// Ranks that are compared after each.
+/// Ranks that are compared after each ranking.
 const TESTS: usize = 5;
-/// All ranks that are compared, and whether they sort the keys.
+/// Number of checks: all compared ranks, and whether they sort the keys.
 const CHECKS: u64 = ITERATIONS as u64 * TESTS as u64 + 1;
 /// Operations per key in the NPB's rate: one for each ranking.
 const OPERATIONS_PER_KEY: u64 = ITERATIONS as u64;
 
-/// A key whose rank is known: `rank + slope · iteration`.
+/// A key with a known rank: `rank + slope · iteration`.
 #[derive(Clone, Copy)]
 struct Known {
     index: usize,
@@ -64,7 +65,7 @@ struct Known {
     slope: i64,
 }
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference values of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     log2_keys: u32,
@@ -157,13 +158,13 @@ impl Problem {
         1 << self.log2_buckets
     }
 
-    /// Keys have the same bucket when they are equal without these low bits.
+    /// Low bits of a key that do not affect its bucket.
     const fn bucket_shift(&self) -> u32 {
         self.log2_max_key - self.log2_buckets
     }
 }
 
-/// The problem, and whether the keys are sorted into buckets first.
+/// Reads the class, and whether the keys are sorted into buckets first.
 fn read<'a>(parameters: &Parameters<'a>) -> Result<(Class, bool), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
     let is_bucketed = parameters.count("buckets", 0, 1)? == Some(1);
@@ -204,7 +205,7 @@ fn solve<'a>(
     report::verdict(platform, wrong_ranks + u64::from(!is_sorted), CHECKS)
 }
 
-/// Where the slices of a [`Sort`] will be.
+/// Places of the slices of a [`Sort`].
 struct Places {
     keys: Place<u32>,
     sorted: Place<u32>,
@@ -234,11 +235,11 @@ struct Sort<'p, 'm> {
     keys: &'m mut [u32],
     /// The keys by bucket; after the last ranking, the keys in order.
     sorted: &'m mut [u32],
-    /// How many keys are at most as large as the index.
+    /// For each index, the number of keys that are at most that large.
     cumulative: &'m mut [u32],
-    /// Without buckets: counts of the vCPUs but the first, one table after the other.
+    /// Without buckets: counts of all vCPUs except the first, one table after the other.
     others: &'m mut [u32],
-    /// With buckets: for each vCPU, where its next key of each bucket goes.
+    /// With buckets: for each vCPU, the place of its next key of each bucket.
     positions: &'m mut [u32],
 }
 
@@ -262,7 +263,8 @@ impl<'p, 'm> Sort<'p, 'm> {
         }
     }
 
-    /// A key is a quarter of the largest key times the sum of four random numbers: integers give it exactly.
+    /// Creates the keys. A key is a quarter of the largest key times the sum of four random numbers, computed
+    /// exactly in integers.
     fn create_keys(&mut self) {
         const NUMBERS_PER_KEY: u64 = 4;
         let members = self.platform.vcpus();
@@ -277,11 +279,11 @@ impl<'p, 'm> Sort<'p, 'm> {
         });
     }
 
-    /// One ranking. Returns how many of the known ranks are wrong.
+    /// Runs one ranking. Returns the number of wrong known ranks.
     fn rank(&mut self, iteration: u32) -> u64 {
         self.keys[iteration as usize] = iteration;
         self.keys[(iteration + ITERATIONS) as usize] = self.problem.max_key() as u32 - iteration;
-        // Read before the counting, as the NPB does: it must not be optimised to what it is known to give.
+        // Read before the counting, as the NPB does: the compiler must not replace it by the known value.
         let tested = self.problem.known.map(|known| self.keys[known.index]);
         if self.is_bucketed {
             self.count_by_bucket();
@@ -295,7 +297,7 @@ impl<'p, 'm> Sort<'p, 'm> {
         self.problem.known.into_iter().zip(tested).filter(is_wrong).count() as u64
     }
 
-    /// Counts without buckets: every vCPU its part of the keys, then the sums of all tables.
+    /// Counts without buckets: every vCPU counts its part of the keys, then the tables are summed.
     fn count(&mut self) {
         let members = self.platform.vcpus();
         let keys = &*self.keys;
@@ -320,14 +322,15 @@ impl<'p, 'm> Sort<'p, 'm> {
             Some(before)
         });
         deal(self.platform, split(self.cumulative, members).zip(before), |_, (counts, before)| {
-            // The first part has nothing before it.
+            // Nothing precedes the first part.
             if before > 0 {
                 counts.iter_mut().for_each(|count| *count += before);
             }
         });
     }
 
-    /// Counts with buckets: where each vCPU's keys of each bucket go, moving them there, and counting bucket by bucket.
+    /// Counts with buckets: finds the place of each vCPU's keys of each bucket, moves the keys there, and counts
+    /// bucket by bucket.
     fn count_by_bucket(&mut self) {
         let members = self.platform.vcpus();
         let (shift, buckets) = (self.problem.bucket_shift(), self.problem.buckets());
@@ -360,11 +363,11 @@ impl<'p, 'm> Sort<'p, 'm> {
         });
     }
 
-    /// Whether putting every key at its rank gives sorted keys. Uses up the counts.
+    /// Whether putting every key at its rank sorts the keys. Overwrites the counts.
     fn is_sorted_by_rank(&mut self) -> bool {
         for key in &*self.keys {
             let count = &mut self.cumulative[*key as usize];
-            // Counts of keys that were damaged may be anything: then they sort nothing.
+            // Counts of damaged keys may have any value; they do not sort the keys.
             let Some(position) = count.checked_sub(1) else { return false };
             *count = position;
             let Some(place) = self.sorted.get_mut(position as usize) else { return false };
@@ -374,8 +377,8 @@ impl<'p, 'm> Sort<'p, 'm> {
     }
 }
 
-/// Counts keys in a table for all keys, of which there are a power of two: a mask instead of a check at each key lets the
-/// processor have more increments under way, and they wait for memory.
+/// Counts keys in a table for all keys; their number is a power of two. A mask instead of a check at each key lets
+/// the CPU have more increments in flight, and they wait for memory.
 fn count_all_keys(keys: &[u32], counts: &mut [u32]) {
     let Some(mask) = counts.len().checked_sub(1) else { return };
     let (fours, rest) = keys.as_chunks::<4>();
@@ -387,7 +390,7 @@ fn count_all_keys(keys: &[u32], counts: &mut [u32]) {
     rest.iter().for_each(|key| counts[*key as usize & mask] += 1);
 }
 
-/// Counts keys in a table for the keys from `least` on.
+/// Counts keys in a table that begins with the key `least`.
 fn count_keys(keys: &[u32], counts: &mut [u32], least: u32) {
     keys.iter().for_each(|key| counts[(key - least) as usize] += 1);
 }
@@ -401,7 +404,7 @@ fn accumulate(counts: &mut [u32], mut sum: u32) -> u32 {
     sum
 }
 
-/// Turns the vCPUs' bucket sizes into the position of their first key: bucket by bucket, and within one vCPU by vCPU.
+/// Turns the vCPUs' bucket sizes into the position of their first key: by bucket, and within a bucket by vCPU.
 fn turn_sizes_into_positions(sizes: &mut [u32], buckets: usize) {
     let mut position = 0;
     for bucket in 0..buckets {
@@ -411,15 +414,16 @@ fn turn_sizes_into_positions(sizes: &mut [u32], buckets: usize) {
     }
 }
 
-/// Which buckets each vCPU counts: contiguous ones, with nearly as many keys each, because the middle buckets are the largest.
+/// The contiguous buckets that each vCPU counts, with nearly as many keys each, because the middle buckets are the
+/// largest.
 struct Borders {
     members: usize,
-    /// First bucket of each vCPU, and the first key in it.
+    /// First bucket of each vCPU, and the index of its first key.
     starts: [(usize, usize); wideleaf_protocol::VCPUS_MAX + 1],
 }
 
 impl Borders {
-    /// From the position of each bucket's first key.
+    /// Computes them from the position of each bucket's first key.
     fn new(positions: &[u32], keys: usize, members: usize) -> Self {
         let mut starts = [(positions.len(), keys); wideleaf_protocol::VCPUS_MAX + 1];
         for (start, range) in starts.iter_mut().zip(ranges(keys, members)) {
@@ -489,7 +493,7 @@ mod tests {
                 assert_eq!(sort.rank(1), 0);
                 // Key 62548 has rank 64917 of 65536, so a key that moves from the largest to 0 moves it.
                 sort.keys[100] = 0;
-                assert!(!sort.is_sorted_by_rank(), "the counts are those of the keys as they were");
+                assert!(!sort.is_sorted_by_rank(), "the counts are those of the undamaged keys");
                 assert_ne!(sort.rank(1), 0);
             });
         }

@@ -1,5 +1,5 @@
-//! Lines of points that lie side by side, solved at once: a step along a line waits for the step before, two lines do not wait for
-//! each other, and the same arithmetic on both becomes vector instructions.
+//! Neighbouring lines of points, solved together. A step along a line waits for the step before, but two lines are
+//! independent, and the same arithmetic on both becomes vector instructions.
 //!
 //! ```text
 //!   along x: rows y and y+1        along y and z: columns x and x+1
@@ -16,22 +16,22 @@ use crate::Platform;
 use crate::parts::deal;
 use crate::planes::{OwnRows, deal_rows};
 
-/// Lines that are solved side by side: two numbers fill a vector register of the baseline instruction set. An even edge has an even
-/// number of interior lines, so none is left over.
+/// Lines that are solved together: two numbers fill a vector register of the baseline instruction set. An even edge
+/// has an even number of interior lines, so no line is left over.
 pub const WIDTH: usize = 2;
 
-/// The same number of each line.
+/// One number of each line.
 pub type Lanes<const W: usize = WIDTH> = [f64; W];
 /// A point of each line, by component.
 pub type Lined<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS];
 
-/// By line to by component.
+/// Converts from line-major to component-major order.
 #[inline]
 pub fn by_component(points: [Point; WIDTH]) -> Lined {
     array::from_fn(|m| array::from_fn(|line| points[line][m]))
 }
 
-/// By component to by line.
+/// Converts from component-major to line-major order.
 #[inline]
 pub fn by_line(points: &Lined) -> [Point; WIDTH] {
     array::from_fn(|line| array::from_fn(|m| points[m][line]))
@@ -42,20 +42,20 @@ pub fn by_line(points: &Lined) -> [Point; WIDTH] {
 pub struct Lines {
     /// Place of point 0 of line 0.
     start: usize,
-    /// From a point to the next.
+    /// Places from one point to the next.
     stride: usize,
-    /// From a line to the next.
+    /// Places from one line to the next.
     gap: usize,
 }
 
 impl Lines {
-    /// Lines along an axis, those along x from row `first` of plane 0 on, the others from column `first` on.
+    /// Lines along an axis: along x from row `first` of plane 0 on, along y and z from column `first` on.
     const fn along(grid: &Grid, axis: usize, first: usize) -> Self {
         let gap = grid.stride(if axis == 0 { 1 } else { 0 });
         Self { start: first * gap, stride: grid.stride(axis), gap }
     }
 
-    /// The same lines, so many places further.
+    /// The same lines, moved by `places`.
     const fn moved_by(self, places: usize) -> Self {
         Self { start: self.start + places, ..self }
     }
@@ -79,14 +79,15 @@ fn gather(field: &[Point], places: [usize; WIDTH]) -> [Point; WIDTH] {
 
 /// Solves the systems of lines along one axis.
 pub trait LineSolver: Sync {
-    /// The way down the lines: what `rhs` has at each interior index goes in, and `work` is what the way up needs.
+    /// Goes down the lines: reads `rhs` at each interior index and leaves in `work` what the way up needs.
     fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]);
 
-    /// The way up: the solution goes to `store`.
+    /// Goes up the lines and passes the solution to `store`.
     fn up(&self, lines: Lines, work: &[f64], store: impl FnMut(usize, [Point; WIDTH]));
 }
 
-/// Runs `body(z, plane, work)` on every interior plane of `rhs`. Every member has its planes and its part of `work`.
+/// Runs `body(z, plane, work)` on every interior plane of `rhs`. Every member has its own planes and its own part
+/// of `work`.
 pub fn in_planes(
     platform: &dyn Platform,
     grid: &Grid,
@@ -122,7 +123,7 @@ pub fn solve_plane<const AXIS: usize>(
     }
 }
 
-/// Solves all lines of `rhs` along z. Every member has its rows of every plane and its part of `work`.
+/// Solves all lines of `rhs` along z. Every member has its rows of every plane and its own part of `work`.
 pub fn solve_across_planes(
     platform: &dyn Platform,
     grid: &Grid,
@@ -143,7 +144,8 @@ pub fn solve_across_planes(
     });
 }
 
-/// Calls `body` with each interior y and its rows of every plane. Every member has rows and a part of `work` of its own.
+/// Calls `body` with each interior y and its rows of every plane. Every member has its own rows and its own part of
+/// `work`.
 pub fn in_rows(
     platform: &dyn Platform,
     grid: &Grid,

@@ -7,11 +7,13 @@
 //!   u += v / (ω·(2 − ω))
 //! ```
 //!
-//! A, B, C and D are 5×5 blocks, different at each point. Only what they do to a vector is needed. The Jacobians have closed forms, so
-//! a product with A, B or C is computed from the flow without the 25 numbers. D has the viscous parts alone, which makes it lower
-//! triangular: its elimination is a forward substitution. So there are no work arrays of blocks beside the fields.
+//! A, B, C and D are 5×5 blocks, different at each point. Only their products with a vector are needed. The
+//! Jacobians have closed forms, so a product with A, B or C is computed from the flow without the 25 numbers. D has
+//! only the viscous parts, which makes it lower triangular: its elimination is a forward substitution. So no work
+//! arrays of blocks are needed beside the fields.
 //!
-//! A sweep needs three neighbours it has passed before. Several vCPUs go through it as a [`wavefront`](crate::wavefront).
+//! A sweep needs three neighbours that it has passed before. Several vCPUs go through it as a
+//! [`wavefront`](crate::wavefront).
 
 use core::ops::Range;
 
@@ -47,18 +49,18 @@ pub const KERNEL: Kernel = Kernel {
 
 const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
-/// Over-relaxation, ω.
+/// Factor of over-relaxation, ω.
 pub(super) const OMEGA: f64 = 1.2;
 /// Largest relative error that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
-/// Norms of the residual and of the error, and the surface integral.
+/// Number of checks: norms of the residual and of the error, and the surface integral.
 const CHECKS: u64 = 2 * COMPONENTS as u64 + 1;
 /// A velocity's viscosity, along all three axes together.
 const OWN_AXES: f64 = OWN_AXIS + 2.0;
 /// A component's diffusion, along all three axes together.
 const DIFFUSIONS: f64 = DIFFUSION[0] + DIFFUSION[1] + DIFFUSION[2];
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference values of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     grid: Grid,
@@ -214,7 +216,7 @@ fn solve<'a>(
     report::verdict(platform, wrong, CHECKS)
 }
 
-/// Compares what was found with what is published. Returns how much is wrong.
+/// Compares the results with the published ones. Returns the number of wrong ones.
 fn verify(platform: &dyn Platform, problem: &Problem, fields: &Fields<'_, '_>, residual: Point) -> u64 {
     let grid = &fields.grid;
     let error = flow::error_norm(platform, grid, fields.u, grid.interior());
@@ -231,11 +233,11 @@ fn verify(platform: &dyn Platform, problem: &Problem, fields: &Fields<'_, '_>, r
         + u64::from(!integral.is_right())
 }
 
-/// Integral of the pressure over the faces of a box, by the trapezoidal rule (xci): a quarter of the sum over all squares of what
-/// their corners have.
+/// Integral of the pressure over the faces of a box, by the trapezoidal rule (xci): a quarter of the sum over all
+/// squares of the values at their corners.
 fn surface_integral(grid: &Grid, u: &[Point]) -> f64 {
     let last = grid.edge - 1;
-    // The NPB's box is not quite the same along the three axes.
+    // The NPB's box differs slightly between the three axes.
     let sides = [1..last, 1..last - 1, 2..last];
     let pressure = |point| {
         let u = &u[grid.place(point)];
@@ -247,7 +249,8 @@ fn surface_integral(grid: &Grid, u: &[Point]) -> f64 {
     sum * spacing * spacing / 4.0
 }
 
-/// Sum over the squares of a face across `axis` of what their corners have: an inner point is a corner of four of them.
+/// Sum over the squares of a face across `axis` of the values at their corners: an inner point is a corner of four
+/// of them.
 fn sum_over_face(sides: &[Range<usize>; 3], axis: usize, at: usize, value: impl Fn([usize; 3]) -> f64) -> f64 {
     let [one, other] = [[1, 2], [0, 2], [0, 1]][axis];
     let squares = |side: &Range<usize>, index| if index == side.start || index + 1 == side.end { 1.0 } else { 2.0 };
@@ -260,7 +263,7 @@ fn sum_over_face(sides: &[Range<usize>; 3], axis: usize, at: usize, value: impl 
     points.map(at_point).sum()
 }
 
-/// Where everything will be.
+/// Places of the slices in the arena.
 struct Places {
     order: Order,
     points: [Place<f64>; 3],
@@ -269,11 +272,14 @@ struct Places {
 }
 
 impl Places {
-    #[cfg_attr(not(feature = "std"), expect(unused_variables, reason = "only the reference's order works by the vCPU"))]
+    #[cfg_attr(
+        not(feature = "std"),
+        expect(unused_variables, reason = "only the reference's order needs memory per vCPU")
+    )]
     fn new(layout: &mut Layout, grid: &Grid, order: Order, vcpus: usize) -> Self {
         let (place, work): (fn(&mut Layout, u64) -> Place<f64>, _) = match order {
             Order::Fused => (Layout::place, 0),
-            // The NPB's common blocks: no gaps.
+            // As in the NPB's common blocks: no gaps.
             #[cfg(feature = "std")]
             Order::Reference => (Layout::place_behind, reference::lu::work(grid, vcpus)),
         };
@@ -299,18 +305,18 @@ pub(super) struct Fields<'p, 'm> {
     pub(super) platform: &'p dyn Platform,
     pub(super) grid: Grid,
     pub(super) dt: f64,
-    /// The flow.
+    /// State of the flow.
     pub(super) u: &'m mut [Point],
-    /// What the equations leave over, and during a step what it adds to `u`. 0 on the faces.
+    /// Residual of the equations, and during a step its change of `u`. 0 on the faces.
     pub(super) rsd: &'m mut [Point],
-    /// L of the known solution. 0 on the faces.
+    /// Operator L of the known solution. 0 on the faces.
     pub(super) forcing: &'m mut [Point],
-    /// Kinetic energy.
+    /// Kinetic energy at each point.
     pub(super) kinetic: &'m mut [f64],
-    /// 1/ρ.
+    /// Reciprocal of the density, 1/ρ.
     pub(super) rho_i: &'m mut [f64],
-    /// What the reference's order needs beside them.
-    #[cfg_attr(not(feature = "std"), expect(dead_code, reason = "there is no such order"))]
+    /// Extra memory for the reference's order.
+    #[cfg_attr(not(feature = "std"), expect(dead_code, reason = "the reference's order needs std"))]
     pub(super) work: &'m mut [f64],
 }
 
@@ -322,7 +328,7 @@ impl Fields<'_, '_> {
         });
     }
 
-    /// The field before the first step, and its residual.
+    /// Sets the field before the first step, and its residual.
     fn restart(&mut self) {
         let grid = self.grid;
         flow::fill(self.platform, &grid, self.u, |point| flow::first_guess(&grid, point));
@@ -346,7 +352,7 @@ impl Fields<'_, '_> {
         self.set_residual();
     }
 
-    /// What follows from `u` at each point.
+    /// Computes the quantities that follow from `u` at each point.
     pub(super) fn derive(&mut self) {
         let (grid, members, u) = (self.grid, self.platform.vcpus(), &*self.u);
         let planes = || ranges(grid.edge, members);
@@ -362,7 +368,7 @@ impl Fields<'_, '_> {
         });
     }
 
-    /// rsd = L(u) − forcing.
+    /// Computes rsd = L(u) − forcing.
     fn set_residual(&mut self) {
         let (grid, members) = (self.grid, self.platform.vcpus());
         let flow = Flow { grid, u: self.u, kinetic: self.kinetic, rho_i: self.rho_i };
@@ -379,7 +385,7 @@ impl Fields<'_, '_> {
         });
     }
 
-    /// One of the two sweeps of a step.
+    /// Runs one of the two sweeps of a step.
     fn sweep(&mut self, direction: Direction) {
         let grid = self.grid;
         let flow = Flow { grid, u: self.u, kinetic: self.kinetic, rho_i: self.rho_i };
@@ -395,7 +401,7 @@ impl Fields<'_, '_> {
         }
     }
 
-    /// u += rsd / (ω·(2 − ω)) in the interior; on the faces `rsd` is 0.
+    /// Computes u += rsd / (ω·(2 − ω)) in the interior; on the faces `rsd` is 0.
     pub(super) fn advance(&mut self) {
         const SCALE: f64 = 1.0 / (OMEGA * (2.0 - OMEGA));
         let (grid, members, rsd) = (self.grid, self.platform.vcpus(), &*self.rsd);
@@ -415,7 +421,7 @@ fn derive_row(u: &[Point], kinetic: &mut [f64], rho_i: &mut [f64]) {
     }
 }
 
-/// The flow, to read.
+/// The flow, for reading.
 #[derive(Clone, Copy)]
 pub(super) struct Flow<'a> {
     pub(super) grid: Grid,
@@ -424,7 +430,7 @@ pub(super) struct Flow<'a> {
     pub(super) rho_i: &'a [f64],
 }
 
-/// A run of points behind each other.
+/// A run of consecutive points.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
     pub(super) u: &'a [Point],
@@ -445,7 +451,7 @@ impl Line<'_> {
     }
 }
 
-/// The flow at a point, per mass.
+/// State of the flow at a point, per mass.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     pub(super) rho_i: f64,
@@ -463,7 +469,7 @@ impl<'a> Flow<'a> {
     /// Sets the interior of a row to L(u) − forcing.
     fn set_residual_row(&self, factors: &Factors, y: usize, z: usize, forcing: &[Point], row: &mut [Point]) {
         let edge = self.grid.edge;
-        // Next to a face the weights along x are others.
+        // Next to a face the weights along x differ.
         for run in [1..2, 2..3, 3..edge - 3, edge - 3..edge - 2, edge - 2..edge - 1] {
             let part = run.start - 1..run.end - 1;
             self.set_linear(factors, [run.start, y, z], &forcing[part.clone()], &mut row[part]);
@@ -474,8 +480,8 @@ impl<'a> Flow<'a> {
         self.add_flux::<2>(factors, start, row);
     }
 
-    /// Sets points with equal weights to diffusion and damping less the forcing. What is linear is the same for all components: the
-    /// points are just numbers.
+    /// Sets points with equal weights to diffusion and damping minus the forcing. The linear part is the same for
+    /// all components, so the points are treated as plain numbers.
     fn set_linear(&self, factors: &Factors, point: [usize; 3], forcing: &[Point], part: &mut [Point]) {
         let start = self.grid.place(point);
         let (forcing, numbers) = (forcing.as_flattened(), part.as_flattened_mut());
@@ -487,7 +493,7 @@ impl<'a> Flow<'a> {
             centre += here;
             weights[axis] = [two_before, before, behind, two_behind];
             for (n, strides) in [0, 1, 3, 4].into_iter().enumerate() {
-                // Where there is no such neighbour its weight is 0, and the point itself stands for it.
+                // A missing neighbour has weight 0, and the point itself stands for it.
                 let strides = if weights[axis][n] == 0.0 { 2 } else { strides };
                 around[axis][n] = &self.u[start + strides * stride - 2 * stride..].as_flattened()[..count];
             }
@@ -504,7 +510,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Adds the differences along an axis of what is not linear to the points from `start` on.
+    /// Adds the nonlinear differences along an axis to the points from `start` on.
     fn add_flux<const AXIS: usize>(&self, factors: &Factors, start: usize, row: &mut [Point]) {
         let (stride, count) = (self.grid.stride(AXIS), row.len());
         let [before, here, behind] = [start - stride, start, start + stride].map(|start| self.line(start, count));
@@ -528,7 +534,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// What flows along an axis.
+/// Flux along an axis.
 #[inline(always)]
 pub(super) fn flux<const AXIS: usize>(line: &Line<'_>, x: usize, state: &State) -> Point {
     let (u, own) = (&line.u[x], state.velocity[AXIS]);
@@ -543,21 +549,21 @@ fn second_difference(before: f64, here: f64, behind: f64) -> f64 {
     behind - 2.0 * here + before
 }
 
-/// A point from its components. Unlike `array::from_fn` it is inlined where it is used.
+/// A point from its components. Unlike `array::from_fn` it is inlined at each use.
 #[inline(always)]
 fn point(component: impl Fn(usize) -> f64) -> Point {
     [component(0), component(1), component(2), component(3), component(4)]
 }
 
-/// What the sweeps have in common, with ω and dt multiplied in.
+/// Factors common to the sweeps, with ω and dt multiplied in.
 #[derive(Clone, Copy)]
 struct Relaxation {
     dt: f64,
-    /// Of the flux Jacobians in A, B and C.
+    /// Factor of the flux Jacobians in A, B and C.
     first: f64,
-    /// Of the viscous Jacobians in A, B and C; it has the other sign in the sweep down.
+    /// Factor of the viscous Jacobians in A, B and C, with the opposite sign in the sweep down.
     second: f64,
-    /// Of the viscous Jacobians in D.
+    /// Factor of the viscous Jacobians in D.
     diagonal: f64,
 }
 
@@ -573,7 +579,7 @@ impl Relaxation {
         }
     }
 
-    /// What one member does in a step of a sweep: its rows in their order.
+    /// Work of one member in a step of a sweep: its rows in order.
     fn sweep(&self, flow: &Flow<'_>, front: Front<'_, Point>, direction: Direction) {
         let Front { plane, rows, own, mut beside, behind } = front;
         let row_len = flow.grid.row();
@@ -590,7 +596,7 @@ impl Relaxation {
         }
     }
 
-    /// v = D⁻¹·(dt·rsd + what comes from the neighbours) for one row, x rising.
+    /// Computes v = D⁻¹·(dt·rsd + the neighbours' contributions) for one row, x rising.
     fn sweep_up(&self, flow: &Lines<'_>, row: &mut [Point], beside: &[Point], behind: &[Point]) {
         let edge = flow.own.u.len();
         let (row, beside, behind) = (&mut row[..edge], &beside[..edge], &behind[..edge]);
@@ -605,7 +611,7 @@ impl Relaxation {
         }
     }
 
-    /// v −= D⁻¹·(what comes from the neighbours) for one row, x falling.
+    /// Computes v −= D⁻¹·(the neighbours' contributions) for one row, x falling.
     fn sweep_down(&self, flow: &Lines<'_>, row: &mut [Point], beside: &[Point], behind: &[Point]) {
         let edge = flow.own.u.len();
         let (row, beside, behind) = (&mut row[..edge], &beside[..edge], &behind[..edge]);
@@ -620,8 +626,9 @@ impl Relaxation {
         }
     }
 
-    /// (first·F + second·(N + diffusion))·v along an axis: F and N are the Jacobians of what flows and of the viscous terms. Both see
-    /// how v changes velocity and energy per mass (times the density); F also sees how it changes the pressure.
+    /// Computes (first·F + second·(N + diffusion))·v along an axis: F and N are the Jacobians of the flux and of
+    /// the viscous terms. Both depend on v's change of velocity and of energy per mass (times the density); F also
+    /// on its change of the pressure.
     #[inline(always)]
     fn product<const AXIS: usize>(&self, state: &State, v: &Point) -> Point {
         let State { rho_i, velocity, kinetic, energy } = *state;
@@ -650,7 +657,7 @@ impl Relaxation {
         product
     }
 
-    /// D⁻¹·right, from the first component to the last.
+    /// Computes D⁻¹·right, from the first component to the last.
     #[inline(always)]
     fn solve(&self, state: &State, right: &Point) -> Point {
         let State { rho_i, velocity, energy, .. } = *state;
@@ -670,7 +677,7 @@ impl Relaxation {
     }
 }
 
-/// The flow along a row, and along the two rows a sweep has passed before.
+/// The flow along a row, and along the two rows that a sweep has passed before.
 struct Lines<'a> {
     own: Line<'a>,
     beside: Line<'a>,
@@ -700,13 +707,13 @@ mod tests {
     fn the_integral_of_a_constant_is_the_surface_of_the_box() {
         let grid = Grid { edge: 11 };
         let u = vec![[1.0, 0.0, 0.0, 0.0, 1.0 / C2]; grid.places()];
-        // Eight, seven and seven spacings of 0.1 along x, y and z.
+        // There are 8, 7 and 7 spacings of 0.1 along x, y and z.
         let surface = 2.0 * (0.8 * 0.7 + 0.8 * 0.7 + 0.7 * 0.7);
         let integral = surface_integral(&grid, &u);
         assert!((integral - surface).abs() < 1e-12, "{integral}");
     }
 
-    /// Different at every point, and like a flow.
+    /// A flow that differs at every point.
     fn some_flow(place: usize) -> Point {
         let wave = |m: usize| libm::sin((place * (2 * m + 3)) as f64);
         [2.0 + 0.1 * wave(0), wave(1), wave(2), wave(3), 5.0 + wave(4)]
@@ -725,7 +732,7 @@ mod tests {
             flow.set_residual_row(&grid.factors(), y, z, &[forcing; 7], &mut row);
             for (found, x) in row.iter().zip(grid.interior()) {
                 let expected = flow::operator(&grid, [x, y, z], |offsets| {
-                    // What is outside has no weight.
+                    // Points outside have no weight.
                     let index = |point: usize, offset: f64| (point as f64 + offset).clamp(0.0, 8.0) as usize;
                     u[grid.place([index(x, offsets[0]), index(y, offsets[1]), index(z, offsets[2])])]
                 });
@@ -755,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_derivatives_of_what_flows() {
+    fn products_are_derivatives_of_the_flux() {
         let relaxation = Relaxation { dt: 1.0, first: 1.0, second: 0.0, diagonal: 0.0 };
         let (u, v) = (some_flow(7), some_flow(11));
         let along_y = |u: Point| {
@@ -774,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_gives_the_same_numbers_whoever_takes_it() {
+    fn a_step_gives_the_same_numbers_for_any_number_of_vcpus() {
         let after_a_step = |order, members: usize| {
             let mut words = vec![0; 1 << 17];
             let arena = Arena::from_words(&mut words);

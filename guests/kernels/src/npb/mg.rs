@@ -9,8 +9,8 @@
 //!   memory  u │ 258³ │ 130³ │ … │ 4³ │   v │ 258³ │   r │ 258³ │ 130³ │ … │ 4³ │     a layer of ghosts around each grid
 //! ```
 //!
-//! A, S, P and Q are stencils of 27 points: nine rows stream past for every row that is written. Each vCPU has whole planes of every
-//! grid. The ghosts repeat the points of the other side; every operator renews them.
+//! A, S, P and Q are stencils of 27 points: nine rows stream past for every row that is written. Each vCPU has
+//! whole planes of every grid. The ghosts repeat the points of the opposite side; every operator renews them.
 
 use core::array;
 use core::ops::Range;
@@ -41,28 +41,28 @@ pub const KERNEL: Kernel = Kernel {
 
 const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
 
-/// Points with +1 on the right side, and as many with −1.
+/// Points with +1 in the right-hand side, and as many with −1.
 const CHARGES: usize = 10;
 /// Operations per point and cycle in the NPB's rate.
 const OPERATIONS_PER_POINT: f64 = 58.0;
 /// Largest relative error of the norm that the NPB passes.
 const TOLERANCE: f64 = 1e-8;
-/// Rows of the largest grid, class C's 512³, with their ghosts: what the sums of one row need.
+/// Longest row, of class C's 512³, with its ghosts: the length of one row's sums.
 const ROW_LEN_MAX: usize = 512 + 2;
-/// Sums that are added up side by side: an addition waits for the one before for four cycles.
+/// Number of sums accumulated in parallel: an addition waits four cycles for the one before.
 const LANES: usize = 4;
 
 /// Weights of a stencil's points: the centre, its 6 neighbours at faces, 12 at edges and 8 at corners.
 type Weights = [f64; 4];
 
-/// −A, the negative Laplacian: the residual is v + (−A)·u.
+/// The operator −A, the negative Laplacian: the residual is v + (−A)·u.
 const MINUS_A: Weights = [8.0 / 3.0, 0.0, -1.0 / 6.0, -1.0 / 12.0];
-/// S for the classes S, W and A.
+/// Smoother S for the classes S, W and A.
 const SMOOTHER_A: Weights = [-3.0 / 8.0, 1.0 / 32.0, -1.0 / 64.0, 0.0];
-/// S for the classes from B on.
+/// Smoother S for the classes from B on.
 const SMOOTHER_B: Weights = [-3.0 / 17.0, 1.0 / 33.0, -1.0 / 61.0, 0.0];
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference value of a class.
 #[derive(Clone, Copy)]
 struct Problem {
     /// log₂ of the points along an edge of the finest grid.
@@ -95,7 +95,7 @@ impl Problem {
         OPERATIONS_PER_POINT * f64::from(self.cycles) * self.points() as f64
     }
 
-    /// The grid of 2^`log2_edge` points along an edge, among those of all levels.
+    /// The grid of 2^`log2_edge` points along an edge, within the slice of all levels.
     fn level(&self, log2_edge: u32) -> Level {
         let start = (log2_edge + 1..=self.log2_edge).map(|finer| Shape::new(finer).len()).sum();
         Level { shape: Shape::new(log2_edge), start }
@@ -107,7 +107,7 @@ impl Problem {
     }
 }
 
-/// The coarsest level has 2³ points.
+/// log₂ of the edge of the coarsest level, 2³ points.
 const COARSEST: u32 = 1;
 
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
@@ -163,10 +163,10 @@ fn verify<'a>(platform: &dyn Platform, problem: &Problem, norm: f64) -> Result<(
     report::verdict(platform, u64::from(!is_right), 1)
 }
 
-/// The form of a cubic grid with its ghosts: rows behind each other make a plane, planes behind each other the grid.
+/// Shape of a cubic grid with its ghosts: consecutive rows make a plane, consecutive planes the grid.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Points along an edge, with the two ghosts: of a row, and rows of a plane, and planes.
+    /// Points along an edge, including the two ghosts: the points of a row, the rows of a plane, and the planes.
     edge: usize,
 }
 
@@ -196,18 +196,18 @@ impl Shape {
         array::from_fn(|p| array::from_fn(|r| self.row(grid, plane + p - 1, row + r - 1)))
     }
 
-    /// Sets the ghosts of one row: each is the last point but one of the other side.
+    /// Sets the ghosts of one row: each is the last point but one of the opposite side.
     fn close_row(self, row: &mut [f64]) {
         row[0] = row[self.inner()];
         row[self.inner() + 1] = row[1];
     }
 
-    /// Sets the two rows of ghosts of a plane whose other rows are closed.
+    /// Sets the two ghost rows of a plane after its other rows are closed.
     fn close_plane(self, plane: &mut [f64]) {
         self.close_ends(plane, self.edge);
     }
 
-    /// Sets the two planes of ghosts of a grid whose other planes are closed.
+    /// Sets the two ghost planes of a grid after its other planes are closed.
     fn close_grid(self, grid: &mut [f64]) {
         self.close_ends(grid, self.plane_len());
     }
@@ -220,11 +220,11 @@ impl Shape {
     }
 }
 
-/// Where the grid of one level is.
+/// Place of the grid of one level.
 #[derive(Clone, Copy)]
 struct Level {
     shape: Shape,
-    /// In the slice of all levels; the finest begins at 0.
+    /// Offset in the slice of all levels; the finest begins at 0.
     start: usize,
 }
 
@@ -234,7 +234,7 @@ impl Level {
     }
 }
 
-/// Where everything will be.
+/// Places of the slices in the arena.
 struct Places {
     u: Place<f64>,
     v: Place<f64>,
@@ -259,9 +259,9 @@ struct Grids<'p, 'm> {
     problem: Problem,
     /// The solution, and the corrections of the coarser levels.
     u: &'m mut [f64],
-    /// The right side.
+    /// The right-hand side.
     v: &'m mut [f64],
-    /// The residuals.
+    /// The residuals of all levels.
     r: &'m mut [f64],
 }
 
@@ -270,7 +270,7 @@ impl Grids<'_, '_> {
         self.problem.level(self.problem.log2_edge)
     }
 
-    /// Sets the charges, for which the NPB takes the places of the extremes of a random field.
+    /// Sets the charges. The NPB puts them at the extremes of a random field.
     fn set_charges(&mut self) {
         let shape = self.finest().shape;
         let extremes = Extremes::of_field(self.platform, shape.inner());
@@ -286,7 +286,7 @@ impl Grids<'_, '_> {
         shape.close_grid(self.v);
     }
 
-    /// One V-cycle: down with the residuals, up with the corrections.
+    /// Runs one V-cycle: down with the residuals, up with the corrections.
     fn cycle(&mut self) {
         let finest = self.problem.log2_edge;
         for coarse in (COARSEST..finest).rev() {
@@ -305,7 +305,7 @@ impl Grids<'_, '_> {
         self.smooth(finest);
     }
 
-    /// r = v − A·u on the finest level.
+    /// Computes r = v − A·u on the finest level.
     fn subtract_from_right_side(&mut self) {
         let Level { shape, .. } = self.finest();
         let range = self.finest().range();
@@ -316,7 +316,7 @@ impl Grids<'_, '_> {
         });
     }
 
-    /// r −= A·u.
+    /// Computes r −= A·u on a level.
     fn subtract(&mut self, log2_edge: u32) {
         let level = self.problem.level(log2_edge);
         let u = &self.u[level.range()];
@@ -325,7 +325,7 @@ impl Grids<'_, '_> {
         });
     }
 
-    /// u += S·r.
+    /// Computes u += S·r on a level.
     fn smooth(&mut self, log2_edge: u32) {
         let level = self.problem.level(log2_edge);
         let (r, smoother) = (&self.r[level.range()], &self.problem.smoother);
@@ -334,7 +334,7 @@ impl Grids<'_, '_> {
         });
     }
 
-    /// r = P·r, from the next finer level to this one.
+    /// Computes r = P·r, from the next finer level to this one.
     fn restrict(&mut self, log2_edge: u32) {
         let (coarse, fine) = (self.problem.level(log2_edge), self.problem.level(log2_edge + 1));
         let (finer, coarser) = self.r.split_at_mut(coarse.start);
@@ -344,7 +344,7 @@ impl Grids<'_, '_> {
         });
     }
 
-    /// u += Q·u, from the next coarser level to this one. The ghosts are points like all others here.
+    /// Computes u += Q·u, from the next coarser level to this one. The ghosts are ordinary points here.
     fn interpolate(&mut self, log2_edge: u32) {
         let (fine, coarse) = (self.problem.level(log2_edge), self.problem.level(log2_edge - 1));
         let (finer, coarser) = self.u.split_at_mut(coarse.start);
@@ -359,7 +359,7 @@ impl Grids<'_, '_> {
         });
     }
 
-    /// √(Σ r² / n³) on the finest level.
+    /// Computes √(Σ r² / n³) on the finest level.
     fn norm(&self) -> f64 {
         let shape = self.finest().shape;
         let r = &self.r[self.finest().range()];
@@ -371,8 +371,8 @@ impl Grids<'_, '_> {
     }
 }
 
-/// Runs `work(k, plane)` on every plane k between the two of ghosts, each on the vCPU it is dealt to, and sets the ghosts of the
-/// grid. `work` closes the rows.
+/// Runs `work(k, plane)` on every plane k between the two ghost planes, each on the vCPU it belongs to, and sets
+/// the ghosts of the grid. `work` closes the rows.
 fn for_planes(platform: &dyn Platform, shape: Shape, grid: &mut [f64], work: impl Fn(usize, &mut [f64]) + Sync) {
     let plane_len = shape.plane_len();
     let planes = || ranges(shape.inner(), platform.vcpus());
@@ -397,12 +397,13 @@ fn add_stencil(shape: Shape, plane: &mut [f64], grid: &[f64], k: usize, weights:
     }
 }
 
-/// The rows of a plane but the two of ghosts, with their numbers.
+/// The rows of a plane without the two ghost rows, with their numbers.
 fn inner_rows(shape: Shape, plane: &mut [f64]) -> impl Iterator<Item = (usize, &mut [f64])> {
     plane.chunks_exact_mut(shape.edge).enumerate().skip(1).take(shape.inner())
 }
 
-/// What the nine points of a cross section give to the point in their middle, and to the points on either side of it.
+/// Sums of the nine points of a cross section, for the point in their middle and for the points on either side of
+/// it.
 ///
 /// ```text
 ///   edge   face   edge        seen from the middle;
@@ -423,7 +424,7 @@ fn weigh_cross_sections(rows: [[&[f64]; 3]; 3], weights: &Weights, middle: &mut 
     }
 }
 
-/// Adds to each point of a row, but the ghosts, its middle and what comes from both sides.
+/// Adds to each point of a row, except the ghosts, its middle and the contributions from both sides.
 #[inline]
 fn add_sums(row: &mut [f64], middle: &[f64], sides: &[f64]) {
     let len = row.len() - 2;
@@ -434,8 +435,8 @@ fn add_sums(row: &mut [f64], middle: &[f64], sides: &[f64]) {
     }
 }
 
-/// Full weighting: every second point of every second row of every second plane, with half of each neighbour in each of the three
-/// directions. Closes the rows.
+/// Full weighting: every second point of every second row of every second plane, with half of each neighbour in each
+/// of the three directions. Closes the rows.
 fn restrict_plane(shape: Shape, plane: &mut [f64], fine: Shape, grid: &[f64], k: usize) {
     let (mut middle, mut sides) = ([0.0; ROW_LEN_MAX], [0.0; ROW_LEN_MAX]);
     let (middle, sides) = (&mut middle[..fine.edge], &mut sides[..fine.edge]);
@@ -448,11 +449,11 @@ fn restrict_plane(shape: Shape, plane: &mut [f64], fine: Shape, grid: &[f64], k:
     }
 }
 
-/// P.
+/// Weights of the restriction P.
 const RESTRICTION: Weights = [1.0 / 2.0, 1.0 / 4.0, 1.0 / 8.0, 1.0 / 16.0];
 
-/// Adds to the planes 2k and 2k + 1 what the coarse planes k and k + 1 give by trilinear interpolation: a point on a coarse one
-/// takes that, one between two of them half of each.
+/// Adds to the planes 2k and 2k + 1 the trilinear interpolation of the coarse planes k and k + 1: a point on a
+/// coarse point takes its value, one between two takes half of each.
 fn interpolate_planes(shape: Shape, planes: &mut [f64], coarse: Shape, grid: &[f64], k: usize) {
     let mut sums = [0.0; ROW_LEN_MAX];
     let sums = &mut sums[..coarse.edge];
@@ -509,10 +510,10 @@ fn sum_of_squares(numbers: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest.iter().map(|number| number * number).sum::<f64>()
 }
 
-/// The largest of the numbers that were offered, and where they were.
+/// The largest of the numbers seen, and their places.
 #[derive(Clone, Copy)]
 struct Largest {
-    /// The largest first.
+    /// Numbers with their places, the largest first.
     found: [(f64, usize); CHARGES],
 }
 
@@ -535,22 +536,23 @@ impl Largest {
         self.found[rank] = (number, place);
     }
 
-    /// The places as coordinates in a cube of `edge` points along an edge: of the point in its row, the row, the plane.
+    /// The places as coordinates in a cube of `edge` points along an edge: the point in its row, the row, the
+    /// plane.
     fn positions(self, edge: usize) -> [[usize; 3]; CHARGES] {
         self.found.map(|(_, place)| [place % edge, place / edge % edge, place / edge / edge])
     }
 }
 
-/// Where the extremes of a random field are.
+/// Places of the extremes of a random field.
 #[derive(Clone, Copy)]
 struct Extremes {
     largest: Largest,
-    /// Of the numbers with the opposite sign: the smallest first.
+    /// The numbers with the opposite sign: the smallest first.
     smallest: Largest,
 }
 
 impl Extremes {
-    /// The extremes of the NPB's random field of `edge`³ points, drawn row by row.
+    /// Finds the extremes of the NPB's random field of `edge`³ points, drawn row by row.
     fn of_field(platform: &dyn Platform, edge: usize) -> Self {
         let rows = ranges(edge * edge, platform.vcpus());
         let found = deal(platform, rows, |_, rows| Self::of_rows(edge, rows));
@@ -625,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn interpolation_is_exact_for_what_is_linear() {
+    fn interpolation_is_exact_for_a_linear_field() {
         let (fine, coarse) = (Shape::new(2), Shape::new(1));
         let at = |shape: Shape, scale: f64| {
             move |place: usize| {

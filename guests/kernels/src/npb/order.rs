@@ -1,4 +1,5 @@
-//! In which order BT, SP and LU go through their fields. The numbers are the same up to rounding; what memory sees is not.
+//! The order in which BT, SP and LU go through their fields. The results are the same up to rounding; the memory
+//! accesses are not.
 //!
 //! ```text
 //!   fused       plane by plane: all terms of the right-hand side ─▶ x ─▶ y       few arrays at a time, pages stay in the TLB
@@ -11,12 +12,13 @@ use crate::parameters::{Parameter, Parameters};
 /// The order of the sweeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As few passes over memory as there can be.
+    /// As few passes over memory as possible.
     Fused,
-    /// The loops of the serial NPB 3.3 one after the other, over arrays that lie as in its common blocks: for traces that are compared
-    /// with counters of the published programs.
+    /// The loops of the serial NPB 3.3 one after the other, over arrays laid out as in its common blocks. It is for
+    /// traces that are compared with counters of the published programs.
     ///
-    /// In native programs alone: traces are of these, and a guest image with it would be a quarter larger, and copied at each start.
+    /// Only native programs have it: traces are of these, and a guest image with it would be a quarter larger, and
+    /// is copied at each start.
     #[cfg(feature = "std")]
     Reference,
 }
@@ -33,15 +35,15 @@ impl Order {
         "reference",
     ];
 
-    /// The parameter, for a kernel's table.
+    /// The parameter `order=`, for a kernel's table.
     pub const PARAMETER: Parameter = Parameter {
         name: "order",
         default: "fused",
         unit: "word",
-        meaning: "reference, in native programs alone, sweeps over the whole grid term by term, as the serial NPB 3.3 does",
+        meaning: "reference, only in native programs, sweeps over the whole grid term by term like the serial NPB 3.3",
     };
 
-    /// The order that the command line names, or fused.
+    /// The order on the command line, fused by default.
     pub fn from_parameters<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         Ok(Self::ALL[parameters.choice(Self::PARAMETER.name, Self::WORDS)?.unwrap_or(0)])
     }

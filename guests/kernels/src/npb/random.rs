@@ -1,17 +1,17 @@
 //! The generator of the NPB: x ← a·x mod 2⁴⁶ with a = 5¹³, a number of (0, 1) being x·2⁻⁴⁶.
 //!
-//! The low 46 bits of a wrapping 64-bit product are those of the product, so integers give the very numbers of the NPB's
-//! floating-point version. The state is never returned: the first number is that of a·seed.
+//! The low 46 bits of a wrapping 64-bit product are those of the full product, so integers give exactly the numbers
+//! of the NPB's floating-point version. The initial state is never returned: the first number is that of a·seed.
 
-/// 5¹³.
+/// The multiplier 5¹³.
 pub const MULTIPLIER: u64 = 1_220_703_125;
 /// Seed of CG and IS.
 pub const SEED: u64 = 314_159_265;
 const BITS: u32 = 46;
 const MASK: u64 = (1 << BITS) - 1;
-/// 2⁻⁴⁶: exact, and so is its product with a state.
+/// The unit 2⁻⁴⁶: exact, like its product with a state.
 const UNIT: f64 = 1.0 / (1_u64 << BITS) as f64;
-/// Streams that [`Random::fill`] interleaves: a product takes three or four cycles, and one may begin in each.
+/// Streams that [`Random::fill`] interleaves: a product takes three or four cycles, and one can begin in each.
 const STREAMS: usize = 4;
 
 /// A state of the generator.
@@ -19,7 +19,7 @@ const STREAMS: usize = 4;
 pub struct Random(u64);
 
 impl Random {
-    /// Begins behind `seed`.
+    /// Creates a generator that continues after `seed`.
     pub const fn new(seed: u64) -> Self {
         Self(seed & MASK)
     }
@@ -29,20 +29,20 @@ impl Random {
         Self(multiply(self.0, power(count)))
     }
 
-    /// The next state, 46 bits.
+    /// Advances to the next state, 46 bits.
     #[inline]
     pub const fn next_bits(&mut self) -> u64 {
         self.0 = multiply(self.0, MULTIPLIER);
         self.0
     }
 
-    /// The next number of (0, 1).
+    /// Returns the next number of (0, 1).
     #[inline]
     pub const fn next_number(&mut self) -> f64 {
         to_number(self.next_bits())
     }
 
-    /// As many numbers as `numbers` has room for.
+    /// Fills `numbers` with the next numbers.
     pub fn fill(&mut self, numbers: &mut [f64]) {
         const STRIDE: u64 = power(STREAMS as u64);
         let mut chunks = numbers.chunks_exact_mut(STREAMS);
@@ -62,7 +62,7 @@ const fn multiply(a: u64, b: u64) -> u64 {
     a.wrapping_mul(b) & MASK
 }
 
-/// aⁿ mod 2⁴⁶, by squaring.
+/// Computes aⁿ mod 2⁴⁶ by squaring.
 const fn power(mut n: u64) -> u64 {
     let (mut result, mut square) = (1, MULTIPLIER);
     while n > 0 {
@@ -75,7 +75,7 @@ const fn power(mut n: u64) -> u64 {
     result
 }
 
-/// Through a signed integer, for which baseline x86-64 has an instruction; 46 bits have no sign.
+/// Converts through a signed integer, for which baseline x86-64 has an instruction; 46 bits have no sign.
 #[inline]
 const fn to_number(state: u64) -> f64 {
     state as i64 as f64 * UNIT
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn filling_gives_the_same_numbers_as_drawing_whatever_the_lengths() {
+    fn filling_gives_the_same_numbers_as_drawing_for_all_lengths() {
         let (mut one, mut other) = (Random::new(SEED), Random::new(SEED));
         for length in [0, 1, 3, 4, 5, 64] {
             let mut numbers = [0.0; 64];

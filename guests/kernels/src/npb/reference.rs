@@ -1,4 +1,5 @@
-//! What BT, SP and LU have in common in [`Order::Reference`](super::order::Order): the right-hand side term by term, and sheets of lines.
+//! The common part of BT, SP and LU in [`Order::Reference`](super::order::Order): the right-hand side term by term,
+//! and sheets of lines.
 //!
 //! ```text
 //!   derive ─▶ rhs = forcing ─▶ x: flux, damping plane by plane ─▶ y: the same ─▶ z: flux ─▶ z: damping ─▶ rhs · dt
@@ -8,9 +9,9 @@
 //!                    └─ both count from the faces
 //! ```
 //!
-//! The order of the loops and the arrays that each of them touches are those of the serial NPB 3.3 (`rhs.f`, `x_solve.f`, …): a flux
-//! reads `u` and six scalars at three points each and adds to `rhs`, one point after the other and never two at once. That is more
-//! arrays side by side than small TLBs have entries.
+//! The order of the loops and the arrays that each of them touches are those of the serial NPB 3.3 (`rhs.f`,
+//! `x_solve.f`, …). A flux reads `u` and six scalars at three points each and adds to `rhs`, one point after the
+//! other and never two at once. Those are more concurrent arrays than small TLBs have entries.
 
 pub mod bt;
 pub mod lu;
@@ -24,7 +25,7 @@ use super::rhs::{Fields, Sources};
 use crate::Platform;
 use crate::planes::OwnRows;
 
-/// The scalars, and the right-hand side of a step of `dt` in the interior.
+/// Computes the scalars, and the right-hand side of a step of `dt` in the interior.
 pub fn right_hand_side<const SCALARS: usize>(
     platform: &dyn Platform,
     fields: &mut Fields<'_, SCALARS>,
@@ -48,7 +49,7 @@ pub fn right_hand_side<const SCALARS: usize>(
     sweep(platform, grid, rhs, work, |_, rhs| *rhs = rhs.map(|number| dt * number));
 }
 
-/// `body` at each interior point of a field, in the order in which they lie.
+/// Runs `body` at each interior point of a field, in storage order.
 pub fn sweep(
     platform: &dyn Platform,
     grid: &Grid,
@@ -66,7 +67,7 @@ fn each_point(grid: &Grid, z: usize, plane: &mut [Point], body: impl Fn([usize; 
     }
 }
 
-/// Flux and viscosity along an axis.
+/// Adds flux and viscosity along an axis.
 fn add_flux<const AXIS: usize, const SCALARS: usize>(
     sources: &Sources<'_, SCALARS>,
     point: [usize; 3],
@@ -77,7 +78,7 @@ fn add_flux<const AXIS: usize, const SCALARS: usize>(
     rhs.iter_mut().zip(change).for_each(|(number, [change])| *number += change);
 }
 
-/// Diffusion and damping along an axis.
+/// Adds diffusion and damping along an axis.
 fn add_damping<const AXIS: usize, const SCALARS: usize>(
     sources: &Sources<'_, SCALARS>,
     point: [usize; 3],
@@ -86,7 +87,7 @@ fn add_damping<const AXIS: usize, const SCALARS: usize>(
     let Sources { grid, u, factors, .. } = sources;
     let (place, stride) = (grid.place(point), grid.stride(AXIS));
     for (n, weight) in factors.linear_weights(grid, AXIS, point[AXIS]).into_iter().enumerate() {
-        // Where there is no such neighbour its weight is 0.
+        // A missing neighbour has weight 0.
         if weight != 0.0 {
             let from = &u[place + n * stride - 2 * stride];
             rhs.iter_mut().zip(from).for_each(|(number, from)| *number += weight * from);
@@ -94,18 +95,18 @@ fn add_damping<const AXIS: usize, const SCALARS: usize>(
     }
 }
 
-/// Lines along an axis that lie side by side.
+/// Neighbouring lines along an axis.
 pub trait Sheet {
-    /// Where a point of a line is in a field.
+    /// Place of a point of a line in a field.
     fn place(&self, line: usize, index: usize) -> usize;
 
-    /// The right-hand side there.
+    /// The right-hand side at a point of a line.
     fn rhs(&mut self, line: usize, index: usize) -> &mut Point;
 }
 
 /// Solves the systems of all lines of a sheet along one axis.
 pub trait SheetSolver: Sync {
-    /// The solution takes the place of the right-hand side.
+    /// Solves the systems and replaces the right-hand side by the solution.
     fn solve(&self, sheet: &mut impl Sheet, lines: Range<usize>, work: &mut [f64]);
 }
 
@@ -122,7 +123,7 @@ pub fn solve_in_planes<const AXIS: usize>(
     });
 }
 
-/// Solves all lines along z, row by row. Every member has its rows of every plane and its part of `work`.
+/// Solves all lines along z, row by row. Every member has its rows of every plane and its own part of `work`.
 pub fn solve_across_planes(
     platform: &dyn Platform,
     grid: &Grid,

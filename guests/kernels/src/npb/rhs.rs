@@ -5,8 +5,9 @@
 //!   forcing, u at 13 points, those at 7 ──right_hand_side──▶ rhs ──▶ x, y, z solves (bt, sp) ──▶ u += rhs
 //! ```
 //!
-//! One pass over the interior makes the right-hand side, row by row. First what is linear in u with the same weights for every
-//! component: then a row is just numbers, five a point. Then for each axis what goes through velocity and pressure.
+//! One pass over the interior computes the right-hand side, row by row. First come the terms linear in u with the
+//! same weights for every component: for them a row is plain numbers, five a point. Then, for each axis, come the
+//! terms that involve velocity and pressure.
 
 use core::array;
 use core::ops::Range;
@@ -21,14 +22,14 @@ use crate::parts::{cut, deal, ranges};
 pub const VELOCITY: usize = 0;
 /// Index of the kinetic energy per mass, the NPB's qs.
 pub const QS: usize = 3;
-/// Index of 1/ρ.
+/// Index of the reciprocal of the density, 1/ρ.
 pub const RHO_I: usize = 4;
 /// Index of the kinetic energy, the NPB's square.
 pub const SQUARE: usize = 5;
-/// Index of the speed of sound, which SP alone has.
+/// Index of the speed of sound, which only SP has.
 pub const SPEED: usize = 6;
 
-/// Where the fields will be.
+/// Places of the fields in the arena.
 pub struct FieldPlaces<const SCALARS: usize> {
     order: Order,
     u: Place<f64>,
@@ -38,7 +39,7 @@ pub struct FieldPlaces<const SCALARS: usize> {
 }
 
 impl<const SCALARS: usize> FieldPlaces<SCALARS> {
-    /// Behind what the layout has.
+    /// Appends the fields to the layout.
     pub fn new(layout: &mut Layout, grid: &Grid, order: Order) -> Self {
         let (numbers, places) = (grid.numbers(), grid.places() as u64);
         let u = layout.place(numbers);
@@ -47,7 +48,7 @@ impl<const SCALARS: usize> FieldPlaces<SCALARS> {
                 let (rhs, forcing) = (layout.place(numbers), layout.place(numbers));
                 Self { order, u, rhs, forcing, scalars: [(); SCALARS].map(|()| layout.place(places)) }
             }
-            // The NPB's common block: this order, and no gaps.
+            // As in the NPB's common block: this order, and no gaps.
             #[cfg(feature = "std")]
             Order::Reference => {
                 let scalars = [(); SCALARS].map(|()| layout.place_behind(places));
@@ -79,22 +80,22 @@ fn points<'m>(typed: &mut Typed<'m>, place: Place<f64>) -> &'m mut [Point] {
     typed.take(place).as_chunks_mut().0
 }
 
-/// The fields.
+/// The fields of a run.
 pub struct Fields<'m, const SCALARS: usize> {
-    /// Their points.
+    /// Grid of the fields.
     pub grid: Grid,
-    /// The flow.
+    /// State of the flow.
     pub u: &'m mut [Point],
-    /// The right-hand side, and in the end what a step adds to `u`. 0 on the faces.
+    /// The right-hand side, and at the end the change of `u` in a step. 0 on the faces.
     pub rhs: &'m mut [Point],
-    /// −L of the known solution. 0 on the faces.
+    /// Forcing: −L of the known solution. 0 on the faces.
     pub forcing: &'m mut [Point],
-    /// What follows from `u` at each point.
+    /// Quantities that follow from `u` at each point.
     pub scalars: [&'m mut [f64]; SCALARS],
 }
 
 impl<const SCALARS: usize> Fields<'_, SCALARS> {
-    /// The forcing, and the field before the first step.
+    /// Sets the forcing, and the field before the first step.
     pub fn start(&mut self, platform: &dyn Platform) {
         let grid = self.grid;
         flow::fill(platform, &grid, self.forcing, |point| {
@@ -105,13 +106,13 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         self.restart(platform);
     }
 
-    /// The field before the first step.
+    /// Sets the field before the first step.
     pub fn restart(&mut self, platform: &dyn Platform) {
         let grid = self.grid;
         flow::fill(platform, &grid, self.u, |point| flow::first_guess(&grid, point));
     }
 
-    /// The scalars of all points from `u`.
+    /// Computes the scalars of all points from `u`.
     pub fn derive(&mut self, platform: &dyn Platform) {
         let (grid, members, u) = (self.grid, platform.vcpus(), &*self.u);
         let planes = || ranges(grid.edge, members);
@@ -131,7 +132,7 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         });
     }
 
-    /// What a step of `dt` reads, and `rhs`, which it writes. Needs the scalars.
+    /// Fields that a step of `dt` reads, and `rhs`, which it writes. The scalars must be up to date.
     pub fn for_step(&mut self, dt: f64) -> (Sources<'_, SCALARS>, &mut [Point]) {
         let sources = Sources {
             grid: self.grid,
@@ -144,7 +145,7 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         (sources, self.rhs)
     }
 
-    /// The right-hand side of a step of `dt` in the interior. Needs the scalars.
+    /// Computes the right-hand side of a step of `dt` in the interior. The scalars must be up to date.
     fn right_hand_side(&mut self, platform: &dyn Platform, dt: f64) {
         let (grid, members) = (self.grid, platform.vcpus());
         let (sources, rhs) = self.for_step(dt);
@@ -155,7 +156,7 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         });
     }
 
-    /// Adds to `u` what the solves have left in `rhs`.
+    /// Adds the solution in `rhs` to `u`.
     pub fn advance(&mut self, platform: &dyn Platform) {
         let (grid, members, rhs) = (self.grid, platform.vcpus(), &*self.rhs);
         let parts = grid.deal_planes(self.u, members).zip(grid.dealt(members));
@@ -166,7 +167,8 @@ impl<const SCALARS: usize> Fields<'_, SCALARS> {
         });
     }
 
-    /// Norms of what the equations leave over, and of the difference to the known solution: the NPB's xcr and xce.
+    /// Norms of the residual of the equations, and of the difference from the known solution: the NPB's xcr and
+    /// xce.
     pub fn norms(&mut self, platform: &dyn Platform, dt: f64) -> [Point; 2] {
         let error = flow::error_norm(platform, &self.grid, self.u, 0..self.grid.edge);
         self.derive(platform);
@@ -206,34 +208,34 @@ fn scaled(factors: Factors, dt: f64) -> Factors {
     }
 }
 
-/// What a step reads.
+/// Fields that a step reads.
 pub struct Sources<'a, const SCALARS: usize> {
-    /// The points of the fields.
+    /// Grid of the fields.
     pub grid: Grid,
-    /// The flow.
+    /// State of the flow.
     pub u: &'a [Point],
-    /// −L of the known solution.
+    /// Forcing: −L of the known solution.
     pub forcing: &'a [Point],
-    /// What follows from `u` at each point.
+    /// Quantities that follow from `u` at each point.
     pub scalars: [&'a [f64]; SCALARS],
-    /// Times dt.
+    /// Factors of the differences, times dt.
     pub factors: Factors,
     /// Length of the step.
     pub dt: f64,
 }
 
 impl<const SCALARS: usize> Sources<'_, SCALARS> {
-    /// The right-hand side in a plane across z.
+    /// Computes the right-hand side in a plane across z.
     pub fn right_hand_side(&self, z: usize, plane: &mut [Point]) {
         for y in self.grid.interior() {
             self.row(y, z, &mut plane[y * self.grid.row() + 1..][..self.grid.edge - 2]);
         }
     }
 
-    /// The interior of one row.
+    /// Computes the interior of one row.
     fn row(&self, y: usize, z: usize, row: &mut [Point]) {
         let edge = self.grid.edge;
-        // Next to a face the weights along x are others.
+        // Next to a face the weights along x differ.
         for run in [1..2, 2..3, 3..edge - 3, edge - 3..edge - 2, edge - 2..edge - 1] {
             let part = &mut row[run.start - 1..run.end - 1];
             self.linear(run, y, z, part);
@@ -249,14 +251,14 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
         }
     }
 
-    /// Forcing, diffusion and damping of a run of points with equal weights.
+    /// Computes forcing, diffusion and damping of a run of points with equal weights.
     fn linear(&self, run: Range<usize>, y: usize, z: usize, part: &mut [Point]) {
         let start = self.grid.place([run.start, y, z]);
         let weights: [[f64; 5]; 3] =
             array::from_fn(|axis| self.factors.linear_weights(&self.grid, axis, [run.start, y, z][axis]));
         let centre: f64 = weights.iter().map(|weights| weights[2]).sum();
         let numbers = part.len() * COMPONENTS;
-        // Where there is no such neighbour its weight is 0, and the point itself stands for it.
+        // A missing neighbour has weight 0, and the point itself stands for it.
         let around: [[&[f64]; 5]; 3] = array::from_fn(|axis| {
             array::from_fn(|neighbour| {
                 let neighbour = if weights[axis][neighbour] == 0.0 { 2 } else { neighbour };
@@ -275,9 +277,9 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
         }
     }
 
-    /// Adds to `change` what flux and viscosity have along an axis, for the points from `start` on. As u = ρ·(1, v, …), the flux of
-    /// a momentum is its velocity times the flux of mass.
-    // As an argument, which inlining would undo, `change` is known not to be what is read, and the loop is vectorised.
+    /// Adds flux and viscosity along an axis to `change`, for the points from `start` on. As u = ρ·(1, v, …), the
+    /// flux of a momentum is its velocity times the flux of mass.
+    // Not inlined: as an argument, `change` cannot alias the fields that are read, so the loop is vectorised.
     #[inline(never)]
     pub fn add_flux<const AXIS: usize, const N: usize>(&self, start: usize, count: usize, change: &mut Columns<N>) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);
@@ -311,13 +313,14 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     }
 }
 
-/// Neighbouring points of a row component by component: numbers of neighbouring points lie side by side, as vectors need them.
+/// Neighbouring points of a row component by component: their numbers are adjacent, as vector instructions need
+/// them.
 pub type Columns<const N: usize> = [[f64; N]; COMPONENTS];
 
-/// Interior of the largest class's edge, which has 162 points. A longer row would be refused by the slicing, not cut off.
+/// Interior of the largest class's edge, which has 162 points. Slicing would panic on a longer row.
 const INTERIOR_MAX: usize = 160;
 
-/// `count` elements of a field, with those one stride before and behind.
+/// `count` elements of a field, and those one stride before and behind.
 struct Beside<'a, T> {
     before: &'a [T],
     here: &'a [T],
@@ -341,7 +344,7 @@ mod tests {
     use crate::{Arena, native};
 
     #[test]
-    fn the_right_hand_side_is_the_operator_whoever_computes_it_in_whichever_order() {
+    fn the_right_hand_side_is_the_operator_for_any_number_of_members_and_any_order() {
         let (grid, dt) = (Grid { edge: 12 }, 0.5);
         for (order, members) in [(Order::Fused, 1), (Order::Fused, 3), (Order::Reference, 1), (Order::Reference, 3)] {
             let mut words = vec![0; 1 << 16];

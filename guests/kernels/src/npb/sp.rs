@@ -1,5 +1,5 @@
-//! SP: the flow by implicit steps whose systems are diagonal in the components: scalar pentadiagonal systems along every line of x,
-//! then y, then z.
+//! SP: the flow by implicit steps with systems that are diagonal in the components: scalar pentadiagonal systems
+//! along every line of x, then y, then z.
 //!
 //! ```text
 //!   rhs = dt · (forcing + L(u))
@@ -9,8 +9,9 @@
 //!   a line, for each of its waves:   a·vᵢ₋₂ + b·vᵢ₋₁ + c·vᵢ + d·vᵢ₊₁ + e·vᵢ₊₂ = rhsᵢ             v = 0 on the faces
 //! ```
 //!
-//! Along an axis with velocity V and speed of sound c there are waves of the speeds V (three of them), V + c and V − c. There is less
-//! arithmetic than in BT and as much memory, which the lines along y and z reach with strides of a row and of a plane.
+//! Along an axis with velocity V and speed of sound c there are waves of the speeds V (three of them), V + c and V
+//! − c. SP has less arithmetic than BT and as much memory; the lines along y and z reach it with strides of a row
+//! and of a plane.
 
 use core::f64::consts::FRAC_1_SQRT_2;
 
@@ -44,11 +45,11 @@ pub const KERNEL: Kernel = Kernel {
 
 const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 
-/// Scalars of each point.
+/// Number of scalars of each point.
 pub(super) const SCALARS: usize = SPEED + 1;
-/// Different speeds of waves, each of which makes a system.
+/// Number of different wave speeds, each with its own system.
 const SYSTEMS: usize = 3;
-/// Which system a component belongs to.
+/// Index of the system that a component belongs to.
 const SYSTEM_OF: [usize; COMPONENTS] = [0, 0, 0, 1, 2];
 
 const fn problem(class: Class) -> Problem {
@@ -181,34 +182,34 @@ pub(super) struct System<'a, const AXIS: usize> {
     qs: &'a [f64],
     pub(super) rho_i: &'a [f64],
     pub(super) speed: &'a [f64],
-    /// Factor of the speeds: dt · t2.
+    /// Factor of the speeds, dt · t2.
     pub(super) first: f64,
-    /// Factor of the diffusion: dt · t1.
+    /// Factor of the diffusion, dt · t1.
     pub(super) second: f64,
     /// Factor of the damping.
     pub(super) damping: f64,
 }
 
-/// What points give to the systems.
+/// Contributions of points to the systems.
 #[derive(Clone, Copy)]
 struct Waves {
-    /// Of the waves of each system.
+    /// Wave speeds of each system.
     speeds: [Lanes; SYSTEMS],
     diffusion: Lanes,
 }
 
 const NO_WAVES: Waves = Waves { speeds: [[0.0; WIDTH]; SYSTEMS], diffusion: [0.0; WIDTH] };
 
-// With the flow's constants the energy always diffuses most: no other component has a larger factor of 1/ρ.
+// With the flow's constants the energy always diffuses most: its factor of 1/ρ is the largest.
 const _: () = assert!(C1C5 >= OWN_AXIS && C1C5 >= 1.0);
 
 /// A row after the way down: d, e and right-hand sides, divided by c.
 type Left = [Lanes; LEFT];
-/// Where the systems' d are in it.
+/// Index of the systems' d in a row.
 const D: usize = 0;
-/// Where their e are.
+/// Index of the systems' e in a row.
 const E: usize = SYSTEMS;
-/// Where the right-hand sides are.
+/// Index of the right-hand sides in a row.
 const RHS: usize = 2 * SYSTEMS;
 const LEFT: usize = RHS + COMPONENTS;
 const NO_ROW: Left = [[0.0; WIDTH]; LEFT];
@@ -243,8 +244,8 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         waves
     }
 
-    /// Eliminates the point before and the one before that from a row, which has only right-hand sides yet. `waves` are those of
-    /// the point before, here and behind.
+    /// Eliminates the two points before from a row, which has only right-hand sides yet. `waves` are those of the
+    /// point before, here and behind.
     #[inline]
     fn eliminate(&self, index: usize, row: &mut Left, waves: &[Waves; 3], two_before: &Left, before: &Left) {
         let weights = damping_weights(index, self.edge).map(|weight| self.damping * weight);
@@ -277,12 +278,12 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         }
     }
 
-    /// What goes into the lines: along x the waves are made here, along y and z by the lines before.
+    /// Input of the lines: along x the waves are computed here; along y and z the lines before have computed them.
     fn enter(&self, place: usize, rhs: Point) -> Point {
         if AXIS == 0 { self.waves_along_x(place, rhs) } else { rhs }
     }
 
-    /// What comes out of the lines: the waves along the next axis, after z the change of u.
+    /// Output of the lines: the waves along the next axis, after z the change of u.
     pub(super) fn leave(&self, place: usize, v: Point) -> Point {
         match AXIS {
             0 => waves_from_x_to_y(v),
@@ -291,7 +292,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         }
     }
 
-    /// The NPB's txinvr.
+    /// The NPB's txinvr: change of variables before x.
     pub(super) fn waves_along_x(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
@@ -301,7 +302,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         [r1 - t1, -rho_i * (w * r1 - r4), rho_i * (v * r1 - r3), t3 - t2, t3 + t2]
     }
 
-    /// The NPB's tzetar.
+    /// The NPB's tzetar: change of variables after z.
     fn change_from_z(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
@@ -319,7 +320,8 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
     fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
         let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0;
         let left = &mut left[..self.edge - 1];
-        // All that the lines have at first: loads that miss the cache then wait beside each other, not for the elimination.
+        // All inputs of the lines are loaded first: loads that miss the cache then overlap, and do not wait for the
+        // elimination.
         for (index, row) in left.iter_mut().enumerate().skip(1) {
             let mut points = rhs(index);
             for (point, place) in points.iter_mut().zip(lines.places(index)) {
@@ -329,7 +331,7 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
         }
         let waves = |index| self.waves(lines.places(index));
         let mut three = [NO_WAVES, waves(0), waves(1)];
-        // On the faces v = 0: nothing of them comes into the rows behind, or of the last one into the row before.
+        // On the faces v = 0: they contribute nothing to the rows behind, nor the last one to the row before.
         let (mut two_before, mut before) = (NO_ROW, NO_ROW);
         for (index, row) in left.iter_mut().enumerate().skip(1) {
             three = [three[1], three[2], waves(index + 1)];
@@ -359,13 +361,13 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
     }
 }
 
-/// The NPB's ninvr.
+/// The NPB's ninvr: change of variables from x to y.
 fn waves_from_x_to_y([r1, r2, r3, r4, r5]: Point) -> Point {
     let (t1, t2) = (FRAC_1_SQRT_2 * r3, 0.5 * (r4 + r5));
     [-r2, r1, FRAC_1_SQRT_2 * (r4 - r5), t2 - t1, t2 + t1]
 }
 
-/// The NPB's pinvr.
+/// The NPB's pinvr: change of variables from y to z.
 fn waves_from_y_to_z([r1, r2, r3, r4, r5]: Point) -> Point {
     let (t1, t2) = (FRAC_1_SQRT_2 * r1, 0.5 * (r4 + r5));
     [FRAC_1_SQRT_2 * (r4 - r5), -r3, r2, t2 - t1, t2 + t1]

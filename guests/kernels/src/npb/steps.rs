@@ -1,4 +1,4 @@
-//! A run of BT or SP: steps from the first guess towards the known solution, timed, and the norms in the end.
+//! A run of BT or SP: timed steps from the first guess towards the known solution, and the norms at the end.
 //!
 //! ```text
 //!   init: forcing, first guess, one step, first guess again ─▶ compute: the steps ─▶ verify: five residuals, five errors
@@ -15,21 +15,21 @@ use crate::registry::MemoryNeed;
 use crate::report::{self, COMPUTE, INIT, VERIFY};
 use crate::{Arena, KernelError, Platform};
 
-/// Norms that are compared.
+/// Number of norms that are compared.
 const CHECKS: u64 = 2 * COMPONENTS as u64;
 
-/// What a class asks for, and what must come out.
+/// Sizes and reference values of a class.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Points along each edge of the cube.
     pub edge: usize,
-    /// Steps that are timed.
+    /// Number of timed steps.
     pub steps: u32,
-    /// Length of a step.
+    /// Length of a step, dt.
     pub dt: f64,
-    /// The NPB's xcr.
+    /// Norms of the residual, the NPB's xcr.
     pub residual: Point,
-    /// The NPB's xce.
+    /// Norms of the error, the NPB's xce.
     pub error: Point,
 }
 
@@ -39,32 +39,32 @@ impl Problem {
     }
 }
 
-/// How a kernel goes on from step to step.
+/// The kernel-specific part of a step.
 pub struct Method<const SCALARS: usize> {
-    /// In which order the steps go through the fields.
+    /// Order in which the steps go through the fields.
     pub order: Order,
     /// Operations of a step by the NPB's formula: the factors of edge³, edge², edge and 1.
     pub operations: [f64; 4],
     /// Numbers of work space that each member needs.
     pub work: fn(&Grid) -> usize,
-    /// One step of `dt`, with the work space of all members.
+    /// Runs one step of `dt`, with the work space of all members.
     pub step: fn(&dyn Platform, &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]),
 }
 
 impl<const SCALARS: usize> Method<SCALARS> {
-    /// What a run takes.
+    /// Memory of a run.
     pub fn memory(&self, problem: &Problem, vcpus: usize) -> MemoryNeed {
         MemoryNeed::of_layout(|layout| self.place(layout, problem, vcpus))
     }
 
-    /// Puts fields and work space into the layout.
+    /// Appends fields and work space to the layout.
     fn place(&self, layout: &mut Layout, problem: &Problem, vcpus: usize) -> (FieldPlaces<SCALARS>, Place<f64>) {
         let grid = problem.grid();
         let fields = FieldPlaces::new(layout, &grid, self.order);
         (fields, layout.place((vcpus * (self.work)(&grid)) as u64))
     }
 
-    /// A whole run in this arena.
+    /// Runs the whole problem in this arena.
     pub fn run<'a>(
         &self,
         platform: &dyn Platform,
@@ -100,8 +100,8 @@ impl<const SCALARS: usize> Method<SCALARS> {
     }
 }
 
-/// The right-hand side of a step, and the solves along x, y and z, which leave in `rhs` what the step adds to u. The planes are taken
-/// one after the other: one is still in the cache when the next sweep needs it. Along z there is no such order.
+/// Computes the right-hand side of a step and solves along x, y and z, which leaves in `rhs` the change of u. It
+/// goes plane by plane, so that a plane is still in the cache for the next sweep. Along z there is no such order.
 pub fn sweep<const SCALARS: usize>(
     platform: &dyn Platform,
     sources: &Sources<'_, SCALARS>,

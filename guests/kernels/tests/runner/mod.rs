@@ -1,4 +1,4 @@
-//! A kernel's whole run on native threads, as the tests of this folder see it: its exit code and its lines.
+//! A kernel's whole run on native threads for the tests of this folder: its exit code and its lines.
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message, parse};
 const WINDOW_PAGES: usize = 512;
 const STARTED: Started = Started { entry: Entry::Native, guest_page: GuestPage::Base4K };
 
-/// One run at a time: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
+/// Serialises runs: the members of a team spin, and two teams on two CPUs would wait for each other's time slices.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs a command line, alone, in an arena of `pages` 4 KiB pages that begins, as a guest's does, at a 2 MiB border; `meddle` sees every
-/// line before the kernel goes on.
+/// Runs a command line, alone, in an arena of `pages` 4 KiB pages that begins, like a guest's, at a 2 MiB border;
+/// `meddle` sees every line before the kernel goes on.
 pub fn run_with(
     threads: usize,
     tsc_hz: u64,
@@ -44,7 +44,7 @@ pub fn run(threads: usize, pages: usize, line: &str) -> (ExitCode, Vec<String>) 
     run_with(threads, measure_tsc_hz(Duration::from_millis(5)), pages, line, |_, _| ())
 }
 
-/// Whether a line of ours begins so.
+/// Whether one of our lines begins with this.
 pub fn has(lines: &[String], beginning: &str) -> bool {
     lines.iter().any(|line| line["@wideleaf ".len()..].starts_with(beginning))
 }

@@ -1,4 +1,4 @@
-//! Why there is no result: one line on the console, and the code of the `exit` line that follows.
+//! Why there is no result: one line on the console, and the code of the following `exit` line.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use wideleaf_protocol::{ExitCode, Message};
 
 use crate::emit;
 
-/// A reason, and what it counts as.
+/// A reason, and its exit code.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What it counts as.
+    /// Exit code for this reason.
     pub code: ExitCode,
-    /// One sentence.
+    /// Reason in one sentence.
     pub message: String,
 }
 
@@ -21,7 +21,7 @@ impl Failure {
         Failure { code: ExitCode::Unsupported, message: message.to_string() }
     }
 
-    /// A word, or what the image was made for, makes no sense.
+    /// A word, or the kernel of the image, is invalid.
     pub fn bad_arguments(message: impl fmt::Display) -> Failure {
         Failure { code: ExitCode::BadArguments, message: message.to_string() }
     }

@@ -1,4 +1,4 @@
-//! A kernel of ours as a process of its own: its memory, its threads, its lines.
+//! One of our kernels as a process of its own: its memory, its threads, its lines.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -32,7 +32,7 @@ pub fn run() -> Result<ExitCode, Failure> {
         memory::permit_huge_pages(&cmdline);
     }
     let ram = memory::map(page, parameters.memory, need)?;
-    let mut words = ram.exclusive_words(ram.ranges()[0]).expect("nobody else asks for the words of this RAM");
+    let mut words = ram.exclusive_words(ram.ranges()[0]).expect("no other user asks for the words of this RAM");
     let arena = Arena::from_words(words.as_mut_slice());
     let started = Started { entry: Entry::Linux, guest_page: page.asked_for() };
     let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
@@ -54,7 +54,7 @@ fn refusal(error: KernelError<'_>) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string() }
 }
 
-/// What the image was made for.
+/// The kernel line that the image was made for.
 fn made_for() -> Result<String, Failure> {
     let line = fs::read_to_string(KERNEL_FILE).map_err(|error| {
         let why = format_args!("no wideleaf.kernel= on the Linux command line, and {KERNEL_FILE}: {error}");
@@ -63,22 +63,23 @@ fn made_for() -> Result<String, Failure> {
     Ok(line.trim_end().to_owned())
 }
 
-/// Where none are wanted, as many as the kernel can use. Threads that wait spin, so there are never more of them than processors.
+/// Number of threads. The default is as many as the kernel can use. Waiting threads spin, so there are never more
+/// threads than processors.
 fn threads(wanted: Option<usize>, kernel: &Kernel, processors: usize) -> Result<usize, Failure> {
     let Kernel { name, vcpus_max, .. } = *kernel;
     let threads = wanted.unwrap_or(processors.min(vcpus_max));
     if threads > vcpus_max {
-        let message = format!("{KEY_THREADS}={threads}: {name} can use {vcpus_max} at most");
+        let message = format!("{KEY_THREADS}={threads}: {name} can use at most {vcpus_max}");
         return Err(Failure::bad_arguments(message));
     }
     if threads > processors {
-        let message = format!("{KEY_THREADS}={threads} is more than the machine has processors ({processors})");
+        let message = format!("{KEY_THREADS}={threads} exceeds the machine's processors ({processors})");
         return Err(Failure::unsupported(message));
     }
     Ok(threads)
 }
 
-/// Says what the memory was in the end: what was asked for is only a wish where transparent huge pages are concerned.
+/// Reports what finally backed the memory: transparent huge pages are only a request to Linux.
 fn emit_backed(ram: &GuestRam) {
     let Some(Backed { resident, large }) = memory::backed(ram) else { return };
     let bytes = |name, bytes: Bytes| Message::Result { name, value: bytes.get() as f64, unit: Name::literal("B") };
@@ -104,10 +105,10 @@ mod tests {
     }
 
     #[test]
-    fn more_threads_than_a_kernel_or_a_machine_has_use_for_are_refused_with_the_word() {
-        let of_kernel = "wideleaf.threads=2: latency can use 1 at most".to_owned();
+    fn more_threads_than_a_kernel_or_a_machine_can_use_are_refused_with_the_word() {
+        let of_kernel = "wideleaf.threads=2: latency can use at most 1".to_owned();
         assert_eq!(threads_of("latency", Some(2), 4), Err((ExitCode::BadArguments, of_kernel)));
-        let of_machine = "wideleaf.threads=2 is more than the machine has processors (1)".to_owned();
+        let of_machine = "wideleaf.threads=2 exceeds the machine's processors (1)".to_owned();
         assert_eq!(threads_of("gups", Some(2), 1), Err((ExitCode::Unsupported, of_machine)));
     }
 }

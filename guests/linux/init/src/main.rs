@@ -1,4 +1,4 @@
-//! `/init` of a Linux guest: does one job, says how it went, switches the machine off.
+//! `/init` of a Linux guest: does one job, reports how it ended, and switches the machine off.
 //!
 //! ```text
 //!   process 1  mounts /proc, /sys, /dev; quiets Linux      a child, which may crash or be killed
@@ -9,8 +9,8 @@
 //!   `exit` line (unless the kernel has printed it), everything written out, power off
 //! ```
 //!
-//! Process 1 must not end and cannot be killed: Linux panics when it ends, and also where all other memory is used up and nothing
-//! is left to kill. So whatever may go wrong goes wrong in a child.
+//! Process 1 must not end and cannot be killed. Linux panics when it ends, and also if all other memory is used up
+//! and no other process is left to kill. So everything that may fail runs in a child.
 
 mod failure;
 mod kernel;
@@ -35,16 +35,16 @@ use wideleaf_protocol::{ExitCode, Message};
 
 use crate::failure::Failure;
 
-/// What process 1 gives to its child, which is this program again, so that it runs the kernel.
+/// Argument that process 1 gives to its child, which is this program again, to run the kernel.
 const KERNEL_ROLE: &str = "kernel";
 
-/// The file systems that anything here needs, and where.
+/// The required file systems, and their mount points.
 const MOUNTS: [(&str, &str); 3] = [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")];
 
-/// The words that Linux was started with.
+/// The command line that Linux was started with.
 const CMDLINE_FILE: &str = "/proc/cmdline";
 
-/// How long the time stamp counter's frequency is measured: good to one part in 50 000.
+/// Time over which the time stamp counter's frequency is measured: accurate to one part in 50 000.
 const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
 
 fn main() {
@@ -65,7 +65,7 @@ fn main() {
     power_off();
 }
 
-/// Says the reason of a panic in our lines, then ends the process in its way.
+/// Prints the reason of a panic as protocol lines, then ends the process with `end`.
 fn end_panics_with(end: impl Fn(ExitCode) + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |info| {
         let failure = Failure { code: ExitCode::Panic, message: info.to_string() };
@@ -80,12 +80,12 @@ fn set_up() -> Result<(), Failure> {
             Err(error) => return Err(Failure::unsupported(format_args!("cannot mount {kind} on {target}: {error}"))),
         }
     }
-    // Only emergencies: the log of Linux would tear our lines apart. proc_sys_kernel(5), printk.
+    // Emergencies only: the log of Linux would split our lines. proc_sys_kernel(5), printk.
     let _ = fs::write("/proc/sys/kernel/printk", "1");
     Ok(())
 }
 
-/// Runs what is to be run, to its end and to its `exit` line.
+/// Runs the kernel or program to its end, including its `exit` line.
 fn do_the_job() -> Result<(), Failure> {
     let cmdline = cmdline()?;
     let parameters = Parameters::parse(&cmdline)?;
@@ -101,7 +101,7 @@ fn do_the_job() -> Result<(), Failure> {
     check_end(status)
 }
 
-/// A kernel that ended by itself has printed its `exit` line; one that did not has not.
+/// Checks how the kernel ended. A kernel that ended by itself has printed its `exit` line.
 fn check_end(status: ExitStatus) -> Result<(), Failure> {
     match status.code().and_then(|code| ExitCode::from_port_value(u8::try_from(code).ok()?)) {
         Some(_) => Ok(()),
@@ -118,7 +118,7 @@ fn cmdline() -> Result<String, Failure> {
 fn how_it_died(status: ExitStatus) -> String {
     const SIGKILL: i32 = 9;
     match status.signal() {
-        Some(SIGKILL) => "was killed, as Linux does when memory is used up: give the guest more RAM".to_owned(),
+        Some(SIGKILL) => "was killed, as Linux does when memory runs out; give the guest more RAM".to_owned(),
         Some(signal) => format!("was ended by signal {signal}"),
         None => format!("ended with {status}"),
     }
@@ -126,16 +126,16 @@ fn how_it_died(status: ExitStatus) -> String {
 
 /// Prints one line on the console.
 fn emit(message: &Message<'_>) {
-    // Where the console cannot be written to, there is nobody to tell.
+    // If the console cannot be written to, the line is lost.
     let _ = writeln!(io::stdout().lock(), "{message}");
 }
 
-/// Switches the machine off, once the console has printed everything.
+/// Switches the machine off after the console has printed everything.
 fn power_off() {
     let mut stdout = io::stdout();
     let _ = stdout.flush();
     let _ = tcdrain(&stdout);
-    // A machine that has no switch restarts; one that cannot restart stands still.
+    // A machine without a power switch restarts; one that cannot restart halts.
     for mode in [RebootMode::RB_POWER_OFF, RebootMode::RB_AUTOBOOT, RebootMode::RB_HALT_SYSTEM] {
         let _ = reboot(mode);
     }
@@ -145,13 +145,13 @@ fn power_off() {
 mod tests {
     use super::*;
 
-    /// The end of a process that does this.
+    /// How a process with this script ended.
     fn end_of(script: &str) -> Result<(), Failure> {
         check_end(Command::new("sh").args(["-c", script]).status().expect("there is a shell"))
     }
 
     #[test]
-    fn a_kernel_that_ended_by_itself_has_said_how() {
+    fn a_kernel_that_ended_by_itself_has_reported_how() {
         for code in ExitCode::ALL {
             assert_eq!(end_of(&format!("exit {}", code.port_value())), Ok(()));
         }
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_kernel_that_is_killed_or_crashes_is_a_panic_with_its_reason() {
         let panic = |message: &str| Err(Failure { code: ExitCode::Panic, message: message.to_owned() });
-        let killed = "the kernel was killed, as Linux does when memory is used up: give the guest more RAM";
+        let killed = "the kernel was killed, as Linux does when memory runs out; give the guest more RAM";
         assert_eq!(end_of("kill -KILL $$"), panic(killed));
         assert_eq!(end_of("kill -SEGV $$"), panic("the kernel was ended by signal 11"));
         assert_eq!(end_of("exit 77"), panic("the kernel ended with exit status: 77"));

@@ -1,4 +1,4 @@
-//! The kernel's memory: as much as it needs, on the pages asked for, and what really backs it in the end.
+//! The kernel's memory: its size, the requested pages, and what finally backs it.
 
 use std::fs;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use wideleaf_protocol::linux::KEY_MEMORY;
 use crate::failure::Failure;
 use crate::parameters::Page;
 
-/// Of what is available a kernel that takes all there is gets this part: the rest is for its page tables and for Linux, which kills
-/// processes when it has none left.
+/// Divisor of the available memory, for a kernel that takes all memory. The rest is for its page tables and for
+/// Linux, which kills processes when memory runs out.
 const PART_OF_AVAILABLE: u64 = 2;
 
-/// Which mode of transparent huge pages Linux is in, in brackets among the others. Documentation/admin-guide/mm/transhuge.rst.
+/// Modes of transparent huge pages, with the current one in brackets. Documentation/admin-guide/mm/transhuge.rst.
 const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Memory on these pages: so much, or what the run needs.
+/// Maps memory on these pages: `bytes`, or the amount that the run needs.
 pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<GuestRam>, Failure> {
     let backing = backing(page);
     let size = backing.granule();
@@ -35,11 +35,12 @@ pub fn map(page: Page, bytes: Option<Bytes>, need: MemoryNeed) -> Result<Arc<Gue
         (None, MemoryNeed::AllThereIs) => part_of_all(backing)?,
     };
     check_there_is(bytes, backing)?;
-    let range = GpaRange::new(Gpa::new(0), bytes).ok_or_else(|| Failure::unsupported("cannot map no memory at all"))?;
+    let range =
+        GpaRange::new(Gpa::new(0), bytes).ok_or_else(|| Failure::unsupported("cannot map 0 bytes of memory"))?;
     GuestRam::map(&[range], backing).map_err(Failure::unsupported)
 }
 
-/// So many bytes on whole pages; where there are no such addresses, as they are: nobody has them anyway.
+/// Rounds bytes up to whole pages. Returns them unchanged on overflow, since such an amount does not exist.
 fn whole_pages(bytes: u64, size: PageSize) -> Bytes {
     Bytes::new(bytes).checked_round_up(size).unwrap_or(Bytes::new(bytes))
 }
@@ -50,18 +51,19 @@ fn too_little(given: Bytes, needed: Bytes) -> Failure {
     Failure::bad_arguments(format_args!("{KEY_MEMORY}={given}: the kernel needs {needed}; {remedy}"))
 }
 
-/// Linux turns transparent huge pages off by itself on machines of less than 512 MiB (mm/huge_memory.c, `hugepage_init`), whatever
-/// it was built with. Turns them on for who asks, unless the command line says something about them.
+/// Linux turns transparent huge pages off by itself on machines of less than 512 MiB (mm/huge_memory.c,
+/// `hugepage_init`), whatever its build options. Turns them on for processes that ask, unless the command line has
+/// a word about them.
 pub fn permit_huge_pages(cmdline: &str) {
     let is_chosen = cmdline.split_ascii_whitespace().any(|word| word.starts_with("transparent_hugepage="));
     let is_off = fs::read_to_string(ENABLED).is_ok_and(|modes| modes.contains("[never]"));
     if is_off && !is_chosen {
-        // Where Linux does not let us, the results say that no memory was in large pages.
+        // If Linux refuses, the results show that no memory was in large pages.
         let _ = fs::write(ENABLED, "madvise");
     }
 }
 
-/// The page size that a process gets which asks for none: huge where Linux is in the mode `always`.
+/// The page size of a process that asks for none: huge if Linux is in the mode `always`.
 pub fn page_of_who_does_not_ask() -> GuestPage {
     page_in_mode(&fs::read_to_string(ENABLED).unwrap_or_default())
 }
@@ -80,7 +82,7 @@ fn backing(page: Page) -> BackingConfig {
     BackingConfig::new(kind, size).expect("these four exist")
 }
 
-/// As much as a kernel gets that takes all there is. At least a page of a pool: what an empty one lacks is said later.
+/// Memory of a kernel that takes all memory: at least one pool page, so that an empty pool is reported later.
 fn part_of_all(backing: BackingConfig) -> Result<Bytes, Failure> {
     let size = backing.granule();
     let pages = match backing.kind() {
@@ -90,7 +92,7 @@ fn part_of_all(backing: BackingConfig) -> Result<Bytes, Failure> {
     Ok(size.bytes() * pages)
 }
 
-/// Before anything is touched: Linux would say it later by killing the kernel.
+/// Checks before memory is touched, since Linux would otherwise kill the kernel.
 fn check_there_is(bytes: Bytes, backing: BackingConfig) -> Result<(), Failure> {
     if backing.kind() == BackingKind::Hugetlb {
         return HugetlbPools::of_this_machine().check(backing.granule(), bytes).map_err(of_pool);
@@ -99,7 +101,8 @@ fn check_there_is(bytes: Bytes, backing: BackingConfig) -> Result<(), Failure> {
     if bytes <= available {
         return Ok(());
     }
-    let message = format!("needs {bytes} of memory, there are {available}; give the guest more RAM or ask for less");
+    let message =
+        format!("needs {bytes} of memory, but has {available}; give the guest more RAM or choose a smaller size");
     Err(Failure::unsupported(message))
 }
 
@@ -111,28 +114,28 @@ fn of_pool(error: PoolError) -> Failure {
     Failure::unsupported(format_args!("needs {needed} hugetlb pages of {size}, {available} are free; {remedy}"))
 }
 
-/// What Linux could hand out without swapping: `MemAvailable`, proc_meminfo(5).
+/// Memory that Linux could hand out without swapping: `MemAvailable`, proc_meminfo(5).
 fn available() -> Result<Bytes, Failure> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
     let available = field.and_then(|number| number.parse().ok()).map(kib);
-    available.ok_or_else(|| Failure::unsupported("/proc/meminfo does not say what is available"))
+    available.ok_or_else(|| Failure::unsupported("/proc/meminfo has no MemAvailable"))
 }
 
-/// How much of the memory is there, and how much of that is in pages of 2 MiB or more.
+/// Resident part of the memory, and its part in pages of 2 MiB or more.
 pub struct Backed {
-    /// There.
+    /// Bytes that are resident.
     pub resident: Bytes,
-    /// In large pages.
+    /// Bytes in large pages.
     pub large: Bytes,
 }
 
-/// Asks Linux what backs the memory now; `None` where it does not say.
+/// Asks Linux what backs the memory now; `None` if it does not report it.
 pub fn backed(ram: &GuestRam) -> Option<Backed> {
     if ram.backing().kind() == BackingKind::Hugetlb {
         let size = ram.backing().granule();
         let pool = HugetlbPools::of_this_machine().status(size).ok()?;
-        // Nobody else in this machine uses the pool.
+        // No other process of this machine uses the pool.
         let used = size.bytes() * (pool.total - pool.free);
         return Some(Backed { resident: used, large: used });
     }
@@ -174,17 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_ask_gets_huge_pages_only_where_linux_always_gives_them() {
+    fn a_process_without_a_request_gets_huge_pages_only_in_mode_always() {
         assert_eq!(page_in_mode("[always] madvise never\n"), GuestPage::Huge2M);
         assert_eq!(page_in_mode("always [madvise] never\n"), GuestPage::Base4K);
         assert_eq!(page_in_mode(""), GuestPage::Base4K);
     }
 
     #[test]
-    fn what_no_machine_has_is_refused_with_what_would_help() {
+    fn impossible_memory_is_refused_with_a_remedy() {
         let pebibyte = MemoryNeed::Bytes(1 << 50);
         let refused = |page| map(page, None, pebibyte).expect_err("refused").message;
-        assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, there are "), "{}", refused(Page::Thp));
+        assert!(refused(Page::Thp).starts_with("needs 1024 TiB of memory, but has "), "{}", refused(Page::Thp));
         let pool = refused(Page::Huge2M);
         assert!(
             pool.starts_with("needs 536870912 hugetlb pages of 2m, ") && pool.contains("hugepages=536870912"),

@@ -15,12 +15,12 @@ use wideleaf_protocol::{GuestPage, VCPUS_MAX};
 
 use crate::failure::Failure;
 
-/// What backs the kernel's memory.
+/// Backing of the kernel's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
     /// Base pages, whatever Linux would do by itself.
     Base4K,
-    /// Transparent huge pages, where Linux has and permits them.
+    /// Transparent huge pages, if Linux has and permits them.
     #[default]
     Thp,
     /// Pages of 2 MiB of the hugetlb pool.
@@ -33,7 +33,7 @@ impl Page {
     const ALL: [(&str, Page); 4] =
         [("4k", Page::Base4K), ("thp", Page::Thp), ("2m", Page::Huge2M), ("1g", Page::Giant1G)];
 
-    /// The size that is asked for, which the `hello` line says.
+    /// The requested size, for the `hello` line.
     pub const fn asked_for(self) -> GuestPage {
         match self {
             Page::Base4K => GuestPage::Base4K,
@@ -43,41 +43,42 @@ impl Page {
     }
 }
 
-/// What the Linux command line says to us.
+/// Our words on the Linux command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters<'a> {
-    /// A kernel with its parameters, in place of what the image was made for.
+    /// A kernel with its parameters, instead of the one that the image was made for.
     pub kernel: Option<&'a str>,
-    /// Threads.
+    /// Number of threads.
     pub threads: Option<usize>,
-    /// What backs the kernel's memory.
+    /// Backing of the kernel's memory.
     pub page: Option<Page>,
-    /// How much of it.
+    /// Size of the kernel's memory.
     pub memory: Option<Bytes>,
 }
 
-/// Why the Linux command line is refused.
+/// Reason why the Linux command line is refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParameterError {
-    /// No word of ours.
+    /// A word with our prefix that does not exist.
     #[error(
-        "unknown word {0} on the Linux command line; there is {KEY_KERNEL}=, {KEY_THREADS}=, {KEY_PAGE}=, {KEY_MEMORY}="
+        "unknown word {0} on the Linux command line; \
+         choose one of {KEY_KERNEL}=, {KEY_THREADS}=, {KEY_PAGE}=, {KEY_MEMORY}="
     )]
     Unknown(String),
-    /// A word twice.
-    #[error("{0}= is twice on the Linux command line")]
+    /// A word that is given twice.
+    #[error("{0}= is given twice on the Linux command line")]
     Twice(&'static str),
-    /// A value that means nothing.
+    /// An invalid value.
     #[error("{key}={value}: expected {expected}")]
     Value {
-        /// The word.
+        /// Key of the word.
         key: &'static str,
-        /// What it is.
+        /// Value that was given.
         value: String,
-        /// What it could be.
+        /// Values that are allowed.
         expected: String,
     },
-    /// A word about a kernel, where a program runs.
+    /// A word for kernels, in an image with a program.
     #[error("{0}= is for kernels, and the image has a program: leave it out, or name a kernel with {KEY_KERNEL}=")]
     ForKernels(&'static str),
 }
@@ -92,7 +93,7 @@ impl<'a> Parameters<'a> {
     /// Reads our words and leaves all others alone.
     ///
     /// # Errors
-    /// [`ParameterError`] for the first word of ours that makes no sense.
+    /// [`ParameterError`] for our first invalid word.
     pub fn parse(cmdline: &'a str) -> Result<Parameters<'a>, ParameterError> {
         let mut parameters = Parameters::default();
         let mut seen = Vec::new();
@@ -107,10 +108,10 @@ impl<'a> Parameters<'a> {
         Ok(parameters)
     }
 
-    /// Whether a program can be run with these words: it has its memory and its threads from Linux.
+    /// Checks that a program can be run with these words: it gets its memory and its threads from Linux.
     ///
     /// # Errors
-    /// [`ParameterError::ForKernels`] for a word that would be without effect.
+    /// [`ParameterError::ForKernels`] for a word that would have no effect.
     pub fn check_for_program(&self) -> Result<(), ParameterError> {
         let Parameters { kernel: _, threads, page, memory } = self;
         let given = [(KEY_THREADS, threads.is_some()), (KEY_PAGE, page.is_some()), (KEY_MEMORY, memory.is_some())];
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_word_about_a_kernel_is_refused_where_a_program_runs() {
-        let check = |line: &str| Parameters::parse(line).expect("it makes sense").check_for_program();
+        let check = |line: &str| Parameters::parse(line).expect("the words are valid").check_for_program();
         assert_eq!(check("console=ttyS0 quiet"), Ok(()));
         let words = [(KEY_THREADS, "2"), (KEY_PAGE, "thp"), (KEY_MEMORY, "64M")];
         for (key, value) in words {
@@ -203,17 +204,18 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_means_nothing_is_refused_with_what_it_could_be() {
+    fn an_invalid_word_is_refused_with_the_allowed_values() {
         let refused = |line| Parameters::parse(line).map_err(|error| error.to_string()).expect_err("refused");
         assert!(
-            refused("wideleaf.pages=2m").starts_with("unknown word wideleaf.pages on the Linux command line; there is")
+            refused("wideleaf.pages=2m")
+                .starts_with("unknown word wideleaf.pages on the Linux command line; choose one of")
         );
         assert_eq!(refused("wideleaf.page=16k"), "wideleaf.page=16k: expected 4k, thp, 2m or 1g");
         assert_eq!(refused("wideleaf.page"), "wideleaf.page=: expected 4k, thp, 2m or 1g");
         assert_eq!(refused("wideleaf.threads=0"), "wideleaf.threads=0: expected a count from 1 to 16");
         assert_eq!(
             refused("wideleaf.threads=2 wideleaf.threads=2"),
-            "wideleaf.threads= is twice on the Linux command line"
+            "wideleaf.threads= is given twice on the Linux command line"
         );
         assert!(refused("wideleaf.memory=much").starts_with("wideleaf.memory=much: expected a size"));
         assert_eq!(refused("wideleaf.kernel="), "wideleaf.kernel=: expected a kernel and its parameters, in quotes");

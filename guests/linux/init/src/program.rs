@@ -1,4 +1,4 @@
-//! Any static program in place of a kernel: its output between two lines of ours, and how it ended.
+//! Any static program instead of a kernel: its output between two of our lines, and how it ended.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,19 +18,19 @@ use wideleaf_protocol::{Entry, ExitCode, Message, PROTOCOL_VERSION};
 use crate::failure::Failure;
 use crate::{TSC_MEASURED_OVER, emit, memory};
 
-/// A line longer than this is relayed in pieces: nobody has to keep it.
+/// Longest piece in which a line is relayed, in bytes. A longer line is relayed in several pieces.
 const PIECE_BYTES_MAX: u64 = 64 << 10;
 
-/// What a shell adds to the number of a signal for the status of what it ended.
+/// Offset that a shell adds to the number of a signal to form an exit status.
 const SIGNAL_STATUS: i32 = 128;
 
-/// Runs the program to its end, and whatever it left running.
+/// Runs the program to its end, and ends the processes that it left running.
 pub fn run() -> Result<ExitCode, Failure> {
     emit(&Message::Hello {
         version: PROTOCOL_VERSION,
         kernel: PROGRAM_PHASE,
         vcpus: available_parallelism().map_or(1, usize::from) as u32,
-        // What a program asks for itself nobody knows before it does.
+        // The program's own memory is not known in advance.
         guest_page: memory::page_of_who_does_not_ask(),
         tsc_hz: native::measure_tsc_hz(TSC_MEASURED_OVER),
         entry: Entry::Linux,
@@ -62,15 +62,16 @@ fn run_and_relay() -> io::Result<ExitStatus> {
     Ok(status)
 }
 
-/// Each ends with a zero byte.
+/// Splits the arguments, each of which ends with a zero byte.
 fn arguments_of(file: &[u8]) -> impl Iterator<Item = &OsStr> {
     file.split_inclusive(|byte| *byte == 0)
         .map(|argument| OsStr::from_bytes(argument.strip_suffix(b"\0").unwrap_or(argument)))
 }
 
-/// What the program left running holds its pipe open, and its end would never come. kill(2): -1 is all but process 1 and who calls.
+/// Kills all other processes, since one that the program left running would keep its pipe open for ever. kill(2):
+/// -1 means all but process 1 and the caller.
 fn end_everything_else() {
-    assert_eq!(process::id(), 1, "anywhere else these are other people's processes");
+    assert_eq!(process::id(), 1, "outside a guest these are foreign processes");
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
 }
 
@@ -78,7 +79,7 @@ fn number_of(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| SIGNAL_STATUS + status.signal().unwrap_or_default())
 }
 
-/// Copies output until its end, so that none of its lines is taken for ours and the next line of ours begins a line.
+/// Copies output until its end. No line of it can be mistaken for ours, and our next line begins a line.
 fn relay(mut from: impl BufRead, mut to: impl Write) -> io::Result<()> {
     let (mut piece, mut is_at_line_start) = (Vec::new(), true);
     while from.by_ref().take(PIECE_BYTES_MAX).read_until(b'\n', &mut piece)? > 0 {

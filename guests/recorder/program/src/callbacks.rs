@@ -1,4 +1,4 @@
-//! What the compiler calls before every load and store of this program, and in place of every block move.
+//! Functions that the compiler calls before every load and store of this program, and instead of every block move.
 //!
 //! ```text
 //!   __memprof_load(address) ──▶ in the arena? ──no──▶ back
@@ -10,10 +10,10 @@
 //!                         buffer ──(full)──▶ standard output
 //! ```
 //!
-//! LLVM's pass `memprof` (lib/Transforms/Instrumentation/MemProfInstrumentation.cpp) puts in the calls, behind all optimisation: what is
-//! seen is what the CPU is told to do, but for registers that are spilled to the stack. It leaves out functions whose name begins with
-//! `__memprof_`, so these do not call themselves. All other parts of this program have calls too, and are not recorded because they stay out
-//! of the arena.
+//! LLVM's pass `memprof` (lib/Transforms/Instrumentation/MemProfInstrumentation.cpp) inserts the calls after all
+//! optimisation, so the recording has the accesses of the final code, except registers that are spilled to the
+//! stack. The pass leaves out functions with names that begin with `__memprof_`, so these do not call themselves.
+//! All other parts of this program have calls too, but are not recorded because they stay out of the arena.
 #![expect(unsafe_code, reason = "functions of fixed names that the compiler calls, three of which move memory")]
 
 use std::fs::File;
@@ -25,37 +25,37 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use wideleaf_protocol::recording::{ACCESSES, ENDED_LOST, PAYLOAD_MAX, Packed, frame_header};
 
-/// Where the arena begins, and its length: 0 as long as nothing is recorded.
+/// Start of the arena, and its length: 0 while nothing is recorded.
 static START: AtomicU64 = AtomicU64::new(0);
 static LENGTH: AtomicU64 = AtomicU64::new(0);
 
-/// The access that came last, and how many more of the same. [`NONE`] before the first.
+/// The last access, and the number of its repeats. [`NONE`] before the first.
 static LAST: AtomicU64 = AtomicU64::new(NONE);
 static MORE: AtomicU32 = AtomicU32::new(0);
-/// No access: `Packed::one` leaves the bits of the repeats 0.
+/// Value for no access: `Packed::one` leaves the bits of the repeats 0.
 const NONE: u64 = u64::MAX;
 
-/// Records of a frame.
+/// Number of records in a frame.
 const CAPACITY: usize = PAYLOAD_MAX / size_of::<u64>();
-/// Records that are not written yet, and how many. One thread alone uses them; as atomics they need no `unsafe`, and their relaxed loads and
-/// stores are plain moves.
+/// Records that are not written yet, and their number. Only one thread uses them. As atomics they need no `unsafe`,
+/// and their relaxed loads and stores are plain moves.
 static BUFFER: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
 static FILLED: AtomicUsize = AtomicUsize::new(0);
-/// Standard output, without its buffer.
+/// Standard output, without a buffer.
 static OUT: OnceLock<File> = OnceLock::new();
 
-/// From now on the accesses of these bytes are written to `out`.
+/// Starts writing the accesses of these bytes to `out`.
 ///
 /// # Panics
-/// When it is called twice, or a record has no room for the last line.
+/// Panics if it is called twice, or if a record has no room for the last line.
 pub fn begin(start: u64, length: u64, out: File) {
     assert!(length <= Packed::BYTES_MAX, "an arena of {length} bytes has more lines than a record can name");
-    assert!(OUT.set(out).is_ok(), "one recording a process");
+    assert!(OUT.set(out).is_ok(), "only one recording per process");
     START.store(start, Ordering::Relaxed);
     LENGTH.store(length, Ordering::Relaxed);
 }
 
-/// Writes a frame, behind all that was recorded before.
+/// Writes a frame, after all records so far.
 pub fn write_frame(kind: u32, payload: &[u8]) {
     let last = LAST.swap(NONE, Ordering::Relaxed);
     if last != NONE {
@@ -100,8 +100,9 @@ fn write_kept() {
     let filled = FILLED.swap(0, Ordering::Relaxed);
     if filled > 0 {
         let start = BUFFER.as_ptr().cast::<u8>();
-        // SAFETY: the first `filled` words of a static are initialised and mapped for ever, bytes need no alignment, and nobody writes them
-        // meanwhile: the one thread that records is here, and what it calls stays out of the arena.
+        // SAFETY: the first `filled` words of a static are initialised and mapped for ever, bytes need no
+        // alignment, and no thread writes them during the call: the one thread that records is here, and the code
+        // that it calls stays out of the arena.
         let bytes = unsafe { std::slice::from_raw_parts(start, filled * size_of::<u64>()) };
         write(ACCESSES, bytes);
     }
@@ -111,13 +112,14 @@ fn write(kind: u32, payload: &[u8]) {
     let Some(mut out) = OUT.get() else { return };
     let written = out.write_all(&frame_header(kind, payload.len() as u32)).and_then(|()| out.write_all(payload));
     if written.is_err() {
-        // Whoever reads has gone: nobody is left to tell.
+        // The reader is gone: no process is left to inform.
         exit(i32::from(ENDED_LOST));
     }
 }
 
-/// One load and one store for each piece that lies in one line of both. A side outside the arena cuts no pieces: where the stack begins is
-/// another in every process. A move from nowhere (`None`) is a store alone.
+/// Records one load and one store for each piece that lies in one line of both sides. A side outside the arena cuts
+/// no pieces, since the stack begins at a different address in every process. A move from nowhere (`None`) is a
+/// store only.
 #[inline(always)]
 fn record_move(to: u64, from: Option<u64>, bytes: u64) {
     let from = from.filter(|from| is_inside(*from));
@@ -146,19 +148,19 @@ fn is_inside(address: u64) -> bool {
     address.wrapping_sub(START.load(Ordering::Relaxed)) < LENGTH.load(Ordering::Relaxed)
 }
 
-/// The compiler's: a load of any width from here is next.
+/// Called by the compiler's code before a load of any width.
 #[unsafe(no_mangle)]
 extern "C" fn __memprof_load(address: u64) {
     record(address, false);
 }
 
-/// The compiler's: a store of any width, or an atomic change, is next.
+/// Called by the compiler's code before a store of any width, or an atomic change.
 #[unsafe(no_mangle)]
 extern "C" fn __memprof_store(address: u64) {
     record(address, true);
 }
 
-/// `memcpy`, recorded.
+/// Records and executes `memcpy`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __memprof_memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     record_move(to.addr() as u64, Some(from.addr() as u64), bytes as u64);
@@ -167,7 +169,7 @@ unsafe extern "C" fn __memprof_memcpy(to: *mut u8, from: *const u8, bytes: usize
     to
 }
 
-/// `memmove`, recorded.
+/// Records and executes `memmove`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __memprof_memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     record_move(to.addr() as u64, Some(from.addr() as u64), bytes as u64);
@@ -176,7 +178,7 @@ unsafe extern "C" fn __memprof_memmove(to: *mut u8, from: *const u8, bytes: usiz
     to
 }
 
-/// `memset`, recorded.
+/// Records and executes `memset`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __memprof_memset(to: *mut u8, value: i32, bytes: usize) -> *mut u8 {
     record_move(to.addr() as u64, None, bytes as u64);
@@ -185,6 +187,6 @@ unsafe extern "C" fn __memprof_memset(to: *mut u8, value: i32, bytes: usize) -> 
     to
 }
 
-/// The compiler's: what every function that has calls reads first. With the calls nothing is done with it.
+/// Read first by every function that has calls. In the mode with calls its value has no effect.
 #[unsafe(no_mangle)]
 static __memprof_shadow_memory_dynamic_address: u64 = 0;

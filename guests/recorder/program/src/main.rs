@@ -1,11 +1,12 @@
-//! A kernel as a process that hands every load and store of its arena to its parent, in the order of the program.
+//! A kernel as a process that sends every load and store of its arena to its parent, in program order.
 //!
 //! ```text
 //!   arguments: STEPS|all  KERNEL LINE        standard output: frames of `wideleaf_protocol::recording`
-//!   standard input: open as long as somebody wants the recording; this ends when it ends
+//!   standard input: open as long as the parent wants the recording; the process ends with it
 //! ```
 //!
-//! It is of use only as `wideleaf-recorder` builds it, with the compiler's calls; otherwise it runs a kernel and records nothing.
+//! It is useful only as `wideleaf-recorder` builds it, with the compiler's calls; otherwise it runs a kernel and
+//! records nothing.
 
 mod callbacks;
 mod recorded;
@@ -23,7 +24,8 @@ use wideleaf_protocol::{CommandLine, Entry, ExitCode as KernelExit, GuestPage};
 
 use recorded::{Recorded, Steps};
 
-/// What the arena's start is a multiple of: what a kernel aligns its large slices to, so that they lie the same in every arena.
+/// Alignment of the arena's start: that of a kernel's large slices, so that they have the same offsets in every
+/// arena.
 const BORDER: usize = 2 << 20;
 
 fn main() -> ExitCode {
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
     if Vec::<u64>::new().try_reserve_exact(words + spare).is_err() {
         return ExitCode::from(ENDED_NO_MEMORY);
     }
-    // Fresh zero pages from the kernel: what is not touched takes none.
+    // Fresh zero pages from the kernel: untouched pages take no memory.
     let mut memory = vec![0; words + spare];
     let before = memory.as_ptr().align_offset(BORDER);
     let arena = Arena::from_words(&mut memory[before..][..words]);
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the kernel needs.
+/// Bytes that the kernel needs.
 fn arena_bytes(line: &str) -> Result<usize, KernelError<'_>> {
     let kernel = registry::find(CommandLine::new(line).map_err(KernelError::CommandLine)?)?;
     match kernel.memory_for(line, 1)? {
@@ -62,7 +64,7 @@ fn arena_bytes(line: &str) -> Result<usize, KernelError<'_>> {
     }
 }
 
-/// Ends this process when nobody holds the other end of its standard input any more, whatever the kernel does then.
+/// Ends this process when the other end of its standard input is closed, whatever the kernel does at that time.
 fn end_with_standard_input() {
     thread::spawn(|| {
         while matches!(io::stdin().read(&mut [0]), Ok(1..)) {}

@@ -1,4 +1,4 @@
-//! The platform of a kernel that is recorded: one vCPU, whose lines go between the accesses, where they belong.
+//! The platform of a recorded kernel: one vCPU, with its lines written between the accesses, in order.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,33 +9,33 @@ use wideleaf_protocol::recording::LINE;
 
 use crate::callbacks;
 
-/// One thread. The time stamp counter has no frequency here: a kernel's time says nothing when each of its loads is a call, and what
-/// depends on time is refused, so that two recordings are the same.
+/// A platform with one thread. The time stamp counter has no frequency here: a kernel's time means nothing if each
+/// of its loads is a call. Parameters in time are refused, so that two recordings are the same.
 pub struct Recorded {
-    /// Most steps of the timed part.
+    /// Maximum number of steps of the timed part.
     steps_max: Option<u32>,
     steps: AtomicU8,
 }
 
-/// What became of the steps.
+/// How many steps of the timed part were run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Steps {
-    /// The kernel has not asked how many to run: it has none.
+    /// The kernel has no steps: it has not asked for their number.
     None,
-    /// All of them.
+    /// All steps were run.
     All,
-    /// Not all, so the result is not the right one.
+    /// Fewer steps than the kernel has, so its result is not the right one.
     Fewer,
 }
 
 impl Recorded {
-    /// A platform for so many steps at most.
+    /// Creates a platform for at most `steps_max` steps.
     pub const fn new(steps_max: Option<u32>) -> Self {
         Self { steps_max, steps: AtomicU8::new(Steps::None as u8) }
     }
 
-    /// What became of the steps.
+    /// How many steps of the timed part were run.
     pub fn steps(&self) -> Steps {
         [Steps::None, Steps::All, Steps::Fewer][usize::from(self.steps.load(Ordering::Relaxed))]
     }
@@ -62,7 +62,7 @@ impl Platform for Recorded {
     }
 
     fn emit(&self, message: &Message<'_>) {
-        // A result of fewer steps is not wrong, it is none.
+        // After fewer steps the kernel has no result, neither right nor wrong.
         if !(matches!(message, Message::Verify { .. }) && self.steps() == Steps::Fewer) {
             callbacks::write_frame(LINE, message.to_string().as_bytes());
         }

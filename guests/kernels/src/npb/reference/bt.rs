@@ -1,4 +1,5 @@
-//! BT in the order of the serial NPB 3.3: for each line first the Jacobians of all its points, then all blocks, then the way down and up.
+//! BT in the order of the serial NPB 3.3. For each line it computes the Jacobians of all points, then all blocks,
+//! then the way down and up.
 //!
 //! ```text
 //!   u, qs, square, (rho_i) ─▶ flux, viscous of all points ─▶ rows A B C ─▶ down: C, rhs ─▶ up: rhs
@@ -22,7 +23,7 @@ const BLOCK: usize = COMPONENTS * COMPONENTS;
 /// Numbers of work space for each point of a line: two Jacobians and three blocks.
 pub const WORK: usize = 5 * BLOCK;
 
-/// One step.
+/// Runs one step.
 pub fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
     right_hand_side(platform, fields, dt, work);
     let (sources, rhs) = fields.for_step(dt);
@@ -43,13 +44,14 @@ impl<'a, const AXIS: usize> Solver<'a, AXIS> {
         Self { system: System::new(sources), square: sources.scalars[SQUARE] }
     }
 
-    /// From what the NPB makes its Jacobians of: `u`, `qs` and `square`, along x and y `rho_i` too.
+    /// State from the fields that the NPB uses for its Jacobians: `u`, `qs` and `square`, along x and y also
+    /// `rho_i`.
     fn state(&self, place: usize) -> State {
         let u = &self.system.u[place];
         let rho_i = if AXIS == 2 { 1.0 / u[0] } else { self.system.rho_i[place] };
         State {
             velocity: [u[1] * rho_i, u[2] * rho_i, u[3] * rho_i],
-            // The NPB reads both arrays, and both say this.
+            // The NPB reads both arrays, which have the same value here.
             qs: 0.5 * (self.system.qs[place] + self.square[place] * rho_i),
             rho_i,
             energy: u[4] * rho_i,
@@ -92,7 +94,7 @@ impl<const AXIS: usize> SheetSolver for Solver<'_, AXIS> {
     }
 }
 
-/// The row of a face, where the solution is the right-hand side.
+/// The row of a face: the solution equals the right-hand side.
 const FACE: [Block<1>; 3] = [zero(), identity(), zero()];
 
 /// Leaves B⁻¹·C and B⁻¹·rhs of each point.
@@ -114,7 +116,7 @@ fn combine(number: impl Fn(usize, usize) -> f64) -> Block<1> {
     array::from_fn(|m| array::from_fn(|n| [number(m, n)]))
 }
 
-/// A block and the vector beside it.
+/// Separates a block from the vector beside it.
 fn apart(left: &Left<1>) -> (Block<1>, Point) {
     (combine(|m, n| left[m][n][0]), left.map(|row| row[COMPONENTS][0]))
 }

@@ -1,5 +1,5 @@
-//! LU in the order of the serial NPB 3.3: the blocks of a plane are written out before the plane is relaxed, and the residual is made
-//! line by line, axis after axis.
+//! LU in the order of the serial NPB 3.3: the blocks of a plane are written out before the plane is relaxed, and
+//! the residual is computed line by line, axis after axis.
 //!
 //! ```text
 //!   rsd · dt ─▶ up:   for each plane   u, qs, rho_i ─▶ a b c d      rsd −= ω·a·rsd(z−1) ─▶ rsd = d⁻¹·(rsd − ω·(b·rsd(y−1) + c·rsd(x−1)))
@@ -7,8 +7,8 @@
 //!   u += … ─▶ rsd = −forcing ─▶ along x, y, z: a line's u ─▶ its fluxes ─▶ rsd
 //! ```
 //!
-//! The blocks are four arrays of 25 numbers for each point of a plane: together larger than a plane of all fields. The two sweeps are
-//! done by vCPU 0 alone: there is no wavefront in the serial program.
+//! The blocks are four arrays of 25 numbers for each point of a plane: together larger than a plane of all fields.
+//! vCPU 0 alone does the two sweeps: the serial program has no wavefront.
 
 use core::ops::Range;
 use core::{array, slice};
@@ -24,12 +24,12 @@ const OF_PLANE: usize = (4 * COMPONENTS + 1) * COMPONENTS;
 /// Numbers for each point of a line: the flow and 1/ρ, fluxes, sums.
 const OF_LINE: usize = COMPONENTS + 1 + COMPONENTS + COMPONENTS;
 
-/// Numbers of work space. Lines and planes use it in turn.
+/// Numbers of work space, shared by lines and planes in turn.
 pub fn work(grid: &Grid, vcpus: usize) -> usize {
     (grid.row() * grid.edge * OF_PLANE).max(vcpus * grid.edge * OF_LINE)
 }
 
-/// One step.
+/// Runs one step.
 pub(in crate::npb) fn step(fields: &mut Fields<'_, '_>) {
     let (grid, dt) = (fields.grid, fields.dt);
     sweep(fields.platform, &grid, fields.rsd, fields.work, |_, rsd| *rsd = rsd.map(|number| dt * number));
@@ -61,9 +61,9 @@ struct Plane<'a> {
     grid: Grid,
     z: usize,
     direction: Direction,
-    /// Of the neighbours along z, y and x, and of the points themselves.
+    /// Blocks of the neighbours along z, y and x, and of the points themselves.
     blocks: [&'a mut [Block<1>]; 4],
-    /// The NPB's tv: what the sweep down takes off.
+    /// The NPB's tv: the vectors that the sweep down subtracts.
     vectors: &'a mut [Point],
 }
 
@@ -81,7 +81,7 @@ impl<'a> Plane<'a> {
         Self { grid, z, direction, blocks, vectors }
     }
 
-    /// `body` at each interior point, in the direction of the sweep.
+    /// Runs `body` at each interior point, in the direction of the sweep.
     fn each(&mut self, mut body: impl FnMut(&mut Self, usize, usize)) {
         let interior = self.grid.interior();
         match self.direction {
@@ -126,7 +126,7 @@ impl<'a> Plane<'a> {
         self.blocks[ALONG_X][at] = beside::<0>(first, second, state(flow, self.neighbour(x, y, 0)));
     }
 
-    /// Up: takes from a point what comes from the plane below.
+    /// Sweep up: subtracts the contribution of the plane below from a point.
     fn take_behind(&mut self, rsd: &mut [Point], x: usize, y: usize) {
         let known = rsd[self.neighbour(x, y, 2)];
         let from_z = product(&self.blocks[ALONG_Z][self.in_plane(x, y)], &known);
@@ -134,13 +134,13 @@ impl<'a> Plane<'a> {
         here.iter_mut().zip(from_z).for_each(|(number, from)| *number -= OMEGA * from);
     }
 
-    /// Down: keeps what comes from the plane above.
+    /// Sweep down: stores the contribution of the plane above.
     fn keep_before(&mut self, rsd: &mut [Point], x: usize, y: usize) {
         let at = self.in_plane(x, y);
         self.vectors[at] = product(&self.blocks[ALONG_Z][at], &rsd[self.neighbour(x, y, 2)]).map(|from| OMEGA * from);
     }
 
-    /// What comes from the neighbours in the plane, and the solution with the point's own block.
+    /// Subtracts the contributions of the neighbours in the plane, then solves with the point's own block.
     fn solve(&mut self, rsd: &mut [Point], x: usize, y: usize) {
         let (at, place) = (self.in_plane(x, y), self.grid.place([x, y, self.z]));
         let from_y = product(&self.blocks[ALONG_Y][at], &rsd[self.neighbour(x, y, 1)]);
@@ -173,7 +173,7 @@ fn product(block: &Block<1>, vector: &Point) -> Point {
     block.each_ref().map(|row| row.iter().zip(vector).map(|([number], component)| number * component).sum())
 }
 
-/// The solution of a lower triangular block: the viscous Jacobians have nothing above their diagonal.
+/// Solves a lower triangular block: the viscous Jacobians are zero above their diagonal.
 fn forward(block: &Block<1>, right: Point) -> Point {
     let mut solution = [0.0; COMPONENTS];
     for (m, row) in block.iter().enumerate() {
@@ -183,7 +183,7 @@ fn forward(block: &Block<1>, right: Point) -> Point {
     solution
 }
 
-/// rsd = L(u) − forcing, axis after axis.
+/// Computes rsd = L(u) − forcing, axis after axis.
 fn set_residual(fields: &mut Fields<'_, '_>) {
     fields.rsd.iter_mut().zip(&*fields.forcing).for_each(|(rsd, forcing)| *rsd = forcing.map(|number| -number));
     fields.derive();
@@ -195,7 +195,7 @@ fn set_residual(fields: &mut Fields<'_, '_>) {
     solve_across_planes(platform, &grid, &Terms::<2> { flow, factors }, rsd, work);
 }
 
-/// What L has along an axis.
+/// Terms of L along an axis.
 struct Terms<'a, const AXIS: usize> {
     flow: Flow<'a>,
     factors: Factors,
@@ -250,7 +250,7 @@ impl<const AXIS: usize> Terms<'_, AXIS> {
         for index in grid.interior() {
             let mut sum = sums[index];
             for (n, weight) in factors.linear_weights(grid, AXIS, index).into_iter().enumerate() {
-                // Where there is no such neighbour its weight is 0.
+                // A missing neighbour has weight 0.
                 if weight != 0.0 {
                     sum.iter_mut().zip(&flows[index + n - 2]).for_each(|(sum, u)| *sum += weight * u);
                 }
@@ -259,7 +259,7 @@ impl<const AXIS: usize> Terms<'_, AXIS> {
         }
     }
 
-    /// What viscosity and conduction take the second difference of.
+    /// Quantities of which viscosity and conduction take the second difference.
     fn drag(&self, &[_, u, v, w, energy, rho_i]: &[f64; COMPONENTS + 1]) -> Point {
         let (factors, velocity) = (&self.factors, [u * rho_i, v * rho_i, w * rho_i]);
         let kinetic = 0.5 * velocity.iter().map(|velocity| velocity * velocity).sum::<f64>();

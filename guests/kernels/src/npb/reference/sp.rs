@@ -1,5 +1,5 @@
-//! SP in the order of the serial NPB 3.3: for each sheet of lines three arrays of five coefficients a point, filled, damped, copied and
-//! eliminated in loops over the whole sheet.
+//! SP in the order of the serial NPB 3.3. For each sheet of lines there are three arrays of five coefficients a
+//! point, filled, damped, copied and eliminated in loops over the whole sheet.
 //!
 //! ```text
 //!   rho_i, velocity ─▶ lhs ─▶ + damping ─▶ lhs ∓ speed: lhsp, lhsm ─▶ down: lhs with rhs 1 – 3 ─▶ lhsp with 4, lhsm with 5 ─▶ up
@@ -7,7 +7,7 @@
 //!   along x line after line; along y and z (but for the first arrow) all lines of an index before the next: memory along x either way
 //! ```
 //!
-//! Between the solves the waves of the next axis are made in sweeps over the whole grid.
+//! Between the solves, sweeps over the whole grid compute the waves of the next axis.
 
 use core::ops::Range;
 
@@ -17,14 +17,14 @@ use crate::npb::flow::{C1C5, C3C4, COMPONENTS, DIFFUSION, Grid, damping_weights}
 use crate::npb::rhs::Fields;
 use crate::npb::sp::{SCALARS, System};
 
-/// Arrays of coefficients: of the waves with the flow, and faster and slower than it by the speed of sound.
+/// Arrays of coefficients: for waves with the flow, and for waves faster and slower than it by the speed of sound.
 const SYSTEMS: usize = 3;
-/// Components that each of them is for.
+/// Components that each array applies to.
 const COMPONENTS_OF: [Range<usize>; SYSTEMS] = [0..3, 3..4, 4..5];
 
-/// What multiplies the points two and one before, here, one and two behind.
+/// Factors of the points two and one before, here, one and two behind.
 type Coefficients = [f64; 5];
-/// On a face the solution is the right-hand side.
+/// On a face the solution equals the right-hand side.
 const FACE: Coefficients = [0.0, 0.0, 1.0, 0.0, 0.0];
 
 /// Numbers of work space: the coefficients of a sheet, and velocity and diffusion of a line.
@@ -32,7 +32,7 @@ pub fn work(grid: &Grid) -> usize {
     SYSTEMS * grid.plane() * COMPONENTS + 2 * grid.edge
 }
 
-/// One step.
+/// Runs one step.
 pub fn step(platform: &dyn Platform, fields: &mut Fields<'_, SCALARS>, dt: f64, work: &mut [f64]) {
     right_hand_side(platform, fields, dt, work);
     let (sources, rhs) = fields.for_step(dt);
@@ -78,7 +78,7 @@ impl<const AXIS: usize> SheetSolver for System<'_, AXIS> {
     }
 }
 
-/// All indices of all lines, in the order in which they lie.
+/// Visits all indices of all lines, in storage order.
 fn each<const AXIS: usize>(lines: Range<usize>, indices: Range<usize>, mut body: impl FnMut(usize, usize)) {
     if AXIS == 0 {
         lines.for_each(|line| indices.clone().for_each(|index| body(line, index)));
@@ -149,7 +149,7 @@ impl<const AXIS: usize> Matrix<'_, AXIS> {
         &mut self.at[self.place(line, index)]
     }
 
-    /// Divides a row by its middle and takes it out of the two rows behind it, as far as there are any.
+    /// Divides a row by its middle and eliminates it from the two rows behind it, if they exist.
     fn eliminate(&mut self, sheet: &mut impl Sheet, line: usize, index: usize, components: Range<usize>) {
         let row = self.get(line, index);
         let scale = 1.0 / row[2];
@@ -169,7 +169,7 @@ impl<const AXIS: usize> Matrix<'_, AXIS> {
         }
     }
 
-    /// The solution at an index, from those behind it.
+    /// Computes the solution at an index from those behind it.
     fn substitute(&self, sheet: &mut impl Sheet, line: usize, index: usize, components: Range<usize>) {
         let [.., d, e] = self.at[self.place(line, index)];
         let behind = *sheet.rhs(line, index + 1);
