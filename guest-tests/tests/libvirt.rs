@@ -185,7 +185,7 @@ fn a_guarantee_that_nobody_can_give_is_an_error_of_libvirts_and_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     libvirt.define(&Domain { wishes: "guarantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
-    assert!(error.contains("wideleaf: pattern asks for a guarantee: no wideleafd listens"), "{error}");
+    assert!(error.contains("wideleaf: cannot give pattern its guarantee: no wideleafd listens"), "{error}");
     assert!(!is_running(&libvirt, "pattern"));
 }
 

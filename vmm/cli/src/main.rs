@@ -1,4 +1,5 @@
-//! Parses, runs, prints one line where it failed, sets the exit code. Everything else is in the library.
+//! Parses the command line, runs the command, prints one line if it failed, and sets the exit code. Everything else
+//! is in the library.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use wideleaf::{
 
 fn main() -> ExitCode {
     let process_start = Instant::now();
-    // Its frame is this small so that a stack which is too small is still enough to say so.
+    // Its stack frame is small, so that a stack that is too small still suffices to print the error.
     match limits::prepare() {
         Ok(()) => parsed(process_start),
         Err(failure) => failed(&failure),
@@ -32,7 +33,7 @@ fn parsed(process_start: Instant) -> ExitCode {
         .with_env_var("WIDELEAF_LOG")
         .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
         .from_env_lossy();
-    // Where standard error is closed, the subscriber would print to it that it could not print to it, and panic.
+    // When standard error is closed, the subscriber would try to report that there, and panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| stderr::Log).without_time();
     log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).init();
     if matches!(cli.command, Command::Attach(_) | Command::Demo(_) | Command::Experiment(_) | Command::TlbCost(_)) {
@@ -76,7 +77,7 @@ fn parsed(process_start: Instant) -> ExitCode {
 }
 
 fn failed(failure: &Failure) -> ExitCode {
-    // A failure may quote what a guest said, and a file's name.
+    // A failure may quote the guest's output or a file name.
     let text = failure.to_string();
     let lines: Vec<String> = text.lines().map(tables::clean).collect();
     stderr::say(format_args!("wideleaf: {}", lines.join("\n")));

@@ -87,10 +87,13 @@ fn what_is_no_size_and_no_time_is_refused_with_what_is_one() {
     }
     is_no_argument(&["run", "--native", "gups", "--memory", "1.1G"], "not a whole number of bytes");
     is_no_argument(&["run", "--native", "gups", "--memory", "16777216T"], "larger than 64 bits");
-    is_no_argument(&small_and(&["--timeout", "5x"]), "a whole number of seconds, or one with ms, s, m or h");
-    is_no_argument(&small_and(&["--policy-delay", "1.5s"]), "a whole number of seconds, or one with ms, s, m or h");
-    is_no_argument(&small_and(&["--timeout", "0s"]), "no time at all: leave --timeout out");
-    is_no_argument(&["experiment", "run", "quick", "--budget", "0s"], "no time at all: leave --budget out");
+    is_no_argument(&small_and(&["--timeout", "5x"]), "a whole number of seconds, or one followed by ms, s, m or h");
+    is_no_argument(
+        &small_and(&["--policy-delay", "1.5s"]),
+        "a whole number of seconds, or one followed by ms, s, m or h",
+    );
+    is_no_argument(&small_and(&["--timeout", "0s"]), "the time is zero: omit --timeout");
+    is_no_argument(&["experiment", "run", "quick", "--budget", "0s"], "the time is zero: omit --budget");
 }
 
 #[test]
@@ -103,18 +106,18 @@ fn options_of_guests_are_refused_for_native_kernels() {
 fn what_runs_must_be_said_and_exist() {
     let scratch = Scratch::new();
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
-    scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", &kernels, "--help"]);
+    scratch.refuses(&["run", "--policy", "greedy"], 2, &["nothing to run: name a built-in kernel", &kernels, "--help"]);
     scratch.refuses(
         &["run", "--native", "gusp"],
         2,
-        &[&format!("--native runs a built-in kernel ({kernels})"), "gusp"],
+        &[&format!("with --native: it is not a built-in kernel ({kernels})"), "gusp"],
     );
     scratch.refuses(&["run", "gusp"], 3, &[&format!("\"gusp\" is neither a built-in kernel ({kernels}) nor a file")]);
     scratch.refuses(&["run", "GUPS"], 3, &["nor a file; did you mean gups?"]);
     scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
     scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
     scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
-    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("there is no kernel \"gusp\"; there is {kernels}")]);
+    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("unknown kernel \"gusp\"; the kernels are {kernels}")]);
 }
 
 #[test]
@@ -136,7 +139,7 @@ fn ram_that_cannot_be_is_refused_with_a_size_that_can() {
 fn prefaulting_more_than_is_available_is_refused_and_nobody_is_killed_for_it() {
     let memory = format!("--memory={}", host_memory().get());
     let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
-    Scratch::new().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
+    Scratch::new().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "omit --prefault"]);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn backings_have_pages_of_their_own_sizes() {
     scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
     for unfit in ["--backing=anon", "--backing=hugetlb", "--host-page=2m"] {
         let arguments = small_and(&["--policy=reservation", unfit]);
-        scratch.refuses(&arguments, 2, &["only memfd RAM on 4k pages", "use --backing memfd"]);
+        scratch.refuses(&arguments, 2, &["needs memfd RAM on 4k pages", "use --backing memfd"]);
     }
     scratch.refuses(&small_and(&["--backing=hugetlb", "--host-page=4k"]), 2, &["no 4k pages", "--host-page 2m or 1g"]);
 }

@@ -62,7 +62,7 @@ fn what_is_printed_runs_the_same() {
 #[test]
 fn what_can_not_run_is_not_printed() {
     let scratch = Scratch::new();
-    scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["--native runs a built-in kernel"]);
+    scratch.refuses(&["run", "gusp", "--native", "--print-config"], 2, &["with --native: it is not a built-in kernel"]);
 }
 
 #[test]
@@ -94,9 +94,9 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
     is_refused("vcpus = 17", &[], &["vm.toml:1: vcpus: ", "1..=16"]);
     is_refused("vcpus = [1, 2]", &[], &["vm.toml:1: vcpus takes one value"]);
     is_refused("native = \"yes\"", &[], &["vm.toml:1: native is a flag", "write native = true"]);
-    is_refused("vcpus = 1\nvcpus = 2", &[], &["vm.toml:2: this is no TOML: duplicate key"]);
+    is_refused("vcpus = 1\nvcpus = 2", &[], &["vm.toml:2: this is not TOML: duplicate key"]);
     is_refused("[vm]\nvcpus = 1", &[], &["vm.toml:1: there is no \"vm\""]);
-    is_refused("what is this", &[], &["vm.toml:1: this is no TOML"]);
+    is_refused("what is this", &[], &["vm.toml:1: this is not TOML"]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn what_contradicts_is_said_with_the_lines_of_both_or_of_the_one_in_the_file() {
 fn a_file_that_says_not_what_runs_leaves_it_to_be_typed() {
     let scratch = Scratch::new();
     scratch.file("vm.toml", b"native = true\n");
-    scratch.refuses(&["run", "--config=vm.toml"], 2, &["say what to run"]);
+    scratch.refuses(&["run", "--config=vm.toml"], 2, &["nothing to run: name a built-in kernel"]);
     scratch
         .wideleaf(&["run", "--config=vm.toml", "gups", "--cmdline=log2_words=16", "--memory=64M"])
         .assert()

@@ -215,7 +215,7 @@ fn detach_says_what_becomes_of_the_pages() {
     let scratch = Scratch::new();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["detach", "web"]);
-    assert_eq!(text, "web is left to itself; its pages stay as they are\n");
+    assert_eq!(text, "web is no longer managed; its pages stay as they are\n");
     assert_eq!(daemon.last_asked(), Request::Detach { vm: "web".into() });
 }
 
@@ -281,7 +281,7 @@ fn what_is_wrong_with_the_arguments_is_said_without_a_daemon() {
     let scratch = Scratch::new();
     for (arguments, words) in [
         (&["set", "web"][..], "<KEY=VALUE>"),
-        (&["set", "web", "colour=red"], "there is no colour="),
+        (&["set", "web", "colour=red"], "unknown setting colour="),
         (&["set", "web", "policy=nope"], "never, prealloc"),
         (&["attach"], "<PID|DOMAIN>"),
         (&["attach", "web", "--policy=nope"], "never, prealloc"),
@@ -436,12 +436,12 @@ fn a_user_who_may_not_connect_gets_a_look_at_the_processes_and_a_line_that_says_
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(
-        stderr.starts_with("wideleaf: no permission to ask a wideleafd at /run/wideleaf/control.sock: "),
+        stderr.starts_with("wideleaf: cannot ask a wideleafd at /run/wideleaf/control.sock: permission denied; "),
         "{stderr}"
     );
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     let report: Value = serde_json::from_str(&stdout).unwrap();
-    assert!(report["source"].as_str().unwrap().starts_with("no permission to ask"), "{report}");
+    assert!(report["source"].as_str().unwrap().starts_with("cannot ask a wideleafd at "), "{report}");
     let quiet = as_another_user(&["list", "--no-daemon"]);
     assert_eq!((quiet.status.code(), quiet.stderr.is_empty()), (Some(0), true));
     let change = as_another_user(&["detach", "web"]);

@@ -129,7 +129,7 @@ fn a_recording_that_was_cut_off_is_simulated_up_to_there() {
     assert_eq!(found["recording"]["is_closed"], false);
     assert!(found["recording"]["cut_off_at_bytes"].as_u64().unwrap() < bytes.len() as u64 - 3);
     let table = scratch.wideleaf(&["simulate", "--recording=f"]).assert().success();
-    table.stdout(predicate::str::contains("cut off behind byte"));
+    table.stdout(predicate::str::contains("cut off after byte"));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_file_that_is_no_recording_is_one_clear_line() {
 #[test]
 fn what_to_simulate_must_be_said() {
     let scratch = Scratch::new();
-    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["say what to simulate: --recording FILE"]);
+    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["nothing to simulate: use --recording FILE"]);
     let wrong = scratch.wideleaf(&["simulate"]).assert().code(2).stdout("");
     wrong.stderr(predicate::str::contains("--recording <FILE>"));
     let list = scratch.wideleaf(&["simulate", "--policy=help"]).assert().success();

@@ -115,7 +115,7 @@ fn a_prediction_says_what_its_bound_assumes() {
         "predicted, ",
         "one after another",
         "all at once",
-        "asked for 64 visits ahead",
+        "prefetched 64 visits ahead",
         "in the kernel",
         "Assumed: ",
         "windows of its memory",
@@ -177,6 +177,6 @@ fn what_cannot_be_is_refused_in_one_line() {
 #[test]
 fn guests_without_kvm_are_refused() {
     if !has_kvm() {
-        Scratch::new().refuses(&["tlbcost", "--guest"], 4, &["there can be no guest here", "--native"]);
+        Scratch::new().refuses(&["tlbcost", "--guest"], 4, &["cannot run a guest here", "--native"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What an experiment is made for: what this host has.
+//! The facts about this host that an experiment is made for.
 
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ use crate::environment::Environment;
 use crate::experiment::jobs;
 use crate::run::guest;
 
-/// This host's.
+/// Facts about this host.
 pub(super) fn facts() -> HostFacts {
     let environment = Environment::capture();
     let is_root = nix::unistd::geteuid().is_root();
