@@ -176,7 +176,7 @@ pub struct PoolListArgs {
     #[arg(long, value_name = "2m|1g", value_parser = parse_pool_size)]
     pub size: Option<PageSize>,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -242,7 +242,7 @@ pub struct PoolChangeArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -288,7 +288,7 @@ pub struct HoldPathArgs {
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  GUPS in a guest whose RAM starts on base pages and is promoted while it runs, where that pays off:
+  GUPS in a guest: RAM starts on base pages and is promoted while the guest runs, if that pays off:
     wideleaf run gups --memory 1G --cmdline 'log2_words=26'
 
   The same kernel in a process instead of a guest, never promoted:
@@ -331,7 +331,7 @@ fn after_run_help() -> String {
 #[command(after_long_help = after_run_help())]
 pub struct RunArgs {
     /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
-    // Optional only for `--policy help`, and with --config, whose file may name it.
+    // Optional only for `--policy help`, and with --config, because the file may name it.
     #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config"])]
     pub workload: Option<String>,
 
@@ -414,7 +414,7 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "native")]
     pub console: bool,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -427,7 +427,7 @@ pub struct RunArgs {
     #[arg(long, short)]
     pub verbose: bool,
 
-    /// Record to this file what the manager observes, plans and does, for `wideleaf simulate`; the file is kept
+    /// Record to this file the manager's observations, plans and actions, for `wideleaf simulate`; the file is kept
     /// even if the run fails
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -506,7 +506,7 @@ pub struct KernelsArgs {
     #[arg(value_name = "KERNEL")]
     pub kernel: Option<String>,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }
@@ -549,7 +549,7 @@ pub struct DemoArgs {
     #[arg(long)]
     pub native: bool,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -566,7 +566,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub mappings: bool,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }

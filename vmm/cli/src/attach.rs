@@ -89,7 +89,7 @@ pub struct AttachArgs {
     #[command(flatten)]
     socket: SocketArg,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
@@ -99,7 +99,7 @@ fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
 }
 
 impl AttachArgs {
-    /// A number is a process id; name a domain whose name is a number by its UUID.
+    /// A number is a process id. If a domain's name is a number, use its UUID.
     fn target(&self) -> Result<Target, Failure> {
         match (&self.target, &self.qmp) {
             (Some(text), _) => Ok(text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid)),

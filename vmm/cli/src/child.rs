@@ -34,8 +34,8 @@ pub(crate) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrup
 /// Runs a `wideleaf`, perhaps of another revision.
 ///
 /// # Errors
-/// Its [`Failure`], or the reason why it could not run; neither a process nor a file is left. A run whose guest
-/// found wrong words is not an error here: its report says so.
+/// Its [`Failure`], or the reason why it could not run; neither a process nor a file is left. A guest that found
+/// wrong words is not an error here: the report says so.
 pub(crate) fn run_program(
     program: &Path,
     arguments: &[String],

@@ -226,7 +226,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
 }
 
 /// Remaining part of an experiment's own time, after its results. `None` if the results have other rounds than its
-/// own: then the user who began it set its length.
+/// own: then its user chose its length.
 fn left_of(budget: Duration, own_rounds: u32, results: &Results) -> Option<Duration> {
     let before = Duration::try_from_secs_f64(results.elapsed_s).unwrap_or_default();
     (results.experiment.rounds == own_rounds).then(|| budget.saturating_sub(before))

@@ -42,7 +42,7 @@ pub struct ListArgs {
     #[command(flatten)]
     source: SourceArg,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
@@ -65,7 +65,7 @@ pub struct VmArgs {
     #[command(flatten)]
     source: SourceArg,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
@@ -109,7 +109,7 @@ pub struct SetArgs {
     #[command(flatten)]
     socket: SocketArg,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }

@@ -99,7 +99,7 @@ pub struct ChangeArgs {
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct StatusArgs {
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 

@@ -101,7 +101,7 @@ pub struct ResultsArgs {
     #[arg(value_name = "FILE")]
     pub log: Option<PathBuf>,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 

@@ -185,7 +185,7 @@ fn end(state: &State, is_second: bool) -> ! {
     undo::all();
     let why = if is_second { "" } else { " in a call that does not return: a file system or a device does not answer" };
     let words = std::thread::Builder::new().spawn(move || {
-        // A person who pressed Ctrl-C twice knows the reason.
+        // After two Ctrl-C the user knows the reason.
         if !(is_second && std::io::stderr().is_terminal()) {
             say(format_args!("wideleaf: interrupted{why}"));
             stderr::end();

@@ -36,7 +36,8 @@ pub fn write(command: &Command, section: &str, out: &mut dyn Write) -> io::Resul
     }
 }
 
-/// Writes a section whose lines are kept (`.nf` in groff_man(7)). A line that begins like a request is escaped (`\&`).
+/// Writes a section with its lines as they are (`.nf` in groff_man(7)). A line that begins like a request is
+/// escaped (`\&`).
 fn write_lines(section: &str, text: &str, out: &mut dyn Write) -> io::Result<()> {
     write!(out, ".SH {section}\n.nf\n")?;
     for line in text.lines() {

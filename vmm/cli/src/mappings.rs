@@ -126,7 +126,7 @@ pub fn expected_level(paging: &str, guest_page: PageSize, host_page: PageSize, i
     }
 }
 
-/// Whether KVM's totals are those of a guest whose pattern is mapped at `level` throughout.
+/// Whether KVM's totals are those of a guest with its pattern mapped at `level` throughout.
 pub fn fits(level: PageSize, stats: MappingStats) -> bool {
     let windows = PATTERN.pages(PageSize::Huge2M);
     match level {

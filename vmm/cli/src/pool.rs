@@ -4,7 +4,7 @@
 //! ```text
 //!   list     pools by size and node, holders, mounts ─────────────▶ table | JSON
 //!   reserve  ┐ --dry-run: the plan ───────────────────────────────▶ what would be written, what it requires
-//!   release  ┘ otherwise: done fully, or one line with the reason ───▶ what was written, what is left, its users
+//!   release  ┘ otherwise: done fully, or one line with the reason ─▶ what was written, what is left, its users
 //! ```
 
 use std::fmt::Write as _;
@@ -270,7 +270,7 @@ fn processes(pids: &[u32]) -> Option<String> {
     (!pids.is_empty()).then(|| named.join(", ") + &more)
 }
 
-/// Pools whose pages no mount offers to programs that need a file.
+/// Pools without a mount for programs that need a file.
 fn not_mounted(pools: &[PoolStatus], mounts: &[HugetlbMount]) -> Vec<String> {
     let is_mounted = |size: PageSize| mounts.iter().any(|mount| mount.page.is_none_or(|page| page == size.bytes()));
     let without = pools.iter().filter(|pool| pool.total > 0 && !is_mounted(pool.size));

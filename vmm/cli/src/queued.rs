@@ -60,7 +60,7 @@ struct Queue {
 }
 
 impl QueuedWriter {
-    /// A queue whose bytes wait; they are written in pieces of this size.
+    /// A queue that keeps its bytes; they are written in pieces of this size.
     pub(crate) fn new(piece: usize) -> Arc<QueuedWriter> {
         Arc::new(QueuedWriter { queue: Mutex::default(), changed: Condvar::new(), piece })
     }

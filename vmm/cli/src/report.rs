@@ -273,7 +273,7 @@ pub struct Phase {
     pub progress: Vec<(f64, u64)>,
 }
 
-/// Older reports have no incomplete phases.
+/// Default for older reports, which have no incomplete phases.
 const fn yes() -> bool {
     true
 }

@@ -58,7 +58,7 @@ use crate::stderr::{self, BarTerminal};
 /// Interval at which the thread that waits for a native kernel checks the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
-/// Name of the fact in a recording that has the table of TLB miss costs its policy used.
+/// Name of the fact in a recording with the table of TLB miss costs that its policy used.
 pub(crate) const WALK_COST_FACT: &str = "walk_cost";
 
 /// Kernel or image to run.
@@ -70,7 +70,7 @@ pub enum Workload {
     Image(PathBuf),
 }
 
-/// A run whose arguments have been checked.
+/// A run with checked arguments.
 #[derive(Clone)]
 pub struct RunSpec {
     /// Kernel or image to run.
@@ -328,8 +328,8 @@ impl RunSpec {
     }
 }
 
-/// The policy if the user names none. With hugetlb backing there is nothing to decide, and monitoring would still
-/// cost the guest time, so it is `never`.
+/// The policy if the user names none: `auto`. With hugetlb backing it is `never`: there is nothing to decide, and
+/// monitoring would still cost the guest time.
 fn default_policy(backing: Option<BackingArg>) -> PolicyChoice {
     let name = if backing == Some(BackingArg::Hugetlb) { "never" } else { "auto" };
     PolicyChoice::parse(name).expect("both are in the list")
@@ -395,7 +395,7 @@ pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) 
 /// Runs `spec` until it ends or is stopped, and reports what was observed in either case.
 ///
 /// # Errors
-/// [`Failure`] of a run that did not begin, or whose guest refused its arguments: then there is nothing to report.
+/// [`Failure`] of a run that did not begin, or of a guest that refused its arguments: then there is nothing to report.
 /// The guest is gone and its memory released.
 fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<Finished, Failure> {
     let stolen_before = stolen_ms();
@@ -458,7 +458,7 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
                 .and_then(|()| console.as_mut().map_or(Ok(()), |it| it.begin(guest.machine(), sandbox.as_ref())))
                 .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), SandboxSpec::check_output))
                 .and_then(|()| manager(Some(kvm.clone())));
-            // Otherwise a vCPU whose line waits for the manager would keep a guest that was given up from ending.
+            // Otherwise a vCPU that waits for the manager with its line would keep a stopped guest from ending.
             let manager = begun.inspect_err(|_| session.attach(None, None))?;
             session.attach(Some(kvm), Some(manager));
             let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), walk.cost));

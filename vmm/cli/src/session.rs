@@ -110,7 +110,7 @@ impl Log {
     }
 }
 
-/// What the lines of a run said, after the guest has ended.
+/// Content of a run's lines, after the guest has ended.
 pub struct Observed {
     /// Message of the kernel that said hello.
     pub hello: Option<Hello>,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!                                         a command that runs no guest: written at once
-//!   say, log, panic, progress bar ──┬──▶  a guest is about to run:      as far as it fits now; the rest waits      
+//!   say, log, panic, progress bar ──┬──▶  a guest is about to run:      as far as it fits now; the rest waits
 //!   lines of the guest ─────────────┘     it runs:                      all of it waits for a thread (`queued.rs`)
 //! ```
 //!
@@ -219,7 +219,7 @@ fn write_what_fits(queue: &QueuedWriter) {
     }
 }
 
-/// Standard error without `io::stderr()`, whose lock a writing thread would hold.
+/// Standard error without `io::stderr()`: a writing thread would hold its lock.
 fn standard_error() -> io::Result<File> {
     Ok(File::from(io::stderr().as_fd().try_clone_to_owned()?))
 }

@@ -1,7 +1,7 @@
 //! The intended name behind a mistyped one: `gupz` and `GUPS` mean `gups`.
 
 /// Least similarity of two names, from 0 to 1 (Jaro). `gready` and `greedy` have 0.82, `linpack` and the nearest
-/// kernel 0.57. clap, whose suggestions appear beside these, uses 0.7 for options; kernels have shorter names,
+/// kernel 0.57. clap, with its suggestions beside these, uses 0.7 for options; kernels have shorter names,
 /// which are similar more often.
 const ALIKE: f64 = 0.75;
 

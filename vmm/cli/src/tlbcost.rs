@@ -42,7 +42,7 @@ use work::Work;
 
 const EXAMPLES: &str = "\
 A miss is measured by chains of loads over growing footprints. Each footprint is repeated, in separate processes, until
-three runs in a row agree, at most ten times. Cycles are ticks of the TSC, whose frequency is printed; a core may run
+three runs in a row agree, at most ten times. Cycles are ticks of the TSC, with the printed frequency; a core may run
 faster or slower.
 
 --predict records the loads and stores of one iteration of the kernel. In each round it then runs the kernel on 4 KiB
@@ -122,7 +122,7 @@ pub struct TlbCostArgs {
     #[command(flatten)]
     source: SourceArg,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 

@@ -80,7 +80,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     pub limit: Option<Bytes>,
 
-    /// Output format of the summary
+    /// Format of the summary
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }
@@ -92,7 +92,7 @@ pub struct InfoArgs {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 

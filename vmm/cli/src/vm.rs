@@ -49,7 +49,7 @@ pub struct VmSocketArgs {
     #[command(subcommand)]
     command: VmCommand,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table", global = true)]
     format: FormatArg,
 }

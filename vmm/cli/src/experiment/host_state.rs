@@ -22,7 +22,7 @@ const DRIFT_MAX: u64 = 16;
 pub(super) struct KeptState {
     /// Number of huge pages that were left.
     huge_pages_left: u64,
-    /// Children that broke up memory, and blocks that became whole since.
+    /// Children that broke up memory, and later the blocks that had become whole again.
     fragments: Vec<HeldFragments>,
 }
 

@@ -1,5 +1,4 @@
-//! The file of results. It is complete after every run, so that no run has to be repeated, whatever ends the
-//! experiment.
+//! The file of results. It is complete after every run: no run is repeated, however the experiment ends.
 
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};

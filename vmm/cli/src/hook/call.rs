@@ -2,8 +2,8 @@
 //!
 //! libvirtd waits for a hook, and so does every client of libvirtd. So nothing here takes longer than `WAIT`,
 //! except `prepare`, which must be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait
-//! for the hook. Nothing is printed on standard output. The only failure is a guest at `prepare` that requests a
-//! guarantee which cannot be given, or whose metadata have a mistake.
+//! for the hook. Nothing is printed on standard output. The only failure is at
+//! `prepare`: a guest requests a guarantee that cannot be given, or its metadata have a mistake.
 
 use std::fs;
 use std::io::{self, Read};

@@ -11,7 +11,7 @@
 //! `reconnect` libvirtd would kill the guest for it. It is a script and not a link, because libvirt passes its
 //! hooks the event as an argument, but not the program to handle it.
 //!
-//! libvirtd runs the script as root, so a user who can replace the program that it names becomes root. Therefore it
+//! libvirtd runs the script as root, so a user that can replace the program that it names becomes root. Therefore it
 //! is not installed for a program that users other than root can replace. That includes a program in a sticky
 //! folder like `/tmp`, which may also be emptied at boot.
 
@@ -94,7 +94,7 @@ impl Trust<'_> {
                 fs::symlink_metadata(part).map(|part| (part.uid(), part.gid(), part.mode())).map_err(at(part))?;
             let who = match () {
                 () if uid != self.owner => format!("user {uid}, its owner"),
-                () if mode & 0o002 != 0 => "everybody".to_owned(),
+                () if mode & 0o002 != 0 => "all users".to_owned(),
                 () if mode & 0o020 != 0 => format!("group {gid}"),
                 () => continue,
             };
@@ -244,7 +244,7 @@ mod tests {
         let whose = format!("{} can be written by user {owner}, its owner", program.display());
         assert!(error.contains(&whose) && error.lines().count() == 1, "{error}");
         for (path, mode, who) in
-            [(&program, 0o775, "group "), (&folder, 0o1777, "everybody"), (&top, 0o757, "everybody")]
+            [(&program, 0o775, "group "), (&folder, 0o1777, "all users"), (&top, 0o757, "all users")]
         {
             chmod(path, mode);
             let error = check(owner).expect_err("other users can write there");

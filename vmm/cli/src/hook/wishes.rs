@@ -8,7 +8,7 @@
 //!
 //! libvirt keeps an element of any namespace there and never checks it, so that only this module can find a typing
 //! error. Everything in wideleaf's namespace that is not understood is a mistake, and keeps the domain from
-//! starting: an operator who wrote `garantee="95%"` would otherwise rely on a guarantee that does not exist.
+//! starting: an operator that wrote `garantee="95%"` would otherwise rely on a guarantee that does not exist.
 
 use std::path::Path;
 

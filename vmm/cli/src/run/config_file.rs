@@ -3,8 +3,8 @@
 //! ```text
 //!   vm.toml ──▶ entries ──▶ one by one, alone: is it a value of that option? ──┐ if not, with the line
 //!                                                                              ▼
-//!   wideleaf run ─┬─ --key=value …  of the file, minus those typed        ─▶ clap ──▶ RunArgs ──▶ printed ──▶ vm.toml
-//!                 └─ --key=value …  as typed          ─────────────────────▶
+//!   wideleaf run ─┬─ --key=value …  of the file, minus those typed  ──────▶ clap ──▶ RunArgs ──▶ printed ──▶ vm.toml
+//!                 └─ --key=value …  as typed  ─────────────────────────────▶
 //! ```
 //!
 //! There is no second description of the options: the file's entries become arguments, which clap parses like the
@@ -95,7 +95,7 @@ fn options(command: &Command) -> impl Iterator<Item = &clap::Arg> {
     command.get_arguments().filter(|arg| !NOT_IN_A_FILE.contains(&arg.get_id().as_str()))
 }
 
-/// A file whose entries are options of `run`, each with a valid value of the option.
+/// A file of options of `run`, each with a valid value.
 struct ConfigFile<'a> {
     path: &'a Path,
     entries: Vec<Entry>,

@@ -29,7 +29,7 @@ use crate::output::say;
 use crate::session::Session;
 use crate::stderr;
 
-/// A guest whose arguments and image are valid on this host; it does not exist yet.
+/// A guest with arguments and an image that are valid on this host; it does not exist yet.
 pub(crate) struct GuestPlan {
     config: VmConfig,
     image: BootImage,

@@ -1,5 +1,5 @@
 //! The file of `--record`. Its own thread writes it, so that a disk that hangs, or a pipe without a reader, holds
-//! up neither the manager nor the vCPUs whose lines wait for the manager.
+//! up neither the manager nor the vCPUs, which wait for the manager with their lines.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::queued::{NotTaken, QueuedWriter};
 /// Size of one write, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Most bytes that wait for the file: some ticks of a guest of a tebibyte, whose first snapshot is the largest.
+/// Most bytes that wait for the file: some ticks of a guest of a tebibyte; the first snapshot is the largest.
 const WAITING_MAX: usize = 64 << 20;
 
 /// Longest recording. A day of a busy guest is shorter. The guest decides how much of it changes, so it must not

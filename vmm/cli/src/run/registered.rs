@@ -5,7 +5,7 @@
 //!            register                    limits
 //!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
 //!     ▲                                            │  ▲────────┘ limits and settings
-//!     └── no daemon, or gone: again later  ─────────┘
+//!     └── no daemon, or gone: again later ─────────┘
 //! ```
 //!
 //! A thread of its own does this, and the guest never waits for it. Without a daemon a run uses its own limits,

@@ -76,7 +76,7 @@ pub(crate) enum NoRestart {
 }
 
 impl<'a> Restarts<'a> {
-    /// Restarts for a run, whose RAM was or was not faulted in before it began.
+    /// Restarts for a run; `is_prefaulted`: its RAM was faulted in before it began.
     pub(super) fn new(session: &'a Session, policy: &'a PolicySwitch, is_prefaulted: bool) -> Restarts<'a> {
         let pages = if is_prefaulted { Pages::Kept } else { Pages::Released };
         Restarts { session, policy, pages, latest: Latest::default() }

@@ -2,9 +2,9 @@
 //! the report says so.
 //!
 //! ```text
-//!   phases, regions, results, gaps, malformed lines   the first ones, up to a bound; the rest is counted
+//!   phases, regions, results, gaps, malformed lines    the first ones, up to a limit; the rest is counted
 //!   progress marks of a phase                          all of a short phase; of a long one some, and the latest
-//!   samples of the host's backing (begin, end)        64 at once, then one per second: each stops a sample
+//!   samples of the host's backing (begin, end)         64 at once, then one per second: each stops a sample
 //! ```
 //!
 //! Any guest can print any number of lines that begin like protocol lines; so can users of a Linux guest. Together

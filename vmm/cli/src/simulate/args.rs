@@ -99,7 +99,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "recording")]
     pub plot: Option<PathBuf>,
 
-    /// Output format
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 

@@ -240,8 +240,8 @@ impl Part {
         }
     }
 
-    /// The lines of a diagonal: for the first angle, those whose distances from the corner along j and k have that
-    /// sum; for each further angle, those of the previous diagonal.
+    /// The lines of a diagonal: for the first angle, those with that sum of distances from the corner along j
+    /// and k; for each further angle, those of the previous diagonal.
     fn sweep_diagonal(&mut self, octant: u64, diagonal: u64) {
         let n = self.n;
         for angle in 0..ANGLES {

@@ -5,7 +5,7 @@
 //!   2 chains   a ──▶ c ──▶ e                  half of it is hidden
 //!              b ──▶ d ──▶ f
 //!   free       a b c d e f                    none waits: as many at once as the core has instructions in flight
-//!   ahead 2    a b c d e f                    and each is prefetched two visits ahead, as a prefetcher that knows the stream does, or a
+//!   ahead 2    a b c d e f                    and each is prefetched two visits ahead, as by a prefetcher, or a
 //!              c d e f                        kernel that prefetches its lines itself
 //!   asked      a b c d e f                    prefetched, and not even loaded: no program overlaps more
 //! ```
@@ -80,7 +80,7 @@ pub const LAPS: [(Way, Lap); 10] = [
 const STEP: usize = 8;
 
 /// Each visit waits for the one `CHAINS` before it: a part of its address was loaded there. All of the memory is
-/// zero, which the compiler does not know, so the part changes nothing.
+/// zero, which neither compiler nor CPU can know, so the part changes nothing.
 fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
     let nowhere = AtomicU64::new(0);
     let mut chains = [0; CHAINS];

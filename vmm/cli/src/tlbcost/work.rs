@@ -178,7 +178,7 @@ fn run_on(
     let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
     let watch = Arc::new(Mutex::new(Watch { meter, began: Duration::ZERO, timed: Timed::default(), failed: None }));
     let seen = watch.clone();
-    // Called only by the thread that runs the kernel, whose clock is read.
+    // Called only by the kernel's thread, because its clock is read.
     let sink = Box::new(move |message: &Message<'_>| {
         seen.lock().expect("a watch does not panic").on(message, host.thread_cpu_time());
     });

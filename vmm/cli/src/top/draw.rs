@@ -1,5 +1,5 @@
 //! Draws the screen. A letter or a word repeats the meaning of every colour. The colours are among the sixteen that
-//! every terminal has; blue and yellow differ for readers who cannot tell red from green.
+//! every terminal has; blue and yellow differ for readers that cannot tell red from green.
 //!
 //! ```text
 //!   wideleaf top: the source                       title

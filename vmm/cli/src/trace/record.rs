@@ -113,7 +113,7 @@ fn from_record_error(args: &RecordArgs, error: RecordError) -> Failure {
         RecordError::Start(_) | RecordError::NoMemory | RecordError::Read(_) => {
             Failure::Host(format!("cannot record {kernel}: {error}"))
         }
-        RecordError::Wrong => Failure::GuestFailed(format!("cannot record {kernel}: {error}")),
+        RecordError::Wrong => Failure::GuestFailed(format!("{kernel}: {error}")),
         RecordError::KernelFailed { .. } | RecordError::Killed(_) | RecordError::Garbled => {
             Failure::GuestCrashed(format!("cannot record {kernel}: {error}"))
         }

@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::interrupts::Interrupts;
 use crate::simulate::source::Source;
 
-/// Phase whose accesses stand for those of all iterations.
+/// Phase with the accesses that stand for those of all iterations.
 const REPEATED: &str = "compute";
 
 /// A machine, and its page size.
@@ -94,9 +94,9 @@ fn recorded(
     let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
     std::thread::scope(|scope| {
         let simulator = scope.spawn(move || of_trace(reader, place));
-        // The error without its location: the pipe ends with the recording, and the simulator with the pipe.
+        // The writer is dropped: the pipe ends with the recording, and the simulator with the pipe.
         let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over()).map(drop);
-        // If the recording ended first, its reason is the cause.
+        // If the simulator ended first, its error is the cause.
         let sums = simulator.join().expect("the simulator does not panic");
         match recorded {
             Err(RecordError::Interrupted) => Err(Failure::Interrupted),
@@ -168,7 +168,7 @@ struct Sums {
 }
 
 impl Counter {
-    /// A process whose memory is `bytes` long; all caches are cold.
+    /// A process with `bytes` of memory; all caches are cold.
     fn new(place: &Place, bytes: u64) -> Counter {
         let space = AddressSpace::native(Bytes::new((bytes >> place.shift).max(1)), place.page);
         Counter { simulator: Simulator::new(place.machine, space), shift: place.shift, sums: Sums::default() }

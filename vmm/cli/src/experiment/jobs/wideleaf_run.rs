@@ -46,7 +46,7 @@ pub(super) fn run(
     Ok(measured)
 }
 
-/// Metrics of a run whose guest found its memory correct.
+/// Metrics of a run after a successful verification.
 pub(super) fn verified(report: &RunReport) -> Result<Measured, Failure> {
     match &report.verification {
         Some(verification) if verification.passed => Ok(measured(report)),

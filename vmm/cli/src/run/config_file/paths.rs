@@ -2,7 +2,7 @@
 //! are absolute.
 //!
 //! ```text
-//!   record = "a.rec"                    an option whose type is a path             ─▶ /etc/vms/a.rec
+//!   record = "a.rec"                    an option with a path as its type          ─▶ /etc/vms/a.rec
 //!   policy = "schemes:rules=@a.txt"     text after an @                            ─▶ schemes:rules=@/etc/vms/a.txt
 //!   some-device = "path=a.img,slot=3"   path=, file= and socket= among settings    ─▶ path=/etc/vms/a.img,slot=3
 //!   workload = "./vmlinuz"              not a built-in kernel                      ─▶ /etc/vms/vmlinuz

@@ -38,13 +38,13 @@ pub(super) fn standard_output() -> io::Result<File> {
 }
 
 impl ConsoleOutput {
-    /// Output whose bytes wait until it is served.
+    /// Output that keeps its bytes until it is served.
     pub(super) fn new() -> Arc<ConsoleOutput> {
         let (queue, control) = (QueuedWriter::new(PIECE), OnceLock::new());
         Arc::new(ConsoleOutput { queue, control, lost: AtomicU64::new(0) })
     }
 
-    /// Writes to `to`, in a thread that does `begin` first. `control` belongs to the VM whose vCPUs print.
+    /// Writes to `to`, in a thread that does `begin` first. `control` belongs to the printing VM.
     pub(super) fn serve(
         self: &Arc<Self>,
         to: impl Write + Send + 'static,
