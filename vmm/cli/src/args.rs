@@ -145,9 +145,9 @@ Examples:
   Give all free pages back to the host:
     wideleaf pool release --size 2m --all-unused
 
-A change stays until it is undone or the machine reboots. For every boot: `hugepagesz=1G hugepages=N` on the kernel's
-command line, which is also the most reliable way to get 1 GiB pages; vm.nr_hugepages in sysctl.conf for 2 MiB
-pages.";
+A change stays until it is undone or the machine reboots. To have the pages after every boot, put
+`hugepagesz=1G hugepages=N` on the kernel's command line, which is also the most reliable way to get
+1 GiB pages. For 2 MiB pages, set vm.nr_hugepages in sysctl.conf.";
 
 /// Arguments of `wideleaf pool`.
 #[derive(Args, Debug)]

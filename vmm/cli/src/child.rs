@@ -2,7 +2,7 @@
 //! ended otherwise.
 //!
 //! ```text
-//!   arguments ─▶ spawn ─▶ wait, Ctrl-C kills it ─▶ its report from a file of ours, or its one line and exit code as our failure
+//!   arguments ─▶ spawn ─▶ wait, Ctrl-C kills it ─▶ its report from a temporary file, or its failure
 //! ```
 
 use std::fs::File;

@@ -1,8 +1,8 @@
 //! `wideleaf tlbcost`: the cost of a TLB miss on this machine, and the gain of 2 MiB pages from it.
 //!
 //! ```text
-//!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: for auto
-//!   tlbcost --predict  accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound
+//!   tlbcost            cells (native, guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save
+//!   tlbcost --predict  recorded accesses ─▶ in turn: the kernel on both page sizes, a replay on both ─▶ gain and bound
 //!   tlbcost --vm       the manager's estimate of a VM's share
 //! ```
 

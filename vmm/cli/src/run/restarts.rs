@@ -2,7 +2,8 @@
 //! of boots.
 //!
 //! ```text
-//!   all vCPUs stand still ─▶ the manager rests ─▶ the machine is restored ─▶ the guest's messages are dropped ─▶ a fresh policy ─▶ it runs
+//!   all vCPUs stand still ─▶ the manager rests ─▶ the machine is restored ─▶ the guest's messages are dropped
+//!          │                                      ─▶ a fresh policy ─▶ the guest runs
 //!          └─ the tenth within a minute: the end
 //! ```
 

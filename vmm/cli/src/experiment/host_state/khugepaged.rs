@@ -21,7 +21,7 @@ pub struct HoldKhugepagedArgs {
     #[arg(long, value_name = "MS")]
     pub scan_sleep_ms: u64,
 
-    /// Base pages looked at in one scan
+    /// Number of base pages in one scan
     #[arg(long, value_name = "N")]
     pub pages_to_scan: u64,
 
