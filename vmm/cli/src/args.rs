@@ -640,7 +640,7 @@ pub(crate) fn no_policy(error: &PolicyError) -> String {
 fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
     match PageSize::parse(text) {
         Ok(size @ (PageSize::Huge2M | PageSize::Giant1G)) => Ok(size),
-        _ => Err("the hugetlb pools have pages of 2m or 1g: write one of them"),
+        _ => Err("the hugetlb pools have pages of two sizes: write 2m or 1g"),
     }
 }
 

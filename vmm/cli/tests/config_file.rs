@@ -87,7 +87,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
     is_refused(
         &format!("{SMALL}policies = \"auto\""),
         &[],
-        &["vm.toml:5: there is no \"policies\": there are", " policy, "],
+        &["vm.toml:5: unknown key \"policies\": the keys are", " policy, "],
     );
     is_refused("memory = \"1.5\"", &[], &["vm.toml:1: memory: invalid value '1.5'", "a number with K, M, G or T"]);
     is_refused("\nbacking = \"nope\"", &[], &["vm.toml:2: backing: invalid value 'nope'", "anon, memfd, hugetlb"]);
@@ -95,7 +95,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
     is_refused("vcpus = [1, 2]", &[], &["vm.toml:1: vcpus takes one value"]);
     is_refused("native = \"yes\"", &[], &["vm.toml:1: native is a flag", "write native = true"]);
     is_refused("vcpus = 1\nvcpus = 2", &[], &["vm.toml:2: this is not TOML: duplicate key"]);
-    is_refused("[vm]\nvcpus = 1", &[], &["vm.toml:1: there is no \"vm\""]);
+    is_refused("[vm]\nvcpus = 1", &[], &["vm.toml:1: unknown key \"vm\""]);
     is_refused("what is this", &[], &["vm.toml:1: this is not TOML"]);
 }
 

@@ -286,7 +286,7 @@ fn what_is_wrong_with_the_arguments_is_said_without_a_daemon() {
         (&["attach"], "<PID|DOMAIN>"),
         (&["attach", "web", "--policy=nope"], "never, prealloc"),
         (&["attach", "web", "--guarantee=most"], "best-effort, or a share"),
-        (&["top", "--interval=1ms"], "less than 100ms"),
+        (&["top", "--interval=1ms"], "shorter than 100ms"),
         (&["info"], "<VM>"),
     ] {
         let wrong = scratch.wideleaf(arguments).assert().code(2).stdout("");

@@ -268,5 +268,5 @@ fn what_is_about_one_boot_is_refused() {
     };
     refuses(&["--record=file"], &["a recording is of one boot", "--on-reset stop"]);
     refuses(&["--policy=at-fault"], &["--policy at-fault: it decides at the first touch", "--on-reset stop"]);
-    refuses(&["--policy=reservation"], &["--policy reservation answers"]);
+    refuses(&["--policy=reservation"], &["--policy reservation: it decides"]);
 }
