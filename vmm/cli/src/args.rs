@@ -322,7 +322,7 @@ Examples:
 
 /// End of `wideleaf run --help`: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
-    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` has their parameters:";
+    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` shows their parameters:";
     format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
 }
 
