@@ -1,9 +1,9 @@
-//! A manual page of a command: clap_mangen's sections, but for two in which lines and values count.
+//! A manual page of a command: clap_mangen's sections, except two in which lines and values matter.
 //!
 //! | section | here | clap_mangen's |
 //! |---|---|---|
 //! | SYNOPSIS | the usage line of `--help` | lists each option, without its value |
-//! | NOTES | what `--help` ends with, line by line | fills its lines into one paragraph, examples and signals with them |
+//! | NOTES | the end of `--help`, line by line | fills its lines into one paragraph, examples and signals with them |
 
 use std::io::{self, Write};
 
@@ -36,7 +36,8 @@ pub fn write(command: &Command, section: &str, out: &mut dyn Write) -> io::Resul
     }
 }
 
-/// A section whose lines stay as they are (`.nf` in groff_man(7)). A line that begins like a request is none (`\&`).
+/// Writes a section with its lines as they are (`.nf` in groff_man(7)). A line that begins like a request is
+/// escaped (`\&`).
 fn write_lines(section: &str, text: &str, out: &mut dyn Write) -> io::Result<()> {
     write!(out, ".SH {section}\n.nf\n")?;
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! Tells the program which revision it is built from: results of experiments name it.
+//! //! Tells the program its source revision, because results of experiments name it.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn main() {
     }
 }
 
-/// What git says, or nothing where there is no git or no repository: a package of sources has neither.
+/// Output of git, or empty without git or a repository (as in a source package).
 fn git(arguments: &[&str]) -> String {
     let output = Command::new("git").args(arguments).output();
     let said = output.ok().filter(|output| output.status.success());

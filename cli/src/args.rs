@@ -1,5 +1,5 @@
-//! What a person types, as types. Nothing here touches the machine, so `--help` and every message about a wrong
-//! argument work anywhere.
+//! The command line as types. Parsing starts nothing on the machine, so that `--help` and every message about a
+//! wrong argument work anywhere.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,11 +21,11 @@ use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 use crate::vm::VmSocketArgs;
 
-/// Runs guests whose pages grow under them.
+/// Run guests and manage the page sizes of their memory while they run.
 #[derive(Debug, Parser)]
 #[command(name = "wideleaf", version, max_term_width = 110, after_long_help = EXIT_CODES)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run
     #[command(subcommand)]
     pub command: Command,
 }
@@ -36,123 +36,125 @@ First steps:
   wideleaf demo         what live promotion is worth here
   wideleaf run --help   all about one run, with examples
   wideleaf kernels      the built-in kernels, their classes and the memory they need
-  wideleaf pool list    the hugetlb pools and who has their pages
+  wideleaf pool list    the hugetlb pools and the processes that use their pages
 
 Exit codes:
-    0  done, and the guest verified its memory; or it was stopped over its control socket or by Ctrl-A x
-    1  the guest found a wrong word or result, or said that it failed
-    2  an argument makes no sense, or wideleafd refuses what was asked
-    3  the image, the initrd, the configuration or the recording can not be used
+    0  done, and the guest verified its memory; or stopped over the control socket or with Ctrl-A x
+    1  the guest found a wrong word or result, or reported a failure
+    2  an argument is invalid, or wideleafd refuses the request
+    3  the image, the initrd, the configuration or the recording cannot be used
     4  the host lacks something: KVM, a hugetlb page, memory, wideleafd
-    5  the guest crashed: triple fault, panic, an instruction KVM could not run
+    5  the guest crashed: triple fault, panic, or an instruction that KVM could not run
     6  the guest did not end within --timeout
-    7  the result or the recording could not be written, of a run that ended by itself
+    7  the run ended by itself, but its result or recording could not be written
    10  `hook status`: the hook is not installed
-   11  `hook status`: the hook is of another version, or for another program or socket
+   11  `hook status`: the installed hook is of another version, or for another program or socket
    12  `hook status`: libvirtd does not run the hook yet
-  130  interrupted (Ctrl-C, SIGTERM); a second one ends it at once, without a report
+  130  interrupted (Ctrl-C, SIGTERM); a second signal ends the program at once, without a report
 
-`wideleaf run` writes its whole report also where it ends with 1, 5, 6 or 130, with how it ended; not where its
-guest did not begin or refused its arguments.
+With the exit codes 1, 5, 6 and 130, `wideleaf run` still writes its whole report, which says how the run ended.
+It writes none if the guest did not begin or refused its arguments.
 
 Environment:
-    WIDELEAF_LOG  what to log on standard error, for instance `debug` or `wideleaf_memory=trace`";
+    WIDELEAF_LOG  log filter for standard error, for example `debug` or `wideleaf_memory=trace`";
 
-/// The subcommands.
+/// Subcommands of `wideleaf`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a benchmark kernel, a guest image or a Linux kernel under a memory policy
     Run(Box<RunArgs>),
-    /// Show what live promotion does: GUPS on base pages, promoted while it runs, and on huge pages from the start
+    /// Demonstrate live promotion: GUPS on base pages, promoted while it runs, and on huge pages from the start
     Demo(DemoArgs),
-    /// Show the built-in kernels: classes, memory, parameters, the figure that stands for a run
+    /// List the built-in kernels: classes, memory, parameters, and the main figure of a run
     Kernels(KernelsArgs),
-    /// Show what this host can do for guests and their pages, and why not
+    /// Show what this host can do for guests and their pages, and the reason for each missing feature
     Doctor(DoctorArgs),
-    /// Measure what a TLB miss costs here, and what 2 MiB pages would gain by that
+    /// Measure the cost of a TLB miss on this host, and estimate the gain of 2 MiB pages
     #[command(name = "tlbcost")]
     TlbCost(TlbCostArgs),
-    /// Show all VMs of this host: what backs their RAM, who looks after it
+    /// List all VMs of this host: what backs their RAM, and which manager they have
     List(ListArgs),
-    /// Show all about one VM
+    /// Show all details of one VM
     Info(VmArgs),
-    /// Show why windows of a VM are not in large pages, and what would change it
+    /// Explain why windows of a VM are not in large pages, and what would change it
     Explain(VmArgs),
     /// Change the policy or the guarantee of a VM that wideleafd manages
     Set(SetArgs),
-    /// Pause, resume, stop or ask one VM over the control socket of its `wideleaf run`
+    /// Pause, resume, stop or query one VM over the control socket of its `wideleaf run`
     Vm(VmSocketArgs),
-    /// Put a guest that somebody else started under wideleafd's management
+    /// Put an external guest (started by another program) under wideleafd's management
     Attach(AttachArgs),
-    /// Leave a VM to itself: wideleafd does nothing more for it
+    /// Stop managing a VM: wideleafd leaves its pages as they are
     Detach(DetachArgs),
-    /// Let wideleafd read its configuration again
+    /// Make wideleafd read its configuration again
     Reload(ReloadArgs),
-    /// Watch the VMs of this host: coverage, the map of one's memory, promotions as they happen
+    /// Watch the VMs of this host: coverage, the map of one VM's memory, promotions as they happen
     Top(TopArgs),
-    /// Let libvirt tell wideleafd of its guests: install the hook, take it away, see whether it works
+    /// Install, remove or check the hook with which libvirt reports its guests to wideleafd
     Hook(HookArgs),
-    /// Show the hugetlb pools and who has their pages; make one larger, or smaller by pages that nobody has
+    /// Show the hugetlb pools and the users of their pages; make a pool larger, or smaller by its free pages
     Pool(PoolArgs),
-    /// Print what a shell completes: wideleaf completions bash > /etc/bash_completion.d/wideleaf
+    /// Print the completion script of a shell: wideleaf completions bash > /etc/bash_completion.d/wideleaf
     Completions(CompletionsArgs),
-    /// Write the manual pages into a folder: what a package does
+    /// Write the manual pages into a folder (used by packages)
     #[command(hide = true)]
     Man(ManArgs),
-    /// Hold room in the hugetlb pool until standard input ends: what a demo starts, so that it cannot keep it
+    /// Hold pages of the hugetlb pool until standard input ends; a demo starts this, so that the pool is restored
+    /// in any case
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
-    /// Remove a cgroup when standard input ends: what a run in a new one starts, so that it cannot leave it behind
+    /// Remove a cgroup when standard input ends; a run in a new cgroup starts this, so that none is left behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
 }
 
 const POOL_EXAMPLES: &str = "\
 Examples:
-  What there is, on which NUMA node, and who has it:
+  The pools, by NUMA node, and the users of their pages:
     wideleaf pool list
 
-  8 GiB more in pages of 2 MiB on node 0: what would be written and what it takes, then the same for good (as root):
+  8 GiB more in pages of 2 MiB on node 0: first show what would be written, then do it (as root):
     wideleaf pool reserve --size 2m --bytes 8G --node 0 --dry-run
     wideleaf pool reserve --size 2m --bytes 8G --node 0
 
-  As many of 4 giant pages as there are:
+  Up to 4 giant pages, or as many as are available:
     wideleaf pool reserve --size 1g --pages 4 --at-most
 
-  All that nobody has, back to the host:
+  Give all free pages back to the host:
     wideleaf pool release --size 2m --all-unused
 
-A change stays until it is undone or the machine boots. For every boot: `hugepagesz=1G hugepages=N` on the kernel's command
-line, which is also the surest way to 1 GiB pages; vm.nr_hugepages in sysctl.conf for 2 MiB pages.";
+A change stays until it is undone or the machine reboots. To have the pages after every boot, put
+`hugepagesz=1G hugepages=N` on the kernel's command line, which is also the most reliable way to get
+1 GiB pages. For 2 MiB pages, set vm.nr_hugepages in sysctl.conf.";
 
-/// `wideleaf pool`.
+/// Arguments of `wideleaf pool`.
 #[derive(Args, Debug)]
 #[command(after_long_help = POOL_EXAMPLES)]
 pub struct PoolArgs {
-    /// What to do with them.
+    /// Action on the pools
     #[command(subcommand)]
     pub command: PoolCommand,
 }
 
-/// The subcommands of `wideleaf pool`.
+/// Subcommands of `wideleaf pool`.
 #[derive(Debug, Subcommand)]
 pub enum PoolCommand {
-    /// Show the pools by size and NUMA node, the processes that have pages of them, and where hugetlbfs is mounted
+    /// Show the pools by size and NUMA node, the processes that use their pages, and the hugetlbfs mounts
     List(PoolListArgs),
-    /// Make a pool larger, so that nobody has so many pages more: all of them or none
+    /// Make a pool larger by a number of free pages: all of them or none
     Reserve(PoolReserveArgs),
-    /// Make a pool smaller, by pages that nobody has and that are promised to nobody
+    /// Make a pool smaller, by free pages that are not reserved
     Release(PoolReleaseArgs),
 }
 
-/// `wideleaf pool list`.
+/// Arguments of `wideleaf pool list`.
 #[derive(Args, Debug)]
 pub struct PoolListArgs {
     /// Only the pool of this page size
     #[arg(long, value_name = "2m|1g", value_parser = parse_pool_size)]
     pub size: Option<PageSize>,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -161,49 +163,49 @@ pub struct PoolListArgs {
     pub root: PathBuf,
 }
 
-/// `wideleaf pool reserve`.
+/// Arguments of `wideleaf pool reserve`.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("amount").required(true), after_long_help = POOL_EXAMPLES)]
 pub struct PoolReserveArgs {
-    /// Which pool, and whether it is tried
+    /// Pool to change, and how
     #[command(flatten)]
     pub change: PoolChangeArgs,
 
-    /// How many pages
+    /// Number of pages
     #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
     pub pages: Option<u64>,
 
-    /// How much memory, in whole pages (rounded up): a number with K, M, G or T behind it (powers of 1024), or bytes
+    /// Amount of memory, rounded up to whole pages: a number with K, M, G or T (powers of 1024), or bytes
     #[arg(long, value_name = "SIZE", group = "amount", value_parser = parse_some_bytes)]
     pub bytes: Option<Bytes>,
 
-    /// Take as many as can be made of free memory, where these are fewer; at least one
+    /// If free memory does not suffice, take as many pages as possible, at least one
     #[arg(long)]
     pub at_most: bool,
 }
 
-/// `wideleaf pool release`.
+/// Arguments of `wideleaf pool release`.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("amount").required(true), after_long_help = POOL_EXAMPLES)]
 pub struct PoolReleaseArgs {
-    /// Which pool, and whether it is tried
+    /// Pool to change, and how
     #[command(flatten)]
     pub change: PoolChangeArgs,
 
-    /// How many pages
+    /// Number of pages
     #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
     pub pages: Option<u64>,
 
-    /// All pages that nobody has, and that are kept for no domain that is about to start
+    /// All free pages, except those that wideleafd keeps for a domain that is about to start
     #[arg(long, group = "amount")]
     pub all_unused: bool,
 
-    /// Where wideleafd listens, which knows what is kept [default: /run/wideleaf/control.sock]
+    /// Socket of wideleafd, which knows the pages that are kept [default: /run/wideleaf/control.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 }
 
-/// What both ways to change a pool have in common.
+/// Arguments that `reserve` and `release` share.
 #[derive(Args, Debug)]
 pub struct PoolChangeArgs {
     /// Page size of the pool
@@ -214,11 +216,11 @@ pub struct PoolChangeArgs {
     #[arg(long, value_name = "K")]
     pub node: Option<u32>,
 
-    /// Say what would be written where, and what it takes; write nothing
+    /// Show what would be written where, and what it requires; write nothing
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -227,25 +229,25 @@ pub struct PoolChangeArgs {
     pub root: PathBuf,
 }
 
-/// `wideleaf completions`.
+/// Arguments of `wideleaf completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// Which shell
+    /// Shell to complete for
     pub shell: clap_complete::Shell,
 }
 
-/// `wideleaf man`.
+/// Arguments of `wideleaf man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Where to
+    /// Folder to write to
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
 }
 
-/// Arguments of what holds the pool for a demo.
+/// Arguments of the child that holds the pool for a demo.
 #[derive(Debug, Args)]
 pub struct HoldPoolArgs {
-    /// Pages of 2 MiB
+    /// Number of 2 MiB pages
     #[arg(long, value_name = "N")]
     pub pages: u64,
 
@@ -254,17 +256,17 @@ pub struct HoldPoolArgs {
     pub root: PathBuf,
 }
 
-/// Arguments of what removes a run's cgroup.
+/// Arguments of the child that removes a run's cgroup or socket.
 #[derive(Debug, Args)]
 pub struct HoldPathArgs {
-    /// An empty folder, a cgroup's say, or a socket
+    /// An empty folder (for example a cgroup) or a socket
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
 }
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  GUPS in a guest whose RAM starts on base pages and is promoted while it runs, where that pays:
+  GUPS in a guest: RAM starts on base pages and is promoted while the guest runs, if that pays off:
     wideleaf run gups --memory 1G --cmdline 'log2_words=26'
 
   The same kernel in a process instead of a guest, never promoted:
@@ -280,13 +282,13 @@ Examples:
   NPB CG of class B on two vCPUs, in as much RAM as it needs:
     wideleaf run npb.cg --class B --vcpus 2
 
-  As another user, who sees an empty folder and nothing else (as root):
+  As another user, in an empty folder as root directory (as root):
     wideleaf run gups --user nobody --jail /var/empty --no-daemon
 
   A Linux kernel with an initrd:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m
 
-  The same, and `reboot` in the guest reboots it:
+  The same, with `reboot` in the guest rebooting it:
     wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0' --on-reset restart --console
 
   The same options in a file, and run from it with more memory:
@@ -296,43 +298,43 @@ Examples:
   Its serial port on this terminal:
     wideleaf run --config vm.toml --cmdline 'console=ttyS0' --console";
 
-/// What `wideleaf run --help` ends with: the built-in kernels, from the table that runs them, and examples.
+/// End of `wideleaf run --help`: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
-    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` has their parameters:";
+    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` shows their parameters:";
     format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
 }
 
-/// `wideleaf run`.
+/// Arguments of `wideleaf run`.
 #[derive(Args, Debug)]
 #[command(after_long_help = after_run_help())]
 pub struct RunArgs {
     /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
-    // Optional only for `--policy help`, and where a file may say it.
+    // Optional only for `--policy help`, and with --config, because the file may name it.
     #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config"])]
     pub workload: Option<String>,
 
-    /// Take options from this TOML file: a key for each long option, `workload` for what runs; those typed here win. Paths in it begin at
-    /// its folder
+    /// Read options from this TOML file: a key for each long option, `workload` for the kernel or image. Options on
+    /// the command line win. Paths in the file are relative to its folder
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Print these options as a file for --config, and end
+    /// Print these options as a file for --config, and exit
     #[arg(long)]
     pub print_config: bool,
 
-    /// What --print-config prints.
+    /// Text that --print-config prints.
     #[arg(skip)]
     pub effective: Option<String>,
 
-    /// Run the built-in kernel in this process instead of in a guest: the baseline, without a guest's second page tables
+    /// Run the built-in kernel in this process instead of in a guest: the baseline, without second-level page tables
     #[arg(long)]
     pub native: bool,
 
-    /// The guest's command line; for a built-in kernel its parameters, like `log2_words=25`
+    /// The guest's command line; for a built-in kernel its parameters, for example `log2_words=25`
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub cmdline: String,
 
-    /// Size of the problem, for kernels that have classes; the same as class= in --cmdline
+    /// Problem size, for kernels that have classes; the same as class= in --cmdline
     #[arg(long, value_name = "LETTER")]
     pub class: Option<String>,
 
@@ -340,118 +342,121 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "native")]
     pub initrd: Option<PathBuf>,
 
-    /// Its devices
+    /// Devices of the guest
     #[command(flatten)]
     pub devices: DeviceArgs,
 
-    /// Guest RAM, whole pages: a number with K, M, G or T behind it (powers of 1024), or bytes [default: 1G, or what the
-    /// built-in kernel needs where that is more]
+    /// Guest RAM, in whole pages: a number with K, M, G or T (powers of 1024), or bytes [default: 1G, or the need
+    /// of the built-in kernel if that is more]
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     pub memory: Option<Bytes>,
 
-    /// Virtual CPUs; native: threads
+    /// Number of virtual CPUs; with --native, of threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vcpus: u8,
 
-    /// What stands behind guest RAM [default: anon; with --policy reservation memfd]
+    /// Memory that backs guest RAM [default: anon; with --policy reservation memfd]
     #[arg(long, value_enum)]
     pub backing: Option<BackingArg>,
 
-    /// Page size the host backs RAM with at the start [default: 4k; with --backing hugetlb 2m]
+    /// Size of the host pages that back RAM at the start [default: 4k; with --backing hugetlb 2m]
     #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
     pub host_page: Option<PageSize>,
 
-    /// Page size of the guest's own page tables, for images that let it be chosen
+    /// Page size of the guest's own page tables, for images that support the choice
     #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
     pub guest_page: PageSize,
 
-    /// Which windows (2 MiB of guest RAM) become large pages, and when; `--policy help` lists the policies and what may
-    /// be set of them; @FILE for a value takes it from a file [default: auto; with --backing hugetlb, whose pages stay as they are, never]
+    /// Policy that chooses which windows (2 MiB of guest RAM) become large pages, and when. `--policy help` lists
+    /// the policies and their parameters; @FILE as a value reads it from a file [default: auto; with --backing
+    /// hugetlb, whose pages do not change, never]
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     pub policy: Option<PolicyArg>,
 
-    /// Let the policy act no sooner than this after the guest's timed part has begun: a number of seconds, or one
-    /// with ms, s, m or h behind it [default: it may act from the guest's start]
+    /// Delay of the policy's first action after the guest's timed part has begun: a number of seconds, or one with
+    /// ms, s, m or h [default: the policy may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
 
-    /// Fault all guest RAM in before the guest starts
+    /// Fault in all guest RAM before the guest starts
     #[arg(long)]
     pub prefault: bool,
 
-    /// What to do when the hugetlb pool is short: fail, or use transparent huge pages instead
+    /// Action when the hugetlb pool is too small: fail, or use transparent huge pages instead
     #[arg(long, value_enum, default_value = "fail")]
     pub fallback: FallbackArg,
 
-    /// Have the guest's serial port on this terminal, or on standard input and output where these are none: Ctrl-A x stops the VM, Ctrl-A h
-    /// has help; the result goes to standard error, or to --output. Without it, lines that are no results of a kernel go to standard error
+    /// Connect the guest's serial port to this terminal, or to standard input and output if they are no terminal.
+    /// Ctrl-A x stops the VM, Ctrl-A h shows help. The result goes to standard error, or to --output. Without
+    /// --console, the guest's lines other than results go to standard error
     #[arg(long, conflicts_with = "native")]
     pub console: bool,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Show in the table too what policies counted of their own decisions, and what a TLB miss counts as; JSON always
-    /// has both
+    /// Also show in the table the policies' counters of their own decisions, and the assumed cost of a TLB miss;
+    /// JSON always has both
     #[arg(long, short)]
     pub verbose: bool,
 
-    /// Record what the manager sees, plans and does there, for `wideleaf simulate`; the file is also there where the run
-    /// fails
+    /// Record to this file the manager's observations, plans and actions, for `wideleaf simulate`; the file is kept
+    /// even if the run fails
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// Tell the wideleafd at this socket of the guest: it is listed, and shares the daemon's budget; where nobody listens, now or
-    /// later, the run is on its own [default: /run/wideleaf/control.sock]
+    /// Register the guest with the wideleafd at this socket, which lists it and gives it a share of its budget. If
+    /// no daemon listens, the run manages the guest alone until one does [default: /run/wideleaf/control.sock]
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub daemon: Option<PathBuf>,
 
-    /// Tell no wideleafd of the guest: for measurements, which another guest's share of the budget must not change
+    /// Do not register the guest with wideleafd: for measurements, which must not share a budget with other guests
     #[arg(long, conflicts_with = "daemon")]
     pub no_daemon: bool,
 
-    /// Listen there for who wants to pause, resume, stop or ask about this VM: `wideleaf vm SOCKET status`; only the user who runs it,
-    /// and root, may. The file is removed at the end
+    /// Socket over which programs pause, resume, stop or query this VM: `wideleaf vm SOCKET status`. Only the user
+    /// that runs the VM, and root, may connect. The file is removed at the end
     #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
     pub control_socket: Option<PathBuf>,
 
-    /// End the guest after this time, with its report and exit code 6: a number of seconds, or one with ms, s, m or h
-    /// behind it [default: never]
+    /// Stop the guest after this time, with its report and exit code 6: a number of seconds, or one with ms, s, m
+    /// or h [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
     pub timeout: Option<Duration>,
 
-    /// What a guest's reset leads to: the end of the run, or another boot of the same image in the same memory with the same devices, as often
-    /// as it resets; ten within a minute end it, with exit code 5
+    /// Action when the guest resets: end the run, or boot the same image again in the same memory with the same
+    /// devices. Ten resets within a minute end the run, with exit code 5
     #[arg(long, value_enum, default_value = "stop", conflicts_with = "native")]
     pub on_reset: OnResetArg,
 
-    /// Do not restrict this process once the guest runs: a guest that breaks out has all of its user's rights
+    /// Do not restrict this process while the guest runs: a guest that breaks out then has all rights of its user
     #[arg(long, conflicts_with_all = ["native", "user", "jail"])]
     pub no_sandbox: bool,
 
-    /// Refuse to run the guest where this host's kernel cannot restrict the process wholly (Landlock, Linux 6.12)
+    /// Refuse to run the guest if this host's kernel cannot fully restrict the process (Landlock, Linux 6.12)
     #[arg(long, conflicts_with_all = ["native", "no_sandbox"])]
     pub require_sandbox: bool,
 
-    /// Become this user before the guest runs: a name, a number, or either with :GROUP behind it; takes root
+    /// Become this user before the guest runs: a name or a number, optionally followed by :GROUP; requires root
     #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "native")]
     pub user: Option<String>,
 
-    /// See nothing but what the run needs before the guest runs: an empty folder becomes its root, with no network; takes root
+    /// Make this empty folder the root directory before the guest runs, without network; the process then sees only
+    /// what the run needs; requires root
     #[arg(long, value_name = "FOLDER", conflicts_with = "native")]
     pub jail: Option<PathBuf>,
 
-    /// Run in this cgroup (v2), a path in the folder where they are mounted; a new one is removed at the end
+    /// Run in this cgroup (v2), a path below the cgroup mount; a new cgroup is removed at the end
     #[arg(long, value_name = "PATH", conflicts_with = "native")]
     pub cgroup: Option<PathBuf>,
 }
 
-/// `--on-reset`.
+/// Argument of `--on-reset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnResetArg {
     /// The run ends, with the report
@@ -462,89 +467,89 @@ pub enum OnResetArg {
 
 const KERNELS_EXAMPLES: &str = "\
 Examples:
-  All of them:
+  List all of them:
     wideleaf kernels
 
-  One, with its parameters:
+  Show one, with its parameters:
     wideleaf kernels npb.is
 
-  All about all of them, for programs:
+  All details of all of them, for programs:
     wideleaf kernels --format json";
 
-/// `wideleaf kernels`.
+/// Arguments of `wideleaf kernels`.
 #[derive(Args, Debug)]
 #[command(after_long_help = KERNELS_EXAMPLES)]
 pub struct KernelsArgs {
-    /// Only this one, with its parameters
+    /// Show only this kernel, with its parameters
     #[arg(value_name = "KERNEL")]
     pub kernel: Option<String>,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }
 
 const DEMO_EXAMPLES: &str = "\
 Examples:
-  In guests where there is a usable /dev/kvm, natively elsewhere:
+  In guests if /dev/kvm is usable, otherwise natively:
     wideleaf demo
 
   A table of 1 GiB, natively in any case:
     wideleaf demo --log2-words 27 --native
 
-  Every run's whole report, for programs:
+  The whole report of every run, for programs:
     wideleaf demo --rounds 9 --format json --output demo.json";
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
-  What is there, and what is done without the rest:
+  What is available, and what replaces the rest:
     wideleaf doctor
 
-  Whether KVM maps guests as it should; exit code 1 where it does not:
+  Whether KVM maps guests as expected; exit code 1 if it does not:
     wideleaf doctor --mappings
 
   The same, for programs:
     wideleaf doctor --mappings --format json";
 
-/// `wideleaf demo`.
+/// Arguments of `wideleaf demo`.
 #[derive(Args, Debug)]
 #[command(after_long_help = DEMO_EXAMPLES)]
 pub struct DemoArgs {
-    /// Table of 2^N words of 8 bytes: 25 is 256 MiB. Each run has 256 MiB of RAM more than its table
+    /// Size of the table: 2^N words of 8 bytes (25 is 256 MiB). Each run has 256 MiB of RAM more than its table
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u8).range(20..=30))]
     pub log2_words: u8,
 
-    /// How often each arm (a way to back RAM) runs; the arms take turns, a run takes some seconds
+    /// Number of runs of each arm (a way to back RAM); the arms take turns, and a run takes some seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 
-    /// Run natively even where there is a usable /dev/kvm
+    /// Run natively even if /dev/kvm is usable
     #[arg(long)]
     pub native: bool,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// `wideleaf doctor`.
+/// Arguments of `wideleaf doctor`.
 #[derive(Args, Debug)]
 #[command(after_long_help = DOCTOR_EXAMPLES)]
 pub struct DoctorArgs {
-    /// Also run small guests and compare KVM's mapping counters with what they should be (needs KVM, half a minute)
+    /// Also run small guests and compare KVM's mapping counters with the expected ones (needs KVM, half a minute)
     #[arg(long)]
     pub mappings: bool,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }
 
-/// `--backing`.
+/// Argument of `--backing`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackingArg {
     /// Private anonymous memory
@@ -565,30 +570,30 @@ impl From<BackingArg> for BackingKind {
     }
 }
 
-/// `--fallback`.
+/// Argument of `--fallback`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FallbackArg {
     /// Refuse to start
     Fail,
-    /// Anonymous memory that starts with transparent huge pages
+    /// Use anonymous memory that starts with transparent huge pages
     Thp,
 }
 
-/// `--format`.
+/// Argument of `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
-    /// For people
+    /// Table for people
     Table,
-    /// For programs
+    /// JSON for programs
     Json,
 }
 
-/// `--policy`.
+/// Argument of `--policy`.
 #[derive(Clone, Debug)]
 pub enum PolicyArg {
-    /// List the policies and end.
+    /// List the policies and exit.
     Help,
-    /// Use this one.
+    /// Use this policy.
     Use(PolicyChoice),
 }
 
@@ -599,7 +604,7 @@ fn parse_policy(text: &str) -> Result<PolicyArg, String> {
     }
 }
 
-/// Why a policy cannot be had, with the name that was probably meant.
+/// Message for an invalid policy, with the name that was probably meant.
 pub fn no_policy(error: &PolicyError) -> String {
     let hint = match error {
         PolicyError::UnknownPolicy { name } => did_you_mean(name, POLICIES.iter().map(|policy| policy.name)),
@@ -609,23 +614,23 @@ pub fn no_policy(error: &PolicyError) -> String {
     format!("{error}{hint}")
 }
 
-/// As [`PageSize::parse`]; base pages have no pool.
+/// As [`PageSize::parse`], without base pages, which have no pool.
 fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
     match PageSize::parse(text) {
         Ok(size @ (PageSize::Huge2M | PageSize::Giant1G)) => Ok(size),
-        _ => Err("there are pools of two page sizes: write 2m or 1g"),
+        _ => Err("the hugetlb pools have pages of two sizes: write 2m or 1g"),
     }
 }
 
-/// As [`Bytes::parse`], and not nothing.
+/// As [`Bytes::parse`], but refuses zero.
 pub fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
     match Bytes::parse(text).map_err(|error| error.to_string())? {
-        Bytes::ZERO => Err("no memory at all".into()),
+        Bytes::ZERO => Err("the size is zero: write at least one byte".into()),
         bytes => Ok(bytes),
     }
 }
 
-/// `name:key=value,…` with the contents of FILE for each value that is `@FILE`.
+/// Replaces each value `@FILE` in `name:key=value,…` by the contents of the file.
 pub fn with_files(text: &str) -> Result<String, String> {
     let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
     let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
@@ -635,25 +640,24 @@ pub fn with_files(text: &str) -> Result<String, String> {
     Ok(format!("{name}:{}", settings.collect::<Result<Vec<String>, String>>()?.join(",")))
 }
 
-/// The longest file that is a policy's value: the rules of `schemes` are some lines.
+/// Largest file that may be a policy's value. The rules of `schemes` are some lines.
 const VALUE_FILE_MAX: Bytes = mib(1);
 
-/// The lines of a file with ; between them, without comments (from # on) and what is empty.
+/// The lines of a file joined by `;`, without comments (from `#` on) and empty lines.
 fn lines_of(path: &str) -> Result<String, String> {
     let text = InputFile::open_stream(Path::new(path)).and_then(|file| file.read_text(VALUE_FILE_MAX));
     let text = text.map_err(|error| format!("cannot read {path}: {error}"))?;
     if text.contains(',') {
-        return Err(format!("{path} has a comma: no parameter of a policy takes one"));
+        return Err(format!("cannot use {path}: it has a comma, and no policy parameter may contain one"));
     }
     let line = |line: &str| line.split('#').next().unwrap_or("").trim().trim_end_matches(';').trim_end().to_owned();
     let lines: Vec<String> = text.lines().map(line).filter(|line| !line.is_empty()).collect();
     Ok(lines.join("; "))
 }
 
-/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number is seconds, as timeout(1) and sleep(1) have it.
+/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number means seconds, as in timeout(1) and sleep(1).
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    const FORM: &str =
-        "not a time: write a whole number of seconds, or one with ms, s, m or h behind it (10, 250ms, 2m)";
+    const FORM: &str = "not a time: write a whole number of seconds, or one followed by ms, s, m or h (10, 250ms, 2m)";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| FORM)?;
@@ -664,18 +668,18 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "h" => number.checked_mul(3_600_000),
         _ => return Err(FORM.into()),
     };
-    milliseconds.map(Duration::from_millis).ok_or_else(|| "longer than time itself".into())
+    milliseconds.map(Duration::from_millis).ok_or_else(|| "the time is too long: use fewer hours".into())
 }
 
-/// As [`parse_duration`], and not zero.
+/// As [`parse_duration`], but refuses zero.
 pub fn parse_timeout(text: &str) -> Result<Duration, String> {
-    some_time(text, "leave --timeout out to wait for ever")
+    some_time(text, "omit --timeout to wait without a limit")
 }
 
-/// As [`parse_duration`], and not zero, with what to do instead.
+/// As [`parse_duration`], but refuses zero and then names the remedy.
 pub fn some_time(text: &str, remedy: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err(format!("no time at all: {remedy}")),
+        Duration::ZERO => Err(format!("the time is zero: {remedy}")),
         time => Ok(time),
     }
 }

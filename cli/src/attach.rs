@@ -1,4 +1,4 @@
-//! `wideleaf attach`: puts a guest that somebody else started under wideleafd's management, or manages it itself for as long as it runs.
+//! `wideleaf attach`: puts an external guest under wideleafd's management, or manages it itself while it runs.
 //!
 //! ```text
 //!   --dry-run ──────────────────────────────▶ what would be done, a line each
@@ -27,30 +27,31 @@ use crate::output::{Output, say};
 use crate::run::walk_cost;
 use crate::source::{SocketArg, too_late, vm_of};
 
-/// How often it is looked whether a guest that is managed from here has ended, and whether somebody wants us to end.
+/// Interval at which a guest that is managed from here is checked for its end, and this process for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a guest is managed by where no policy and no daemon is there to say it.
+/// Policy of a guest if neither the user nor a daemon chooses one.
 const DEFAULT_POLICY: &str = "auto";
 
 const ATTACH_EXAMPLES: &str = "\
-The guest runs on; nothing in it or in its VMM has to change. `wideleaf detach` leaves it to itself again. Without a daemon, and with
---foreground, this command manages the guest itself until Ctrl-C (exit code 130) or until the guest ends, and then shows what it did.
+The guest runs on; nothing in it or in its VMM has to change. `wideleaf detach` ends the management. Without a daemon,
+and with --foreground, this command manages the guest itself until Ctrl-C (exit code 130) or until the guest ends,
+and then shows its actions.
 
 Examples:
-  What would be done, without doing it:
+  Show what would be done:
     wideleaf attach web --dry-run
 
   A libvirt domain, under the policy that wideleafd's configuration names:
     wideleaf attach web
 
-  A process, only looked at:
+  A process, only observed:
     wideleaf attach 4711 --policy off
 
-  What runs behind a monitor of QEMU's, which is then also asked for the exact RAM map:
+  The guest behind a QEMU monitor, which is then also asked for the exact RAM map:
     wideleaf attach --qmp /run/web.qmp --policy coverage --guarantee 95%";
 
-/// `wideleaf attach`.
+/// Arguments of `wideleaf attach`.
 #[derive(Args, Debug)]
 #[command(after_long_help = ATTACH_EXAMPLES)]
 pub struct AttachArgs {
@@ -58,36 +59,37 @@ pub struct AttachArgs {
     #[arg(value_name = "PID|DOMAIN", required_unless_present = "qmp")]
     target: Option<String>,
 
-    /// A monitor of QEMU's that nobody else is connected to: names the guest, or is asked about the one that is named
+    /// QEMU monitor (QMP socket) that has no other client: it names the guest, or gives details of the guest that
+    /// is named
     #[arg(long, value_name = "SOCKET", value_parser = parse_path)]
     qmp: Option<PathBuf>,
 
-    /// A policy as for `wideleaf run`, or off: it is only looked at [default: as wideleafd's configuration says, else
-    /// auto]
+    /// Policy as for `wideleaf run`, or `off` to only observe the guest [default: from wideleafd's configuration,
+    /// else auto]
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     policy: Option<String>,
 
-    /// The share of its present memory to have in large pages, or best-effort; less is reported [default: as
-    /// wideleafd's configuration says]
+    /// Share of the guest's present memory to keep in large pages, or best-effort; a lower share is reported
+    /// [default: from wideleafd's configuration]
     #[arg(long, value_name = "SHARE", value_parser = parse_guarantee)]
     guarantee: Option<Guarantee>,
 
-    /// Collapse shared memory too, which stops the guest for 15 to 30 ms a window
+    /// Also collapse shared memory, which stops the guest for 15 to 30 ms per window
     #[arg(long)]
     collapse_shared: bool,
 
-    /// Show what would be done, and do nothing
+    /// Show what would be done; change nothing
     #[arg(long, conflicts_with = "foreground")]
     dry_run: bool,
 
-    /// Manage the guest from this command, also where a daemon is there
+    /// Manage the guest from this command, even if a daemon listens
     #[arg(long)]
     foreground: bool,
 
     #[command(flatten)]
     socket: SocketArg,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
@@ -97,12 +99,12 @@ fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
 }
 
 impl AttachArgs {
-    /// A number is a process id: whose domain is called like one names it by its UUID.
+    /// A number is a process id. If a domain's name is a number, use its UUID.
     fn target(&self) -> Result<Target, Failure> {
         match (&self.target, &self.qmp) {
             (Some(text), _) => Ok(text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid)),
             (None, Some(path)) => Ok(Target::Qmp(path.clone())),
-            (None, None) => Err(Failure::Usage("name a process, a libvirt domain or --qmp SOCKET".into())),
+            (None, None) => Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into())),
         }
     }
 
@@ -142,10 +144,10 @@ impl AttachArgs {
     }
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `attach`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the request, or of the management.
 pub fn main(args: &AttachArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     if args.dry_run {
@@ -166,7 +168,7 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
     }
 }
 
-/// Manages the guest until it ends or somebody interrupts, and shows what was done.
+/// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
 fn manage(args: &AttachArgs, output: Output) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let attached = Attached::start(args.guest()?, args.session()?)?;

@@ -1,7 +1,8 @@
-//! A `wideleaf` in a process of its own: what compares runs starts each of them fresh, and a native kernel cannot be ended otherwise.
+//! Runs `wideleaf` in a child process. Comparisons start each run in a fresh process, and a native kernel cannot be
+//! ended otherwise.
 //!
 //! ```text
-//!   arguments ─▶ spawn ─▶ wait, Ctrl-C kills it ─▶ its report from a file of ours, or its one line and exit code as our failure
+//!   arguments ─▶ spawn ─▶ wait, Ctrl-C kills it ─▶ its report from a temporary file, or its failure
 //! ```
 
 use std::fs::File;
@@ -23,7 +24,7 @@ use crate::undo::TemporaryFolder;
 
 const SETPRIV: &str = "setpriv";
 
-/// Runs this program with these arguments, which begin with `run`, and this time at most.
+/// Runs this program with these arguments, which begin with `run`, for at most this time.
 ///
 /// # Errors
 /// As [`run_program`].
@@ -34,8 +35,8 @@ pub fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> 
 /// Runs a `wideleaf`, perhaps of another revision.
 ///
 /// # Errors
-/// Its [`Failure`], or that it could not be run; neither it nor a file of it is left. A run whose guest found wrong words is none: its
-/// report says so.
+/// Its [`Failure`], or the reason why it could not run; neither a process nor a file is left. A guest that found
+/// wrong words is not an error here: the report says so.
 pub fn run_program(
     program: &Path,
     arguments: &[String],
@@ -43,7 +44,8 @@ pub fn run_program(
     interrupts: &Interrupts,
 ) -> Result<RunReport, Failure> {
     let limit = ["--timeout".to_owned(), format!("{}s", timeout.as_secs())];
-    // It ends itself in time; nothing is asked of it before it is killed, since a native kernel does not listen.
+    // The run ends itself in time. At a timeout it is killed without a signal to end, because a native kernel does
+    // not react.
     let end = End { after: None, grace: Duration::ZERO };
     report(program, &[arguments, &limit].concat(), &end, interrupts).map_err(|failure| match failure {
         Failure::TimedOut(_) => Failure::TimedOut(timeout),
@@ -51,16 +53,16 @@ pub fn run_program(
     })
 }
 
-/// What `wideleaf` with these arguments writes as JSON. If it takes longer than `timeout` it is ended, politely at first.
+/// Runs `wideleaf` with these arguments and returns its JSON. After `timeout` it is asked to end, then killed.
 ///
 /// # Errors
-/// As of [`run`].
+/// Those of [`run`].
 pub fn json<T: DeserializeOwned>(
     arguments: &[String],
     timeout: Duration,
     interrupts: &Interrupts,
 ) -> Result<T, Failure> {
-    /// It has to end what it started itself.
+    /// Time that the child has to end its own children.
     const GRACE: Duration = Duration::from_secs(10);
     report(&this_program()?, arguments, &End { after: Some(timeout), grace: GRACE }, interrupts)
 }
@@ -93,7 +95,7 @@ fn report<T: DeserializeOwned>(
             let message = format!("wideleaf {}: {why}", arguments.join(" "));
             Err(match code {
                 Some(6) => Failure::TimedOut(end.after.unwrap_or_default()),
-                // It says why itself; nobody interrupted it.
+                // The child has reported the reason itself; it was not interrupted.
                 None if status.signal() == Some(SIGSYS) => Failure::Host(message),
                 code => Failure::from_exit_code(code.unwrap_or(130), message),
             })
@@ -101,8 +103,9 @@ fn report<T: DeserializeOwned>(
     }
 }
 
-/// A program of others that the kernel kills when the thread that starts it ends, however it ends: `setpriv` of util-linux asks for that
-/// (`PR_SET_PDEATHSIG`) and becomes the program. Where there is no `setpriv` the program itself, which a `SIGKILL` of ours leaves running.
+/// An external program that the kernel kills when the thread that starts it ends for any reason: `setpriv` of
+/// util-linux requests that (`PR_SET_PDEATHSIG`) and becomes the program. Without `setpriv` the program runs
+/// directly, and a `SIGKILL` of this process leaves it running.
 pub fn that_ends_with_us(program: &Path) -> Command {
     let has_setpriv = Command::new(SETPRIV).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !has_setpriv.is_ok_and(|status| status.success()) {
@@ -113,16 +116,16 @@ pub fn that_ends_with_us(program: &Path) -> Command {
     command
 }
 
-/// How a child is ended that does not end.
+/// How a child is ended.
 struct End {
-    /// After this time; `None`: it looks at the clock itself.
+    /// Timeout; `None` if the child watches the clock itself.
     after: Option<Duration>,
-    /// How long it may take to end once it was asked to.
+    /// Time that the child has to end after a request.
     grace: Duration,
 }
 
-/// Runs it to its end, or, with nothing to tell, to that of its time. Ctrl-C in a terminal reaches it as well; a `kill` of this process alone does
-/// not, and it must not outlive us.
+/// Waits for the child's end, or ends it silently at its timeout. Ctrl-C in a terminal also reaches the child; a
+/// `kill` of this process alone does not, and the child must not outlive this process.
 fn wait(command: &mut Command, end: &End, interrupts: &Interrupts) -> std::io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     let mut child = command.spawn()?;
@@ -131,7 +134,7 @@ fn wait(command: &mut Command, end: &End, interrupts: &Interrupts) -> std::io::R
             return Ok(Some(status));
         }
         if interrupts.is_set() || end.after.is_some_and(|limit| began.elapsed() > limit) {
-            // What it has, memory and a file in our temporary folder, goes with it.
+            // Its memory and its file in the temporary folder go with it.
             stop(&mut child, end.grace)?;
             return Ok(None);
         }
@@ -141,7 +144,7 @@ fn wait(command: &mut Command, end: &End, interrupts: &Interrupts) -> std::io::R
 
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Asks it to end, and kills it where it has not done so in `grace`.
+/// Asks the child to end, and kills it if it has not ended within `grace`.
 fn stop(child: &mut Child, grace: Duration) -> std::io::Result<ExitStatus> {
     let asked = Instant::now();
     if !grace.is_zero() {
@@ -158,8 +161,7 @@ fn stop(child: &mut Child, grace: Duration) -> std::io::Result<ExitStatus> {
 }
 
 fn read_report<T: DeserializeOwned>(file: &Path) -> Result<T, Failure> {
-    let failure =
-        |error: &dyn std::fmt::Display| Failure::Output(format!("the report of a run is unreadable: {error}"));
+    let failure = |error: &dyn std::fmt::Display| Failure::Output(format!("cannot read the report of a run: {error}"));
     let text = std::fs::read_to_string(file).map_err(|error| failure(&error))?;
     serde_json::from_str(&text).map_err(|error| failure(&error))
 }
@@ -169,25 +171,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_that_is_none_is_a_failure_that_says_so() {
+    fn an_invalid_report_is_a_failure_that_says_so() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("run.json");
         for text in ["", "{", "{\"verification\": 3}", "[]"] {
             std::fs::write(&file, text).expect("written");
-            let failure = read_report::<RunReport>(&file).expect_err("no report");
-            assert!(failure.to_string().starts_with("the report of a run is unreadable: "), "{failure}");
+            let failure = read_report::<RunReport>(&file).expect_err("not a report");
+            assert!(failure.to_string().starts_with("cannot read the report of a run: "), "{failure}");
         }
     }
 
     #[test]
-    fn a_child_that_does_not_listen_is_killed_and_one_that_does_may_end_itself() {
+    fn a_child_that_ignores_the_signal_is_killed_and_one_that_obeys_may_end_itself() {
         let start = |script: &str| {
             let mut command = Command::new("sh");
-            // It says when its trap is set.
+            // The child reports when its trap is set.
             command.args(["-c", script]).stdout(Stdio::piped());
             let mut child = command.spawn().expect("a shell");
             let mut ready = [0];
-            std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("it says so");
+            std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("it reports");
             child
         };
         let mut deaf = start("trap '' TERM; printf r; while :; do sleep 0.05; done");

@@ -1,15 +1,15 @@
-//! `wideleaf demo`: what live promotion is worth, as an experiment in miniature. Three arms in turn, each a
-//! `wideleaf run` in a process of its own, several rounds, medians of ratios within a round.
+//! `wideleaf demo`: the gain of live promotion, as a small experiment. Three arms take turns, each a `wideleaf run`
+//! in its own process, over several rounds. Results are medians of ratios within a round.
 //!
 //! | arm | RAM |
 //! |---|---|
 //! | base | 4 KiB pages, never promoted |
 //! | promoted | 4 KiB pages, promoted to 2 MiB while GUPS runs |
-//! | hugetlb | 2 MiB pages from the pool from the start (THP where no pool can be had) |
-//! | native | as hugetlb, in a process instead of a guest (only where there is a guest to compare with) |
+//! | hugetlb | 2 MiB pages from the pool from the start (THP if no pool is available) |
+//! | native | as hugetlb, in a process instead of a guest (only if there is a guest to compare with) |
 //!
-//! Host memory is kept warm until the promotion is over: where the host is itself a VM, frames that were free for a
-//! few seconds cost ten times as much to touch, and that would be measured instead.
+//! Host memory is kept warm until the promotion is over. If the host is itself a VM, touching frames that were free
+//! for a few seconds costs ten times as much, and the demo would measure that instead.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,78 +32,79 @@ use crate::output::Output;
 use crate::report::{Gaps, Phase, RunReport, number, rate, table};
 use crate::run::{evidence, guest, visible_bar};
 
-/// The promoted arm runs this long on base pages first, so that both stretches are seen.
+/// The promoted arm first runs this long on base pages, so that both stretches are visible.
 const POLICY_DELAY: Duration = Duration::from_millis(500);
 
-/// Host memory is kept warm this long after the policy may act: enough for the default table at the budget's rate.
+/// Time for which host memory is kept warm after the policy may act: enough for the default table at the budget's rate.
 const WARM_AFTER_DELAY: Duration = Duration::from_millis(500);
 
-/// All arms are judged by what they do from here on: neither the promotion nor the warming falls into it.
+/// Start of the judged time in all arms: neither the promotion nor the warming falls into it.
 const JUDGED_FROM: Duration = Duration::from_millis(1_050);
 const _: () = assert!(
     JUDGED_FROM.as_millis() > POLICY_DELAY.as_millis() + WARM_AFTER_DELAY.as_millis(),
-    "warming costs a core that the guest may be sharing"
+    "warming uses a core that the guest may share"
 );
 
-/// RAM a run has beside its table.
+/// RAM of a run in addition to its table.
 const BESIDE_TABLE: Bytes = mib(256);
 
-/// Where huge pages from the start bring less than this, live promotion has little to show.
+/// Below this ratio of huge pages from the start, live promotion has little to show.
 const SMALL_GAIN: f64 = 1.2;
-/// The table of 2 GiB whose page tables, 4 MiB in base pages, fit no core's own cache: 1.7 instead of 1.1 on the same EPYC.
+/// Table of 2 GiB: its page tables, 4 MiB with base pages, fit in no core's own cache. On the same EPYC the ratio
+/// is then 1.7 instead of 1.1.
 const TELLING_LOG2_WORDS: u8 = 28;
 
 /// An arm that takes longer than this hangs.
 const ARM_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// All of the demo.
+/// Result of the whole demo.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct DemoReport {
-    /// `guest` or `native`.
+    /// Mode of the runs: `guest` or `native`.
     pub mode: String,
-    /// Why it is not a guest, if so.
+    /// Reason why the runs are native, if they are.
     pub why_native: Option<String>,
     /// Paging of the guests.
     pub paging: String,
-    /// Words in the table, as log2.
+    /// Number of words in the table, as log2.
     pub log2_words: u8,
-    /// The machine's warm copy speed, in the same run.
+    /// Warm copy speed of the machine, in the same run.
     pub memcpy_gib_per_s: f64,
-    /// The arms, in the order they took turns.
+    /// Arms, in the order of their turns.
     pub arms: Vec<Arm>,
     /// Comparisons within rounds.
     pub ratios: Vec<Ratio>,
-    /// The machine.
+    /// Machine that was measured.
     pub environment: Environment,
 }
 
-/// One arm.
+/// One way to back RAM, with its runs.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Arm {
-    /// Its name.
+    /// Name of the arm.
     pub name: String,
-    /// What it is.
+    /// Description of the arm.
     pub summary: String,
-    /// The arguments of `wideleaf`.
+    /// Arguments of `wideleaf` for each run.
     pub arguments: Vec<String>,
-    /// One report a round.
+    /// Reports, one per round.
     pub runs: Vec<RunReport>,
 }
 
-/// One arm against another, round by round.
+/// Ratio of one arm to another, round by round.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Ratio {
-    /// What is compared with what.
+    /// Names of the two arms.
     pub name: String,
     /// Median over the rounds.
     pub median: f64,
-    /// Lowest round.
+    /// Lowest ratio of a round.
     pub lowest: f64,
-    /// Highest round.
+    /// Highest ratio of a round.
     pub highest: f64,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `demo`.
 ///
 /// # Errors
 /// [`Failure`]; no pool page, file or process is left.
@@ -124,7 +125,7 @@ fn is_verified(run: &RunReport) -> bool {
 }
 
 fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failure> {
-    let why_native = if args.native { Some("asked for".to_owned()) } else { guest::why_no_kvm() };
+    let why_native = if args.native { Some("requested with --native".to_owned()) } else { guest::why_no_kvm() };
     let is_native = why_native.is_some();
     let paging = if is_native { "none" } else { guest::paging_name()? };
     let environment = Environment::capture();
@@ -133,7 +134,7 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let pool = HeldPool::lease(ram.pages(PageSize::Huge2M));
     let mut arms = arms(args.log2_words, ram, is_native, pool.is_ok());
     if let Err(why) = &pool {
-        tracing::warn!("no hugetlb pool for the hugetlb arm, THP from the start instead: {why}");
+        tracing::warn!("cannot use the hugetlb pool for the hugetlb arm: {why}; using THP from the start instead");
     }
 
     let bar = visible_bar(u64::from(args.rounds) * arms.len() as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
@@ -189,7 +190,7 @@ fn arms(log2_words: u8, ram: Bytes, is_native: bool, has_pool: bool) -> Vec<Arm>
     arms
 }
 
-/// Runs one arm in a process of its own, with host memory warm until its promotion is over.
+/// Runs one arm in its own process, with host memory kept warm until its promotion is over.
 fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) -> Result<RunReport, Failure> {
     warm_host_memory(working_set).map_err(|error| Failure::Host(format!("cannot warm host memory: {error}")))?;
     let is_over = AtomicBool::new(false);
@@ -199,7 +200,7 @@ fn run_arm(arguments: &[String], working_set: Bytes, interrupts: &Interrupts) ->
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < POLICY_DELAY + WARM_AFTER_DELAY {
                 std::thread::sleep(Duration::from_millis(200));
                 if let Err(error) = warm_host_memory(mib(256)) {
-                    tracing::warn!("host memory is not kept warm: {error}");
+                    tracing::warn!("cannot keep host memory warm: {error}");
                 }
             }
         });
@@ -214,15 +215,15 @@ fn update(run: &RunReport) -> Option<&Phase> {
     run.phases.iter().find(|phase| phase.name == "update")
 }
 
-/// What an arm is judged by: updates per second of the guest's clock from [`JUDGED_FROM`] on, or from the end of the
-/// promotion where that is later.
+/// Judged speed of an arm: updates per second of the guest's clock from [`JUDGED_FROM`] on, or from the end of the
+/// promotion if that is later.
 fn judged_rate(run: &RunReport) -> f64 {
     let Some(phase) = update(run) else { return 0.0 };
     let promoted_at = run.manager.last_done_at_s.map_or(0.0, |at| at - phase.began_at_s);
     let from = JUDGED_FROM.as_secs_f64().max(promoted_at);
     match (phase.progress.iter().find(|(at, _)| *at >= from), phase.progress.last()) {
         (Some((from, done_from)), Some((to, done_to))) if to > from => (done_to - done_from) as f64 / (to - from),
-        _ => phase.rate_per_s, // over before that: the table is too small for a promotion to be seen
+        _ => phase.rate_per_s, // over before that: the table is too small to show a promotion
     }
 }
 
@@ -255,9 +256,9 @@ fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f6
 }
 
 impl DemoReport {
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
-        // The first line: what the numbers that follow are, and are not.
+        // The first line says what the numbers below are evidence of.
         let mut out = format!("{}\n", evidence(&self.paging, self.environment.is_virtual));
         if let Some(why) = &self.why_native {
             let _ = writeln!(out, "Running natively, not in a guest: {why}");
@@ -272,7 +273,7 @@ impl DemoReport {
             self.paging
         );
         let stolen: u64 = self.arms.iter().flat_map(|arm| &arm.runs).map(|run| run.environment.steal_ms).sum();
-        let _ = writeln!(out, "The hypervisor took {stolen} ms of CPU time away during all runs together.");
+        let _ = writeln!(out, "The hypervisor stole {stolen} ms of CPU time during all runs together.");
         let _ = writeln!(out, "Not controlled: CPU frequency, other load on the machine and on its host.");
         out
     }
@@ -284,7 +285,7 @@ impl DemoReport {
             "judged (lowest - highest)",
             "table on 2m",
             "KVM 2m",
-            "gap 99 %",
+            "gap p99",
             "verified",
         ]);
         for arm in &self.arms {
@@ -312,10 +313,10 @@ impl DemoReport {
         }
         let _ = writeln!(
             out,
-            "  gap: how long 128 updates take at most, for 99 % of them; base is the control without promotion"
+            "  gap p99: 99th percentile of the time for a batch of 128 updates (stalls); base is the control: never \
+            promoted"
         );
-        let _ =
-            writeln!(out, "  judged: from {:.2} s of the run on, when promotion is over", JUDGED_FROM.as_secs_f64());
+        let _ = writeln!(out, "  judged: from {:.2} s on, after the promotion", JUDGED_FROM.as_secs_f64());
     }
 
     fn write_ratios(&self, out: &mut String) {
@@ -329,34 +330,36 @@ impl DemoReport {
         if let Some(gain) = self.small_gain() {
             let _ = writeln!(
                 out,
-                "  With this table even huge pages from the start change little ({:+.0} %): this CPU has its page tables in its\n  \
-                 caches. A larger one shows more: --log2-words {TELLING_LOG2_WORDS} takes {} of RAM.",
+                "  With this table even huge pages from the start gain little ({:+.0} %): its page tables fit in this \
+                CPU's\n  caches. A larger one shows more: --log2-words {TELLING_LOG2_WORDS} takes {} of RAM.",
                 (gain - 1.0) * 100.0,
                 Bytes::new(8 << TELLING_LOG2_WORDS) + BESIDE_TABLE
             );
         }
     }
 
-    /// What huge pages from the start bring over base pages, where that is little and a larger table would show more.
+    /// Gain of huge pages from the start over base pages, if it is small and a larger table would show more.
     fn small_gain(&self) -> Option<f64> {
         let gain = self.ratios.iter().find(|ratio| ratio.name == "hugetlb : base")?.median;
         (gain < SMALL_GAIN && self.log2_words < TELLING_LOG2_WORDS).then_some(gain)
     }
 
-    /// The last promoted run: what the manager did, how long windows were out of reach, and the rate over time.
+    /// The last promoted run: the manager's actions, the times for which windows were unavailable, and the rate
+    /// over time.
     fn write_promotion(&self, out: &mut String) {
         let Some(promoted) = self.arms.iter().find(|arm| arm.name == "promoted") else { return };
         let speed = over_runs(promoted, |run| run.manager.copy_gib_per_s);
         if let Some((median, lowest, highest)) = speed {
             let _ = writeln!(
                 out,
-                "\nPromotion copied at {median:.2} GiB/s ({lowest:.2} - {highest:.2}); memcpy of warm memory runs at {:.2} GiB/s here.",
+                "\nPromotion copied at {median:.2} GiB/s ({lowest:.2} - {highest:.2}); memcpy of warm memory runs at \
+                {:.2} GiB/s here.",
                 self.memcpy_gib_per_s
             );
         }
         let Some(run) = promoted.runs.last() else { return };
         if let Some(times) = &run.manager.unavailable {
-            let _ = writeln!(out, "A window was out of the guest's reach for at most (last promoted run):");
+            let _ = writeln!(out, "Time for which a window was unavailable to the guest (last promoted run):");
             let most = times.buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
             for (up_to_us, count) in &times.buckets {
                 let _ = writeln!(out, "  up to {up_to_us:>8.0} us {count:>5} {}", bar_of(*count, most, 40));
@@ -368,7 +371,7 @@ impl DemoReport {
         }
     }
 
-    /// What promotion does to the guest's gaps, less what the machine does to them by itself.
+    /// Effect of promotion on the guest's gaps, minus the machine's own gaps in the base arm.
     fn write_gaps(&self, out: &mut String, promoted: &Arm) {
         type Kind = fn(&Gaps) -> u64;
         let Some(base) = self.arms.iter().find(|arm| arm.name == "base") else { return };
@@ -376,11 +379,11 @@ impl DemoReport {
             over_runs(arm, |run| run.gaps.iter().map(|gap| value(gap) as f64 / 1e3).reduce(f64::max))
         };
         let kinds: [(&str, Kind); 3] =
-            [("99 %", |gap| gap.p99_ns), ("99.9 %", |gap| gap.p999_ns), ("longest", |gap| gap.max_ns)];
-        let _ = writeln!(out, "Time 128 updates took, promoted less base (medians of the runs):");
+            [("p99", |gap| gap.p99_ns), ("p99.9", |gap| gap.p999_ns), ("max", |gap| gap.max_ns)];
+        let _ = writeln!(out, "Time for 128 updates, promoted minus base (medians of the runs):");
         for (name, value) in kinds {
             if let (Some((with, ..)), Some((without, ..))) = (gap(promoted, value), gap(base, value)) {
-                let _ = writeln!(out, "  {name:8} {with:>9.1} us less {without:>9.1} us: {:>+9.1} us", with - without);
+                let _ = writeln!(out, "  {name:8} {with:>9.1} us minus {without:>9.1} us: {:>+9.1} us", with - without);
             }
         }
     }

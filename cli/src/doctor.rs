@@ -1,4 +1,4 @@
-//! `wideleaf doctor`: what this host can do, each "no" with its reason and what is done without it.
+//! `wideleaf doctor`: the capabilities of this host, each "no" with its reason and its replacement.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,25 +19,25 @@ use crate::output::Output;
 use crate::report::prose_table;
 use crate::run::{devices, guest};
 
-/// Everything the doctor found.
+/// Everything that the doctor found.
 #[derive(Serialize)]
 pub struct DoctorReport {
-    /// The machine.
+    /// Machine that was examined.
     pub environment: Environment,
-    /// What a TLB miss counts as for `auto`, and where that is from.
+    /// Assumed cost of a TLB miss for `auto`, and its source.
     pub walk_cost: String,
-    /// Why a measurement of it is not used, if so.
+    /// Reason why a measurement of that cost is not used, if so.
     pub walk_cost_note: Option<String>,
-    /// The table.
+    /// Capabilities, one per row.
     pub capabilities: Vec<Capability>,
-    /// With `--mappings`: KVM's counters against what they should be.
+    /// KVM's counters compared with the expected ones, with `--mappings`.
     pub mappings: Option<MappingReport>,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `doctor`.
 ///
 /// # Errors
-/// [`Failure`]: where a mapping is not what it should be, that is one of the guest's.
+/// [`Failure`]. A wrong mapping is reported as a failure of the guest.
 pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let interrupts = Interrupts::install()?;
@@ -58,13 +58,13 @@ pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let wrong = report.mappings.as_ref().map_or(0, MappingReport::wrong);
     output.write(&report, DoctorReport::to_table)?;
     if wrong > 0 {
-        return Err(Failure::GuestFailed(format!("{wrong} mappings are not what they should be")));
+        return Err(Failure::GuestFailed(format!("{wrong} mappings are not as expected; see the table above")));
     }
     Ok(())
 }
 
 impl DoctorReport {
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
         let Environment { cpu, cpus, kernel, .. } = &self.environment;
         let mut out = format!("{cpus} x {cpu}, kernel {kernel}\n");
@@ -79,7 +79,7 @@ impl DoctorReport {
             ]);
         }
         let _ = writeln!(out, "{rows}");
-        let _ = writeln!(out, "auto counts {}", self.walk_cost);
+        let _ = writeln!(out, "auto uses {}", self.walk_cost);
         if let Some(note) = &self.walk_cost_note {
             let _ = writeln!(out, "  {note}");
         }

@@ -1,27 +1,27 @@
-//! The machine a number was measured on: without it a number is a rumour.
+//! The machine of a measurement: without it a number cannot be interpreted.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// What is recorded with every result.
+/// Environment that is recorded with every result.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Environment {
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// CPU model.
+    /// Model of the CPU.
     pub cpu: String,
-    /// Processors online.
+    /// Number of processors online.
     pub cpus: u32,
     /// Physical memory in KiB.
     pub memory_total_kib: u64,
-    /// Free and reclaimable memory in KiB when the run began.
+    /// Free and reclaimable memory when the run began, in KiB.
     pub memory_available_kib: u64,
-    /// `transparent_hugepage/enabled`.
+    /// Content of `transparent_hugepage/enabled`.
     pub thp_enabled: String,
-    /// `transparent_hugepage/shmem_enabled`.
+    /// Content of `transparent_hugepage/shmem_enabled`.
     pub thp_shmem_enabled: String,
-    /// Whether this machine is itself a virtual machine: then even a native process walks two tables in hardware.
+    /// Whether this machine is itself a VM: then even a native process walks two tables in hardware.
     pub is_virtual: bool,
     /// Load average of the last minute when the run began.
     pub load_1m: f64,
@@ -31,7 +31,7 @@ pub struct Environment {
     pub wideleaf: String,
 }
 
-/// A file of the kernel in a line; nothing where it cannot be read.
+/// A kernel file as one line; empty if it cannot be read.
 pub fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
@@ -44,13 +44,13 @@ fn kib(text: &str) -> u64 {
     text.strip_suffix(" kB").and_then(|n| n.parse().ok()).unwrap_or(0)
 }
 
-/// The word in brackets: `always [madvise] never`.
+/// The word in brackets, as in `always [madvise] never`.
 pub fn chosen(setting: &str) -> String {
     setting.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']')).unwrap_or(setting).to_owned()
 }
 
 impl Environment {
-    /// Reads it; what can not be read stays empty.
+    /// Reads the environment; what cannot be read stays empty.
     pub fn capture() -> Environment {
         let (cpuinfo, meminfo) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
         Environment {
@@ -69,13 +69,13 @@ impl Environment {
     }
 }
 
-/// Free and reclaimable memory in KiB, now.
+/// Free and reclaimable memory now, in KiB.
 pub fn memory_available_kib() -> u64 {
     kib(field(&read("/proc/meminfo"), "MemAvailable"))
 }
 
-/// Milliseconds stolen from all CPUs since boot (`/proc/stat`, eighth number; proc(5)). The unit is `USER_HZ`, which
-/// is 100 on every x86 kernel.
+/// Milliseconds stolen from all CPUs since boot (`/proc/stat`, eighth number; proc(5)). Its unit is `USER_HZ`,
+/// which is 100 on every x86 kernel.
 pub fn stolen_ms() -> u64 {
     let stat = read("/proc/stat");
     let jiffies =

@@ -1,21 +1,21 @@
-//! Why a command ended without its result: one line, and the exit code it stands for.
+//! The reason why a command ended without its result: one line, and an exit code.
 
-/// Every way to fail, by exit code.
+/// All kinds of failure, by exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The guest said that it failed, or that its memory is not what it wrote.
+    /// The guest reported a failure, or found its memory changed.
     #[error("{0}")]
     GuestFailed(String),
     /// Arguments that contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// The image, the initrd or the configuration can not be used.
+    /// The image, the initrd or the configuration cannot be used.
     #[error("{0}")]
     Input(String),
-    /// The host lacks something.
+    /// The host lacks something that is required.
     #[error("{0}")]
     Host(String),
-    /// The guest crashed.
+    /// The guest crashed while it ran.
     #[error("{0}")]
     GuestCrashed(String),
     /// The guest did not end in time.
@@ -27,30 +27,31 @@ pub enum Failure {
     /// libvirt's hook does not work.
     #[error(transparent)]
     Hook(#[from] HookFault),
-    /// Ctrl-C or a polite kill.
+    /// Ctrl-C, or a signal that asks to end.
     #[error("interrupted")]
     Interrupted,
 }
 
-/// Why libvirt's hook does not work, each with an exit code of its own: who watches it tells by that what is to be done.
+/// Why libvirt's hook does not work. Each reason has its own exit code, from which a monitoring program sees the
+/// remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookFault {
-    /// There is none of ours that libvirt could run.
+    /// No hook of wideleaf is installed.
     #[error("the hook is not installed: run `wideleaf hook install`")]
     NotInstalled,
-    /// It is not what would be installed now.
+    /// The installed hook differs from the one that would be installed now.
     #[error("the hook is for another program or socket, or of another version: run `wideleaf hook install`")]
     OutOfDate,
-    /// libvirtd started before there was one.
-    #[error("libvirtd does not run the hook yet: restart libvirtd once, running guests live on")]
+    /// libvirtd started before the hook was installed.
+    #[error("libvirtd does not run the hook yet: restart libvirtd once; running guests are not affected")]
     NotRun,
 }
 
 impl Failure {
-    /// The exit code of what a signal ended.
+    /// Exit code of a command that a signal ended.
     pub const INTERRUPTED: i32 = 130;
 
-    /// The documented exit code.
+    /// Exit code as documented in the help text.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Failure::GuestFailed(_) => 1,
@@ -67,7 +68,7 @@ impl Failure {
         }
     }
 
-    /// The same failure, saying what was being done.
+    /// The same failure, with the action during which it happened.
     pub fn during(self, what: &str) -> Failure {
         let say = |message: String| format!("{what}: {message}");
         match self {
@@ -81,7 +82,7 @@ impl Failure {
         }
     }
 
-    /// The failure that an exit code of a child stands for.
+    /// Failure that corresponds to the exit code of a child.
     pub fn from_exit_code(code: i32, message: String) -> Failure {
         match code {
             1 => Failure::GuestFailed(message),

@@ -1,8 +1,9 @@
-//! `wideleaf list`, `info`, `explain`, `set`, `detach` and `reload`: what an operator asks about the VMs of a host, and says about them.
+//! `wideleaf list`, `info`, `explain`, `set`, `detach` and `reload`: an operator's queries and requests about the
+//! VMs of a host.
 //!
 //! ```text
-//!   list, info, explain ──▶ Source (the daemon, or a look at the processes) ──▶ tables | JSON
-//!   set, detach, reload ──▶ the daemon ──▶ what is the case afterwards
+//!   list, info, explain ──▶ Source (the daemon, or the processes in /proc) ──▶ tables | JSON
+//!   set, detach, reload ──▶ the daemon ──▶ the state afterwards
 //! ```
 
 pub mod settings;
@@ -18,30 +19,30 @@ use crate::source::{SocketArg, SourceArg, done, vm_of};
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
-Without a daemon, where its socket is closed to this user, and with --no-daemon it looks at the processes itself:
-read-only, and it says which figures are missing and what would bring them.
+Without a daemon, if its socket is closed to this user, or with --no-daemon, the command reads the processes itself:
+read-only, with a note for each missing figure and its remedy.
 
-In JSON sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten thousandths: 5000 is
+In JSON, sizes are bytes, times are seconds, and shares (cpu_share, coverage, walk_share) are ten-thousandths: 5000 is
 50 %.
 
 Examples:
   All VMs of this host:
     wideleaf list
 
-  Of a daemon that listens elsewhere, for programs:
+  From a daemon that listens elsewhere, for programs:
     wideleaf list --socket /run/other/control.sock --format json
 
   Names of the VMs with less than half of their memory in large pages:
     wideleaf list --format json | jq -r '.vms[] | select(.backing.huge_2m < .backing.base_4k) | .name'";
 
-/// `wideleaf list`.
+/// Arguments of `wideleaf list`.
 #[derive(Args, Debug)]
 #[command(after_long_help = LIST_EXAMPLES)]
 pub struct ListArgs {
     #[command(flatten)]
     source: SourceArg,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
@@ -53,7 +54,7 @@ Examples:
     wideleaf explain 4711
     wideleaf info web --format json";
 
-/// `wideleaf info` and `wideleaf explain`.
+/// Arguments of `wideleaf info` and `wideleaf explain`.
 #[derive(Args, Debug)]
 #[command(after_long_help = VM_EXAMPLES)]
 pub struct VmArgs {
@@ -64,36 +65,36 @@ pub struct VmArgs {
     #[command(flatten)]
     source: SourceArg,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
 
 const SET_EXAMPLES: &str = "\
-What is not named stays as it is. wideleafd remembers it until it is set again or the VM is detached.
+Settings that are not named stay. wideleafd remembers them until they are set again or the VM is detached.
 
-  policy=NAME[:KEY=VALUE,...]   as for `wideleaf run` (`--policy help` lists them), or off: the VM is only looked at
-  guarantee=best-effort|95%     the share of its present memory to have in large pages; less than that is reported
-  collapse-shared=yes|no        whether shared memory may be collapsed, which stops the guest for 15 to 30 ms a window
-  qmp=PATH                      a monitor of QEMU's that nobody else is connected to
+  policy=NAME[:KEY=VALUE,...]   as for `wideleaf run` (`--policy help` lists them), or off: the VM is only observed
+  guarantee=best-effort|95%     share of its present memory to keep in large pages; a lower share is reported
+  collapse-shared=yes|no        whether to collapse shared memory, which stops the guest for 15 to 30 ms per window
+  qmp=PATH                      a QEMU monitor (QMP socket) that has no other client
 
-The last two are settled when a guest is attached: to change them now, `wideleaf detach` it, and attach it with
+The last two apply when a guest is attached. To change them now, `wideleaf detach` the guest, and attach it with
 --collapse-shared or --qmp.
 
-A KEY= with nothing behind it is unset: it is as wideleafd's configuration says, the last two from the next time that the
-guest is attached.
+An empty value (KEY=) unsets a setting: wideleafd's configuration then applies, for the last two from the next time
+that the guest is attached.
 
 Examples:
-  Promote what is used most, and tell when less than 95 % of it is in large pages:
+  Promote the most used memory, and report when less than 95 % of it is in large pages:
     wideleaf set web policy=coverage guarantee=95%
 
-  Leave it as it is:
+  Leave the pages as they are:
     wideleaf set web policy=off
 
-  As the configuration says again:
+  Use the configuration again:
     wideleaf set web policy= guarantee=";
 
-/// `wideleaf set`.
+/// Arguments of `wideleaf set`.
 #[derive(Args, Debug)]
 #[command(after_long_help = SET_EXAMPLES)]
 pub struct SetArgs {
@@ -101,19 +102,19 @@ pub struct SetArgs {
     #[arg(value_name = "VM")]
     vm: String,
 
-    /// What to change; --help lists what there is
+    /// Settings to change; --help lists them
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = Setting::parse)]
     changes: Vec<Setting>,
 
     #[command(flatten)]
     socket: SocketArg,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 }
 
-/// `wideleaf detach`.
+/// Arguments of `wideleaf detach`.
 #[derive(Args, Debug)]
 pub struct DetachArgs {
     /// Name, process id or libvirt UUID of the VM, as `wideleaf list` shows them
@@ -124,7 +125,7 @@ pub struct DetachArgs {
     socket: SocketArg,
 }
 
-/// `wideleaf reload`.
+/// Arguments of `wideleaf reload`.
 #[derive(Args, Debug)]
 pub struct ReloadArgs {
     #[command(flatten)]
@@ -134,7 +135,7 @@ pub struct ReloadArgs {
 /// Runs `wideleaf list`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the query, or of the output.
 pub fn list(args: &ListArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let report = args.source.source()?.host()?;
@@ -144,7 +145,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
 /// Runs `wideleaf info`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the query, or of the output.
 pub fn info(args: &VmArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let vm = args.source.source()?.vm(&args.vm)?;
@@ -154,7 +155,7 @@ pub fn info(args: &VmArgs) -> Result<(), Failure> {
 /// Runs `wideleaf explain`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the query, or of the output.
 pub fn explain(args: &VmArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let explanation = args.source.source()?.explanation(&args.vm)?;
@@ -164,7 +165,7 @@ pub fn explain(args: &VmArgs) -> Result<(), Failure> {
 /// Runs `wideleaf set`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the request, or of the output.
 pub fn set(args: &SetArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let mut changes = Settings::default();
@@ -176,16 +177,16 @@ pub fn set(args: &SetArgs) -> Result<(), Failure> {
 /// Runs `wideleaf detach`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the request, or of the output.
 pub fn detach(args: &DetachArgs) -> Result<(), Failure> {
     done(args.socket.ask(Request::Detach { vm: args.vm.clone() })?)?;
-    print(&format!("{} is left to itself; its pages stay as they are\n", tables::clean(&args.vm)))
+    print(&format!("{} is no longer managed; its pages stay as they are\n", tables::clean(&args.vm)))
 }
 
 /// Runs `wideleaf reload`.
 ///
 /// # Errors
-/// [`Failure`].
+/// [`Failure`] of the request, or of the output.
 pub fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     done(args.socket.ask(Request::Reload)?)?;
     print("wideleafd has read its configuration again\n")

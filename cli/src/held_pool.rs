@@ -1,4 +1,4 @@
-//! Room in the hugetlb pool that is given back however this process ends (`held.rs`).
+//! Pages of the hugetlb pool that are given back however this process ends (`held.rs`).
 
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
@@ -7,15 +7,15 @@ use crate::args::HoldPoolArgs;
 use crate::failure::Failure;
 use crate::held::{self, Held};
 
-/// Room for pages of 2 MiB, until this is dropped or the process ends.
+/// 2 MiB pages of the pool, held until this is dropped or the process ends.
 #[derive(Debug)]
 pub struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
 
 impl HeldPool {
-    /// Makes room for so many pages more.
+    /// Adds this number of pages to the pool.
     ///
     /// # Errors
-    /// The reason why it cannot be had.
+    /// The reason why they are not available.
     pub fn lease(pages: u64) -> Result<HeldPool, String> {
         Held::start(&["hold-pool", "--pages", &pages.to_string()]).map(HeldPool)
     }
@@ -24,7 +24,7 @@ impl HeldPool {
 /// The child: runs until its standard input ends.
 ///
 /// # Errors
-/// [`Failure::Host`] where the lease cannot be had.
+/// [`Failure::Host`] if the pages are not available.
 pub fn main(args: &HoldPoolArgs) -> Result<(), Failure> {
     let pools = HugetlbPools::at(&args.root);
     let _lease = pools.lease(PageSize::Huge2M, args.pages).map_err(|error| Failure::Host(error.to_string()))?;

@@ -1,27 +1,28 @@
-//! `wideleaf hook`: libvirt tells us of its guests, by a script that it runs when one starts, has started or is gone.
+//! `wideleaf hook`: libvirt reports its guests through a script that it runs when a guest starts, has started or is
+//! gone.
 //!
 //! ```text
 //!   libvirtd ──▶ /etc/libvirt/hooks/qemu.d/wideleaf ──▶ wideleaf hook run NAME OPERATION … ──▶ wideleafd
 //!    waits       the script that `install` writes        reads the XML, asks, never waits long
 //!
-//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse where a guarantee is
-//!                                                             asked for, and refuses metadata with a mistake
+//!   prepare begin     Prepare { pages of the hugetlb pool }   waits for the answer; may refuse if a guarantee is
+//!                                                             requested, and refuses metadata with a mistake
 //!   started begin     Started { pid, settings }               does not wait
-//!   reconnect begin   the same: libvirtd was restarted, and kills the guest where its hook fails
+//!   reconnect begin   the same: libvirtd was restarted, and kills the guest if its hook fails
 //!   release end       Release                                 does not wait
 //!   anything else     nothing; for `restore` and `migrate` standard output would replace the XML
 //! ```
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`call`] | what is done when libvirt calls |
-//! | [`domain`], [`wishes`], [`xml`] | what a domain wants, from its XML |
-//! | `called`, `libvirtd` | which libvirtd has run the hook |
+//! | [`call`] | actions when libvirt calls |
+//! | [`domain`], [`wishes`], [`xml`] | a domain's request, from its XML |
+//! | `called`, `libvirtd` | the libvirtd that has run the hook |
 //! | `journal` | a line in the host's log |
-//! | [`script`] | the script: written, taken away |
-//! | [`status`] | whether it works |
+//! | [`script`] | the script: written and removed |
+//! | [`status`] | check whether the hook works |
 //!
-//! libvirt: "Hooks for specific system management" (hooks.html), and what libvirt 9.0 was seen to do.
+//! libvirt: "Hooks for specific system management" (hooks.html), and the observed behaviour of libvirt 9.0.
 
 pub mod call;
 mod called;
@@ -44,12 +45,12 @@ use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  See what would be written, write it, see whether libvirtd knows:
+  Show what would be written, write it, check whether libvirtd runs it:
     wideleaf hook install --dry-run
     sudo wideleaf hook install
     wideleaf hook status
 
-  In a domain's XML (virsh edit), to say what it is to have; all attributes may be left out:
+  In a domain's XML (virsh edit), its request; all attributes are optional:
     <metadata>
       <wideleaf:memory xmlns:wideleaf='urn:wideleaf:memory:1' policy='auto' guarantee='95%' pool='yes'/>
     </metadata>";
@@ -57,29 +58,29 @@ Examples:
 const STATUS_CODES: &str = "\
 Exit codes:
    0  the hook is installed, and libvirtd runs it or will when it starts
-  10  it is not installed: absent, not executable, or somebody else's file is in its place
+  10  it is not installed: absent, not executable, or a foreign file is in its place
   11  it is of another version, or for another program or socket
-  12  libvirtd started before there was a hook, and does not run it yet";
+  12  libvirtd started before the hook was installed, and does not run it yet";
 
-/// `wideleaf hook`.
+/// Arguments of `wideleaf hook`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct HookArgs {
-    /// What to do with the hook.
+    /// Action on the hook
     #[command(subcommand)]
     command: HookCommand,
 }
 
 #[derive(Debug, Subcommand)]
 enum HookCommand {
-    /// Write the script that libvirt runs; nothing that somebody else wrote is overwritten
+    /// Write the script that libvirt runs; a foreign file is never overwritten
     Install(ChangeArgs),
-    /// Take the script away
+    /// Remove the script
     Uninstall(ChangeArgs),
-    /// Show whether the script is there and whether the running libvirtd runs it
+    /// Show whether the script is installed and whether the running libvirtd runs it
     #[command(after_help = STATUS_CODES)]
     Status(StatusArgs),
-    /// What the script runs
+    /// Process a call of the script
     #[command(hide = true)]
     Run(RunArgs),
 }
@@ -87,7 +88,7 @@ enum HookCommand {
 /// Arguments of `install` and `uninstall`.
 #[derive(Args, Debug)]
 pub struct ChangeArgs {
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(long)]
     pub dry_run: bool,
 
@@ -98,7 +99,7 @@ pub struct ChangeArgs {
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct StatusArgs {
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
@@ -112,15 +113,15 @@ struct Place {
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
 
-    /// Where the daemon listens
+    /// Socket of the daemon
     #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
     socket: PathBuf,
 }
 
-/// Arguments of `run`: those that libvirt gives a hook. The domain's XML is on standard input.
+/// Arguments of `run`: those that libvirt passes to a hook. The domain's XML is on standard input.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// Where the daemon listens
+    /// Socket of the daemon
     #[arg(long, value_name = "PATH", default_value = SOCKET_PATH)]
     pub socket: PathBuf,
 
@@ -128,23 +129,23 @@ pub struct RunArgs {
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     pub root: PathBuf,
 
-    /// The domain
+    /// Name of the domain
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// What happens to it
+    /// Event of the domain
     #[arg(value_name = "OPERATION")]
     pub operation: String,
 
-    /// What else libvirt says, now or in another version
+    /// Further arguments of libvirt, now or in other versions
     #[arg(value_name = "MORE", trailing_var_arg = true, allow_hyphen_values = true)]
     pub more: Vec<OsString>,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `hook`.
 ///
 /// # Errors
-/// [`Failure::Host`] where libvirt is absent, where a script is not ours, or where a guest is not to start.
+/// [`Failure::Host`] if libvirt is absent, a script is foreign, or a guest must not start.
 pub fn main(args: &HookArgs) -> Result<(), Failure> {
     match &args.command {
         HookCommand::Install(args) => script::install(&args.place.root, &args.place.socket, args.dry_run),

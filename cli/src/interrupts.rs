@@ -1,13 +1,14 @@
-//! Ctrl-C and `SIGTERM` set a flag that everything that waits looks at; a second one ends the process.
+//! Ctrl-C and `SIGTERM` set a flag that every waiting loop checks; a second signal ends the process.
 //!
 //! ```text
-//!   first signal ──▶ flag ──▶ looked at in time: the command ends by itself, and puts right what it changed
-//!                      └────▶ not looked at within GRACE: a call does not return (a file system that hangs) ─┐
+//!   first signal ──▶ flag ──▶ checked in time: the command ends by itself and restores what it changed
+//!                      └────▶ not checked within GRACE: a call does not return (a file system that hangs) ───┐
 //!   second signal ───────────────────────────────────────────────────────────────────────────────────────────┴▶ undo, exit code 130
 //! ```
 //!
-//! A thread does what is on the right: a handler may not. A run stands it down before it enters its sandbox, in which
-//! no thread may be that is not restricted; from there on the second signal ends the process in its handler.
+//! A thread does the actions on the right, because a signal handler may not. A run stops it before it enters its
+//! sandbox, in which every thread must be restricted. From then on the second signal ends the process in its
+//! handler.
 
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,39 +27,39 @@ use crate::{stderr, undo};
 
 const BOTH: [i32; 2] = [SIGINT, SIGTERM];
 
-/// How long a command has to look at the flag. All that wait do so within a tenth of a second; on a host with a load
-/// of 20 within one.
+/// Time in which a command must check the flag. All waiting loops check it within a tenth of a second, and within
+/// one second on a host with a load of 20.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Signals that come together are one: timeout(1) sends each twice, to the process and to its group.
+/// Signals closer together than this count as one: timeout(1) sends each twice, to the process and to its group.
 const ONE_WISH: Duration = Duration::from_millis(100);
 
-/// How often the thread looks whether the command has.
+/// Interval at which the thread checks whether the command has seen the flag.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long the last words may take: standard error may be a pipe that its reader leaves full.
+/// Time limit for the last message: standard error may be a full pipe that is not read.
 const WORDS: Duration = Duration::from_millis(200);
 
-/// The flag.
+/// The interrupt flag, with its handlers.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
     state: Arc<State>,
-    /// What ends the process at the second signal.
+    /// Handlers that end the process at the second signal.
     at_once: Arc<Mutex<Vec<SigId>>>,
     watch: Arc<Mutex<Option<Watch>>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// A signal came.
+    /// Whether a signal came.
     flag: Arc<AtomicBool>,
-    /// The command has seen that.
+    /// Whether the command has seen the flag.
     is_noticed: AtomicBool,
-    /// The next signal ends the process in its handler.
+    /// Whether the next signal ends the process in its handler.
     is_next_the_end: Arc<AtomicBool>,
 }
 
-/// The thread, and how it is told to end.
+/// The watching thread, and the means to end it.
 #[derive(Debug)]
 struct Watch {
     handle: Handle,
@@ -68,25 +69,25 @@ struct Watch {
 static OF_THIS_PROGRAM: OnceLock<Interrupts> = OnceLock::new();
 
 impl Interrupts {
-    /// Takes over both signals.
+    /// Installs handlers for both signals.
     ///
     /// # Errors
-    /// [`Failure::Host`] where the kernel refuses a handler or a thread.
+    /// [`Failure::Host`] if the kernel refuses a handler or a thread.
     pub fn install() -> Result<Interrupts, Failure> {
         let interrupts = Interrupts { state: Arc::default(), at_once: Arc::default(), watch: Arc::default() };
         interrupts.register().map_err(|error| Failure::Host(format!("cannot handle signals: {error}")))?;
-        // The first stays: a program takes them over once.
+        // The first stays: a program installs them once.
         let _ = OF_THIS_PROGRAM.set(interrupts.clone());
         Ok(interrupts)
     }
 
-    /// Those that this program has taken over; `None` while a signal ends it at once.
+    /// The program's handlers; `None` while a signal ends it at once.
     pub(crate) fn of_this_program() -> Option<&'static Interrupts> {
         OF_THIS_PROGRAM.get()
     }
 
-    /// Handlers run in the order in which they are registered: what ends the process sees the flag as the signal
-    /// before left it.
+    /// Handlers run in the order of their registration, so the handler that ends the process sees the flag as the
+    /// previous signal left it.
     fn register(&self) -> std::io::Result<()> {
         for signal in BOTH {
             let is_end = self.state.is_next_the_end.clone();
@@ -101,40 +102,39 @@ impl Interrupts {
         Ok(())
     }
 
-    /// From here on no thread ends the process for a flag that is not looked at: what follows may take as long as it
-    /// takes, or be in a sandbox. The second signal ends it at once.
+    /// From here on no thread ends the process for an unchecked flag: what follows may take a long time, or run in
+    /// a sandbox. The second signal ends the process at once.
     pub(crate) fn stand_down(&self) {
         let Some(Watch { handle, thread }) = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
         handle.close();
-        // It panics nowhere.
+        // The thread never panics.
         let _ = thread.join();
         // The first signal still only sets the flag.
         match end_at_the_second_of(&BOTH, Failure::INTERRUPTED) {
             Ok(handlers) => self.at_once.lock().unwrap_or_else(PoisonError::into_inner).extend(handlers),
-            Err(error) => tracing::warn!("a second signal will not end the process: {error}"),
+            Err(error) => tracing::warn!("cannot let a second signal end the process: {error}"),
         }
         if self.state.flag.load(Ordering::Relaxed) {
             self.state.is_next_the_end.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The next signal ends the process: what is left to do is worth less than an end, and nothing would be left
-    /// behind.
+    /// Lets the next signal end the process: the remaining work is worth less than a prompt end, and nothing would
+    /// be left behind.
     pub(crate) fn end_at_the_next(&self) {
         self.state.is_next_the_end.store(true, Ordering::Relaxed);
     }
 
-    /// The second signal no longer ends the process: another handler does, which has something to put right before.
+    /// The second signal no longer ends the process: another handler does, after it has restored its state.
     pub(crate) fn leave_the_second_to_others(&self) {
         for id in self.at_once.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             signal_hook::low_level::unregister(id);
         }
     }
 
-    /// Whether a signal asked for the end. Asking this is what keeps the command from being ended before it ends by
-    /// itself.
+    /// Whether a signal came. Asking this keeps the thread from ending the command before it ends by itself.
     pub fn is_set(&self) -> bool {
         let is_set = self.state.flag.load(Ordering::Relaxed);
         if is_set {
@@ -143,25 +143,25 @@ impl Interrupts {
         is_set
     }
 
-    /// The flag itself, for a wait that looks at nothing else.
+    /// The flag itself, for a wait that checks nothing else.
     pub fn flag(&self) -> &AtomicBool {
         &self.state.flag
     }
 
-    /// An error if so.
+    /// Returns an error if a signal came.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`].
+    /// [`Failure::Interrupted`] if so.
     pub fn check(&self) -> Result<(), Failure> {
         if self.is_set() { Err(Failure::Interrupted) } else { Ok(()) }
     }
 }
 
-/// Until the command ends by itself, or is ended here.
+/// Watches until the command ends by itself, or is ended here.
 fn watch(mut signals: Signals, state: &State) {
     let mut first: Option<Instant> = None;
     while !signals.handle().is_closed() {
-        // Without waiting once there is something to look at.
+        // It does not wait once there is a signal to check.
         let is_heard = if first.is_none() { signals.wait().count() } else { signals.pending().count() } > 0;
         let is_second = is_heard && first.is_some_and(|first| first.elapsed() > ONE_WISH);
         if is_heard && first.is_none() {
@@ -180,12 +180,12 @@ fn watch(mut signals: Signals, state: &State) {
 
 /// Undoes what can be undone, and ends the process whatever its other threads wait for.
 fn end(state: &State, is_second: bool) -> ! {
-    // Should this thread be held up as well.
+    // In case this thread is held up as well.
     state.is_next_the_end.store(true, Ordering::Relaxed);
     undo::all();
     let why = if is_second { "" } else { " in a call that does not return: a file system or a device does not answer" };
     let words = std::thread::Builder::new().spawn(move || {
-        // A person who pressed Ctrl-C twice knows it.
+        // After two Ctrl-C the user knows the reason.
         if !(is_second && std::io::stderr().is_terminal()) {
             say(format_args!("wideleaf: interrupted{why}"));
             stderr::end();

@@ -1,4 +1,5 @@
-//! `wideleaf kernels`: the table of built-in kernels, for people and for programs. Memory is asked of the kernels themselves.
+//! `wideleaf kernels`: the table of built-in kernels, for people and for programs. The kernels themselves report
+//! their memory.
 
 use std::fmt::Write as _;
 
@@ -14,60 +15,60 @@ use crate::output::Output;
 use crate::report::{number, prose_table};
 use crate::run::kernel::{self, meant};
 
-/// What the table says of some kernels.
+/// List of some kernels.
 #[derive(Debug, Serialize)]
 pub struct KernelList {
-    /// Each of them.
+    /// Facts about each kernel.
     pub kernels: Vec<KernelInfo>,
 }
 
-/// A built-in kernel.
+/// Facts about a built-in kernel.
 #[derive(Debug, Serialize)]
 pub struct KernelInfo {
-    /// Its name for `wideleaf run`.
+    /// Name for `wideleaf run`.
     pub name: &'static str,
-    /// What it does.
+    /// Summary of its work.
     pub summary: &'static str,
     /// Name of the result that stands for a run.
     pub figure: &'static str,
-    /// Its unit.
+    /// Unit of that result.
     pub unit: &'static str,
     /// Most vCPUs that can share its work.
     pub vcpus_max: usize,
     /// Memory by class; one entry without a class for a kernel that has none.
     pub memory: Vec<MemoryInfo>,
-    /// Its parameters in `--cmdline`.
+    /// Parameters in `--cmdline`.
     pub parameters: Vec<ParameterInfo>,
-    /// Parameters of a run that is over in a moment.
+    /// Parameters of a run that takes only a moment.
     pub quick: &'static str,
 }
 
-/// What a run on one vCPU needs, all other parameters being as they are by default.
+/// Memory that a run on one vCPU needs, with default values of all other parameters.
 #[derive(Debug, Serialize)]
 pub struct MemoryInfo {
     /// Size of the problem.
     pub class: Option<&'static str>,
-    /// Bytes; none where the kernel takes as much as there is.
+    /// Number of bytes; `None` if the kernel takes all memory.
     pub bytes: Option<u64>,
 }
 
 /// A parameter of a kernel.
 #[derive(Debug, Serialize)]
 pub struct ParameterInfo {
-    /// Its key.
+    /// Key of the parameter.
     pub name: &'static str,
-    /// What holds where it is not given.
+    /// Value if it is not given.
     pub default: &'static str,
     /// Unit of its value.
     pub unit: &'static str,
-    /// What it does.
+    /// Meaning of the parameter.
     pub meaning: &'static str,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `kernels`.
 ///
 /// # Errors
-/// [`Failure`] where there is no such kernel, or the result could not be written.
+/// [`Failure`] if there is no such kernel, or the result could not be written.
 pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     match args.kernel.as_deref() {
@@ -75,7 +76,7 @@ pub fn main(args: &KernelsArgs) -> Result<(), Failure> {
         Some(name) => {
             let hint = || meant(name);
             let unknown =
-                || Failure::Usage(format!("there is no kernel {name:?}; there is {}{}", KernelNames::ALL, hint()));
+                || Failure::Usage(format!("unknown kernel {name:?}; the kernels are {}{}", KernelNames::ALL, hint()));
             let kernel = by_name(name).ok_or_else(unknown)?;
             output.write(&KernelInfo::new(kernel), KernelInfo::to_details)
         }
@@ -93,7 +94,7 @@ impl KernelList {
         KernelList { kernels: kernels.iter().map(KernelInfo::new).collect() }
     }
 
-    /// For people.
+    /// The list as a table for people.
     pub fn to_table(&self) -> String {
         let mut rows = prose_table(&["kernel", "what it does", "figure", "memory of one vCPU, by class", "vCPUs"]);
         for info in &self.kernels {
@@ -105,7 +106,7 @@ impl KernelList {
                 number(format!("1 - {}", info.vcpus_max)),
             ]);
         }
-        format!("{rows}\n`wideleaf kernels NAME` has the parameters of one.\n")
+        format!("{rows}\n`wideleaf kernels NAME` shows the parameters of one.\n")
     }
 }
 
@@ -128,19 +129,19 @@ impl KernelInfo {
         }
     }
 
-    /// `S 2, W 11, A 29 MiB`, `256 MiB` or `all there is`.
+    /// `S 2, W 11, A 29 MiB`, `256 MiB` or `all memory`.
     fn memory_text(&self) -> String {
         let each = self.memory.iter().map(|MemoryInfo { class, bytes }| {
             let mebibytes = bytes.map(|bytes| bytes.div_ceil(1 << 20).to_string());
             class.map(str::to_owned).into_iter().chain(mebibytes).collect::<Vec<_>>().join(" ")
         });
         match each.collect::<Vec<_>>().join(", ") {
-            none if none.is_empty() => "all there is".to_owned(),
+            none if none.is_empty() => "all memory".to_owned(),
             each => each + " MiB",
         }
     }
 
-    /// For people.
+    /// All details of one kernel, for people.
     pub fn to_details(&self) -> String {
         let mut out = format!("{}: {}\n", self.name, self.summary);
         let _ = writeln!(out, "  figure: {} in {}", self.figure, self.unit);

@@ -1,4 +1,4 @@
-//! The command line of wideleaf, as a library: `main` parses and prints, everything else is here, so that tests and
+//! The command line of wideleaf, as a library. `main` parses and prints; everything else is here, so that tests and
 //! benches can call what a person would type.
 //!
 //! ```text
@@ -6,12 +6,13 @@
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
-//!            hook ─▶ what libvirt runs when a guest starts or ends: told to wideleafd
+//!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
+//!            hook ─▶ what libvirt runs when a guest starts or ends; reports it to wideleafd
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
 //!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
 //!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
 //!            set, attach, detach, reload ▶ the daemon;  vm ▶ one VM's control socket
-//!            completions, man ▶ what a shell and man(1) know of all this
+//!            completions, man ▶ shell completions and manual pages
 //! ```
 
 pub mod args;

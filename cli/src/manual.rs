@@ -1,5 +1,5 @@
-//! `wideleaf completions` and `wideleaf man`: what a shell and man(1) know of this program, from the same description that
-//! parses the command line.
+//! `wideleaf completions` and `wideleaf man`: shell completions and manual pages, generated from the description
+//! that parses the command line.
 
 use std::fs;
 use std::io;
@@ -12,12 +12,12 @@ use crate::args::{CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::manual_page;
 
-/// Prints what a shell completes.
+/// Prints the completion script of a shell.
 ///
 /// # Errors
-/// [`Failure::Output`] where standard output is closed.
+/// [`Failure::Output`] if standard output is closed.
 pub fn completions(program: &mut Command, args: &CompletionsArgs) -> Result<(), Failure> {
-    // Into memory first: what generates it panics where a write fails.
+    // Into memory first: the generator panics if a write fails.
     let mut script = Vec::new();
     let name = program.get_name().to_owned();
     clap_complete::generate(args.shell, program, name, &mut script);
@@ -25,10 +25,10 @@ pub fn completions(program: &mut Command, args: &CompletionsArgs) -> Result<(), 
         .map_err(|error| Failure::Output(format!("cannot write to standard output: {error}")))
 }
 
-/// Writes a manual page for the program and one for each command that it shows.
+/// Writes a manual page for the program and one for each visible command.
 ///
 /// # Errors
-/// [`Failure::Output`] where the folder can not be made or written to.
+/// [`Failure::Output`] if the folder cannot be made or written to.
 pub fn pages(program: Command, args: &ManArgs) -> Result<(), Failure> {
     let cannot =
         |error: io::Error| Failure::Output(format!("cannot write manual pages to {}: {error}", args.folder.display()));
@@ -60,14 +60,12 @@ mod tests {
         pages(Cli::command(), &ManArgs { folder: folder.path().to_owned() }).expect("the pages are written");
         let page = fs::read_to_string(folder.path().join("wideleaf-attach.1")).expect("its page");
         assert!(page.contains(".SH SYNOPSIS\n.nf\nwideleaf attach [OPTIONS] "), "{page}");
-        assert!(page.contains(
-            "\nExamples:\n  What would be done, without doing it:\n    wideleaf attach web \\-\\-dry\\-run\n"
-        ));
+        assert!(page.contains("\nExamples:\n  Show what would be done:\n    wideleaf attach web \\-\\-dry\\-run\n"));
         assert!(!page.contains(".SH EXTRA"), "{page}");
     }
 
     #[test]
-    fn each_command_that_is_shown_has_its_page() {
+    fn each_visible_command_has_its_page() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         pages(Cli::command(), &ManArgs { folder: folder.path().join("man1") }).expect("the pages are written");
         let shown = Cli::command()

@@ -1,10 +1,11 @@
-//! `wideleaf doctor --mappings`: does KVM really map what it should? Small guests that check every word of their RAM
-//! run on each backing and each guest page size; promotion, hold and recovery happen under them; after each the guest
-//! touches all of its memory again and KVM's counters are held against what this host's paging should give.
+//! `wideleaf doctor --mappings`: checks that KVM maps memory as expected. Small guests that check every word of
+//! their RAM run on each backing and each guest page size; promotion, hold and recovery happen while they run.
+//! After each, the guest touches all of its memory again, and KVM's counters are compared with what this host's
+//! paging should give.
 //!
 //! | paging | expected level of a window |
 //! |---|---|
-//! | EPT, NPT | the host's page, whatever the guest maps with |
+//! | EPT, NPT | the host's page, independent of the guest's mapping |
 //! | shadow | the smaller of the guest's page and the host's; giant pages count as huge ones there |
 //! | any, held | 4 KiB |
 
@@ -31,55 +32,55 @@ use crate::run::guest::Outside;
 use crate::run::{Console, RunSpec, Workload, guest, visible_bar};
 use crate::session::Session;
 
-/// RAM the guest checks, over and over.
+/// RAM that the guest checks, over and over.
 const PATTERN: Bytes = mib(8);
 
-/// A guest on an emulated host needs seconds for a pass; one that needs longer than this hangs.
+/// Time limit of a pass: a guest on an emulated host needs seconds.
 const PASS_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Leaves of 4 KiB that are none of the pattern's: the guest's program, its stacks, its page tables.
+/// Most 4 KiB leaves outside the pattern: the guest's program, its stacks, its page tables.
 const OTHER_PAGES_MAX: u64 = 512;
 
-/// All rows.
+/// Results of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct MappingReport {
-    /// `ept`, `npt` or `shadow`.
+    /// Paging of the guests: `ept`, `npt` or `shadow`.
     pub paging: String,
-    /// RAM that is looked at.
+    /// Checked RAM of a guest, in bytes.
     pub pattern_bytes: u64,
-    /// One row per state of one guest.
+    /// Rows, one per state of one guest.
     pub rows: Vec<MappingRow>,
-    /// What could not be tried, and why.
+    /// Cases that could not be tried, with the reason.
     pub skipped: Vec<String>,
 }
 
 /// One guest in one state.
 #[derive(Clone, Debug, Serialize)]
 pub struct MappingRow {
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u8,
     /// Page size of the guest's tables.
     pub guest_page: String,
     /// Kind of backing.
     pub backing: String,
-    /// Page size RAM started with.
+    /// Page size that RAM started with.
     pub host_page: String,
-    /// `start`, `collapsed`, `held at 4k`, `recovered`.
+    /// State of the guest: `start`, `collapsed`, `held at 4k`, `recovered`.
     pub state: String,
-    /// Level KVM should map the pattern with.
+    /// Level with which KVM should map the pattern.
     pub expected: String,
-    /// KVM's counters.
+    /// Counters of KVM.
     pub kvm: KvmPages,
-    /// Whether they fit.
+    /// Whether the counters are as expected.
     pub is_as_expected: bool,
-    /// Passes over all of its RAM the guest had made without finding a wrong word.
+    /// Passes over all of its RAM that the guest had made without finding a wrong word.
     pub passes: u64,
 }
 
-/// Runs every combination this host can.
+/// Runs every combination that this host supports.
 ///
 /// # Errors
-/// [`Failure`] where there is no KVM, or a guest crashes or finds a wrong word.
+/// [`Failure`] if there is no KVM, or a guest crashes or finds a wrong word.
 pub fn check_all(interrupts: &Interrupts) -> Result<MappingReport, Failure> {
     let paging = guest::paging_name()?;
     let vcpus = std::thread::available_parallelism().map_or(1, usize::from).min(2) as u8;
@@ -102,7 +103,7 @@ pub fn check_all(interrupts: &Interrupts) -> Result<MappingReport, Failure> {
     Ok(report)
 }
 
-/// Guest page, kind of backing, host page at the start.
+/// Guest page, kind of backing, and host page at the start.
 fn cases() -> impl Iterator<Item = (PageSize, BackingKind, PageSize)> {
     const BACKINGS: [(BackingKind, PageSize); 5] = [
         (BackingKind::Anon, PageSize::Base4K),
@@ -116,7 +117,7 @@ fn cases() -> impl Iterator<Item = (PageSize, BackingKind, PageSize)> {
         .flat_map(|guest_page| BACKINGS.map(|(kind, host_page)| (guest_page, kind, host_page)))
 }
 
-/// What this paging should map a window with.
+/// Level with which this paging should map a window.
 pub fn expected_level(paging: &str, guest_page: PageSize, host_page: PageSize, is_held: bool) -> PageSize {
     match paging {
         _ if is_held => PageSize::Base4K,
@@ -125,7 +126,7 @@ pub fn expected_level(paging: &str, guest_page: PageSize, host_page: PageSize, i
     }
 }
 
-/// Whether KVM's totals are those of a guest whose pattern is mapped at `level` throughout.
+/// Whether KVM's totals are those of a guest with its pattern mapped at `level` throughout.
 pub fn fits(level: PageSize, stats: MappingStats) -> bool {
     let windows = PATTERN.pages(PageSize::Huge2M);
     match level {
@@ -135,7 +136,7 @@ pub fn fits(level: PageSize, stats: MappingStats) -> bool {
     }
 }
 
-/// The inner error is a reason to skip.
+/// The inner error is a reason to skip the case.
 fn check_one(
     paging: &'static str,
     vcpus: u8,
@@ -143,7 +144,7 @@ fn check_one(
     backing: BackingConfig,
     interrupts: &Interrupts,
 ) -> Result<Result<Vec<MappingRow>, String>, Failure> {
-    // A giant page, on either level, needs a giant of RAM; what the guest does not touch is never there.
+    // A giant page, at either level, needs 1 GiB of RAM; the part that the guest does not touch is never backed.
     let needs_giant = backing.start_page() == PageSize::Giant1G || guest_page == PageSize::Giant1G;
     let memory = if needs_giant { gib(1) } else { mib(64) };
     let pool = HugetlbPools::of_this_machine();
@@ -237,13 +238,14 @@ impl PatternGuest {
         Ok(PatternGuest { ram, host, session, kvm, machine: guest.into_machine() })
     }
 
-    /// Passes the guest has made.
+    /// Number of passes that the guest has made.
     fn passes(&self) -> u64 {
         self.session.units_done("pass").unwrap_or(0)
     }
 
-    /// Waits until every word was touched at least once after now. The guest does not report every pass, so what it
-    /// said last may be old: the first report after now ends a pass that began before, the next one is of a later pass.
+    /// Waits until the guest has touched every word at least once after now. The guest does not report every pass, so
+    /// its last report may be old: the first report after now ends a pass that began before, and the next one is of a
+    /// later pass.
     fn wait_for_whole_pass(&self, interrupts: &Interrupts) -> Result<(), Failure> {
         let before = self.passes();
         self.wait_for_report(before, interrupts)?;
@@ -251,7 +253,7 @@ impl PatternGuest {
         self.wait_for_report(began_after, interrupts)
     }
 
-    /// Waits until the guest has reported more passes than these.
+    /// Waits until the guest has reported more than this number of passes.
     fn wait_for_report(&self, passes: u64, interrupts: &Interrupts) -> Result<(), Failure> {
         const STEP: Duration = Duration::from_millis(2);
         let deadline = Instant::now() + PASS_TIMEOUT;
@@ -270,16 +272,16 @@ impl PatternGuest {
 
     fn pattern(&self) -> Result<GpaRange, Failure> {
         let range = self.session.region_of("pattern");
-        range.ok_or_else(|| Failure::GuestCrashed("the guest did not say where its pattern is".into()))
+        range.ok_or_else(|| Failure::GuestCrashed("the guest did not report the place of its pattern".into()))
     }
 
-    /// Collapses every window of the pattern, asking again where a page was busy.
+    /// Collapses every window of the pattern, and retries if a page was busy.
     fn collapse(&self) -> Result<(), Failure> {
         const ATTEMPTS: u32 = 100;
         let pattern = self.pattern()?;
         for window in pattern.windows() {
             let range = self.ram.ranges().iter().find(|range| range.gpa.contains(window.start())).copied();
-            let range = range.ok_or_else(|| Failure::GuestCrashed(format!("{window} of the pattern is no RAM")))?;
+            let range = range.ok_or_else(|| Failure::GuestCrashed(format!("{window} of the pattern is not RAM")))?;
             let mut result = OutcomeResult::Refused(Refusal::Busy);
             for _ in 0..ATTEMPTS {
                 result = collapse_window(self.host.as_ref(), range, window).result;
@@ -306,7 +308,7 @@ impl PatternGuest {
         Ok(())
     }
 
-    /// Ends the guest, which must not have ended by itself.
+    /// Stops the guest, which must not have ended by itself.
     fn stop(self) -> Result<(), Failure> {
         match self.machine.stop() {
             wideleaf_vmm::GuestExit::Stopped => Ok(()),
@@ -326,12 +328,12 @@ impl PatternGuest {
 }
 
 impl MappingReport {
-    /// Rows that are not as they should be.
+    /// Number of rows that are not as expected.
     pub fn wrong(&self) -> usize {
         self.rows.iter().filter(|row| !row.is_as_expected).count()
     }
 
-    /// For people.
+    /// The results as a table for people.
     pub fn to_table(&self) -> String {
         let pattern = Bytes::new(self.pattern_bytes);
         let mut out = format!("KVM's mappings of a guest that checks {pattern} of its RAM, paging: {}\n", self.paging);

@@ -1,8 +1,8 @@
-//! Where a result goes. Tried before anything runs, so that a result is never lost to a typo; put in place whole at
-//! the end, so that a failure leaves nothing behind, nor does a run that is killed outright.
+//! The place of a result. It is tried before anything runs, so that a typo does not lose a result. It is put in
+//! place whole at the end, so that a failure leaves nothing behind, and neither does a killed run.
 //!
 //! ```text
-//!   nothing there, or a file   at the end a new file beside it ──▶ renamed over it, complete
+//!   no file, or a file         at the end a new file beside it ──▶ renamed over it, complete
 //!   a character device, a FIFO that a program reads
 //!                              written to as it is: a rename would put a file where /dev/null was
 //!   -                          standard output
@@ -10,8 +10,8 @@
 //!                              refused, and named; nothing waits for a reader
 //! ```
 //!
-//! A recording is put in place when it begins, since it is worth something also where the run fails or is killed. What is written bit by bit
-//! and worth nothing before its end ([`NewFile`]) is put in place then.
+//! A recording is put in place when it begins, since it is useful even if the run fails or is killed. A file that
+//! is written bit by bit and is useless before its end ([`NewFile`]) is put in place at its end.
 
 use std::fs::{self, File, FileType, Permissions};
 use std::io::{self, Write};
@@ -34,10 +34,10 @@ use crate::queued::PIECE;
 pub use crate::stderr::say;
 use crate::undo::TemporaryFile;
 
-/// What a new result file may be used for, before the user's umask: what every other program's output is.
+/// Mode of a new result file before the user's umask: that of every other program's output.
 const FILE_MODE: u32 = 0o666;
 
-/// The name of standard output where an option takes a file; a file of that name is `./-`.
+/// Name of standard output for options that take a file; a file of that name is `./-`.
 const STANDARD_OUTPUT: &str = "-";
 
 /// An open place for one result.
@@ -66,10 +66,10 @@ enum PlaceFile {
 }
 
 impl Output {
-    /// Opens the place, or tries it, or takes standard output.
+    /// Opens the place, or tries it, or uses standard output.
     ///
     /// # Errors
-    /// [`Failure::Output`] where it can not be written to.
+    /// [`Failure::Output`] if it cannot be written to.
     pub fn open(format: FormatArg, path: Option<&Path>) -> Result<Output, Failure> {
         let place = match path {
             None => Place::StandardOutput,
@@ -79,7 +79,7 @@ impl Output {
         Ok(Output { format, place })
     }
 
-    /// The folder in which the result's file is made; `None` where it is none.
+    /// The folder in which the result's file is made; `None` if no file is made.
     pub fn folder(&self) -> Option<&Path> {
         match &self.place {
             Place::Named(NamedPlace { file: PlaceFile::In(folder), .. }) => Some(folder),
@@ -87,10 +87,10 @@ impl Output {
         }
     }
 
-    /// Writes the result in the form asked for. A reader of standard output that has gone away is not an error.
+    /// Writes the result in the requested format. A reader of standard output that has gone away is not an error.
     ///
     /// # Errors
-    /// [`Failure::Output`]; a file is then as it was.
+    /// [`Failure::Output`]; a file is then unchanged.
     pub fn write<R: Serialize>(self, report: &R, to_table: impl FnOnce(&R) -> String) -> Result<(), Failure> {
         let text = match self.format {
             FormatArg::Table => to_table(report),
@@ -113,17 +113,17 @@ impl Place {
 }
 
 impl NamedPlace {
-    /// Opens what `option` names, or tries whether there can be a new file beside it.
+    /// Opens the place that `option` names, or tries whether a new file can be made beside it.
     ///
     /// # Errors
-    /// [`Failure::Output`] where it can not be written to.
+    /// [`Failure::Output`] if it cannot be written to.
     pub fn open(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
         if is_standard_output(path) {
             let file = io::stdout().as_fd().try_clone_to_owned();
             let file = file.map_err(|error| cannot_write(option, path, error))?.into();
             return Ok(NamedPlace { option, path: path.to_owned(), file: PlaceFile::AsItIs(file) });
         }
-        // Through a symbolic link: what it points to is written, and the link stays.
+        // Through a symbolic link: its target is written, and the link stays.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path) {
             Ok(is) if !is.is_file() => {
@@ -134,23 +134,23 @@ impl NamedPlace {
         }
     }
 
-    /// Tries whether there can be a new file of that name.
+    /// Tries whether a new file of that name can be made.
     fn in_its_folder(option: &'static str, path: PathBuf) -> Result<NamedPlace, Failure> {
         let cannot = |why: &dyn std::fmt::Display| cannot_write(option, &path, why);
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folder.is_dir() {
             return Err(cannot(&format_args!("there is no folder {}", folder.display())));
         }
-        // Also where the process has gone somewhere else meanwhile.
+        // Absolute, in case the process changes its folder later.
         let folder = std::path::absolute(folder).map_err(|error| cannot(&error))?;
         new_file_in(&folder).map_err(|error| cannot(&error))?;
         Ok(NamedPlace { option, path, file: PlaceFile::In(folder) })
     }
 
-    /// As [`NamedPlace::open`], for what is renamed over what has the name and cannot go anywhere else.
+    /// As [`NamedPlace::open`], for a file that must be replaced by a rename.
     ///
     /// # Errors
-    /// [`Failure::Output`] where the name is not a file's, or no file can be made.
+    /// [`Failure::Output`] if the name is not that of a file, or no file can be made.
     pub fn open_file(option: &'static str, path: &Path) -> Result<NamedPlace, Failure> {
         refuse_standard_output(option, path)?;
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -163,7 +163,7 @@ impl NamedPlace {
         }
     }
 
-    /// What is written, with no symbolic link in it.
+    /// Path of the written file, with no symbolic link in it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -171,7 +171,7 @@ impl NamedPlace {
     /// Writes the whole result and puts it in place.
     ///
     /// # Errors
-    /// [`Failure::Output`]; a file is then as it was.
+    /// [`Failure::Output`]; a file is then unchanged.
     pub fn put(self, bytes: &[u8]) -> Result<(), Failure> {
         let cannot = |error: io::Error| cannot_write(self.option, &self.path, error);
         match self.file {
@@ -184,10 +184,10 @@ impl NamedPlace {
         }
     }
 
-    /// Begins what is written bit by bit and put in place at its end.
+    /// Begins a file that is written bit by bit and put in place at its end.
     ///
     /// # Errors
-    /// [`Failure::Output`]; what was there is as it was.
+    /// [`Failure::Output`]; an existing file is then unchanged.
     pub fn begin_new(self) -> Result<NewFile, Failure> {
         let file = match self.file {
             PlaceFile::AsItIs(file) => NewFileIn::AsItIs(file),
@@ -199,10 +199,10 @@ impl NamedPlace {
         Ok(NewFile { option: self.option, path: self.path, file, written: 0 })
     }
 
-    /// Puts the file in place, still empty, for what is written bit by bit.
+    /// Puts the file in place, still empty, to be written bit by bit.
     ///
     /// # Errors
-    /// [`Failure::Output`]; what was there is as it was.
+    /// [`Failure::Output`]; an existing file is then unchanged.
     pub fn begin(self) -> Result<File, Failure> {
         match self.file {
             PlaceFile::AsItIs(file) => Ok(file),
@@ -215,8 +215,8 @@ impl NamedPlace {
     }
 }
 
-/// A result that is written bit by bit and put in place when it is whole. Dropped before, it leaves nothing; killed outright, the
-/// program leaves a hidden file beside the place.
+/// A result that is written bit by bit and put in place when it is complete. If it is dropped before, nothing is
+/// left; if the program is killed, a hidden file is left beside the place.
 pub struct NewFile {
     option: &'static str,
     path: PathBuf,
@@ -230,15 +230,15 @@ enum NewFileIn {
 }
 
 impl NewFile {
-    /// Bytes so far.
+    /// Number of bytes so far.
     pub const fn written(&self) -> u64 {
         self.written
     }
 
-    /// Puts it in place.
+    /// Puts the file in place.
     ///
     /// # Errors
-    /// [`Failure::Output`]; what was there is as it was.
+    /// [`Failure::Output`]; an existing file is then unchanged.
     pub fn put(self) -> Result<(), Failure> {
         match self.file {
             NewFileIn::AsItIs(_) => Ok(()),
@@ -275,14 +275,15 @@ pub fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
         .map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
 }
 
-/// How long a program that a signal has ended waits for a reader of standard output that takes nothing.
+/// Time for which a program that a signal has ended waits for a reader of standard output that takes nothing.
 const PATIENCE_WHEN_INTERRUPTED: Duration = Duration::from_secs(1);
 
-/// Writes to standard output, and waits for its reader: the result was asked for there. Ctrl-C and `SIGTERM` end that,
-/// within a second where the program handles them. A reader that has gone away has seen enough.
+/// Writes to standard output, and waits for its reader, because the result was requested there. Ctrl-C and
+/// `SIGTERM` end the wait, within a second if the program handles them. A reader that has gone away is not an
+/// error.
 ///
 /// # Errors
-/// [`Failure::Output`], for instance where the disk behind it is full.
+/// [`Failure::Output`], for example if the disk behind it is full.
 pub fn print(text: &str) -> Result<(), Failure> {
     match write_to_standard_output(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -300,7 +301,7 @@ fn write_to_standard_output(mut bytes: &[u8]) -> io::Result<()> {
     io::stdout().flush()?;
     while !bytes.is_empty() {
         wait_for_reader(interrupts)?;
-        // What a pipe with room takes without waiting.
+        // The amount that a pipe with space takes without waiting.
         match nix::unistd::write(io::stdout(), &bytes[..bytes.len().min(PIECE)]) {
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::EINTR | Errno::EAGAIN) => {}
@@ -323,21 +324,24 @@ fn wait_for_reader(interrupts: &Interrupts) -> io::Result<()> {
         }
         let now = Instant::now();
         if interrupts.is_set() && now - *interrupted_at.get_or_insert(now) >= PATIENCE_WHEN_INTERRUPTED {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it is not read, and a signal ended this program"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "its reader takes nothing, and a signal ended this program",
+            ));
         }
     }
 }
 
-/// Refuses `-` for what has to have a file of its own: standard output has the report.
+/// Refuses `-` for an option that needs its own file: standard output has the report.
 ///
 /// # Errors
-/// [`Failure::Usage`].
+/// [`Failure::Usage`] for `-`.
 pub fn refuse_standard_output(option: &str, path: &Path) -> Result<(), Failure> {
     if !is_standard_output(path) {
         return Ok(());
     }
     Err(Failure::Usage(format!(
-        "{option} - is standard output, which has the report: name a file, or ./- for one of that name"
+        "cannot use {option} -: standard output has the report; name a file, or ./- for a file of that name"
     )))
 }
 
@@ -351,7 +355,7 @@ fn open_as_it_is(path: &Path, kind: FileType) -> Result<File, String> {
     if !kind.is_fifo() && !kind.is_char_device() {
         return Err(format!("it is {}: name a file", kind_name(kind)));
     }
-    // Without waiting for a FIFO's reader or a modem's carrier (`open(2)`); what is written waits for its reader then.
+    // Without waiting for a FIFO's reader or a modem's carrier (`open(2)`); later writes wait for the reader.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let file = File::options().write(true).custom_flags(flags.bits()).open(path).map_err(|error| {
         match error.raw_os_error().map(Errno::from_raw) {
@@ -369,7 +373,7 @@ fn cannot_write(option: &str, path: &Path, why: impl std::fmt::Display) -> Failu
     Failure::Output(format!("cannot write {option} {}: {why}", path.display()))
 }
 
-/// The kernel's answer alone: the name that `tempfile` tried, and appends, tells a person nothing.
+/// The kernel's answer alone, without the temporary name that `tempfile` appends.
 fn without_temporary_name(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" at path ").map_or(text.as_str(), |(answer, _)| answer).to_owned()

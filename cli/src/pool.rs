@@ -1,9 +1,10 @@
-//! `wideleaf pool`: the hugetlb pools of this host, who has their pages, and changing them with the numbers said before and after.
+//! `wideleaf pool`: the hugetlb pools of this host, the users of their pages, and changes with the numbers before
+//! and after.
 //!
 //! ```text
 //!   list     pools by size and node, holders, mounts ─────────────▶ table | JSON
-//!   reserve  ┐ --dry-run: the plan ───────────────────────────────▶ what would be written, what it takes
-//!   release  ┘ otherwise: done whole, or one line that says why not ▶ what was written, what is left, who has it
+//!   reserve  ┐ --dry-run: the plan ───────────────────────────────▶ what would be written, what it requires
+//!   release  ┘ otherwise: done fully, or one line with the reason ─▶ what was written, what is left, its users
 //! ```
 
 use std::fmt::Write as _;
@@ -26,16 +27,16 @@ mod kept;
 
 use kept::Kept;
 
-/// The sizes that have pools.
+/// Page sizes that have pools.
 const SIZES: [PageSize; 2] = [PageSize::Huge2M, PageSize::Giant1G];
 
-/// Processes that are named in one line; the rest is counted.
+/// Most processes that are named in one line; the others are counted.
 const NAMED_MAX: usize = 5;
 
-/// Runs the subcommand.
+/// Runs the subcommand `pool`.
 ///
 /// # Errors
-/// [`Failure::Host`] where the pool does not have or get what is asked for, each with numbers and a remedy.
+/// [`Failure::Host`] if the pool lacks the requested pages, each with numbers and a remedy.
 pub fn main(args: &PoolArgs) -> Result<(), Failure> {
     match &args.command {
         PoolCommand::List(args) => list(args),
@@ -51,71 +52,71 @@ fn host(error: impl ToString) -> Failure {
 /// The pools of this host.
 #[derive(Debug, Serialize)]
 pub struct PoolList {
-    /// By page size.
+    /// Pools by page size.
     pub pools: Vec<PoolRow>,
-    /// Processes with pages.
+    /// Processes that use pages.
     pub holders: Vec<HolderRow>,
-    /// Where hugetlbfs is mounted.
+    /// Mounts of hugetlbfs.
     pub mounts: Vec<MountRow>,
-    /// What could not be seen, or is not as most programs need it.
+    /// Facts that could not be read, or that hinder most programs.
     pub notes: Vec<String>,
 }
 
-/// One pool.
+/// State of one pool.
 #[derive(Debug, Serialize)]
 pub struct PoolRow {
     /// Size of its pages: `2m` or `1g`.
     pub page: &'static str,
-    /// The same in bytes.
+    /// Size of its pages, in bytes.
     pub page_bytes: u64,
-    /// All pages, surplus ones included.
+    /// Number of all pages, including surplus ones.
     pub total_pages: u64,
-    /// Pages that nobody has.
+    /// Number of free pages.
     pub free_pages: u64,
-    /// Free pages that are promised to somebody.
+    /// Number of free pages that are reserved.
     pub reserved_pages: u64,
-    /// Pages that go when they are unmapped.
+    /// Number of surplus pages, which go when they are unmapped.
     pub surplus_pages: u64,
-    /// How many of these may be made.
+    /// Most surplus pages that may be made.
     pub overcommit_pages: u64,
-    /// The same by NUMA node, as far as the kernel counts by node.
+    /// Counts by NUMA node, as far as the kernel has them.
     pub nodes: Vec<NodeRow>,
 }
 
-/// What of a pool is on one node.
+/// Part of a pool on one node.
 #[derive(Debug, Serialize)]
 pub struct NodeRow {
-    /// Its number, in words: `0` is no count.
+    /// Number of the node, as text: `0` is not a count.
     pub node: String,
-    /// All pages.
+    /// Number of all pages.
     pub total_pages: u64,
-    /// Pages that nobody has.
+    /// Number of free pages.
     pub free_pages: u64,
-    /// Surplus pages.
+    /// Number of surplus pages.
     pub surplus_pages: u64,
 }
 
 /// A process with pages of a pool.
 #[derive(Debug, Serialize)]
 pub struct HolderRow {
-    /// Its number.
+    /// Id of the process.
     pub pid: u32,
-    /// Its name.
+    /// Name of the process.
     pub name: String,
-    /// Which pool.
+    /// Pool that the pages are from.
     pub page: &'static str,
-    /// Pages that it alone maps.
+    /// Number of pages that it alone maps.
     pub private_pages: u64,
-    /// Pages that others may map too: each of them is said to have it.
+    /// Number of pages that other processes may map too: each of them is listed with it.
     pub shared_pages: u64,
 }
 
 /// A mount of hugetlbfs.
 #[derive(Debug, Serialize)]
 pub struct MountRow {
-    /// Where.
+    /// Path of the mount.
     pub path: String,
-    /// Size of its pages; `None` where it does not say.
+    /// Size of its pages, in bytes; `None` if it is not given.
     pub page_bytes: Option<u64>,
 }
 
@@ -158,7 +159,7 @@ impl PoolList {
         })
     }
 
-    /// For people.
+    /// The pools as a table for people.
     pub fn to_table(&self) -> String {
         let mut rows = table(&["pool", "pages", "free", "promised", "surplus", "overcommit"]);
         for pool in &self.pools {
@@ -219,7 +220,7 @@ impl NodeRow {
 
 impl HolderRow {
     fn new(holder: &Holder) -> HolderRow {
-        // A name is whatever its process says; a terminal is not to obey it.
+        // A process chooses its name; it must not control the terminal.
         let name = holder.name.replace(char::is_control, "?");
         let (page, private_pages, shared_pages) = (holder.size.name(), holder.private, holder.shared);
         HolderRow { pid: holder.pid, name, page, private_pages, shared_pages }
@@ -233,32 +234,35 @@ impl MountRow {
     }
 }
 
-/// Pages in use that no process was seen to have.
+/// Used pages that were found in no process.
 fn unseen(pool: &PoolStatus, holders: &Holders) -> Option<String> {
     let unseen = pool.in_use().saturating_sub(holders.pages(pool.size));
     (unseen > 0).then(|| {
         format!(
-            "{unseen} of {} pages of {} in use are mapped by no process that was seen: files of hugetlbfs that nobody maps have \
-             them, or processes of others",
+            "{unseen} of {} pages of {} in use are mapped by no visible process: unmapped files of hugetlbfs have \
+            them, or processes of other users",
             pool.in_use(),
             pool.size
         )
     })
 }
 
-/// Processes that were not looked into.
+/// Processes that could not be read.
 fn hidden(holders: &Holders) -> Option<String> {
     let processes = processes(&holders.hidden)?;
-    Some(format!("processes {processes} may have pages and did not let us look: run it as root"))
+    Some(format!("processes {processes} may have pages and could not be read: run this as root"))
 }
 
 /// Processes that hang.
 fn silent(holders: &Holders) -> Option<String> {
     let processes = processes(&holders.silent)?;
-    Some(format!("processes {processes} have pages and do not answer: their memory maps are locked, or very large"))
+    Some(format!(
+        "processes {processes} have pages, but their memory maps could not be read in time: they are locked, or very \
+        large"
+    ))
 }
 
-/// Their numbers, as many as are of use to a reader; `None` where there are none.
+/// Their ids, up to a useful number; `None` without any.
 fn processes(pids: &[u32]) -> Option<String> {
     let named: Vec<String> = pids.iter().take(NAMED_MAX).map(u32::to_string).collect();
     let more = pids.len() - named.len();
@@ -266,7 +270,7 @@ fn processes(pids: &[u32]) -> Option<String> {
     (!pids.is_empty()).then(|| named.join(", ") + &more)
 }
 
-/// Pools with pages that no mount gives to programs that want a file.
+/// Pools without a mount for programs that need a file.
 fn not_mounted(pools: &[PoolStatus], mounts: &[HugetlbMount]) -> Vec<String> {
     let is_mounted = |size: PageSize| mounts.iter().any(|mount| mount.page.is_none_or(|page| page == size.bytes()));
     let without = pools.iter().filter(|pool| pool.total > 0 && !is_mounted(pool.size));
@@ -286,52 +290,52 @@ fn not_mounted(pools: &[PoolStatus], mounts: &[HugetlbMount]) -> Vec<String> {
 /// A change of a pool, planned or done.
 #[derive(Debug, Serialize)]
 pub struct PoolChange {
-    /// What was asked for.
+    /// Kind of change.
     pub change: Change,
     /// Whether it was only planned.
     pub is_dry_run: bool,
     /// Size of the pages.
     pub page: &'static str,
-    /// The same in bytes.
+    /// Size of the pages, in bytes.
     pub page_bytes: u64,
-    /// Only that NUMA node, its number in words.
+    /// The only NUMA node of the change, its number as text.
     pub node: Option<String>,
-    /// Pages asked for; `None`: all that nobody has.
+    /// Number of requested pages; `None`: all free ones.
     pub asked_pages: Option<u64>,
-    /// Pages that the pool has more or fewer now; when planned, that it would.
+    /// Number of pages by which the pool was changed, or would be.
     pub changed_pages: u64,
-    /// Pages that somebody took while they were released: they go when they are unmapped.
+    /// Number of pages that were taken during the release: they go when they are unmapped.
     pub later_pages: u64,
-    /// When planned: what would be written, in this order.
+    /// Planned writes, in this order.
     pub writes: Vec<PoolWrite>,
-    /// When planned: what each node has to make pages of.
+    /// Planned: memory of each node from which pages can be made.
     pub room: Vec<String>,
-    /// The pool afterwards; when planned, now.
+    /// The pool afterwards; for a plan, now.
     pub pool: PoolRow,
-    /// Who has its pages.
+    /// Users of its pages.
     pub holders: Vec<HolderRow>,
 }
 
-/// Which change.
+/// Kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// More pages.
+    /// Add pages to the pool.
     Reserve,
-    /// Fewer pages.
+    /// Remove pages from the pool.
     Release,
 }
 
 /// A number for a file.
 #[derive(Debug, Serialize)]
 pub struct PoolWrite {
-    /// The file.
+    /// Path of the file.
     pub file: String,
-    /// The number, in words: that of pages, or the 1 that starts compaction.
+    /// Number as text: that of pages, or the 1 that starts compaction.
     pub text: String,
 }
 
-/// What came of it.
+/// Result of the change.
 enum Outcome {
     Planned(Plan),
     Done { changed: u64, later: u64 },
@@ -367,11 +371,11 @@ impl PoolChange {
         })
     }
 
-    /// For people.
+    /// The change as a table for people.
     pub fn to_table(&self) -> String {
         let mut out = self.headline();
         if self.later_pages > 0 {
-            let _ = writeln!(out, "{} were taken meanwhile: they go once they are unmapped", self.later_pages);
+            let _ = writeln!(out, "{} were taken during the release: they go when they are unmapped", self.later_pages);
         }
         for PoolWrite { file, text } in &self.writes {
             let _ = writeln!(out, "would write {text} to {file}");
@@ -380,12 +384,12 @@ impl PoolChange {
             let _ = writeln!(out, "{node}");
         }
         if self.is_dry_run && self.change == Change::Reserve && self.page == PageSize::Giant1G.name() {
-            out.push_str("whether so many contiguous gibibytes can be emptied is known once it is tried\n");
+            out.push_str("whether that number of contiguous gibibytes can be emptied shows only when it is tried\n");
         }
         let PoolRow { total_pages, free_pages, reserved_pages, .. } = &self.pool;
         let (now, in_use) =
             (if self.is_dry_run { "now" } else { "afterwards" }, total_pages.saturating_sub(*free_pages));
-        let _ = write!(out, "{now}: {total_pages} in the pool, {in_use} in use, {reserved_pages} promised");
+        let _ = write!(out, "{now}: {total_pages} in the pool, {in_use} in use, {reserved_pages} reserved");
         let _ = writeln!(out, "{}", named(&self.holders));
         if !self.is_dry_run && self.change == Change::Reserve {
             let PoolChange { page, changed_pages, node, .. } = self;
@@ -395,7 +399,7 @@ impl PoolChange {
         out
     }
 
-    /// `512 pages of 2m were added: 1 GiB`, and how many were asked for where these are others.
+    /// Headline such as `512 pages of 2m were added: 1 GiB`, with the requested number if it differs.
     fn headline(&self) -> String {
         let PoolChange { page, changed_pages, .. } = self;
         let bytes = Bytes::new(changed_pages.saturating_mul(self.page_bytes));
@@ -416,7 +420,7 @@ fn writes(plan: &Plan) -> Vec<PoolWrite> {
     plan.compact.iter().map(|file| write(file, 1)).chain([write(&plan.file, plan.after)]).collect()
 }
 
-/// Who has pages, in words; nothing where nobody has.
+/// Users of pages, as text; empty if there are none.
 fn named(holders: &[HolderRow]) -> String {
     let pages = |holder: &HolderRow| holder.private_pages.saturating_add(holder.shared_pages);
     let name = |holder: &HolderRow| format!("; process {} ({}) has {}", holder.pid, holder.name, pages(holder));
@@ -442,10 +446,10 @@ fn reserve(args: &PoolReserveArgs) -> Result<(), Failure> {
     output.write(&PoolChange::new(Change::Reserve, &args.change, Some(pages), outcome)?, PoolChange::to_table)
 }
 
-/// Makes the pool larger: Ctrl-C makes the kernel stop with fewer pages than asked for, and all of them go back.
+/// Makes the pool larger. Ctrl-C makes the kernel stop with fewer pages than requested, and all of them are given back.
 fn reserved(pools: &HugetlbPools, request: &Request) -> Result<u64, Failure> {
     let interrupts = Interrupts::install()?;
-    // The kernel makes pages for as long as it takes, and what it made is given back.
+    // The kernel makes pages for as long as it takes, and partial results are given back.
     interrupts.stand_down();
     let result = pools.reserve(request);
     if let (Ok(mut granted), true) = (result.as_ref().cloned(), interrupts.is_set()) {
@@ -466,18 +470,18 @@ fn release(args: &PoolReleaseArgs) -> Result<(), Failure> {
     let PoolChangeArgs { size, node, dry_run, format, root } = &args.change;
     let output = Output::open(*format, None)?;
     let pools = HugetlbPools::at(root);
-    // clap sees to it that either is there: no number is --all-unused.
+    // clap requires one of them: without a number it is --all-unused.
     let release = Release { size: *size, pages: args.pages, node: *node };
     let refused = |error: PoolError| match error {
         PoolError::InUse { .. } => {
             let holders: Vec<HolderRow> = pools.holders().of(*size).map(HolderRow::new).collect();
-            Failure::Host(format!("{error}{}; --all-unused releases what is nobody's", named(&holders)))
+            Failure::Host(format!("{error}{}; use --all-unused to release only free pages", named(&holders)))
         }
         error => host(error),
     };
     let kept = Kept::at(root, args.socket.as_deref());
     let outcome = if *dry_run {
-        // Whoever may not ask may still see the rest.
+        // A user that may not ask the daemon may still see the rest.
         let kept = kept.pages(*size, *node).unwrap_or_else(|why| {
             say(format_args!("wideleaf: {why}: fewer pages may be released"));
             0

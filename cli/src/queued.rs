@@ -1,41 +1,41 @@
-//! Bytes for a file, a pipe or a terminal that may take none for as long as it likes, written by a thread that no
-//! other thread waits for.
+//! Bytes for a file, a pipe or a terminal that may accept none for any length of time. A separate thread writes
+//! them, and no other thread waits for it.
 //!
 //! ```text
 //!   vCPU, manager, devices, main ──▶ a bounded queue ──▶ one thread ──▶ standard error, the console, a recording
-//!                                      └─ no room: the caller hears so, and drops, counts or waits as suits it
+//!                                      └─ full: the caller learns so, and drops, counts or waits
 //! ```
 //!
-//! A write to a pipe ends when its reader reads, a write to a terminal when the person there has typed Ctrl-Q, a write
-//! to a file when its server answers. A thread that others wait for (a vCPU's above all: every pause and the VM's end
-//! wait for it) never makes one: it puts its bytes here.
+//! A write to a pipe ends when its reader reads, a write to a terminal when the user has typed Ctrl-Q, a write to a
+//! file when its server answers. A thread that other threads wait for never makes such a write: it puts its bytes
+//! here. That holds above all for a vCPU: every pause and the VM's end wait for it.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Written at once where bytes come in lines or singly: what a pipe takes whole or not at all (`PIPE_BUF`, pipe(7)).
+/// Size of one write for bytes that come in lines or singly: a pipe takes it whole or not at all (`PIPE_BUF`, pipe(7)).
 pub(crate) const PIECE: usize = 4096;
 
-/// See the module.
+/// A bounded queue of bytes with its writing thread.
 pub(crate) struct QueuedWriter {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Bytes of one write.
+    /// Size of one write, in bytes.
     piece: usize,
 }
 
-/// Why bytes were not taken.
+/// Reason why bytes were not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotTaken {
-    /// As many wait as may.
+    /// The queue is full.
     Full,
-    /// Nothing is written any more: the reader has gone, the file refused, or the end has come.
+    /// Nothing is written any more: the reader has gone, the file refused, or the queue has ended.
     Closed,
 }
 
-/// What was taken and not written.
+/// Bytes that were taken but not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) bytes: u64,
@@ -48,28 +48,28 @@ struct Queue {
     /// Bytes and lines that the thread is writing.
     in_flight: usize,
     lines_in_flight: u64,
-    /// Bytes since the begin.
+    /// Number of bytes written so far.
     written: u64,
-    /// There is a thread that writes them.
+    /// Whether a thread writes them.
     is_served: bool,
-    /// No more bytes will come.
+    /// Whether no more bytes will come.
     is_over: bool,
-    /// The thread has ended: all is written, or there is no reader any more.
+    /// Whether the thread has ended: all is written, or the reader has gone.
     is_closed: bool,
     error: Option<io::Error>,
 }
 
 impl QueuedWriter {
-    /// A queue whose bytes wait; they are written in pieces of this many.
+    /// A queue that keeps its bytes; they are written in pieces of this size.
     pub(crate) fn new(piece: usize) -> Arc<QueuedWriter> {
         Arc::new(QueuedWriter { queue: Mutex::default(), changed: Condvar::new(), piece })
     }
 
-    /// Writes to `to` from now on, in a thread of that name which does `begin` first. Where there is one already,
+    /// Writes to `to` from now on, in a thread of that name which does `begin` first. If a thread exists already,
     /// nothing changes.
     ///
     /// # Errors
-    /// The kernel's, where there can be no thread.
+    /// That of the kernel, if a thread cannot be started.
     pub(crate) fn serve(
         self: &Arc<Self>,
         name: &str,
@@ -90,20 +90,20 @@ impl QueuedWriter {
         Ok(())
     }
 
-    /// Takes all of these bytes, where no more than `most` wait with them, or none. Never waits for a reader.
+    /// Takes all of these bytes if at most `most` then wait, or none. Never waits for a reader.
     ///
     /// # Errors
-    /// [`NotTaken`].
+    /// [`NotTaken`] with the reason.
     pub(crate) fn push(&self, bytes: &[u8], most: usize) -> Result<(), NotTaken> {
         Self::take(&mut self.lock(), bytes, most)?;
         self.changed.notify_all();
         Ok(())
     }
 
-    /// The same, and waits for room until there is some or `has_to_go` says no, which is asked every `look_every`.
+    /// Takes all of these bytes, and waits for space until `has_to_go` returns true; it is called every `look_every`.
     ///
     /// # Errors
-    /// [`NotTaken`].
+    /// [`NotTaken`] with the reason.
     pub(crate) fn push_when_there_is_room(
         &self,
         bytes: &[u8],
@@ -124,12 +124,12 @@ impl QueuedWriter {
         }
     }
 
-    /// Whether a thread writes what waits.
+    /// Whether a thread writes the waiting bytes.
     pub(crate) fn is_served(&self) -> bool {
         self.lock().is_served
     }
 
-    /// The next bytes for a caller that writes them itself, because there is no thread yet; none where there is one.
+    /// The next bytes for a caller that writes them itself, because no thread exists yet; `None` if one exists.
     pub(crate) fn next_unserved(&self) -> Option<Vec<u8>> {
         let mut queue = self.lock();
         let count = queue.waiting.len().min(self.piece);
@@ -138,10 +138,10 @@ impl QueuedWriter {
         Some(bytes)
     }
 
-    /// Waits until all is written, or the reader has taken nothing for as long as `patience` says. What it says is
-    /// asked again and again, for it may become shorter. `true` where all is written.
+    /// Waits until all is written, or the reader has taken nothing for the time of `patience`, which is called
+    /// repeatedly because it may become shorter. Returns `true` if all is written.
     pub(crate) fn drain(&self, patience: impl Fn() -> Duration) -> bool {
-        /// How often patience is asked.
+        /// Interval at which `patience` is called.
         const LOOK_EVERY: Duration = Duration::from_millis(20);
         let mut queue = self.lock();
         let (mut written, mut since) = (queue.written, Instant::now());
@@ -156,7 +156,8 @@ impl QueuedWriter {
         queue.is_empty()
     }
 
-    /// Drops what waits. What that was, with what the thread was writing: that it will be read is not known.
+    /// Drops the waiting bytes. Returns them together with those being written, because it is unknown whether those
+    /// will be read.
     pub(crate) fn give_up(&self) -> Left {
         let mut queue = self.lock();
         let lines = lines_in(queue.waiting.iter().copied()) + std::mem::take(&mut queue.lines_in_flight);
@@ -165,8 +166,8 @@ impl QueuedWriter {
         Left { bytes, lines }
     }
 
-    /// Has the thread end when all is written, and waits for that as [`QueuedWriter::drain`] does. The first error of
-    /// a write, if there was one.
+    /// Ends the thread after all is written, and waits for that as [`QueuedWriter::drain`] does. Returns the first
+    /// error of a write, if any.
     pub(crate) fn finish(&self, patience: impl Fn() -> Duration) -> Option<io::Error> {
         self.drain(patience);
         let mut queue = self.lock();
@@ -175,22 +176,22 @@ impl QueuedWriter {
         queue.error.take()
     }
 
-    /// The first error of a write, which is told once.
+    /// The first error of a write, returned only once.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         self.lock().error.take()
     }
 
-    /// Bytes that are written.
+    /// Number of bytes that are written.
     pub(crate) fn written(&self) -> u64 {
         self.lock().written
     }
 
-    /// Whether all that was taken is written.
+    /// Whether all taken bytes are written.
     pub(crate) fn is_written(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Whether all that was taken is written, or will never be.
+    /// Whether all taken bytes are written, or never will be.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.lock();
         queue.is_closed || queue.is_empty()
@@ -228,7 +229,7 @@ impl QueuedWriter {
         self.changed.notify_all();
     }
 
-    /// Waits for the next piece; `false` where no more will come.
+    /// Waits for the next piece; `false` if no more will come.
     fn next(&self, piece: &mut Vec<u8>) -> bool {
         let queue = self.lock();
         let queue = self.changed.wait_while(queue, |queue| queue.waiting.is_empty() && !queue.is_over);
@@ -263,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any test waits for what does happen.
+    /// Longer than the tests wait for anything that happens.
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_reader_bytes_are_refused_and_the_end_comes() {
+    fn without_a_reader_bytes_are_refused_and_the_queue_ends() {
         let (_from, to) = pipe().unwrap();
         let queue = QueuedWriter::new(PIECE);
         queue.serve("writer", to, || {}).unwrap();
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_closes_it() {
+    fn a_reader_that_has_gone_closes_the_queue() {
         let (from, to) = pipe().unwrap();
         drop(from);
         let queue = QueuedWriter::new(PIECE);

@@ -1,4 +1,5 @@
-//! What a run was: one struct, read by programs as JSON and by people as a table. Units are in the names.
+//! The report of a run: one struct, read by programs as JSON and by people as a table. Its field names contain the
+//! units.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,117 +18,117 @@ use crate::run::sandboxed::Sandboxed;
 
 mod headline;
 
-/// One run of one guest or native kernel, however it ended.
+/// One run of one guest or native kernel, with any outcome.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RunReport {
-    /// One line for people: the outcome, what large pages the guest got and when, what that cost, what it verified.
+    /// One line for people: the outcome, the guest's large pages and their time, the cost, and the verification.
     #[serde(default)]
     pub headline: String,
-    /// What ran, and how.
+    /// Workload and its settings.
     pub setup: Setup,
-    /// What said hello in it; nothing for a guest that is none of ours.
+    /// Message of the kernel that said hello; `None` for a guest without the protocol.
     pub hello: Option<Hello>,
-    /// What it solved, where a kernel comes in classes.
+    /// Problem that it solved, for a kernel with classes.
     pub problem: Option<Problem>,
-    /// How it ended: `success`, `stopped`, `timed out`, `interrupted`, `crashed: WHY`, or what the guest said.
+    /// How the run ended: `success`, `stopped`, `timed out`, `interrupted`, `crashed: WHY`, or the guest's reason.
     pub outcome: String,
-    /// All that is known of a crash, the registers too, over several lines; `None` without one.
+    /// All that is known about a crash, with the registers, over several lines; `None` without a crash.
     #[serde(default)]
     pub crash: Option<String>,
-    /// How often it reset its machine and booted again. What it said and what it measured is of the last boot.
+    /// Number of times that it reset its machine and booted again. Its output and measurements are of the last boot.
     #[serde(default)]
     pub resets: u64,
-    /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
+    /// Main figure of the run, for a built-in kernel with a known clock. It is among `results` too.
     pub figure: Option<Figure>,
     /// The guest's own verification, if it has one.
     pub verification: Option<Verification>,
     /// The guest's own measurements, by name.
     pub results: BTreeMap<String, Measurement>,
-    /// The timed parts, in order.
+    /// Timed parts, in order.
     pub phases: Vec<Phase>,
-    /// How long each vCPU was kept from its work.
+    /// Times for which each vCPU was kept from its work.
     pub gaps: Vec<Gaps>,
-    /// The guest's data and what backs them, at the end of the last timed part; at the run's end where that cut a part
-    /// off.
+    /// The guest's data and their backing, at the end of the last timed part; at the end of the run if that cut a
+    /// part off.
     pub regions: Vec<Region>,
-    /// Guest RAM when the run ended, whatever ran in it; `None` where it could not be looked at.
+    /// Guest RAM at the end of the run, whatever ran in it; `None` if it could not be read.
     #[serde(default)]
     pub ram_at_end: Option<RamAtEnd>,
-    /// What the manager did.
+    /// Work of the manager.
     pub manager: ManagerSummary,
-    /// What its devices did, in the order in which the guest finds them.
+    /// Work of the devices, in the order in which the guest finds them.
     #[serde(default)]
     pub devices: Vec<DeviceReport>,
-    /// What the guest said or printed and was not kept or written, by what it was: lines that standard error did not
-    /// take (`stderr_lines`), bytes of a console (`console_bytes`), and kinds of lines of which there is a bound.
+    /// Output of the guest that was not kept or written, by kind: lines that standard error did not take
+    /// (`stderr_lines`), bytes of a console (`console_bytes`), and kinds of lines that have a limit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cut: BTreeMap<String, u64>,
-    /// What the VMM itself took.
+    /// Memory and time that the VMM itself used.
     pub vmm: VmmCost,
-    /// Where it ran.
+    /// Machine of the run.
     pub environment: Environment,
 }
 
-/// What ran, and how.
+/// Workload and its settings.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Setup {
-    /// Kernel or image.
+    /// Name of the kernel or image.
     pub workload: String,
-    /// Its parameters.
+    /// Parameters of the workload.
     pub cmdline: String,
     /// Size of the problem, for a built-in kernel that has classes.
     pub class: Option<String>,
-    /// `guest` or `native`.
+    /// Mode of the run: `guest` or `native`.
     pub mode: String,
-    /// `ept`, `npt`, `shadow`, or `none` for a native run.
+    /// Paging of the guest: `ept`, `npt`, `shadow`, or `none` for a native run.
     pub paging: String,
     /// What the speeds are evidence of.
     pub evidence: String,
-    /// Guest RAM.
+    /// Size of guest RAM, in bytes.
     pub memory_bytes: u64,
-    /// What a built-in kernel needs of it, where it does not take all of it.
+    /// RAM that a built-in kernel needs, in bytes, if it does not take all of it.
     pub memory_needed_bytes: Option<u64>,
-    /// vCPUs or threads.
+    /// Number of vCPUs or threads.
     pub vcpus: u32,
-    /// `anon`, `memfd` or `hugetlb`.
+    /// Kind of backing: `anon`, `memfd` or `hugetlb`.
     pub backing: String,
-    /// Page size at the start.
+    /// Host page size at the start.
     pub host_page: String,
-    /// Page size of the guest's tables; `none` for a native run. `None`: not known, for an image of another's has
-    /// tables of its own.
+    /// Page size of the guest's tables; `none` for a native run. `None` if it is unknown, because a foreign image
+    /// has its own tables.
     pub guest_page: Option<String>,
     /// Policy at the start.
     pub policy: String,
-    /// Why the backing is not what was asked for, if so.
+    /// Reason why the backing differs from the requested one, if it does.
     pub fallback: Option<String>,
-    /// What a TLB miss counts as, for policies that reckon with it, and where that is from.
+    /// Assumed cost of a TLB miss, for policies that use it, and its source.
     #[serde(default)]
     pub walk_cost: String,
-    /// What the process was restricted to; nothing for a native run, or without a sandbox.
+    /// Restrictions of the process; `None` for a native run, or without a sandbox.
     #[serde(default)]
     pub sandbox: Option<Sandboxed>,
 }
 
-/// What a kernel says of itself before it runs.
+/// Self-description of a kernel before it runs.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Hello {
-    /// Its name; `program` for a program in a Linux guest.
+    /// Name of the kernel; `program` for a program in a Linux guest.
     pub kernel: String,
-    /// vCPUs or threads that took part: fewer, in a Linux guest, than the guest may have.
+    /// Number of vCPUs or threads that took part; in a Linux guest, perhaps fewer than the guest has.
     pub vcpus: u32,
-    /// Page size of its memory, as far as it was asked for.
+    /// Requested page size of its memory.
     pub guest_page: String,
-    /// How it was started: `pvh`, `direct`, `native` or `linux`.
+    /// Entry point: `pvh`, `direct`, `native` or `linux`.
     pub entry: String,
 }
 
 impl Hello {
-    /// What the `hello` line says.
+    /// Values of the `hello` line.
     pub fn new(kernel: Name<'_>, vcpus: u32, guest_page: GuestPage, entry: Entry) -> Hello {
         Hello { kernel: kernel.to_string(), vcpus, guest_page: guest_page.to_string(), entry: entry.to_string() }
     }
 
-    /// What takes part, for people: a process has threads, our guest image has the vCPUs themselves.
+    /// Name of a worker, for people: a process has threads, the built-in guest image has the vCPUs themselves.
     pub fn worker(&self) -> &'static str {
         match Entry::from_word(&self.entry) {
             Some(Entry::Native | Entry::Linux) => "thread",
@@ -136,19 +137,19 @@ impl Hello {
     }
 }
 
-/// What a kernel that comes in classes solved: what a result block of the NPB calls Class, Size and Iterations.
+/// Problem of a kernel with classes: Class, Size and Iterations of an NPB result block.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// The letter of the class.
+    /// Letter of the class.
     pub class: String,
-    /// One number, or the edges of a grid: `64x64x64`.
+    /// Size: one number, or the edges of a grid such as `64x64x64`.
     pub size: String,
-    /// How often the timed part repeated itself; 0 for a kernel that does not.
+    /// Number of repetitions of the timed part; 0 for a kernel without iterations.
     pub iterations: u32,
 }
 
 impl Problem {
-    /// What the `problem` line says.
+    /// Values of the `problem` line.
     pub fn new(class: Name<'_>, size: Name<'_>, iterations: u32) -> Problem {
         Problem { class: class.to_string(), size: size.to_string(), iterations }
     }
@@ -157,25 +158,25 @@ impl Problem {
 /// A number with its unit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Measurement {
-    /// The number.
+    /// Value of the measurement.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: String,
 }
 
-/// The measurement that stands for a run.
+/// The main measurement of a run.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Figure {
-    /// Its name among the results.
+    /// Name among the results.
     pub name: String,
-    /// The number.
+    /// Value of the figure.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: String,
 }
 
 impl Figure {
-    /// The one of the results that stands for a run of this kernel; nothing where it is none of ours, or did not print it.
+    /// Main figure of a kernel among its results; `None` for an unknown kernel, or if it did not print the figure.
     pub fn of(kernel: &str, results: &BTreeMap<String, Measurement>) -> Option<Figure> {
         let name = registry::by_name(kernel)?.figure.name.to_string();
         let Measurement { value, unit } = results.get(&name)?.clone();
@@ -183,58 +184,58 @@ impl Figure {
     }
 }
 
-/// What the guest's verification found.
+/// Result of the guest's verification.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Verification {
     /// Whether its rule is met.
     pub passed: bool,
-    /// Wrong words.
+    /// Number of wrong words.
     pub errors: u64,
-    /// Words looked at.
+    /// Number of words checked.
     pub checked: u64,
-    /// The first wrong word, if the guest named it.
+    /// First wrong word, if the guest named it.
     pub first_mismatch: Option<String>,
 }
 
 /// Host backing and second-level mappings at one instant.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct Counters {
-    /// Guest RAM present in base pages.
+    /// Guest RAM in base pages, in bytes.
     pub host_4k_bytes: u64,
-    /// In huge pages.
+    /// Guest RAM in huge pages, in bytes.
     pub host_2m_bytes: u64,
-    /// In giant pages.
+    /// Guest RAM in giant pages, in bytes.
     pub host_1g_bytes: u64,
-    /// KVM's leaf mappings, where there is a second level.
+    /// KVM's leaf mappings, if there is a second level.
     pub kvm: Option<KvmPages>,
 }
 
-/// What backs guest RAM at the end of a run, and how KVM maps it: no vCPU runs any more, and the VM is still there.
+/// Backing of guest RAM at the end of a run, and KVM's mappings of it: no vCPU runs any more, and the VM still exists.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct RamAtEnd {
-    /// By page size, in bytes; KVM's leaf mappings by number.
+    /// Backing by page size, in bytes; KVM's leaf mappings by number.
     #[serde(flatten)]
     pub counters: Counters,
-    /// Guest RAM without a page of the host's behind it.
+    /// Guest RAM without a host page behind it, in bytes.
     pub host_unbacked_bytes: u64,
 }
 
 impl RamAtEnd {
-    /// Of `ram_bytes` of guest RAM.
+    /// Counters of guest RAM of `ram_bytes`.
     pub fn new(counters: Counters, ram_bytes: u64) -> RamAtEnd {
         let backed = counters.host_4k_bytes + counters.host_2m_bytes + counters.host_1g_bytes;
         RamAtEnd { counters, host_unbacked_bytes: ram_bytes.saturating_sub(backed) }
     }
 }
 
-/// KVM's counters.
+/// KVM's counters of leaf mappings.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct KvmPages {
-    /// Leaves of 4 KiB.
+    /// Number of 4 KiB leaves.
     pub pages_4k: u64,
-    /// Leaves of 2 MiB.
+    /// Number of 2 MiB leaves.
     pub pages_2m: u64,
-    /// Leaves of 1 GiB.
+    /// Number of 1 GiB leaves.
     pub pages_1g: u64,
 }
 
@@ -244,180 +245,180 @@ impl From<MappingStats> for KvmPages {
     }
 }
 
-/// A timed part.
+/// A timed part of the run.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the part.
     pub name: String,
-    /// Its length by the guest's clock.
+    /// Length by the guest's clock, in seconds.
     pub seconds: f64,
-    /// When it began, after the manager's start.
+    /// Begin, in seconds after the manager's start.
     pub began_at_s: f64,
     /// Counters exactly at its begin.
     pub at_begin: Counters,
-    /// Counters exactly at its end, or at the run's where that came first.
+    /// Counters exactly at its end, or at the end of the run if that came first.
     pub at_end: Counters,
-    /// Whether it came to its end; a run that was ended leaves one behind that did not.
+    /// Whether it was completed; a run that was stopped leaves an incomplete part behind.
     #[serde(default = "yes")]
     pub is_complete: bool,
-    /// Work done.
+    /// Units of work done.
     pub units: u64,
     /// Units of work per second over the whole part.
     pub rate_per_s: f64,
-    /// Until the first promotion was done, from progress marks.
+    /// Rate until the first promotion was done, from progress marks.
     pub rate_before_promotion_per_s: Option<f64>,
-    /// Since the last promotion was done, from progress marks.
+    /// Rate since the last promotion was done, from progress marks.
     pub rate_after_promotion_per_s: Option<f64>,
-    /// How far the work was when: seconds since the begin by the guest's clock, units of work done.
+    /// Progress marks: seconds since the begin by the guest's clock, and units of work done.
     pub progress: Vec<(f64, u64)>,
 }
 
-/// Reports from before a run could leave part of a phase behind.
+/// Default for older reports, which have no incomplete phases.
 const fn yes() -> bool {
     true
 }
 
-/// How long a vCPU's smallest measured batch of work took.
+/// Durations of a vCPU's smallest measured batch of work.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Gaps {
-    /// vCPU.
+    /// Number of the vCPU.
     pub vcpu: u32,
-    /// Batches measured.
+    /// Number of batches measured.
     pub count: u64,
-    /// Median.
+    /// p50 (median), in nanoseconds.
     pub p50_ns: u64,
-    /// 99 %.
+    /// p99, in nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 %.
+    /// p99.9, in nanoseconds.
     pub p999_ns: u64,
-    /// Longest.
+    /// Maximum, in nanoseconds.
     pub max_ns: u64,
 }
 
-/// Where the guest's data are and what backs them.
+/// Place of the guest's data, and their backing.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Region {
-    /// What they are.
+    /// Name of the data.
     pub name: String,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Whole windows in it.
+    /// Number of whole windows in it.
     pub windows: u64,
-    /// Of these, backed by the host with 2 MiB or more.
+    /// Number of these windows that the host backs with 2 MiB or more.
     pub windows_host_large: u64,
 }
 
-/// What a policy counted of its own decisions is among the outcomes under names that begin with this.
+/// Prefix of the outcomes that policies count about their own decisions.
 pub const OF_POLICIES: &str = "policy.";
 
-/// What the manager did.
+/// Work of the manager.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ManagerSummary {
-    /// Policies that took over from the one of the setup, in their order.
+    /// Policies that replaced the policy of the setup, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policy_changes: Vec<PolicyChange>,
-    /// Rounds of the loop.
+    /// Number of rounds of the loop.
     pub ticks: u64,
-    /// Actions by `mechanism.result`, and what policies counted as `policy.name`.
+    /// Actions by `mechanism.result`, and policies' own counters as `policy.name`.
     pub outcomes: BTreeMap<String, u64>,
-    /// Sensors that failed.
+    /// Failures of sensors, by name.
     pub sensor_failures: BTreeMap<String, u64>,
-    /// Times the budget said no.
+    /// Number of times that the budget refused an action.
     pub budget_refusals: u64,
-    /// Copied by promotions.
+    /// Bytes copied by promotions.
     pub copied_bytes: u64,
-    /// Became resident only because the page is large.
+    /// Bytes that became resident only because their page is large.
     pub bloat_bytes: u64,
-    /// CPU time of the loop, all included.
+    /// CPU time of the whole loop, in seconds.
     pub cpu_s: f64,
-    /// When the first action was done, after the manager's start.
+    /// Time of the first completed action, in seconds after the manager's start.
     pub first_done_at_s: Option<f64>,
-    /// When the last action was done.
+    /// Time of the last completed action, in seconds after the manager's start.
     pub last_done_at_s: Option<f64>,
-    /// Copying speed while copying.
+    /// Copying speed while copying, in GiB/s.
     pub copy_gib_per_s: Option<f64>,
-    /// How long each promoted window was unavailable at most.
+    /// Upper bound of the time for which each promoted window was unavailable.
     pub unavailable: Option<Histogram>,
-    /// KVM's totals against the host's backing: the second check of every promotion.
+    /// KVM's totals compared with the host's backing: the second check of every promotion.
     pub kvm_check: Option<KvmCheckSummary>,
-    /// What was seen over time.
+    /// Counters over time.
     pub samples: Vec<SampleAt>,
-    /// What the sensors that are not asked at every tick did, by name.
+    /// Work of the sensors that do not run at every tick, by name.
     pub sensors: BTreeMap<String, SensorSummary>,
-    /// Questions of the policy that nothing here can answer, each with the reason.
+    /// Questions of the policy that this host cannot answer, each with the reason.
     pub unanswered: Vec<String>,
-    /// What panicked while it acted, and what is left alone since.
+    /// Panics during actions, and the ranges that are left alone since.
     pub panics: Vec<String>,
-    /// Memory the host got back.
+    /// Bytes that the host got back.
     pub released_bytes: u64,
-    /// What became of the recording, if there is one.
+    /// State of the recording, if there is one.
     pub recording: Option<RecordingSummary>,
 }
 
-/// A policy that took over while the guest ran.
+/// A policy that replaced another while the guest ran.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PolicyChange {
-    /// After the manager's start.
+    /// Time of the change, in seconds after the manager's start.
     pub at_s: f64,
-    /// Its name.
+    /// Name of the new policy.
     pub policy: String,
 }
 
-/// What a sensor did and what that cost.
+/// Work of a sensor, and its cost.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct SensorSummary {
-    /// Samples taken.
+    /// Number of samples taken.
     pub samples: u64,
-    /// Windows looked at, again and again.
+    /// Number of windows sampled, with repetitions.
     pub windows: u64,
-    /// Windows of the latest sample.
+    /// Number of windows in the latest sample.
     pub latest_windows: u64,
-    /// Ticks without a sample, because its part of a core was used up.
+    /// Number of ticks without a sample, because its share of a core was used up.
     pub ticks_without: u64,
-    /// Times it left something alone because a giant of it was being moved.
+    /// Number of times that it skipped a range because a giant of it was being moved.
     pub claimed: u64,
-    /// Times the guest had to wait for it.
+    /// Number of times that the guest had to wait for it.
     pub waits: u64,
-    /// CPU time in the manager's thread.
+    /// CPU time in the manager's thread, in seconds.
     pub cpu_s: f64,
 }
 
-/// What became of a recording.
+/// State of a recording.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct RecordingSummary {
-    /// Snapshots, plans and outcomes in it.
+    /// Number of snapshots, plans and outcomes in it.
     pub frames: u64,
-    /// Those that could not be written.
+    /// Number of those that could not be written.
     pub frames_lost: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Why not, if so.
+    /// Reason why it is incomplete, if it is.
     pub error: Option<String>,
 }
 
-/// KVM's totals against the host's backing.
+/// KVM's totals compared with the host's backing.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct KvmCheckSummary {
-    /// Large mappings in windows at the manager's first look.
+    /// Large mappings in windows at the manager's first check.
     pub large_windows_at_first: u64,
-    /// The most at any later look.
+    /// Maximum at any later check.
     pub large_windows_at_most: u64,
-    /// Looks at which KVM had more of them than the host has large windows.
+    /// Number of checks at which KVM had more large mappings than the host has large windows.
     pub contradictions: u64,
 }
 
 /// A distribution of times.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Histogram {
-    /// Values.
+    /// Number of values.
     pub count: u64,
-    /// Median.
+    /// p50 (median), in microseconds.
     pub p50_us: f64,
-    /// 90 %.
+    /// p90, in microseconds.
     pub p90_us: f64,
-    /// 99 %.
+    /// p99, in microseconds.
     pub p99_us: f64,
-    /// Longest.
+    /// Maximum, in microseconds.
     pub max_us: f64,
     /// Counts by upper border in microseconds, powers of two.
     pub buckets: Vec<(f64, u64)>,
@@ -426,19 +427,19 @@ pub struct Histogram {
 /// Counters at one tick.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct SampleAt {
-    /// After the manager's start.
+    /// Time of the tick, in seconds after the manager's start.
     pub at_s: f64,
-    /// What was seen.
+    /// Counters at that time.
     #[serde(flatten)]
     pub counters: Counters,
 }
 
-/// What the VMM itself took.
+/// Memory and time that the VMM itself used.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct VmmCost {
     /// Resident memory of the process beyond guest RAM, at the end of the last timed part.
     pub resident_beyond_guest_ram_bytes: Option<u64>,
-    /// From the start of the process to the guest's first byte on its serial port.
+    /// Time from the start of the process to the guest's first byte on its serial port.
     pub first_byte_ms: Option<f64>,
 }
 
@@ -452,7 +453,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A number of a kernel's, which may be of any size: six decimals where they show some of its digits.
+/// A number of any size from a kernel: six decimals if they show some of its digits.
 fn decimal(value: f64) -> String {
     match value.abs() {
         0.0 | 1e-3..1e15 => format!("{value:.6}"),
@@ -460,22 +461,21 @@ fn decimal(value: f64) -> String {
     }
 }
 
-/// Bytes that need not be a round number, for people: whole mebibytes that hold them.
+/// Bytes for people, rounded up to whole mebibytes.
 fn mebibytes(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
-/// A table in the house's look, numbers to the right.
+/// A table in the common style, with numbers aligned right.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
     table
 }
 
-/// As [`table`], for columns of sentences: where no terminal says how wide it is, in a pipe or a file, they are
-/// wrapped.
+/// As [`table`], for columns of sentences. In a pipe or a file, which have no width, they are wrapped.
 pub fn prose_table(header: &[&str]) -> Table {
-    /// What a mail, a page of a manual and a terminal of a diff's two show.
+    /// Width that a mail, a manual page and half of a wide terminal show.
     const COLUMNS: u16 = 100;
     let mut table = table(header);
     table.set_content_arrangement(ContentArrangement::Dynamic);
@@ -503,7 +503,7 @@ pub fn write_gaps(out: &mut String, gaps: &[Gaps]) {
         let us = |ns: u64| ns as f64 / 1e3;
         let _ = writeln!(
             out,
-            "  gaps of vCPU {}: median {:.1} us, 99 % {:.1} us, 99.9 % {:.1} us, longest {:.1} us",
+            "  gaps of vCPU {}: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us, max {:.1} us",
             gap.vcpu,
             us(gap.p50_ns),
             us(gap.p99_ns),
@@ -513,22 +513,22 @@ pub fn write_gaps(out: &mut String, gaps: &[Gaps]) {
     }
 }
 
-/// What stands for a run, for people.
+/// Main result of a run, for people.
 pub struct FigureBlock<'a> {
-    /// What ran.
+    /// Kernel that ran.
     pub hello: &'a Hello,
-    /// What was solved, if the guest said so.
+    /// Problem that was solved, if the guest reported it.
     pub problem: Option<&'a Problem>,
-    /// The figure.
+    /// Main figure of the run.
     pub figure: &'a Figure,
-    /// All results, of which the time is shown too.
+    /// All results; the time among them is shown too.
     pub results: &'a BTreeMap<String, Measurement>,
-    /// Whether the figure counts.
+    /// Verification that decides whether the figure counts.
     pub verification: Option<&'a Verification>,
 }
 
 impl FigureBlock<'_> {
-    /// A line for each of what is known, with the words that benchmarks of the NPB end with where they have one for it.
+    /// Writes a line for each known fact, with the words of the NPB's result blocks if they have one for it.
     pub fn write(&self, out: &mut String) {
         let FigureBlock { hello, problem, figure: Figure { name, value, unit }, .. } = self;
         let _ = writeln!(out, "  {}", hello.kernel);
@@ -564,7 +564,7 @@ pub fn write_verification(out: &mut String, verification: Option<&Verification>)
     }
 }
 
-/// What each device did: only what it did at all.
+/// Counters of each device that are not zero.
 fn write_devices(out: &mut String, devices: &[DeviceReport]) {
     for DeviceReport { device, has_driver, counters } in devices {
         let counted = counters.iter().filter(|(_, count)| **count > 0);
@@ -575,7 +575,7 @@ fn write_devices(out: &mut String, devices: &[DeviceReport]) {
 }
 
 impl RunReport {
-    /// For people; `is_verbose` has what policies counted of their own decisions too.
+    /// The report as a table for people; with `is_verbose`, also policies' counters of their own decisions.
     pub fn to_table(&self, is_verbose: bool) -> String {
         let mut out = format!("{}\n", self.headline);
         let Setup { workload, cmdline, mode, paging, evidence, .. } = &self.setup;
@@ -588,11 +588,11 @@ impl RunReport {
             self.setup.vcpus,
             self.setup.backing,
             self.setup.host_page,
-            self.setup.guest_page.as_deref().unwrap_or("not known"),
+            self.setup.guest_page.as_deref().unwrap_or("unknown"),
             self.setup.policy
         );
         if is_verbose && self.setup.policy.starts_with("auto") {
-            let _ = writeln!(out, "  auto counts {}", self.setup.walk_cost);
+            let _ = writeln!(out, "  auto uses {}", self.setup.walk_cost);
         }
         for PolicyChange { at_s, policy } in &self.manager.policy_changes {
             let _ = writeln!(out, "  policy {policy} from {at_s:.1} s on");
@@ -649,7 +649,7 @@ impl RunReport {
         self.write_manager(&mut out, is_verbose);
         write_devices(&mut out, &self.devices);
         for (what, count) in &self.cut {
-            let _ = writeln!(out, "  not kept of what the guest printed: {} {count}", what.replace('_', " "));
+            let _ = writeln!(out, "  not kept of the guest's output: {} {count}", what.replace('_', " "));
         }
         if let Some(bytes) = self.vmm.resident_beyond_guest_ram_bytes {
             let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
@@ -663,7 +663,7 @@ impl RunReport {
         }
         write_verification(&mut out, self.verification.as_ref());
         if self.resets > 0 {
-            let _ = writeln!(out, "  booted again {} times; what it said is of the last boot", self.resets);
+            let _ = writeln!(out, "  booted again {} times; its output is of the last boot", self.resets);
         }
         let _ = writeln!(out, "  outcome: {}", self.outcome);
         out
@@ -697,12 +697,14 @@ impl RunReport {
             let cpu_ms = cpu_s * 1e3;
             let _ = writeln!(
                 out,
-                "  manager: sensor {name}: {samples} samples of {windows} windows ({latest_windows} at last, none at {ticks_without} \
-                 ticks, {claimed} times claimed by others), the guest waited {waits} times, {cpu_ms:.1} ms of CPU"
+                "  manager: sensor {name}: {samples} samples, {windows} windows ({latest_windows} in the last); \
+                skipped on \
+                {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {waits} guest \
+                stalls, {cpu_ms:.1} ms of CPU"
             );
         }
         for question in &manager.unanswered {
-            let _ = writeln!(out, "  manager: cannot tell {question}");
+            let _ = writeln!(out, "  manager: cannot answer {question}");
         }
         for panic in &manager.panics {
             let _ = writeln!(out, "  manager: {panic}");
@@ -716,7 +718,8 @@ impl RunReport {
         if let (Some(speed), Some(times)) = (manager.copy_gib_per_s, &manager.unavailable) {
             let _ = writeln!(
                 out,
-                "  manager: copied {} at {speed:.2} GiB/s; a window was unavailable for {:.0} us (median), {:.0} us (99 %), {:.0} us (longest)",
+                "  manager: copied {} at {speed:.2} GiB/s; a window was unavailable for {:.0} us (p50), \
+                {:.0} us (p99), {:.0} us (max)",
                 Bytes::new(manager.copied_bytes),
                 times.p50_us,
                 times.p99_us,
@@ -726,7 +729,7 @@ impl RunReport {
         if let Some(check) = &manager.kvm_check {
             let _ = writeln!(
                 out,
-                "  manager: KVM's large mappings rose from {} to {} windows, {} contradictions to the host's backing",
+                "  manager: KVM's large mappings rose from {} to {} windows, {} contradictions with the host's backing",
                 check.large_windows_at_first, check.large_windows_at_most, check.contradictions
             );
         }
@@ -735,7 +738,7 @@ impl RunReport {
         }
         let _ = writeln!(
             out,
-            "  manager: {} ticks, {:.1} ms of CPU, bloat {}, budget said no {} times",
+            "  manager: {} ticks, {:.1} ms of CPU, bloat {}, budget refused {} times",
             manager.ticks,
             manager.cpu_s * 1e3,
             Bytes::new(manager.bloat_bytes),

@@ -1,9 +1,9 @@
 //! `wideleaf run`: from arguments to a report, in numbered steps.
 //!
-//! 1. what runs, and whether it can (arguments, image, output file): nothing is touched yet
-//! 2. RAM: the hugetlb pool is checked, the mapping made, prefaulted if asked
-//! 3. the manager and the guest (or the native kernel) start; wideleafd is told of a guest, where there is one
-//! 4. wait: for the guest, the time, or Ctrl-C
+//! 1. arguments, image and output file are checked: nothing on the host has changed yet
+//! 2. RAM: the hugetlb pool is checked, the mapping made, and prefaulted if requested
+//! 3. the manager and the guest (or the native kernel) start; the guest is registered with wideleafd, if it listens
+//! 4. wait for the guest, the timeout, or Ctrl-C
 //! 5. the report
 
 use std::collections::BTreeMap;
@@ -55,13 +55,13 @@ use crate::report::{Measurement, RunReport, Setup, Verification, prose_table};
 use crate::session::{Observed, Session, summarize};
 use crate::stderr::{self, BarTerminal};
 
-/// How often what waits for a native kernel looks at the clock and the interrupts.
+/// Interval at which the thread that waits for a native kernel checks the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
-/// The fact of a recording that has the table of what a TLB miss cost its policy.
+/// Name of the fact in a recording with the table of TLB miss costs that its policy used.
 pub const WALK_COST_FACT: &str = "walk_cost";
 
-/// What runs.
+/// Kernel or image to run.
 #[derive(Clone, Debug)]
 pub enum Workload {
     /// A built-in kernel, in the embedded guest image or natively.
@@ -70,66 +70,66 @@ pub enum Workload {
     Image(PathBuf),
 }
 
-/// A run whose arguments make sense.
+/// A run with checked arguments.
 #[derive(Clone)]
 pub struct RunSpec {
-    /// What runs.
+    /// Kernel or image to run.
     pub workload: Workload,
-    /// In this process instead of in a guest.
+    /// Whether it runs in this process instead of in a guest.
     pub is_native: bool,
-    /// Its command line.
+    /// Command line of the guest or kernel.
     pub cmdline: String,
-    /// Initial RAM disk.
+    /// File with the initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// Devices.
+    /// Devices of the guest.
     pub devices: DeviceArgs,
-    /// RAM.
+    /// Size of guest RAM.
     pub memory: Bytes,
-    /// vCPUs or threads.
+    /// Number of vCPUs, or of threads of a native kernel.
     pub vcpus: u8,
-    /// Backing.
+    /// Memory that backs guest RAM.
     pub backing: BackingConfig,
     /// Page size of the guest's tables.
     pub guest_page: PageSize,
-    /// Policy.
+    /// Policy of the manager.
     pub policy: PolicyChoice,
-    /// When it may act.
+    /// Delay before the policy may act.
     pub policy_delay: Option<Duration>,
-    /// Fault all RAM in first.
+    /// Whether all RAM is faulted in first.
     pub is_prefaulted: bool,
-    /// What to do when the pool is short.
+    /// Action when the pool is too small.
     pub fallback: FallbackArg,
-    /// Where to record what the manager sees, plans and does.
+    /// File that records what the manager observes, plans and does.
     pub record: Option<PathBuf>,
-    /// When to give up.
+    /// Time after which the guest is stopped.
     pub timeout: Option<Duration>,
-    /// What a reset of the guest's machine leads to.
+    /// Action when the guest resets its machine.
     pub on_reset: OnReset,
-    /// Where the guest's serial console is.
+    /// Place of the guest's serial console.
     pub console: Console,
-    /// Where a wideleafd may listen that is told of the guest; `None`: nobody is told.
+    /// Socket of the wideleafd that the guest registers with, if it listens; `None`: no registration.
     pub daemon: Option<PathBuf>,
-    /// Where the VM itself listens.
+    /// Control socket of the VM itself.
     pub control_socket: Option<PathBuf>,
-    /// What the process of a guest is restricted to while it runs, for good: what else this process would do is restricted as well.
+    /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
     pub sandbox: Option<SandboxSpec>,
 }
 
-/// Where the guest's serial console is.
+/// Place of the guest's serial console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Console {
-    /// On standard input and output, byte by byte.
+    /// Standard input and output, byte by byte.
     Here,
-    /// Lines that are no results of a kernel go to standard error.
+    /// Standard error, for all lines that are no results of a kernel.
     Others,
-    /// Nowhere.
+    /// No console output at all.
     Nothing,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `run`.
 ///
 /// # Errors
-/// [`Failure`], with nothing left behind.
+/// [`Failure`]; nothing is left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let policy = match &args.policy {
         Some(PolicyArg::Help) => return list_policies(),
@@ -150,7 +150,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
             "--console gives standard output to the guest: say where the JSON goes with --output".into(),
         ));
     }
-    // In this order: once the output's temporary file is there, a signal no longer ends us without removing it.
+    // In this order: once the output's temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install()?;
     stderr::queue();
     let output = match (args.console, output) {
@@ -176,7 +176,7 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     match (end, kept) {
         (Ok(()), kept) => kept?,
         (end, Ok(())) => end?,
-        // The exit code tells how the run ended; that its result is lost is told all the same.
+        // The exit code says how the run ended; the loss of its result is reported as well.
         (end, Err(lost)) => {
             say(format_args!("wideleaf: {lost}"));
             end?;
@@ -185,10 +185,10 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     verdict(&report.outcome, report.verification.as_ref(), &report.results)
 }
 
-/// Whether the guest found its memory right, and the program that a Linux guest ran ended well.
+/// Checks that the guest found its memory correct, and that the program of a Linux guest ended successfully.
 ///
 /// # Errors
-/// [`Failure::GuestFailed`] where it did not.
+/// [`Failure::GuestFailed`] otherwise.
 pub fn verdict(
     outcome: &str,
     verification: Option<&Verification>,
@@ -206,7 +206,7 @@ pub fn verdict(
     }
 }
 
-/// Whether everything that was to be recorded is in the file.
+/// Checks that the recording is complete in its file.
 fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
     let (Some(path), Some(recording)) = (&spec.record, &report.manager.recording) else {
         return Ok(());
@@ -222,10 +222,10 @@ fn check_recording(spec: &RunSpec, report: &RunReport) -> Result<(), Failure> {
     }
 }
 
-/// The list that `--policy help` prints.
+/// Prints the list of `--policy help`.
 ///
 /// # Errors
-/// [`Failure::Output`] where it could not be written.
+/// [`Failure::Output`] if it could not be written.
 pub fn list_policies() -> Result<(), Failure> {
     let mut policies = prose_table(&["policy", "what it does"]);
     let mut parameters = prose_table(&["policy", "parameter", "default", "unit", "meaning"]);
@@ -235,8 +235,8 @@ pub fn list_policies() -> Result<(), Failure> {
             parameters.add_row([policy.name, info.name, &info.default_text(), info.unit, info.meaning]);
         }
     }
-    let how =
-        "Set as in --policy thp:max_ptes_none=64,scan_sleep_ms=1000, or from a file,\n--policy schemes:rules=@FILE";
+    let how = "To set parameters: --policy thp:max_ptes_none=64,scan_sleep_ms=1000, or from a file:\n\
+        --policy schemes:rules=@FILE";
     print(&format!("{policies}\n\n{how}\n{parameters}\n"))
 }
 
@@ -244,13 +244,15 @@ impl RunSpec {
     fn new(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
         let Some(name) = args.workload.as_deref() else {
             let what = format!("a built-in kernel ({}) or an image file", KernelNames::ALL);
-            return Err(Failure::Usage(format!("say what to run: {what}; `wideleaf run --help` has examples")));
+            return Err(Failure::Usage(format!("nothing to run: name {what}; `wideleaf run --help` has examples")));
         };
         let kernel = by_name(name);
         if kernel.is_none() && args.native {
             let names = KernelNames::ALL;
             let hint = kernel::meant(name);
-            return Err(Failure::Usage(format!("--native runs a built-in kernel ({names}); {name:?} is none{hint}")));
+            return Err(Failure::Usage(format!(
+                "cannot run {name:?} with --native: it is not a built-in kernel ({names}){hint}"
+            )));
         }
         let on_reset = restarts::on_reset(args, &policy)?;
         let ram_start = policy.make().ram_start();
@@ -291,7 +293,7 @@ impl RunSpec {
         })
     }
 
-    /// The guest's whole command line: what the image needs to know, then what the user said.
+    /// The guest's whole command line: first the part for the image, then the user's.
     fn guest_cmdline(&self) -> String {
         match self.workload {
             Workload::Kernel(name) => kernel::line(name, &self.cmdline),
@@ -310,7 +312,7 @@ impl RunSpec {
         kernel::class_of(self.kernel()?, &self.cmdline)
     }
 
-    /// What the kernel takes of the RAM; `None` where it takes all, and for an image.
+    /// RAM that the kernel needs, in bytes; `None` for an image, and for a kernel that uses all RAM.
     fn memory_needed_bytes(&self) -> Option<u64> {
         match kernel::memory_needed(self.kernel()?, &self.cmdline, self.vcpus) {
             Ok(MemoryNeed::Bytes(bytes)) => Some(bytes),
@@ -326,22 +328,24 @@ impl RunSpec {
     }
 }
 
-/// For who names none: the one that is for everybody, or none where there is nothing to decide and looking would cost the
-/// guest all the same.
+/// The policy if the user names none: `auto`. With hugetlb backing it is `never`: there is nothing to decide, and
+/// monitoring would still cost the guest time.
 fn default_policy(backing: Option<BackingArg>) -> PolicyChoice {
     let name = if backing == Some(BackingArg::Hugetlb) { "never" } else { "auto" };
     PolicyChoice::parse(name).expect("both are in the list")
 }
 
-/// What the user says of the backing, and what the policy makes of the rest.
+/// The backing that the user chose, completed by the policy's needs.
 fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Failure> {
     let chosen = args.backing.map(BackingKind::from);
     if ram_start == RamStart::OnReservableFrames {
         let is_fit =
             matches!((chosen, args.host_page), (None | Some(BackingKind::Memfd), None | Some(PageSize::Base4K)));
         return is_fit.then(BackingConfig::reservable).ok_or_else(|| {
-            let remedy = "use --backing memfd --host-page 4k, or leave both out";
-            Failure::Usage(format!("this policy reserves frames, which only memfd RAM on 4k pages lets it: {remedy}"))
+            let remedy = "use --backing memfd --host-page 4k, or omit both";
+            Failure::Usage(format!(
+                "cannot reserve frames with this RAM: the policy needs memfd RAM on 4k pages; {remedy}"
+            ))
         });
     }
     let kind = chosen.unwrap_or(BackingKind::Anon);
@@ -354,45 +358,45 @@ fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Fail
 
 /// How the guest ended, as the waiting thread saw it.
 pub enum Ended {
-    /// It said so itself.
+    /// The guest ended by itself, with this code.
     Exit(u8),
-    /// It crashed; the text says how.
+    /// The guest crashed; the text describes the crash.
     Crashed(String),
-    /// We ended it: the time was up.
+    /// The timeout ended it.
     TimedOut,
-    /// We ended it: a signal asked for it.
+    /// A signal ended it.
     Interrupted,
-    /// We ended it: somebody asked for it over its control socket or on its console.
+    /// A request on its control socket or console ended it.
     Asked,
-    /// It reset itself, and its machine could not be put back; the text says why.
+    /// The guest reset itself, and its machine could not be restored; the text has the reason.
     NotBootedAgain(String),
 }
 
-/// The outcome of a VM that somebody ended on purpose: nothing went wrong.
+/// Outcome of a VM that was stopped on purpose: not an error.
 const STOPPED: &str = "stopped";
 
 /// A run that has begun and ended.
 struct Finished {
-    /// What was seen of it, its outcome too.
+    /// Report of what was observed, with the outcome.
     report: RunReport,
-    /// The failure that its end is, if it is one: a crash, or that it was ended.
+    /// Failure that the end stands for, if any: a crash, a timeout or an interrupt.
     end: Result<(), Failure>,
 }
 
-/// Runs `spec` to its own end.
+/// Runs `spec` until it ends.
 ///
 /// # Errors
-/// [`Failure`], also where the run was ended or its guest crashed; the guest is gone and its memory given back.
+/// [`Failure`], also if the run was stopped or its guest crashed. The guest is then gone and its memory released.
 pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
     let Finished { report, end } = finish(spec, interrupts, process_start)?;
     end.map(|()| report)
 }
 
-/// Runs `spec` until it ends or is ended, and tells what was seen of it in either case.
+/// Runs `spec` until it ends or is stopped, and reports what was observed in either case.
 ///
 /// # Errors
-/// [`Failure`] of a run that did not begin, or whose guest refused its arguments: there is nothing to tell of it. The
-/// guest is gone and its memory given back.
+/// [`Failure`] of a run that did not begin, or of a guest that refused its arguments: then there is nothing to report.
+/// The guest is gone and its memory released.
 fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<Finished, Failure> {
     let stolen_before = stolen_ms();
     if spec.sandbox.is_none() {
@@ -404,12 +408,13 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
     check_memory(spec)?;
     let (backing, fallback) = choose_backing(spec)?;
     let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing)?) };
-    // A sandbox is planned by a process of one thread.
+    // The process has one thread while the sandbox is planned.
     interrupts.stand_down();
     let sandbox = spec.sandbox.as_ref().map(|sandbox| sandbox.plan(spec)).transpose()?;
     let layout = plan.as_ref().map_or_else(|| native_layout(spec.memory), |plan| Ok(plan.layout()))?;
-    // Before there is a guest that a daemon could find. It knows us by our program's name as well, which anybody may change; where
-    // the kernel does not lock that file, the name has to do.
+    // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
+    // program's name, which any process may imitate. If the kernel does not lock that file, the name has to
+    // suffice.
     let _claim = ProcessHost::claim_this_one();
     let mut socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
     let ram = map_ram(&layout, backing)?;
@@ -418,7 +423,7 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
         check_available(spec.memory, backing)?;
         prefault_ram(&host, &ram, interrupts)?;
     }
-    // What is opened and asked of the host from here on is what the sandbox lets through.
+    // The sandbox allows what is opened and asked of the host from here on.
     let mut record = record.map(NamedPlace::begin).transpose()?;
     let config = manager_config();
     let bar = progress_bar(spec);
@@ -428,13 +433,13 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
         let mut work = ManagerLoop::new(host.clone(), vec![vm], spec.policy.make_for(&walk.cost), config);
         if let Some(file) = record.take() {
             let file = QueuedFile::start(file, begin_writing(sandbox.as_ref()));
-            let file = file.map_err(|error| Failure::Host(format!("--record: cannot start its thread: {error}")))?;
+            let file = file.map_err(|error| Failure::Host(format!("cannot start the thread of --record: {error}")))?;
             let to = RecordTo { file: Box::new(file), facts: facts(spec, &walk) };
-            work = work.recorded(to).map_err(|error| Failure::Usage(format!("--record: {error}")))?;
+            work = work.recorded(to).map_err(|error| Failure::Usage(format!("cannot record (--record): {error}")))?;
         }
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     };
-    // The environment is read while the guest starts: some of its files take as long as the start itself.
+    // The environment is read while the guest starts: reading some files takes as long as the start itself.
     let (ended, resets, ram_at_end, mut environment, sandboxed, watched, console_bytes_lost) = match &plan {
         None => {
             session.attach(None, Some(manager(None)?));
@@ -453,7 +458,7 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
                 .and_then(|()| console.as_mut().map_or(Ok(()), |it| it.begin(guest.machine(), sandbox.as_ref())))
                 .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), SandboxSpec::check_output))
                 .and_then(|()| manager(Some(kvm.clone())));
-            // A vCPU whose line waits for the manager would keep a guest that is given up from ending.
+            // Otherwise a vCPU that waits for the manager with its line would keep a stopped guest from ending.
             let manager = begun.inspect_err(|_| session.attach(None, None))?;
             session.attach(Some(kvm), Some(manager));
             let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), walk.cost));
@@ -524,31 +529,31 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
     Ok(Finished { report, end })
 }
 
-/// Starts the thread that writes to standard error, inside the sandbox where there is one.
+/// Starts the thread that writes to standard error, inside the sandbox if there is one.
 fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
     stderr::serve(begin_writing(sandbox))
         .map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
 }
 
-/// What a thread does first that only writes.
+/// First action of a thread that only writes.
 fn begin_writing(sandbox: Option<&Arc<Sandbox>>) -> impl FnOnce() + Send + 'static {
     let sandbox = sandbox.cloned();
     move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console))
 }
 
-/// When that host's clock began.
+/// Wall-clock time at which that host's clock began.
 fn opened_at(host: &LinuxHost) -> SystemTime {
     SystemTime::now() - host.now().since_start()
 }
 
-/// What a TLB miss counts as; a measurement that cannot be used is said once.
+/// Cost of a TLB miss; a measurement that cannot be used is reported once.
 pub fn walk_cost() -> ChosenWalkCost {
     let walk = ChosenWalkCost::read(Path::new("/"));
     walk.note.iter().for_each(|note| tracing::warn!("{note}"));
     walk
 }
 
-/// What a recording says of its run.
+/// Facts about the run, for its recording.
 fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
     let Environment { kernel, cpu, cpus, thp_enabled, is_virtual, wideleaf, .. } = Environment::capture();
     let facts = [
@@ -566,13 +571,13 @@ fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
     facts.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// What a run's end means.
+/// The meaning of a run's end.
 struct Judged {
-    /// For the report, one line.
+    /// Outcome for the report, one line.
     outcome: String,
-    /// All that is known of a crash.
+    /// All that is known about a crash.
     crash: Option<String>,
-    /// The failure that it is, if it is one. Words that the guest found wrong are the report's to tell.
+    /// Failure that the end stands for, if any. Wrong words that the guest found are in the report instead.
     end: Result<(), Failure>,
 }
 
@@ -581,17 +586,17 @@ impl Judged {
         Judged { outcome: outcome.to_owned(), crash: None, end }
     }
 
-    /// `how` begins with a line that says it; registers follow.
+    /// The first line of `how` describes the crash; registers follow.
     fn crashed(how: String) -> Judged {
         let outcome = format!("crashed: {}", how.lines().next().unwrap_or_default());
         Judged { outcome, crash: Some(how.clone()), end: Err(Failure::GuestCrashed(how)) }
     }
 }
 
-/// What the end of a run means, for its report and its exit code.
+/// Judges the end of a run, for its report and its exit code.
 ///
 /// # Errors
-/// [`Failure`] where the guest refused its arguments: nothing ran.
+/// [`Failure`] if the guest refused its arguments: nothing ran.
 fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged, Failure> {
     let judged = match ended {
         Ended::TimedOut => Judged::ended("timed out", Err(Failure::TimedOut(spec.timeout.unwrap_or_default()))),
@@ -603,15 +608,15 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged, Fa
             let why = observed.kernel_panic.as_deref().unwrap_or_default();
             Judged::crashed(format!("the guest's kernel panicked: {why}"))
         }
-        // Only where the guest ended by itself: otherwise its last line may just be cut off.
+        // Only if the guest ended by itself: otherwise its last line may simply be cut off.
         Ended::Exit(_) if !observed.malformed.is_empty() => {
             let line = &observed.malformed[0];
-            Judged::crashed(format!("the guest wrote a line that makes no sense: {line}"))
+            Judged::crashed(format!("the guest wrote a malformed line: {line}"))
         }
         Ended::Exit(_) if observed.has_begun && observed.exit.is_none() => {
             Judged::crashed("the guest ended without an exit line".to_owned())
         }
-        // A Linux guest has only its exit line to say it: it switches the machine off.
+        // Only the exit line of a Linux guest has its exit code: the guest switches the machine off.
         Ended::Exit(code) => match observed.exit.or(ExitCode::from_port_value(code)) {
             Some(code) => match outcome_of(code, observed.panic.as_deref(), &spec.workload_name(), "--cmdline") {
                 Ok(outcome) => Judged::ended(&outcome, Ok(())),
@@ -627,12 +632,13 @@ fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged, Fa
     Ok(judged)
 }
 
-/// What an exit code means, with the guest's reason where it gave one; `arguments` is what the user calls its command line.
+/// Meaning of an exit code, with the guest's reason if it gave one. `arguments` is the user's name for its command
+/// line.
 pub fn outcome_of(code: ExitCode, panic: Option<&str>, name: &str, arguments: &str) -> Result<String, Failure> {
     match (code, panic) {
         (ExitCode::Success | ExitCode::VerificationFailed | ExitCode::ProgramFailed, _) => Ok(code.to_string()),
         (ExitCode::BadArguments, Some(why)) => Err(Failure::Usage(format!("{arguments}: {why}"))),
-        (ExitCode::Unsupported, Some(why)) => Err(Failure::Input(format!("{name} refuses: {why}"))),
+        (ExitCode::Unsupported, Some(why)) => Err(Failure::Input(format!("{name} cannot run: {why}"))),
         (_, Some(why)) => Err(Failure::GuestCrashed(format!("the guest panicked: {why}"))),
         (_, None) => Err(Failure::GuestCrashed(format!("the guest ended: {code}"))),
     }
@@ -669,18 +675,18 @@ fn setup(
     }
 }
 
-/// What a speed measured under this paging is evidence of.
+/// What a speed that was measured under this paging is evidence of.
 pub fn evidence(paging: &str, is_virtual: bool) -> &'static str {
     match (paging, is_virtual) {
-        ("shadow", _) => "shadow paging: mapping sizes are real, speeds are no EPT/NPT result",
-        ("none", true) => "no second level of ours, but this host is itself a VM: not a one-dimensional baseline",
+        ("shadow", _) => "shadow paging: mapping sizes are real, but speeds say nothing about EPT/NPT",
+        ("none", true) => "no second level of wideleaf, but this host is itself a VM: not a one-dimensional baseline",
         ("none", false) => "no second level: a one-dimensional baseline",
-        (_, true) => "two-dimensional paging inside a VM: function only, speeds are not hardware's",
+        (_, true) => "two-dimensional paging inside a VM: evidence of function only, not of hardware speed",
         (_, false) => "two-dimensional paging in hardware",
     }
 }
 
-/// Before the pool is looked at: how many pages are missing says nothing about RAM that would end inside one.
+/// Runs before the pool is checked: a number of missing pages is no help if the RAM would end inside a page.
 fn check_memory(spec: &RunSpec) -> Result<(), Failure> {
     let pages = [(spec.backing.granule(), "host")];
     config::check_memory(spec.memory, &pages, &HostLimits::read(Path::new("/proc"))).map_err(from_config_error)
@@ -693,7 +699,8 @@ fn from_config_error(error: ConfigError) -> Failure {
     }
 }
 
-/// Half of the CPUs may copy at once, four at most: the other half is the guest's, and four saturate the memory of most hosts.
+/// At most half of the CPUs, and at most four, copy at once. The guest needs the other half, and four saturate the
+/// memory of most hosts.
 fn manager_config() -> ManagerConfig {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     ManagerConfig { copy_threads: (cpus / 2).clamp(1, 4) as u16, ..ManagerConfig::default() }
@@ -722,14 +729,14 @@ fn map_ram(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>,
     })
 }
 
-/// Whether the host has so much memory now. Where it has not, prefaulting does not fail: the kernel kills processes, and
-/// not only ours. The pool has its pages already.
+/// Checks that the host has this amount of memory available. If it has not, prefaulting does not fail: the kernel
+/// kills processes, and not only this one. A pool already has its pages.
 fn check_available(memory: Bytes, backing: BackingConfig) -> Result<(), Failure> {
     let available = kib(memory_available_kib());
     if backing.kind() == BackingKind::Hugetlb || memory <= available {
         return Ok(());
     }
-    let remedy = "use less --memory, or leave --prefault out";
+    let remedy = "use less --memory, or omit --prefault";
     Err(Failure::Host(format!("cannot prefault {memory} of guest RAM: the host has {available} available; {remedy}")))
 }
 
@@ -746,7 +753,7 @@ fn prefault_ram(host: &LinuxHost, ram: &GuestRam, interrupts: &Interrupts) -> Re
     interrupts.check()
 }
 
-/// A progress bar on a terminal, nothing anywhere else.
+/// A progress bar on a terminal; hidden anywhere else.
 pub fn visible_bar(length: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -765,15 +772,15 @@ fn progress_bar(spec: &RunSpec) -> ProgressBar {
     bar
 }
 
-/// The kernel in threads of this process. They can not be killed: where the time is up the process ends with them
-/// still at work, which is why a native run has a process of its own.
+/// Runs the kernel in threads of this process. They cannot be killed: at a timeout the process ends while they
+/// still run, so a native run has a process of its own.
 fn run_native(
     spec: &RunSpec,
     ram: &Arc<GuestRam>,
     session: &Arc<Session>,
     interrupts: &Interrupts,
 ) -> Result<Ended, Failure> {
-    /// Good to one part in 50 000.
+    /// Accurate to one part in 50 000.
     const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
     let guest_page = GuestPage::from_bytes(PageSize::Base4K.bytes().get()).expect("x86 has 4 KiB pages");
     let (line, threads) = (spec.guest_cmdline(), usize::from(spec.vcpus));
@@ -783,7 +790,7 @@ fn run_native(
         let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
         let code = native::run(threads, tsc_hz, Box::new(|message| lines.on_message(message)), |platform| {
             let words = ram.exclusive_words(ram.ranges()[0]);
-            let mut words = words.expect("nobody else asks for the words of this RAM");
+            let mut words = words.expect("the words of this RAM are taken once");
             let arena = Arena::from_words(words.as_mut_slice());
             let started = wideleaf_kernels::registry::Started { entry: Entry::Native, guest_page };
             wideleaf_kernels::registry::run(platform, &arena, &line, started)
@@ -829,5 +836,7 @@ pub mod sandboxed;
 /// RAM of a native kernel: one piece.
 pub fn native_layout(memory: Bytes) -> Result<Vec<GpaRange>, Failure> {
     let range = GpaRange::new(Gpa::new(0), memory);
-    range.map(|range| vec![range]).ok_or_else(|| Failure::Usage(format!("--memory {memory} does not fit 64 bits")))
+    range
+        .map(|range| vec![range])
+        .ok_or_else(|| Failure::Usage(format!("cannot use --memory {memory}: it does not fit in 64 bits")))
 }

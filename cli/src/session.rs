@@ -1,5 +1,5 @@
-//! One guest, or one native kernel, watched from its first line to its last: takes the counters exactly where the
-//! guest marks them, lets the policy act when it is time, and puts everything into a report.
+//! One guest, or one native kernel, observed from its first line to its last. The session reads the counters
+//! exactly where the guest marks them, lets the policy act when it is time, and puts everything into a report.
 //!
 //! ```text
 //!   guest line ──▶ on_line ──┬─ begin, end   take counters now: the vCPU that wrote the line is out of the guest
@@ -38,17 +38,17 @@ use crate::stderr::say;
 
 mod kept;
 
-/// Watches one run. Shared between the thread that waits and the vCPU threads that bring the lines.
+/// Observes one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
     host: Arc<LinuxHost>,
     ram: Arc<GuestRam>,
     policy_delay: Option<Duration>,
     bar: ProgressBar,
-    /// Set once the guest is built; a line that comes earlier waits for it.
+    /// Set once the guest is built; an earlier line waits for it.
     attached: OnceLock<Attached>,
-    /// Somebody has switched the policy off: nothing activates it until it is on again.
+    /// Whether the policy is switched off: nothing activates it until it is switched on again.
     is_off: AtomicBool,
-    /// Looks and calls of the manager that lines may cause, over all boots.
+    /// Observations and calls of the manager that lines may cause, over all boots.
     looks: Mutex<Looks>,
     log: Mutex<Log>,
 }
@@ -59,7 +59,7 @@ struct Attached {
 }
 
 impl Attached {
-    /// Calls `look` while no window of the guest is aside for the manager's access sensor.
+    /// Calls `look` while the manager's access sensor has no window of the guest detached.
     fn in_place<T>(&self, look: impl FnOnce() -> T) -> T {
         match self.manager.lock().expect("nothing panics under this lock").as_ref() {
             Some(manager) => manager.with_all_in_place(look),
@@ -98,7 +98,7 @@ struct Log {
     exit: Option<ExitCode>,
     malformed: Vec<String>,
     cut: Cut,
-    /// What the latest look found, and stands for one that is not made.
+    /// Counters of the latest observation; they also stand for observations that were skipped.
     latest: Counters,
     resident_beyond_guest_ram: Option<Bytes>,
     first_line_at: Option<Instant>,
@@ -110,42 +110,42 @@ impl Log {
     }
 }
 
-/// What the lines said, once the guest is gone.
+/// Content of a run's lines, after the guest has ended.
 pub struct Observed {
-    /// What said hello.
+    /// Message of the kernel that said hello.
     pub hello: Option<Hello>,
-    /// What it solves, where it comes in classes.
+    /// Problem that the kernel solves, if it has classes.
     pub problem: Option<Problem>,
-    /// Timed parts.
+    /// Timed parts of the run.
     pub phases: Vec<Phase>,
-    /// The guest's data.
+    /// Regions of the guest's data.
     pub regions: Vec<Region>,
-    /// The one of its measurements that stands for the run, where it is a kernel of ours.
+    /// Main measurement of the run, for a built-in kernel.
     pub figure: Option<Figure>,
-    /// Its measurements.
+    /// All measurements of the guest, by name.
     pub results: BTreeMap<String, Measurement>,
-    /// Its gaps.
+    /// Gaps that the guest measured, by vCPU.
     pub gaps: Vec<Gaps>,
-    /// Its verification.
+    /// Verification by the guest.
     pub verification: Option<Verification>,
-    /// Its last words, if it panicked.
+    /// Message of the guest's panic, if it panicked.
     pub panic: Option<String>,
-    /// Why its Linux kernel panicked, if it did.
+    /// Reason of its Linux kernel's panic, if any.
     pub kernel_panic: Option<String>,
-    /// The code in its `exit` line.
+    /// Exit code in its `exit` line.
     pub exit: Option<ExitCode>,
-    /// Whether a line of ours came at all.
+    /// Whether at least one protocol line came.
     pub has_begun: bool,
-    /// The first lines that begin like ours and are not, without control characters.
+    /// First lines that begin like protocol lines but are malformed, without control characters.
     pub malformed: Vec<String>,
-    /// How often something it said was not kept, by what it was.
+    /// Number of messages that were not kept, by kind.
     pub cut: BTreeMap<String, u64>,
-    /// What the VMM took.
+    /// Memory and time that the VMM used.
     pub vmm: VmmCost,
 }
 
 impl Session {
-    /// A session over `ram`; `bar` shows how far the guest is.
+    /// Makes a session over `ram`; `bar` shows the guest's progress.
     pub fn new(
         host: Arc<LinuxHost>,
         ram: Arc<GuestRam>,
@@ -157,7 +157,7 @@ impl Session {
         Arc::new(Session { host, ram, policy_delay, bar, attached, is_off, looks, log })
     }
 
-    /// Hands over KVM's side and the manager. From now on lines are dealt with.
+    /// Attaches KVM's counters and the manager. From now on lines are processed.
     pub fn attach(&self, second_level: Option<Arc<dyn SecondLevel>>, manager: Option<Manager>) {
         if let Some(manager) = manager.as_ref().filter(|_| self.policy_delay.is_none()) {
             manager.activate();
@@ -166,25 +166,26 @@ impl Session {
         assert!(self.attached.set(attached).is_ok(), "a session is attached once");
     }
 
-    /// Ends the manager and returns what it counted; `None` the second time, or where none was attached.
+    /// Ends the manager and returns its report; `None` the second time, or if none was attached.
     pub fn stop_manager(&self) -> Option<ManagerReport> {
         let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
         manager.map(Manager::stop)
     }
 
-    /// What the manager knew at its latest tick, and KVM's totals now; `None` once it was ended, or where none was attached.
+    /// The manager's state at its latest tick, and KVM's totals now; `None` after the manager has ended, or if none
+    /// was attached.
     pub fn seen(&self) -> Option<(Arc<Live>, Option<MappingStats>)> {
         let live = self.with_manager(|manager| manager.live())?;
         let second_level = self.attached.get()?.second_level.as_ref();
         Some((live, second_level.and_then(|kvm| kvm.mapping_stats().ok())))
     }
 
-    /// What actions may cost from now on.
+    /// Sets the limits on the cost of actions from now on.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.with_manager(|manager| manager.set_limits(limits));
     }
 
-    /// Lets the policy act no more, or again: where it has a delay, from the guest's next sign of progress on.
+    /// Switches the policy off or on. With a delay, it acts again after the guest's next sign of progress.
     pub fn set_off(&self, is_off: bool) {
         self.with_manager(|manager| {
             self.is_off.store(is_off, Ordering::Relaxed);
@@ -196,27 +197,28 @@ impl Session {
         });
     }
 
-    /// Has another policy take over, on or off as the one before.
+    /// Replaces the policy; it is on or off like the one before.
     ///
     /// # Errors
-    /// [`SwitchError`]; the one before goes on.
+    /// [`SwitchError`]; the previous policy stays.
     pub fn set_policy(&self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
-        // The answer is waited for outside the lock: a vCPU's line may want it, and a giant that is under way waits for that vCPU.
+        // Waits for the answer outside the lock: a vCPU's line may need the lock, and a giant promotion in progress
+        // waits for that vCPU.
         let answer = self.with_manager(|manager| manager.set_policy(policy));
         answer.map_or(Err(SwitchError::Ended), PolicyAnswer::wait)
     }
 
-    /// Has the manager rest, where there is one.
+    /// Asks the manager to rest, if there is one.
     pub fn ask_to_rest(&self) -> Option<RestAnswer> {
         self.with_manager(Manager::ask_to_rest)
     }
 
-    /// The guest has reset its machine, and boots again: what it said is of a boot that is over. Of a kernel's panic a line tells: with that the
-    /// run would have ended. A policy with a delay waits again.
+    /// The guest has reset its machine and boots again: its messages belong to a boot that is over. The panic of a
+    /// kernel is reported, because it would otherwise have ended the run. A policy with a delay waits again.
     pub fn forget_guest(&self) {
         let mut log = self.log();
         if let Some(why) = &log.kernel_panic {
-            say(format_args!("wideleaf: the guest's kernel panicked, and boots again: {why}"));
+            say(format_args!("wideleaf: the guest's kernel panicked and boots again: {why}"));
         }
         *log = Log { first_line_at: log.first_line_at, cut: std::mem::take(&mut log.cut), ..Log::default() };
         drop(log);
@@ -230,10 +232,11 @@ impl Session {
         self.attached.get()?.manager.lock().expect("nothing panics under this lock").as_ref().map(tell)
     }
 
-    /// A line of the guest's console, without its end. Returns `false` where it is not one of ours.
+    /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.
     pub fn on_line(&self, line: &str) -> bool {
         match parse(line) {
-            // The begin of one of ours, cut off where the guest was stopped; an empty line is anybody's.
+            // A line that was cut off when the guest was stopped may be the beginning of a protocol line; an empty
+            // line is not.
             None => {
                 if let Some(why) = kernel_panic(line) {
                     self.log().kernel_panic.get_or_insert(why);
@@ -250,7 +253,7 @@ impl Session {
         true
     }
 
-    /// A message, from a line or straight from a native kernel.
+    /// Processes a message, from a line or directly from a native kernel.
     pub fn on_message(&self, message: &Message<'_>) {
         let attached = self.attached.wait();
         let at = self.host.now();
@@ -267,7 +270,7 @@ impl Session {
             Message::Region { name, address, bytes } => {
                 let start = match log.entry {
                     Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
-                    // An address of a process in the guest: where that is in RAM only Linux knows.
+                    // An address of a process in the guest: only Linux knows its place in RAM.
                     Some(Entry::Linux) => None,
                     _ => Some(address),
                 };
@@ -276,7 +279,8 @@ impl Session {
                 }
             }
             Message::Begin { phase, tsc } => {
-                // A look costs the guest its windows' way back, so that one whose result is not kept is not made.
+                // An observation costs the guest the restoration of its detached windows, so it is skipped if its
+                // result is not kept.
                 if log.phases.len() >= PHASES_MAX {
                     return log.cut.count("phases", 1);
                 }
@@ -345,21 +349,21 @@ impl Session {
         }
     }
 
-    /// How many times a phase has been seen through to its `total`, or how many units it has done: what a caller that
-    /// waits for the guest to touch its memory again looks at.
+    /// The number of times that a phase has reached its `total`, or its number of units done. A caller that waits
+    /// for the guest to touch its memory again watches this.
     pub fn units_done(&self, phase: &str) -> Option<u64> {
         let log = self.log();
         let open = log.phases.iter().rev().find(|open| open.name == phase)?;
         Some(open.marks.last().map_or(0, |mark| mark.done))
     }
 
-    /// Where the guest's data are, once it has said so.
+    /// Place of the guest's data, once the guest has reported it.
     pub fn region_of(&self, name: &str) -> Option<GpaRange> {
         self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
     }
 
-    /// Looks at guest RAM once more, before the manager and the VM are gone: when the guest has ended, or is not waited
-    /// for any longer. What no `end` line has closed gets its counters now.
+    /// Observes guest RAM once more before the manager and the VM are gone: when the guest has ended, or is no
+    /// longer waited for. A phase without an `end` line gets its counters now.
     pub fn at_end(&self) -> Option<RamAtEnd> {
         let attached = self.attached.get()?;
         let named = self.log().regions.clone();
@@ -379,7 +383,7 @@ impl Session {
         Some(RamAtEnd::new(counters, self.ram.bytes().get()))
     }
 
-    /// Everything the guest said, with the rates before and after what the manager did.
+    /// Everything that the guest reported, with the rates before and after the manager's actions.
     pub fn observed(&self, manager: Option<&ManagerReport>, process_start: Instant) -> Observed {
         let mut log = self.log();
         let tsc_hz = log.tsc_hz;
@@ -421,14 +425,15 @@ impl Session {
         self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether a line may have the host looked at now; one that may not is counted, and has what the latest look found.
+    /// Whether a line may cause an observation of the host now. A refused line is counted, and uses the latest
+    /// observation.
     fn may_look(&self, log: &mut Log, now: Moment) -> bool {
         let may = self.looks().take(now);
         log.cut.count("looks_at_begin_or_end", u64::from(!may));
         may
     }
 
-    /// Keeps a region, while there are few and they are together not many times the guest's RAM.
+    /// Keeps a region, while there are few of them and their total size is a small multiple of the guest's RAM.
     fn keep_region(&self, log: &mut Log, name: &str, range: GpaRange) {
         let kept: u64 = log.regions.iter().map(|(_, range)| range.bytes().get()).fold(0, u64::saturating_add);
         let most = self.ram.bytes().get().saturating_mul(REGIONS_OF_RAM_MAX);
@@ -504,7 +509,7 @@ impl Session {
     }
 }
 
-/// What a Linux kernel gives as the reason of its panic, where this line says that there is one (kernel/panic.c).
+/// Reason of a Linux kernel's panic, if this line reports one (kernel/panic.c).
 fn kernel_panic(line: &str) -> Option<String> {
     const SAYS: &str = "Kernel panic - not syncing: ";
     const CHARACTERS_MAX: usize = 200;
@@ -524,7 +529,7 @@ fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> 
 impl PhaseLog {
     fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
         let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
-        // Ticks, where nobody knows how many make a second.
+        // In ticks, if the clock's frequency is unknown.
         let hz_or_one = tsc_hz.max(1) as f64;
         let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one;
         let units = self.marks.last().map_or(0, |mark| mark.done);
@@ -533,7 +538,7 @@ impl PhaseLog {
         let start = Mark { at: self.began_at, tsc: self.begin_tsc, done: 0 };
         let before = first_done.and_then(|first| self.marks.all().iter().rev().find(|mark| mark.at <= first));
         let after = last_done.and_then(|last| {
-            // A promotion that was over before the phase began is what the whole phase ran on.
+            // If a promotion was over before the phase began, the whole phase ran on its result.
             if last <= self.began_at { Some(&start) } else { self.marks.all().iter().find(|mark| mark.at >= last) }
         });
         Phase {
@@ -558,19 +563,19 @@ impl PhaseLog {
     }
 }
 
-/// Units per second between two marks, by the guest's clock; nothing where they are too close to mean anything.
+/// Units per second between two marks, by the guest's clock; `None` if they are too close to be meaningful.
 fn rate_between(from: &Mark, to: &Mark, tsc_hz: u64) -> Option<f64> {
     rate_over(to.done.saturating_sub(from.done), to.tsc.saturating_sub(from.tsc), tsc_hz)
 }
 
-/// Units per second over so many ticks; nothing where they are too few to mean anything.
+/// Units per second over a number of ticks; `None` if they are too few to be meaningful.
 pub fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
-    /// A progress mark is late by up to one line's exit, tens of microseconds: 1 % of this at most.
+    /// A progress mark is late by at most one line's exit, tens of microseconds: 1 % of this.
     const SHORTEST_S: f64 = 0.01;
     seconds_of(ticks, tsc_hz).filter(|seconds| *seconds >= SHORTEST_S).map(|seconds| units as f64 / seconds)
 }
 
-/// So many ticks of the guest's clock; nothing where nobody knows how fast it is.
+/// Ticks of the guest's clock in seconds; `None` if its frequency is unknown.
 pub fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
     (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
 }
@@ -672,7 +677,7 @@ mod tests {
         session
     }
 
-    /// Bytes behind what is kept, at least.
+    /// Lower bound of the bytes that the log keeps.
     fn kept_bytes(log: &Log) -> usize {
         let texts = log
             .regions
@@ -694,9 +699,9 @@ mod tests {
         }
     }
 
-    /// More than a million lines, one kind after the other, and then all kinds by turns.
+    /// More than a million lines: first one kind after the other, then all kinds in turn.
     #[test]
-    fn whatever_a_guest_prints_no_more_than_some_mebibytes_are_kept_and_the_rest_is_counted() {
+    fn the_log_of_any_guest_is_bounded_to_a_few_mebibytes_and_the_rest_is_counted() {
         const LINES: u64 = 100_000;
         type Kind<'a> = &'a dyn Fn(u64) -> String;
         let long = "x".repeat(4000);
@@ -735,11 +740,15 @@ mod tests {
         );
         assert_eq!(observed.malformed.len(), MALFORMED_MAX);
         assert!(observed.malformed.iter().chain(&observed.panic).all(|text| text.chars().count() <= TEXT_MAX));
-        assert!(observed.cut["looks_at_begin_or_end"] > 0, "the host is not looked at for each: {:?}", observed.cut);
+        assert!(
+            observed.cut["looks_at_begin_or_end"] > 0,
+            "the host is not observed for each line: {:?}",
+            observed.cut
+        );
     }
 
     #[test]
-    fn what_was_not_kept_is_counted_over_all_boots() {
+    fn lines_that_were_not_kept_are_counted_over_all_boots() {
         let session = session();
         feed(&session, 100, &|_| "@wideleaf nonsense".to_owned());
         session.forget_guest();

@@ -1,4 +1,4 @@
-//! Where the views of the host's VMs come from: the daemon, or a look at the processes where there is none.
+//! Source of the views of the host's VMs: the daemon, or the processes in /proc without one.
 //!
 //! ```text
 //!   --socket PATH ─────────────────────▶ the daemon there, or an error
@@ -6,7 +6,7 @@
 //!   no --socket, no daemon ────────────▶ the processes themselves: read-only, and each view says what is missing
 //!   no --socket, the socket is closed
 //!   to this user ──────────────────────▶ the same, with a line on standard error: a daemon may be behind it
-//!   --no-daemon ───────────────────────▶ the same, without a look at the socket
+//!   --no-daemon ───────────────────────▶ the same, without trying the socket
 //! ```
 
 pub mod looking;
@@ -24,10 +24,10 @@ use crate::failure::Failure;
 use crate::output::say;
 use looking::{Looking, WithoutDaemon};
 
-/// `--socket`.
+/// The option `--socket`, with `--wait`.
 #[derive(Args, Clone, Debug)]
 pub struct SocketArg {
-    /// Where wideleafd listens [default: /run/wideleaf/control.sock]
+    /// Socket of wideleafd [default: /run/wideleaf/control.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
@@ -37,49 +37,49 @@ pub struct SocketArg {
 }
 
 impl SocketArg {
-    /// The path, given or not.
+    /// The path, given or by default.
     pub fn path(&self) -> &Path {
         self.socket.as_deref().unwrap_or(Path::new(SOCKET_PATH))
     }
 
-    /// Asks the daemon, which has to be there.
+    /// Asks the daemon, which must be present.
     ///
     /// # Errors
-    /// [`Failure::Host`] where it is not, [`Failure::Usage`] where it refuses.
+    /// [`Failure::Host`] if it is absent, [`Failure::Usage`] if it refuses.
     pub fn ask(&self, request: Request) -> Result<Answer, Failure> {
         self.reply(request).map_err(too_late)
     }
 
-    /// The same, with the error as the client has it.
+    /// Asks the daemon, and returns the client's error.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ClientError`] of the exchange.
     pub fn reply(&self, request: Request) -> Result<Answer, ClientError> {
         client::ask_within(self.path(), request, self.wait.map(Duration::from_secs))
     }
 
-    /// Whether this only says that there is no daemon, and none was named.
+    /// Whether this only means that there is no daemon, and none was named.
     pub fn may_do_without(&self, error: &ClientError) -> bool {
         self.socket.is_none() && matches!(error, ClientError::NoDaemon { .. })
     }
 }
 
-/// `--socket` and `--no-daemon`, of commands that only look.
+/// The options `--socket` and `--no-daemon` of commands that only read.
 #[derive(Args, Clone, Debug)]
 pub struct SourceArg {
     #[command(flatten)]
     socket: SocketArg,
 
-    /// Look at the processes themselves, without asking a daemon
+    /// Read the processes themselves, without asking a daemon
     #[arg(long, conflicts_with = "socket")]
     no_daemon: bool,
 }
 
 impl SourceArg {
-    /// The source of views.
+    /// Returns the source of views.
     ///
     /// # Errors
-    /// [`Failure::Host`] where a daemon is there and does not answer, or where `--socket` names none.
+    /// [`Failure::Host`] if a daemon is present but does not answer, or if `--socket` names none.
     pub fn source(&self) -> Result<Box<dyn Source>, Failure> {
         if self.no_daemon {
             return Ok(Box::new(Looking::because(WithoutDaemon::NotAsked)));
@@ -97,7 +97,7 @@ impl SourceArg {
         }
     }
 
-    /// Why the processes are looked at instead, where the answer allows that.
+    /// Reason for reading the processes instead, if the error allows that.
     fn instead_of(&self, error: ClientError) -> Result<WithoutDaemon, ClientError> {
         match error {
             ClientError::NoDaemon { path } if self.socket.socket.is_none() => Ok(WithoutDaemon::Absent(path)),
@@ -107,10 +107,10 @@ impl SourceArg {
     }
 }
 
-/// What to do where the reply took too long.
+/// Failure of a request, with the remedy for a late reply.
 pub fn too_late(error: ClientError) -> Failure {
     match error {
-        ClientError::Silent { .. } => Failure::Host(format!("{error}; --wait SECONDS waits longer")),
+        ClientError::Silent { .. } => Failure::Host(format!("{error}; use --wait SECONDS to wait longer")),
         error => error.into(),
     }
 }
@@ -127,46 +127,46 @@ impl From<ClientError> for Failure {
 /// A host and its VMs.
 #[derive(Debug, Serialize)]
 pub struct HostReport {
-    /// Who told.
+    /// Name of the source.
     pub source: String,
-    /// The daemon, where there is one.
+    /// The daemon, if there is one.
     pub daemon: Option<DaemonView>,
-    /// All VMs.
+    /// All VMs of the host.
     pub vms: Vec<VmView>,
-    /// Why there may be more.
+    /// Reasons why more VMs may exist.
     pub notes: Vec<String>,
 }
 
-/// Who tells about VMs. A `name` is a VM's name, its process id or its UUID.
+/// A source of facts about VMs. A `name` is a VM's name, its process id or its UUID.
 pub trait Source: Send {
-    /// All VMs it knows.
+    /// All VMs that it knows.
     ///
     /// # Errors
-    /// [`Failure::Host`] where it does not answer any more.
+    /// [`Failure::Host`] if it no longer answers.
     fn host(&self) -> Result<HostReport, Failure>;
 
-    /// One VM.
+    /// The VM of that name.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where there is none of that name, or more than one.
+    /// [`Failure::Usage`] if no VM has that name, or more than one.
     fn vm(&self, name: &str) -> Result<VmView, Failure>;
 
-    /// Why windows of it are not huge.
+    /// Reasons why its windows are not huge.
     ///
     /// # Errors
-    /// As [`Source::vm`].
+    /// Those of [`Source::vm`].
     fn explanation(&self, name: &str) -> Result<Explanation, Failure>;
 
-    /// What is behind every window of it.
+    /// Backing of each of its windows.
     ///
     /// # Errors
-    /// As [`Source::vm`].
+    /// Those of [`Source::vm`].
     fn windows(&self, name: &str) -> Result<WindowMap, Failure>;
 
-    /// Changes what is said about it.
+    /// Changes its settings.
     ///
     /// # Errors
-    /// As [`Source::vm`]; [`Failure::Host`] where nobody manages VMs.
+    /// Those of [`Source::vm`]; [`Failure::Host`] if no daemon manages VMs.
     fn set(&self, name: &str, changes: Settings) -> Result<VmView, Failure>;
 }
 
@@ -211,10 +211,10 @@ impl Source for Daemon {
     }
 }
 
-/// The VM of an answer that has to be one.
+/// The VM of an answer that must contain one.
 ///
 /// # Errors
-/// [`Failure::Host`] where it is something else.
+/// [`Failure::Host`] if the answer is of another kind.
 pub fn vm_of(answer: Answer) -> Result<VmView, Failure> {
     match answer {
         Answer::Vm(vm) => Ok(*vm),
@@ -222,10 +222,10 @@ pub fn vm_of(answer: Answer) -> Result<VmView, Failure> {
     }
 }
 
-/// Nothing, of an answer that has to be just that.
+/// Checks that an answer is the confirmation.
 ///
 /// # Errors
-/// [`Failure::Host`] where it is something else.
+/// [`Failure::Host`] if the answer is of another kind.
 pub fn done(answer: Answer) -> Result<(), Failure> {
     match answer {
         Answer::Done => Ok(()),
@@ -233,7 +233,7 @@ pub fn done(answer: Answer) -> Result<(), Failure> {
     }
 }
 
-/// An answer to another question than was asked.
+/// An answer to another question.
 fn unexpected(answer: &Answer) -> Failure {
     let kind = match answer {
         Answer::Done => "nothing",
@@ -245,7 +245,9 @@ fn unexpected(answer: &Answer) -> Failure {
         Answer::Windows(_) => "windows",
         Answer::Limits(_) => "limits",
     };
-    Failure::Host(format!("wideleafd answered another question (it told {kind}): is it of another version?"))
+    Failure::Host(format!(
+        "cannot use wideleafd's answer: it answered another question (with {kind}); is it of another version?"
+    ))
 }
 
 #[cfg(test)]
@@ -253,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processes_are_looked_at_where_no_daemon_can_be_asked_and_none_was_named() {
+    fn the_processes_are_read_if_no_daemon_can_be_asked_and_none_was_named() {
         let source = |socket: Option<&str>| SourceArg {
             socket: SocketArg { socket: socket.map(PathBuf::from), wait: None },
             no_daemon: false,
@@ -263,9 +265,9 @@ mod tests {
         assert_eq!(instead(None, ClientError::NoDaemon { path: path() }), Ok(WithoutDaemon::Absent(path())));
         assert_eq!(instead(None, ClientError::NotPermitted { path: path() }), Ok(WithoutDaemon::NotPermitted(path())));
         for named in [ClientError::NoDaemon { path: path() }, ClientError::NotPermitted { path: path() }] {
-            assert!(instead(Some("/s"), named).is_err(), "the one that was named is meant");
+            assert!(instead(Some("/s"), named).is_err(), "the named daemon is required");
         }
         let busy = ClientError::Silent { timeout: client::QUESTION_TIMEOUT };
-        assert!(instead(None, busy).is_err(), "a daemon is there");
+        assert!(instead(None, busy).is_err(), "a daemon is present");
     }
 }

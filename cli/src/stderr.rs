@@ -1,14 +1,15 @@
-//! Standard error, for which no thread of a guest waits: lines of the guest, our own, the log and the progress bar.
+//! Standard error, for which no thread of a guest waits: the guest's lines, the program's own lines, the log and
+//! the progress bar.
 //!
 //! ```text
 //!                                         a command that runs no guest: written at once
-//!   say, log, panic, progress bar ──┬──▶  a guest is about to run:      as far as there is room now; the rest waits
+//!   say, log, panic, progress bar ──┬──▶  a guest is about to run:      as far as it fits now; the rest waits
 //!   lines of the guest ─────────────┘     it runs:                      all of it waits for a thread (`queued.rs`)
 //! ```
 //!
-//! A guest's process has that thread only when it is inside its sandbox. What finds no room is dropped and counted;
-//! the report says how many lines that were, and the last line on standard error too, where that is read again. At the
-//! end no more is waited for than [`end`] says.
+//! A guest's process has that thread only inside its sandbox. Lines without space are dropped and counted; the
+//! report has their number, and so has the last line on standard error when it is read again. At the end, the wait
+//! is limited by [`end`].
 
 use std::fmt::{Debug, Display};
 use std::fs::File;
@@ -25,29 +26,28 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::guests::tables::clean;
 use crate::queued::{PIECE, QueuedWriter};
 
-/// Bytes of the guest that may wait: the boot of a Linux guest with its services, while a person looks at the first
-/// page.
+/// Most bytes of the guest that may wait: the boot of a Linux guest with its services, while a person reads the
+/// first page.
 const GUEST_MAX: usize = 256 << 10;
 
-/// Bytes that may wait in all: a guest that prints without end leaves room for what we have to say.
+/// Most bytes that may wait in all, so that a guest that prints without end leaves space for the program's own lines.
 const ALL_MAX: usize = GUEST_MAX + (64 << 10);
 
-/// Bytes that may wait when a progress bar is drawn: the next picture replaces it anyway.
+/// Most bytes that may wait when a progress bar is drawn: the next picture replaces it anyway.
 const BAR_MAX: usize = GUEST_MAX / 2;
 
-/// How long the end of a run waits for a reader that takes nothing, where the guest ended by itself: a pager whose
-/// reader is at the first page.
+/// Time for which the end of a run waits for a reader that takes nothing, if the guest ended by itself: for
+/// example, a pager at its first page.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The same where a signal, a client or a timeout has ended it: twice this is less than the second that an end takes
-/// at most.
+/// The same after a signal, a client or a timeout: twice this is less than the second that an end may take.
 const PATIENCE_AT_REQUEST: Duration = Duration::from_millis(400);
 
 static QUEUE: OnceLock<Arc<QueuedWriter>> = OnceLock::new();
 static LINES_LOST: AtomicU64 = AtomicU64::new(0);
 
-/// From now on, for good, no thread waits for standard error's reader. There is no thread for it yet: a process enters
-/// its sandbox with one.
+/// From now on no thread waits for standard error's reader. The writing thread does not exist yet: a process enters
+/// its sandbox with one thread.
 pub(crate) fn queue() {
     QUEUE.get_or_init(|| QueuedWriter::new(PIECE));
     let _ = std::panic::take_hook();
@@ -61,19 +61,19 @@ pub(crate) fn queue() {
     }));
 }
 
-/// Starts the thread that writes what waits and will come; it does `begin` first.
+/// Starts the thread that writes all waiting and future lines; it does `begin` first.
 ///
 /// # Errors
-/// The kernel's, where there can be no thread.
+/// That of the kernel, if a thread cannot be started.
 pub(crate) fn serve(begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let Some(queue) = QUEUE.get() else { return Ok(()) };
     queue.serve("stderr", standard_error()?, begin)
 }
 
-/// Both, for a command without a sandbox: nothing is waited for, and there is a thread that writes.
+/// Does both for a command without a sandbox: no thread waits, and one thread writes.
 pub fn start() {
     queue();
-    // Without a thread lines are written as far as there is room.
+    // Without a thread, lines are written as far as they fit.
     let _ = serve(|| {});
 }
 
@@ -82,12 +82,12 @@ pub fn say(line: impl Display) {
     write(format!("{line}\n").as_bytes(), ALL_MAX);
 }
 
-/// Takes a line of the guest's, and never waits. On a terminal its control characters are shown as `?`.
+/// Takes a line of the guest, and never waits. On a terminal its control characters are shown as `?`.
 pub(crate) fn guest_line(line: &str) {
     write(&shown(line, is_terminal()), GUEST_MAX);
 }
 
-/// Where the log goes: each event is one write.
+/// Sink of the log: each event is one write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Log;
 
@@ -102,13 +102,13 @@ impl Write for Log {
     }
 }
 
-/// Lines that were not written, because standard error was not read.
+/// Number of lines that were not written, because standard error was not read.
 pub(crate) fn lines_lost() -> u64 {
     LINES_LOST.load(Ordering::Relaxed)
 }
 
-/// Waits for the reader of what the guest printed, whose run is over, and drops what it does not take. `is_at_request`
-/// says whether something else than the guest ended it, by now.
+/// Waits for the reader of the guest's output after the run, and drops what it does not take. `is_at_request`:
+/// whether something other than the guest has ended the run by now.
 pub(crate) fn settle(is_at_request: impl Fn() -> bool) {
     let Some(queue) = QUEUE.get() else { return };
     if !queue.drain(|| if is_at_request() { PATIENCE_AT_REQUEST } else { PATIENCE }) {
@@ -116,21 +116,21 @@ pub(crate) fn settle(is_at_request: impl Fn() -> bool) {
     }
     match lines_lost() {
         0 => {}
-        lost => say(format_args!("wideleaf: {lost} lines were not written here: standard error was not read")),
+        lost => say(format_args!("wideleaf: {lost} lines were not written here, because standard error was not read")),
     }
 }
 
-/// The last that a program does: waits until what was said last is written, while its reader reads.
+/// Last action of the program: waits until the last lines are written, while their reader reads.
 pub fn end() {
     let Some(queue) = QUEUE.get() else { return };
     if !queue.is_served() && !queue.is_idle() {
-        // The guest never ran. There is no other remedy where there can be no thread.
+        // The guest never ran. Without a thread there is no other remedy.
         let _ = serve(|| {});
     }
     queue.drain(|| PATIENCE_AT_REQUEST);
 }
 
-/// A terminal for a progress bar: what is drawn goes the way of all lines.
+/// A terminal for a progress bar: its drawings are queued like all lines.
 #[derive(Debug, Default)]
 pub(crate) struct BarTerminal(Mutex<String>);
 
@@ -203,7 +203,7 @@ fn write(lines: &[u8], most: usize) {
     write_what_fits(queue);
 }
 
-/// Before there is a thread: as much as standard error takes without waiting.
+/// Before the thread exists: writes as much as standard error takes without waiting.
 fn write_what_fits(queue: &QueuedWriter) {
     if queue.is_served() {
         return;
@@ -219,7 +219,7 @@ fn write_what_fits(queue: &QueuedWriter) {
     }
 }
 
-/// Not through `io::stderr()`, whose lock a thread that writes would hold.
+/// Standard error without `io::stderr()`: a writing thread would hold its lock.
 fn standard_error() -> io::Result<File> {
     Ok(File::from(io::stderr().as_fd().try_clone_to_owned()?))
 }
@@ -229,7 +229,7 @@ fn is_terminal() -> bool {
     *IS_TERMINAL.get_or_init(|| io::stderr().is_terminal())
 }
 
-/// A line of a guest's, as it is written.
+/// A line of a guest, as it is written.
 fn shown(line: &str, is_terminal: bool) -> Vec<u8> {
     let mut text = if is_terminal { clean(line) } else { line.to_owned() };
     text.push('\n');

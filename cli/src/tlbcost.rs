@@ -1,8 +1,8 @@
-//! `wideleaf tlbcost`: what a TLB miss costs on this machine, and what 2 MiB pages would gain by that.
+//! `wideleaf tlbcost`: the cost of a TLB miss on this machine, and the gain of 2 MiB pages from it.
 //!
 //! ```text
-//!   tlbcost            cells (native, and guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save: auto's currency
-//!   tlbcost --vm       what whoever manages a VM thinks of its share
+//!   tlbcost            cells (native, guest page × host page) ─▶ measure ─▶ agreement ─▶ table | JSON ─▶ --save
+//!   tlbcost --vm       the manager's estimate of a VM's share
 //! ```
 
 pub mod agreement;
@@ -32,91 +32,94 @@ use counters::{LinuxPmu, WalkEvents, describe, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
 
 const EXAMPLES: &str = "\
-A miss is measured by chains of loads over growing footprints; a footprint is repeated, in processes of their own, until three runs in a
-row agree, ten times at most. Cycles are ticks of the TSC, whose frequency is printed; a core may run faster or slower than it.
+A miss is measured by chains of loads over growing footprints. Each footprint is repeated, in separate processes, until
+three runs in a row agree, at most ten times. Cycles are ticks of the TSC, with the printed frequency; a core may run
+faster or slower.
 
 Examples:
-  Everything: in a process and in guests, 4 KiB, 2 MiB and, where there are some, 1 GiB pages on either side:
+  Everything: in a process and in guests, with 4 KiB, 2 MiB and, if available, 1 GiB pages on both sides:
     wideleaf tlbcost
 
   Only in a process, 2 MiB pages over a footprint that shows both levels of the TLB:
     wideleaf tlbcost --native --host-page 2m --bytes 8G
 
-  Keep it for `--policy auto` (as root), which else reckons with a figure of the CPU's kind or an assumption:
+  Save the result for `--policy auto` (as root), which otherwise uses a figure for the kind of CPU, or an assumption:
     sudo wideleaf tlbcost --save
 
-What 2 MiB pages would gain for a kernel: wideleaf-lab predict KERNEL";
+The predicted and the measured gain of 2 MiB pages for a kernel: wideleaf-lab predict KERNEL";
 
-/// `wideleaf tlbcost`.
+/// Arguments of `wideleaf tlbcost`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct TlbCostArgs {
-    /// Only in a process, without a guest
+    /// Measure only in a process, without a guest
     #[arg(long, conflicts_with = "guest")]
     native: bool,
 
-    /// Only in guests (needs KVM) [default: both; without KVM only in a process]
+    /// Measure only in guests (needs KVM) [default: both; without KVM only in a process]
     #[arg(long)]
     guest: bool,
 
-    /// Only this page size of the guest's own tables [default: all]
+    /// Measure only this page size of the guest's own tables [default: all]
     #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse, conflicts_with = "native")]
     guest_page: Option<PageSize>,
 
-    /// Only this page size of the host [default: all]
+    /// Measure only this page size of the host [default: all]
     #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
     host_page: Option<PageSize>,
 
-    /// Largest footprint of a chase: a number with K, M, G or T behind it (powers of 1024) [default: 64M of 4k pages, 256M of 2m pages]
+    /// Largest footprint of a chase: a number with K, M, G or T (powers of 1024) [default: 64M of 4k pages, 256M of
+    /// 2m pages]
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     bytes: Option<Bytes>,
 
-    /// Keep the guests' costs for `--policy auto` [default file: /var/lib/wideleaf/tlbcost.json]
+    /// Save the guests' costs for `--policy auto` [default file: /var/lib/wideleaf/tlbcost.json]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with_all = ["native", "vm"])]
     save: Option<Option<PathBuf>>,
 
-    /// Show which share of its time a running VM is thought to spend in page walks: its name, process id or libvirt UUID
+    /// Show the estimated share of its time that a running VM spends in page walks: its name, process id or libvirt
+    /// UUID
     #[arg(long, value_name = "VM", conflicts_with_all = ["native", "guest"])]
     vm: Option<String>,
 
     #[command(flatten)]
     source: SourceArg,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// All that was found.
+/// All results of the measurement.
 #[derive(Debug, Serialize)]
 pub struct TlbCostReport {
-    /// `calibrated`: by a pointer chase.
+    /// Method: `calibrated`, by a pointer chase.
     pub method: String,
-    /// The CPU's own counters: the table that fits, or why there are none.
+    /// The CPU's own counters: the matching table, or the reason why there are none.
     pub pmu: String,
-    /// The CPU.
+    /// Model of the CPU.
     pub cpu: CpuModel,
-    /// Ticks of the TSC in a microsecond: what a cycle is here.
+    /// Ticks of the TSC per microsecond: the unit of a cycle here.
     pub tsc_mhz: Option<f64>,
-    /// Why there is no guest, if somebody may have wanted one.
+    /// Reason why no guest was measured, if one may have been expected.
     pub why_native: Option<String>,
-    /// Each place and pair of page sizes.
+    /// Result for each place and pair of page sizes.
     pub cells: Vec<CellReport>,
-    /// With `--save`: where it is kept.
+    /// File of the saved costs, with `--save`.
     pub saved: Option<PathBuf>,
-    /// What `auto` counts from now on.
+    /// Cost that `auto` uses from now on.
     pub walk_cost: String,
-    /// Why a measurement that is there is not used, if so.
+    /// Reason why an existing measurement is not used, if so.
     pub walk_cost_note: Option<String>,
-    /// The machine.
+    /// Machine that was measured.
     pub environment: Environment,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `tlbcost`.
 ///
 /// # Errors
 /// [`Failure`]; no process and no file is left.
@@ -128,7 +131,7 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     }
     let why_no_kvm = guest::why_no_kvm();
     if let (true, Some(why)) = (args.guest || args.guest_page.is_some() || args.save.is_some(), &why_no_kvm) {
-        return Err(Failure::Host(format!("there can be no guest here: {why}; --native measures in a process")));
+        return Err(Failure::Host(format!("cannot run a guest here: {why}; use --native to measure in a process")));
     }
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
@@ -142,7 +145,7 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     output.write(&report, TlbCostReport::to_table)
 }
 
-/// Where the measurement is to be kept.
+/// Opens the place for the saved measurement.
 fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
     let path = file.map_or_else(|| Path::new("/").join(SAVED_AT), Path::to_owned);
     if let (None, Some(folder)) = (file, path.parent()) {
@@ -154,7 +157,7 @@ fn open_place(file: Option<&Path>) -> Result<(NamedPlace, PathBuf), Failure> {
 }
 
 impl TlbCostArgs {
-    /// All places and pairs of page sizes that were asked for.
+    /// All requested places and pairs of page sizes.
     fn cells(&self, has_kvm: bool) -> Vec<Cell> {
         let of = |page: Option<PageSize>| page.map_or(PageSize::ALL.to_vec(), |page| vec![page]);
         let hosts = of(self.host_page);
@@ -213,19 +216,20 @@ impl TlbCostReport {
         self.cells.push(cell);
     }
 
-    /// The guests' costs, in the form that is kept.
+    /// The guests' costs, in the form for saving.
     fn to_save(&self) -> Result<String, Failure> {
         let cells = guest_costs(&self.cells);
         let mhz = self.tsc_mhz.map_or(0, |mhz| mhz.round() as u32);
         if cells.iter().flatten().flatten().count() == 0 || mhz == 0 {
-            let why = "no guest showed what a miss in all levels of the TLB costs in three runs that agree";
+            let why = "no guest showed the cost of a miss in all levels of the TLB in three runs that agree";
             return Err(Failure::Host(format!(
                 "nothing was saved: {why}; repeat it on a quiet machine, or with a larger --bytes"
             )));
         }
         if WalkCost::measured(&cells, mhz).is_none() {
-            let why =
-                format!("nothing was saved: one of the figures, {cells:?} ticks at {mhz} MHz, is no cost of a walk");
+            let why = format!(
+                "nothing was saved: one of the figures, {cells:?} ticks at {mhz} MHz, is not a valid cost of a walk"
+            );
             return Err(Failure::Host(why));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -235,7 +239,7 @@ impl TlbCostReport {
     }
 }
 
-/// By guest page and host page, as `auto`'s table has it.
+/// By guest page and host page, as in `auto`'s table.
 fn guest_costs(reports: &[CellReport]) -> Cells {
     let index = |page: PageSize| PageSize::ALL.iter().position(|other| *other == page).expect("all are in the list");
     let mut cells: Cells = [[None; 3]; 3];
@@ -266,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_follows_the_arguments() {
+    fn the_measured_cells_follow_from_the_arguments() {
         assert_eq!(cells("", true), 3 + 9);
         assert_eq!(cells("", false), 3);
         assert_eq!(cells("--native", true), 3);
         assert_eq!(cells("--guest", true), 9);
         assert_eq!(cells("--guest --guest-page 2m --host-page 4k", true), 1);
         assert_eq!(cells("--native --host-page 2m", true), 1);
-        assert_eq!(cells("--guest-page 2m", true), 3, "a page of the guest means guests");
+        assert_eq!(cells("--guest-page 2m", true), 3, "a guest page selects guests");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `wideleaf top`: the VMs of the host, again and again. Where standard output is no terminal, one screen as text.
+//! `wideleaf top`: shows the VMs of the host repeatedly. If standard output is not a terminal, one screen as text.
 //!
 //! ```text
 //!   watch (a thread: asks the source) ── Seen ──▶ screen ──▶ draw ──▶ terminal | text
@@ -29,49 +29,51 @@ use crate::undo::Undo;
 use screen::{Effect, Screen, Tab};
 use watch::{Watch, look};
 
-/// How long a key or a look may wait until it is seen: less than a person notices.
+/// Longest wait before a key or a sample is handled: less than a person notices.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Looks more often than this would show little more, and cost the daemon.
+/// Shortest interval: more frequent sampling would show little more, and load the daemon.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// A screen of text: what a terminal has at the least, and wide enough for every column.
+/// Width of a screen of text: the minimum of a terminal, and wide enough for every column.
 const TEXT_WIDTH: u16 = 80;
 
-/// Rows of the text's map and of its explanation.
+/// Height of the text's map and of its explanation, in rows.
 const TEXT_HEIGHT: u16 = 24;
 
-/// Rows around a list: title, header, message and keys, and what was done for the VM.
+/// Rows around a list: title, header, message and keys, and the actions for the VM.
 const TEXT_ROWS_BESIDE_VMS: u16 = 12;
 
 const TOP_EXAMPLES: &str = "\
-Keys: up and down choose a VM; Tab shows the list, the map of its memory, why it is not huge; p another policy; o policy off; ? help; q quit.
-A map has a letter per window of 2 MiB, or per power of two of them: 4, 2 and 1 for the size of the page behind it (4 KiB, 2 MiB, 1 GiB),
-s where KVM maps a large page in 4 KiB, + where there is more than one kind, and how hot it is from 0 to 9 where a sensor tells.
+Keys: up and down choose a VM; Tab shows the list, the map of its memory, why it is not huge; p another policy; o policy
+off; ? help; q quit.
+A map has a letter per window of 2 MiB, or per power of two of them: 4, 2 and 1 for the size of the page behind it
+(4 KiB, 2 MiB, 1 GiB), s if KVM maps a large page in 4 KiB, + for a mix, and its heat from 0 to 9 if a sensor measures
+it.
 
 Examples:
   All VMs, every second:
     wideleaf top
 
-  The map of one:
+  The map of one VM:
     wideleaf top web
 
   One screen as text:
     wideleaf top web --once";
 
-/// `wideleaf top`.
+/// Arguments of `wideleaf top`.
 #[derive(Args, Debug)]
 #[command(after_long_help = TOP_EXAMPLES)]
 pub struct TopArgs {
-    /// Begin with the map of this VM: its name, process id or libvirt UUID
+    /// Start with the map of this VM: its name, process id or libvirt UUID
     #[arg(value_name = "VM")]
     vm: Option<String>,
 
-    /// Time between two looks: a number with ms, s, m or h behind it
+    /// Interval between two samples: a number with ms, s, m or h
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
 
-    /// One screen as text, then end: what happens where standard output is no terminal
+    /// Print one screen as text, then exit: the behaviour without a terminal on standard output
     #[arg(long)]
     once: bool,
 
@@ -82,15 +84,15 @@ pub struct TopArgs {
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
     if interval < INTERVAL_MIN {
-        return Err(format!("less than {INTERVAL_MIN:?}"));
+        return Err(format!("the interval is shorter than {INTERVAL_MIN:?}: use a longer one"));
     }
     Ok(interval)
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `top`.
 ///
 /// # Errors
-/// [`Failure`]; the terminal is then as it was.
+/// [`Failure`]; the terminal is then restored.
 pub fn main(args: &TopArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let source = args.source.source()?;
@@ -102,7 +104,7 @@ pub fn main(args: &TopArgs) -> Result<(), Failure> {
     run(terminal, Watch::start(source, args.interval), Screen::new(vm), &interrupts)
 }
 
-/// The terminal with our screen on it. It gets its own back however this ends: also a panic does that, by ratatui's hook.
+/// The terminal in use by the screen. It is restored in every case: after a panic, by ratatui's hook.
 struct OpenTerminal {
     terminal: DefaultTerminal,
     _undo: Undo,
@@ -130,7 +132,7 @@ impl Drop for OpenTerminal {
 }
 
 fn cannot_use_terminal(error: io::Error) -> Failure {
-    Failure::Output(format!("cannot use the terminal: {error}; --once prints one screen as text"))
+    Failure::Output(format!("cannot use the terminal: {error}; use --once to print one screen as text"))
 }
 
 fn run(mut terminal: OpenTerminal, watch: Watch, mut screen: Screen, interrupts: &Interrupts) -> Result<(), Failure> {
@@ -153,12 +155,12 @@ fn run(mut terminal: OpenTerminal, watch: Watch, mut screen: Screen, interrupts:
     }
 }
 
-/// What follows from the next key or the terminal's new size, if there is one in time.
+/// Effect of the next key or of the terminal's new size, if one comes in time.
 fn next_event(screen: &mut Screen) -> Result<Option<Effect>, Failure> {
     match event::poll(PATIENCE) {
         Ok(true) => {}
         Ok(false) => return Ok(None),
-        // A signal came: the loop looks which.
+        // A signal came: the loop checks which.
         Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
         Err(error) => return Err(cannot_use_terminal(error)),
     }
@@ -169,10 +171,10 @@ fn next_event(screen: &mut Screen) -> Result<Option<Effect>, Failure> {
     }
 }
 
-/// One look as text: the list, and where a VM was named its map and its explanation.
+/// One sample as text: the list, and for a named VM its map and its explanation.
 fn text(source: &dyn Source, vm: Option<u32>) -> String {
     let mut screen = Screen::new(vm);
-    // Nothing is asked afterwards: this is the only look.
+    // No request follows, because this is the only sample.
     screen.take(look(source, vm, None));
     screen.tab = Tab::List;
     let vms = u16::try_from(screen.vms().len()).unwrap_or(u16::MAX);

@@ -1,9 +1,9 @@
-//! What is to be undone where the process is ended while a call of its does not return. What has a `Drop` of its own
-//! is in here only for that case: temporary files and folders, the modes of a terminal.
+//! Actions to undo if the process is ended while one of its calls does not return. Objects with their own `Drop`
+//! are here only for that case: temporary files and folders, the modes of a terminal.
 //!
 //! ```text
-//!   Undo::at_the_end(work) ── dropped: forgotten, the owner has done it
-//!                           └ undo::all(): done now, in a thread of its own that is left behind where it does not return either
+//!   Undo::at_the_end(work) ── dropped: removed, because the owner has done it
+//!                           └ undo::all(): done now, in a thread that is abandoned if it does not return either
 //! ```
 
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ use std::{fs, io};
 
 use tempfile::{NamedTempFile, TempDir};
 
-/// How long all of it may take: a file on a file system that hangs cannot be removed.
+/// Time limit of all of it: a file on a file system that hangs cannot be removed.
 const UNDONE_WITHIN: Duration = Duration::from_secs(1);
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -25,12 +25,12 @@ fn list() -> MutexGuard<'static, Vec<(u64, Work)>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A place in the list.
+/// An entry in the list.
 #[derive(Debug)]
 pub struct Undo(u64);
 
 impl Undo {
-    /// Puts work into the list, until this is dropped.
+    /// Adds work to the list, until this is dropped.
     pub fn at_the_end(work: impl FnOnce() + Send + 'static) -> Undo {
         let mut list = list();
         let number = list.last().map_or(0, |(number, _)| number + 1);
@@ -45,7 +45,7 @@ impl Drop for Undo {
     }
 }
 
-/// Does all that is in the list, the latest first, within [`UNDONE_WITHIN`].
+/// Does all work in the list, the latest first, within [`UNDONE_WITHIN`].
 pub fn all() {
     let works = std::mem::take(&mut *list());
     let undoing = std::thread::Builder::new().spawn(move || works.into_iter().rev().for_each(|(_, work)| work()));
@@ -55,25 +55,25 @@ pub fn all() {
     }
 }
 
-/// A file with a hidden name, gone at the end unless it got a name that stays.
+/// A file with a hidden name, removed at the end unless it gets a permanent name.
 #[derive(Debug)]
 pub struct TemporaryFile {
-    // First, for it is dropped first: what is removed twice is removed.
+    // First, because it is dropped first: removing twice is harmless.
     file: NamedTempFile,
     _undo: Undo,
 }
 
 impl TemporaryFile {
-    /// Of a new file.
+    /// Wraps a new file.
     pub fn of(file: NamedTempFile) -> TemporaryFile {
         let path = file.path().to_owned();
         TemporaryFile { file, _undo: Undo::at_the_end(move || drop(fs::remove_file(path))) }
     }
 
-    /// Gives it that name, in the place of a file that has it.
+    /// Gives it that name, and replaces an existing file.
     ///
     /// # Errors
-    /// The kernel's; the file is gone then.
+    /// That of the kernel; the file is then removed.
     pub fn persist(self, path: &Path) -> io::Result<fs::File> {
         self.file.persist(path).map_err(|error| error.error)
     }
@@ -92,7 +92,7 @@ impl DerefMut for TemporaryFile {
     }
 }
 
-/// A folder that is gone at the end, with all that is in it.
+/// A folder that is removed at the end, with all its contents.
 #[derive(Debug)]
 pub struct TemporaryFolder {
     folder: TempDir,
@@ -100,17 +100,17 @@ pub struct TemporaryFolder {
 }
 
 impl TemporaryFolder {
-    /// A new one where temporary files belong.
+    /// Makes a new one in the place for temporary files.
     ///
     /// # Errors
-    /// The kernel's.
+    /// That of the kernel.
     pub fn new() -> io::Result<TemporaryFolder> {
         let folder = tempfile::tempdir()?;
         let path: PathBuf = folder.path().to_owned();
         Ok(TemporaryFolder { folder, _undo: Undo::at_the_end(move || drop(fs::remove_dir_all(path))) })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_the_list_at_the_end_is_undone_and_what_was_dropped_before_is_not() {
+    fn entries_of_the_list_are_undone_at_the_end_and_dropped_ones_are_not() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let new = || TemporaryFile::of(NamedTempFile::new_in(folder.path()).expect("a file"));
         let (stays, kept) = (new(), folder.path().join("kept"));

@@ -1,4 +1,4 @@
-//! `wideleaf vm PATH …`: says one thing to the VM whose control socket that is, and shows the answer.
+//! `wideleaf vm PATH …`: sends one request to the VM with that control socket, and shows the answer.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::report::{number, table};
 
 const EXAMPLES: &str = "\
 Examples:
-  A VM with a control socket, and what may be said to it:
+  A VM with a control socket, and some requests to it:
     wideleaf run pattern --cmdline 'seconds=600' --control-socket /run/vm.sock &
     wideleaf vm /run/vm.sock status
     wideleaf vm /run/vm.sock pause
@@ -26,61 +26,62 @@ Examples:
     wideleaf vm /run/vm.sock set-policy off
     wideleaf vm /run/vm.sock set-policy auto:horizon_s=120
 
-  A VM with a --balloon: have it take 2 GiB of the guest's RAM, and see what the guest says:
+  A VM with a --balloon: let it take 2 GiB of the guest's RAM, and see the guest's statistics:
     wideleaf vm /run/vm.sock balloon 2G
     wideleaf vm /run/vm.sock statistics
 
-  What backs its memory and what its manager has done, for programs:
+  The backing of its memory and the work of its manager, for programs:
     wideleaf vm /run/vm.sock statistics --format json
 
-  End it: its guest is asked to shut down, or at once:
+  Stop it: ask its guest to shut down, or stop it at once:
     wideleaf vm /run/vm.sock stop --how ask
     wideleaf vm /run/vm.sock stop --how kill";
 
-/// `wideleaf vm`.
+/// Arguments of `wideleaf vm`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct VmSocketArgs {
-    /// What --control-socket of its `wideleaf run` named
+    /// Socket that --control-socket of its `wideleaf run` named
     #[arg(value_name = "PATH")]
     socket: PathBuf,
 
-    /// What to say to it
+    /// Request to the VM
     #[command(subcommand)]
     command: VmCommand,
 
-    /// Form of the answer
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table", global = true)]
     format: FormatArg,
 }
 
 #[derive(Debug, Subcommand)]
 enum VmCommand {
-    /// Take its vCPUs out of the guest until it is resumed; memory, devices and connections stay
+    /// Pause its vCPUs until it is resumed; memory, devices and connections stay
     Pause,
-    /// Let its vCPUs go on
+    /// Resume its vCPUs
     Resume,
-    /// End it
+    /// Stop the VM
     Stop {
-        /// In which way
+        /// Way to stop it
         #[arg(long, value_enum)]
         how: StopArg,
     },
-    /// Reset it, as a reset button does: it boots again; what the guest has not written to its disks is lost. For a run with --on-reset restart
+    /// Reset it, as with a reset button: it boots again, and data that the guest has not written to its disks are
+    /// lost. For a run with --on-reset restart
     Reset,
-    /// Show whether it runs, and which of its devices the guest has drivers for
+    /// Show its state, and the devices for which the guest has drivers
     Status,
-    /// Show what backs its memory, what its manager has done, what its devices count
+    /// Show the backing of its memory, its manager's work, and its devices' counters
     Statistics,
-    /// Have another policy take over, or switch it off
+    /// Replace its policy, or switch it off
     SetPolicy {
-        /// off, or a policy as --policy of `wideleaf run` takes it; one that needs what only a start can give is refused
+        /// off, or a policy as for --policy of `wideleaf run`; a policy that needs preparation at the start is refused
         #[arg(value_name = "NAME[:KEY=VALUE,...]", value_parser = settings::parse_policy)]
         policy: String,
     },
-    /// Have its balloon take so much of the guest's RAM
+    /// Set the size of its balloon, taken from the guest's RAM
     Balloon {
-        /// In all, not in addition; 0 gives it all back
+        /// Total size, not an addition; 0 gives it all back
         #[arg(value_name = "SIZE", value_parser = Bytes::parse)]
         target: Bytes,
     },
@@ -88,9 +89,9 @@ enum VmCommand {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StopArg {
-    /// Press its power button: a guest that listens to it switches itself off, when it is ready
+    /// Press its power button: a guest that listens to it shuts down when it is ready
     Ask,
-    /// At once; what the guest has not written to its disks is lost
+    /// Stop at once; data that the guest has not written to its disks are lost
     Kill,
 }
 
@@ -103,10 +104,10 @@ impl From<VmClientError> for Failure {
     }
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `vm`.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`Failure`] in one line.
 pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
     let answer = ask(&args.socket, request(&args.command))?;
     let output = Output::open(args.format, None)?;
@@ -114,7 +115,10 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmAnswer::Status(status) => output.write(&status, status_table),
         VmAnswer::Statistics(statistics) => output.write(&statistics, |all| statistics_table(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
-        VmAnswer::Hello(_) => Err(Failure::Host(format!("{} answers another question", args.socket.display()))),
+        VmAnswer::Hello(_) => Err(Failure::Host(format!(
+            "cannot use the answer of {}: it answers another question",
+            args.socket.display()
+        ))),
     }
 }
 
@@ -171,7 +175,7 @@ const fn driver_text(driver: DriverView) -> &'static str {
     match driver {
         DriverView::None => "the guest has not found it",
         DriverView::Found => "the guest has no driver for it",
-        DriverView::Probing => "its driver begins",
+        DriverView::Probing => "its driver is starting",
         DriverView::Ready => "driver ready",
         DriverView::Failed => "its driver failed",
     }
@@ -190,7 +194,7 @@ fn statistics_table(all: &VmStatistics) -> String {
     out
 }
 
-/// A row for each counter that counted, and for all that are sizes; a device without any has one for its driver alone.
+/// A row for each counter that is not zero, and for all sizes; a device without counters has a row for its driver only.
 fn devices_table(devices: &[DeviceView]) -> String {
     let mut rows = table(&["device", "driver", "counted", ""]);
     for DeviceView { device, driver, counters } in devices {
@@ -201,7 +205,7 @@ fn devices_table(devices: &[DeviceView]) -> String {
         }
         for (name, count) in shown {
             let (name, count) = counter(&tables::clean(name), *count);
-            // Said once, at the first.
+            // Shown once, in the first row.
             let first = Cell::new(std::mem::take(&mut device));
             rows.add_row([first, Cell::new(std::mem::take(&mut driver)), Cell::new(name), number(count)]);
         }
@@ -209,7 +213,7 @@ fn devices_table(devices: &[DeviceView]) -> String {
     format!("{rows}\n")
 }
 
-/// As people read it: the unit behind the number, where the name has one.
+/// A counter for people: the unit after the number, if the name has one.
 fn counter(name: &str, count: u64) -> (String, String) {
     match name.strip_suffix("_bytes") {
         Some(name) => (name.replace('_', " "), tables::bytes(count)),

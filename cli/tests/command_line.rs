@@ -88,10 +88,13 @@ fn an_invalid_size_or_time_is_refused_with_a_valid_example() {
     }
     is_no_argument(&["run", "--native", "gups", "--memory", "1.1G"], "not a whole number of bytes");
     is_no_argument(&["run", "--native", "gups", "--memory", "16777216T"], "larger than 64 bits");
-    is_no_argument(&small_and(&["--timeout", "5x"]), "a whole number of seconds, or one with ms, s, m or h");
-    is_no_argument(&small_and(&["--policy-delay", "1.5s"]), "a whole number of seconds, or one with ms, s, m or h");
-    is_no_argument(&small_and(&["--timeout", "0s"]), "no time at all: leave --timeout out");
-    is_no_argument(&["experiment", "run", "quick", "--budget", "0s"], "no time at all: leave --budget out");
+    is_no_argument(&small_and(&["--timeout", "5x"]), "a whole number of seconds, or one followed by ms, s, m or h");
+    is_no_argument(
+        &small_and(&["--policy-delay", "1.5s"]),
+        "a whole number of seconds, or one followed by ms, s, m or h",
+    );
+    is_no_argument(&small_and(&["--timeout", "0s"]), "the time is zero: omit --timeout");
+    is_no_argument(&["experiment", "run", "quick", "--budget", "0s"], "the time is zero: omit --budget");
 }
 
 #[test]
@@ -104,18 +107,18 @@ fn options_of_guests_are_refused_for_native_kernels() {
 fn a_missing_or_unknown_workload_is_refused() {
     let scratch = new_scratch();
     let kernels = KERNELS.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
-    scratch.refuses(&["run", "--policy", "greedy"], 2, &["say what to run", &kernels, "--help"]);
+    scratch.refuses(&["run", "--policy", "greedy"], 2, &["nothing to run: name a built-in kernel", &kernels, "--help"]);
     scratch.refuses(
         &["run", "--native", "gusp"],
         2,
-        &[&format!("--native runs a built-in kernel ({kernels})"), "gusp"],
+        &[&format!("with --native: it is not a built-in kernel ({kernels})"), "gusp"],
     );
     scratch.refuses(&["run", "gusp"], 3, &[&format!("\"gusp\" is neither a built-in kernel ({kernels}) nor a file")]);
     scratch.refuses(&["run", "GUPS"], 3, &["nor a file; did you mean gups?"]);
     scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
     scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
     scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
-    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("there is no kernel \"gusp\"; there is {kernels}")]);
+    scratch.refuses(&["kernels", "gusp"], 2, &[&format!("unknown kernel \"gusp\"; the kernels are {kernels}")]);
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn impossible_ram_is_refused_with_a_possible_size() {
 fn prefaulting_more_than_is_available_is_refused_without_an_out_of_memory_kill() {
     let memory = format!("--memory={}", host_memory().get());
     let arguments = ["run", "--native", "gups", "--prefault", &memory, "--output=result"];
-    new_scratch().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "leave --prefault out"]);
+    new_scratch().refuses(&arguments, 4, &["cannot prefault", "the host has", "available", "omit --prefault"]);
 }
 
 #[test]
@@ -163,7 +166,7 @@ fn each_backing_accepts_only_its_own_page_sizes() {
     scratch.refuses(&small_and(&["--host-page=1g"]), 2, &["anon RAM cannot start with 1g pages", "--backing hugetlb"]);
     for unfit in ["--backing=anon", "--backing=hugetlb", "--host-page=2m"] {
         let arguments = small_and(&["--policy=reservation", unfit]);
-        scratch.refuses(&arguments, 2, &["only memfd RAM on 4k pages", "use --backing memfd"]);
+        scratch.refuses(&arguments, 2, &["needs memfd RAM on 4k pages", "use --backing memfd"]);
     }
     scratch.refuses(&small_and(&["--backing=hugetlb", "--host-page=4k"]), 2, &["no 4k pages", "--host-page 2m or 1g"]);
 }

@@ -233,7 +233,7 @@ fn devices_report_the_state_of_their_drivers_and_a_balloon_takes_its_target() {
     scratch.refuses(
         &["vm", "vm.sock", "balloon", "65M"],
         2,
-        &["a balloon of 65 MiB is more than the guest's RAM, 64 MiB: ask for no more than 64 MiB"],
+        &["a balloon of 65 MiB is more than the guest's RAM, 64 MiB; request at most 64 MiB"],
     );
     let stream = UnixStream::connect(scratch.path("vm.sock")).unwrap();
     let hello = say(&stream, r#"{"version":1,"request":"hello"}"#);

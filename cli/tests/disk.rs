@@ -39,8 +39,8 @@ fn the_options_of_a_disk_are_checked() {
     let output =
         scratch.wideleaf(&["run", "gups", "--disk", "disk.img,ro"]).assert().code(2).get_output().stderr.clone();
     let text = String::from_utf8(output).unwrap();
-    assert!(text.contains("\"ro\" behind the file") && text.contains("readonly"), "{text}");
-    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["at most 20 bytes"]);
+    assert!(text.contains("\"ro\" after the file") && text.contains("readonly"), "{text}");
+    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["20 at most"]);
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn an_unusable_disk_fails_the_guest_that_writes_it() {
     let run = |disk: &str, words: &[&str]| {
         scratch.refuses(&["run", "disk", "--memory=64M", cmdline, "--no-daemon", "--disk", disk], 3, words);
     };
-    run("disk.img,readonly", &["disk refuses: the disk failed a request"]);
-    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["no virtio disk found"]);
+    run("disk.img,readonly", &["disk cannot run: the disk failed a request"]);
+    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["there is no virtio disk"]);
     File::options().write(true).open(scratch.path("disk.img")).unwrap().set_len(1 << 20).unwrap();
     run("disk.img", &["the disk is smaller than bytes="]);
 }

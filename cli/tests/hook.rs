@@ -58,10 +58,10 @@ fn the_script_is_written_once_shown_as_installed_and_removed() {
     }
     assert!(ends(&scratch, &["hook", "status", "--root", &root], 10).contains("not installed"));
     assert!(says(&scratch, &["hook", "install", "--root", &root]).starts_with("wrote "));
-    assert!(says(&scratch, &["hook", "install", "--root", &root]).contains("is there already"));
+    assert!(says(&scratch, &["hook", "install", "--root", &root]).contains("is already installed"));
     assert_eq!(fs::metadata(&script).unwrap().permissions().mode() & 0o777, 0o755);
     let status = says(&scratch, &["hook", "status", "--root", &root]);
-    assert!(status.contains("wideleaf: installed\n") && status.contains("none runs here"), "{status}");
+    assert!(status.contains("wideleaf: installed\n") && status.contains("libvirtd  not running"), "{status}");
     let json = says(&scratch, &["hook", "status", "--root", &root, "--format", "json"]);
     assert!(json.contains(r#""script": "current""#) && json.contains(r#""libvirtd": "no_daemon""#), "{json}");
     let siblings = fs::read_dir(script.parent().unwrap()).unwrap().count();
@@ -130,10 +130,10 @@ fn a_script_of_another_author_is_neither_overwritten_nor_removed() {
     fs::create_dir_all(script.parent().unwrap()).unwrap();
     fs::write(&script, "#!/bin/sh\necho mine\n").unwrap();
     for command in ["install", "uninstall"] {
-        scratch.refuses(&["hook", command, "--root", &root], 4, &["qemu.d/wideleaf is not ours"]);
+        scratch.refuses(&["hook", command, "--root", &root], 4, &["qemu.d/wideleaf: it is a foreign file"]);
     }
     assert_eq!(fs::read_to_string(&script).unwrap(), "#!/bin/sh\necho mine\n");
-    assert!(ends(&scratch, &["hook", "status", "--root", &root], 10).contains("somebody else's"));
+    assert!(ends(&scratch, &["hook", "status", "--root", &root], 10).contains("a foreign file is there"));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_guarantee_without_a_daemon_keeps_a_guest_from_starting_and_gives_the_reason
     let output = call(&script(&scratch, &scratch.path("none.sock")), "prepare", LIVE);
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.starts_with("wideleaf: -t1 asks for a guarantee: no wideleafd listens"), "{text}");
+    assert!(text.starts_with("wideleaf: cannot give -t1 its guarantee: no wideleafd listens"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
@@ -315,15 +315,15 @@ fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_with_a_suggestion() {
     let scratch = new_scratch();
     let script = script(&scratch, &scratch.path("none.sock"));
     for (right, wrong, why) in [
-        ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? there are policy, "),
+        ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? the attributes are policy, "),
         ("pool=\"yes\"", "pool=\"maybe\"", "pool=\"maybe\": write yes or no"),
-        ("policy=\"auto\"", "policy=\"at-fault\"", "works only for guests of `wideleaf run`"),
-        ("wideleaf:memory xmlns", "wideleaf:memry xmlns", "unknown element <memry>: there is <memory>"),
+        ("policy=\"auto\"", "policy=\"at-fault\"", "is for guests of `wideleaf run` alone"),
+        ("wideleaf:memory xmlns", "wideleaf:memry xmlns", "unknown element <memry>: the only element is <memory>"),
     ] {
         let output = call(&script, "prepare", &LIVE.replace(right, wrong));
         let text = stderr(&output);
         assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{wrong}: {text}");
-        assert!(text.starts_with("wideleaf: the metadata of -t1 have a mistake: ") && text.contains(why), "{text}");
+        assert!(text.starts_with("wideleaf: cannot use the metadata of -t1: ") && text.contains(why), "{text}");
     }
 }
 

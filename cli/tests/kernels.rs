@@ -121,17 +121,13 @@ fn the_list_of_kernels_is_the_table_of_kernels() {
 fn too_little_memory_for_a_kernel_is_refused_with_the_required_size() {
     let scratch = new_scratch();
     let arguments = ["run", "--native", "gups", "--cmdline=log2_words=25", "--memory=64M", "--output=result"];
-    scratch.refuses(
-        &arguments,
-        2,
-        &["--memory 64 MiB: gups needs 256 MiB", "use at least --memory 256M, or leave it out"],
-    );
-    // A guest's image and page tables need more memory on top. The refusal creates no guest.
+    scratch.refuses(&arguments, 2, &["--memory 64 MiB: gups needs 256 MiB", "use at least --memory 256M, or omit it"]);
+    // A guest's image and page tables come on top; no guest is made for the answer.
     let arguments = ["run", "gups", "--cmdline=log2_words=25", "--memory=256M", "--output=result"];
     scratch.refuses(
         &arguments,
         2,
-        &["gups needs 256 MiB in one piece, and the guest some for itself; use at least --memory 26"],
+        &["gups needs 256 MiB in one piece, and the guest needs some for itself; use at least --memory 26"],
     );
 }
 
@@ -143,8 +139,11 @@ fn only_classes_of_the_kernel_are_accepted() {
     };
     with(&["npb.cg", "--class=D"], &["npb.cg has no class \"D\"; it has S, W, A, B, C"]);
     with(&["npb.cg", "--cmdline=class=D"], &["class=D: expected one of S, W, A, B, C"]);
-    with(&["npb.cg", "--class=A", "--cmdline=class=A"], &["--class and class= in --cmdline: leave one of them out"]);
-    with(&["gups", "--class=A"], &["gups has no classes: leave --class out; those with classes are npb."]);
+    with(
+        &["npb.cg", "--class=A", "--cmdline=class=A"],
+        &["--class together with class= in --cmdline: omit one of them"],
+    );
+    with(&["gups", "--class=A"], &["gups has no classes; omit --class (kernels with classes: npb."]);
     let image = scratch.file("image", b"");
     with(&[&image, "--class=A"], &["image has no classes"]);
 }

@@ -216,7 +216,7 @@ fn detach_says_that_the_pages_stay() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);
     let text = output(&scratch, &daemon, &["detach", "web"]);
-    assert_eq!(text, "web is left to itself; its pages stay as they are\n");
+    assert_eq!(text, "web is no longer managed; its pages stay as they are\n");
     assert_eq!(daemon.last_asked(), Request::Detach { vm: "web".into() });
 }
 
@@ -282,12 +282,12 @@ fn invalid_arguments_are_refused_without_a_daemon() {
     let scratch = new_scratch();
     for (arguments, words) in [
         (&["set", "web"][..], "<KEY=VALUE>"),
-        (&["set", "web", "colour=red"], "there is no colour="),
+        (&["set", "web", "colour=red"], "unknown setting colour="),
         (&["set", "web", "policy=nope"], "never, prealloc"),
         (&["attach"], "<PID|DOMAIN>"),
         (&["attach", "web", "--policy=nope"], "never, prealloc"),
         (&["attach", "web", "--guarantee=most"], "best-effort, or a share"),
-        (&["top", "--interval=1ms"], "less than 100ms"),
+        (&["top", "--interval=1ms"], "shorter than 100ms"),
         (&["info"], "<VM>"),
     ] {
         let wrong = scratch.wideleaf(arguments).assert().code(2).stdout("");
@@ -437,12 +437,12 @@ fn a_user_without_permission_to_connect_gets_proc_data_and_a_line_that_says_so()
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(
-        stderr.starts_with("wideleaf: no permission to ask a wideleafd at /run/wideleaf/control.sock: "),
+        stderr.starts_with("wideleaf: cannot ask a wideleafd at /run/wideleaf/control.sock: permission denied; "),
         "{stderr}"
     );
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     let report: Value = serde_json::from_str(&stdout).unwrap();
-    assert!(report["source"].as_str().unwrap().starts_with("no permission to ask"), "{report}");
+    assert!(report["source"].as_str().unwrap().starts_with("cannot ask a wideleafd at "), "{report}");
     let quiet = as_another_user(&["list", "--no-daemon"]);
     assert_eq!((quiet.status.code(), quiet.stderr.is_empty()), (Some(0), true));
     let change = as_another_user(&["detach", "web"]);

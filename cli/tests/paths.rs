@@ -193,7 +193,11 @@ fn a_fifo_with_a_reader_and_standard_output_accept_a_result() {
         assert_eq!(report["setup"]["workload"], "gups", "{output}");
     }
     assert_eq!(scratch.names(), ["fifo"]);
-    scratch.refuses(&[&NATIVE[..], &["--record", "-"]].concat(), 2, &["--record - is standard output"]);
+    scratch.refuses(
+        &[&NATIVE[..], &["--record", "-"]].concat(),
+        2,
+        &["cannot use --record -: standard output has the report"],
+    );
 }
 
 #[test]

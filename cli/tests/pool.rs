@@ -84,8 +84,8 @@ fn a_list_has_pools_nodes_holders_mounts_and_unseen_pages() {
     assert_eq!(list["mounts"], json!([{"path": "/dev/hugepages", "page_bytes": 2 << 20}]));
     let notes = list["notes"].to_string();
     assert!(notes.contains("this kernel has no hugetlb pool of 1g pages"), "{notes}");
-    assert!(notes.contains("1 of 6 pages of 2m in use are mapped by no process that was seen"), "{notes}");
-    assert!(notes.contains("processes 31 may have pages") && notes.contains("run it as root"), "{notes}");
+    assert!(notes.contains("1 of 6 pages of 2m in use are mapped by no visible process"), "{notes}");
+    assert!(notes.contains("processes 31 may have pages") && notes.contains("run this as root"), "{notes}");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn without_a_daemon_the_state_file_gives_the_reservations_and_if_unreadable_noth
     };
     refuses(&release, &words);
     text(&scratch, "var/lib/wideleaf/state.json", "{");
-    refuses(&release, &["can not be told", "state.json", "the pool is as it was"]);
+    refuses(&release, &["cannot determine the pages that are kept", "state.json", "the pool is as it was"]);
     assert_eq!(total(&scratch, POOL), "16");
 }
 
@@ -215,7 +215,7 @@ fn an_invalid_amount_or_pool_is_refused_with_valid_ones() {
     for (arguments, word) in [
         (["reserve", "--size=4k", "--pages=1"], "write 2m or 1g"),
         (["reserve", "--size=2m", "--pages=0"], "1.."),
-        (["reserve", "--size=2m", "--bytes=0"], "no memory at all"),
+        (["reserve", "--size=2m", "--bytes=0"], "the size is zero"),
         (["reserve", "--size=2m", "--dry-run"], "--pages <N>|--bytes <SIZE>"),
         (["release", "--size=2m", "--dry-run"], "--pages <N>|--all-unused"),
         (["release", "--pages=1", "--all-unused"], "cannot be used with"),

@@ -217,7 +217,7 @@ fn a_guest_that_resets_in_a_loop_is_ended() {
     // Code of `mov al, 6; mov dx, 0xcf9; out dx, al; jmp` to itself.
     scratch.file("image", &image(&pvh(), &[0xb0, 0x06, 0x66, 0xba, 0xf9, 0x0c, 0xee, 0xeb, 0xfe]));
     let run = ["run", "image", "--memory=64M", "--policy=never", "--no-daemon"];
-    let words = ["the guest reset itself 10 times within ", "it does not come up; --on-reset stop"];
+    let words = ["the guest reset itself 10 times within ", "it does not come up; use --on-reset stop"];
     let looping = scratch.wideleaf(&[&run[..], &["--on-reset=restart", "--format=json"]].concat()).assert().code(5);
     let stderr = String::from_utf8(looping.get_output().stderr.clone()).unwrap();
     words.iter().for_each(|word| assert!(stderr.contains(word), "no {word:?} in {stderr}"));
@@ -268,6 +268,6 @@ fn options_for_a_single_boot_are_refused() {
         scratch.refuses(&[&["run", "image", "--on-reset=restart"], more].concat(), 2, words);
     };
     refuses(&["--record=file"], &["a recording is of one boot", "--on-reset stop"]);
-    refuses(&["--policy=at-fault"], &["--policy at-fault answers the guest's first touch", "--on-reset stop"]);
-    refuses(&["--policy=reservation"], &["--policy reservation answers"]);
+    refuses(&["--policy=at-fault"], &["--policy at-fault: it decides at the first touch", "--on-reset stop"]);
+    refuses(&["--policy=reservation"], &["--policy reservation: it decides"]);
 }

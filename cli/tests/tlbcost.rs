@@ -75,6 +75,6 @@ fn invalid_arguments_are_refused_in_one_line() {
 #[test]
 fn guests_without_kvm_are_refused() {
     if !has_kvm() {
-        new_scratch().refuses(&["tlbcost", "--guest"], 4, &["there can be no guest here", "--native"]);
+        new_scratch().refuses(&["tlbcost", "--guest"], 4, &["cannot run a guest here", "--native"]);
     }
 }

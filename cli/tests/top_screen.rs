@@ -264,7 +264,7 @@ fn a_small_screen_shows_the_chosen_policy() {
     press(&mut screen, KeyCode::Char('p'));
     // More key presses than policies: the last policy stays chosen.
     (0..50).for_each(|_| drop(press(&mut screen, KeyCode::Down)));
-    assert!(lines(&screen, 40, 10).iter().any(|row| row.contains("off          it is only")));
+    assert!(lines(&screen, 40, 10).iter().any(|row| row.contains("off          the VM is only")));
     assert_eq!(press(&mut screen, KeyCode::Enter), Effect::Ask(Ask::SetPolicy(host::web().pid, "off".into())));
 }
 
@@ -347,6 +347,6 @@ fn a_host_without_vms_is_not_an_error() {
         assert_eq!(press(&mut screen, code), Effect::None);
         assert_eq!(screen.overlay, Overlay::None);
     }
-    let expected = ["wideleaf top: 0 VMs, looked at read-only: there is no wideleafd", "no VM runs on this host", KEYS];
+    let expected = ["wideleaf top: 0 VMs, read-only: there is no wideleafd", "no VM runs on this host", KEYS];
     assert_eq!(lines(&screen, 80, 24), expected);
 }

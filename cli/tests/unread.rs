@@ -163,7 +163,7 @@ fn loses_lines_within(time: Duration) -> bool {
     assert_eq!(printing.ends(), Some(0));
     let text = read.join().unwrap().unwrap();
     let lost = printing.report()["cut"]["stderr_lines"].as_u64().unwrap_or(0);
-    let line = format!("wideleaf: {lost} lines were not written here: standard error was not read\n");
+    let line = format!("wideleaf: {lost} lines were not written here, because standard error was not read\n");
     assert_eq!(text.matches(&line).count(), usize::from(lost > 0), "{}", &text[text.len().saturating_sub(300)..]);
     lost > 0
 }

@@ -186,7 +186,7 @@ fn a_guarantee_without_a_daemon_is_an_error_of_libvirt_and_starts_no_guest() {
     let Some(libvirt) = libvirt_with_hook() else { return };
     libvirt.define(&Domain { wishes: "guarantee='95%'", ..Domain::PATTERN });
     let error = libvirt.virsh(&["start", "pattern"]).unwrap_err();
-    assert!(error.contains("wideleaf: pattern asks for a guarantee: no wideleafd listens"), "{error}");
+    assert!(error.contains("wideleaf: cannot give pattern its guarantee: no wideleafd listens"), "{error}");
     assert!(!is_running(&libvirt, "pattern"));
 }
 

@@ -1,5 +1,5 @@
-//! `wideleaf experiment`: makes the runs that an experiment consists of, and says what came of them. What is run and what it says is in
-//! `benches/experiments`; here is how.
+//! `wideleaf experiment`: makes the runs of an experiment and reports their results. `benches/experiments` defines
+//! the runs and the report; this module executes them.
 //!
 //! ```text
 //!   catalogue::by_name ─▶ define(this host) ─▶ schedule ─▶ jobs: one child a run ─▶ store: the file, whole after each run ─▶ report
@@ -39,13 +39,13 @@ use store::Store;
 
 const EXAMPLES: &str = "\
 Examples:
-  What there is, and how long it takes here:
+  The experiments, and their duration here:
     wideleaf experiment list
 
-  The README's picture, and a page to show:
+  The README's picture, and an HTML page:
     wideleaf experiment run quick --output quick.json --html quick.html
 
-  At most twenty minutes of one; later the rest:
+  At most twenty minutes of one; the rest later:
     wideleaf experiment run policies --budget 20m --output policies.json
     wideleaf experiment run policies --resume policies.json
 
@@ -55,111 +55,112 @@ Examples:
   As a page with its pictures, and the pictures alone:
     wideleaf experiment report policies.json --html policies.html --svg pictures
 
-  Whether another day, machine or build repeats them:
+  Check whether another day, machine or build repeats the results:
     wideleaf experiment compare monday.json tuesday.json";
 
-/// `wideleaf experiment`.
+/// Arguments of `wideleaf experiment`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ExperimentArgs {
-    /// What to do with them.
+    /// Action on the experiments
     #[command(subcommand)]
     pub command: ExperimentCommand,
 }
 
-/// The subcommands of `wideleaf experiment`.
+/// Subcommands of `wideleaf experiment`.
 #[derive(Debug, Subcommand)]
 pub enum ExperimentCommand {
-    /// Show the experiments, what they ask, and how long they take on this host
+    /// List the experiments, their questions, and their duration on this host
     List,
-    /// Run one: arms in turn, host memory warmed before each run, a file that is whole after every run
+    /// Run one: arms in turn, host memory warmed before each run, the file of results complete after every run
     Run(RunExperimentArgs),
-    /// Show what a file of results says
+    /// Report on a file of results
     Report(ReportArgs),
     /// Compare two files of results of the same experiment
     Compare(CompareArgs),
-    /// Show the headline claims on this machine, in a quarter of an hour at most: a file of results and a page to send back
+    /// Measure the headline claims on this machine, in at most a quarter of an hour: a file of results and a page
+    /// to send back
     Evidence(EvidenceArgs),
 }
 
-/// `wideleaf experiment run`.
+/// Arguments of `wideleaf experiment run`.
 #[derive(Args, Debug)]
 pub struct RunExperimentArgs {
-    /// Which: `wideleaf experiment list` shows them
+    /// Name of the experiment, from `wideleaf experiment list`
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// Rounds, instead of the experiment's own; fewer than 6 leave a median without a 95 % interval
+    /// Number of rounds, instead of the experiment's own; with fewer than 6 a median has no 95 % interval
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "resume")]
     pub rounds: Option<u32>,
 
-    /// Only this case, one of those that --dry-run shows; may be given several times
+    /// Only this case, one of those that --dry-run shows; may be repeated
     #[arg(long = "case", value_name = "CASE", conflicts_with = "resume")]
     pub cases: Vec<String>,
 
-    /// Begin no round that would end later than this: a number with s, m or h behind it [default: the experiment's own, where it has one
-    /// and no --rounds are asked for, less what the results of --resume have taken]
+    /// Begin no round that would end later than this: a number with s, m or h [default: the experiment's own, if it
+    /// has one and --rounds is absent, minus the time that the results of --resume took]
     #[arg(long, value_name = "TIME", value_parser = parse_budget)]
     pub budget: Option<Duration>,
 
-    /// Write the results there [default: NAME-DATE.json in this folder]
+    /// Write the results to this file [default: NAME-DATE.json in this folder]
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     pub output: Option<PathBuf>,
 
-    /// Go on with these results: only what is missing or failed is run
+    /// Continue these results: run only what is missing or failed
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
 
-    /// Write the report there too, as one HTML file with its pictures
+    /// Also write the report to this file, as one HTML page with its pictures
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 
-    /// Show what would be run and how long that takes, and end
+    /// Show the runs and their estimated time, and exit
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Make each run with this other wideleaf too, in turns: B (benches/two-revisions)
+    /// Also make each run with this other wideleaf, in turn: B (benches/two-revisions)
     #[arg(long, value_name = "PROGRAM", hide = true, conflicts_with = "resume")]
     pub against: Option<PathBuf>,
 }
 
-/// `wideleaf experiment report`.
+/// Arguments of `wideleaf experiment report`.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// What `experiment run` wrote
+    /// File that `experiment run` wrote
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// In which forms
+    /// Output forms of the report
     #[command(flatten)]
     pub render: RenderArgs,
 }
 
-/// `wideleaf experiment compare`.
+/// Arguments of `wideleaf experiment compare`.
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// Results of `experiment run`
     #[arg(value_name = "A.json")]
     pub a: PathBuf,
 
-    /// Other results of the same experiment, which are shown as ratios to the first
+    /// Other results of the same experiment, shown as ratios to the first
     #[arg(value_name = "B.json")]
     pub b: PathBuf,
 
-    /// In which forms
+    /// Output forms of the report
     #[command(flatten)]
     pub render: RenderArgs,
 }
 
-/// `wideleaf experiment evidence`.
+/// Arguments of `wideleaf experiment evidence`.
 #[derive(Args, Debug)]
 pub struct EvidenceArgs {
-    /// Put wideleaf-evidence.json and wideleaf-evidence.html there; where they are already, only what is missing is run
+    /// Folder for wideleaf-evidence.json and wideleaf-evidence.html; if they exist, only the missing runs are made
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     pub folder: PathBuf,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `experiment`.
 ///
 /// # Errors
 /// [`Failure`]; the runs that were made are in the file, and nothing else is left.
@@ -223,18 +224,21 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What its results leave of an experiment's own time. `None` where they are of other rounds than its own: then whoever began it said how long
-/// it is.
+/// Remaining part of an experiment's own time, after its results. `None` if the results have other rounds than its
+/// own: then its user chose its length.
 fn left_of(budget: Duration, own_rounds: u32, results: &Results) -> Option<Duration> {
     let before = Duration::try_from_secs_f64(results.elapsed_s).unwrap_or_default();
     (results.experiment.rounds == own_rounds).then(|| budget.saturating_sub(before))
 }
 
-/// Leaves only the cases of these names; all where none is named.
+/// Keeps only the named cases; all if none is named.
 fn keep_cases(experiment: &mut Experiment, names: &[String]) -> Result<(), Failure> {
     let known: Vec<String> = experiment.cases.iter().map(|case| case.name.clone()).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
-        return Err(Failure::Usage(format!("--case: there is no {unknown:?}: there are {}", known.join("; "))));
+        return Err(Failure::Usage(format!(
+            "cannot run --case {unknown:?}: there is no such case; the cases are {}",
+            known.join("; ")
+        )));
     }
     experiment.cases.retain(|case| names.is_empty() || names.contains(&case.name));
     Ok(())
@@ -282,13 +286,13 @@ fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
     })
 }
 
-/// As [`some_time`].
+/// As [`some_time`], with the remedy for `--budget`.
 fn parse_budget(text: &str) -> Result<Duration, String> {
-    some_time(text, "leave --budget out for all rounds, or see --dry-run")
+    some_time(text, "omit --budget to run all rounds, or see --dry-run")
 }
 
 fn unknown(name: &str) -> Failure {
     let known: Vec<&str> = catalogue::ALL.iter().map(|experiment| experiment.name()).collect();
     let hint = did_you_mean(name, known.iter().copied());
-    Failure::Usage(format!("there is no experiment {name:?}: there are {}{hint}", known.join(", ")))
+    Failure::Usage(format!("there is no experiment {name:?}; the experiments are {}{hint}", known.join(", ")))
 }

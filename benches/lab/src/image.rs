@@ -1,16 +1,17 @@
-//! `wideleaf image`: a kernel, or any static program, as a Linux guest for any VMM, and what such a guest printed.
+//! `wideleaf image`: a kernel, or any static program, as a Linux guest for any VMM, and the evaluation of such a
+//! guest's output.
 //!
 //! ```text
-//!   wideleaf image linux --bench cg.S -o cg.cpio.gz        an initramfs: /init, and what it is to run
+//!   wideleaf image linux --bench cg.S -o cg.cpio.gz        an initramfs: /init, and the workload
 //!        │
-//!        ▼  QEMU, our VMM, any other, with a distribution's kernel
+//!        ▼  QEMU, wideleaf, any other VMM, with a distribution's kernel
 //!   serial console ──▶ file ──▶ wideleaf image results FILE ──▶ table | JSON, exit code
 //! ```
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`archive`] | the initramfs as bytes |
-//! | [`workload`] | what the guest runs, checked before anything is written |
+//! | [`workload`] | the guest's workload, checked before anything is written |
 //! | [`results`] | the log of a serial console, read |
 
 use std::ffi::OsString;
@@ -30,34 +31,34 @@ pub mod archive;
 pub mod results;
 pub mod workload;
 
-/// `wideleaf image`.
+/// Arguments of `wideleaf image`.
 #[derive(Args, Debug)]
 pub struct ImageArgs {
-    /// What to do.
+    /// Action on the image
     #[command(subcommand)]
     pub command: ImageCommand,
 }
 
-/// The subcommands of `wideleaf image`.
+/// Subcommands of `wideleaf image`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make an initramfs: with it Linux runs one of our kernels, or any static program, and switches off
+    /// Make an initramfs with which Linux runs a built-in kernel, or any static program, and then powers off
     Linux(LinuxArgs),
-    /// Read what a guest printed on its serial console: figures, verification and exit code as of `wideleaf run`
+    /// Read a guest's output on its serial console: figures, verification and exit code as from `wideleaf run`
     Results(ResultsArgs),
 }
 
 const LINUX_EXAMPLES: &str = "\
-Words of ours for the Linux command line, all optional, all but the first for kernels only:
+Words for the Linux command line. All are optional; all except the first are for kernels only:
   wideleaf.kernel=\"NAME KEY=VALUE ...\"
-      another kernel than the image was made for
+      run another kernel than that of the image
   wideleaf.threads=N
-      threads [default: one on every CPU, as far as the kernel can use them]
+      number of threads [default: one per CPU, as far as the kernel can use them]
   wideleaf.page=4k|thp|2m|1g
-      what backs the kernel's memory: base pages, transparent huge pages, or the hugetlb pool,
+      backing of the kernel's memory: base pages, transparent huge pages, or the hugetlb pool,
       which Linux fills with hugepages=N (1g: hugepagesz=1G hugepages=N) [default: thp]
   wideleaf.memory=SIZE
-      how much memory the kernel gets [default: what it needs; for one that takes all there is,
+      memory for the kernel [default: what it needs; for a kernel that takes all memory,
       half of what is available, or the pool]
 
 Examples:
@@ -67,51 +68,51 @@ Examples:
         -kernel vmlinuz -initrd cg.cpio.gz -append 'console=ttyS0 quiet panic=-1' | tee cg.log
     wideleaf image results cg.log
 
-  GUPS on hugetlb pages, in our VMM:
+  GUPS on hugetlb pages, under `wideleaf run`:
     wideleaf image linux --bench 'gups log2_words=24' --output gups.cpio.gz
     wideleaf run ./vmlinuz --initrd gups.cpio.gz --memory 1G \\
         --cmdline 'console=ttyS0 quiet panic=-1 hugepages=80 wideleaf.page=2m'
 
-  A program of yours, with two arguments:
+  Another program, with two arguments:
     wideleaf image linux --output stream.cpio.gz --exec ./stream -n 10";
 
-/// `wideleaf image linux`.
+/// Arguments of `wideleaf image linux`.
 #[derive(Args, Debug)]
 #[command(after_long_help = LINUX_EXAMPLES)]
 pub struct LinuxArgs {
-    /// The kernel to run: NAME.CLASS, like `cg.A`, or its name and parameters, like `gups log2_words=22`
+    /// Kernel to run: NAME.CLASS, like `cg.A`, or its name and parameters, like `gups log2_words=22`
     #[arg(long, value_name = "KERNEL", required_unless_present = "exec", conflicts_with = "exec")]
     pub bench: Option<String>,
 
-    /// A program to run instead, static and for x86-64, and its arguments; comes last
+    /// Program to run instead, static and for x86-64, with its arguments; must be the last option
     #[arg(long, num_args = 1.., allow_hyphen_values = true, value_names = ["FILE", "ARGUMENT"])]
     pub exec: Vec<OsString>,
 
-    /// Where to write the initramfs: a newc archive, packed with gzip; equal arguments give equal files
+    /// File for the initramfs: a newc archive, packed with gzip; equal arguments give equal files
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
 }
 
-/// `wideleaf image results`.
+/// Arguments of `wideleaf image results`.
 #[derive(Args, Debug)]
 pub struct ResultsArgs {
-    /// The console's log; other lines than ours may be in it [default: standard input, which - is as well]
+    /// Log of the console; it may have other lines [default: standard input, also with -]
     #[arg(value_name = "FILE")]
     pub log: Option<PathBuf>,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `image`.
 ///
 /// # Errors
-/// [`Failure`], with nothing left behind.
+/// [`Failure`]; nothing is left behind.
 pub fn main(args: &ImageArgs) -> Result<(), Failure> {
     match &args.command {
         ImageCommand::Linux(args) => make(args),
@@ -121,7 +122,7 @@ pub fn main(args: &ImageArgs) -> Result<(), Failure> {
 
 fn make(args: &LinuxArgs) -> Result<(), Failure> {
     let workload = Workload::new(args.bench.as_deref(), &args.exec)?;
-    // In this order: once the temporary file is there, a signal no longer ends us without removing it.
+    // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install()?;
     let place = NamedPlace::open("--output", &args.output)?;
     let archive = archive::initramfs(&workload)?;
@@ -138,7 +139,7 @@ fn read(args: &ResultsArgs) -> Result<(), Failure> {
     report.judge()
 }
 
-/// The whole log. A serial line may have damaged some of it: what is no text is replaced.
+/// The whole log. A serial line may have damaged parts of it: bytes that are not text are replaced.
 fn log_text(path: Option<&Path>) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let path = path.filter(|path| *path != Path::new("-"));

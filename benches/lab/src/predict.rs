@@ -1,4 +1,4 @@
-//! `wideleaf-lab predict`: what 2 MiB pages would gain for a kernel, by its own accesses, beside what they gain.
+//! `wideleaf-lab predict`: the gain of 2 MiB pages for a kernel, predicted from its accesses and measured.
 //!
 //! ```text
 //!   accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound, side by side
@@ -30,13 +30,14 @@ use prediction::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
 use work::Work;
 
 const EXAMPLES: &str = "\
-The loads and stores of one iteration of the kernel are recorded. Each round then runs the kernel on 4 KiB and on 2 MiB pages, some of its
-iterations where all of them would take long, and replays the loads and stores alone on both: one after another, in 2 to 16 chains, all at once, and
-asked for ahead. No mix of these that is as fast as the kernel saves more than what is predicted; a kernel that is faster than all of them may, and
-the result says so. Times are those of the thread on its CPU. Takes twice the kernel's memory.
+The loads and stores of one iteration of the kernel are recorded. Each round then runs the kernel on 4 KiB and on
+2 MiB pages (only some iterations if all would take long), and replays the loads and stores alone on both: one after
+another, in 2 to 16 chains, all at once, and prefetched. No mix of these that is as fast as the kernel saves more than
+the prediction; a kernel that is faster than all of them may, and the result says so. Times are the thread's CPU times.
+It needs twice the kernel's memory.
 
 Examples:
-  What would 2 MiB pages gain, and what do they gain?
+  The predicted and the measured gain of 2 MiB pages:
     wideleaf-lab predict gups --log2-words 26
     wideleaf-lab predict npb.cg --class B";
 
@@ -48,11 +49,11 @@ pub struct PredictArgs {
     #[arg(value_name = "KERNEL")]
     kernel: String,
 
-    /// Size of the problem, for kernels that have classes
+    /// Problem size, for kernels that have classes
     #[arg(long, value_name = "LETTER")]
     class: Option<String>,
 
-    /// The kernel's parameters
+    /// Parameters of the kernel
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     cmdline: String,
 
@@ -60,11 +61,12 @@ pub struct PredictArgs {
     #[arg(long, value_name = "N")]
     log2_words: Option<u8>,
 
-    /// Rounds of the comparison, one run on each page size; 6 are the fewest whose median has a 95 % interval
+    /// Number of rounds of the comparison, one run on each page size; with fewer than 6 the median has no 95 %
+    /// interval
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=100))]
     rounds: u8,
 
-    /// Form of the result
+    /// Format of the result
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
 
@@ -76,13 +78,13 @@ pub struct PredictArgs {
 /// A prediction, and where it was made.
 #[derive(Debug, Serialize)]
 pub struct PredictReport {
-    /// The CPU's own counters: the table that fits, or why there are none.
+    /// Events of the CPU's counters, or the reason why they are missing.
     pub pmu: String,
-    /// The CPU.
+    /// Model of the CPU.
     pub cpu: CpuModel,
     /// Prediction and measurement.
     pub prediction: Prediction,
-    /// The machine.
+    /// Machine of the measurement.
     pub environment: Environment,
 }
 

@@ -1,9 +1,9 @@
-//! `wideleaf simulate`: policies on what was recorded or generated instead of on a guest that runs.
+//! `wideleaf simulate`: runs policies on recorded or generated data instead of on a running guest.
 //!
 //! ```text
-//!   --recording FILE   snapshots of a manager   ──▶ recorded: what each policy would have done there, and its cost
+//!   --recording FILE   snapshots of a manager   ──▶ recorded: each policy's actions there, and their cost
 //!   --trace FILE       accesses of a kernel     ─┐
-//!   --trace gups:…     accesses of a generator  ─┴▶ traced: what each machine's TLB makes of them, under each policy
+//!   --trace gups:…     accesses of a generator  ─┴▶ traced: each machine's TLB misses, under each policy
 //! ```
 
 mod args;
@@ -22,10 +22,10 @@ use wideleaf::failure::Failure;
 use wideleaf::output::Output;
 use wideleaf::run::list_policies;
 
-/// Runs the subcommand.
+/// Runs the subcommand `simulate`.
 ///
 /// # Errors
-/// [`Failure`] where there is nothing to simulate, it can not be used, or the result not written.
+/// [`Failure`] if the input is missing or unusable, or the result could not be written.
 pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
     let policies = match &args.policy {
         Some(PoliciesArg::Help) => return list_policies(),
@@ -42,7 +42,7 @@ pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
         (None, Some(source)) if source == "help" => generated::list(),
         (None, Some(source)) => traced::main(source, policies, args),
         (None, None) => Err(Failure::Usage(
-            "say what to simulate: --recording FILE, from `wideleaf run --record FILE`, or --trace, a file or a stream \
+            "nothing to simulate: use --recording FILE of `wideleaf run --record FILE`, or --trace, a file or a stream \
              (--trace help)"
                 .into(),
         )),

@@ -1,8 +1,8 @@
-//! `wideleaf trace`: every load and store of a kernel, recorded, for the TLB simulator and for whoever wants to look at one.
+//! `wideleaf trace`: every load and store of a kernel, recorded, for the TLB simulator and for inspection.
 //!
 //! ```text
-//!   wideleaf trace record npb.cg --class A -o cg.A.trace ─▶ a process of its own, compiled to tell ─▶ FILE
-//!   wideleaf trace info cg.A.trace ─▶ header, phases, totals, what was touched ─▶ table | JSON
+//!   wideleaf trace record npb.cg --class A -o cg.A.trace ─▶ a separate process, instrumented ─▶ FILE
+//!   wideleaf trace info cg.A.trace ─▶ header, phases, totals, touched memory ─▶ table | JSON
 //! ```
 
 use std::path::PathBuf;
@@ -15,26 +15,26 @@ use wideleaf_policies::Bytes;
 mod info;
 mod record;
 
-/// `wideleaf trace`.
+/// Arguments of `wideleaf trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
-    /// What to do.
+    /// Action on a trace
     #[command(subcommand)]
     pub command: TraceCommand,
 }
 
-/// The subcommands of `wideleaf trace`.
+/// Subcommands of `wideleaf trace`.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
     /// Run a built-in kernel natively, on one thread, and write every load and store of its memory to a file
     Record(RecordArgs),
-    /// Show what is in a trace, and whether it is whole
+    /// Show the contents of a trace, and whether it is complete
     Info(InfoArgs),
 }
 
 const RECORD_EXAMPLES: &str = "\
-A trace has every access of the kernel's memory by line of 64 bytes, in the order of the program; not those of its stack and
-code. A kernel takes about a hundred times as long, and a second of it can be gigabytes: shorten it.
+A trace has every access to the kernel's memory by line of 64 bytes, in program order, without accesses to its stack and
+code. Recording slows a kernel down about a hundred times, and one second of it can be gigabytes: shorten it.
 
 Examples:
   CG of class A, the first two of its 15 iterations:
@@ -44,64 +44,66 @@ Examples:
     wideleaf trace record gups --cmdline log2_words=24 --phase update --limit 100M --output gups.trace
     wideleaf trace info gups.trace";
 
-/// `wideleaf trace record`.
+/// Arguments of `wideleaf trace record`.
 #[derive(Args, Debug)]
 #[command(after_long_help = RECORD_EXAMPLES)]
 pub struct RecordArgs {
-    /// A built-in kernel; `wideleaf kernels` lists them
+    /// Built-in kernel to record; `wideleaf kernels` lists them
     #[arg(value_name = "KERNEL")]
     pub kernel: String,
 
-    /// Size of the problem, for kernels that have classes; the same as class= in --cmdline
+    /// Problem size, for kernels that have classes; the same as class= in --cmdline
     #[arg(long, value_name = "LETTER")]
     pub class: Option<String>,
 
-    /// The kernel's parameters, like `log2_words=25`; none that goes by time, so that two recordings are the same
+    /// Parameters of the kernel, for example `log2_words=25`; none that depends on time, so that recordings can be
+    /// repeated
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub cmdline: String,
 
-    /// Where to write the trace: it is there when it is whole
+    /// File for the trace; it is put in place when it is complete
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
 
-    /// Run no more than so many iterations of the timed part; the kernel's result is then not checked [default: all]
+    /// Run at most this number of iterations of the timed part; the kernel's result is then not checked [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: Option<u32>,
 
-    /// Record only this phase of the kernel: `init`, `compute`, `verify`, or what `wideleaf trace info` shows [default: all]
+    /// Record only this phase of the kernel: `init`, `compute`, `verify`, or one that `wideleaf trace info` shows
+    /// [default: all]
     #[arg(long, value_name = "NAME")]
     pub phase: Option<String>,
 
-    /// End the recording where the trace is so long: a number with K, M, G or T behind it (powers of 1024), or bytes
+    /// End the recording at this length of the trace: a number with K, M, G or T (powers of 1024), or bytes
     /// [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
     pub limit: Option<Bytes>,
 
-    /// Form of the summary
+    /// Format of the summary
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 }
 
-/// `wideleaf trace info`.
+/// Arguments of `wideleaf trace info`.
 #[derive(Args, Debug)]
 pub struct InfoArgs {
-    /// What `wideleaf trace record` wrote
+    /// Trace that `wideleaf trace record` wrote
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `trace`.
 ///
 /// # Errors
-/// [`Failure`], with nothing left behind.
+/// [`Failure`]; nothing is left behind.
 pub fn main(args: &TraceArgs) -> Result<(), Failure> {
     match &args.command {
         TraceCommand::Record(args) => record::main(args),

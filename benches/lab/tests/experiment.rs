@@ -65,7 +65,7 @@ fn an_interrupted_experiment_keeps_its_runs_and_resumes_with_the_others() {
     running.signal(Signal::SIGINT);
     let (code, words) = running.end();
     assert_eq!(code, Some(130), "{words}");
-    assert!(words.contains("go on with `wideleaf experiment run quick --resume quick.json`"), "{words}");
+    assert!(words.contains("continue with `wideleaf experiment run quick --resume quick.json`"), "{words}");
     let (before, made) = (results(&file), runs(&file));
     assert!((2..12).contains(&made), "{made}");
     assert_eq!(scratch.names(), ["quick.json"]);
@@ -167,7 +167,7 @@ fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     let other = scratch.file("other.json", b"{\"wideleaf_experiment\": 99}");
     scratch.refuses(&["experiment", "report", &other], 3, &["form 99", "form 1"]);
     let foreign = scratch.file("foreign.json", b"{\"figure\": 1}");
-    scratch.refuses(&["experiment", "report", &foreign], 3, &["no file of results"]);
+    scratch.refuses(&["experiment", "report", &foreign], 3, &["is not a file of results"]);
     let broken = scratch.file("broken.json", b"{\"wideleaf_experiment\": 1");
     scratch.refuses(&["experiment", "run", "quick", "--resume", &broken], 3, &["broken.json"]);
 }

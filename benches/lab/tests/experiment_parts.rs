@@ -172,7 +172,7 @@ fn several_guests_at_once_are_a_single_run() {
     // A daemon that is not built with this program is missing, and the failure names it.
     match scratch.program().with_file_name("wideleafd").exists() {
         true => assert!(measured(&runs[1]).metrics[&Metric::Figure] > 0.0),
-        false => assert_eq!(failure(&runs[1]), "wideleafd is not beside this program"),
+        false => assert_eq!(failure(&runs[1]), "cannot find wideleafd: it is not in the folder of this program"),
     }
 }
 

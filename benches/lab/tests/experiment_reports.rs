@@ -81,7 +81,7 @@ fn unwritable_paths_are_refused_before_any_file_is_read_or_written() {
         scratch.refuses(&[&["experiment", "report", "r.json"], more].concat(), code, words);
     };
     refuses(&["--svg=no/pictures"], 7, &["cannot write --svg no/pictures: there is no folder no"]);
-    refuses(&["--svg=r.json"], 7, &["cannot write --svg r.json: it is no folder"]);
+    refuses(&["--svg=r.json"], 7, &["cannot write --svg r.json: it is not a folder"]);
     refuses(&["--html=no/r.html", "--svg=pictures"], 7, &["cannot write --html no/r.html"]);
     refuses(&["--html=x", "--output=x"], 2, &["--output and --html are both x: name two files"]);
     scratch.refuses(&["experiment", "run", "quick", "--html=no/r.html"], 7, &["cannot write --html no/r.html"]);
@@ -103,7 +103,7 @@ fn two_results_of_one_experiment_are_compared_and_two_experiments_are_not() {
     let mut old = serde_json::to_value(results("by-hand", 1.5)).unwrap();
     old["wideleaf_experiment"] = 99.into();
     scratch.file("old.json", &serde_json::to_vec(&old).unwrap());
-    let words = ["old.json has results in form 99", "use the version of wideleaf that wrote it"];
+    let words = ["old.json: its format is 99", "use the version of wideleaf that wrote it"];
     scratch.refuses(&["experiment", "compare", "a.json", "old.json"], 3, &words);
 }
 
@@ -117,7 +117,7 @@ fn the_other_program_of_a_comparison_must_be_a_wideleaf() {
         scratch.refuses(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), 2, words);
     };
     refuses("nowhere", &["--against nowhere", "name another build of wideleaf"]);
-    refuses("/bin/true", &["it does not say that it is wideleaf"]);
+    refuses("/bin/true", &["its --version does not name wideleaf"]);
     let program = scratch.program().into_os_string().into_string().unwrap();
     let arguments = against(&program);
     let dry = scratch.wideleaf(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).assert().success();

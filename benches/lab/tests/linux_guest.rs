@@ -223,7 +223,7 @@ fn an_invalid_image_is_refused_and_nothing_is_written() {
     make(&["--bench", "linpack"], 2, &["unknown kernel \"linpack\"; choose one of gups"]);
     make(&["--bench", "cg.Q"], 2, &["class=Q"]);
     make(&["--exec", "absent"], 3, &["--exec absent", "No such file"]);
-    make(&["--exec", &script], 3, &["it is no ELF file"]);
+    make(&["--exec", &script], 3, &["it is not an ELF file"]);
     let nowhere = ["image", "linux", "--bench", "cg.S", "--output", "absent/image"];
     scratch.refuses(&nowhere, 7, &["cannot write --output", "there is no folder"]);
     scratch.refuses(&["image", "results", "absent"], 3, &["cannot read the log absent"]);

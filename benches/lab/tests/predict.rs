@@ -64,7 +64,7 @@ fn a_prediction_names_the_assumptions_of_its_bound() {
         "predicted, ",
         "one after another",
         "all at once",
-        "asked for 64 visits ahead",
+        "prefetched 64 visits ahead",
         "in the kernel",
         "Assumed: ",
         "windows of its memory",
@@ -116,7 +116,7 @@ fn children_of(parent: u32) -> Vec<u32> {
 #[test]
 fn what_cannot_be_predicted_is_refused_in_one_line() {
     let scratch = new_scratch();
-    scratch.refuses(&["predict", "nothing"], 2, &["there is no such kernel", "wideleaf kernels"]);
+    scratch.refuses(&["predict", "nothing"], 2, &["no such kernel", "wideleaf kernels"]);
     scratch.refuses(&["predict", "gups", "--class", "A"], 2, &["gups has no classes"]);
     scratch.refuses(&["predict", "gups", "--log2-words", "60"], 2, &["log2_words"]);
 }

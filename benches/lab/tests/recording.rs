@@ -132,7 +132,7 @@ fn a_truncated_recording_is_simulated_up_to_its_end() {
     assert_eq!(found["recording"]["is_closed"], false);
     assert!(found["recording"]["cut_off_at_bytes"].as_u64().unwrap() < bytes.len() as u64 - 3);
     let table = scratch.wideleaf(&["simulate", "--recording=f"]).assert().success();
-    table.stdout(predicate::str::contains("cut off behind byte"));
+    table.stdout(predicate::str::contains("cut off after byte"));
 }
 
 #[test]
@@ -157,9 +157,9 @@ fn a_file_that_is_not_a_recording_gives_one_clear_line() {
 }
 
 #[test]
-fn the_source_of_a_simulation_is_required() {
+fn what_to_simulate_must_be_said() {
     let scratch = new_scratch();
-    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["say what to simulate: --recording FILE"]);
+    scratch.refuses(&["simulate", "--policy=greedy"], 2, &["nothing to simulate: use --recording FILE"]);
     let wrong = scratch.wideleaf(&["simulate"]).assert().code(2).stdout("");
     wrong.stderr(predicate::str::contains("--recording <FILE>"));
     let list = scratch.wideleaf(&["simulate", "--policy=help"]).assert().success();

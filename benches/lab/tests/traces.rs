@@ -168,16 +168,16 @@ fn invalid_arguments_give_one_clear_line() {
     let refuses = |arguments: &[&str], words: &[&str]| {
         scratch.refuses(&[&["simulate"], arguments].concat(), 2, words);
     };
-    refuses(&["--trace=gups"], &["say on which machine", "--machine help"]);
+    refuses(&["--trace=gups"], &["no machine: use --machine NAME", "--machine help"]);
     refuses(&["--trace=nope:x=1", "--machine=k8"], &["no such stream", "gups, stride, stream"]);
     refuses(&["--trace=gups:x=1", "--machine=k8"], &["--trace gups:x=1: gups has no parameter \"x\""]);
-    refuses(&["--trace=gups", "--machine=k8", "--memory=64M"], &["--memory 64 MiB is less than the 256 MiB"]);
+    refuses(&["--trace=gups", "--machine=k8", "--memory=64M"], &["--memory 64 MiB: the trace accesses 256 MiB"]);
     refuses(&["--trace=gups", "--machine=k8", "--plot=f", "--output=f"], &["--plot and --output are both f"]);
     let wrong = |arguments: &[&str], word: &str| {
         let run = scratch.wideleaf(&[&["simulate"], arguments].concat()).assert().code(2).stdout("");
         run.stderr(predicate::str::contains(word));
     };
-    wrong(&["--trace=gups", "--machine=z80"], "there is no machine \"z80\"; there are madison, k8");
+    wrong(&["--trace=gups", "--machine=z80"], "there is no machine \"z80\"; the machines are madison, k8");
     wrong(&["--trace=gups", "--machine=k8", "--policy=never,nope"], "there is no policy \"nope\"");
     wrong(&["--trace=gups", "--recording=f"], "cannot be used with");
     wrong(&["--recording=f", "--machine=k8"], "cannot be used with");

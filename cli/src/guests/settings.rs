@@ -1,4 +1,4 @@
-//! `KEY=VALUE` of `wideleaf set`, read before anything is asked: what is wrong is said without a daemon.
+//! `KEY=VALUE` of `wideleaf set`, checked before any request: mistakes are reported even without a daemon.
 
 use std::path::PathBuf;
 
@@ -8,38 +8,38 @@ use wideleaf_policies::PolicyChoice;
 
 use crate::args::with_files;
 
-/// The policy of a VM that is only looked at.
+/// Policy of a VM that is only observed.
 pub const OFF: &str = "off";
 
-/// One of them.
+/// One setting of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// A policy, as the daemon reads it.
+    /// Policy, in the daemon's form.
     Policy(String),
-    /// What is to be reached.
+    /// Share of memory to reach.
     Guarantee(Guarantee),
     /// Whether shared memory may be collapsed.
     CollapseShared(bool),
-    /// A monitor to ask.
+    /// QEMU monitor to ask.
     Qmp(PathBuf),
-    /// `KEY=` with nothing behind it: what was said of it no longer holds.
+    /// Empty value (`KEY=`): removes the setting.
     Unset(SettingName),
 }
 
 impl Setting {
-    /// Reads one.
+    /// Parses one setting.
     ///
     /// # Errors
-    /// What there is instead.
+    /// Message with the valid forms.
     pub fn parse(text: &str) -> Result<Setting, String> {
         const KEYS: &str = "policy=, guarantee=, collapse-shared= or qmp=";
-        let (key, value) = text.split_once('=').ok_or_else(|| format!("has no value: write {KEYS}"))?;
+        let (key, value) = text.split_once('=').ok_or_else(|| format!("it has no value: write {KEYS}"))?;
         let name = match key {
             "policy" => SettingName::Policy,
             "guarantee" => SettingName::Guarantee,
             "collapse-shared" => SettingName::CollapseShared,
             "qmp" => SettingName::Qmp,
-            _ => return Err(format!("there is no {key}=: write {KEYS}")),
+            _ => return Err(format!("unknown setting {key}=: write {KEYS}")),
         };
         match name {
             _ if value.is_empty() => Ok(Setting::Unset(name)),
@@ -52,7 +52,7 @@ impl Setting {
         }
     }
 
-    /// Says it in the daemon's form; of two that say the same thing the later one counts.
+    /// Writes it in the daemon's form; of two values for one setting, the later one counts.
     pub fn put_into(self, settings: &mut Settings) {
         settings.unset.retain(|name| *name != self.name());
         match self {
@@ -83,10 +83,10 @@ impl Setting {
     }
 }
 
-/// A policy or `off`, with `@FILE` read, in the form that the daemon reads.
+/// A policy or `off`, with `@FILE` read, in the daemon's form.
 ///
 /// # Errors
-/// What there is instead.
+/// Message with the valid forms.
 pub fn parse_policy(text: &str) -> Result<String, String> {
     if text == OFF {
         return Ok(text.to_owned());
@@ -96,12 +96,12 @@ pub fn parse_policy(text: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// An absolute path: the daemon's folder is another one.
+/// An absolute path, because the daemon's folder is another one.
 ///
 /// # Errors
-/// Where it is empty.
+/// If the path is empty.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
-    std::path::absolute(text).map_err(|error| format!("no path: {error}"))
+    std::path::absolute(text).map_err(|error| format!("not a path: {error}"))
 }
 
 fn parse_yes_or_no(text: &str) -> Result<bool, String> {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_of_two_counts_and_what_is_not_named_is_left_out() {
+    fn the_last_of_two_counts_and_settings_that_are_not_named_are_left_out() {
         let mut settings = Settings::default();
         for text in ["policy=off", "guarantee=99.5%", "policy=schemes:quota_windows=8"] {
             Setting::parse(text).unwrap().put_into(&mut settings);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_with_nothing_behind_it_is_unset_unless_it_is_set_later() {
+    fn a_key_with_an_empty_value_is_unset_unless_it_is_set_later() {
         let said = |texts: &[&str]| {
             let mut settings = Settings::default();
             texts.iter().for_each(|text| Setting::parse(text).unwrap().put_into(&mut settings));
@@ -147,16 +147,16 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_whole_for_a_daemon_in_another_folder() {
+    fn a_path_is_absolute_for_a_daemon_in_another_folder() {
         let Setting::Qmp(path) = Setting::parse("qmp=web.qmp").unwrap() else { panic!("another setting") };
         assert!(path.is_absolute() && path.ends_with("web.qmp"), "{}", path.display());
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_is_right() {
+    fn a_mistake_is_reported_with_the_valid_forms() {
         for (text, right) in [
             ("policy", "write policy=, guarantee="),
-            ("colour=red", "there is no colour=: write policy="),
+            ("colour=red", "unknown setting colour=: write policy="),
             ("policy=nope", "never, prealloc"),
             ("guarantee=95", "best-effort, or a share"),
             ("collapse-shared=maybe", "write yes or no"),

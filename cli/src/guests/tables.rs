@@ -1,4 +1,4 @@
-//! VMs as text: a line each, all about one, why windows are not huge.
+//! VMs as text: one line each, all details of one, and the reasons why windows are not huge.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -14,19 +14,19 @@ use wideleaf_policies::{Bytes, PageSize};
 use crate::report::{number, table};
 use crate::source::HostReport;
 
-/// The latest actions that `wideleaf info` shows.
+/// Number of latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
 
-/// What stands where there is nothing to say.
+/// Text in place of a value that does not apply.
 const NOTHING: &str = "-";
 
-/// What stands where a figure can not be had: a note says why.
+/// Text in place of an unknown figure; a note has the reason.
 pub const UNKNOWN: &str = "?";
 
-/// VMs that are named beside a note they share; the others are counted.
+/// Most VMs that are named beside a shared note; the others are counted.
 const NAMED_MAX: usize = 4;
 
-/// `wideleaf list`.
+/// Table of `wideleaf list`.
 pub fn host(report: &HostReport) -> String {
     let mut out = format!("{}\n", clean(&report.source));
     if let Some(daemon) = &report.daemon {
@@ -65,7 +65,7 @@ pub fn host(report: &HostReport) -> String {
     out
 }
 
-/// Each note once, with the names of the VMs that have it: most are about the host.
+/// Each note once, with the names of its VMs: most notes are about the host.
 fn notes_of_all(vms: &[VmView]) -> BTreeMap<&str, Vec<String>> {
     let mut notes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for vm in vms {
@@ -74,7 +74,7 @@ fn notes_of_all(vms: &[VmView]) -> BTreeMap<&str, Vec<String>> {
     notes
 }
 
-/// Those that have a note, on a line that stays short on a host with many.
+/// VMs that have a note, on a line that stays short on a host with many.
 fn together(names: &[String], all: usize) -> String {
     match names.len() {
         many if many > NAMED_MAX && many == all => format!("all {all} VMs"),
@@ -102,7 +102,7 @@ fn row(vm: &VmView) -> [Cell; 13] {
     ]
 }
 
-/// `wideleaf info`.
+/// Table of `wideleaf info`.
 pub fn vm(vm: &VmView) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: &dyn Display| {
@@ -122,7 +122,7 @@ pub fn vm(vm: &VmView) -> String {
     line("  4 KiB pages", &of(|backing| backing.base_4k));
     line("  2 MiB pages", &of(|backing| backing.huge_2m));
     line("  1 GiB pages", &of(|backing| backing.giant_1g));
-    line("not there yet", &of(|backing| backing.unbacked));
+    line("not present", &of(|backing| backing.unbacked));
     line("misaligned", &vm.backing.as_ref().map_or_else(unknown, misaligned));
     line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
     line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
@@ -170,8 +170,8 @@ fn write_work(out: &mut String, work: &WorkView) {
     line("copied", &bytes(work.copied));
     line("bloat", &bytes(work.bloat));
     line("CPU time", &format_args!("{:.3} s, {:.3} s of it in actions", work.total_cpu_s, work.action_cpu_s));
-    line("budget said no", &work.budget_refusals);
-    line("out of reach", &pauses(&work.unavailable));
+    line("budget refused", &work.budget_refusals);
+    line("unavailable", &pauses(&work.unavailable));
     line("in page walks", &work.walk_share.map_or(UNKNOWN.to_owned(), |share| percent(Some(share))));
     for (sensor, times) in &work.sensor_failures {
         line("sensor failed", &format_args!("{} ({times} times)", clean(sensor)));
@@ -181,13 +181,13 @@ fn write_work(out: &mut String, work: &WorkView) {
     }
 }
 
-/// One action: when, where, how and what came of it.
+/// One action: its time, place, mechanism and outcome.
 pub fn action_line(action: &wideleaf_control::view::ActionView) -> String {
     let time = time_of_day(action.at_s);
     format!("{time} {:#011x} {} {}", action.gpa, clean(&action.mechanism), clean(&action.outcome))
 }
 
-/// `wideleaf explain`.
+/// Table of `wideleaf explain`.
 pub fn explanation(explanation: &Explanation) -> String {
     let Explanation { reasons, guest_pages, notes, .. } = explanation;
     let mut out = format!("{}\n", clean(&huge_line(explanation)));
@@ -195,7 +195,7 @@ pub fn explanation(explanation: &Explanation) -> String {
         let _ = writeln!(out, "{}", guest_line(pages));
     }
     if !reasons.is_empty() {
-        let mut rows = table(&["windows", "reason", "what it means, and what would change it"]);
+        let mut rows = table(&["windows", "reason", "meaning and remedy"]);
         rows.set_content_arrangement(ContentArrangement::Dynamic);
         for reason in reasons {
             rows.add_row([number(reason.windows), Cell::new(clean(&reason.name)), Cell::new(clean(&reason.text))]);
@@ -206,7 +206,7 @@ pub fn explanation(explanation: &Explanation) -> String {
     out
 }
 
-/// How much of it is in large pages, in a line.
+/// Share of its memory in large pages, as a line.
 pub fn huge_line(explanation: &Explanation) -> String {
     let Explanation { name, windows, huge, .. } = explanation;
     match (huge, windows) {
@@ -214,16 +214,16 @@ pub fn huge_line(explanation: &Explanation) -> String {
             let share = percent(share_of(*huge, *windows));
             format!("{name}: {huge} of {windows} windows are in large pages ({share})")
         }
-        _ => format!("{name}: how much of its memory is in large pages is not known"),
+        _ => format!("{name}: the share of its memory in large pages is unknown"),
     }
 }
 
-/// What the guest's own tables say, in a line.
+/// Page sizes of the guest's own tables, as a line.
 pub fn guest_line(pages: &GuestPagesView) -> String {
     format!("the guest itself maps: {}", guest_pages(pages))
 }
 
-/// Windows by the guest's own page size, those that there are.
+/// Windows by the guest's own page size, for sizes that occur.
 fn guest_pages(pages: &GuestPagesView) -> String {
     let GuestPagesView { base_4k, huge_2m, giant_1g, mixed, unmapped, unknown } = *pages;
     let parts = [
@@ -232,13 +232,13 @@ fn guest_pages(pages: &GuestPagesView) -> String {
         (base_4k, "with 4 KiB"),
         (mixed, "with several sizes"),
         (unmapped, "not mapped"),
-        (unknown, "not looked at"),
+        (unknown, "not sampled"),
     ];
     let told = parts.iter().enumerate().filter(|(first, (windows, _))| *first == 0 || *windows > 0);
     told.map(|(_, (windows, what))| format!("{windows} {what}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What is said about a VM after a change: who looks after it, and what it is to reach.
+/// State of a VM after a change: its manager and its guarantee.
 pub fn care_line(vm: &VmView) -> String {
     format!("{} (process {}): {}, guarantee {}", clean(&vm.name), vm.pid, care(vm), guarantee(vm))
 }
@@ -246,7 +246,7 @@ pub fn care_line(vm: &VmView) -> String {
 /// The daemon in one line.
 pub fn daemon_line(daemon: &DaemonView) -> String {
     let DaemonView { version, pid, copy_per_second, cpu_share, host_free, is_host_short, .. } = daemon;
-    let short = if *is_host_short { ": short, nothing is promoted that takes more" } else { "" };
+    let short = if *is_host_short { ": memory is short, promotions that need more are suspended" } else { "" };
     format!(
         "wideleafd {} (process {pid}), copies up to {}/s with up to {} of a core; {} free{short}",
         clean(version),
@@ -256,7 +256,7 @@ pub fn daemon_line(daemon: &DaemonView) -> String {
     )
 }
 
-/// Who looks after it: the policy where that says it.
+/// Manager of the VM, with its policy where known.
 pub fn care(vm: &VmView) -> String {
     let policy = vm.policy.as_deref().map_or("managed".to_owned(), clean);
     match &vm.care {
@@ -284,7 +284,7 @@ fn resident(backing: &BackingView) -> String {
 fn misaligned(backing: &BackingView) -> String {
     match backing.misaligned {
         0 => "nothing".to_owned(),
-        some => format!("{}: no page of it can be huge", bytes(some)),
+        some => format!("{}: none of it can be huge", bytes(some)),
     }
 }
 
@@ -299,7 +299,7 @@ fn pauses(pauses: &Quantiles) -> String {
     let [median, p99, max] = [median_s, p99_s, max_s].map(|seconds| format!("{:.2} ms", seconds * 1e3));
     match count {
         0 => "never".to_owned(),
-        _ => format!("{count} times, half up to {median}, 99 % up to {p99}, the longest {max}"),
+        _ => format!("{count} times, p50 {median}, p99 {p99}, max {max}"),
     }
 }
 
@@ -309,7 +309,7 @@ fn write_notes(out: &mut String, notes: &[String]) {
     }
 }
 
-/// Of the memory that KVM maps, what it maps with 2 MiB or more, in ten thousandths.
+/// Share of the memory mapped by KVM that it maps with 2 MiB or more, in ten-thousandths.
 fn mapped_large(mapping: &MappingView) -> Option<u32> {
     let in_base_pages = |pages: u64, size: PageSize| pages.saturating_mul(size.bytes().pages(PageSize::Base4K));
     let large = in_base_pages(mapping.pages_2m, PageSize::Huge2M)
@@ -317,32 +317,32 @@ fn mapped_large(mapping: &MappingView) -> Option<u32> {
     share_of(large, large.saturating_add(mapping.pages_4k))
 }
 
-/// Ten thousandths; `None` of nothing.
+/// A share in ten-thousandths; `None` if the whole is zero.
 pub fn share_of(part: u64, whole: u64) -> Option<u32> {
     (u128::from(part) * 10_000).checked_div(u128::from(whole)).map(|share| share.min(10_000) as u32)
 }
 
-/// All RAM of a VM; `None` where none of it was found.
+/// All RAM of a VM; `None` if none of it was found.
 pub fn ram(vm: &VmView) -> Option<u64> {
     (!vm.ram.is_empty()).then(|| vm.ram.iter().map(|block| block.bytes).sum())
 }
 
-/// The share of present memory in large pages.
+/// Share of present memory in large pages.
 pub fn coverage(vm: &VmView) -> String {
     vm.backing.map_or(UNKNOWN.to_owned(), |backing| percent(backing.coverage()))
 }
 
-/// As [`bytes`], where that is known.
+/// As [`bytes`], or the mark for an unknown figure.
 pub fn known_bytes(known: Option<u64>) -> String {
     known.map_or(UNKNOWN.to_owned(), bytes)
 }
 
-/// `71.3 %`.
+/// A share as text, like `71.3 %`.
 pub fn percent(share: Option<u32>) -> String {
     share.map_or(NOTHING.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
 }
 
-/// In GiB or MiB, three digits or so: what is read at a glance. Less than 1 MiB is told in KiB.
+/// Size in GiB or MiB with about three digits, to be read at a glance. Less than 1 MiB is in KiB.
 pub fn bytes(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = mib(1).get();
@@ -355,8 +355,8 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Text of a guest or of another VM, for a terminal: a control character is shown as `?`, a tab as a space. What a
-/// guest prints, and names of VMs, would else set the terminal's title, its colours or its clipboard.
+/// Text of a guest or of another VM, for a terminal: a control character becomes `?`, a tab a space. Otherwise a
+/// guest's output or a VM's name could set the terminal's title, its colours or its clipboard.
 pub fn clean(text: &str) -> String {
     let shown = |c: char| match c {
         '\t' => ' ',
@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_that_many_share_names_a_few_and_counts_the_rest() {
+    fn a_note_of_many_vms_names_a_few_and_counts_the_rest() {
         let names = |count: usize| (1..=count).map(|n| format!("vm{n}")).collect::<Vec<_>>();
         assert_eq!(together(&names(2), 50), "vm1, vm2");
         assert_eq!(together(&names(4), 4), "vm1, vm2, vm3, vm4");
@@ -394,16 +394,16 @@ mod tests {
     }
 
     #[test]
-    fn the_guests_own_pages_are_told_without_what_there_is_none_of() {
+    fn the_guests_own_pages_are_shown_without_sizes_that_do_not_occur() {
         let pages = GuestPagesView { base_4k: 3, unmapped: 61, ..GuestPagesView::default() };
         assert_eq!(guest_pages(&pages), "0 windows with 2 MiB, 3 with 4 KiB, 61 not mapped");
         let large = GuestPagesView { huge_2m: 512, giant_1g: 512, unknown: 1, ..GuestPagesView::default() };
-        assert_eq!(guest_pages(&large), "512 windows with 2 MiB, 512 with 1 GiB, 1 not looked at");
+        assert_eq!(guest_pages(&large), "512 windows with 2 MiB, 512 with 1 GiB, 1 not sampled");
     }
 
     #[test]
-    fn an_explanation_of_what_can_not_be_seen_says_no_number() {
+    fn an_explanation_without_known_pages_has_no_number() {
         let unseen = Explanation { name: "web".into(), ..Explanation::default() };
-        assert_eq!(explanation(&unseen), "web: how much of its memory is in large pages is not known\n");
+        assert_eq!(explanation(&unseen), "web: the share of its memory in large pages is unknown\n");
     }
 }

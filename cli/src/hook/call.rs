@@ -1,9 +1,9 @@
-//! What is done when libvirt calls its hook.
+//! Actions when libvirt calls its hook.
 //!
-//! libvirtd waits for a hook, and so does every client of libvirtd: nothing here takes longer than `WAIT` but
-//! `prepare`, which has to be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait for us.
-//! Nothing is printed on standard output. The one failure is a guest at `prepare` that asks for a guarantee that can
-//! not be given, or whose metadata have a mistake.
+//! libvirtd waits for a hook, and so does every client of libvirtd. So nothing here takes longer than `WAIT`,
+//! except `prepare`, which must be over before QEMU maps its memory. Nothing is asked of libvirt, which would wait
+//! for the hook. Nothing is printed on standard output. The only failure is at
+//! `prepare`: a guest requests a guarantee that cannot be given, or its metadata have a mistake.
 
 use std::fs;
 use std::io::{self, Read};
@@ -22,23 +22,23 @@ use super::{RunArgs, called, journal};
 use crate::failure::Failure;
 use crate::output::say;
 
-/// How long an answer is waited for that changes nothing: long enough that the daemon's "no" is usually seen, short enough
-/// for fifty guests that libvirtd finds again after its restart.
+/// Time limit for an answer that changes nothing: long enough to see the daemon's refusal in most cases, short
+/// enough for fifty guests that libvirtd finds again after its restart.
 const WAIT: Duration = Duration::from_millis(300);
-/// How long at `prepare`. The kernel moves memory to make pages; libvirt itself waits as long as it takes.
+/// Time limit at `prepare`. The kernel moves memory to make pages; libvirt itself waits without a limit.
 const PREPARE_WAIT: Duration = client::CHANGE_TIMEOUT;
-/// Where libvirt writes a domain's process id, before `started`.
+/// Folder where libvirt writes a domain's process id, before `started`.
 const PID_FILES: &str = "run/libvirt/qemu";
-/// What `<hugepages/>` without a size means, where the kernel does not say: its default on x86-64.
+/// Size of `<hugepages/>` without a size, if the kernel does not report its default: the default on x86-64.
 const DEFAULT_PAGE: u64 = 2 << 20;
 
-/// Why something was not done.
+/// Reason why something was not done.
 enum Trouble {
-    /// The daemon said no, and has logged it.
+    /// The daemon refused, and has logged it.
     Refused(String),
-    /// The daemon is at it, or hangs.
+    /// The daemon is still at work, or hangs.
     Silent(String),
-    /// The daemon has not heard of it.
+    /// The daemon did not receive it.
     Unheard(String),
 }
 
@@ -54,8 +54,8 @@ impl Trouble {
         why
     }
 
-    /// Whether the daemon's log can not tell of it. An answer that takes longer than a moment is worth a line at
-    /// `prepare` alone, where the guest then starts without it.
+    /// Whether the daemon cannot log it itself. A slow answer is worth a line only at `prepare`, because the guest
+    /// then starts without it.
     fn is_for_journal(&self, operation: &str) -> bool {
         match self {
             Trouble::Refused(_) => false,
@@ -65,24 +65,24 @@ impl Trouble {
     }
 }
 
-/// Does what is to be done.
+/// Carries out the call.
 ///
 /// # Errors
-/// [`Failure::Host`] at `prepare` where the domain asks for a guarantee that can not be given, or its metadata have a
-/// mistake.
+/// [`Failure::Host`] at `prepare` if the domain requests a guarantee that cannot be given, or if its metadata have
+/// a mistake.
 pub fn main(args: &RunArgs) -> Result<(), Failure> {
     called::note(&args.root);
     match args.operation.as_str() {
         "prepare" => prepare(args),
         "started" | "reconnect" => told(args, started(args)),
         "release" => told(args, release(args)),
-        // The XML on standard input stays unread: libvirt does not mind.
+        // The XML on standard input stays unread: libvirt allows that.
         _ => Ok(()),
     }
 }
 
-/// What goes wrong after a guest has started is no reason to end it. What the daemon does not know of is in the host's
-/// log instead.
+/// An error after a guest has started is no reason to end it. What the daemon did not receive is logged on the host
+/// instead.
 fn told(args: &RunArgs, result: Result<(), Trouble>) -> Result<(), Failure> {
     if let Err(trouble) = result {
         let line = format!("hook: {} of {}: {}", args.operation, args.name, trouble.why());
@@ -101,7 +101,7 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
     };
     if !domain.wishes.mistakes.is_empty() {
         let mistakes = domain.wishes.mistakes.join("; ");
-        return Err(Failure::Host(format!("the metadata of {} have a mistake: {mistakes}", args.name)));
+        return Err(Failure::Host(format!("cannot use the metadata of {}: {mistakes}", args.name)));
     }
     let (is_promised, ordinary) = (domain.wishes.guarantee() != Guarantee::BestEffort, domain.guaranteed());
     let pages = if domain.wishes.may_grow_pool { domain.pages } else { Vec::new() };
@@ -111,13 +111,13 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
     let request = Request::Prepare { domain: args.name.clone(), uuid: domain.uuid, pages, ordinary };
     match ask(&args.socket, request, PREPARE_WAIT) {
         Err(trouble) if is_promised => {
-            Err(Failure::Host(format!("{} asks for a guarantee: {}", args.name, trouble.why())))
+            Err(Failure::Host(format!("cannot give {} its guarantee: {}", args.name, trouble.why())))
         }
         other => told(args, other),
     }
 }
 
-/// Whether the guest is taken under management is for the daemon to say, which knows its configuration and who was detached.
+/// The daemon decides whether to manage the guest: it knows its configuration and the detached guests.
 fn started(args: &RunArgs) -> Result<(), Trouble> {
     let domain = domain_on_stdin()?;
     let (settings, mistakes) = (domain.wishes.settings, domain.wishes.mistakes);
@@ -130,17 +130,17 @@ fn release(args: &RunArgs) -> Result<(), Trouble> {
     ask(&args.socket, Request::Release { domain: args.name.clone(), uuid }, WAIT)
 }
 
-/// Reads what libvirt gives us.
+/// Reads the XML that libvirt passes.
 fn domain_on_stdin() -> Result<Domain, Trouble> {
     let mut bytes = Vec::new();
-    // One byte more than is read tells that there is more.
+    // One more byte than the limit shows that the text is longer.
     let mut input = io::stdin().lock().take(DOCUMENT_BYTES_MAX as u64 + 1);
     input.read_to_end(&mut bytes).map_err(|error| format!("cannot read the domain's XML: {error}"))?;
     let text = String::from_utf8(bytes).map_err(|_| "the domain's XML is not UTF-8".to_owned())?;
     Ok(Domain::parse(&text, default_page()).map_err(|error| format!("the domain's XML: {error}"))?)
 }
 
-/// The host's default huge page: what libvirt takes for `<hugepages/>`.
+/// The host's default huge page: libvirt's size for `<hugepages/>`.
 fn default_page() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:")?.trim().strip_suffix(" kB"));
@@ -153,8 +153,8 @@ fn pid_of(root: &Path, domain: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| format!("{}: expected a process id, found {text:?}", path.display()))
 }
 
-/// Asks the daemon and waits for its answer no longer than `wait`, connecting included: where the daemon hangs, a connection can
-/// hang as well. What a slow daemon has been asked by then it still does; its answer is not read.
+/// Asks the daemon, and waits for its answer for at most `wait`, connecting included: if the daemon hangs,
+/// connecting can hang as well. A slow daemon still carries out the request; its answer is not read.
 fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), Trouble> {
     let (answer, answered) = mpsc::channel();
     let socket = socket.to_owned();

@@ -1,4 +1,4 @@
-//! The proof that a libvirtd runs the hook: the hook itself writes down which libvirtd has called it.
+//! Proof that a libvirtd runs the hook: the hook itself records the libvirtd that called it.
 //!
 //! ```text
 //!   /run/wideleaf/hook-called   "PID START\n", START in clock ticks since boot; a boot ends the file and that libvirtd
@@ -13,15 +13,15 @@ use tempfile::NamedTempFile;
 
 use super::libvirtd::{self, Libvirtd};
 
-/// Read by `wideleaf hook status` of any user.
+/// Mode that lets `wideleaf hook status` of any user read it.
 const MODE: u32 = 0o644;
 
 fn path(root: &Path) -> PathBuf {
     root.join("run/wideleaf/hook-called")
 }
 
-/// Writes down who has called. Where that can not be written (the folder comes with the daemon), `status` goes by the
-/// age of the script.
+/// Records the caller. If the file cannot be written (the daemon's package makes the folder), `status` relies on
+/// the age of the script.
 pub fn note(root: &Path) {
     let Some(caller) = libvirtd::caller(&root.join("proc")) else { return };
     if by(root) != Some(caller) {
@@ -30,7 +30,7 @@ pub fn note(root: &Path) {
     }
 }
 
-/// The libvirtd that has called last.
+/// The libvirtd that called last.
 pub fn by(root: &Path) -> Option<Libvirtd> {
     let text = fs::read_to_string(path(root)).ok()?;
     let (pid, started_at) = text.trim().split_once(' ')?;

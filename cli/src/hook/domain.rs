@@ -1,4 +1,4 @@
-//! What a libvirt domain wants of us, from its XML: pages of the hugetlb pool, and what its metadata say.
+//! The request of a libvirt domain, from its XML: pages of the hugetlb pool, and the wishes in its metadata.
 //!
 //! ```text
 //!   <memory>, <numa><cell>, <devices><memory> ──▶ pieces of RAM, by guest NUMA node
@@ -7,9 +7,9 @@
 //!   <metadata><wideleaf:memory …/>            ──▶ Wishes
 //! ```
 //!
-//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is what the balloon leaves to
-//! the guest: QEMU takes all of `<memory>` from the pool when it starts, but of ordinary memory no more than the guest
-//! touches.
+//! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is the part that the balloon
+//! leaves to the guest. QEMU takes all of `<memory>` from the pool when it starts, but only the touched part of
+//! ordinary memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,29 +19,29 @@ use wideleaf_control::view::Guarantee;
 use super::wishes::Wishes;
 use super::xml::{Element, XmlError};
 
-/// Page sizes of hugetlb pools on x86-64. A domain may also ask for 4 KiB: those are no pool's.
+/// Page sizes of hugetlb pools on x86-64. A domain may also request 4 KiB pages, which come from no pool.
 const POOL_PAGES: [u64; 2] = [2 << 20, 1 << 30];
 /// More nodes than any host: Linux is built for at most 1024 (CONFIG_NODES_SHIFT).
 const NODES_MAX: u32 = 1024;
 
-/// What a domain wants.
+/// The request of a domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domain {
-    /// As libvirt writes it.
+    /// UUID of the domain, as libvirt writes it.
     pub uuid: String,
-    /// Pages it takes when it starts, by size and host node.
+    /// Pages that it takes from pools when it starts, by size and host node.
     pub pages: Vec<PoolRequest>,
-    /// Its memory on ordinary pages, in bytes: the most that the guest may have of it.
+    /// Upper limit of its memory on ordinary pages, in bytes.
     pub ordinary_bytes: u64,
-    /// What its metadata say.
+    /// Wishes in its metadata.
     pub wishes: Wishes,
 }
 
 impl Domain {
-    /// Reads a domain's XML. `default_page`: the host's, for `<hugepages/>` without a size.
+    /// Reads a domain's XML. `default_page`: the host's size for `<hugepages/>` without a size.
     ///
     /// # Errors
-    /// [`XmlError`] where it is none. What is strange in it is left out.
+    /// [`XmlError`] if it is not valid XML. Unknown parts of it are ignored.
     pub fn parse(text: &str, default_page: u64) -> Result<Domain, XmlError> {
         let root = Element::parse(text)?;
         let uuid = root.child("uuid").map(|uuid| uuid.text.clone()).unwrap_or_default();
@@ -49,15 +49,15 @@ impl Domain {
         Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root) })
     }
 
-    /// What its guarantee asks of ordinary memory: its share of all memory, less what comes from the pools. `None`
-    /// where that is nothing.
+    /// The guaranteed amount of ordinary memory: the share of all memory, minus what the pools give. `None` if that
+    /// is zero.
     pub fn guaranteed(&self) -> Option<OrdinaryMemory> {
         let Guarantee::Coverage(share) = self.wishes.guarantee() else { return None };
         let pooled =
             self.pages.iter().fold(0, |sum: u64, of| sum.saturating_add(of.pages.saturating_mul(of.page_bytes)));
         let all = u128::from(pooled) + u128::from(self.ordinary_bytes);
         let large = (all * u128::from(share) / 10_000).saturating_sub(u128::from(pooled));
-        // The share is 100 % at most, and so no more than all of the ordinary memory is left.
+        // The share is at most 100 %, so the rest is at most all of the ordinary memory.
         let large_bytes = u64::try_from(large).unwrap_or(self.ordinary_bytes);
         (large_bytes > 0).then_some(OrdinaryMemory { bytes: self.ordinary_bytes, large_bytes })
     }
@@ -66,9 +66,9 @@ impl Domain {
 /// A piece of guest RAM that is mapped as one.
 struct Piece {
     bytes: u64,
-    /// Of the guest.
+    /// NUMA node of the guest.
     node: u32,
-    /// Where it says so itself.
+    /// Page size, if the piece itself names one.
     page_bytes: Option<u64>,
     host_node: Option<u32>,
 }
@@ -92,7 +92,7 @@ fn memory(domain: &Element, default_page: u64) -> (Vec<PoolRequest>, u64) {
     (pages.collect(), ordinary.min(left_by_balloon))
 }
 
-/// What `<hugepages>` says: a page size for some guest nodes, and one for all others.
+/// Rules of `<hugepages>`: a page size for some guest nodes, and one for all others.
 #[derive(Default)]
 struct PageRules {
     of_nodes: Vec<(BTreeSet<u32>, u64)>,
@@ -126,7 +126,8 @@ impl PageRules {
     }
 }
 
-/// RAM without devices: the cells of a guest with NUMA, otherwise one piece. `<memory>` is the sum of it and all devices.
+/// RAM without devices: the cells of a guest with NUMA, otherwise one piece. `<memory>` is the sum of it and all
+/// devices.
 fn initial_memory(domain: &Element) -> Vec<Piece> {
     let placement = Placement::of(domain);
     let cells = domain.child("cpu").and_then(|cpu| cpu.child("numa"));
@@ -150,7 +151,7 @@ fn device_elements(domain: &Element) -> impl Iterator<Item = (&Element, &Element
     devices.filter_map(|device| Some((device, device.child("target")?)))
 }
 
-/// Memory devices that take host memory: a DIMM all of its size, `virtio-mem` what is requested of it. The others are files.
+/// Memory devices that take host memory: a DIMM takes its size, `virtio-mem` its requested size. The others are files.
 fn devices(domain: &Element) -> Vec<Piece> {
     let piece = |(device, target): (&Element, &Element)| {
         let bytes = match device.attribute("model")? {
@@ -171,8 +172,8 @@ fn devices(domain: &Element) -> Vec<Piece> {
     device_elements(domain).filter_map(piece).collect()
 }
 
-/// What `<numatune>` says, where it leaves no choice: from several nodes, or with a mode that only prefers, a page may come from
-/// anywhere.
+/// Host nodes of `<numatune>`, if it binds. With several nodes, or a mode that only prefers, a page may come from
+/// any node.
 struct Placement {
     of_cells: BTreeMap<u32, Option<u32>>,
     of_others: Option<u32>,
@@ -193,7 +194,7 @@ impl Placement {
 }
 
 fn strict_node(tune: &Element) -> Option<u32> {
-    // libvirt's default is strict; restrictive binds as well, through the control group.
+    // libvirt's default is strict; restrictive also binds, through the control group.
     let binds = matches!(tune.attribute("mode"), None | Some("strict" | "restrictive"));
     tune.attribute("nodeset").filter(|_| binds).and_then(|nodes| only(&node_set(nodes)))
 }
@@ -202,7 +203,7 @@ fn only(nodes: &BTreeSet<u32>) -> Option<u32> {
     nodes.first().copied().filter(|_| nodes.len() == 1)
 }
 
-/// Nodes of a list like `0-3,^2,5`; what is not a node is left out.
+/// Nodes of a list like `0-3,^2,5`; invalid parts are ignored.
 fn node_set(text: &str) -> BTreeSet<u32> {
     let mut nodes = BTreeSet::new();
     for part in text.split(',').map(str::trim) {
@@ -223,7 +224,7 @@ fn size(element: &Element) -> Option<u64> {
     scaled(&element.text, element.attribute("unit"))
 }
 
-/// A number in one of libvirt's units, of which KiB is the default: `k` and `KiB` are 1024 bytes, `KB` is 1000.
+/// A number in one of libvirt's units, by default KiB: `k` and `KiB` are 1024 bytes, `KB` is 1000.
 fn scaled(number: &str, unit: Option<&str>) -> Option<u64> {
     let unit = unit.unwrap_or("KiB").to_ascii_lowercase();
     let (prefix, rest) = unit.split_at_checked(1)?;
@@ -255,11 +256,11 @@ mod tests {
     fn a_domain_without_hugepages_wants_nothing_of_a_pool() {
         assert_eq!(wanted("<memory unit='KiB'>262144</memory>"), []);
         let base = "<memoryBacking><hugepages><page size='4'/></hugepages></memoryBacking>";
-        assert_eq!(wanted(&format!("<memory>262144</memory>{base}")), [], "4 KiB are no pool's");
+        assert_eq!(wanted(&format!("<memory>262144</memory>{base}")), [], "no pool has 4 KiB pages");
     }
 
     #[test]
-    fn all_of_memory_is_wanted_whatever_the_balloon_leaves() {
+    fn all_of_memory_is_requested_whatever_the_balloon_leaves() {
         let memory = "<memory unit='MiB'>257</memory><currentMemory unit='MiB'>64</currentMemory>";
         let backing = "<memoryBacking><hugepages/></memoryBacking>";
         // 257 MiB end in the middle of a page, which is taken whole.
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_take_their_own_pages_and_are_no_initial_memory() {
+    fn devices_take_their_own_pages_and_are_not_initial_memory() {
         let inside = "<memory unit='MiB'>1408</memory><memoryBacking><hugepages/></memoryBacking>
             <numatune><memory mode='strict' nodeset='0'/></numatune>
             <devices>
@@ -302,12 +303,13 @@ mod tests {
               <memory model='nvdimm'><source><path>/x</path></source><target><size unit='MiB'>64</size></target></memory>
               <memory model='virtio-mem'><target><size unit='MiB'>64</size><requested unit='MiB'>10</requested></target></memory>
             </devices>";
-        // Initial: 1408 - 128 - 1024 - 64 - 64 = 128 MiB; with the DIMM and what virtio-mem has of its 64, 133 pages.
+        // Initial: 1408 - 128 - 1024 - 64 - 64 = 128 MiB; with the DIMM and the requested part of virtio-mem's 64,
+        // 133 pages.
         assert_eq!(wanted(inside), [(HUGE, 133, Some(0)), (GIANT, 1, Some(1))]);
     }
 
     #[test]
-    fn a_guarantee_asks_of_ordinary_memory_what_the_pools_do_not_give() {
+    fn a_guarantee_covers_ordinary_memory_beyond_that_of_the_pools() {
         let guaranteed = |inside: &str| {
             let wishes = "<metadata><memory xmlns='urn:wideleaf:memory:1' guarantee='90%'/></metadata>";
             let domain = Domain::parse(&format!("<domain>{wishes}{inside}</domain>"), HUGE).expect("a domain");
@@ -352,7 +354,7 @@ mod tests {
         assert!(node_set("0-4294967295,-,^,7-3,x").is_empty());
     }
 
-    /// A whole live XML, as a hook is given it, with everything in it that is read here.
+    /// A complete live XML, as libvirt passes it to a hook, with all elements that are read here.
     const LIVE: &str = include_str!("../../tests/domains/live.xml");
 
     #[test]

@@ -1,28 +1,28 @@
-//! The libvirtd that runs, by its process: a number may come again, together with its start it does not
-//! (proc_pid_stat(5)).
+//! The running libvirtd, identified by its process id and start time: a process id may be reused, but not with the
+//! same start (proc_pid_stat(5)).
 
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// The daemons that run QEMU's hooks: libvirtd, and virtqemud where there is a daemon for each driver.
+/// Daemons that run QEMU's hooks: libvirtd, or virtqemud on hosts with one daemon per driver.
 const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
-/// Clock ticks a second in /proc: USER_HZ, which is 100 on x86-64 whatever the kernel's own clock.
+/// Clock ticks per second in /proc: USER_HZ, which is 100 on x86-64 whatever the kernel's own clock.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// Processes between a libvirtd and the program of its hook: the shell, and those that an administrator's own script
-/// may add.
+/// Most processes between a libvirtd and its hook's program: the shell, and those that an administrator's own
+/// script may add.
 const ANCESTORS_MAX: usize = 8;
 
-/// A libvirtd.
+/// A libvirtd process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Libvirtd {
-    /// Its process id.
+    /// Process id of the libvirtd.
     pub pid: u32,
-    /// Its start, in clock ticks since boot.
+    /// Start time, in clock ticks since boot.
     pub started_at: u64,
 }
 
-/// The one that runs; the last that was started, where there are several.
+/// The running libvirtd; if there are several, the one that started last.
 pub fn running(proc: &Path) -> Option<Libvirtd> {
     let processes = fs::read_dir(proc).ok()?.flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
@@ -30,7 +30,7 @@ pub fn running(proc: &Path) -> Option<Libvirtd> {
     daemons.max_by_key(|daemon| (daemon.started_at, daemon.pid))
 }
 
-/// The one among the ancestors of this process: it has called the hook.
+/// The libvirtd among the ancestors of this process: it has called the hook.
 pub fn caller(proc: &Path) -> Option<Libvirtd> {
     let mut pid = std::process::id();
     for _ in 0..ANCESTORS_MAX {
@@ -44,7 +44,7 @@ pub fn caller(proc: &Path) -> Option<Libvirtd> {
 }
 
 impl Libvirtd {
-    /// The time of its start.
+    /// Wall-clock time of its start.
     pub fn started(self, proc: &Path, now: SystemTime) -> Option<SystemTime> {
         let uptime = fs::read_to_string(proc.join("uptime")).ok()?;
         let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
@@ -53,7 +53,7 @@ impl Libvirtd {
     }
 }
 
-/// What a process's stat file says of it.
+/// Fields of a process's stat file.
 struct Process {
     pid: u32,
     name: String,
@@ -62,8 +62,8 @@ struct Process {
 }
 
 impl Process {
-    /// The second field is the name, in parentheses and with any character in it; the 4th is the parent, the 22nd the
-    /// start.
+    /// The second field is the name, in parentheses, and may contain any character. The 4th is the parent, the 22nd
+    /// the start.
     fn read(proc: &Path, pid: u32) -> Option<Process> {
         let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
         let (head, rest) = stat.rsplit_once(") ")?;
@@ -83,7 +83,7 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// A `/proc` with processes (number, name, parent); all were started 100 s after boot.
+    /// A `/proc` with processes (number, name, parent), all started 100 s after boot.
     fn proc(processes: &[(u32, &str, u32)]) -> tempfile::TempDir {
         let proc = tempfile::tempdir().expect("a temporary folder");
         for (pid, name, parent) in processes {
@@ -96,11 +96,11 @@ mod tests {
     }
 
     #[test]
-    fn who_calls_the_hook_is_found_behind_its_shell() {
+    fn the_caller_of_the_hook_is_found_behind_its_shell() {
         let me = std::process::id();
         let calling = |name: &'static str| proc(&[(me, "wideleaf", me + 1), (me + 1, "sh", 1), (1, name, 0)]);
         assert_eq!(caller(calling("libvirtd").path()), Some(Libvirtd { pid: 1, started_at: 10_000 }));
         assert_eq!(caller(calling("systemd").path()), None);
-        assert_eq!(caller(proc(&[(me, "wideleaf", me)]).path()), None, "a circle ends");
+        assert_eq!(caller(proc(&[(me, "wideleaf", me)]).path()), None, "a cycle ends");
     }
 }

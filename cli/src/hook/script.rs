@@ -1,4 +1,4 @@
-//! The script that libvirt runs: what is in it, how it gets to its place and away again.
+//! The script that libvirt runs: its text, its installation and its removal.
 //!
 //! ```text
 //!   #!/bin/sh
@@ -6,12 +6,14 @@
 //!   [ ! -x PROGRAM ] || PROGRAM hook run -- "$@" >/dev/null || [ "$2:$?" != prepare:4 ]
 //! ```
 //!
-//! It outlives every version of the program, and the program itself: where that is gone, crashes or is killed, the guest starts all
-//! the same. Only a deliberate refusal (exit code 4 of `prepare`) is passed on; at `reconnect` libvirtd would kill the
-//! guest for it. A script rather than a link: libvirt tells its hooks by argument what happens, not who is to handle it.
+//! The script outlives every version of the program, and the program itself: if the program is missing, crashes or
+//! is killed, the guest still starts. Only a deliberate refusal (exit code 4 of `prepare`) is passed on; at
+//! `reconnect` libvirtd would kill the guest for it. It is a script and not a link, because libvirt passes its
+//! hooks the event as an argument, but not the program to handle it.
 //!
-//! libvirtd runs it as root, and so whoever could put another program in the place of the one it names would be root: it is not installed
-//! for a program that anybody but root can replace. That counts a sticky folder like `/tmp` as well, which a boot may empty.
+//! libvirtd runs the script as root, so a user that can replace the program that it names becomes root. Therefore it
+//! is not installed for a program that users other than root can replace. That includes a program in a sticky
+//! folder like `/tmp`, which may also be emptied at boot.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -25,34 +27,34 @@ use wideleaf_control::protocol::SOCKET_PATH;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// How the second line of each of our scripts begins, in every version.
+/// Beginning of the second line of each wideleaf script, in every version.
 const MARK: &str = "# wideleaf hook:";
-/// Anybody may read it, and libvirtd runs it.
+/// Mode of the script: all users may read it, and libvirtd runs it.
 const MODE: u32 = 0o755;
-/// What libvirt's package makes.
+/// Folder that libvirt's package makes.
 const LIBVIRT: &str = "etc/libvirt";
 
-/// Where the script is under this root; libvirt runs all of `qemu.d` since version 6.5.
+/// Path of the script under this root; libvirt runs all of `qemu.d` since version 6.5.
 pub fn path(root: &Path) -> PathBuf {
     root.join(LIBVIRT).join("hooks/qemu.d/wideleaf")
 }
 
-/// What `install` would write now.
+/// The text that `install` would write now.
 ///
 /// # Errors
-/// [`Failure::Host`] where this program has no path that a script can name.
+/// [`Failure::Host`] if this program has no path that a script can name.
 pub fn text(socket: &Path) -> Result<String, Failure> {
     text_for(&this_program()?, socket)
 }
 
 fn this_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::Host(format!("where is this program? {error}")))
+    std::env::current_exe().map_err(|error| Failure::Host(format!("cannot find this program: {error}")))
 }
 
 /// The script that runs that program.
 ///
 /// # Errors
-/// [`Failure::Host`] where a script can not name it.
+/// [`Failure::Host`] if a script cannot name the program.
 pub fn text_for(program: &Path, socket: &Path) -> Result<String, Failure> {
     let program = quoted(program)?;
     let option =
@@ -64,40 +66,41 @@ pub fn text_for(program: &Path, socket: &Path) -> Result<String, Failure> {
     ))
 }
 
-/// Who may replace what libvirtd runs.
+/// Requirements on the owner of the program that libvirtd runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
-    /// Whose each part of its path has to be.
+    /// Required owner of each part of its path.
     pub owner: u32,
-    /// From where on: what lies above is taken as it is.
+    /// Folder below which the path is checked.
     pub top: &'a Path,
 }
 
 impl Trust<'static> {
-    /// Root alone, for all of the path.
+    /// The requirement for root as the only owner, for all of the path.
     pub fn root_alone() -> Trust<'static> {
         Trust { owner: 0, top: Path::new("/") }
     }
 }
 
 impl Trust<'_> {
-    /// Whether nobody else can put another program in the place of that one.
+    /// Checks that no other user can replace that program.
     ///
     /// # Errors
-    /// [`Failure::Host`]: which part of its path, and whose it is.
+    /// [`Failure::Host`] with the part of its path, and its owner.
     pub fn check(&self, program: &Path) -> Result<(), Failure> {
         let path = fs::canonicalize(program).map_err(at(program))?;
         for part in path.ancestors().take_while(|part| part.starts_with(self.top)) {
             let (uid, gid, mode) =
                 fs::symlink_metadata(part).map(|part| (part.uid(), part.gid(), part.mode())).map_err(at(part))?;
             let who = match () {
-                () if uid != self.owner => format!("user {uid}, whose it is"),
-                () if mode & 0o002 != 0 => "everybody".to_owned(),
+                () if uid != self.owner => format!("user {uid}, its owner"),
+                () if mode & 0o002 != 0 => "all users".to_owned(),
                 () if mode & 0o020 != 0 => format!("group {gid}"),
                 () => continue,
             };
             return Err(Failure::Host(format!(
-                "libvirtd would run {} as root, and {} can be written by {who}: install wideleaf where root alone can write, as in /usr/bin",
+                "cannot install the hook: libvirtd would run {} as root, and {} can be written by {who}; install \
+                wideleaf where only root can write, as in /usr/bin",
                 path.display(),
                 part.display()
             )));
@@ -106,28 +109,28 @@ impl Trust<'_> {
     }
 }
 
-/// As one word of a shell.
+/// The path as one word for a shell.
 fn quoted(path: &Path) -> Result<String, Failure> {
     let text = path.to_str().filter(|text| !text.contains('\n'));
-    let text = text.ok_or_else(|| Failure::Host(format!("{path:?} can not be named in a script")))?;
+    let text = text.ok_or_else(|| Failure::Host(format!("cannot name {path:?} in a script")))?;
     Ok(format!("'{}'", text.replace('\'', r"'\''")))
 }
 
-/// What is where the script belongs.
+/// State of the script's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// No file at the place.
     Nothing,
-    /// A script of ours, of this version or another.
+    /// A wideleaf script, of this version or another.
     Ours(String),
-    /// A file that somebody else wrote.
+    /// A foreign file, written by another program or a person.
     Foreign,
 }
 
-/// Looks there.
+/// Reads the script's place.
 ///
 /// # Errors
-/// [`Failure::Host`] where it can not be read.
+/// [`Failure::Host`] if it cannot be read.
 pub fn find(root: &Path) -> Result<Found, Failure> {
     let path = path(root);
     match fs::read(&path).map(String::from_utf8) {
@@ -144,19 +147,23 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
 }
 
 fn foreign(root: &Path) -> Failure {
-    Failure::Host(format!("{} is not ours: move it away, libvirt runs every file in that folder", path(root).display()))
+    Failure::Host(format!(
+        "cannot use {}: it is a foreign file; move it away, because libvirt runs every file in that folder",
+        path(root).display()
+    ))
 }
 
 /// Writes the script.
 ///
 /// # Errors
-/// [`Failure::Host`] where libvirt is absent, where the place is taken, or where somebody else than root could replace this program.
+/// [`Failure::Host`] if libvirt is absent, if a foreign file is in the place, or if a user other than root could
+/// replace this program.
 pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> {
     let program = this_program()?;
     let (path, text) = (path(root), text_for(&program, socket)?);
     let libvirt = root.join(LIBVIRT);
     if !libvirt.is_dir() {
-        return Err(Failure::Host(format!("there is no {}: is libvirt installed?", libvirt.display())));
+        return Err(Failure::Host(format!("cannot find {}: is libvirt installed?", libvirt.display())));
     }
     let found = find(root)?;
     if found != Found::Foreign {
@@ -166,22 +173,22 @@ pub fn install(root: &Path, socket: &Path, is_dry: bool) -> Result<(), Failure> 
     match found {
         Found::Foreign => return Err(foreign(root)),
         Found::Ours(old) if old == text && is_executable => {
-            return print(&format!("{} is there already\n", path.display()));
+            return print(&format!("{} is already installed\n", path.display()));
         }
         Found::Ours(_) | Found::Nothing => {}
     }
     if is_dry {
         return print(&format!("would write {}:\n{text}", path.display()));
     }
-    // What was executable, and so seen by a libvirtd that runs, stays as old as it is: `status` compares that with
-    // libvirtd's start.
+    // A script that was executable, and so visible to a running libvirtd, keeps its time: `status` compares that
+    // with libvirtd's start.
     let since = fs::metadata(&path).and_then(|file| file.modified()).ok().filter(|_| is_executable);
     write(&path, &text, since).map_err(at(&path))?;
     print(&format!("wrote {}; `wideleaf hook status` says whether libvirtd runs it\n", path.display()))
 }
 
-/// Puts the whole script in its place at once, as old as `since` says. It is made in the folder above: libvirt runs
-/// whatever is executable in `qemu.d`.
+/// Puts the whole script in its place at once, with the time `since`. It is made in the folder above, because
+/// libvirt runs every executable file in `qemu.d`.
 fn write(path: &Path, text: &str, since: Option<SystemTime>) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
@@ -192,14 +199,14 @@ fn write(path: &Path, text: &str, since: Option<SystemTime>) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// Takes the script away. Folders stay: libvirt's package may have made them.
+/// Removes the script. Folders stay: libvirt's package may have made them.
 ///
 /// # Errors
-/// [`Failure::Host`] where what is there is not ours.
+/// [`Failure::Host`] if the file is foreign.
 pub fn uninstall(root: &Path, is_dry: bool) -> Result<(), Failure> {
     let path = path(root);
     match find(root)? {
-        Found::Nothing => print(&format!("there is no {}\n", path.display())),
+        Found::Nothing => print(&format!("nothing to remove: there is no {}\n", path.display())),
         Found::Foreign => Err(foreign(root)),
         Found::Ours(_) if is_dry => print(&format!("would remove {}\n", path.display())),
         Found::Ours(_) => {
@@ -214,13 +221,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_one_word_whatever_is_in_it() {
+    fn a_path_is_one_word_with_any_characters() {
         assert_eq!(quoted(Path::new("/a b/$(c)'d")).expect("a word"), r"'/a b/$(c)'\''d'");
         assert!(quoted(Path::new("/a\nb")).is_err());
     }
 
     #[test]
-    fn a_program_that_others_can_replace_is_refused_with_the_part_of_its_path_and_whose_it_is() {
+    fn a_program_that_other_users_can_replace_is_refused_with_the_part_of_its_path_and_its_owner() {
         let top = tempfile::tempdir().expect("a temporary folder");
         let top = top.path().canonicalize().expect("it is there");
         let (folder, program) = (top.join("bin"), top.join("bin/wideleaf"));
@@ -234,13 +241,13 @@ mod tests {
         let check = |owner| Trust { owner, top: &top }.check(&program).map_err(|failure| failure.to_string());
         assert_eq!(check(owner), Ok(()));
         let error = check(owner + 1).expect_err("another's");
-        let whose = format!("{} can be written by user {owner}, whose it is", program.display());
+        let whose = format!("{} can be written by user {owner}, its owner", program.display());
         assert!(error.contains(&whose) && error.lines().count() == 1, "{error}");
         for (path, mode, who) in
-            [(&program, 0o775, "group "), (&folder, 0o1777, "everybody"), (&top, 0o757, "everybody")]
+            [(&program, 0o775, "group "), (&folder, 0o1777, "all users"), (&top, 0o757, "all users")]
         {
             chmod(path, mode);
-            let error = check(owner).expect_err("others can write there");
+            let error = check(owner).expect_err("other users can write there");
             assert!(error.contains(&format!("{} can be written by {who}", path.display())), "{error}");
             chmod(path, 0o755);
         }
@@ -250,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_named_where_it_is_another() {
+    fn the_script_names_a_socket_that_is_not_the_default() {
         assert!(!text(Path::new(SOCKET_PATH)).expect("a script").contains("--socket"));
         assert!(text(Path::new("/x/s")).expect("a script").contains("hook run --socket '/x/s' -- \"$@\""));
     }

@@ -1,13 +1,13 @@
-//! `wideleaf hook status`: does the running libvirtd run our script?
+//! `wideleaf hook status`: checks whether the running libvirtd runs the script.
 //!
-//! libvirtd looks once, when it starts, whether there are hooks at all; what is in them it reads each time. So a script that is
-//! younger than libvirtd is not run, unless there was another hook before. Restarting libvirtd leaves guests running.
-//! What is wrong is also the exit code.
+//! libvirtd checks for hooks only once, when it starts; it reads their contents each time. So a script that is
+//! younger than libvirtd is not run, unless there was another hook before. Restarting libvirtd leaves guests
+//! running. The exit code also says what is wrong.
 //!
-//! | libvirtd runs the script where | because |
+//! | libvirtd runs the script if | because |
 //! |---|---|
-//! | this libvirtd has called it (`called`) | that is proof, whatever files were changed since |
-//! | a hook for QEMU is older than this libvirtd | it was there to be seen; `install` keeps the time of a script that it renews |
+//! | this libvirtd has called it (`called`) | that is proof, even if files were changed since |
+//! | a hook for QEMU is older than this libvirtd | libvirtd has seen it; `install` keeps the time of a renewed script |
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,19 +22,19 @@ use crate::args::FormatArg;
 use crate::failure::{Failure, HookFault};
 use crate::output::Output;
 
-/// What there is.
+/// State of the script.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScriptState {
-    /// Nothing.
+    /// No file at the place.
     Absent,
-    /// Somebody else's file.
+    /// A foreign file at the place.
     Foreign,
-    /// Ours, and libvirt does not run what is not executable.
+    /// A wideleaf script that is not executable, so that libvirt skips it.
     NotExecutable,
-    /// Ours, for another program or socket, or of another version.
+    /// A wideleaf script for another program or socket, or of another version.
     Other,
-    /// Ours, as `install` would write it now.
+    /// The script that `install` would write now.
     Current,
 }
 
@@ -46,25 +46,25 @@ pub enum Seen {
     NoDaemon,
     /// It started when there was a hook.
     Yes,
-    /// It started before there was any.
+    /// It started before there was any hook.
     NotYet,
 }
 
-/// What `status` prints.
+/// Output of `status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct HookStatus {
-    /// Where the script belongs.
+    /// Path of the script.
     pub path: PathBuf,
-    /// What is there.
+    /// State of the script.
     pub script: ScriptState,
-    /// What libvirtd makes of it.
+    /// Whether libvirtd runs it.
     pub libvirtd: Seen,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `status`.
 ///
 /// # Errors
-/// [`Failure::Hook`] where it does not work; [`Failure`] where the script can not be read, or the result not be written.
+/// [`Failure::Hook`] if the hook does not work; [`Failure`] if the script cannot be read, or the result not be written.
 pub fn main(root: &Path, socket: &Path, format: FormatArg) -> Result<(), Failure> {
     let output = Output::open(format, None)?;
     let status = HookStatus {
@@ -111,7 +111,7 @@ fn seen(root: &Path, now: SystemTime) -> Seen {
 }
 
 impl HookStatus {
-    /// What is to be mended first. That no libvirtd runs is none: some are started only when they are asked something.
+    /// The first fault to repair. A missing libvirtd is not a fault: some are started only on demand.
     fn fault(&self) -> Option<HookFault> {
         match (&self.script, &self.libvirtd) {
             (ScriptState::Absent | ScriptState::Foreign | ScriptState::NotExecutable, _) => {
@@ -123,22 +123,23 @@ impl HookStatus {
         }
     }
 
-    /// For people.
+    /// The status as a table for people.
     pub fn to_table(&self) -> String {
         let script = match self.script {
             ScriptState::Absent => "not installed: run `wideleaf hook install`",
-            ScriptState::Foreign => "somebody else's file is there: move it away",
+            ScriptState::Foreign => "a foreign file is there: move it away",
             ScriptState::NotExecutable => "not executable, so libvirt skips it: run `wideleaf hook install`",
             ScriptState::Other => {
-                "installed, for another program or socket or by another version: `wideleaf hook install` renews it"
+                "installed for another program or socket, or by another version: run `wideleaf hook install`"
             }
             ScriptState::Current => "installed",
         };
         let libvirtd = match self.libvirtd {
-            Seen::NoDaemon => "none runs here; it will look for hooks when it starts",
+            Seen::NoDaemon => "not running; it will look for hooks when it starts",
             Seen::Yes => "runs it",
             Seen::NotYet => {
-                "there was no hook when it started: restart libvirtd once after the installation, running guests live on"
+                "there was no hook when it started: restart libvirtd once after the installation; running guests are \
+                not affected"
             }
         };
         format!("script    {}: {script}\nlibvirtd  {libvirtd}\n", self.path.display())
@@ -151,7 +152,7 @@ mod tests {
     use std::fs::{File, Permissions};
     use std::time::Duration;
 
-    /// A host on which one process was started 100 s after boot, and 400 s have gone by since.
+    /// A host on which one process started 100 s after boot, 400 s ago.
     fn host(process: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary folder");
         fs::create_dir_all(root.path().join("proc/7")).expect("a process");
@@ -162,7 +163,7 @@ mod tests {
         root
     }
 
-    /// A hook, so old, and executable or not.
+    /// Adds a hook of this age, executable or not.
     fn add_hook(root: &Path, name: &str, age_s: u64, mode: u32) -> SystemTime {
         let now = SystemTime::now();
         let path = root.join("etc/libvirt/hooks").join(name);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_libvirtd_that_has_called_the_hook_runs_it_however_young_the_script_is() {
+    fn a_libvirtd_that_has_called_the_hook_runs_it_even_if_the_script_is_young() {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 1, 0o755);
         fs::create_dir_all(root.path().join("run/wideleaf")).expect("a folder");
@@ -203,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_executable_is_no_hook() {
+    fn a_file_that_is_not_executable_is_not_a_hook() {
         let root = host("libvirtd");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o644);
         assert_eq!(seen(root.path(), now), Seen::NotYet);
     }
 
     #[test]
-    fn whatever_does_not_work_has_an_exit_code_of_its_own() {
+    fn each_fault_has_its_own_exit_code() {
         let code = |script, libvirtd| {
             let status = HookStatus { path: PathBuf::new(), script, libvirtd };
             status.fault().map_or(0, |fault| Failure::from(fault).exit_code())
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_libvirtd_is_told_apart() {
+    fn a_host_without_libvirtd_is_recognised() {
         let root = host("virtlogd) (x");
         let now = add_hook(root.path(), "qemu.d/wideleaf", 401, 0o755);
         assert_eq!(seen(root.path(), now), Seen::NoDaemon);

@@ -1,4 +1,4 @@
-//! What a domain's metadata say about its memory:
+//! Wishes of a domain about its memory, from its metadata:
 //!
 //! ```xml
 //! <metadata>
@@ -6,9 +6,9 @@
 //! </metadata>
 //! ```
 //!
-//! libvirt keeps an element of any namespace there and never looks at it, so that a typing error is found here or not
-//! at all. Everything in our namespace that is not understood is a mistake, and keeps the domain from starting: an
-//! operator who wrote `garantee="95%"` would otherwise believe in a guarantee that is not there.
+//! libvirt keeps an element of any namespace there and never checks it, so that only this module can find a typing
+//! error. Everything in wideleaf's namespace that is not understood is a mistake, and keeps the domain from
+//! starting: an operator that wrote `garantee="95%"` would otherwise rely on a guarantee that does not exist.
 
 use std::path::Path;
 
@@ -22,26 +22,26 @@ use super::xml::Element;
 /// The namespace, with the number of its version.
 pub const NAMESPACE: &str = "urn:wideleaf:memory:1";
 
-/// What all versions of the namespace begin with: another end is another version, or a typing error.
+/// Common beginning of all versions of the namespace: another ending is another version, or a typing error.
 const NAMESPACE_STEM: &str = "urn:wideleaf:";
 
-/// The element.
+/// Name of the element.
 const ELEMENT: &str = "memory";
 
-/// Its attributes.
+/// Names of its attributes.
 const ATTRIBUTES: [&str; 5] = ["policy", "guarantee", "pool", "collapse-shared", "qmp"];
 
-/// Names that are at least as similar as this are taken for typing errors: clap's limit for subcommands and options.
+/// Names at least this similar are taken for typing errors: clap's limit for subcommands and options.
 const SIMILARITY_MIN: f64 = 0.7;
 
-/// What a domain wants of us, beside pages.
+/// Wishes of a domain, apart from pages of pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wishes {
-    /// For the daemon, word by word.
+    /// Settings for the daemon, unchanged.
     pub settings: Settings,
-    /// Whether room may be made for it in the hugetlb pool.
+    /// Whether pages may be added to the hugetlb pool for it.
     pub may_grow_pool: bool,
-    /// What is wrong, and what it should be: a line each. None of it is in `settings`.
+    /// Mistakes, each with its correction, one per line. They are not in `settings`.
     pub mistakes: Vec<String>,
 }
 
@@ -52,14 +52,14 @@ impl Default for Wishes {
 }
 
 impl Wishes {
-    /// What this domain says.
+    /// Wishes of this domain.
     pub fn of(domain: &Element) -> Wishes {
         let mut wishes = Wishes::default();
         let mut has_element = false;
         for element in domain.child("metadata").into_iter().flat_map(|metadata| &metadata.children) {
             match element.namespace.as_str() {
                 NAMESPACE if element.name != ELEMENT => wishes.mistakes.push(unknown_element(&element.name)),
-                NAMESPACE if has_element => wishes.mistakes.push(format!("there is a second <{ELEMENT}>")),
+                NAMESPACE if has_element => wishes.mistakes.push(format!("there is a second <{ELEMENT}>: remove one")),
                 NAMESPACE => {
                     has_element = true;
                     wishes.read(element);
@@ -77,7 +77,8 @@ impl Wishes {
                 self.mistakes.push(mistake);
             }
         }
-        let inside = |child: &Element| format!("there is nothing inside <{ELEMENT}>: write {}=\"…\" in it", child.name);
+        let inside =
+            |child: &Element| format!("<{ELEMENT}> has no elements inside: write {}=\"…\" as an attribute", child.name);
         self.mistakes.extend(element.children.iter().map(inside));
     }
 
@@ -95,14 +96,14 @@ impl Wishes {
         Ok(())
     }
 
-    /// What it is to reach.
+    /// Guarantee that the domain requests.
     pub fn guarantee(&self) -> Guarantee {
         self.settings.guarantee.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
     }
 }
 
-/// A policy that a guest of another VMM can have, in the words of the metadata: the daemon refuses any other at
-/// `started`, when libvirt shows the reason to no one.
+/// A policy that an external guest can have, in the words of the metadata: the daemon would refuse any other at
+/// `started`, when libvirt no longer shows the reason.
 fn policy(text: &str) -> Result<String, String> {
     if text != "off" {
         let choice = PolicyChoice::parse(text).map_err(|error| format!("{error}; or off"))?;
@@ -132,11 +133,11 @@ fn unknown_attribute(name: &str) -> String {
     let nearest = ATTRIBUTES.into_iter().map(|known| (strsim::jaro(name, known), known));
     let nearest = nearest.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN).max_by(|a, b| a.0.total_cmp(&b.0));
     let did_you_mean = nearest.map_or(String::new(), |(_, known)| format!(" did you mean {known}?"));
-    format!("unknown attribute {name}:{did_you_mean} there are {}", ATTRIBUTES.join(", "))
+    format!("unknown attribute {name}:{did_you_mean} the attributes are {}", ATTRIBUTES.join(", "))
 }
 
 fn unknown_element(name: &str) -> String {
-    format!("unknown element <{name}>: there is <{ELEMENT}>")
+    format!("unknown element <{name}>: the only element is <{ELEMENT}>")
 }
 
 fn unknown_namespace(name: &str) -> String {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_that_says_nothing_wants_no_guarantee_and_may_have_room() {
+    fn a_domain_without_metadata_has_no_guarantee_and_may_grow_the_pool() {
         let nothing = Wishes::of(&Element::parse("<domain/>").expect("a document"));
         assert_eq!(nothing, Wishes::default());
         assert_eq!((nothing.guarantee(), nothing.may_grow_pool), (Guarantee::BestEffort, true));
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_that_is_misspelt_is_a_mistake_with_the_one_that_was_meant() {
+    fn a_misspelt_attribute_is_a_mistake_with_the_intended_one() {
         for (written, meant) in [
             ("garantee", "guarantee"),
             ("Policy", "policy"),
@@ -184,16 +185,20 @@ mod tests {
             ("w:guarantee", "guarantee"),
         ] {
             let said = wishes(&format!("<w:memory {written}='95%'/>"));
-            let mistake = format!("unknown attribute {written}: did you mean {meant}? there are policy, guarantee, ");
+            let mistake =
+                format!("unknown attribute {written}: did you mean {meant}? the attributes are policy, guarantee, ");
             assert!(said.mistakes.len() == 1 && said.mistakes[0].starts_with(&mistake), "{:?}", said.mistakes);
             assert_eq!(said.settings, Settings::default());
         }
         let nothing_like_it = wishes("<w:memory colour='red'/>").mistakes;
-        assert!(nothing_like_it[0].starts_with("unknown attribute colour: there are policy,"), "{nothing_like_it:?}");
+        assert!(
+            nothing_like_it[0].starts_with("unknown attribute colour: the attributes are policy,"),
+            "{nothing_like_it:?}"
+        );
     }
 
     #[test]
-    fn a_value_that_makes_no_sense_is_a_mistake_with_the_values_that_do() {
+    fn an_invalid_value_is_a_mistake_with_the_valid_values() {
         for (attribute, right) in [
             ("policy='autp'", "or off"),
             ("policy='giant'", "only for guests of `wideleaf run`"),
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_of_our_namespace_that_are_not_known_are_mistakes_and_the_rest_counts() {
+    fn unknown_elements_of_the_namespace_are_mistakes_and_the_rest_counts() {
         let said = wishes(
             "<w:memory policy='auto'><w:guarantee>95%</w:guarantee></w:memory><w:memory pool='no'/><w:cpu/>
              <memory xmlns='urn:wideleaf:memory:2' guarantee='95%'/><memory xmlns='urn:wideleaf' guarantee='95%'/>",

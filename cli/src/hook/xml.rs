@@ -1,51 +1,52 @@
-//! A small XML document as a tree, within bounds: what libvirt gives a hook is trusted by nobody who wants to start a guest.
+//! A small XML document as a tree, within limits: libvirt's input to a hook is not trusted by a program that starts
+//! guests.
 //!
 //! ```text
 //!   text ──▶ events (quick-xml) ──▶ Element { name, namespace, attributes, text, children }
-//!              │ a document type, an entity of its own, too much of anything: refused
+//!              │ a document type, an own entity, too much of anything: refused
 //! ```
 //!
-//! Comments and processing instructions are left out. Nothing is expanded but the five entities that XML itself has and
-//! references to characters, so that no document becomes larger than it is.
+//! Comments and processing instructions are ignored. Only XML's five own entities and references to characters are
+//! expanded, so that no document becomes larger than its text.
 
 use quick_xml::XmlVersion;
 use quick_xml::events::{BytesRef, BytesStart, Event};
 use quick_xml::name::ResolveResult;
 use quick_xml::reader::NsReader;
 
-/// No document is longer: libvirt's own limit for what goes through its socket is 4 MiB a string.
+/// Longest document: libvirt's own limit for its socket is 4 MiB per string.
 pub const DOCUMENT_BYTES_MAX: usize = 4 << 20;
-/// A domain with a hundred disks has some thousand elements.
+/// Most elements: a domain with a hundred disks has some thousand.
 const ELEMENTS_MAX: usize = 100_000;
-/// What libvirt writes is eight deep; metadata of others may be deeper. A tree is dropped by recursion.
+/// Deepest nesting: libvirt's XML is eight deep, foreign metadata may be deeper. A tree is dropped by recursion.
 const DEPTH_MAX: usize = 64;
 
-/// Why a text is no document for us.
+/// Reason why a text is refused as a document.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XmlError {
-    /// It is too long.
-    #[error("longer than {DOCUMENT_BYTES_MAX} bytes")]
+    /// The text is too long.
+    #[error("it is longer than {DOCUMENT_BYTES_MAX} bytes")]
     TooLong,
-    /// It has too many elements.
-    #[error("more than {ELEMENTS_MAX} elements")]
+    /// There are too many elements.
+    #[error("it has more than {ELEMENTS_MAX} elements")]
     TooManyElements,
-    /// Its elements are too deep.
-    #[error("elements more than {DEPTH_MAX} deep")]
+    /// The elements are too deep.
+    #[error("its elements are more than {DEPTH_MAX} deep")]
     TooDeep,
-    /// It defines a type, and with it perhaps entities.
-    #[error("a document type definition, which no domain has")]
+    /// It defines a document type, and perhaps entities with it.
+    #[error("it has a document type definition, which no domain has")]
     DocumentType,
-    /// A reference to an entity that XML does not have of itself.
+    /// A reference to an entity that XML itself does not define.
     #[error("unknown entity &{0};")]
     UnknownEntity(String),
-    /// There is no element at all, or one is not closed.
+    /// There is no element, or one is not closed.
     #[error("it ends before its element does")]
     Unfinished,
     /// There are several outermost elements.
-    #[error("more than one outermost element")]
+    #[error("it has more than one outermost element")]
     SeveralRoots,
-    /// It is no XML.
-    #[error("no XML: {0}")]
+    /// It is not well-formed XML.
+    #[error("it is not XML: {0}")]
     Malformed(String),
 }
 
@@ -55,16 +56,16 @@ impl From<quick_xml::Error> for XmlError {
     }
 }
 
-/// An element with all that is in it.
+/// An element with its contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Element {
-    /// Its name without a prefix.
+    /// Name of the element without its prefix.
     pub name: String,
-    /// What its prefix stands for; empty where it has none.
+    /// Namespace of its prefix; empty without a prefix.
     pub namespace: String,
-    /// Names, as they are written, and values; declarations of namespaces are not among them.
+    /// Names, as written, and values, without declarations of namespaces.
     pub attributes: Vec<(String, String)>,
-    /// Text directly in it, without blanks at its ends.
+    /// Text directly in it, trimmed.
     pub text: String,
     /// Elements directly in it.
     pub children: Vec<Element>,
@@ -74,14 +75,14 @@ impl Element {
     /// Reads a document.
     ///
     /// # Errors
-    /// [`XmlError`]; no text makes it panic.
+    /// [`XmlError`]; it panics on no text.
     pub fn parse(text: &str) -> Result<Element, XmlError> {
         if text.len() > DOCUMENT_BYTES_MAX {
             return Err(XmlError::TooLong);
         }
         let mut reader = NsReader::from_str(text);
         let mut tree = Tree::default();
-        // Every event but the last takes at least a byte of a text that has an end.
+        // Every event except the last consumes at least one byte of the text, which is finite.
         loop {
             let (namespace, event) = reader.read_resolved_event()?;
             match event {
@@ -101,12 +102,12 @@ impl Element {
         }
     }
 
-    /// The first element of that name directly in this one, of libvirt's own.
+    /// The first libvirt element of that name directly in this one.
     pub fn child(&self, name: &str) -> Option<&Element> {
         self.all(name).next()
     }
 
-    /// All elements of that name directly in this one, of libvirt's own.
+    /// All libvirt elements of that name directly in this one.
     pub fn all<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a Element> {
         self.children.iter().filter(move |child| child.name == name && child.namespace.is_empty())
     }
@@ -117,7 +118,7 @@ impl Element {
     }
 }
 
-/// What has been read so far: the elements that are open, outermost first, and the one that was closed last of all.
+/// The part that has been read: the open elements, outermost first, and the element that was closed last.
 #[derive(Default)]
 struct Tree {
     open: Vec<Element>,
@@ -165,11 +166,11 @@ fn element(namespace: &ResolveResult<'_>, tag: &BytesStart<'_>) -> Result<Elemen
         ResolveResult::Bound(namespace) => namespace.as_ref().to_owned(),
         ResolveResult::Unbound => String::new(),
         ResolveResult::Unknown(prefix) => {
-            return Err(XmlError::Malformed(format!("the prefix {prefix} stands for nothing")));
+            return Err(XmlError::Malformed(format!("the prefix {prefix} is not declared")));
         }
     };
     let mut attributes = Vec::new();
-    // Without the check for doubles, which compares each with each: a tag may have half a million of them.
+    // Without the check for duplicates, which compares every pair: a tag may have half a million attributes.
     for attribute in tag.attributes().with_checks(false) {
         let attribute = attribute.map_err(|error| XmlError::Malformed(error.to_string()))?;
         if attribute.key.as_namespace_binding().is_none() {
@@ -200,14 +201,14 @@ mod tests {
         let text = "<?xml version='1.0'?><!-- x --><a b='1 &lt; 2' xmlns:w='urn:w'> x<w:c d='e'/>&amp;&#65; </a>";
         let root = Element::parse(text).expect("a document");
         assert_eq!((root.name.as_str(), root.text.as_str(), root.attribute("b")), ("a", "x&A", Some("1 < 2")));
-        assert_eq!(root.attributes.len(), 1, "the namespace is none of its attributes");
+        assert_eq!(root.attributes.len(), 1, "the namespace is not one of its attributes");
         let c = &root.children[0];
         assert_eq!((c.name.as_str(), c.namespace.as_str(), c.attribute("d")), ("c", "urn:w", Some("e")));
-        assert_eq!(root.child("c"), None, "it is not libvirt's c");
+        assert_eq!(root.child("c"), None, "c is not a libvirt element");
     }
 
     #[test]
-    fn what_is_no_document_is_refused() {
+    fn a_text_that_is_not_a_document_is_refused() {
         for (text, error) in [
             ("", XmlError::Unfinished),
             ("<a>", XmlError::Unfinished),
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_length_depth_and_number() {
+    fn length_depth_and_number_are_limited() {
         let nested = |depth: usize| "<a>".repeat(depth) + &"</a>".repeat(depth);
         assert!(Element::parse(&nested(DEPTH_MAX)).is_ok());
         assert_eq!(Element::parse(&nested(DEPTH_MAX + 1)), Err(XmlError::TooDeep));

@@ -1,9 +1,9 @@
-//! Free pages that are somebody's all the same: rooms of domains that are about to start, as the daemon tells of them.
+//! Free pages that are kept for domains that are about to start, as the daemon reports them.
 //!
 //! ```text
 //!   a daemon answers ────────────▶ its rooms
-//!   none listens ────────────────▶ the state file of the last one, as far as its rooms are still kept; none: nothing is
-//!   anything else ───────────────▶ nobody can tell, and nothing is released
+//!   none listens ────────────────▶ the last daemon's state file, as far as its rooms are still kept; no file: no rooms
+//!   anything else ───────────────▶ unknown, and nothing is released
 //! ```
 
 use std::fs;
@@ -16,16 +16,17 @@ use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::{Answer, Request, RoomView};
 use wideleaf_policies::PageSize;
 
-/// How long a daemon keeps room for a domain that does not come. A file may be older than that, and than this boot.
+/// Time for which a daemon keeps room for a domain that does not come. A file may be older than that, and than this
+/// boot.
 const KEPT_MAX: Duration = Duration::from_secs(120);
 
-/// Where it is told.
+/// Places of the information about kept pages.
 pub struct Kept {
     socket: PathBuf,
     state: PathBuf,
 }
 
-/// What is read of the state file.
+/// The part of the state file that is read.
 #[derive(Deserialize)]
 struct State {
     rooms: Vec<StateRoom>,
@@ -39,23 +40,23 @@ struct StateRoom {
 }
 
 impl Kept {
-    /// Under that root, or at that socket.
+    /// Places under that root, or at that socket.
     pub fn at(root: &Path, socket: Option<&Path>) -> Kept {
         let socket = socket.map_or_else(|| root.join("run/wideleaf/control.sock"), Path::to_owned);
         Kept { socket, state: root.join("var/lib/wideleaf/state.json") }
     }
 
-    /// Pages of that size that are kept, which may be on that node.
+    /// Number of kept pages of that size that may be on that node.
     ///
     /// # Errors
-    /// One line: nobody can tell.
+    /// One line: the number is unknown.
     pub fn pages(&self, size: PageSize, node: Option<u32>) -> Result<u64, String> {
         let kept = |room: &RoomView| room.kept(size.bytes().get(), node);
         Ok(self.rooms()?.iter().map(kept).fold(0, u64::saturating_add))
     }
 
     fn rooms(&self) -> Result<Vec<RoomView>, String> {
-        let unknown = |why: String| format!("what is kept for domains that are about to start can not be told ({why})");
+        let unknown = |why: String| format!("cannot determine the pages that are kept for starting domains ({why})");
         match client::ask(&self.socket, Request::Rooms) {
             Ok(Answer::Rooms(rooms)) => Ok(rooms),
             Ok(_) => Err(unknown("wideleafd answered another question".into())),

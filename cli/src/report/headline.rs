@@ -1,27 +1,27 @@
-//! The first line of a report: how the run ended, what large pages the guest got and when, what that cost, and whether
-//! the guest found its memory right.
+//! The first line of a report: how the run ended, the guest's large pages and their time, the cost, and whether the
+//! guest found its memory correct.
 //!
 //! ```text
 //!   success: 510 of 510 windows on 2 MiB pages after 1.9 s; cost 4.1 s of CPU; no wrong word in 5662310400
 //!   timed out: 512 MiB of 1 GiB on 2 MiB pages after 3.2 s; cost 85 ms of CPU
 //! ```
 //!
-//! What the report does not know is left out: a guest that verifies nothing is not said to be right.
+//! Unknown facts are left out: a guest without a verification is not called correct.
 
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::{Counters, ManagerSummary, RamAtEnd, RunReport, Verification};
 
-/// Kernels that compare each word of their memory with the one value that it has to have. All others of the table check
+/// Kernels that compare each word of their memory with its only valid value. All other kernels of the table check
 /// results.
 const WORD_CHECKERS: [&str; 7] = ["balloon", "disk", "gups", "net", "pattern", "phases", "vsock"];
 
-/// The reason for which a manager has no pages of 1 GiB begins with these words.
+/// Beginning of the manager's reason for having no pages of 1 GiB.
 const NO_GIANT_PAGES: &str = "pages of 1 GiB: ";
 
 impl RunReport {
-    /// One line for people, from what the rest of the report says. `wants_giants` is whether a policy of the run may
-    /// ask for pages of 1 GiB.
+    /// One line for people, from the rest of the report. `wants_giants`: whether a policy of the run may request
+    /// pages of 1 GiB.
     pub(crate) fn make_headline(&self, wants_giants: bool) -> String {
         let mut parts = Vec::new();
         parts.extend(self.without_giants(wants_giants));
@@ -31,13 +31,13 @@ impl RunReport {
         format!("{}: {}", self.outcome, parts.join("; "))
     }
 
-    /// That a policy which wants pages of 1 GiB got none, and why.
+    /// The reason why a policy that wants pages of 1 GiB got none.
     fn without_giants(&self, wants_giants: bool) -> Option<String> {
         let has_none = self.ram_at_end.is_none_or(|ram| ram.counters.host_1g_bytes == 0);
         (wants_giants && has_none).then(|| format!("nothing is on 1 GiB pages: {}", self.manager.why_no_giant()))
     }
 
-    /// How much is on large pages: windows of the guest's data where the guest has said where they are, else all RAM.
+    /// Amount of memory on large pages: windows of the guest's data if the guest reported their place, else all RAM.
     fn coverage(&self) -> Option<String> {
         let ram = self.ram_at_end?;
         let windows: u64 = self.regions.iter().map(|region| region.windows).sum();
@@ -75,14 +75,14 @@ impl RunReport {
 }
 
 impl RamAtEnd {
-    /// RAM on pages of 2 MiB and more.
+    /// RAM on pages of 2 MiB and more, in bytes.
     fn large_bytes(&self) -> u64 {
         self.counters.host_2m_bytes + self.counters.host_1g_bytes
     }
 }
 
 impl ManagerSummary {
-    /// When as much RAM as this was on large pages first, as far as the manager has looked.
+    /// Time at which this amount of RAM was first on large pages, according to the manager's samples.
     fn reached(&self, large_bytes: u64) -> Option<String> {
         let is_reached = |counters: &Counters| counters.host_2m_bytes + counters.host_1g_bytes >= large_bytes;
         let first = self.samples.iter().position(|sample| is_reached(&sample.counters))?;
@@ -92,7 +92,7 @@ impl ManagerSummary {
         })
     }
 
-    /// Why no page of 1 GiB holds guest RAM: what the manager was told, else what became of what it tried.
+    /// Reason why no page of 1 GiB holds guest RAM: the manager's reason, or else the results of its attempts.
     fn why_no_giant(&self) -> String {
         if let Some(why) = self.unanswered.iter().find_map(|line| line.strip_prefix(NO_GIANT_PAGES)) {
             return why.to_owned();
@@ -100,14 +100,14 @@ impl ManagerSummary {
         let of_giants =
             self.outcomes.iter().filter_map(|(name, count)| Some((name.strip_prefix("giant_promote.")?, count)));
         match of_giants.filter(|(result, _)| *result != "done").max_by_key(|(_, count)| **count) {
-            Some((result, count)) => format!("{count} tries ended as {result}"),
-            None => "the manager tried none; a giant is a whole GiB of guest RAM that begins at a multiple of 1 GiB"
+            Some((result, count)) => format!("{count} attempts ended as {result}"),
+            None => "the manager made no attempt; it needs a whole GiB of guest RAM that begins at a multiple of 1 GiB"
                 .to_owned(),
         }
     }
 }
 
-/// A time for people, two digits of it at least.
+/// A time for people, with at least two digits.
 fn seconds(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{s:.1} s"),
@@ -127,7 +127,7 @@ mod tests {
         Counters { host_2m_bytes: mib * MIB, ..Counters::default() }
     }
 
-    /// A guest of 1 GiB that had 512 MiB on 2 MiB pages at the end, and all of these two seconds after its start.
+    /// A guest of 1 GiB that had 512 MiB on 2 MiB pages at the end, all of them two seconds after its start.
     fn report() -> RunReport {
         let samples = [(0.0, 0), (1.0, 256), (2.0, 512), (3.0, 512)];
         let samples = samples.map(|(at_s, mib)| SampleAt { at_s, counters: large(mib) });
@@ -142,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_verifies_nothing_is_not_said_to_be_right() {
+    fn a_guest_without_a_verification_is_not_called_correct() {
         let headline = report().make_headline(false);
         assert_eq!(headline, "success: 512 MiB of 1 GiB on 2 MiB pages after 2.0 s; cost 85 ms of CPU");
     }
 
     #[test]
-    fn a_kernel_that_says_where_its_data_are_is_counted_in_windows_of_these() {
+    fn a_kernel_that_reports_the_place_of_its_data_is_counted_in_windows_of_them() {
         let mut report = report();
         let region = |windows, windows_host_large| Region {
             name: "table".into(),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_words_and_results_are_said() {
+    fn wrong_words_and_results_are_reported() {
         let mut report = report();
         let mut ends_with = |kernel: &str, passed, errors, end: &str| {
             report.hello = Some(Hello { kernel: kernel.into(), ..Hello::default() });
@@ -178,11 +178,11 @@ mod tests {
         ends_with("gups", false, 3, "; WRONG: 3 of 50 words");
         ends_with("npb.cg", true, 0, "; no wrong result in 50");
         ends_with("gups", true, 1, "; verified, with 1 wrong words in 50, which its rule allows");
-        ends_with("of others", true, 0, "; no wrong word or result in 50");
+        ends_with("foreign", true, 0, "; no wrong word or result in 50");
     }
 
     #[test]
-    fn a_policy_for_giants_that_got_none_says_so_first_and_why() {
+    fn a_policy_for_giants_without_any_says_so_first_with_the_reason() {
         let mut report = report();
         report.manager.unanswered = vec!["pages of 1 GiB: the pool has none".into()];
         let starts_with = |report: &RunReport, start: &str| {
@@ -192,9 +192,9 @@ mod tests {
         starts_with(&report, "success: nothing is on 1 GiB pages: the pool has none; 512 MiB of 1 GiB on ");
         report.manager.unanswered.clear();
         report.manager.outcomes = [("giant_promote.refused_no_memory".to_owned(), 7)].into();
-        starts_with(&report, "success: nothing is on 1 GiB pages: 7 tries ended as refused_no_memory; ");
+        starts_with(&report, "success: nothing is on 1 GiB pages: 7 attempts ended as refused_no_memory; ");
         report.manager.outcomes.clear();
-        starts_with(&report, "success: nothing is on 1 GiB pages: the manager tried none; ");
+        starts_with(&report, "success: nothing is on 1 GiB pages: the manager made no attempt; ");
         report.ram_at_end = Some(RamAtEnd {
             counters: Counters { host_1g_bytes: 1 << 30, ..Counters::default() },
             host_unbacked_bytes: 0,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_large_at_the_first_look_was_so_from_the_start() {
+    fn memory_that_is_large_at_the_first_sample_was_so_from_the_start() {
         let mut report = report();
         report.manager.samples[0].counters = large(512);
         assert!(report.make_headline(false).contains(" on 2 MiB pages from the start; "));

@@ -1,14 +1,15 @@
-//! `wideleaf run --config FILE`: the options of a run from a file, and `--print-config`: a file of the options of a run.
+//! `wideleaf run --config FILE`: the options of a run from a file; `--print-config`: a file from the options of a run.
 //!
 //! ```text
-//!   vm.toml ──▶ entries ──▶ one by one, alone: is it a value of that option? ──┐ with the line where not
+//!   vm.toml ──▶ entries ──▶ one by one, alone: is it a value of that option? ──┐ if not, with the line
 //!                                                                              ▼
-//!   wideleaf run ─┬─ --key=value …  of the file, less those that were typed ─▶ clap ──▶ RunArgs ──▶ printed ──▶ vm.toml
-//!                 └─ --key=value …  as they were typed ─────────────────────▶
+//!   wideleaf run ─┬─ --key=value …  of the file, minus those typed  ──────▶ clap ──▶ RunArgs ──▶ printed ──▶ vm.toml
+//!                 └─ --key=value …  as typed  ─────────────────────────────▶
 //! ```
 //!
-//! There is no second description of the options: the file's entries become arguments, and clap, which parses the command line, parses
-//! these as well. So an option that is added to `run` can be in a file from then on, with the same form, default and contradictions.
+//! There is no second description of the options: the file's entries become arguments, which clap parses like the
+//! command line. So an option that is added to `run` can be in a file from then on, with the same form, default and
+//! conflicts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -30,19 +31,20 @@ mod entries;
 mod paths;
 mod printed;
 
-/// The subcommand that takes a file.
+/// Name of the subcommand that takes a file.
 const RUN: &str = "run";
 
-/// No configuration is longer: a hundred options of a line each are some KiB, and a device instead of a file never ends.
+/// Longest configuration: a hundred options of a line each are some KiB, and a device instead of a file never ends.
 const FILE_BYTES_MAX: Bytes = mib(1);
 
-/// Options that say something of a file and can not be in one.
+/// Options about files or help, which cannot be in a file.
 const NOT_IN_A_FILE: [&str; 4] = ["config", "print_config", "help", "version"];
 
-/// What somebody typed, with what is in the file that they named. Ends the process as clap does where what they typed is wrong by itself.
+/// The command line, with the contents of the file that it names. A command line that is wrong by itself ends the
+/// process as clap does.
 ///
 /// # Errors
-/// [`Failure::Input`] with file and line where the file is wrong, or contradicts itself or what was typed.
+/// [`Failure::Input`] with file and line if the file is wrong, or contradicts itself or the command line.
 pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let typed = Cli::command().try_get_matches_from(&arguments).or_else(said_by_clap)?;
@@ -59,7 +61,7 @@ pub fn command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli
     Ok(cli)
 }
 
-/// Ends the process with what clap says: a refusal, or help, which has to arrive.
+/// Ends the process with clap's message: an error, or help that must be written.
 pub fn said_by_clap<T>(error: clap::Error) -> Result<T, Failure> {
     if error.use_stderr() {
         error.exit();
@@ -78,22 +80,22 @@ fn config_of(typed: &ArgMatches) -> Option<&PathBuf> {
 
 fn run_command() -> Command {
     let mut all = Cli::command();
-    // What clap adds to a command it adds when it is built.
+    // Building the command lets clap add its own parts.
     all.build();
     all.find_subcommand(RUN).expect("it is one of the subcommands").clone()
 }
 
-/// What an option is called in a file: its long name, or that of what has no dashes before it.
+/// Key of an option in a file: its long name, or the name of a positional argument.
 fn key_of(arg: &clap::Arg) -> String {
     arg.get_long().map_or_else(|| arg.get_id().as_str().replace('_', "-"), str::to_owned)
 }
 
-/// The options that may be in a file.
+/// Options that may be in a file.
 fn options(command: &Command) -> impl Iterator<Item = &clap::Arg> {
     command.get_arguments().filter(|arg| !NOT_IN_A_FILE.contains(&arg.get_id().as_str()))
 }
 
-/// A file whose entries are options of `run`, each with a value that the option takes.
+/// A file of options of `run`, each with a valid value.
 struct ConfigFile<'a> {
     path: &'a Path,
     entries: Vec<Entry>,
@@ -101,7 +103,8 @@ struct ConfigFile<'a> {
 
 impl ConfigFile<'_> {
     fn read(path: &Path) -> Result<ConfigFile<'_>, Failure> {
-        let cannot = |why: &dyn std::fmt::Display| Failure::Input(format!("--config {}: {why}", path.display()));
+        let cannot =
+            |why: &dyn std::fmt::Display| Failure::Input(format!("cannot use --config {}: {why}", path.display()));
         let text = InputFile::open_stream(path).and_then(|file| file.read_text(FILE_BYTES_MAX));
         let text = text.map_err(|error| cannot(&error))?;
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -114,7 +117,7 @@ impl ConfigFile<'_> {
         Ok(ConfigFile { path, entries })
     }
 
-    /// The file's entries and what was typed, which wins where both name an option.
+    /// The file's entries and the typed arguments; a typed option wins.
     fn under(&self, arguments: &[OsString], typed: &ArgMatches) -> Result<ArgMatches, Failure> {
         let run = typed.subcommand_matches(RUN).expect("it was typed");
         let is_typed = |entry: &&Entry| run.value_source(&entry.id) == Some(ValueSource::CommandLine);
@@ -125,7 +128,7 @@ impl ConfigFile<'_> {
         Cli::command().try_get_matches_from(all).map_err(|error| self.contradiction(&error, &kept))
     }
 
-    /// What does not go together, with the lines of those that are from the file.
+    /// Error for contradicting options, with the lines of those from the file.
     fn contradiction(&self, error: &clap::Error, kept: &[&Entry]) -> Failure {
         let named = names_in(error);
         let of_file = kept.iter().filter(|entry| named.contains(&format!("--{}", entry.key)));
@@ -135,7 +138,7 @@ impl ConfigFile<'_> {
                 let where_all: Vec<String> = lines.iter().map(|(line, key)| format!("{key}: line {line}")).collect();
                 wrong_at(self.path, *first, &format!("{} ({})", one_line(error), where_all.join(", ")))
             }
-            None => Failure::Input(format!("--config {}: {}", self.path.display(), one_line(error))),
+            None => Failure::Input(format!("cannot use --config {}: {}", self.path.display(), one_line(error))),
         }
     }
 }
@@ -144,7 +147,7 @@ fn wrong_at(path: &Path, line: usize, why: &str) -> Failure {
     Failure::Input(format!("{}:{line}: {why}", path.display()))
 }
 
-/// Whether the option takes that value; what goes with what is seen where all are together.
+/// Checks that the option takes that value; conflicts show when all options are together.
 fn check_alone(entry: &Entry) -> Result<(), String> {
     let words = ["wideleaf", RUN, "--config=-"].map(OsString::from);
     match Cli::command().try_get_matches_from(words.iter().chain(&entry.arguments)) {
@@ -155,7 +158,7 @@ fn check_alone(entry: &Entry) -> Result<(), String> {
     }
 }
 
-/// The options that a complaint of clap's is about, without their values.
+/// Options that an error of clap is about, without their values.
 fn names_in(error: &clap::Error) -> Vec<String> {
     let bare = |name: &String| name.split([' ', '=']).next().unwrap_or_default().to_owned();
     let named = error.context().filter(|(kind, _)| matches!(kind, ContextKind::InvalidArg | ContextKind::PriorArg));
@@ -167,7 +170,7 @@ fn names_in(error: &clap::Error) -> Vec<String> {
     names.collect()
 }
 
-/// What clap complains of, without usage and tips.
+/// Error of clap, without usage and tips.
 fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let complaint: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();

@@ -4,13 +4,13 @@
 //!   terminal ─▶ reader ─▶ keys ─┬─ 4 KiB ─▶ typist ─▶ serial port ─▶ guest
 //!   or a pipe             │     └─ Ctrl-A x, p: stop, ask  │
 //!                         └─ (a pipe has no keys)          ▼
-//!   terminal ◀─ writer ◀──────── 64 KiB ◀────────── the vCPU's thread, which waits where they are full
+//!   terminal ◀─ writer ◀──────── 64 KiB ◀────────── the vCPU's thread, which waits while they are full
 //! ```
 //!
-//! On a terminal every key is the guest's, Ctrl-C and Ctrl-Z too, but for what follows a Ctrl-A (`keys.rs`); its
-//! settings are as before however the run ends (`terminal.rs`), unless it is killed outright. A reader that does not
-//! read holds up the guest, and nothing else: a VM that is to pause or to end does so, and what found no room then is
-//! counted. The bytes are the guest's as they are: a console is a terminal of the guest's by intent.
+//! On a terminal every key belongs to the guest, also Ctrl-C and Ctrl-Z, except those after Ctrl-A (`keys.rs`). The
+//! terminal's settings are restored however the run ends (`terminal.rs`), unless it is killed. A reader that does
+//! not read holds up only the guest: a VM can still pause and end, and output without space is then dropped and
+//! counted. The guest's bytes are not changed: a console is meant to be a terminal of the guest.
 
 use std::fs::File;
 use std::io;
@@ -34,21 +34,21 @@ mod terminal;
 
 /// A console that is open until this is dropped.
 ///
-/// It has no threads until there is a machine: the process is to enter its sandbox alone.
+/// It has no threads before there is a machine, because the process must enter its sandbox with one thread.
 pub(crate) struct GuestConsole {
     source: Option<Source>,
     to: Option<File>,
-    // In the order in which they end: nothing is typed any more, all is written, the terminal is as it was.
+    // Fields end in this order: no more input, all output written, the terminal restored.
     input: Option<Input>,
     output: Arc<ConsoleOutput>,
     terminal: Option<Terminal>,
 }
 
 impl GuestConsole {
-    /// Takes standard input and output; a terminal gets into its raw mode.
+    /// Uses standard input and output; a terminal is set to raw mode.
     ///
     /// # Errors
-    /// [`Failure::Host`] where the kernel refuses.
+    /// [`Failure::Host`] if the kernel refuses.
     pub(crate) fn open(interrupts: &Interrupts) -> Result<GuestConsole, Failure> {
         let cannot = |error: std::io::Error| Failure::Host(format!("cannot open the console: {error}"));
         let source = Some(Source::open().map_err(cannot)?);
@@ -57,23 +57,23 @@ impl GuestConsole {
         Ok(GuestConsole { source, to, input: None, output: ConsoleOutput::new(), terminal })
     }
 
-    /// Where the guest's bytes go.
+    /// Sink for the guest's bytes.
     pub(crate) fn sink(&self) -> SerialSink {
         let output = Arc::clone(&self.output);
         Box::new(move |bytes| output.push(bytes))
     }
 
-    /// From now on what is typed goes to that machine's guest, and what it has printed is written.
+    /// Connects the console to that machine's guest: typed bytes go to it, and its output is written.
     ///
     /// # Errors
-    /// [`Failure::Host`] where there can be no thread for it.
+    /// [`Failure::Host`] if a thread cannot be started.
     pub(crate) fn begin(&mut self, machine: &Machine, sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
         let sandbox = sandbox.cloned();
         let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console));
         self.start_threads(machine, begin).map_err(|error| Failure::Host(format!("cannot serve the console: {error}")))
     }
 
-    /// Ends it. How many bytes of the guest were not written, because standard output was not read.
+    /// Ends the console. Returns the number of bytes that were not written because standard output was not read.
     pub(crate) fn end(self) -> u64 {
         let output = Arc::clone(&self.output);
         drop(self);

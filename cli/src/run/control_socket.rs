@@ -1,4 +1,4 @@
-//! `wideleaf run --control-socket PATH`: whoever may open the socket pauses, resumes, ends and asks about this VM
+//! `wideleaf run --control-socket PATH`: clients that may open the socket pause, resume, stop and query this VM
 //! ([`wideleaf_control::vm`] has the messages).
 //!
 //! ```text
@@ -6,10 +6,11 @@
 //!                                                                          the guest's threads wait for neither
 //! ```
 //!
-//! **Pauses.** A vCPU runs while nobody has it paused ([`RunControl::pause`] counts). The manager's own pauses are of milliseconds and
-//! nest with the user's: a guest that the user paused stays paused when the manager has done with it. All users together have one pause,
-//! so that a client which paused and died can be undone by another. While paused, the manager goes on with the guest's memory, `--timeout`
-//! and the guest's time stamp counter go on, and `stop` ends it.
+//! **Pauses.** A vCPU runs while no pause holds it ([`RunControl::pause`] counts them). The manager's own pauses
+//! take milliseconds and nest with the user's: a guest that the user paused stays paused after the manager's pause.
+//! All users together have one pause, so that another client can undo the pause of a client that died. During a
+//! pause, the manager continues to work on the guest's memory, `--timeout` and the guest's time stamp counter
+//! continue, and `stop` ends the VM.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,54 +40,58 @@ use crate::failure::Failure;
 use crate::held_path::HeldPath;
 use crate::session::Session;
 
-/// A person or two, a supervisor, a dashboard; the rest is for those who connect and say nothing.
+/// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
 const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
 
 const DIALECT: Dialect = Dialect { who: "this VM", version: VM_VERSION };
 
-/// Only the user who started it: who can stop a VM has its data in hand.
+/// Mode that admits only the user that started the VM: a process that can stop a VM controls its data.
 const MODE: u32 = 0o600;
 
-/// At any time.
+/// Capabilities at any time.
 const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
 
-/// Beside them, where the VM has one.
+/// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
 
-/// Beside them, where a reset is not the VM's end.
+/// Capability of a VM that boots again after a reset.
 const RESET: &str = "reset";
 
-/// While the guest listens to its power button.
+/// Capability while the guest listens to its power button.
 const STOP_ASK: &str = "stop.ask";
 
-/// A socket that clients can connect to until this is dropped; the file is removed then. Until the VM is built they wait.
+/// A socket that clients can connect to until this is dropped; the file is then removed. Clients wait until the VM
+/// is built.
 pub(crate) struct ControlSocket {
     listening: Option<Listening>,
-    /// Who started it, whoever it becomes in its sandbox.
+    /// User that started the VM, whatever user it becomes in its sandbox.
     user: u32,
     server: Option<LineServer>,
-    /// Last: the file goes when nobody listens any more.
+    /// Last field: the file is removed after the socket is closed.
     _file: HeldPath,
 }
 
 impl ControlSocket {
-    /// Listens at `path`. No thread is started yet: the process is to enter its sandbox alone.
+    /// Listens at `path`. No thread is started yet, because the process must enter its sandbox with one thread.
     ///
     /// # Errors
-    /// [`Failure::Host`] where somebody listens there already, or the kernel refuses.
+    /// [`Failure::Host`] if another process already listens there, or the kernel refuses.
     pub(crate) fn open(path: &Path) -> Result<ControlSocket, Failure> {
         let remedy = "name another path with --control-socket";
         let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, who: "another process", remedy };
         let listening = Listening::at(&file).map_err(|error| Failure::Host(error.to_string()))?;
         let held = HeldPath::hold(path).map_err(|error| {
             let _ = std::fs::remove_file(path);
-            Failure::Host(format!("--control-socket {}: cannot start what removes it: {error}", path.display()))
+            Failure::Host(format!(
+                "cannot use --control-socket {}: the process that removes it does not start: {error}",
+                path.display()
+            ))
         })?;
         let user = nix::unistd::geteuid().as_raw();
         Ok(ControlSocket { listening: Some(listening), user, server: None, _file: held })
     }
 
-    /// Answers for that VM, in threads of its own.
+    /// Answers requests for that VM, in its own threads.
     pub(crate) fn serve(&mut self, vm: ControlledVm, sandbox: Option<&Arc<Sandbox>>) {
         let sandbox = sandbox.cloned();
         let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Control));
@@ -115,11 +120,11 @@ fn answer_in_a_thread(
     vec![std::thread::spawn(move || {
         begin();
         for job in jobs {
-            // Who has gone left nothing behind.
+            // A client that has gone left nothing behind.
             let Job::Line { connection, peer, line } = job else { continue };
-            // The file's mode says so as well, but from when it is bound until that is set it has what the umask leaves.
+            // The file's mode says the same, but between binding and setting the mode, the umask applies.
             let answer = if peer.uid != 0 && peer.uid != user {
-                Err("only root and the user who runs this VM may ask it".to_owned())
+                Err("only root and the user that runs this VM may use its control socket".to_owned())
             } else {
                 decode::<VmRequest>(&line, DIALECT).and_then(|request| vm.answer(request))
             };
@@ -129,24 +134,24 @@ fn answer_in_a_thread(
     })]
 }
 
-/// What of a run the socket's requests are about, beside its machine.
+/// Parts of a run that requests are about, beside its machine.
 pub(crate) struct Controlled {
     pub(crate) session: Weak<Session>,
     pub(crate) policy: Arc<PolicySwitch>,
-    /// `None` where the process can not look at itself.
+    /// View of the process's own guest; `None` if the process cannot read itself.
     pub(crate) guest: Option<OwnGuest>,
     pub(crate) devices: Arc<Watched>,
     pub(crate) workload: String,
 }
 
-/// What the socket's requests are done to.
+/// Target of the socket's requests.
 pub(crate) struct ControlledVm {
     control: Arc<RunControl>,
     bus: BusWatch,
     button: PowerButton,
     run: Controlled,
     started: Instant,
-    /// Whether the users' one pause is among those of `control`.
+    /// Whether the users' single pause is among those of `control`.
     is_paused: Mutex<bool>,
 }
 
@@ -192,13 +197,13 @@ impl ControlledVm {
         }
     }
 
-    /// Ends it, and waits until it has ended; [`ControlledVm::status`] says whether it has.
+    /// Stops the VM, and waits for its end; [`ControlledVm::status`] tells whether it has ended.
     fn kill(&self) {
         self.control.stop(GuestExit::Stopped);
         self.control.wait(Some(STOP_WAIT_MAX));
     }
 
-    /// Presses the button. What the guest makes of it is seen by whether it ends.
+    /// Presses the power button. The guest's reaction shows in its end.
     fn ask(&self) -> Result<(), String> {
         if self.control.is_stopping() {
             return Err(self.is_over());
@@ -225,7 +230,7 @@ impl ControlledVm {
             return Err(self.is_over());
         }
         if !*is_paused {
-            self.control.pause().map_err(|error| format!("it runs on: {error}; try again"))?;
+            self.control.pause().map_err(|error| format!("cannot pause the VM: {error}; try again"))?;
             *is_paused = true;
         }
         Ok(())
@@ -264,9 +269,10 @@ impl ControlledVm {
         }
     }
 
-    /// Where the vCPUs are, and of a VM that is to end what that waits for.
+    /// State of the vCPUs, and for a VM that is ending, what it waits for.
     fn ending(&self) -> (Vec<VcpuState>, Option<String>) {
-        // In this order: a vCPU that has left does not come back, so that `Ended` is said of a VM whose vCPUs all have.
+        // In this order: a vCPU that has left does not come back, so `Ended` is reported only after all vCPUs have
+        // left.
         let is_stopping = self.control.is_stopping();
         let states = self.control.states();
         let left = (0..states.len()).filter(|vcpu| states[*vcpu] != VcpuState::Finished).map(|vcpu| vcpu.to_string());
@@ -281,7 +287,7 @@ impl ControlledVm {
     }
 
     fn statistics(&self) -> Result<VmStatistics, String> {
-        let guest = self.run.guest.as_ref().ok_or("this process does not see its own guest: /proc is not mounted")?;
+        let guest = self.run.guest.as_ref().ok_or("this process cannot read its own guest: /proc is not mounted")?;
         let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
         let mut vm = guest.view(&live, mapping);
         vm.policy = Some(self.run.policy.shown());
@@ -302,8 +308,8 @@ impl ControlledVm {
     }
 }
 
-/// How long [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a page
-/// fault of the host, which may be that of a giant page. It is less than a client waits for its answer.
+/// Time for which [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a
+/// page fault of the host, perhaps of a giant page. Shorter than a client's wait for its answer.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 fn has_ended() -> String {

@@ -1,4 +1,4 @@
-//! The devices of a guest: what is asked for on the command line, opened before there is a guest, and what they did when it has ended.
+//! The devices of a guest: requested on the command line, opened before the guest exists, and reported after its end.
 //!
 //! ```text
 //!   --disk, --net, --vsock, --balloon, --rng ─▶ [`DeviceArgs`] ─ open ─▶ [`Devices`] ─▶ the VM
@@ -29,14 +29,15 @@ use self::vsock::VsockOptions;
 use crate::failure::Failure;
 use crate::held_path::HeldPath;
 
-/// What a balloon is called: there is one at most.
+/// Name of the balloon; there is at most one.
 const BALLOON: &str = "balloon";
 
-/// Which devices a guest has.
+/// Devices that a guest has.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DeviceArgs {
-    /// Give the guest a disk: a file of whole sectors, or a block device; `,readonly`: the guest cannot write it, and several guests may have
-    /// it; `,id=NAME`: what the guest reads as its name [default: the file's]. Repeatable: the first is the guest's first disk
+    /// Disk: a file of whole sectors, or a block device. `,readonly`: the guest cannot write it, and several guests
+    /// may share it; `,id=NAME`: name that the guest reads [default: that of the file]. Repeatable: the first is
+    /// the guest's first disk
     #[arg(
         long = "disk",
         value_name = "FILE[,readonly][,id=NAME]",
@@ -45,8 +46,9 @@ pub struct DeviceArgs {
     )]
     pub disks: Vec<DiskOptions>,
 
-    /// Give the guest a network card on this tap of the host; as root, a tap that is not there is made for the run. `,mac=`: the card's
-    /// address [default: made of the host's and the tap's name, the same at every run]. Repeatable: the first is the guest's first card
+    /// Network card on this tap of the host; as root, a missing tap is created for the run. `,mac=`: address of the
+    /// card [default: derived from the host's and the tap's name, the same at every run]. Repeatable: the first is
+    /// the guest's first card
     #[arg(
         long = "net",
         value_name = "tap=NAME[,mac=AA:BB:CC:DD:EE:FF]",
@@ -55,13 +57,13 @@ pub struct DeviceArgs {
     )]
     pub cards: Vec<NetOptions>,
 
-    /// Give the guest sockets to the host (AF_VSOCK) under this address: who connects to PATH and says `CONNECT PORT` reaches that port of
-    /// the guest, and the guest's connections go to PATH_PORT
+    /// Sockets between guest and host (AF_VSOCK) under this guest address: a host program that connects to PATH and
+    /// sends `CONNECT PORT` reaches that port of the guest, and the guest's connections go to PATH_PORT
     #[arg(long, value_name = "cid=N,socket=PATH", value_parser = vsock::parse, conflicts_with = "native")]
     pub vsock: Option<VsockOptions>,
 
-    /// Give the guest a balloon, which is to take SIZE of its RAM: a Linux guest gives back what it does not use, and reports pages
-    /// that are free; huge pages stay whole for what is a piece of them [without SIZE: 0]
+    /// Balloon that takes SIZE of the guest's RAM: a Linux guest gives back unused memory and reports free pages.
+    /// Huge pages stay whole when only a part of one is given back [without SIZE: 0]
     #[arg(
         long,
         value_name = "SIZE",
@@ -73,12 +75,12 @@ pub struct DeviceArgs {
     )]
     pub balloon: Option<Bytes>,
 
-    /// Give the guest a source of random bytes, the host's
+    /// Source of random bytes, from the host
     #[arg(long, conflicts_with = "native")]
     pub rng: bool,
 }
 
-/// Open devices, and how to see what they do when they are the VM's.
+/// Open devices, and the means to observe them after the VM has them.
 #[derive(Default)]
 pub(crate) struct Devices {
     devices: Vec<Box<dyn VirtioDevice>>,
@@ -86,12 +88,12 @@ pub(crate) struct Devices {
     held: Vec<HeldPath>,
 }
 
-/// What of devices is left to look at when the VM has them.
+/// Observable parts of devices after the VM has them.
 #[derive(Default)]
 pub(crate) struct Watched {
     devices: Vec<Watch>,
     balloon: Option<BalloonHandle>,
-    /// Of the devices, in their order; none before the VM has them.
+    /// State of the devices' drivers, in order; empty before the VM has the devices.
     drivers: Vec<DriverSeen>,
 }
 
@@ -100,28 +102,30 @@ struct Watch {
     counters: Box<dyn Fn() -> BTreeMap<String, u64> + Send + Sync>,
 }
 
-/// What a device did.
+/// Report of a device.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct DeviceReport {
-    /// What it is: `disk FILE`, `rng`.
+    /// Kind of the device: `disk FILE`, `rng`.
     pub device: String,
     /// Whether a driver of the guest used it.
     pub has_driver: bool,
-    /// What it counted, by name.
+    /// Counters, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
 impl Devices {
-    /// Opens all devices of a guest with so much RAM. What is made for them, a tap or a socket, ends with them.
+    /// Opens all devices of a guest with this amount of RAM. Taps and sockets that are created for them end with them.
     ///
     /// # Errors
-    /// [`Failure::Input`] for a disk that is none or is in use, [`Failure::Usage`] for more devices than a VM has.
+    /// [`Failure::Input`] for an unusable or busy disk, [`Failure::Usage`] for more devices than a VM can have.
     pub(crate) fn open(args: &DeviceArgs, memory: Bytes) -> Result<Devices, Failure> {
         let DeviceArgs { disks, cards, vsock, balloon, rng } = args;
         let single = [vsock.is_some(), balloon.is_some(), *rng].into_iter().filter(|is_wanted| *is_wanted).count();
         let count = disks.len() + cards.len() + single;
         if count > DEVICES_MAX {
-            return Err(Failure::Usage(format!("{count} devices: a guest has {DEVICES_MAX} at most")));
+            return Err(Failure::Usage(format!(
+                "cannot give a guest {count} devices: it can have at most {DEVICES_MAX}"
+            )));
         }
         let mut devices = Devices::default();
         for options in disks {
@@ -144,7 +148,7 @@ impl Devices {
         }
         if let Some(target) = balloon {
             let too_much =
-                |error| Failure::Usage(format!("--balloon: {error}: ask for less, or give the guest more --memory"));
+                |error| Failure::Usage(format!("cannot use --balloon: {error}; use a smaller size, or more --memory"));
             let device = Balloon::new(memory, *target).map_err(too_much)?;
             let handle = device.handle();
             devices.watched.balloon = Some(handle.clone());
@@ -168,20 +172,22 @@ impl Devices {
         self.watched.devices.push(Watch { name, counters: Box::new(counters) });
     }
 
-    /// The devices for the VM, in the order in which the guest finds them; what is left of them here; and files of theirs, which are removed when
-    /// these are dropped. That takes system calls, so they belong to no one whom the sandbox lets make none.
+    /// The devices for the VM, in the order in which the guest finds them; the observable rest; and their files,
+    /// which are removed when these are dropped. That takes system calls, so the files must not belong to a thread
+    /// that the sandbox denies them.
     pub(crate) fn hand_over(self) -> (Vec<Box<dyn VirtioDevice>>, Watched, Vec<HeldPath>) {
         (self.devices, self.watched, self.held)
     }
 }
 
 impl Watched {
-    /// The VM has the devices, and these tell how far its drivers are.
+    /// Adds the states of the drivers once the VM has the devices.
     pub(crate) fn driven_by(self, drivers: &[DriverSeen]) -> Watched {
         Watched { drivers: drivers.to_vec(), ..self }
     }
 
-    /// What each did, in the same order. A device that no driver used is said, for its user looks for it in the guest in vain.
+    /// Reports in the same order. A device that no driver used is logged, because its user would search for it in
+    /// the guest without success.
     pub(crate) fn reports(&self) -> Vec<DeviceReport> {
         let report = |(Watch { name, counters }, driver): (&Watch, &DriverSeen)| {
             let has_driver = driver.has_worked();
@@ -193,30 +199,30 @@ impl Watched {
         self.each().map(report).collect()
     }
 
-    /// How far the guest is with each, without counters.
+    /// State of each device's driver, without counters.
     pub(crate) fn drivers(&self) -> Vec<DeviceView> {
         let view = |(watch, driver): (&Watch, &DriverSeen)| watch.view(driver, BTreeMap::new());
         self.each().map(view).collect()
     }
 
-    /// All about each. What a guest says of its memory is asked for anew, and comes with a later answer.
+    /// All details of each device. The guest's memory statistics are requested anew, and come with a later answer.
     pub(crate) fn views(&self) -> Vec<DeviceView> {
         self.balloon.iter().for_each(BalloonHandle::ask_statistics);
         self.each().map(|(watch, driver)| watch.view(driver, (watch.counters)())).collect()
     }
 
-    /// Has the balloon take so much of the RAM. How it is then.
+    /// Sets the size of the balloon, and returns its state.
     ///
     /// # Errors
-    /// One line: there is no balloon, or no so much RAM.
+    /// One line: there is no balloon, or the RAM is too small.
     pub(crate) fn set_balloon(&self, target: Bytes) -> Result<DeviceView, String> {
         let balloon = self.balloon.as_ref().ok_or("this VM has no balloon: start it with --balloon")?;
-        balloon.set_target(target).map_err(|error| format!("{error}: ask for no more than {}", error.ram))?;
+        balloon.set_target(target).map_err(|error| format!("{error}; request at most {}", error.ram))?;
         let found = self.views().into_iter().find(|view| view.device == BALLOON);
         found.ok_or_else(|| "this VM's balloon is gone".to_owned())
     }
 
-    /// Whether [`Watched::set_balloon`] finds one.
+    /// Whether [`Watched::set_balloon`] finds a balloon.
     pub(crate) fn has_balloon(&self) -> bool {
         self.balloon.is_some()
     }
@@ -239,7 +245,7 @@ impl Watch {
     }
 }
 
-/// Of a device that none has ever worked with.
+/// Reason why no driver ever worked with a device.
 const fn why_no_driver(state: DriverState) -> &'static str {
     match state {
         DriverState::None => "the guest's kernel has no virtio-mmio (CONFIG_VIRTIO_MMIO), or no driver of it",
@@ -249,7 +255,7 @@ const fn why_no_driver(state: DriverState) -> &'static str {
     }
 }
 
-/// The doctor's rows of devices: what they take of the host beside files and sockets.
+/// The doctor's rows for devices: their needs of the host beside files and sockets.
 pub(crate) fn capabilities() -> Vec<Capability> {
     const TUN: &str = "/dev/net/tun";
     let tun = File::options().read(true).write(true).open(TUN).map(|_| TUN.to_owned());
@@ -259,7 +265,7 @@ pub(crate) fn capabilities() -> Vec<Capability> {
     ]
 }
 
-/// The whole numbers of a struct; those of a struct in it have the names of both.
+/// The whole numbers of a struct; those of a nested struct have both names.
 fn by_name(counters: &impl Serialize) -> BTreeMap<String, u64> {
     fn flatten(value: &Value, name: &str, all: &mut BTreeMap<String, u64>) {
         match value {
@@ -275,10 +281,10 @@ fn by_name(counters: &impl Serialize) -> BTreeMap<String, u64> {
     all
 }
 
-/// Reads `FILE[,readonly][,id=NAME]`. A comma in the file's name is written twice.
+/// Parses `FILE[,readonly][,id=NAME]`. A comma in the file's name is written twice.
 fn parse_disk(text: &str) -> Result<DiskOptions, String> {
     let mut words = words(text).into_iter();
-    let path = words.next().filter(|path| !path.is_empty()).ok_or("name a file first")?;
+    let path = words.next().filter(|path| !path.is_empty()).ok_or("there is no file: name it first")?;
     let mut options = DiskOptions { path: PathBuf::from(path), ..DiskOptions::default() };
     for word in words {
         match word.split_once('=') {
@@ -286,7 +292,8 @@ fn parse_disk(text: &str) -> Result<DiskOptions, String> {
             Some(("id", name)) if options.id.is_none() => options.id = Some(name.to_owned()),
             _ => {
                 return Err(format!(
-                    "{word:?} behind the file: there are `readonly` and `id=NAME`, each once; a comma in a name is written twice"
+                    "unknown setting {word:?} after the file: use `readonly` and `id=NAME`, each at most once; write \
+                    a comma in a name twice"
                 ));
             }
         }
@@ -316,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_a_file_and_what_is_said_of_it() {
+    fn a_disk_is_a_file_with_settings() {
         let disk = |path: &str, is_read_only, id: Option<&str>| {
             Ok(DiskOptions { path: path.into(), is_read_only, id: id.map(str::to_owned) })
         };
@@ -332,12 +339,13 @@ mod tests {
     fn a_balloon_larger_than_ram_is_one_line_with_the_remedy() {
         let args = DeviceArgs { balloon: Some(mib(65)), ..DeviceArgs::default() };
         let error = Devices::open(&args, mib(64)).err().expect("too much");
-        let line = "--balloon: a balloon of 65 MiB is more than the guest's RAM, 64 MiB: ask for less, or give the guest more --memory";
+        let line = "cannot use --balloon: a balloon of 65 MiB is more than the guest's RAM, 64 MiB; use a smaller \
+            size, or more --memory";
         assert_eq!(error.to_string(), line);
     }
 
     #[test]
-    fn what_a_balloon_counts_of_pages_has_both_names() {
+    fn a_balloons_counters_of_pages_have_both_names() {
         let balloon = Balloon::new(mib(64), mib(16)).expect("it fits");
         let counters = by_name(&balloon.handle().report());
         assert_eq!(counters["target_bytes"], 16 << 20);

@@ -1,4 +1,4 @@
-//! The guest of a run: from arguments to a machine, and from a machine's end to what it means.
+//! The guest of a run: from arguments to a machine, and from a machine's end to its meaning.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,28 +29,28 @@ use crate::output::say;
 use crate::session::Session;
 use crate::stderr;
 
-/// A guest whose arguments and image make sense on this host; nothing of it exists yet.
+/// A guest with arguments and an image that are valid on this host; it does not exist yet.
 pub(crate) struct GuestPlan {
     config: VmConfig,
     image: BootImage,
-    /// `ept`, `npt` or `shadow`.
+    /// Paging of the guest: `ept`, `npt` or `shadow`.
     pub(crate) paging: &'static str,
 }
 
-/// A guest that runs.
+/// A running guest.
 pub(crate) struct RunningGuest {
     machine: Machine,
 }
 
-/// Why there can be no guest here, if so.
+/// Reason why no guest can run here, if so.
 pub fn why_no_kvm() -> Option<String> {
     KvmSystem::open().err().map(|error| error.to_string())
 }
 
-/// What the second level is made of here.
+/// Kind of second-level paging on this host.
 ///
 /// # Errors
-/// [`Failure::Host`] where it can not be told.
+/// [`Failure::Host`] if it cannot be determined.
 pub fn paging_name() -> Result<&'static str, Failure> {
     detect_paging(Path::new("/sys")).map(|paging| paging.name()).map_err(|error| Failure::Host(error.to_string()))
 }
@@ -61,18 +61,18 @@ pub fn capabilities() -> Vec<Capability> {
     let system = KvmSystem::open().map_err(|error| error.to_string());
     let on_system = |ask: &dyn Fn(&KvmSystem) -> Result<String, String>| match &system {
         Ok(system) => ask(system),
-        Err(_) => Err("there is no usable KVM".to_owned()),
+        Err(_) => Err("KVM is not usable".to_owned()),
     };
     let paging = paging_name().map_err(|error| error.to_string());
     vec![
         row(
             "kvm",
-            "`run` and `demo` only natively (--native); the labs have a KVM in software",
+            "`run` and `demo` work only natively (--native); the labs have KVM in software",
             system.as_ref().map(|kvm| format!("/dev/kvm, {} memslots", kvm.memslots_max())).map_err(Clone::clone),
         ),
         row(
             "two_dimensional",
-            "mapping sizes are real, speeds are no EPT/NPT result",
+            "mapping sizes are real, but speeds say nothing about EPT/NPT",
             on_system(&|_| match paging.clone()? {
                 "shadow" => Err("KVM shadows the guest's page tables".into()),
                 name => Ok(name.to_owned()),
@@ -90,7 +90,7 @@ pub fn capabilities() -> Vec<Capability> {
         ),
         row(
             "kvm_stats",
-            "no mapping counters: promotion is checked on the host's side only",
+            "no mapping counters: promotion is checked only on the host's side",
             on_system(&|kvm| {
                 kvm.has_binary_stats().then(|| "KVM_GET_STATS_FD".into()).ok_or("needs Linux 5.14".into())
             }),
@@ -113,7 +113,7 @@ fn nx_huge_pages(sys: &Path) -> Result<String, String> {
     }
 }
 
-/// Said before such a guest starts: it will take minutes to get to where it stops.
+/// Warning before the start of such a guest, which takes minutes to reach its crash.
 const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emulates guest kernels and lacks many of \
                                their instructions: Linux does not reach user space here; use a host with VT-x or SVM";
 
@@ -148,8 +148,8 @@ pub(crate) fn plan(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, 
     Ok(GuestPlan { config, image, paging: paging_name()? })
 }
 
-/// Memslots that hold a giant where the policy may make giants, so that KVM can map them as such; else what suits the
-/// backing. The price is that no less than a gibibyte can be held at 4 KiB.
+/// Memslots that can hold a giant page if the policy may make giants, so that KVM can map them as such; otherwise
+/// the size that suits the backing. The price is that at least a gibibyte is held at 4 KiB.
 fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
     let largest = spec.policy.make().largest_page();
     let may_be_giant =
@@ -157,14 +157,14 @@ fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
     may_be_giant.then(|| default_slot_bytes(spec.memory, largest))
 }
 
-/// What of the world outside a guest is given.
+/// Resources from outside that a guest gets.
 #[derive(Default)]
 pub(crate) struct Outside {
-    /// Gets the bytes of its serial port as they come.
+    /// Sink for the bytes of its serial port.
     pub(crate) bytes: Option<SerialSink>,
-    /// Its devices, in the order in which it finds them.
+    /// Devices, in the order in which the guest finds them.
     pub(crate) devices: Vec<Box<dyn VirtioDevice>>,
-    /// What its process is restricted to.
+    /// Restrictions of its process.
     pub(crate) sandbox: Option<Arc<Sandbox>>,
 }
 
@@ -173,7 +173,7 @@ impl GuestPlan {
         self.config.ram_layout()
     }
 
-    /// Builds the guest in `ram` and lets it run; its lines go to `session`, others to standard error.
+    /// Builds the guest in `ram` and starts it; its protocol lines go to `session`, other lines to standard error.
     pub(crate) fn start(
         &self,
         ram: Arc<GuestRam>,
@@ -217,18 +217,18 @@ impl RunningGuest {
         self.machine.second_level()
     }
 
-    /// What its process is restricted to.
+    /// Restrictions of its process.
     pub(crate) fn sandboxed(&self) -> Option<Sandboxed> {
         self.machine.sandbox().map(Sandboxed::from)
     }
 
-    /// Whether drivers came for its devices, in their order.
+    /// State of its devices' drivers, in order.
     pub(crate) fn drivers(&self) -> &[DriverSeen] {
         self.machine.drivers()
     }
 
-    /// Waits for the guest's end, or ends it when the time is up or somebody interrupts; the time is that of all its boots. No vCPU runs
-    /// afterwards, and KVM still has the VM. How it ended, and how often it booted again.
+    /// Waits for the guest's end, or stops it at the timeout or an interrupt; the timeout covers all its boots.
+    /// Afterwards no vCPU runs, and KVM still has the VM. Returns how it ended, and the number of further boots.
     pub(crate) fn wait(
         &self,
         timeout: Option<Duration>,
@@ -265,18 +265,18 @@ impl RunningGuest {
         }
     }
 
-    /// The machine, beside who waits for it.
+    /// The machine, beside the waiting thread.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The machine, for a caller that looks at the guest while it runs.
+    /// The machine, for a caller that observes the guest while it runs.
     pub(crate) fn into_machine(self) -> Machine {
         self.machine
     }
 }
 
-/// Page sizes a guest may use for its own tables on this host.
+/// Page sizes that a guest may use for its own tables on this host.
 pub(crate) fn guest_pages() -> Vec<PageSize> {
     let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid());
     let has = |size| cpuid.as_ref().is_ok_and(|cpuid| has_page_size(cpuid, size));

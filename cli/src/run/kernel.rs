@@ -1,8 +1,8 @@
-//! The built-in kernel of a run, by the table of kernels: whether there is such a kernel and class, and how much RAM it needs. What
-//! cannot run is refused here, before anything of it exists.
+//! The built-in kernel of a run, from the table of kernels: checks that the kernel and its class exist, and
+//! computes the RAM that it needs. Impossible runs are refused here, before anything exists.
 //!
 //! ```text
-//!   KERNEL ─▶ by_name ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as asked, or enough
+//!   KERNEL ─▶ by_name ─▶ with_class ─▶ memory_needed ─▶ ram_for ─▶ guest RAM: as requested, or enough
 //! ```
 
 use std::io;
@@ -26,10 +26,10 @@ use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::suggest::did_you_mean;
 
-/// RAM of a run that needs no more, or as much as there is.
+/// RAM of a run that needs no more, or that takes all memory.
 pub const MEMORY_DEFAULT: Bytes = gib(1);
 
-/// RAM that is chosen is a multiple of this: a memslot, and a size that a person can read.
+/// Step of an automatic RAM size: a memslot, and a readable number.
 const MEMORY_STEP: Bytes = mib(64);
 
 /// The letters of a kernel's classes.
@@ -38,16 +38,16 @@ pub fn letters(kernel: &Kernel) -> String {
     letters.join(", ")
 }
 
-/// The refusal of `--class` for what has none.
+/// Error of `--class` for a workload without classes.
 pub fn no_classes(name: &str) -> Failure {
     let those = KernelNames::WITH_CLASSES;
-    Failure::Usage(format!("{name} has no classes: leave --class out; those with classes are {those}"))
+    Failure::Usage(format!("cannot use --class: {name} has no classes; omit --class (kernels with classes: {those})"))
 }
 
-/// The kernel's command line with the class that `--class` names.
+/// The kernel's command line with the class of `--class`.
 ///
 /// # Errors
-/// [`Failure::Usage`] where the kernel has no such class, or the command line names one too.
+/// [`Failure::Usage`] if the kernel has no such class, or the command line names one too.
 pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result<String, Failure> {
     let Some(letter) = class else { return Ok(cmdline.to_owned()) };
     if kernel.classes.is_empty() {
@@ -59,18 +59,17 @@ pub fn with_class(kernel: &Kernel, class: Option<&str>, cmdline: &str) -> Result
     })?;
     let key = Class::PARAMETER.name;
     if cmdline.split_ascii_whitespace().any(|word| word.split('=').next() == Some(key)) {
-        return Err(Failure::Usage(format!("--class and {key}= in --cmdline: leave one of them out")));
+        return Err(Failure::Usage(format!("cannot use --class together with {key}= in --cmdline: omit one of them")));
     }
     Ok(format!("{key}={class} {cmdline}").trim_end().to_owned())
 }
 
-/// The kernel that a mistyped name was meant for, as the end of a refusal.
+/// Suffix of an error with the kernel that a mistyped name probably means.
 pub fn meant(name: &str) -> String {
     did_you_mean(name, KERNELS.iter().map(|kernel| kernel.name.as_str()))
 }
 
-/// The refusal of a workload that names neither a kernel nor an image that can be read. What has a `/` in it is meant
-/// as a path.
+/// Error for a workload that is neither a kernel nor a readable image. A name with a `/` is a path.
 pub fn no_image(path: &Path, error: &InputError) -> Failure {
     let shown = path.display();
     let is_absent = matches!(error, InputError::Io(error) if error.kind() == io::ErrorKind::NotFound);
@@ -79,7 +78,7 @@ pub fn no_image(path: &Path, error: &InputError) -> Failure {
     }
     let hint = meant(&path.to_string_lossy());
     let names = KernelNames::ALL;
-    Failure::Input(format!("{shown:?} is neither a built-in kernel ({names}) nor a file{hint}"))
+    Failure::Input(format!("cannot run {shown:?}: it is neither a built-in kernel ({names}) nor a file{hint}"))
 }
 
 /// The whole line that starts a kernel with these parameters.
@@ -87,35 +86,35 @@ pub fn line(name: &str, cmdline: &str) -> String {
     format!("{KEY_KERNEL}={name} {cmdline}").trim_end().to_owned()
 }
 
-/// The class of a run with this command line, given or not; `None` where the kernel has none.
+/// Class of a run with this command line, given or by default; `None` if the kernel has none.
 pub fn class_of(kernel: &Kernel, cmdline: &str) -> Option<Class> {
     let line = line(kernel.name.as_str(), cmdline);
     let parameters = Parameters::new(CommandLine::new(&line).ok()?, kernel.parameters).ok()?;
     (!kernel.classes.is_empty()).then(|| Class::from_parameters(&parameters).ok())?
 }
 
-/// What a run with this command line needs.
+/// Memory that a run with this command line needs.
 ///
 /// # Errors
-/// [`Failure::Usage`] where its parameters, or so many vCPUs, cannot be.
+/// [`Failure::Usage`] if its parameters, or this number of vCPUs, are invalid.
 pub fn memory_needed(kernel: &Kernel, cmdline: &str, vcpus: u8) -> Result<MemoryNeed, Failure> {
     let line = line(kernel.name.as_str(), cmdline);
     kernel.memory_for(&line, usize::from(vcpus)).map_err(|error| {
         Failure::Usage(match error {
             KernelError::TooManyVcpus { most, .. } => {
-                format!("--vcpus {vcpus}: {} can use {most} at most", kernel.name)
+                format!("cannot use --vcpus {vcpus}: {} can use at most {most}", kernel.name)
             }
             error => format!("--cmdline: {error}"),
         })
     })
 }
 
-/// What RAM has to be whole pages of.
+/// Pages that RAM must be a multiple of.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages {
-    /// What the host backs it with.
+    /// Host pages that back RAM.
     pub host: PageSize,
-    /// What the guest's tables map it with; nothing for a native run.
+    /// Pages of the guest's tables; `None` for a native run.
     pub guest: Option<PageSize>,
 }
 
@@ -125,10 +124,11 @@ impl Pages {
     }
 }
 
-/// The least RAM, in whole pages, that leaves the kernel so much: in a guest, beside the image, its tables and the hole.
+/// The least RAM, in whole pages, that leaves the kernel this amount: in a guest, beside the image, its tables and
+/// the hole.
 ///
 /// # Errors
-/// [`Failure::Usage`] where no machine has that much.
+/// [`Failure::Usage`] if no machine has that amount.
 pub fn least_ram(needed: Bytes, pages: Pages) -> Result<Bytes, Failure> {
     let ram = match pages.guest {
         None => needed.checked_round_up(PageSize::Huge2M),
@@ -137,10 +137,10 @@ pub fn least_ram(needed: Bytes, pages: Pages) -> Result<Bytes, Failure> {
     round_up(ram.ok_or_else(|| more_than_any_machine_has(needed))?, pages.largest().bytes())
 }
 
-/// RAM for a run: as asked, where that is enough; else what is enough, and at least [`MEMORY_DEFAULT`].
+/// RAM for a run: as requested if that suffices; otherwise the necessary amount, at least [`MEMORY_DEFAULT`].
 ///
 /// # Errors
-/// [`Failure::Usage`] where what is asked cannot be, or is too little.
+/// [`Failure::Usage`] if the request is invalid, or too small.
 pub fn ram_for(kernel: &Kernel, cmdline: &str, args: &RunArgs, host_page: PageSize) -> Result<Bytes, Failure> {
     let pages = Pages { host: host_page, guest: (!args.native).then_some(args.guest_page) };
     if let Some(memory) = args.memory {
@@ -160,15 +160,16 @@ pub fn ram_for(kernel: &Kernel, cmdline: &str, args: &RunArgs, host_page: PageSi
             // RAM beyond the hole at 3 GiB can leave less in one piece than RAM that ends there.
             let at_least = if enough > memory { "at least " } else { "" };
             let (name, enough_mib) = (kernel.name, enough.get() >> 20);
-            let whose = if args.native { "" } else { " in one piece, and the guest some for itself" };
+            let whose = if args.native { "" } else { " in one piece, and the guest needs some for itself" };
             Err(Failure::Usage(format!(
-                "--memory {memory}: {name} needs {needed}{whose}; use {at_least}--memory {enough_mib}M, or leave it out"
+                "cannot run with --memory {memory}: {name} needs {needed}{whose}; use {at_least}--memory \
+                {enough_mib}M, or omit it"
             )))
         }
     }
 }
 
-/// What so much RAM leaves the kernel in one piece.
+/// Memory that this amount of RAM leaves the kernel in one piece.
 fn free_of(ram: Bytes, guest_page: Option<PageSize>) -> Result<Bytes, Failure> {
     let Some(page) = guest_page else { return Ok(ram) };
     let free = free_with_ram(IMAGE, page, ram).map_err(|error| Failure::Input(error.to_string()))?;
@@ -181,7 +182,7 @@ fn round_up(bytes: Bytes, step: Bytes) -> Result<Bytes, Failure> {
 }
 
 fn more_than_any_machine_has(bytes: Bytes) -> Failure {
-    Failure::Usage(format!("{bytes} of memory are more than any machine has"))
+    Failure::Usage(format!("cannot use {bytes} of memory: no machine has that amount"))
 }
 
 #[cfg(test)]
@@ -191,7 +192,7 @@ mod tests {
     use clap::Parser;
     use wideleaf_kernels::registry::by_name;
 
-    /// RAM of a run with these arguments, which name a kernel first.
+    /// RAM of a run with these arguments, of which the first names a kernel.
     fn ram(arguments: &[&str]) -> Result<Bytes, String> {
         let Command::Run(args) = Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command else {
             panic!("it is `run`")
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_is_enough_for_the_kernel_where_none_is_given_and_never_less_than_the_default() {
+    fn automatic_ram_is_enough_for_the_kernel_and_never_less_than_the_default() {
         let cases: [(&[&str], Bytes); 6] = [
             (&["gups", "--native"], gib(1)),
             (&["pattern"], gib(1)),
@@ -221,10 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn ram_that_is_given_is_taken_where_it_is_enough_to_the_byte() {
+    fn given_ram_is_accepted_if_it_is_enough_to_the_byte() {
         assert_eq!(ram(&["gups", "--native", "--memory=256M"]), Ok(mib(256)));
         let short = ram(&["gups", "--native", "--memory=254M"]).expect_err("the table alone has 256 MiB");
-        assert_eq!(short, "--memory 254 MiB: gups needs 256 MiB; use at least --memory 256M, or leave it out");
+        assert_eq!(
+            short,
+            "cannot run with --memory 254 MiB: gups needs 256 MiB; use at least --memory 256M, or omit it"
+        );
         let short = ram(&["gups", "--memory=256M"]).expect_err("the guest needs some for itself");
         let (_, remedy) = short.split_once("use at least --memory ").expect("it has a remedy");
         let enough = remedy.split_once(',').map_or(remedy, |(size, _)| size);
@@ -232,12 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn more_ram_than_was_advised_is_refused_where_the_hole_leaves_it_less() {
+    fn more_ram_than_advised_is_refused_if_the_hole_leaves_less_of_it() {
         let with = |sparse_mib: u64, memory: &[&str]| {
             let cmdline = format!("--cmdline=log2_words=20 sparse={sparse_mib}M");
             ram(&[&["gups", &cmdline, "--guest-page=4k"], memory].concat())
         };
-        // The most that fits below the hole: the last window that the tables for a further gibibyte would take is in use.
+        // The most that fits below the hole: the last window that the tables for a further gibibyte would take is
+        // in use.
         let most =
             (0..=3072).rev().step_by(2).find(|sparse| with(*sparse, &[]) == Ok(gib(3))).expect("3 GiB hold some");
         assert_eq!(with(most, &["--memory=3G"]), Ok(gib(3)));
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn ram_that_cannot_be_is_refused_for_that_first() {
+    fn impossible_ram_is_refused_for_that_reason_first() {
         let cut = ram(&["gups", "--native", "--memory=65M", "--host-page=2m"]).expect_err("half a page is left");
         assert!(cut.starts_with("65 MiB of RAM is not a whole number of 2m host pages"), "{cut}");
         let none = ram(&["gups", "--native", "--cmdline=log2_words=40 sparse=1024G"]);

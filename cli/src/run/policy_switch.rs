@@ -1,5 +1,5 @@
-//! Sets a run's policy while it runs, or switches it off, whoever asks for it: wideleafd, or somebody over the VM's control socket. The
-//! latest wish counts.
+//! Sets a run's policy while it runs, or switches it off, for wideleafd or for a client of the VM's control socket.
+//! The latest request counts.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::session::Session;
 /// The policy of a run, and whether it is off.
 #[derive(Debug)]
 pub(crate) struct PolicySwitch {
-    /// What a TLB miss costs, for policies that ask.
+    /// Cost of a TLB miss, for policies that use it.
     walk: WalkCost,
     set: Mutex<Set>,
 }
@@ -24,32 +24,34 @@ struct Set {
 }
 
 impl PolicySwitch {
-    /// On.
+    /// A policy that is on.
     pub(crate) fn new(policy: PolicyChoice, walk: WalkCost) -> PolicySwitch {
         PolicySwitch { walk, set: Mutex::new(Set { policy, is_off: false }) }
     }
 
-    /// Whether somebody has set it `off`.
+    /// Whether it was set to `off`.
     pub(crate) fn is_off(&self) -> bool {
         self.lock().is_off
     }
 
-    /// As it is set.
+    /// The policy as it is set.
     pub(crate) fn shown(&self) -> String {
         self.lock().shown()
     }
 
-    /// Has another policy take over, or switches it off or on again. Whoever asks meanwhile waits.
+    /// Replaces the policy, or switches it off or on. Concurrent callers wait.
     ///
     /// # Errors
-    /// One line: what it stays, and why.
+    /// One line: the policy that stays, and why.
     pub(crate) fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
         let mut set = self.lock();
         let shown = set.shown();
         let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
         if wanted == OFF {
             if set.policy.make().answers_faults() {
-                return Err(stays(&"it answers the guest's faults, which can not wait"));
+                return Err(stays(
+                    &"it serves the guest's page faults, which cannot wait; restart the VM with another --policy",
+                ));
             }
             set.is_off = true;
             session.set_off(true);
@@ -65,14 +67,14 @@ impl PolicySwitch {
         Ok(())
     }
 
-    /// Calls `work` with the policy as it is set, without a past, while nobody sets another one.
+    /// Calls `work` with the policy as it is set, without its history, while no other caller sets one.
     pub(crate) fn afresh<T>(&self, work: impl FnOnce(Box<dyn Policy>) -> T) -> T {
         let set = self.lock();
         work(set.policy.make_for(&self.walk))
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {
-        // Both fields are set after what may fail.
+        // Both fields are set after the calls that may fail.
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

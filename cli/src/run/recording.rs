@@ -1,5 +1,5 @@
-//! The file of `--record`: written by a thread of its own, so that a disk that hangs, or a pipe without a reader,
-//! holds up neither the manager nor the vCPUs whose lines wait for it.
+//! The file of `--record`. Its own thread writes it, so that a disk that hangs, or a pipe without a reader, holds
+//! up neither the manager nor the vCPUs, which wait for the manager with their lines.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use wideleaf_memory::recorder::RecordFile;
 
 use crate::queued::{NotTaken, QueuedWriter};
 
-/// Bytes of one write.
+/// Size of one write, in bytes.
 const PIECE: usize = 1 << 20;
 
-/// Bytes that wait for the file: some ticks of a guest of a tebibyte, whose first snapshot is the largest.
+/// Most bytes that wait for the file: some ticks of a guest of a tebibyte; the first snapshot is the largest.
 const WAITING_MAX: usize = 64 << 20;
 
-/// Length of a recording. A day of a busy guest is less; a guest decides how much of it changes, and is not to decide
-/// how much of a disk it gets.
+/// Longest recording. A day of a busy guest is shorter. The guest decides how much of it changes, so it must not
+/// decide how much disk space it gets.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// How long the end of a run waits for a file that takes nothing.
+/// Time for which the end of a run waits for a file that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// File of a recording, with its queue.
 pub(super) struct QueuedFile {
     queue: Arc<QueuedWriter>,
     taken: u64,
@@ -32,7 +32,7 @@ impl QueuedFile {
     /// Writes to `file`, in a thread that does `begin` first.
     ///
     /// # Errors
-    /// The kernel's, where there can be no thread.
+    /// That of the kernel, if a thread cannot be started.
     pub(super) fn start(
         file: impl Write + Send + 'static,
         begin: impl FnOnce() + Send + 'static,
@@ -43,7 +43,7 @@ impl QueuedFile {
     }
 
     fn fails(&self) -> io::Error {
-        self.queue.take_error().unwrap_or_else(|| io::Error::other("it takes no more"))
+        self.queue.take_error().unwrap_or_else(|| io::Error::other("it accepts no more data"))
     }
 }
 
@@ -51,7 +51,7 @@ impl RecordFile for QueuedFile {
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.taken += bytes.len() as u64;
         if self.taken > BYTES_MAX {
-            return Err(io::Error::other(format!("a recording has {} GiB at most", BYTES_MAX >> 30)));
+            return Err(io::Error::other(format!("a recording has at most {} GiB", BYTES_MAX >> 30)));
         }
         match self.queue.push(bytes, WAITING_MAX) {
             Ok(()) => Ok(()),
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_takes_nothing_is_not_waited_for_and_what_it_did_not_take_is_told() {
+    fn a_file_that_takes_nothing_is_not_waited_for_and_the_loss_is_reported() {
         let (_from, to) = pipe().unwrap();
         let mut file = QueuedFile::start(to, || {}).unwrap();
         let megabyte = vec![0; 1 << 20];
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_once_it_is_known() {
+    fn a_full_disk_is_reported_once_it_is_known() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut file = QueuedFile::start(full, || {}).unwrap();
         file.put(b"a tick").unwrap();

@@ -1,14 +1,15 @@
-//! A run that tells wideleafd of its guest, so that `wideleaf list` and `top` show it and it shares the host's budget with the others.
+//! A run that registers its guest with wideleafd, so that `wideleaf list` and `top` show it and it shares the
+//! host's budget with the others.
 //!
 //! ```text
 //!            register                    limits
-//!   alone ─────────────▶ wideleafd ─────────────▶ told ──┐ status, every second
-//!     ▲                                            │  ▲──┘ limits, and what somebody set
-//!     └── nobody there, or gone: again later ──────┘
+//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
+//!     ▲                                            │  ▲────────┘ limits and settings
+//!     └── no daemon, or gone: again later ─────────┘
 //! ```
 //!
-//! A thread of its own does this, and the guest never waits for it. Without a daemon a run is on its own, with limits of its own;
-//! that is nothing to complain of. The run's end ends the connection, by which the daemon knows.
+//! A thread of its own does this, and the guest never waits for it. Without a daemon a run uses its own limits,
+//! which is not an error. The run's end closes the connection, which tells the daemon.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -30,19 +31,21 @@ use super::policy_switch::PolicySwitch;
 use super::sandboxed;
 use crate::session::Session;
 
-/// As the protocol has it ([`Request::Register`]); the daemon gives up on who is silent for five of these.
+/// Interval of the protocol ([`Request::Register`]); the daemon drops a client that is silent for five intervals.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-/// A daemon that is restarted or installed has its guests back soon after; a `connect(2)` that nobody answers costs microseconds.
+/// A daemon that is restarted or installed finds its guests soon after; a `connect(2)` without a listener costs
+/// microseconds.
 const TRY_EVERY: Duration = Duration::from_secs(5);
 
-/// A guest that wideleafd is told of, until this is dropped.
+/// A guest that is registered with wideleafd until this is dropped.
 pub struct Registered {
     _stop: Sender<()>,
 }
 
 impl Registered {
-    /// Begins to tell the daemon at `socket`, whether there is one yet or not. Where no thread can be had nobody is told.
+    /// Starts to register with the daemon at `socket`, whether it exists yet or not. Without a thread the guest is
+    /// not registered.
     pub fn start(
         socket: &Path,
         policy: &Arc<PolicySwitch>,
@@ -64,39 +67,39 @@ impl Registered {
                 refused: None,
                 complaint: None,
             };
-            // Not waited for at the end: a daemon that hangs must not hold up a run that is over.
+            // The thread is not waited for at the end: a daemon that hangs must not hold up a run that is over.
             let work = move || {
                 sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Status));
                 teller.tell(&stopped);
             };
             if let Err(error) = thread::Builder::new().name("status".into()).spawn(work) {
-                tracing::info!("wideleafd is not told of this guest: {error}");
+                tracing::info!("cannot register this guest with wideleafd: {error}");
             }
         }
         Registered { _stop: stop }
     }
 }
 
-/// What the thread has in hand. It does not keep the session: the run's end is not held up by a question that is on its way.
+/// State of the thread. It does not own the session, so that a pending question does not hold up the run's end.
 struct Teller {
     socket: PathBuf,
     policy: Arc<PolicySwitch>,
     guest: OwnGuest,
     session: Weak<Session>,
-    /// Over which it is registered.
+    /// Connection over which it is registered.
     connection: Option<UnixStream>,
-    /// As the daemon said; `None`: the run's own.
+    /// Limits from the daemon; `None`: the run's own.
     limits: Option<BudgetLimits>,
-    /// The policy that the daemon said last: it repeats what somebody set, and who sets another here means it to stay.
+    /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
     said: Option<String>,
-    /// Why the policy is not what somebody has set.
+    /// Reason why the policy differs from the operator's.
     refused: Option<String>,
-    /// What was wrong at the latest try: it is logged once.
+    /// Error of the latest try: it is logged once.
     complaint: Option<String>,
 }
 
 impl Teller {
-    /// Goes on until the run ends.
+    /// Runs until the end of the run.
     fn tell(mut self, stopped: &Receiver<()>) {
         while let Some(view) = self.view() {
             let again_after = match self.ask(view) {
@@ -109,7 +112,7 @@ impl Teller {
         }
     }
 
-    /// The guest as it is now; `None` once the run has ended.
+    /// View of the guest now; `None` once the run has ended.
     fn view(&self) -> Option<VmView> {
         let (live, mapping) = self.session.upgrade()?.seen()?;
         let mut view = self.guest.view(&live, mapping);
@@ -119,7 +122,7 @@ impl Teller {
         Some(view)
     }
 
-    /// Registers, or tells how it is since.
+    /// Registers the guest, or reports its state.
     fn ask(&mut self, view: VmView) -> Result<Limits, ClientError> {
         let vm = Box::new(view);
         let (connection, request) = match self.connection.take() {
@@ -135,10 +138,10 @@ impl Teller {
         }
     }
 
-    /// Does as the daemon says.
+    /// Applies the daemon's limits and policy.
     fn obey(&mut self, said: &Limits) -> Duration {
         if self.complaint.take().is_some() {
-            tracing::info!("wideleafd at {} is told of this guest", self.socket.display());
+            tracing::info!("this guest is registered with wideleafd at {}", self.socket.display());
         }
         if let Some(session) = self.session.upgrade() {
             let limits = limits_of(said);
@@ -153,11 +156,11 @@ impl Teller {
         STATUS_EVERY
     }
 
-    /// Goes on with the run's own limits. What somebody set stays set.
+    /// Continues with the run's own limits. Operators' settings stay.
     fn be_alone(&mut self, error: &ClientError) -> Duration {
         let complaint = Some(error.to_string());
         if self.complaint != complaint {
-            tracing::info!("on its own: {error}");
+            tracing::info!("not registered with wideleafd: {error}");
             self.complaint = complaint;
         }
         if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
@@ -180,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_daemon_says_are_the_rates_and_the_burst_is_our_own() {
+    fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {
         let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None };
         let limits = limits_of(&said);
         assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));

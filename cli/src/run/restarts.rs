@@ -1,7 +1,9 @@
-//! `wideleaf run --on-reset restart`: what becomes of all that knows the guest when it boots again, and how often it may.
+//! `wideleaf run --on-reset restart`: resets all state about the guest when it boots again, and limits the number
+//! of boots.
 //!
 //! ```text
-//!   all vCPUs stand still ─▶ the manager rests ─▶ the machine is put back ─▶ what the guest said is forgotten ─▶ a fresh policy ─▶ it runs
+//!   all vCPUs stand still ─▶ the manager rests ─▶ the machine is restored ─▶ the guest's messages are dropped
+//!          │                                      ─▶ a fresh policy ─▶ the guest runs
 //!          └─ the tenth within a minute: the end
 //! ```
 
@@ -19,35 +21,39 @@ use crate::args::{OnResetArg, RunArgs};
 use crate::failure::Failure;
 use crate::session::Session;
 
-/// So many resets within [`WITHIN`] are a loop: a guest that installs or updates itself resets two or three times in a row, and comes to a user space
-/// each time; a kernel that panics early and resets does so every few seconds, or many times a second.
+/// This number of resets within [`WITHIN`] is a loop. A guest that installs or updates itself resets two or three
+/// times in a row, and reaches user space each time; a kernel that panics early and resets does so every few
+/// seconds, or many times a second.
 const RESETS_MAX: usize = 10;
 
-/// See [`RESETS_MAX`].
+/// Period of [`RESETS_MAX`].
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// What a reset leads to, as the arguments say.
+/// Action at a reset, from the arguments.
 ///
 /// # Errors
-/// [`Failure::Usage`] for what is about one boot alone.
+/// [`Failure::Usage`] for arguments that apply to one boot only.
 pub(super) fn on_reset(args: &RunArgs, policy: &PolicyChoice) -> Result<OnReset, Failure> {
     if args.on_reset == OnResetArg::Stop {
         return Ok(OnReset::Stop);
     }
     if args.record.is_some() {
         return Err(Failure::Usage(
-            "--on-reset restart: a recording is of one boot; leave --record out, or use --on-reset stop".into(),
+            "cannot use --on-reset restart with --record: a recording is of one boot; omit --record, or use \
+            --on-reset stop"
+                .into(),
         ));
     }
     if policy.make().answers_faults() {
         return Err(Failure::Usage(format!(
-            "--on-reset restart: --policy {policy} answers the guest's first touch of a page, and asks once; use another policy, or --on-reset stop"
+            "cannot use --on-reset restart with --policy {policy}: it decides at the first touch of a page, and only \
+            once; use another policy, or --on-reset stop"
         )));
     }
     Ok(OnReset::Restart)
 }
 
-/// See the module.
+/// Restarts of a run's guest.
 pub(crate) struct Restarts<'a> {
     session: &'a Session,
     policy: &'a PolicySwitch,
@@ -55,41 +61,43 @@ pub(crate) struct Restarts<'a> {
     latest: Latest,
 }
 
-/// Why the run ends with a reset.
+/// Reason why the run ends with a reset.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoRestart {
-    /// It goes on and on.
+    /// The guest resets again and again.
     #[error(
-        "the guest reset itself {RESETS_MAX} times within {:.1} s: it does not come up; --on-reset stop ends the run at the first one, with what it said",
+        "the guest reset itself {RESETS_MAX} times within {:.1} s: it does not come up; use --on-reset stop to end \
+        the run at the first reset, with the guest's output",
         .0.as_secs_f64()
     )]
     Loop(Duration),
-    /// The machine is not as it was at the start.
-    #[error("the guest reset itself, and cannot boot again: {0}")]
+    /// The machine could not be restored to its initial state.
+    #[error("cannot boot the guest again after its reset: {0}")]
     Failed(#[from] BootAgainError),
 }
 
 impl<'a> Restarts<'a> {
-    /// Of a run, whose RAM was faulted in before it began or was not.
+    /// Restarts for a run; `is_prefaulted`: its RAM was faulted in before it began.
     pub(super) fn new(session: &'a Session, policy: &'a PolicySwitch, is_prefaulted: bool) -> Restarts<'a> {
         let pages = if is_prefaulted { Pages::Kept } else { Pages::Released };
         Restarts { session, policy, pages, latest: Latest::default() }
     }
 
-    /// Boots the machine again, which stands still for it.
+    /// Boots the machine again; it must stand still.
     ///
     /// # Errors
-    /// [`NoRestart`]: it is to be stopped.
+    /// [`NoRestart`]: the machine must be stopped.
     pub(crate) fn restart(&mut self, machine: &Machine) -> Result<(), NoRestart> {
         self.latest.add(Instant::now()).map_err(NoRestart::Loop)?;
-        // Nobody sets another policy meanwhile: who does so waits for the manager, and the manager for us.
+        // The policy cannot change during this: the caller that changes it waits for the manager, and the manager
+        // for this thread.
         self.policy.afresh(|policy| {
             let resting = self.session.ask_to_rest().map(|asked| asked.wait());
             machine.put_back(self.pages)?;
-            // The end of a line that was cut off has come by now.
+            // The end of a line that was cut off has arrived by now.
             self.session.forget_guest();
             machine.boot_again();
-            // It may run already; what the manager finds is this boot's.
+            // The guest may already run; what the manager finds belongs to this boot.
             if let Some(resting) = resting {
                 resting.begin_anew(policy);
             }
@@ -98,12 +106,12 @@ impl<'a> Restarts<'a> {
     }
 }
 
-/// When the latest resets were, the first of them first.
+/// Times of the latest resets, oldest first.
 #[derive(Debug, Default)]
 struct Latest(VecDeque<Instant>);
 
 impl Latest {
-    /// Another one, now; in how short a time they came where they are too many.
+    /// Adds a reset, now. If there are too many, returns the time within which they came.
     fn add(&mut self, now: Instant) -> Result<(), Duration> {
         self.0.push_back(now);
         self.0.retain(|at| now.duration_since(*at) <= WITHIN);
@@ -133,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_in_how_short_a_time() {
+    fn the_message_says_within_what_time() {
         let mut latest = Latest::default();
         let start = Instant::now();
         let answers = (0..10).map(|number| latest.add(start + Duration::from_millis(250) * number));

@@ -1,4 +1,4 @@
-//! The sandbox of a run: from arguments to what the process is restricted to, and what the report says of it.
+//! The sandbox of a run: from arguments to the restrictions of the process, and their report.
 //!
 //! ```text
 //!   --user, --jail, --output, --daemon ─▶ SandboxSpec ─▶ planned, before there is RAM ─▶ entered by the machine, before a vCPU runs
@@ -19,38 +19,39 @@ use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::output::say;
 
-/// What `--no-sandbox` says.
-const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this process has all that its user may: files, network, programs";
+/// Warning of `--no-sandbox`.
+const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this process has all rights of its user: \
+    files, network, programs";
 
-/// What a run asks of its sandbox.
+/// Settings of a run's sandbox.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxSpec {
-    /// Whom to become.
+    /// User to become.
     pub user: Option<User>,
-    /// What becomes the root of all it sees.
+    /// Folder that becomes the root directory.
     pub jail: Option<PathBuf>,
-    /// Whether a part that this host's kernel lacks refuses the run.
+    /// Whether the run is refused if this host's kernel lacks a part.
     pub must_be_complete: bool,
-    /// Where its result is put: nowhere else can a file be made.
+    /// Folder of the result: files can be made nowhere else.
     pub output_folder: Option<PathBuf>,
 }
 
-/// What restricts a run's process, in its report.
+/// Restrictions of a run's process, in its report.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Sandboxed {
-    /// What holds.
+    /// Restrictions in force.
     pub layers: Vec<String>,
-    /// Capabilities that are left, each with its reason.
+    /// Remaining capabilities, each with its reason.
     pub capabilities_kept: Vec<String>,
-    /// What this host's kernel cannot restrict.
+    /// Restrictions that this host's kernel lacks.
     pub missing: Vec<String>,
 }
 
 impl SandboxSpec {
-    /// As the arguments say; `None` where there is to be no sandbox.
+    /// Settings from the arguments; `None` without a sandbox.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where there is no such user.
+    /// [`Failure::Usage`] if there is no such user.
     pub(super) fn new(args: &RunArgs) -> Result<Option<SandboxSpec>, Failure> {
         if args.native {
             return Ok(None);
@@ -66,7 +67,7 @@ impl SandboxSpec {
         Ok(Some(SandboxSpec { user, jail: args.jail.clone(), must_be_complete, output_folder: None }))
     }
 
-    /// Makes ready what can be entered later. Threads of the manager enter as they begin, from now on.
+    /// Prepares what can be entered later. From now on the manager's threads enter as they begin.
     pub(super) fn plan(&self, run: &RunSpec) -> Result<Arc<Sandbox>, Failure> {
         let config = SandboxConfig {
             writable: self.output_folder.iter().cloned().collect(),
@@ -75,7 +76,7 @@ impl SandboxSpec {
             has_control_socket: run.control_socket.is_some(),
             boots_again: run.on_reset == OnReset::Restart,
             has_console: run.console == Console::Here,
-            // Then nothing of it takes a right any more.
+            // From then on no part of it needs a privilege.
             keeps_ptrace: keep_userfaultfd().is_err(),
             user: self.user,
             jail: self.jail.clone(),
@@ -94,7 +95,7 @@ impl SandboxSpec {
         Ok(sandbox)
     }
 
-    /// Whether the result can be put where it is to go, now that the process is inside: later it would be lost.
+    /// Checks that the process can write its result from inside the sandbox: later the result would be lost.
     pub(super) fn check_output(&self) -> Result<(), Failure> {
         let Some(folder) = &self.output_folder else { return Ok(()) };
         let tried = tempfile::Builder::new().prefix(".wideleaf-").tempfile_in(folder);
@@ -102,17 +103,17 @@ impl SandboxSpec {
         let cannot = |error: std::io::Error| {
             let (folder, kind) = (folder.display(), error.kind());
             Failure::Output(format!(
-                "--output: in its sandbox {whom} cannot write in {folder}: {kind}; name another folder"
+                "cannot write --output: in its sandbox {whom} cannot write in {folder}: {kind}; name another folder"
             ))
         };
         tried.map(drop).map_err(cannot)
     }
 }
 
-/// Restricts the calling thread, which ends where that fails: what it would do next is not to be done unrestricted.
+/// Restricts the calling thread, and panics if that fails: the thread must not continue unrestricted.
 pub(super) fn enter(sandbox: &Sandbox, kind: ThreadKind) {
     if let Err(error) = sandbox.enter_thread(kind) {
-        panic!("{kind} cannot be restricted: {error}");
+        panic!("cannot restrict {kind}: {error}");
     }
 }
 
@@ -120,7 +121,7 @@ fn failure(error: SandboxError) -> Failure {
     match error {
         SandboxError::User(error) => Failure::Usage(format!("--user: {error}")),
         SandboxError::Jail(error) => Failure::Usage(format!("--jail: {error}")),
-        error => Failure::Host(format!("no sandbox: {error}; --no-sandbox runs without one")),
+        error => Failure::Host(format!("cannot set up the sandbox: {error}; use --no-sandbox to run without one")),
     }
 }
 

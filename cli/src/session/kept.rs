@@ -1,55 +1,55 @@
-//! How much of what a guest says is kept: each kind has a bound, what is beyond it is counted by name, and the report
-//! says so.
+//! Limits on the guest's output that is kept: each kind has a limit, messages beyond it are counted by name, and
+//! the report says so.
 //!
 //! ```text
-//!   phases, regions, results, gaps, malformed lines   the first ones, up to a bound; the rest is counted
+//!   phases, regions, results, gaps, malformed lines    the first ones, up to a limit; the rest is counted
 //!   progress marks of a phase                          all of a short phase; of a long one some, and the latest
-//!   looks at the host's backing (begin, end)           64 at once, then one a second: each stops a sample
+//!   samples of the host's backing (begin, end)         64 at once, then one per second: each stops a sample
 //! ```
 //!
-//! Any guest can print any number of lines that begin as ours do; a Linux guest's users can, too. Together the bounds
-//! are some 10 MiB.
+//! Any guest can print any number of lines that begin like protocol lines; so can users of a Linux guest. Together
+//! the limits allow about 10 MiB.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use wideleaf_policies::Moment;
 
-/// Phases: the kernel with the most, `phases`, has some dozens.
+/// Most phases: the kernel with the most, `phases`, has some dozens.
 pub(super) const PHASES_MAX: usize = 256;
 
-/// Regions: a kernel names an array with each.
+/// Most regions: a kernel names an array with each.
 pub(super) const REGIONS_MAX: usize = 256;
 
-/// Together the regions that are kept are at most this many times the guest's RAM: at the end of a phase all of them
-/// are looked at.
+/// The kept regions have at most this multiple of the guest's RAM together, because all of them are sampled at the
+/// end of a phase.
 pub(super) const REGIONS_OF_RAM_MAX: u64 = 4;
 
-/// Results by name.
+/// Most results, by name.
 pub(super) const RESULTS_MAX: usize = 1024;
 
-/// Lines of gaps: one for each vCPU, several times.
+/// Most lines of gaps: one for each vCPU, several times.
 pub(super) const GAPS_MAX: usize = 1024;
 
-/// Malformed lines: the first is in the error, and a person reads a few more.
+/// Most malformed lines: the first is in the error, and a person reads a few more.
 pub(super) const MALFORMED_MAX: usize = 64;
 
-/// Characters that are kept of a malformed line, of a panic's message, of a name and of a unit.
+/// Most characters of a malformed line, of a panic's message, of a name and of a unit.
 pub(super) const TEXT_MAX: usize = 512;
 
-/// Marks of one phase. A kernel prints ten a second: all those of a phase of 50 s.
+/// Most marks of one phase. A kernel prints ten a second: all those of a phase of 50 s.
 const MARKS_MAX: usize = 512;
 
-/// Looks that lines may cause at once.
+/// Most samples that lines may cause at once.
 const LOOKS_MAX: u32 = 64;
 
-/// A further one is allowed after each of these: a sample of the access sensor takes less.
+/// Time after which one more sample is allowed: a sample of the access sensor takes less.
 const LOOK_EARNED_EVERY: Duration = Duration::from_secs(1);
 
-/// Earliest time between two calls of the manager by progress lines.
+/// Shortest time between two calls of the manager by progress lines.
 const CALL_EVERY: Duration = Duration::from_millis(100);
 
-/// How often something that the guest said was not kept, by what it was.
+/// Number of messages that were not kept, by kind.
 #[derive(Debug, Default)]
 pub(super) struct Cut(BTreeMap<&'static str, u64>);
 
@@ -60,7 +60,7 @@ impl Cut {
         }
     }
 
-    /// Adds to `list`, unless it has `most` already.
+    /// Adds to `list`, unless it already has `most` entries.
     pub(super) fn keep<T>(&mut self, what: &'static str, list: &mut Vec<T>, most: usize, item: T) {
         if list.len() < most { list.push(item) } else { self.count(what, 1) }
     }
@@ -70,12 +70,12 @@ impl Cut {
     }
 }
 
-/// The begin of a text of the guest's.
+/// The beginning of a text of the guest.
 pub(super) fn begin_of(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
 
-/// How far the guest was, on both clocks.
+/// Progress of the guest, on both clocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) at: Moment,
@@ -83,16 +83,16 @@ pub(super) struct Mark {
     pub(super) done: u64,
 }
 
-/// Marks of a phase, in their order: at most [`MARKS_MAX`], the latest among them.
+/// Marks of a phase in order: at most [`MARKS_MAX`], including the latest.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     marks: Vec<Mark>,
-    /// Least time between two of them, but for the latest.
+    /// Shortest time between two marks, except the latest.
     spacing: Duration,
 }
 
 impl Marks {
-    /// Adds one, as the latest. How many were dropped for it.
+    /// Adds the latest mark. Returns the number of marks that were dropped for it.
     pub(super) fn add(&mut self, mark: Mark) -> u64 {
         if let [.., before, latest] = &mut self.marks[..]
             && latest.at.since(before.at) < self.spacing
@@ -124,7 +124,7 @@ impl Marks {
     }
 }
 
-/// How many looks lines may cause now.
+/// Number of samples that lines may cause now.
 #[derive(Debug)]
 pub(super) struct Looks {
     left: u32,
@@ -137,7 +137,7 @@ impl Looks {
         Looks { left: LOOKS_MAX, earned_at: now, called_at: None }
     }
 
-    /// Whether another one may be had now.
+    /// Whether another sample is allowed now.
     pub(super) fn take(&mut self, now: Moment) -> bool {
         let earned =
             (now.since(self.earned_at).as_nanos() / LOOK_EARNED_EVERY.as_nanos()).min(u128::from(LOOKS_MAX)) as u32;
@@ -190,17 +190,17 @@ mod tests {
             assert_eq!(kept.len() as u64 + dropped, 1_000_000);
             assert!(kept.len() >= MARKS_MAX / 4, "{}", kept.len());
             let widest = kept.windows(2).map(|pair| pair[1].done - pair[0].done).max();
-            assert!(widest <= Some(1_000_000 / (MARKS_MAX as u64 / 8)), "no part of it is without: {widest:?}");
+            assert!(widest <= Some(1_000_000 / (MARKS_MAX as u64 / 8)), "no part of it is without marks: {widest:?}");
         }
     }
 
     #[test]
-    fn lines_cause_64_looks_at_once_and_then_one_a_second() {
+    fn lines_cause_64_samples_at_once_and_then_one_a_second() {
         let at = |ms: u64| Moment::after_start(Duration::from_millis(ms));
         let mut looks = Looks::new(at(0));
         assert_eq!((0..1_000_000).filter(|_| looks.take(at(10))).count(), 64);
-        // Asked every millisecond for a minute.
+        // Requested every millisecond for a minute.
         assert_eq!((10..60_010).filter(|ms| looks.take(at(*ms))).count(), 60);
-        assert_eq!((0..1000).filter(|_| looks.take(at(3_600_000))).count(), 64, "what is saved is bounded");
+        assert_eq!((0..1000).filter(|_| looks.take(at(3_600_000))).count(), 64, "the saved number is limited");
     }
 }

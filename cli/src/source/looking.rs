@@ -1,4 +1,4 @@
-//! The views of a host without a daemon: each VM's process is looked at once, and nothing is changed.
+//! The views of a host without a daemon: each VM's process is read once, and nothing is changed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use wideleaf_control::view::{Explanation, VmView, WindowMap};
 use super::{HostReport, Source};
 use crate::failure::Failure;
 
-/// Why no daemon tells.
+/// Reason why there is no daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WithoutDaemon {
-    /// Nothing listens at that socket.
+    /// No process listens at that socket.
     Absent(PathBuf),
-    /// This user may not connect to that socket; whether something listens there is not known.
+    /// This user may not connect to that socket; whether a daemon listens there is unknown.
     NotPermitted(PathBuf),
-    /// `--no-daemon`.
+    /// The option `--no-daemon`.
     NotAsked,
 }
 
@@ -29,28 +29,28 @@ impl fmt::Display for WithoutDaemon {
         match self {
             WithoutDaemon::Absent(path) => write!(
                 f,
-                "no wideleafd listens at {}: this is a look at the processes themselves, which no daemon manages",
+                "no wideleafd listens at {}: the processes themselves were read; no daemon manages them",
                 path.display()
             ),
             WithoutDaemon::NotPermitted(path) => write!(
                 f,
-                "no permission to ask a wideleafd at {}: this is a look at the processes themselves; run as root or as \
-                 a member of its group to see what is managed",
+                "cannot ask a wideleafd at {}: permission denied; the processes themselves were read; run as root or \
+                as a member of its group to see what is managed",
                 path.display()
             ),
-            WithoutDaemon::NotAsked => f.write_str("no daemon was asked: this is a look at the processes themselves"),
+            WithoutDaemon::NotAsked => f.write_str("no daemon was asked: the processes themselves were read"),
         }
     }
 }
 
-/// Looks at processes.
+/// Source that reads processes.
 pub struct Looking {
     places: Places,
     why: WithoutDaemon,
 }
 
 impl Looking {
-    /// Looks instead of a daemon.
+    /// Reads processes instead of asking a daemon.
     pub fn because(why: WithoutDaemon) -> Looking {
         Looking { places: Places::default(), why }
     }
@@ -85,7 +85,7 @@ impl Source for Looking {
             WithoutDaemon::Absent(path) => Err(ClientError::NoDaemon { path }.into()),
             WithoutDaemon::NotPermitted(path) => Err(ClientError::NotPermitted { path }.into()),
             WithoutDaemon::NotAsked => {
-                Err(Failure::Usage("only a daemon can change that: leave out --no-daemon".into()))
+                Err(Failure::Usage("only a daemon can change that: repeat the command without --no-daemon".into()))
             }
         }
     }

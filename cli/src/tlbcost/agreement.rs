@@ -1,6 +1,6 @@
-//! When a measurement of TLB misses may be believed: when three runs in a row, each in a process of its own, say the same. The rule is that
-//! of Calibrator under libhugetlbfs' `tlbmiss_cost.sh`, which repeats until a figure has matched three times ("Huge pages part 5: a deeper
-//! look at TLBs and costs", LWN 2010); here entries have to match as well.
+//! Agreement of TLB miss measurements: three runs in a row, each in its own process, must give the same result. The
+//! rule is that of Calibrator under libhugetlbfs' `tlbmiss_cost.sh`, which repeats until a figure has matched three
+//! times ("Huge pages part 5: a deeper look at TLBs and costs", LWN 2010); here entries must match as well.
 //!
 //! ```text
 //!   runs     72│31   72│29   64│31   72│31   72│30   72│31          entries│ticks of a miss
@@ -15,28 +15,29 @@ use serde::Serialize;
 pub struct Level {
     /// Most pages that it holds.
     pub entries: u64,
-    /// Ticks of the TSC that a load takes longer which misses there.
+    /// Extra time of a load that misses there, in TSC ticks.
     pub miss_ticks: f64,
 }
 
-/// Levels beyond these are caches that the page tables have outgrown, and come and go with the load of the machine: CPUs have two.
+/// Number of TLB levels of CPUs. Further levels are caches that the page tables have outgrown, which vary with the
+/// machine's load.
 pub const TLB_LEVELS: usize = 2;
 
-/// Runs in a row that have to agree.
+/// Number of runs in a row that must agree.
 pub const MATCHES: usize = 3;
 
-/// Runs after which a measurement gives up: three times as many as a quiet machine needs.
+/// Number of runs after which a measurement gives up: three times the need of a quiet machine.
 pub const RUNS_MAX: usize = 10;
 
-/// Two footprints of the chase lie an eighth apart: a level's end cannot be told better.
+/// Largest ratio of entries: an eighth separates two footprints of the chase, which limits the resolution.
 const ENTRIES_APART: u64 = 8;
 
-/// Ticks, and part of the cost, that two runs may differ: a tick is what the chase resolves twice over, and beyond that a tenth is what
-/// caches shared with others do to a walk.
+/// Difference that two runs may have, in ticks and as a part of the cost. Two ticks are twice the chase's
+/// resolution; beyond that, shared caches change a walk by a tenth.
 const TICKS_APART: f64 = 2.0;
 const PART_APART: f64 = 0.1;
 
-/// Whether two runs say the same of the TLB itself.
+/// Whether two runs agree on the TLB itself.
 pub fn agree(one: &[Level], other: &[Level]) -> bool {
     let (one, other) = (tlb(one), tlb(other));
     let is_near = |(one, other): (&Level, &Level)| {
@@ -52,14 +53,15 @@ fn tlb(levels: &[Level]) -> &[Level] {
     &levels[..levels.len().min(TLB_LEVELS)]
 }
 
-/// The last runs, where all of them agree with each other and found a level at all.
+/// The last runs, if all of them agree with each other and found a level.
 pub fn agreed(runs: &[Vec<Level>]) -> Option<&[Vec<Level>]> {
     let last = &runs[runs.len().checked_sub(MATCHES)?..];
     let all_agree = last.iter().all(|one| !one.is_empty() && last.iter().all(|other| agree(one, other)));
     all_agree.then_some(last)
 }
 
-/// Whether the last runs agree that the footprint shows no level: its entries reach further, or a miss costs too little to be seen.
+/// Whether the last runs agree that the footprint shows no level: the TLB reaches further, or a miss costs too
+/// little to be visible.
 pub fn shows_no_level(runs: &[Vec<Level>]) -> bool {
     runs.len() >= MATCHES && runs[runs.len() - MATCHES..].iter().all(Vec::is_empty)
 }
@@ -67,26 +69,26 @@ pub fn shows_no_level(runs: &[Vec<Level>]) -> bool {
 /// A figure of runs that agree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The one in the middle.
+    /// Median of the runs.
     pub median: f64,
-    /// The least.
+    /// Lowest value of the runs.
     pub lowest: f64,
-    /// The most.
+    /// Highest value of the runs.
     pub highest: f64,
 }
 
 impl Spread {
-    /// Of some values.
+    /// Spread of some values.
     ///
     /// # Panics
-    /// Where there are none.
+    /// If there are no values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Spread {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
         Spread { median: values[values.len() / 2], lowest: values[0], highest: values[values.len() - 1] }
     }
 
-    /// In another unit.
+    /// The same spread in another unit.
     pub fn times(self, factor: f64) -> Spread {
         Spread { median: self.median * factor, lowest: self.lowest * factor, highest: self.highest * factor }
     }
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_of_page_tables_are_no_levels_of_the_tlb() {
+    fn caches_of_page_tables_are_not_levels_of_the_tlb() {
         let tables_in_cache = run(&[(72, 5.0), (3072, 26.0)]);
         assert!(agree(&tables_in_cache, &run(&[(72, 5.0), (3072, 26.0), (8192, 16.0)])));
     }
@@ -133,7 +135,7 @@ mod tests {
         assert!(agreed(&ticks(&[5.0, 5.0, 5.0])).is_some());
         assert_eq!(agreed(&ticks(&[5.0, 5.0, 9.0])), None);
         assert!(agreed(&ticks(&[5.0, 9.0, 5.0, 5.5, 6.0])).is_some());
-        // Each agrees with the next, the first and the last do not: a drift is no agreement.
+        // Each agrees with the next, but the first and the last do not: a drift is not an agreement.
         assert_eq!(agreed(&ticks(&[5.0, 6.5, 8.0])), None);
     }
 
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_samples_of_the_article_agree_where_it_says_so() {
+    fn the_samples_of_the_article_agree_as_it_says() {
         // lwn_calibrator.csv, Athlon 64 3000+: 16 19 19 19 34 34 37 37 36 37 cycles, and 37 is its result.
         let samples: Vec<_> = [16.0, 34.0, 37.0, 37.0, 36.0].iter().map(|ticks| run(&[(512, *ticks)])).collect();
         assert_eq!(agreed(&samples[..3]), None);

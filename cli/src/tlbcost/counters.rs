@@ -1,10 +1,11 @@
-//! Page walks by the CPU's own counters, where the host has them: which events on which CPU, found by trying. Not run on hardware yet: the
-//! machines this was written on have no counters, so the table is from the vendors' lists and all else is tested with a fake.
+//! Page walks by the CPU's own counters, if the host has them: which events exist on which CPU is found by trying.
+//! Not run on hardware yet: the development machines have no counters, so the table is from the vendors' lists, and
+//! everything else is tested with a fake.
 //!
 //! ```text
 //!   /proc/cpuinfo ─▶ EVENTS, by vendor, family, model ─▶ open all of them ─▶ selected │ why not
 //!
-//!   thread:  init │ start ── measured part ── stop │ verify        walks = readings at stop less readings at start
+//!   thread:  init │ start ── measured part ── stop │ verify        walks = readings at stop minus readings at start
 //! ```
 //!
 //! AMD counts walks but not their cycles.
@@ -14,12 +15,13 @@ use perf_event::{Builder, Counter};
 use serde::Serialize;
 use wideleaf_memory::walk_cost::CpuModel;
 
-/// An event: its vendor's name, and as `perf_event_attr.config` of raw events has it (event, unit mask << 8, counter mask << 24).
+/// An event: its vendor's name, and its `perf_event_attr.config` for raw events (event, unit mask << 8, counter
+/// mask << 24).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Event {
-    /// In the vendor's list.
+    /// Name in the vendor's list.
     pub name: &'static str,
-    /// For the kernel.
+    /// Configuration for the kernel.
     pub config: u64,
 }
 
@@ -27,25 +29,25 @@ const fn event(name: &'static str, event: u64, unit_mask: u64, counter_mask: u64
     Event { name, config: event | unit_mask << 8 | counter_mask << 24 }
 }
 
-/// What a kind of CPU counts of page walks.
+/// Page-walk events of a kind of CPU.
 #[derive(Debug)]
 pub struct WalkEvents {
-    /// The name people use.
+    /// Common name of the CPUs.
     pub name: &'static str,
     vendor: &'static str,
-    /// Display family and models, from and to.
+    /// Display family, and first and last model.
     models: &'static [(u32, u32, u32)],
-    /// Cycles in which a walk for data is under way; empty where that is not counted.
+    /// Cycles in which a walk for data is in progress; empty if that is not counted.
     pub walk_cycles: &'static [Event],
-    /// Walks for data.
+    /// Number of walks for data.
     pub walks: &'static [Event],
-    /// Cycles in walks of the second level that `walk_cycles` leaves out.
+    /// Cycles in walks of the second level that `walk_cycles` excludes.
     pub second_level_cycles: &'static [Event],
-    /// The document that has each of them, and what of it was not found there.
+    /// Document with each of the events, and the parts that were not found there.
     pub source: &'static str,
 }
 
-/// By kind, newest first.
+/// Events by kind of CPU, newest first.
 pub const EVENTS: &[WalkEvents] = &[
     WalkEvents {
         name: "Sapphire, Emerald and Granite Rapids",
@@ -61,7 +63,7 @@ pub const EVENTS: &[WalkEvents] = &[
         ],
         second_level_cycles: &[],
         source: "Intel's event list for SPR (linux/tools/perf/pmu-events/arch/x86/sapphirerapids/virtual-memory.json): all four; EMR has SPR's list; \
-                 in GNR's only WALK_COMPLETED was found, the two of cycles are SPR's (unverified)",
+                 in GNR's only WALK_COMPLETED was found, the two events of cycles are SPR's (unverified)",
     },
     WalkEvents {
         name: "Ice Lake-SP",
@@ -90,7 +92,7 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_LOAD_MISSES.WALK_COMPLETED", 0x08, 0x0e, 0),
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
         ],
-        // The others leave walks of the EPT out on this microarchitecture.
+        // The others exclude walks of the EPT on this microarchitecture.
         second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10, 0)],
         source: "Intel's event list for SKX (linux/tools/perf/pmu-events/arch/x86/skylakex/virtual-memory.json): all five; CLX was not looked up",
     },
@@ -122,48 +124,49 @@ pub const EVENTS: &[WalkEvents] = &[
     },
 ];
 
-/// Opens counters. The real one is the kernel's; tests have another.
+/// Opens counters. The real implementation is the kernel's; tests have a fake.
 pub trait Pmu {
-    /// A counter of this event in whatever this thread starts from now on.
+    /// A counter of this event in all threads that this thread starts from now on.
     ///
     /// # Errors
-    /// Why not.
+    /// Reason why it is not available.
     fn open(&self, event: &Event) -> Result<Box<dyn Count>, String>;
 
-    /// A counter of the core's cycles, likewise.
+    /// A counter of the core's cycles, for the same threads.
     ///
     /// # Errors
-    /// Why not.
+    /// Reason why it is not available.
     fn open_cycles(&self) -> Result<Box<dyn Count>, String>;
 }
 
-/// A counter that runs.
+/// A running counter.
 pub trait Count: Send {
-    /// What it says now.
+    /// Its current reading.
     ///
     /// # Errors
-    /// Why it cannot be told.
+    /// Reason why it cannot be read.
     fn read(&mut self) -> Result<Reading, String>;
 }
 
-/// A counter at one moment. Several counters may take turns with the hardware: each tells how long it was wanted, and how long it had it.
+/// A counter at one moment. Several counters may share the hardware in turn: each reports how long it was enabled,
+/// and how long it had the hardware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Events.
+    /// Number of events.
     pub count: u64,
-    /// Nanoseconds that it was wanted.
+    /// Time for which it was enabled, in nanoseconds.
     pub enabled_ns: u64,
-    /// Nanoseconds that it had the hardware.
+    /// Time for which it had the hardware, in nanoseconds.
     pub running_ns: u64,
 }
 
 impl Reading {
-    /// Events from `earlier` until now, for the whole time where it had the hardware for a part only.
+    /// Events from `earlier` until now, scaled to the whole time if it had the hardware for a part only.
     fn since(self, earlier: Reading) -> Result<u64, String> {
         let count = self.count.saturating_sub(earlier.count);
         let enabled = self.enabled_ns.saturating_sub(earlier.enabled_ns);
         match self.running_ns.saturating_sub(earlier.running_ns) {
-            0 if enabled > 0 => Err("a counter never had the hardware: other counters take all of it".into()),
+            0 if enabled > 0 => Err("a counter never ran: other counters use all of the hardware".into()),
             0 => Ok(count),
             running => Ok((count as f64 * enabled as f64 / running as f64) as u64),
         }
@@ -178,12 +181,12 @@ pub fn describe(events: &Result<&'static WalkEvents, String>) -> String {
     }
 }
 
-/// The events of this CPU, each of which could be opened.
+/// The events of this CPU, if all of them can be opened.
 ///
 /// # Errors
-/// Why not, in one line.
+/// The reason in one line.
 pub fn select(pmu: &dyn Pmu, cpu: &CpuModel) -> Result<&'static WalkEvents, String> {
-    pmu.open_cycles().map_err(|error| format!("no PMU: {error}"))?;
+    pmu.open_cycles().map_err(|error| format!("the PMU is not usable: {error}"))?;
     let is_model = |(family, from, to): &(u32, u32, u32)| *family == cpu.family && (*from..=*to).contains(&cpu.model);
     let of_cpu = EVENTS.iter().find(|events| events.vendor == cpu.vendor && events.models.iter().any(is_model));
     let unknown = || format!("no table of events for {} family {:#x} model {:#x}", cpu.vendor, cpu.family, cpu.model);
@@ -194,25 +197,25 @@ pub fn select(pmu: &dyn Pmu, cpu: &CpuModel) -> Result<&'static WalkEvents, Stri
     Ok(events)
 }
 
-/// What was counted over a run.
+/// Counts of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Walks {
     /// Cycles of the core.
     pub cycles: u64,
-    /// Walks for data.
+    /// Number of walks for data.
     pub walks: u64,
-    /// Cycles with a walk under way; `None` where the CPU does not count them.
+    /// Cycles with a walk in progress; `None` if the CPU does not count them.
     pub walk_cycles: Option<u64>,
 }
 
 impl Walks {
-    /// Part of all cycles with a walk under way.
+    /// Share of all cycles with a walk in progress.
     pub fn share(&self) -> Option<f64> {
         (self.cycles > 0).then_some(self.walk_cycles? as f64 / self.cycles as f64)
     }
 }
 
-/// Counts walks between [`Meter::start`] and [`Meter::stop`] alone: what a thread does before and after is in no figure.
+/// Counts walks only between [`Meter::start`] and [`Meter::stop`]: the thread's other work is in no figure.
 pub struct Meter {
     counters: Vec<(What, Box<dyn Count>)>,
     is_timed: bool,
@@ -227,10 +230,10 @@ enum What {
 }
 
 impl Meter {
-    /// Counters of the thread that calls, and of those that it starts from now on.
+    /// Counters of the calling thread, and of those that it starts from now on.
     ///
     /// # Errors
-    /// Why not.
+    /// Reason why it is not possible.
     pub fn open(pmu: &dyn Pmu, events: &WalkEvents) -> Result<Meter, String> {
         let mut counters = vec![(What::Cycles, pmu.open_cycles()?)];
         let all = [
@@ -244,19 +247,19 @@ impl Meter {
         Ok(Meter { counters, is_timed: !events.walk_cycles.is_empty(), began: Vec::new() })
     }
 
-    /// Begins.
+    /// Begins to count.
     ///
     /// # Errors
-    /// Why not.
+    /// Reason why it is not possible.
     pub fn start(&mut self) -> Result<(), String> {
         self.began = self.readings()?;
         Ok(())
     }
 
-    /// What was counted since [`Meter::start`].
+    /// Counts since [`Meter::start`].
     ///
     /// # Errors
-    /// Why it cannot be told.
+    /// Reason why they cannot be read.
     pub fn stop(&mut self) -> Result<Walks, String> {
         let now = self.readings()?;
         let since = now.into_iter().zip(&self.began).map(|(now, began)| now.since(*began));
@@ -276,7 +279,7 @@ impl Meter {
     }
 }
 
-/// The kernel's (perf_event_open(2)).
+/// The kernel's counters (perf_event_open(2)).
 #[derive(Debug)]
 pub struct LinuxPmu;
 
@@ -310,13 +313,13 @@ impl Count for LinuxCount {
 mod tests {
     use super::*;
 
-    /// Counts how often it is asked, and lacks one event.
+    /// Counts the requests, and lacks one event.
     struct FakePmu {
         lacks: Option<&'static str>,
         has_any: bool,
     }
 
-    /// Counts so many events between two readings, after a hundred times as many before the first.
+    /// Counts this number of events between two readings, after a hundred times the number before the first.
     struct FakeCount {
         each: u64,
         reading: Reading,
@@ -372,7 +375,7 @@ mod tests {
     fn a_host_without_counters_or_without_one_of_them_says_which() {
         let skylake = cpu("GenuineIntel", 6, 0x55);
         let none = select(&FakePmu { lacks: None, has_any: false }, &skylake).map(|events| events.name);
-        assert_eq!(none, Err("no PMU: No such file or directory".into()));
+        assert_eq!(none, Err("the PMU is not usable: No such file or directory".into()));
         let one_less =
             select(&FakePmu { lacks: Some("EPT.WALK_PENDING"), has_any: true }, &skylake).map(|events| events.name);
         assert_eq!(one_less, Err("EPT.WALK_PENDING: Invalid argument".into()));
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn walks_of_loads_and_stores_and_of_the_second_level_are_summed_over_the_measured_part_alone() {
+    fn walks_of_loads_stores_and_the_second_level_are_summed_over_the_measured_part_only() {
         let skylake = select(&ALL, &cpu("GenuineIntel", 6, 0x55)).expect("it has all of them");
         let walks = counted(skylake);
         assert_eq!(walks, Walks { cycles: 1000, walks: 0x08 + 0x49, walk_cycles: Some(0x08 + 0x49 + 0x4f) });
@@ -394,16 +397,16 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_had_the_hardware_half_of_the_measured_part_counts_twice() {
+    fn a_counter_that_had_the_hardware_for_half_of_the_measured_part_counts_double() {
         let reading = |count, enabled_ns, running_ns| Reading { count, enabled_ns, running_ns };
-        // Before it had the hardware all the time: that is no part of it.
+        // It had the hardware all the time before: that is not part of the measured part.
         assert_eq!(reading(700, 300, 150).since(reading(100, 100, 50)), Ok(1200));
         assert!(reading(100, 300, 50).since(reading(100, 100, 50)).is_err(), "it never ran");
         assert_eq!(reading(0, 0, 0).since(Reading::default()), Ok(0));
     }
 
     #[test]
-    fn configurations_are_as_the_vendors_lists_have_them() {
+    fn configurations_match_the_vendors_lists() {
         let of = |name: &str| EVENTS.iter().find(|events| events.name.starts_with(name)).expect("it is in the table");
         assert_eq!(of("Sapphire").walk_cycles[0].config, 0x0100_1012);
         assert_eq!(of("Skylake").walk_cycles[1].config, 0x0100_1049);

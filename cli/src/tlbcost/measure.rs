@@ -22,58 +22,61 @@ use crate::interrupts::Interrupts;
 use crate::report::RunReport;
 use crate::run::guest;
 
-/// A run of the chase takes seconds.
+/// Time limit of a run of the chase, which takes seconds.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// RAM of a guest beside its footprint: image, tables, stacks.
+/// RAM of a guest in addition to its footprint: image, tables, stacks.
 const BESIDE_FOOTPRINT: Bytes = mib(64);
 
-/// Most levels that the kernel tells.
+/// Most levels that the kernel reports.
 const LEVELS_MAX: usize = 4;
 
-/// Where a chase runs, and on what.
+/// Place of a chase, and its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// The guest's own page; `None`: in a process, without a guest.
+    /// Page of the guest's tables; `None`: in a process, without a guest.
     pub guest: Option<PageSize>,
-    /// What the host backs it with.
+    /// Page of the host.
     pub host: PageSize,
 }
 
 impl Cell {
-    /// What a TLB entry covers: the smaller of the two.
+    /// Size that a TLB entry covers: the smaller of the two.
     pub fn entry(self) -> PageSize {
         self.guest.map_or(self.host, |guest| guest.min(self.host))
     }
 
-    /// The footprint where nobody says: for base pages five times the reach of the largest TLB there is (3072 entries, Zen 4),
-    /// for others what shows the first level and costs no more than 256 MiB.
+    /// Default footprint. For base pages it is five times the reach of the largest known TLB (3072 entries, Zen 4);
+    /// for others it shows the first level and takes at most 256 MiB.
     pub fn footprint(self) -> Result<Bytes, String> {
         match self.entry() {
             PageSize::Base4K => Ok(mib(64)),
             PageSize::Huge2M => Ok(mib(256)),
-            PageSize::Giant1G => Err("a chase needs 8 pages of 1 GiB at least: say --bytes 8G".into()),
+            PageSize::Giant1G => Err("a chase needs at least 8 pages of 1 GiB: use --bytes 8G".into()),
         }
     }
 
-    /// `native`, or `guest`.
+    /// Name of the place: `native` or `guest`.
     pub fn place(self) -> &'static str {
         if self.guest.is_some() { "guest" } else { "native" }
     }
 
-    /// The command line of a run, or why there cannot be one here.
+    /// The command line of a run, or the reason why it cannot run here.
     fn arguments(self, bytes: Option<Bytes>) -> Result<Vec<String>, String> {
         let footprint = bytes.map_or_else(|| self.footprint(), Ok)?;
         let page = self.entry();
         let least = Bytes::new(8 * page.bytes().get());
         if footprint < least {
-            return Err(format!("--bytes {footprint} is less than the 8 pages of {} that a chase needs", page.name()));
+            return Err(format!(
+                "cannot use --bytes {footprint}: it is less than the 8 pages of {} that a chase needs",
+                page.name()
+            ));
         }
         let largest = self.guest.map_or(self.host, |guest| guest.max(self.host));
         let ram = if self.guest.is_some() { footprint + BESIDE_FOOTPRINT } else { footprint };
         // A guest of 1 GiB pages keeps the first one for itself.
         let ram = if self.guest == Some(PageSize::Giant1G) { ram + gib(1) } else { ram };
-        // No RAM is cut inside a window.
+        // RAM must end at a window's border.
         let ram = ram.get().next_multiple_of(largest.max(PageSize::Huge2M).bytes().get());
         let mut arguments: Vec<String> =
             ["run", "latency", "--policy", "never", "--prefault"].map(str::to_owned).into();
@@ -91,35 +94,35 @@ impl Cell {
     }
 }
 
-/// What a cell showed.
+/// Result of a cell.
 #[derive(Clone, Debug, Serialize)]
 pub struct CellReport {
-    /// `native` or `guest`.
+    /// Place of the chase: `native` or `guest`.
     pub place: String,
-    /// `ept`, `npt`, `shadow`; `none` for a native run.
+    /// Paging: `ept`, `npt`, `shadow`; `none` for a native run.
     pub paging: Option<String>,
-    /// Page of the guest's tables.
+    /// Page size of the guest's tables.
     pub guest_page: Option<String>,
-    /// Page of the host.
+    /// Page size of the host.
     pub host_page: String,
-    /// What an entry of the TLB covers by that.
+    /// Size that a TLB entry then covers.
     pub entry_page: String,
-    /// Runs that were made.
+    /// Number of runs that were made.
     pub runs: usize,
-    /// Whether the last three agreed; only then there are levels, unless they agreed that the footprint shows none.
+    /// Whether the last three agreed. Only then there are levels, unless they agreed that the footprint shows none.
     pub agreed: bool,
-    /// The TLB's levels.
+    /// Levels of the TLB.
     pub levels: Vec<LevelReport>,
-    /// Ticks that a load takes longer which misses in all levels; `None` where the footprint showed only the first.
+    /// Extra ticks of a load that misses in all levels; `None` if the footprint showed only the first.
     pub walk_ticks: Option<Spread>,
-    /// The same in nanoseconds.
+    /// Extra time of such a load, in nanoseconds.
     pub walk_ns: Option<Spread>,
-    /// Why there is nothing, if so.
+    /// Reason why there is no result, if so.
     pub skipped: Option<String>,
-    /// For a cell of the table.
+    /// Cell of the result.
     #[serde(skip)]
     pub cell: Cell,
-    /// Ticks of the TSC in a microsecond.
+    /// Ticks of the TSC per microsecond.
     #[serde(skip)]
     pub tsc_mhz: Option<f64>,
 }
@@ -127,17 +130,17 @@ pub struct CellReport {
 /// A level of the TLB.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LevelReport {
-    /// From 1, the smallest.
+    /// Number of the level: 1 is the smallest.
     pub level: usize,
-    /// Pages that it holds.
+    /// Number of pages that it holds.
     pub entries: u64,
-    /// Bytes that they are.
+    /// Reach of these pages, in bytes.
     pub reach_bytes: u64,
-    /// Ticks of the TSC that a miss there takes longer than a hit there.
+    /// Extra TSC ticks of a miss there over a hit there.
     pub miss_ticks: Spread,
-    /// The same in nanoseconds.
+    /// The same extra time, in nanoseconds.
     pub miss_ns: Spread,
-    /// So many of them cost a second.
+    /// Number of such misses that cost one second.
     pub misses_per_second_lost: u64,
 }
 
@@ -160,7 +163,7 @@ impl CellReport {
         }
     }
 
-    /// Of runs that agree.
+    /// Adds the result of runs that agree.
     fn with(mut self, runs: &[Vec<Level>], tsc_mhz: f64) -> CellReport {
         let found = levels(runs);
         let page = self.cell.entry().bytes().get();
@@ -189,10 +192,10 @@ impl CellReport {
     }
 }
 
-/// Measures a cell. What this host cannot do is a skipped cell, with the reason.
+/// Measures a cell. A cell that this host cannot measure is skipped, with the reason.
 ///
 /// # Errors
-/// [`Failure`] where a run that the host can do failed.
+/// [`Failure`] if a run that the host supports failed.
 pub fn measure(
     cell: Cell,
     bytes: Option<Bytes>,
@@ -239,25 +242,25 @@ fn is_giant(cell: Cell) -> bool {
     cell.host == PageSize::Giant1G || cell.guest == Some(PageSize::Giant1G)
 }
 
-/// Why there are no 1 GiB pages for a cell that needs some.
+/// Reason why a cell that needs 1 GiB pages has none.
 fn missing_giants(cell: Cell) -> Option<String> {
     if cell.host != PageSize::Giant1G {
         return None;
     }
     match HugetlbPools::at(Path::new("/")).status(PageSize::Giant1G) {
         Ok(pool) if pool.available() > 0 => None,
-        Ok(_) => Some("the pool of 1 GiB pages has none free: wideleaf pool reserve --size 1g --pages 1".into()),
+        Ok(_) => Some("the 1 GiB pool has no free page: run `wideleaf pool reserve --size 1g --pages 1`".into()),
         Err(error) => Some(error.to_string()),
     }
 }
 
-/// Why a guest cannot have pages of that size.
+/// Reason why a guest cannot have pages of that size.
 fn missing_guest_page(cell: Cell) -> Option<String> {
     let page = cell.guest?;
     (!guest::guest_pages().contains(&page)).then(|| format!("KVM gives its guests no {page} pages here"))
 }
 
-/// The levels that a run tells of.
+/// Levels that a run reports.
 fn levels_of(run: &RunReport) -> Vec<Level> {
     let result = |name: &str, number: usize| run.results.get(&format!("{name}{number}")).map(|result| result.value);
     let level =
@@ -265,13 +268,14 @@ fn levels_of(run: &RunReport) -> Vec<Level> {
     (1..=LEVELS_MAX).map_while(level).collect()
 }
 
-/// Ticks in a microsecond, by what the run says of its first level in both units; `None` where its clock has no frequency, or it found none.
+/// Ticks per microsecond, from the run's first level in both units; `None` if its clock has no known frequency, or
+/// it found no level.
 fn tsc_mhz(run: &RunReport) -> Option<f64> {
     let (ticks, time) = (run.results.get("miss_ticks1")?, run.results.get("miss1")?);
     (time.unit == "ns" && time.value > 0.0).then(|| ticks.value / time.value * 1e3)
 }
 
-/// Runs that a cell takes on a quiet machine, for a progress bar.
+/// Number of runs that a cell takes on a quiet machine, for a progress bar.
 pub const RUNS_EXPECTED: u64 = MATCHES as u64;
 
 #[cfg(test)]
@@ -298,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shows_no_level_is_refused_with_the_reason() {
+    fn a_footprint_that_shows_no_level_is_refused_with_the_reason() {
         assert!(line(None, Giant1G, None).expect_err("too large by itself").contains("--bytes 8G"));
         assert!(line(None, Huge2M, Some(mib(8))).expect_err("4 pages").contains("less than the 8 pages of 2m"));
         assert!(line(Some(Giant1G), Base4K, None).is_ok(), "its entries are of 4 KiB");

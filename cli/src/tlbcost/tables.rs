@@ -1,4 +1,4 @@
-//! What `wideleaf tlbcost` says to people.
+//! Output of `wideleaf tlbcost` for people.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,32 +17,32 @@ use crate::guests::tables::clean;
 use crate::report::{number, table};
 use crate::run::evidence;
 
-/// How much of its time a VM is thought to spend in page walks.
+/// Estimated share of its time that a VM spends in page walks.
 #[derive(Debug, Serialize)]
 pub struct VmShare {
-    /// The VM.
+    /// Name of the VM.
     pub name: String,
-    /// In ten thousandths of its time; `None` where nothing tells.
+    /// Share of its time, in ten-thousandths; `None` if it is unknown.
     pub walk_share: Option<u32>,
-    /// Why not, if so.
+    /// Reason why it is unknown, if so.
     pub why_not: Option<String>,
 }
 
 impl VmShare {
-    /// As `wideleaf info` has it.
+    /// The estimate of `wideleaf info`.
     pub fn of(vm: &VmView) -> VmShare {
         let walk_share = vm.work.as_ref().and_then(|work| work.walk_share);
         let why_not = match (&vm.work, walk_share) {
             (_, Some(_)) => None,
-            (None, None) => Some("nobody manages it: `wideleaf attach` does, and learns what it touches"),
+            (None, None) => Some("it is not managed; run `wideleaf attach` to manage it and sample its accesses"),
             (Some(_), None) => {
-                Some("its policy samples no accesses, or there are none yet: with policy auto there are")
+                Some("its policy samples no accesses, or has none yet; `wideleaf set VM policy=auto` samples them")
             }
         };
         VmShare { name: vm.name.clone(), walk_share, why_not: why_not.map(str::to_owned) }
     }
 
-    /// For people.
+    /// The share as a line for people.
     pub fn to_table(&self) -> String {
         let name = clean(&self.name);
         match (self.walk_share, &self.why_not) {
@@ -51,21 +51,21 @@ impl VmShare {
                 f64::from(share) / 1e2
             ),
             (None, why) => {
-                format!("{name}: nothing tells what it spends in page walks: {}\n", why.as_deref().unwrap_or_default())
+                format!("{name}: its time in page walks is unknown: {}\n", why.as_deref().unwrap_or_default())
             }
         }
     }
 }
 
 impl TlbCostReport {
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
         let Environment { cpus, kernel, load_1m, is_virtual, .. } = &self.environment;
         let mut out = format!("method: {}, by a pointer chase; PMU: {}\n", self.method, self.pmu);
         let mhz = self.tsc_mhz.map_or("unknown".to_owned(), |mhz| format!("{mhz:.0} MHz"));
         let _ = writeln!(out, "cycles are ticks of the TSC ({mhz}); a core's own clock may be faster or slower");
         if let Some(why) = &self.why_native {
-            let _ = writeln!(out, "only natively: {why}");
+            let _ = writeln!(out, "measured only natively: {why}");
         }
         self.write_cells(&mut out);
         let mut pagings: Vec<&str> = self.cells.iter().filter_map(|cell| cell.paging.as_deref()).collect();
@@ -76,10 +76,10 @@ impl TlbCostReport {
         let _ = writeln!(out, "measured on {cpus} x {}, kernel {kernel}, load {load_1m} at the start", self.cpu.name);
         if let Some(saved) = &self.saved {
             let is_read = *saved == Path::new("/").join(SAVED_AT);
-            let who = if is_read { "`run` and wideleafd read it when they start" } else { "nobody reads it there" };
-            let _ = writeln!(out, "kept in {}: {who}", saved.display());
+            let who = if is_read { "`run` and wideleafd read it when they start" } else { "no program reads it there" };
+            let _ = writeln!(out, "saved in {}: {who}", saved.display());
         }
-        let _ = writeln!(out, "auto counts {}", self.walk_cost);
+        let _ = writeln!(out, "auto uses {}", self.walk_cost);
         if let Some(note) = &self.walk_cost_note {
             let _ = writeln!(out, "  {note}");
         }
@@ -98,9 +98,9 @@ impl TlbCostReport {
             "level",
             "entries",
             "reach",
-            "ns a miss",
+            "ns per miss",
             "cycles",
-            "misses for 1 s",
+            "misses per 1 s lost",
             "runs",
         ]);
         for cell in self.cells.iter().filter(|cell| cell.skipped.is_none()) {
@@ -132,18 +132,18 @@ impl TlbCostReport {
             } else if !cell.agreed {
                 let _ = writeln!(
                     out,
-                    "did not agree: {what}: no {} of {RUNS_MAX} runs in a row said the same",
+                    "did not agree: {what}: no {} of {RUNS_MAX} runs in a row gave the same result",
                     agreement::MATCHES
                 );
             } else if cell.levels.is_empty() {
                 let _ = writeln!(
                     out,
-                    "no level: {what}: the TLB reaches further than this footprint: a larger --bytes may show where to"
+                    "no level: {what}: the TLB reach exceeds this footprint; a larger --bytes may show it"
                 );
             } else if cell.walk_ticks.is_none() {
                 let _ = writeln!(
                     out,
-                    "one level only: {what}: a larger --bytes would show what a miss in all levels costs"
+                    "one level only: {what}: use a larger --bytes to see the cost of a miss in all levels"
                 );
             }
         }
@@ -165,7 +165,7 @@ fn level_cells(level: &LevelReport) -> [Cell; 6] {
     ]
 }
 
-/// `11.9 (11.8 - 12.1)`.
+/// A spread as text, like `11.9 (11.8 - 12.1)`.
 fn spread(spread: Spread, digits: usize) -> Cell {
     let Spread { median, lowest, highest } = spread;
     number(format!("{median:.digits$} ({lowest:.digits$} - {highest:.digits$})"))

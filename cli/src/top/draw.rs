@@ -1,10 +1,10 @@
-//! Draws the screen. Everything a colour says is also said by a letter or a word, and the colours are of the sixteen that every
-//! terminal has: blue and yellow stay apart for who can not tell red from green.
+//! Draws the screen. A letter or a word repeats the meaning of every colour. The colours are among the sixteen that
+//! every terminal has; blue and yellow differ for readers that cannot tell red from green.
 //!
 //! ```text
-//!   wideleaf top: who tells                        title
+//!   wideleaf top: the source                       title
 //!   the tab                                        list, map or explanation
-//!   what came of the last change, or what failed   message
+//!   result of the last change, or the failure      message
 //!   the keys                                       keys
 //! ```
 
@@ -24,42 +24,43 @@ use crate::guests::tables::{
 };
 use crate::source::HostReport;
 
-/// From this width on the list has who looks after a VM, and its memory.
+/// Width from which the list shows a VM's manager and its memory.
 const WIDE: u16 = 76;
 
-/// From this width on it also has what that cost and did.
+/// Width from which it also shows the manager's cost and actions.
 const WIDER: u16 = WIDE + WORK;
 
-/// Width of the two columns of work, with the space behind each.
+/// Width of the two columns of work, with the space after each.
 const WORK: u16 = 18;
 
-/// Width of the column of care: the least, and with which all that is written there is whole.
+/// Width of the column of care: the minimum, and the width that fits all its texts.
 const CARE: (u16, u16) = (14, 40);
 
-/// Cells of a bar.
+/// Number of cells in a bar.
 const BAR: usize = 12;
 
-/// Columns before the cells of a map: a guest-physical address of up to 36 bits and a space. A longer one moves the cells.
+/// Columns before the cells of a map: a guest-physical address of up to 36 bits and a space. A longer address moves
+/// the cells.
 const ADDRESS: u16 = 12;
 
-/// Cells in a row of a map at most: 512 windows are 1 GiB.
+/// Most cells in a row of a map: 512 windows are 1 GiB.
 const COLUMNS_MAX: usize = 512;
 
-/// The two that lead on come first: a narrow terminal has no more.
+/// The two most general keys come first: a narrow terminal shows only them.
 const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
 
 const HELP: [(&str, &str); 8] = [
-    ("↑ ↓", "the VM before, the next one"),
+    ("↑ ↓", "previous VM, next VM"),
     ("Tab, Enter", "list, map of its memory, why not huge"),
     ("Esc", "back to the list"),
     ("p", "choose another policy for it"),
-    ("o", "policy off: it is only looked at"),
+    ("o", "policy off: the VM is only observed"),
     ("?", "this"),
     ("q", "quit; the VMs stay as they are"),
     ("", "a cell that changed is underlined"),
 ];
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let rows = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1), Constraint::Length(1)];
     let [title, body, message, keys] = Layout::vertical(rows).areas(area);
@@ -86,7 +87,7 @@ fn draw_title(screen: &Screen, area: Rect, buffer: &mut Buffer) {
 fn told_by(host: &HostReport) -> String {
     let vms = host.vms.len();
     match &host.daemon {
-        None => format!("{vms} VMs, looked at read-only: there is no wideleafd"),
+        None => format!("{vms} VMs, read-only: there is no wideleafd"),
         Some(daemon) => {
             let short = if daemon.is_host_short { " (short)" } else { "" };
             format!("{vms} VMs, {} free{short}, wideleafd {}", bytes(daemon.host_free), daemon.version)
@@ -109,7 +110,7 @@ fn draw_list(screen: &Screen, area: Rect, buffer: &mut Buffer) {
         return Line::from("no VM runs on this host").render(area, buffer);
     }
     let actions = latest_actions(screen);
-    // The VMs come first; what is left, up to a third, is for what was done.
+    // The VMs come first; the rest, up to a third, shows actions.
     let room_for_actions = actions.len().min(usize::from(area.height) / 3) as u16;
     let [header, list, latest] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(room_for_actions)]).areas(area);
@@ -126,7 +127,7 @@ fn draw_list(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// What was done for the chosen VM, the latest first.
+/// Actions for the chosen VM, the latest first.
 fn latest_actions(screen: &Screen) -> Vec<String> {
     let work = screen.chosen().and_then(|vm| vm.work.as_ref());
     work.map(|work| work.latest.iter().rev().map(action_line).collect()).unwrap_or_default()
@@ -136,12 +137,12 @@ fn name_width(width: u16) -> usize {
     if width >= WIDE { 18 } else { usize::from(width).saturating_sub(BAR + 10).max(1) }
 }
 
-/// What is left of the width beside all other columns, where it has them all.
+/// Width that remains beside all other columns, if they are all shown.
 fn care_width(width: u16) -> usize {
     usize::from((width.saturating_sub(WIDER) + CARE.0).min(CARE.1))
 }
 
-/// CPU time that the VM's manager has taken, in seconds, and actions that it has done; nothing where none works on it.
+/// CPU time of the VM's manager, in seconds, and its completed actions; empty if no manager works on it.
 fn work_columns(vm: &VmView) -> String {
     let Some(work) = &vm.work else { return format!(" {:>8} {:>8}", "-", "-") };
     let done: u64 = work.outcomes.values().filter_map(|outcomes| outcomes.get("done")).sum();
@@ -176,7 +177,7 @@ fn vm_line(vm: &VmView, width: u16) -> Line<'static> {
     Line::from(spans)
 }
 
-/// RAM in large pages, in base pages, and not there yet.
+/// RAM in large pages, in base pages, and not present.
 fn bar(backing: BackingView) -> [Span<'static>; 3] {
     let all = backing.resident() + backing.unbacked;
     let cells = |part: u64| share_of(part, all).unwrap_or(0) as usize * BAR / 10_000;
@@ -251,7 +252,7 @@ fn heat_style(heat: Option<u8>) -> Style {
     }
 }
 
-/// What the letters mean that are on the screen, and how much a cell is.
+/// Meaning of the letters on the screen, and the size of a cell.
 fn legend_line(grid: &Grid, has_heat: bool) -> Line<'static> {
     let is_shown = |backing: &Backing| grid.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.backing == *backing);
     let entry = |backing: Backing| {
@@ -265,7 +266,7 @@ fn legend_line(grid: &Grid, has_heat: bool) -> Line<'static> {
     let bytes_per_cell = PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64;
     line.push_span(format!("a cell={}", bytes(bytes_per_cell)));
     if grid.rows_left_out > 0 {
-        line.push_span(format!("  {} rows more than fit", grid.rows_left_out));
+        line.push_span(format!("  {} more rows do not fit", grid.rows_left_out));
     }
     line
 }
@@ -285,7 +286,7 @@ fn reason_lines(reason: &Reason) -> [Line<'_>; 2] {
     [head, Line::from(reason.text.as_str())]
 }
 
-/// A part of what is known of the chosen VM. Where it is not known, the reason is drawn instead.
+/// A part of the details of the chosen VM. If it is unknown, the reason is drawn instead.
 fn detail_or_why<'a, T>(
     screen: &'a Screen,
     part: impl Fn(&'a super::watch::Detail) -> &'a Result<T, Failure>,
@@ -316,7 +317,7 @@ fn draw_policies(screen: &Screen, at: usize, area: Rect, buffer: &mut Buffer) {
     draw_box(&title, screen.policies().enumerate().map(line).collect(), at, area, buffer);
 }
 
-/// A box in the middle with as many lines as fit, `shown` among them.
+/// A box in the middle with as many lines as fit, including `shown`.
 fn draw_box(title: &str, lines: Vec<Line<'_>>, shown: usize, area: Rect, buffer: &mut Buffer) {
     let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 4;
     let height = lines.len() as u16 + 2;

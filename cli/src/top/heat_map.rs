@@ -9,29 +9,29 @@
 use wideleaf_control::view::{WindowMap, WindowRange};
 use wideleaf_policies::PageSize;
 
-/// What stands behind the windows of a cell. Windows where nothing is present only count where the whole cell is of them.
+/// Backing of the windows of a cell. Windows without a present page count only if the whole cell consists of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing is present.
+    /// No present page.
     Nothing,
-    /// Base pages.
+    /// Base pages only.
     Base,
-    /// Huge pages.
+    /// Huge pages only.
     Huge,
     /// Parts of giant pages.
     Giant,
     /// Large pages that KVM maps in base pages.
     Split,
-    /// Some of these and some of those.
+    /// Several kinds of pages.
     Mixed,
 }
 
 impl Backing {
-    /// All of them, in the order of a legend.
+    /// All kinds, in the order of a legend.
     pub const ALL: [Backing; 6] =
         [Backing::Nothing, Backing::Base, Backing::Mixed, Backing::Split, Backing::Huge, Backing::Giant];
 
-    /// The letter on the screen, which says the same as the colour.
+    /// Letter on the screen, with the same meaning as the colour.
     pub const fn letter(self) -> char {
         match self {
             Backing::Nothing => '.',
@@ -43,7 +43,7 @@ impl Backing {
         }
     }
 
-    /// For a legend.
+    /// Meaning, for a legend.
     pub const fn meaning(self) -> &'static str {
         match self {
             Backing::Nothing => "nothing",
@@ -55,7 +55,7 @@ impl Backing {
         }
     }
 
-    /// Of one window, from its characters in a [`WindowRange`].
+    /// Backing of one window, from its characters in a [`WindowRange`].
     const fn of(backing: u8, second_level: u8) -> Backing {
         match (backing, second_level) {
             (b'2' | b'1', b'4') => Backing::Split,
@@ -66,7 +66,7 @@ impl Backing {
         }
     }
 
-    /// Of two together.
+    /// Backing of two parts together.
     const fn and(self, other: Backing) -> Backing {
         match (self, other) {
             (Backing::Nothing, one) | (one, Backing::Nothing) => one,
@@ -76,14 +76,14 @@ impl Backing {
     }
 }
 
-/// Some windows, one behind the other.
+/// Some consecutive windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapCell {
-    /// What stands behind them.
+    /// Backing of the windows.
     pub backing: Backing,
-    /// How hot the hottest is, 0 to 9; `None` where no sensor tells.
+    /// Heat of the hottest window, 0 to 9; `None` if no sensor measures it.
     pub heat: Option<u8>,
-    /// Whether the backing of one has changed since the last look.
+    /// Whether the backing of one window has changed since the last sample.
     pub has_changed: bool,
 }
 
@@ -92,23 +92,23 @@ pub struct MapCell {
 pub struct Row {
     /// Guest-physical address of its first window.
     pub gpa: u64,
-    /// Its cells.
+    /// Cells of the row.
     pub cells: Vec<MapCell>,
 }
 
-/// The screen.
+/// The grid of a screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// How many windows a cell stands for; the last of a row may have fewer.
+    /// Number of windows per cell; the last cell of a row may have fewer.
     pub windows_per_cell: usize,
-    /// The rows, at most as many as were asked for.
+    /// Rows, at most the requested number.
     pub rows: Vec<Row>,
-    /// Rows for which there was no room, where there are more stretches of addresses than rows.
+    /// Number of rows that did not fit, if there are more stretches of addresses than rows.
     pub rows_left_out: usize,
 }
 
-/// Lays a map out on `columns` by `height` cells: the fewest windows a cell with which it fits. `before` is the last look, for what has changed
-/// since.
+/// Lays a map out on `columns` by `height` cells, with the fewest windows per cell that fit. `before` is the last
+/// sample, to mark changes.
 pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, height: usize) -> Grid {
     let columns = columns.max(1);
     let (ranges, before) = (joined(map), before.map(joined).unwrap_or_default());
@@ -117,7 +117,7 @@ pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, heig
         ranges.iter().map(|range| range.backing.len().div_ceil(windows_per_cell * columns)).sum()
     };
     let mut windows_per_cell = 1;
-    // At the end every range has one row: fewer there can not be.
+    // In the end every range has one row, which is the minimum.
     while rows_with(windows_per_cell) > height && windows_per_cell * columns < longest {
         windows_per_cell *= 2;
     }
@@ -128,7 +128,7 @@ pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, heig
     Grid { windows_per_cell, rows, rows_left_out }
 }
 
-/// Ranges with no hole between them as one: a VM's RAM may be told in pieces that the guest does not see.
+/// Joins ranges without a hole between them: a VM's RAM may be reported in pieces that the guest does not see.
 fn joined(map: &WindowMap) -> Vec<WindowRange> {
     let mut ranges: Vec<WindowRange> = Vec::new();
     for range in &map.ranges {
@@ -144,12 +144,12 @@ fn joined(map: &WindowMap) -> Vec<WindowRange> {
     ranges
 }
 
-/// The address behind its last window.
+/// The address after its last window.
 fn end(range: &WindowRange) -> u64 {
     range.gpa.saturating_add(range.backing.len() as u64 * PageSize::Huge2M.bytes().get())
 }
 
-/// Whether its columns are of one length, so that what is put behind them belongs to the same windows.
+/// Whether its columns have equal lengths, so that joined columns stay aligned.
 fn is_whole(range: &WindowRange) -> bool {
     [range.second_level.len(), range.heat.len()] == [range.backing.len(); 2]
 }
@@ -164,7 +164,7 @@ fn rows_of(range: &WindowRange, before: &[WindowRange], windows_per_cell: usize,
     windows.chunks(per_row).enumerate().map(row).collect()
 }
 
-/// Every window of a range as a cell of its own.
+/// Every window of a range as a separate cell.
 fn windows_of(range: &WindowRange, before: &[WindowRange]) -> Vec<MapCell> {
     let before = before.iter().find(|known| known.gpa == range.gpa);
     let character = |text: &str, index: usize| text.as_bytes().get(index).copied().unwrap_or(b'?');
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_has_a_cell_for_each_window_and_a_row_for_each_stretch() {
+    fn a_map_that_fits_has_a_cell_for_each_window_and_a_row_for_each_stretch() {
         let map = map(vec![range(0, "2224....", "2244????", "99??????"), range(4 << 30, "11", "11", "??")]);
         let grid = lay_out(&map, None, 8, 4);
         assert_eq!(grid.windows_per_cell, 1);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_binned_until_it_does() {
+    fn a_map_that_does_not_fit_is_binned_until_it_does() {
         // 8 windows in 2 columns are 4 rows; with two windows a cell 2.
         let map = map(vec![range(0, "222.4...", "????????", "12345678")]);
         let grid = lay_out(&map, None, 2, 2);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_since_the_last_look_is_marked() {
+    fn a_change_since_the_last_sample_is_marked() {
         let before = map(vec![range(0, "44", "44", "??")]);
         let now = map(vec![range(0, "42", "42", "??")]);
         let cells = &lay_out(&now, Some(&before), 2, 1).rows[0].cells;

@@ -1,4 +1,5 @@
-//! What is on the screen and what a key does to it. Draws nothing and asks nobody: [`Effect`] says what is to be asked.
+//! State of the screen, and the effect of keys on it. It draws nothing and sends no requests: [`Effect`] names the
+//! request.
 //!
 //! ```text
 //!            Tab, Enter                          p
@@ -16,15 +17,15 @@ use super::watch::{Ask, Detail, Seen};
 use crate::guests::settings::OFF;
 use crate::source::HostReport;
 
-/// What fills the screen.
+/// Content of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tab {
-    /// All VMs, and what was done lately for the chosen one.
+    /// All VMs, and the latest actions for the chosen one.
     #[default]
     List,
-    /// The chosen VM's memory.
+    /// Memory of the chosen VM.
     Map,
-    /// Why its windows are not huge.
+    /// Reasons why its windows are not huge.
     Explain,
 }
 
@@ -38,54 +39,54 @@ impl Tab {
     }
 }
 
-/// What lies over it.
+/// Box over the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlay {
-    /// Nothing.
+    /// No box at all.
     #[default]
     None,
-    /// The keys.
+    /// List of the keys.
     Help,
-    /// The policies, one of them chosen.
+    /// List of the policies, one of them chosen.
     Policies(usize),
 }
 
-/// What follows from a key.
+/// Effect of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing but another screen.
+    /// Only a redraw of the screen.
     None,
-    /// The end.
+    /// End of the program.
     Quit,
-    /// Ctrl-C, which is a key in a terminal that hands over every key.
+    /// Ctrl-C, which is a key in a terminal in raw mode.
     Interrupt,
-    /// Somebody has to be asked.
+    /// A request to the source.
     Ask(Ask),
 }
 
-/// The screen.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub struct Screen {
-    /// What fills it.
+    /// Content of the screen.
     pub tab: Tab,
-    /// What lies over it.
+    /// Box over the screen.
     pub overlay: Overlay,
-    /// The host at the last look that worked.
+    /// Host at the last successful sample.
     pub host: Option<HostReport>,
-    /// Why the last look did not work.
+    /// Reason why the last sample failed.
     pub failure: Option<String>,
-    /// What came of the last change.
+    /// Result of the last change.
     pub message: Option<String>,
-    /// The chosen VM.
+    /// Details of the chosen VM.
     pub detail: Option<Detail>,
-    /// Its windows at the look before.
+    /// Its windows at the previous sample.
     pub before: Option<WindowMap>,
-    /// Its process; the first one while nothing was chosen or it is gone.
+    /// Process of the chosen VM; the first VM is shown if none is chosen or it is gone.
     chosen: Option<u32>,
 }
 
-/// Whether a VM can have the policy. Some need what only our own VMM can do, before the guest starts; and a run of ours answers faults from
-/// its start on, or never. What else it has not is its own to say.
+/// Whether a VM can use the policy. Some policies need features of `wideleaf run` from before the guest's start,
+/// and such a run serves faults from its start on, or never. The VM itself reports other missing features.
 fn is_possible(vm: &VmView, name: &str) -> bool {
     let of = |name: &str| PolicyChoice::parse(name).ok();
     let answers_faults = |name: &str| of(name).is_some_and(|choice| choice.make().answers_faults());
@@ -95,7 +96,7 @@ fn is_possible(vm: &VmView, name: &str) -> bool {
     }
 }
 
-/// Without what was set of it.
+/// Name of its policy, without parameters.
 fn name_of_policy(vm: &VmView) -> &str {
     let policy = vm.policy.as_deref().unwrap_or(OFF);
     policy.split_once(':').map_or(policy, |(name, _)| name)
@@ -108,12 +109,12 @@ impl Screen {
         Screen { tab, chosen, ..Screen::default() }
     }
 
-    /// The VMs of the last look.
+    /// VMs of the last sample.
     pub fn vms(&self) -> &[VmView] {
         self.host.as_ref().map_or(&[], |host| &host.vms)
     }
 
-    /// Where the chosen VM stands in the list.
+    /// Index of the chosen VM in the list.
     pub fn chosen_index(&self) -> usize {
         self.vms().iter().position(|vm| Some(vm.pid) == self.chosen).unwrap_or(0)
     }
@@ -123,27 +124,27 @@ impl Screen {
         self.vms().get(self.chosen_index())
     }
 
-    /// The policies to choose from for it: those of the house that it can have, and none.
+    /// Policies to choose from: the built-in ones that the VM can use, and `off`.
     pub fn policies(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let chosen = self.chosen();
         let of_the_house = POLICIES.iter().filter(move |policy| chosen.is_some_and(|vm| is_possible(vm, policy.name)));
-        of_the_house.map(|policy| (policy.name, policy.summary)).chain([(OFF, "it is only looked at")])
+        of_the_house.map(|policy| (policy.name, policy.summary)).chain([(OFF, "the VM is only observed")])
     }
 
-    /// What is known of it beyond the list; `None` until it was looked at.
+    /// Details of it beyond the list; `None` until they were sampled.
     pub fn chosen_detail(&self) -> Option<&Detail> {
         let pid = self.chosen()?.pid;
         self.detail.as_ref().filter(|detail| detail.pid == pid)
     }
 
-    /// Takes a look in. What it has to be asked next, where the chosen VM is another than was looked at.
+    /// Applies a sample. Returns the next request, if the chosen VM differs from the sampled one.
     pub fn take(&mut self, seen: Seen) -> Effect {
         match seen.host {
             Ok(host) => {
                 self.host = Some(host);
                 self.failure = None;
             }
-            // The list stays as it was last seen; the line above it says that it is old.
+            // The list stays as last sampled; the line above says that it is old.
             Err(failure) => self.failure = Some(failure.to_string()),
         }
         if let Some(message) = seen.message {
@@ -157,7 +158,7 @@ impl Screen {
         if self.chosen_detail().is_some() { Effect::None } else { self.look() }
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub fn on_key(&mut self, key: KeyEvent) -> Effect {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return if key.code == KeyCode::Char('c') { Effect::Interrupt } else { Effect::None };
@@ -225,11 +226,11 @@ impl Screen {
             return Effect::None;
         }
         let ask = Ask::SetPolicy(vm.pid, policy.to_owned());
-        self.message = Some(format!("asking for {policy}"));
+        self.message = Some(format!("requesting {policy}"));
         Effect::Ask(ask)
     }
 
-    /// Where the chosen VM's policy stands among [`Screen::policies`].
+    /// Index of the chosen VM's policy among [`Screen::policies`].
     fn present_policy(&self) -> usize {
         let name = self.chosen().map_or(OFF, name_of_policy);
         self.policies().position(|(known, _)| known == name).unwrap_or(0)

@@ -1,7 +1,7 @@
-//! Looks at the VMs in a thread of its own, so that a key is never waited for: a daemon may take two seconds to answer.
+//! Samples the VMs in a separate thread, so that keys never wait: a daemon may take two seconds to answer.
 //!
 //! ```text
-//!   screen ── Ask ──▶ watch: look, wait for an Ask or the interval, look again, ... ── Seen ──▶ screen
+//!   screen ── Ask ──▶ watch: sample, wait for an Ask or the interval, sample again ── Seen ──▶ screen
 //! ```
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -15,45 +15,45 @@ use crate::failure::Failure;
 use crate::guests::tables::care_line;
 use crate::source::{HostReport, Source};
 
-/// What the screen wants.
+/// Request of the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// From now on also the windows and the explanation of this process's VM.
+    /// Also sample the windows and the explanation of this process's VM from now on.
     Look(u32),
-    /// Another policy for this process's VM.
+    /// Set another policy for this process's VM.
     SetPolicy(u32, String),
 }
 
-/// One look.
+/// Result of one sample.
 #[derive(Debug)]
 pub struct Seen {
-    /// All VMs, or why not.
+    /// All VMs, or the reason of the failure.
     pub host: Result<HostReport, Failure>,
-    /// More about the one that was asked for.
+    /// Details of the requested VM.
     pub detail: Option<Detail>,
-    /// What came of a change.
+    /// Result of a change.
     pub message: Option<String>,
 }
 
-/// One VM.
+/// Details of one VM.
 #[derive(Debug)]
 pub struct Detail {
-    /// Its process.
+    /// Process id of the VM.
     pub pid: u32,
-    /// Its windows, or why not.
+    /// Its windows, or the reason of the failure.
     pub windows: Result<WindowMap, Failure>,
-    /// Why they are not huge, or why that is not known.
+    /// Reasons why they are not huge, or the reason of the failure.
     pub explanation: Result<Explanation, Failure>,
 }
 
-/// Both ends of the thread. It ends when they are dropped.
+/// Both ends of the thread, which ends when they are dropped.
 pub struct Watch {
     asks: Sender<Ask>,
     seen: Receiver<Seen>,
 }
 
 impl Watch {
-    /// Starts to look.
+    /// Starts to sample.
     pub fn start(source: Box<dyn Source>, interval: Duration) -> Watch {
         let (asks, asked) = channel();
         let (sender, seen) = sync_channel(1);
@@ -61,19 +61,20 @@ impl Watch {
         Watch { asks, seen }
     }
 
-    /// Hands a wish over.
+    /// Sends a request to the thread.
     pub fn ask(&self, ask: Ask) {
-        // The thread lives as long as this does, unless it panicked: then nothing comes any more, and the screen shows its last look.
+        // The thread lives as long as this, unless it panicked: then no more samples come, and the screen shows the
+        // last one.
         let _ = self.asks.send(ask);
     }
 
-    /// The looks that have not been taken yet: at most one waits.
+    /// The samples that have not been taken yet: at most one waits.
     pub fn looks(&self) -> impl Iterator<Item = Seen> + '_ {
         self.seen.try_iter()
     }
 }
 
-/// Until the screen is gone.
+/// Runs until the screen is gone.
 fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &SyncSender<Seen>) {
     let mut watched = None;
     let mut message = None;
@@ -87,7 +88,7 @@ fn run(source: &dyn Source, interval: Duration, asked: &Receiver<Ask>, seen: &Sy
     }
 }
 
-/// Looks once.
+/// Takes one sample.
 pub fn look(source: &dyn Source, watched: Option<u32>, message: Option<String>) -> Seen {
     let detail = |pid: u32| Detail {
         pid,

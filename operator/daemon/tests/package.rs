@@ -218,7 +218,7 @@ fn what_is_unpacked_runs(package: &Package) {
     let (hook, why) = (root.join("etc/libvirt/hooks/qemu.d/wideleaf"), String::from_utf8_lossy(&installed.stderr));
     match installed.status.success() {
         true => assert_eq!(fs::metadata(hook).unwrap().permissions().mode() & 0o111, 0o111, "libvirt runs it"),
-        false => assert!(why.contains("install wideleaf where root alone can write") && !hook.exists(), "{why}"),
+        false => assert!(why.contains("install wideleaf where only root can write") && !hook.exists(), "{why}"),
     }
 }
 

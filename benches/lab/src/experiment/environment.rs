@@ -1,4 +1,4 @@
-//! The machine that results are from, read once at the start.
+//! The machine that produced the results, read once at the start.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use wideleaf::environment::{chosen, read};
 use wideleaf::run::guest;
 use wideleaf_experiments::results::Environment;
 
-/// Reads it; what cannot be read stays empty.
+/// Reads the environment; what cannot be read stays empty.
 pub(super) fn capture() -> Environment {
     let base = wideleaf::environment::Environment::capture();
     let thp = |file: &str| chosen(&read(&format!("/sys/kernel/mm/transparent_hugepage/{file}")));
@@ -49,7 +49,7 @@ fn microcode(cpuinfo: &str) -> String {
     value.map_or_else(String::new, |(_, revision)| revision.trim().to_owned())
 }
 
-/// `node0`, `node1`, … (Documentation/ABI/stable/sysfs-devices-node).
+/// Number of folders `node0`, `node1`, … (Documentation/ABI/stable/sysfs-devices-node).
 fn numa_nodes(folder: &Path) -> u32 {
     let is_node = |name: &str| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! What an experiment is made for: what this host has.
+//! The facts about this host that an experiment is made for.
 
 use std::process::{Command, Stdio};
 
@@ -9,7 +9,7 @@ use wideleaf_experiments::definition::HostFacts;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 
-/// This host's.
+/// Facts about this host.
 pub(super) fn facts() -> HostFacts {
     let environment = Environment::capture();
     let is_root = nix::unistd::geteuid().is_root();

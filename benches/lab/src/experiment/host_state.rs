@@ -1,4 +1,5 @@
-//! What the host has to be like while a job runs. Each part is had by a child, so that it is put back however we end.
+//! State that the host must have while a job runs. A child holds each part, so that it is restored however this
+//! process ends.
 
 use wideleaf::failure::Failure;
 use wideleaf::held_pool::HeldPool;
@@ -12,20 +13,20 @@ pub mod khugepaged;
 use fragmentation::HeldFragments;
 use khugepaged::HeldKhugepaged;
 
-/// So many whole blocks more than were left are no reason to break them up: others free memory as well.
+/// At most this number of whole blocks may appear without breaking them up again: other processes free memory as well.
 const DRIFT_MAX: u64 = 16;
 
-/// What is kept from one job to the next where both want it: memory takes up to a minute to be broken up.
+/// State that is kept from one job to the next if both need it: breaking up memory takes up to a minute.
 #[derive(Debug, Default)]
 pub(super) struct KeptState {
-    /// How many huge pages were left.
+    /// Number of huge pages that were left.
     huge_pages_left: u64,
-    /// Who broke up memory, and what has become whole since.
+    /// Children that broke up memory, and later the blocks that had become whole again.
     fragments: Vec<HeldFragments>,
 }
 
 impl KeptState {
-    /// What there is to say of memory that is as the job wants it.
+    /// Breaks memory up as the job needs it, and returns a note about it.
     fn break_up(&mut self, huge_pages_left: Option<u64>) -> Result<Option<String>, String> {
         let Some(left) = huge_pages_left else {
             self.fragments.clear();
@@ -33,7 +34,7 @@ impl KeptState {
         };
         let now = fragmentation::free_blocks_now();
         if left != self.huge_pages_left || now < left / 2 {
-            // First whole again: of what is broken nothing can be left whole.
+            // Make all blocks whole first: of broken memory no block can be left whole.
             self.fragments.clear();
         }
         if self.fragments.is_empty() || now > left + DRIFT_MAX {
@@ -46,20 +47,20 @@ impl KeptState {
     }
 }
 
-/// The host is so until this is dropped or the process ends.
+/// The state of the host until this is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct HeldState {
     khugepaged: Option<HeldKhugepaged>,
-    /// What there is to say of its memory.
+    /// Note about its memory, if it is broken up.
     fragments: Option<String>,
     _pool: Option<HeldPool>,
 }
 
 impl HeldState {
-    /// Brings the host into this state: memory is broken up last, because a pool may want it whole.
+    /// Brings the host into this state. Memory is broken up last, because a pool may need whole blocks.
     ///
     /// # Errors
-    /// [`Failure::Host`] with the reason; everything is then as it was.
+    /// [`Failure::Host`] with the reason; everything is then as before.
     pub(super) fn take(state: &HostState, kept: &mut KeptState) -> Result<HeldState, Failure> {
         let pages = Some(state.pool_pages_2m).filter(|pages| *pages > 0);
         let _pool = pages.map(HeldPool::lease).transpose().map_err(Failure::Host)?;
@@ -68,13 +69,13 @@ impl HeldState {
         Ok(HeldState { khugepaged, fragments, _pool })
     }
 
-    /// Adds what there is to say of the host to what was measured on it.
+    /// Adds the notes about the host to the measurements.
     pub(super) fn tell(&self, measured: &mut Measured) {
         if let Some(fragments) = &self.fragments {
             measured.notes.push(format!("Memory was broken up on purpose: {fragments}."));
         }
         if let Some(cpu) = self.khugepaged.as_ref().and_then(HeldKhugepaged::cpu_time) {
-            // Who promotes is the kernel's thread: what a manager beside it used is added to it.
+            // The kernel's thread promotes, so its CPU time is added to that of a manager beside it.
             *measured.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         }
     }

@@ -1,4 +1,4 @@
-//! How each kind of work is done: one file a kind, from a job to what it measured.
+//! How each kind of work is done: one file per kind, from a job to its measurements.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ mod simulation;
 pub(super) mod together;
 mod wideleaf_run;
 
-/// A run that takes so many times longer than guessed hangs.
+/// A run that takes this many times its estimate hangs.
 const TIMES_TOO_LONG: f64 = 20.0;
-/// No run is given up sooner.
+/// Shortest time after which a run is stopped.
 const TIMEOUT_MIN: Duration = Duration::from_secs(300);
 
-/// Brings the host into the job's state, does the work, puts the host back.
+/// Brings the host into the job's state, does the work, and restores the host.
 pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> Result<Measured, Failure> {
     let host = HeldState::take(&job.host, kept)?;
     let timeout =
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// The arguments of every `wideleaf run` in a job, and whether its figure counts.
+    /// The arguments of every `wideleaf run` in a job, each with a flag that says whether its figure counts.
     fn runs(job: &Job) -> Vec<(&[String], bool)> {
         match &job.work {
             Work::Run { arguments } => vec![(arguments, true)],
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn every_run_of_every_experiment_can_be_typed_has_room_and_gives_the_figure_that_its_case_names() {
+    fn every_run_of_every_experiment_parses_has_enough_memory_and_gives_the_figure_that_its_case_names() {
         let mut tried = 0;
         for known in catalogue::ALL {
             for case in known.define(&host_with_everything()).cases {

@@ -1,4 +1,4 @@
-//! From a recording to a map of guest RAM over time, and to what actions cost.
+//! From a recording to a map of guest RAM over time, and to the cost of actions.
 //!
 //! ```text
 //!   run --record FILE ──▶ snapshots ──▶ columns: host backing, inferred second level, heat, KVM's counts
@@ -14,44 +14,45 @@ use wideleaf_policies::recording::{DecodeError, Decoder, Frame, RecordedOutcome}
 use wideleaf_policies::snapshot::{AccessHistory, Backing, GuestMapping, VmSnapshot, WindowRow};
 use wideleaf_policies::{MappingStats, PageSize};
 
-/// Letters of all columns of a map: with its three columns a window it has a megabyte at most in the file of results.
+/// Most letters in all columns of a map. With its three columns per window it takes at most a megabyte in the file
+/// of results.
 const LETTERS_MAX: usize = 200_000;
-/// More instants are not told apart in a picture.
+/// Most instants that a picture can distinguish.
 const COLUMNS_MAX: usize = 200;
-/// From the first window to the last: 64 GiB. A map of a larger guest is not made.
+/// Most windows from the first to the last: 64 GiB. A larger guest gets no map.
 const WINDOWS_MAX: u64 = 1 << 15;
 
-/// What the recording does not say of its run.
+/// Facts about the run that its recording does not have.
 pub(super) struct View {
-    /// When the timed part began, after the manager's start.
+    /// Begin of the timed part, in seconds after the manager's start.
     pub began_at_s: f64,
-    /// How KVM pages the guest: `shadow`, `ept`, `npt`, `none`.
+    /// Paging of the guest by KVM: `shadow`, `ept`, `npt`, `none`.
     pub paging: String,
-    /// Page size of the guest's own tables, where no sensor looked: `4k`, `2m`, `1g`.
+    /// Page size of the guest's own tables, for windows that no sensor sampled: `4k`, `2m`, `1g`.
     pub guest_page: String,
 }
 
-/// What a recording tells.
+/// Contents of a recording.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Recorded {
-    /// Nothing for a guest that is too large for one.
+    /// Map of guest RAM; `None` for a guest that is too large.
     pub map: Option<MemoryMap>,
-    /// By `mechanism.result`.
+    /// Actions by `mechanism.result`.
     pub actions: BTreeMap<String, Actions>,
 }
 
-/// Reads a recording's file.
+/// Reads the file of a recording.
 ///
 /// # Errors
-/// [`Failure::Output`]: the run was made, and what it recorded is lost.
+/// [`Failure::Output`]: the run was made, but its recording is lost.
 pub(super) fn read(file: &Path, view: &View) -> Result<Recorded, Failure> {
     let unreadable =
-        |why: &dyn std::fmt::Display| Failure::Output(format!("the recording of a run is unreadable: {why}"));
+        |why: &dyn std::fmt::Display| Failure::Output(format!("cannot read the recording of a run: {why}"));
     let bytes = std::fs::read(file).map_err(|error| unreadable(&error))?;
     decode(&bytes, view).map_err(|error| unreadable(&error))
 }
 
-/// What is behind a cut is lost; what is before it is good.
+/// Data after a cut are lost; those before it are good.
 fn decode(bytes: &[u8], view: &View) -> Result<Recorded, DecodeError> {
     let mut columns = Vec::new();
     let mut recorded = Recorded::default();
@@ -84,7 +85,7 @@ fn add(actions: &mut BTreeMap<String, Actions>, recorded: &RecordedOutcome) {
     *longest = longest.max(outcome.unavailable.as_secs_f64() * 1e6);
 }
 
-/// First window, and how many until behind the last; nothing where they are too many, or none.
+/// First window, and the number of windows to the end of the last; `None` if there are too many, or none.
 fn span(vm: &VmSnapshot) -> Option<(u64, u64)> {
     let (first, last) = (vm.windows.first()?.get(), vm.windows.last()?.get());
     Some((first, last - first + 1)).filter(|(_, windows)| *windows <= WINDOWS_MAX)
@@ -115,13 +116,13 @@ fn letter(backing: Backing) -> u8 {
     }
 }
 
-/// How often the guest had touched it when somebody looked, from 0 (never) to 9 (always).
+/// Share of samples in which the guest had touched the window, from 0 (never) to 9 (always).
 fn digit(access: AccessHistory) -> u8 {
     access.rate().map_or(b' ', |rate| b'0' + (rate.get() * 9 + 5_000).div_euclid(10_000).min(9) as u8)
 }
 
-/// What the second level can map: no more than the host backs, no more than a hold allows, and, where KVM shadows the guest's tables, no more
-/// than the guest maps itself (Documentation/virt/kvm/x86/mmu.rst, "Large pages").
+/// Largest size that the second level can map. It is limited by the host's backing, by a hold, and, where KVM
+/// shadows the guest's tables, by the guest's own mapping (Documentation/virt/kvm/x86/mmu.rst, "Large pages").
 fn inferred(row: &WindowRow, view: &View) -> u8 {
     let host = if row.is_held && row.backing != Backing::Unbacked { b'4' } else { letter(row.backing) };
     let guest = match row.guest_mapping {
@@ -138,12 +139,12 @@ fn inferred(row: &WindowRow, view: &View) -> u8 {
         GuestMapping::Giant1G => b'1',
         GuestMapping::Mixed => b'?',
     };
-    // From nothing to the largest; what is not known stays so unless the host allows base pages at most.
+    // From the smallest to the largest; an unknown size stays unknown unless the host allows only base pages.
     let rank = |letter: u8| b".4?21".iter().position(|known| *known == letter);
     if rank(host) <= rank(guest) { host } else { guest }
 }
 
-/// Only instants at which something changed, and the last; of these as many as a file and a picture bear.
+/// Only instants at which something changed, and the last; at most as many as a file and a picture can hold.
 fn thinned(mut columns: Vec<MapColumn>) -> Vec<MapColumn> {
     let last = columns.pop();
     columns.dedup_by(|now, before| {
@@ -182,7 +183,7 @@ mod tests {
         WindowRow::new(WindowIndex::new(window), resident, backing)
     }
 
-    /// A recording of these looks, a second apart, and of one collapse behind each.
+    /// A recording of these samples, one per second, with one collapse after each.
     fn recording(looks: &[Vec<WindowRow>]) -> Vec<u8> {
         let vm = VmHeader { vm: VM, backing: "anon".into(), start_page: PageSize::Base4K, ranges: vec![] };
         let header = Header { policy: "auto".into(), limits: BudgetLimits::default(), vms: vec![vm], facts: vec![] };
@@ -212,7 +213,7 @@ mod tests {
         let map = recorded.map.expect("three windows");
         assert_eq!(map.first_window, 4);
         let columns: Vec<_> = map.columns.iter().map(|c| (c.at_s, c.backing.as_str(), c.heat.as_str())).collect();
-        // Between the two windows there is no RAM. Half of the looks: 9 × 0.5, rounded.
+        // Between the two windows there is no RAM. Half of the samples: 9 × 0.5, rounded.
         assert_eq!(columns, [(0.0, "4 .", "5  "), (1.0, "2 4", "   ")]);
         assert_eq!(map.columns[0].kvm_pages, Some([7, 1, 0]));
         let costs = Actions { count: 2, cpu_ms: Some(4.0), unavailable_max_us: Some(200.0) };
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_level_is_the_smaller_of_guest_and_host_where_tables_are_shadowed() {
+    fn the_second_level_is_the_smaller_of_guest_and_host_if_tables_are_shadowed() {
         let huge = row(0, Backing::Huge2M);
         let guest = |guest_mapping| WindowRow { guest_mapping, ..huge };
         let shadow = |row: &WindowRow, guest_page: &str| char::from(inferred(row, &view("shadow", guest_page)));
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_one_column_and_the_last_is_always_there() {
+    fn unchanged_samples_are_one_column_and_the_last_is_always_present() {
         let looks = vec![vec![row(0, Backing::Base4K)]; 9];
         let map = decode(&recording(&looks), &view("ept", "2m")).expect("whole").map.expect("one window");
         assert_eq!(map.columns.iter().map(|column| column.at_s).collect::<Vec<_>>(), [0.0, 8.0]);

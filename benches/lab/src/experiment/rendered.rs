@@ -1,4 +1,5 @@
-//! A report in the forms that were asked for. Places are tried before anything runs: an hour of runs is not lost to a typo.
+//! Writes a report in the requested forms. Places are tried before anything runs, so that a typo does not cost an
+//! hour of runs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,33 +8,33 @@ use wideleaf::failure::Failure;
 use wideleaf::output::{NamedPlace, print, say};
 use wideleaf_experiments::report::{Report, html, markdown, svg, text};
 
-/// How a report is shown.
+/// Output forms of a report.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RenderArgs {
-    /// Form of the text [default: table; none where only --html or --svg is asked for]
+    /// Format of the text [default: table; none if only --html or --svg is given]
     #[arg(long, value_enum)]
     pub format: Option<ReportFormat>,
 
-    /// Write the text there instead of to standard output
+    /// Write the text to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
-    /// Write the report there too, as one HTML file with its pictures
+    /// Also write the report to this file, as one HTML page with its pictures
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 
-    /// Write the pictures into this folder, one SVG file each; it is made if there is none
+    /// Write the pictures into this folder, one SVG file each; it is created if necessary
     #[arg(long, value_name = "FOLDER")]
     pub svg: Option<PathBuf>,
 }
 
-/// Form of a report's text.
+/// Format of a report's text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
-    /// For a terminal
+    /// Table for a terminal
     #[default]
     Table,
-    /// For papers and issues; pictures are links to the files of --svg
+    /// Markdown for papers and issues; pictures are links to the files of --svg
     Markdown,
 }
 
@@ -42,12 +43,12 @@ pub(super) struct Rendering {
     text: Option<(ReportFormat, Option<NamedPlace>)>,
     html: Option<NamedPlace>,
     svg: Option<PathBuf>,
-    /// The folder of the pictures as the reader of the text finds it.
+    /// Folder of the pictures, relative to the text.
     pictures: Option<String>,
 }
 
 impl Rendering {
-    /// Opens them all, or says why one cannot be.
+    /// Opens all of them, or returns the reason why one cannot be opened.
     pub(super) fn open(args: &RenderArgs) -> Result<Rendering, Failure> {
         if let (Some(output), Some(html)) = (&args.output, &args.html)
             && output == html
@@ -69,7 +70,7 @@ impl Rendering {
         })
     }
 
-    /// Writes everything.
+    /// Writes the report to all places.
     pub(super) fn put(self, report: &Report) -> Result<(), Failure> {
         if let Some(folder) = &self.svg {
             put_pictures(folder, report)?;
@@ -89,13 +90,13 @@ impl Rendering {
     }
 }
 
-/// A folder that is one, or can be made. Nothing is made yet.
+/// Checks that the folder exists or can be created. Nothing is created yet.
 fn try_folder(folder: &Path) -> Result<(), Failure> {
     let cannot = |why: &str| Failure::Output(format!("cannot write --svg {}: {why}", folder.display()));
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match (folder.is_dir(), folder.exists(), parent.is_dir()) {
         (true, ..) => Ok(()),
-        (false, true, _) => Err(cannot("it is no folder")),
+        (false, true, _) => Err(cannot("it is not a folder")),
         (false, false, true) => Ok(()),
         (false, false, false) => Err(cannot(&format!("there is no folder {}", parent.display()))),
     }
@@ -111,12 +112,12 @@ fn put_pictures(folder: &Path, report: &Report) -> Result<(), Failure> {
         NamedPlace::open("--svg", &folder.join(name))?.put(svg::svg(plot).as_bytes())?;
     }
     if pictures.is_empty() {
-        say("--svg: this report has no pictures");
+        say("nothing written to --svg: this report has no pictures");
     }
     Ok(())
 }
 
-/// A folder as links from a file lead to it.
+/// Path from a file to a folder, for links.
 fn as_found_from(file: Option<&Path>, folder: &Path) -> String {
     let beside = file.and_then(Path::parent).and_then(|parent| folder.strip_prefix(parent).ok());
     beside.unwrap_or(folder).display().to_string()

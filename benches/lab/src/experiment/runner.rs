@@ -16,18 +16,18 @@ use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::run::visible_bar;
 
-/// All that is left of an experiment.
+/// The remaining runs of an experiment.
 pub(super) struct Runner<'a> {
-    /// Where runs go.
+    /// File that receives the runs.
     pub store: &'a mut Store,
-    /// How long it may take, this time.
+    /// Time limit of this call.
     pub budget: Option<Duration>,
-    /// Ctrl-C.
+    /// Interrupts by Ctrl-C or a signal.
     pub interrupts: &'a Interrupts,
 }
 
 impl Runner<'_> {
-    /// Makes the runs that are missing, as far as the budget goes.
+    /// Makes the missing runs, as far as the budget allows.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
         let ran_before = self.store.results().elapsed_s;
@@ -62,12 +62,13 @@ impl Runner<'_> {
         bar.set_message(format!("round {}: {case}, {arm}; about {minutes:.1} min left", turn.round));
     }
 
-    /// One run. A run that fails is a result too; only what would make all others fail ends the experiment.
+    /// Makes one run. A failed run is a result too; the experiment ends only for a failure that would affect all
+    /// other runs.
     fn make(&self, turn: Turn, kept: &mut KeptState, at_s: f64) -> Result<Run, Failure> {
         let experiment = &self.store.results().experiment;
         let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm]);
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
-        // A map of one round is enough, and a recording is not free.
+        // A map of one round suffices, because recording has a cost.
         let job = Job { wants_map: job.wants_map && turn.round == 1, ..job.clone() };
         let load_1m = wideleaf::environment::Environment::capture().load_1m;
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The file of results: whole after every run, so that whatever ends an experiment, what was run is not run again.
+//! The file of results. It is complete after every run: no run is repeated, however the experiment ends.
 
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::experiment::environment;
 use wideleaf::failure::Failure;
 use wideleaf::output::{NamedPlace, new_file_in};
 
-/// The longest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
+/// Largest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
 const RESULTS_MAX: Bytes = mib(512);
 
-/// A file of results that grows.
+/// A growing file of results.
 #[derive(Debug)]
 pub(super) struct Store {
     path: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// A new file, tried at once: an hour of runs is not lost to a typo.
+    /// Creates a new file and tries it at once, so that a typo does not cost an hour of runs.
     pub(super) fn create(path: Option<&Path>, experiment: Experiment) -> Result<Store, Failure> {
         let now = now();
         let dated = || PathBuf::from(format!("{}-{}.json", experiment.name, now.replace([':', '-'], "")));
@@ -47,30 +47,33 @@ impl Store {
         Ok(store)
     }
 
-    /// The file of an experiment that was not finished, without the runs that failed: what made them fail may be gone.
+    /// Opens the file of an unfinished experiment, without its failed runs: the cause of the failure may be gone.
     pub(super) fn resume(path: &Path, name: &str) -> Result<Store, Failure> {
-        // After each run a new file takes its place.
+        // After each run a new file replaces it.
         let path = NamedPlace::open_file("--resume", path)?.path().to_owned();
         let mut results = read(&path)?;
         if results.experiment.name != name {
             let has = &results.experiment.name;
-            return Err(Failure::Usage(format!("{} has results of {has}, not of {name}", path.display())));
+            return Err(Failure::Usage(format!(
+                "cannot resume {}: it has results of {has}, not of {name}",
+                path.display()
+            )));
         }
         results.runs.retain(|run| run.measured().is_some());
         Ok(Store { path, results })
     }
 
-    /// What is in it.
+    /// Results in the file so far.
     pub(super) fn results(&self) -> &Results {
         &self.results
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// One run more, `elapsed_s` after the experiment began.
+    /// Adds one run, made `elapsed_s` after the experiment began.
     pub(super) fn add(&mut self, run: Run, elapsed_s: f64) -> Result<(), Failure> {
         self.results.runs.push(run);
         self.results.ended = now();
@@ -79,19 +82,20 @@ impl Store {
         self.write()
     }
 
-    /// What is there is all that was wanted.
+    /// Marks the results as complete.
     pub(super) fn complete(&mut self) -> Result<(), Failure> {
         self.results.is_complete = true;
         self.write()
     }
 
-    /// The failure, and how to go on.
+    /// The failure, with the command that continues the experiment.
     pub(super) fn with_way_to_go_on(&self, failure: Failure) -> Failure {
         let (made, path) = (self.results.runs.len(), self.path.display());
         let all = schedule::turns(&self.results.experiment).len();
         let name = &self.results.experiment.name;
-        let hint =
-            format!("{made} of {all} runs are in {path}; go on with `wideleaf experiment run {name} --resume {path}`");
+        let hint = format!(
+            "{made} of {all} runs are in {path}; continue with `wideleaf experiment run {name} --resume {path}`"
+        );
         if let Failure::Interrupted = failure {
             wideleaf::output::say(format_args!("{hint}"));
             return failure;
@@ -99,7 +103,7 @@ impl Store {
         failure.during(&hint)
     }
 
-    /// Puts a new file in the place of the old one, when it is whole.
+    /// Replaces the old file by a new one when that is complete.
     fn write(&self) -> Result<(), Failure> {
         let cannot = |error: std::io::Error| Failure::Output(format!("cannot write {}: {error}", self.path.display()));
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -113,20 +117,23 @@ impl Store {
     }
 }
 
-/// Reads results.
+/// Reads a file of results.
 pub(super) fn read(path: &Path) -> Result<Results, Failure> {
     let shown = path.display();
     let read = InputFile::open_stream(path).and_then(|file| file.read(RESULTS_MAX));
     let text = read.map_err(|error| Failure::Input(format!("cannot read {shown}: {error}")))?;
     let value: serde_json::Value = serde_json::from_slice(&text)
-        .map_err(|error| Failure::Input(format!("{shown} is no file of results: {error}")))?;
+        .map_err(|error| Failure::Input(format!("cannot read {shown}: it is not a file of results: {error}")))?;
     match value.get("wideleaf_experiment").and_then(serde_json::Value::as_u64) {
         Some(version) if version == u64::from(FORMAT) => serde_json::from_value(value)
-            .map_err(|error| Failure::Input(format!("{shown} is damaged, or from another build: {error}"))),
+            .map_err(|error| Failure::Input(format!("cannot read {shown}: damaged, or from another build: {error}"))),
         Some(version) => Err(Failure::Input(format!(
-            "{shown} has results in form {version}, this program reads form {FORMAT}: use the version of wideleaf that wrote it"
+            "cannot read {shown}: its format is {version}, and this program reads format {FORMAT}; use the version of \
+            wideleaf that wrote it"
         ))),
-        None => Err(Failure::Input(format!("{shown} is no file of results of `wideleaf experiment run`"))),
+        None => Err(Failure::Input(format!(
+            "cannot read {shown}: it is not a file of results of `wideleaf experiment run`"
+        ))),
     }
 }
 

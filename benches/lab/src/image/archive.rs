@@ -5,7 +5,8 @@
 //!   wideleaf/ wideleaf/kernel | wideleaf/program wideleaf/arguments
 //! ```
 //!
-//! Nothing in it depends on when and where it was made: no times, no owners but root, numbers in the order of the list.
+//! It does not depend on the time and place of its making: it has no times, only root as owner, and numbers in list
+//! order.
 
 use std::io::{self, Write};
 
@@ -16,12 +17,12 @@ use wideleaf::failure::Failure;
 use wideleaf_linux_guest::INIT;
 use wideleaf_protocol::linux::{ARGUMENTS_FILE, KERNEL_FILE, PROGRAM_FILE};
 
-/// Folders, those first that hold others.
+/// Folders, parents first.
 const FOLDERS: [&str; 5] = ["dev", "proc", "sys", "tmp", "wideleaf"];
-/// The console before `/dev` is mounted: Linux opens it for its first process. Documentation/admin-guide/devices.txt.
+/// The console before `/dev` is mounted: Linux opens it for its first process (Documentation/admin-guide/devices.txt).
 const CONSOLE: (u32, u32) = (5, 1);
 
-/// One thing in the archive.
+/// Content of one entry in the archive.
 enum Content<'a> {
     Folder,
     CharacterDevice(u32, u32),
@@ -29,10 +30,10 @@ enum Content<'a> {
     File(&'a [u8]),
 }
 
-/// The initramfs that runs this.
+/// The initramfs that runs this workload.
 ///
 /// # Errors
-/// [`Failure::Input`] where a file is too large for the format.
+/// [`Failure::Input`] if a file is too large for the format.
 pub fn initramfs(workload: &Workload) -> Result<Vec<u8>, Failure> {
     let cannot = |error: io::Error| Failure::Input(format!("cannot make an initramfs: {error}"));
     let mut packed = GzBuilder::new().write(Vec::new(), Compression::default());
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_initramfs_has_init_a_console_and_what_is_to_be_run() {
+    fn an_initramfs_has_init_a_console_and_the_workload() {
         let packed = initramfs(&Workload::Kernel("npb.cg class=S".to_owned())).expect("an archive");
         let entries = unpacked(&packed);
         let names: Vec<_> = entries.iter().map(|entry| format!("{} {:o}", entry.name, entry.mode)).collect();
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn init_is_a_program_that_we_would_take_ourselves() {
+    fn init_is_a_program_that_the_check_accepts() {
         assert_eq!(crate::image::workload::check_program(INIT), Ok(()));
     }
 }

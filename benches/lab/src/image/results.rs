@@ -1,16 +1,16 @@
-//! The log of a guest's serial console, read: our lines, found among those of Linux and its firmware.
+//! Reads the log of a guest's serial console: finds the protocol lines among those of Linux and its firmware.
 //!
 //! ```text
 //!   [    1.9] Run /init as init process
-//!   @wideleaf hello version=1 kernel=npb.cg …   ◀─ what was before belongs to an earlier run
+//!   @wideleaf hello version=1 kernel=npb.cg …   ◀─ earlier lines belong to an earlier run
 //!   @wideleaf begin phase=program tsc=…
 //!   hello, world                                ◀─ the program's
 //!   @wideleaf end phase=program tsc=…
 //!   @wideleaf exit code=0                       ◀─ without it the guest did not get to its end
 //! ```
 //!
-//! What the host saw of the guest is not in a log, so the report has less than that of `wideleaf run`; what it has is called the
-//! same.
+//! A log does not have the host's observations of the guest, so the report has less than that of `wideleaf run`.
+//! Its parts have the same names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,41 +26,41 @@ use wideleaf::session::{rate_over, seconds_of};
 use wideleaf_protocol::linux::PROGRAM_PHASE;
 use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Status, parse};
 
-/// More of a log is not read: a serial line of 115200 baud brings that much in a day.
+/// Most bytes that are read of a log: a serial line of 115200 baud takes a day for them.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;
 
-/// What a guest printed.
+/// Report of a guest from its output.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct GuestReport {
-    /// What said hello.
+    /// Message of the kernel that said hello.
     #[serde(flatten)]
     pub hello: Hello,
-    /// What it solved, where a kernel of ours comes in classes. An older guest does not say it.
+    /// Problem that it solved, for a built-in kernel with classes. An older guest does not report it.
     pub problem: Option<Problem>,
-    /// How it ended: `success`, or what the guest said.
+    /// How the run ended: `success`, or the guest's reason.
     pub outcome: String,
-    /// The number that stands for the run, where a kernel of ours ran whose clock is known. It is among `results` too.
+    /// Main figure of the run, for a built-in kernel with a known clock. It is among `results` too.
     pub figure: Option<Figure>,
     /// The guest's own verification, if it has one.
     pub verification: Option<Verification>,
     /// The guest's own measurements, by name.
     pub results: BTreeMap<String, Measurement>,
-    /// The timed parts, in order.
+    /// Timed parts, in order.
     pub phases: Vec<GuestPhase>,
-    /// How long each vCPU was kept from its work.
+    /// Times for which each vCPU was kept from its work.
     pub gaps: Vec<Gaps>,
-    /// What a program printed, line by line.
+    /// Output of a program, line by line.
     pub program_output: Vec<String>,
 }
 
-/// A timed part.
+/// A timed part of the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct GuestPhase {
-    /// Its name.
+    /// Name of the part.
     pub name: String,
-    /// Its length by the guest's clock; nothing where it did not end, or the clock's frequency is unknown.
+    /// Length by the guest's clock, in seconds; `None` if it did not end, or the clock's frequency is unknown.
     pub seconds: Option<f64>,
-    /// Work done, in the last progress line.
+    /// Units of work done, from the last progress line.
     pub units: u64,
     /// Units of work per second from the begin to that line.
     pub rate_per_s: Option<f64>,
@@ -74,7 +74,7 @@ impl GuestPhase {
     }
 }
 
-/// What has been read so far.
+/// State of the reading so far.
 #[derive(Default)]
 struct Reading {
     report: GuestReport,
@@ -87,11 +87,11 @@ struct Reading {
 }
 
 impl GuestReport {
-    /// Reads a log. Of several runs in it, the last counts.
+    /// Reads a log. If it has several runs, the last counts.
     ///
     /// # Errors
-    /// [`Failure::Input`] where nothing in it is ours; [`Failure::GuestCrashed`] where the run has no end or a line makes no
-    /// sense; else what the guest gave as its reason.
+    /// [`Failure::Input`] if it has no protocol line; [`Failure::GuestCrashed`] if the run has no end or a line is
+    /// malformed; otherwise the guest's own reason.
     pub fn of_log(text: &str) -> Result<GuestReport, Failure> {
         let mut reading = Reading::default();
         for line in text.lines() {
@@ -100,10 +100,10 @@ impl GuestReport {
         reading.end()
     }
 
-    /// Whether the guest found its results right.
+    /// Checks that the guest found its results correct.
     ///
     /// # Errors
-    /// [`Failure::GuestFailed`] where it did not.
+    /// [`Failure::GuestFailed`] otherwise.
     pub fn judge(&self) -> Result<(), Failure> {
         verdict(&self.outcome, self.verification.as_ref(), &self.results)
     }
@@ -112,12 +112,12 @@ impl GuestReport {
         self.phases.iter_mut().rev().find(|open| open.name == phase.as_str())
     }
 
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
         let mut out = String::new();
         let Hello { kernel, vcpus, guest_page, entry } = &self.hello;
         let worker = self.hello.worker();
-        let _ = writeln!(out, "{kernel}\n  {worker}s: {vcpus}, {guest_page} pages asked for, started through {entry}");
+        let _ = writeln!(out, "{kernel}\n  {worker}s: {vcpus}, {guest_page} pages requested, started through {entry}");
         if !self.phases.is_empty() {
             let mut phases = table(&["phase", "seconds", "rate"]);
             for phase in &self.phases {
@@ -150,7 +150,7 @@ impl Reading {
             None => {}
             Some(Ok(message)) => self.take(message)?,
             Some(Err(error)) => {
-                let what = "the guest wrote a line that makes no sense";
+                let what = "the guest wrote a malformed line";
                 return Err(Failure::GuestCrashed(format!("{what}: {error}: {line}")));
             }
         }
@@ -162,7 +162,9 @@ impl Reading {
         let report = &mut self.report;
         match message {
             Message::Hello { version, .. } if version != PROTOCOL_VERSION => {
-                let what = format!("the guest's lines have version {version}, this program reads {PROTOCOL_VERSION}");
+                let what = format!(
+                    "cannot read the guest's lines: their version is {version}, this program reads {PROTOCOL_VERSION}"
+                );
                 return Err(Failure::Input(what));
             }
             Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
@@ -204,7 +206,7 @@ impl Reading {
             }
             Message::Panic { message } => self.panic = Some(message.to_owned()),
             Message::Exit { code } => self.exit = Some(code),
-            // An address of the guest says nothing without the guest.
+            // An address of the guest is useless without the guest.
             Message::Region { .. } => {}
         }
         Ok(())
@@ -212,12 +214,12 @@ impl Reading {
 
     fn end(mut self) -> Result<GuestReport, Failure> {
         if !self.has_ours {
-            let remedy = "a Linux guest prints there with console=ttyS0 on its command line";
-            return Err(Failure::Input(format!("there is no line of a wideleaf guest in the log; {remedy}")));
+            let remedy = "for a Linux guest, add console=ttyS0 to its command line";
+            return Err(Failure::Input(format!("the log has no line of a wideleaf guest; {remedy}")));
         }
-        let no_end = || Failure::GuestCrashed("the log has no exit line: the guest crashed, or was ended".to_owned());
+        let no_end = || Failure::GuestCrashed("the log has no exit line: the guest crashed, or was stopped".to_owned());
         let exit = self.exit.ok_or_else(no_end)?;
-        // A guest that refuses its command line has not come to a kernel.
+        // A guest that refuses its command line has not started a kernel.
         let kernel = &self.report.hello.kernel;
         let name = if kernel.is_empty() { "the guest" } else { kernel };
         self.report.outcome = outcome_of(exit, self.panic.as_deref(), name, "the Linux command line")?;
@@ -256,13 +258,13 @@ SeaBIOS (version 1.16)\r
     }
 
     #[test]
-    fn our_lines_are_found_among_those_of_linux() {
+    fn protocol_lines_are_found_among_those_of_linux() {
         let report = GuestReport::of_log(CG).expect("a whole run");
         let Hello { kernel, vcpus, guest_page, .. } = &report.hello;
         assert_eq!((kernel.as_str(), *vcpus, guest_page.as_str()), ("npb.cg", 2, "2m"));
         let phase = &report.phases[0];
         assert_eq!((phase.name.as_str(), phase.seconds, phase.units), ("compute", Some(3.0), 60));
-        // Of the first two of its three seconds: what came after the last progress line nobody counted.
+        // Of the first two of its three seconds: work after the last progress line was not reported.
         assert_eq!(phase.rate_per_s, Some(30.0));
         assert_eq!(report.results["mops"].value, 12.5);
         assert_eq!((report.outcome.as_str(), report.program_output.len()), ("success", 0));
@@ -283,7 +285,7 @@ SeaBIOS (version 1.16)\r
     }
 
     #[test]
-    fn the_figure_of_a_kernel_of_ours_stands_for_the_run() {
+    fn the_figure_of_a_built_in_kernel_stands_for_the_run() {
         let report = GuestReport::of_log(CG).expect("a whole run");
         let figure = report.figure.as_ref().expect("it is among the results");
         assert_eq!((figure.name.as_str(), figure.value, figure.unit.as_str()), ("mops", 12.5, "Mop/s"));
@@ -307,7 +309,7 @@ SeaBIOS (version 1.16)\r
         let (before, line) = CG.split_once("@wideleaf problem").expect("a new guest says its problem");
         let (_, after) = line.split_once('\n').expect("it is a line");
         let older = format!("{before}{after}");
-        // The class of the run before is not its own.
+        // The class of the previous run is not its own.
         for log in [older.clone(), CG.to_owned() + &older] {
             let report = GuestReport::of_log(&log).expect("a whole run");
             assert_eq!(report.problem, None);
@@ -328,13 +330,13 @@ SeaBIOS (version 1.16)\r
     }
 
     #[test]
-    fn a_log_without_our_lines_or_without_an_end_is_no_success() {
+    fn a_log_without_protocol_lines_or_without_an_end_is_not_a_success() {
         let (code, line) = refused("[    0.000000] Linux version 6.12\n");
         assert!(code == 3 && line.contains("console=ttyS0"), "{code}: {line}");
         let (code, line) = refused(CG.split("@wideleaf exit").next().expect("what is before"));
         assert!(code == 5 && line.contains("no exit line"), "{code}: {line}");
         let (code, line) = refused(&CG.replace("begin phase=compute", "begin pha[    2.1] usb"));
-        assert!(code == 5 && line.contains("makes no sense"), "{code}: {line}");
+        assert!(code == 5 && line.contains("a malformed line"), "{code}: {line}");
         let lost = CG.replace("@wideleaf verify", "verify").replace("code=0", "code=1");
         let failure = GuestReport::of_log(&lost).expect("a whole run").judge().expect_err("not verified");
         assert_eq!((failure.exit_code(), failure.to_string()), (1, "the guest ended: verification failed".to_owned()));
@@ -343,7 +345,7 @@ SeaBIOS (version 1.16)\r
     }
 
     #[test]
-    fn a_reason_of_the_guest_is_the_reason_here() {
+    fn the_guests_reason_is_reported() {
         let log =
             |code| format!("@wideleaf panic message=wideleaf.page=16k: expected 4k\n@wideleaf exit code={code}\n");
         assert_eq!(refused(&log(2)), (2, "the Linux command line: wideleaf.page=16k: expected 4k".to_owned()));
@@ -352,7 +354,7 @@ SeaBIOS (version 1.16)\r
     }
 
     #[test]
-    fn a_programs_output_and_status_come_back() {
+    fn a_programs_output_and_status_are_reported() {
         let begin = "@wideleaf hello version=1 kernel=program vcpus=1 guest_page=4k tsc_hz=0 entry=linux\n\
             @wideleaf begin phase=program tsc=1\n";
         let end = "@wideleaf end phase=program tsc=2\n@wideleaf result name=exit_status value=3.0 unit=status\n\

@@ -1,4 +1,5 @@
-//! What a Linux guest runs, from what a person typed. All of it is checked here: a guest that finds out after its boot is late.
+//! The workload of a Linux guest, from the command line. All of it is checked here, because an error after the
+//! guest's boot comes late.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,19 +12,19 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::gib;
 use wideleaf_protocol::CommandLine;
 
-/// The longest program that is put into an initramfs, which a guest unpacks into its memory.
+/// Longest program that is put into an initramfs, which a guest unpacks into its memory.
 const PROGRAM_MAX: Bytes = gib(1);
 
 /// The only job of a guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// A kernel of ours with its parameters.
+    /// A built-in kernel with its parameters.
     Kernel(String),
-    /// A static program.
+    /// A static program with its arguments.
     Program {
-        /// The ELF file.
+        /// Contents of the ELF file.
         file: Vec<u8>,
-        /// Its arguments, each ended by a zero byte.
+        /// Arguments, each ended by a zero byte.
         arguments: Vec<u8>,
     },
 }
@@ -32,28 +33,28 @@ impl Workload {
     /// The kernel `bench`, or the program that is the first word of `exec`.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for a kernel that is none of ours, [`Failure::Input`] for a program that could not run.
+    /// [`Failure::Usage`] for an unknown kernel, [`Failure::Input`] for a program that could not run.
     pub fn new(bench: Option<&str>, exec: &[OsString]) -> Result<Workload, Failure> {
         match (bench, exec.split_first()) {
             (Some(bench), _) => Ok(Workload::Kernel(kernel_line(bench)?)),
             (None, Some((program, arguments))) => program_of(Path::new(program), arguments),
-            (None, None) => Err(Failure::Usage("say what the guest runs: --bench or --exec".to_owned())),
+            (None, None) => Err(Failure::Usage("the guest has nothing to run: use --bench or --exec".to_owned())),
         }
     }
 }
 
-/// `cg.A` as `npb.cg class=A`; a kernel's own name and parameters as they are.
+/// `cg.A` as `npb.cg class=A`; a kernel's own name and parameters unchanged.
 fn kernel_line(bench: &str) -> Result<String, Failure> {
     let line = with_class(bench).unwrap_or_else(|| bench.to_owned());
     let refuse = |error: &dyn std::fmt::Display| Failure::Usage(format!("--bench {bench:?}: {error}"));
     let command_line = CommandLine::new(&line).map_err(|error| refuse(&error))?;
     let kernel = find(command_line).map_err(|error| refuse(&error))?;
-    // Asked for what the parameters mean as well as for their names.
+    // Parsed fully, so that values are checked as well as names.
     kernel.memory_for(&line, 1).map_err(|error| refuse(&error))?;
     Ok(line)
 }
 
-/// `NAME.CLASS` and what follows, where NAME is a kernel that takes classes; the NPB's may leave `npb.` out.
+/// Parses `NAME.CLASS` and further text, with NAME a kernel that has classes; `npb.` may be omitted.
 fn with_class(bench: &str) -> Option<String> {
     let (word, rest) = bench.split_once(char::is_whitespace).unwrap_or((bench, ""));
     let (name, class) = word.rsplit_once('.')?;
@@ -65,7 +66,7 @@ fn with_class(bench: &str) -> Option<String> {
 }
 
 fn program_of(path: &Path, arguments: &[OsString]) -> Result<Workload, Failure> {
-    let refuse = |why: &dyn std::fmt::Display| Failure::Input(format!("--exec {}: {why}", path.display()));
+    let refuse = |why: &dyn std::fmt::Display| Failure::Input(format!("cannot use --exec {}: {why}", path.display()));
     let read = InputFile::open(path).and_then(|file| file.read(PROGRAM_MAX));
     let file = read.map_err(|error| refuse(&error))?;
     check_program(&file).map_err(|why| refuse(&why))?;
@@ -73,7 +74,7 @@ fn program_of(path: &Path, arguments: &[OsString]) -> Result<Workload, Failure> 
     Ok(Workload::Program { file, arguments })
 }
 
-/// Whether Linux on x86-64 can run this file where there is nothing else: no dynamic linker, no interpreter. The offsets are
+/// Checks that Linux on x86-64 can run this file alone, without a dynamic linker or an interpreter. The offsets are
 /// those of the System V ABI, "ELF Header" and "Program Header".
 pub(super) fn check_program(file: &[u8]) -> Result<(), &'static str> {
     const MACHINE_X86_64: u64 = 62;
@@ -82,7 +83,7 @@ pub(super) fn check_program(file: &[u8]) -> Result<(), &'static str> {
     const PT_INTERP: u64 = 3;
     const CUT_OFF: &str = "its ELF header is cut off";
     if !file.starts_with(b"\x7fELF") {
-        return Err("it is no ELF file (a script needs an interpreter, and the guest has none)");
+        return Err("it is not an ELF file (a script needs an interpreter, and the guest has none)");
     }
     let number = |at: u64, bytes: usize| number_at(file, at, bytes).ok_or(CUT_OFF);
     if (number(4, 1)?, number(5, 1)?, number(18, 2)?) != (2, 1, MACHINE_X86_64) {
@@ -90,7 +91,7 @@ pub(super) fn check_program(file: &[u8]) -> Result<(), &'static str> {
     }
     // A static program that may be loaded anywhere is a shared object without an interpreter.
     if ![TYPE_EXECUTABLE, TYPE_SHARED].contains(&number(16, 2)?) {
-        return Err("it is no executable file");
+        return Err("it is not an executable file");
     }
     let (headers, header_bytes, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     for index in 0..count {
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_none_of_ours_is_refused_with_those_there_are() {
+    fn an_unknown_kernel_is_refused_with_the_known_ones() {
         let refused = |bench| kernel_line(bench).expect_err("refused").to_string();
         assert!(refused("linpack").starts_with("--bench \"linpack\": unknown kernel \"linpack\"; choose one of gups"));
         assert!(refused("gups.A").contains("unknown kernel \"gups.A\""));
@@ -146,15 +147,15 @@ mod tests {
         assert_eq!(check_program(&elf(62, 2, 1)), Ok(()));
         assert_eq!(check_program(&elf(62, 3, 1)), Ok(()));
         assert_eq!(check_program(&elf(183, 2, 1)), Err("it is not for x86-64"));
-        assert_eq!(check_program(&elf(62, 1, 1)), Err("it is no executable file"));
+        assert_eq!(check_program(&elf(62, 1, 1)), Err("it is not an executable file"));
         assert!(check_program(&elf(62, 3, 3)).expect_err("refused").starts_with("it is linked dynamically"));
-        assert!(check_program(b"#!/bin/sh\n").expect_err("refused").starts_with("it is no ELF file"));
+        assert!(check_program(b"#!/bin/sh\n").expect_err("refused").starts_with("it is not an ELF file"));
     }
 
     #[test]
-    fn no_cut_of_a_program_upsets_the_check() {
+    fn the_check_survives_a_program_cut_at_any_byte() {
         let file = elf(62, 2, 1);
-        // From here on the one field that is read of the program header is whole.
+        // From here on the only field that is read of the program header is complete.
         let whole = 68;
         assert!((0..whole).all(|length| check_program(&file[..length]).is_err()));
         assert!((whole..=file.len()).all(|length| check_program(&file[..length]).is_ok()));

@@ -1,4 +1,4 @@
-//! The most that a page size can save of a program that makes its visits at a pace of its own.
+//! The largest saving that a page size can give a program which makes its visits at its own pace.
 //!
 //! ```text
 //!   saved of a visit                       ╭────── 1 chain     The program is some mix of these, and of arithmetic, which no page size
@@ -9,16 +9,19 @@
 //!                         pace of the program
 //! ```
 //!
-//! Laps that ask for their lines ([`Asking`]) belong to the mix only where the program is faster than every lap that asks less: such a program does
-//! ask early, or has prefetchers that do, and gets most of its time that way. Any other would be thought to do so for a part of its time
-//! and to do nothing in the rest, of which a page size saves more than of a program that waits: for GUPS of 2^26 words, which never asks, twice as
-//! much. A program that asks early and computes so long that one that does not is as fast may save more than this says.
+//! Laps that prefetch their lines ([`Asking`]) belong to the mix only if the program is faster than every lap that
+//! prefetches less: such a program prefetches, or has hardware prefetchers that do, and gains most of its time that
+//! way. Any other program would be modelled as prefetching for a part of its time and idling in the rest. A page
+//! size would then save more than of a program that waits: for GUPS of 2^26 words, which never prefetches, twice as
+//! much. A program that prefetches and also computes for so long that a program without prefetching is as fast may
+//! save more than this bound.
 
 use super::laps::Asking;
 use super::replay::Pace;
 
-/// The most that 2 MiB pages can save of a visit, in nanoseconds, where the program makes one in `pace_ns` on base pages. Where that is faster than
-/// all of them, what the fastest saves, which is no bound ([`is_bounded`]).
+/// Upper bound of what 2 MiB pages can save per visit, in nanoseconds, if the program makes one in `pace_ns` on
+/// base pages. If that is faster than all laps, the saving of the fastest lap, which is not a bound
+/// ([`is_bounded`]).
 pub fn saved_at_most(paces: &[Pace], pace_ns: f64) -> f64 {
     for most in [Asking::Never, Asking::Early, Asking::Only] {
         let mix: Vec<Pace> = paces.iter().filter(|pace| pace.way.asking() <= most).copied().collect();
@@ -34,7 +37,7 @@ pub fn is_bounded(paces: &[Pace], pace_ns: f64) -> bool {
     paces.iter().any(|pace| pace.base_ns <= pace_ns)
 }
 
-/// The largest saving of all mixes that take no longer than `pace_ns` a visit; the rest of it is arithmetic.
+/// The largest saving of all mixes that take at most `pace_ns` per visit; the rest of the time is arithmetic.
 fn hull(paces: &[Pace], pace_ns: f64) -> f64 {
     let alone = paces.iter().filter(|pace| pace.base_ns <= pace_ns).map(Pace::saved);
     let mixed = paces.iter().filter(|slow| slow.base_ns > pace_ns).flat_map(|slow| {
@@ -63,21 +66,21 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_of_two_paces_saves_the_mean_of_both_at_most() {
+    fn a_mix_of_two_paces_saves_at_most_the_mean_of_both() {
         let paces = [pace(100.0, 60.0), pace(10.0, 6.0)];
         assert_eq!(saved_at_most(&paces, 10.0), 4.0);
         // Half of the accesses one after another, half of them at once.
         assert_eq!(saved_at_most(&paces, 55.0), 22.0);
         assert_eq!(saved_at_most(&paces, 100.0), 40.0);
-        assert_eq!(saved_at_most(&paces, 1_000.0), 40.0, "no access saves more than one that all wait for");
+        assert_eq!(saved_at_most(&paces, 1_000.0), 40.0, "no access saves more than one that the next one waits for");
     }
 
     #[test]
-    fn the_bound_is_the_hull_and_no_dent_in_it() {
-        // The one in the middle saves less than the mix of its neighbours: the program may be the mix.
+    fn the_bound_is_the_convex_hull() {
+        // The middle pace saves less than the mix of its neighbours: the program may be that mix.
         let paces = [pace(100.0, 60.0), pace(55.0, 54.0), pace(10.0, 6.0)];
         assert_eq!(saved_at_most(&paces, 55.0), 22.0);
-        // The one that is fast saves more than all that are slower: a program that waits elsewhere still can.
+        // The fast pace saves more than all slower ones: a program that waits elsewhere still can.
         assert_eq!(saved_at_most(&[pace(10.0, 2.0), pace(100.0, 99.0)], 50.0), 8.0);
     }
 
@@ -91,35 +94,37 @@ mod tests {
     }
 
     #[test]
-    fn who_is_faster_than_all_that_load_is_a_mix_with_lines_that_are_only_asked_for() {
+    fn a_program_faster_than_all_loading_laps_is_a_mix_with_lines_that_are_only_prefetched() {
         let paces = [asked(6.0, 3.0), pace(10.0, 9.0), pace(110.0, 70.0)];
-        // As slow as the one that loads: only those that load.
+        // As slow as the lap that loads: only laps that load.
         assert_eq!(saved_at_most(&paces, 10.0), 1.0);
-        // Between: of 104 ns between asking and one chain, 2.08 are a fiftieth.
+        // Between: of 104 ns between prefetching and one chain, 2.08 are a fiftieth.
         assert!((saved_at_most(&paces, 8.08) - (3.0 + 37.0 / 50.0)).abs() < 1e-12);
         assert_eq!((saved_at_most(&paces, 6.0), is_bounded(&paces, 6.0)), (3.0, true));
         assert!(!is_bounded(&paces, 5.9));
     }
 
     #[test]
-    fn who_is_as_slow_as_one_that_never_asks_is_no_mix_with_one_that_asks_early() {
+    fn a_program_as_slow_as_a_lap_without_prefetching_is_not_a_mix_with_one_that_prefetches() {
         let early = |base_ns, huge_ns| Pace { way: Way::Ahead(64), base_ns, huge_ns };
         let paces = [asked(1.0, 0.9), early(5.0, 3.0), pace(10.0, 9.0), pace(110.0, 70.0)];
         assert_eq!(saved_at_most(&paces, 10.0), 1.0);
-        // Faster than all that never ask, slower than the one that asks early: those two kinds, and nothing that asks only.
+        // Faster than all laps without prefetching, slower than the lap that prefetches: those two kinds, and no
+        // lap that only prefetches.
         assert_eq!(saved_at_most(&paces, 5.0), 2.0);
         assert_eq!(saved_at_most(&paces, 15.5), 1.0 + 39.0 * 5.5 / 100.0);
         assert!((saved_at_most(&paces, 9.2) - (2.0 + 38.0 * 4.2 / 105.0)).abs() < 1e-12);
     }
 
-    /// Paces on base pages, and what 2 MiB pages take of each: more than base pages at times, as noise has it.
+    /// Paces on base pages, and the part of each that 2 MiB pages take: sometimes more than 1, because of noise.
     fn paces(way: Way) -> impl Strategy<Value = Vec<Pace>> {
         let one =
             (0.1..200.0, 0.1..1.1).prop_map(move |(base_ns, part)| Pace { way, base_ns, huge_ns: base_ns * part });
         prop::collection::vec(one, 1..8)
     }
 
-    /// A program that makes such a part of its visits at each pace, and computes for `idle_ns` in between: its pace, and what it saves.
+    /// A program that makes these parts of its visits at each pace, and computes for `idle_ns` in between: its
+    /// pace, and its saving.
     fn program(paces: &[Pace], parts: &[f64], idle_ns: f64) -> (f64, f64) {
         let all: f64 = parts.iter().take(paces.len()).sum();
         let mean =
@@ -138,14 +143,14 @@ mod tests {
         ) {
             let (pace_ns, saved) = program(&paces, &parts, idle_ns);
             let all = [faster, paces].concat();
-            // A sum of eight products is as good as this.
+            // Precision of a sum of eight products.
             let pace_ns = pace_ns * (1.0 + 1e-9);
             prop_assert!(is_bounded(&all, pace_ns));
             prop_assert!(saved <= saved_at_most(&all, pace_ns) + 1e-6);
         }
 
         #[test]
-        fn no_mix_with_lines_asked_for_that_is_faster_than_all_that_load_saves_more_than_the_bound(
+        fn no_mix_with_prefetched_lines_that_is_faster_than_all_loading_laps_saves_more_than_the_bound(
             loading in paces(Way::Free),
             parts in prop::collection::vec(0.01..1.0, 8),
             (faster, huge_part) in (0.01..0.99, 0.1..1.1),
@@ -154,7 +159,8 @@ mod tests {
             let fastest = loading.iter().map(|pace| pace.base_ns).fold(f64::INFINITY, f64::min);
             let asked = asked(fastest * faster, fastest * faster * huge_part);
             let (loading_ns, of_loading) = program(&loading, &parts, 0.0);
-            // So much of it loads that it is a part `slower` of the way from asking to the fastest that loads; it computes for some of the rest.
+            // It loads the part that puts it a part `slower` of the way from prefetching to the fastest lap that
+            // loads; it computes for some of the rest.
             let part = slower * (fastest - asked.base_ns) / (loading_ns - asked.base_ns);
             let mean = |loads: f64, asks: f64| part * loads + (1.0 - part) * asks;
             let busy_ns = mean(loading_ns, asked.base_ns);

@@ -1,17 +1,18 @@
-//! The ways to come to the lines of a list: with more or fewer visits under way at once, and asked for early or not.
+//! The ways to visit the lines of a list: with more or fewer visits in progress at once, and prefetched or not.
 //!
 //! ```text
-//!   1 chain    a ─▶ b ─▶ c ─▶ d ─▶ e ─▶ f     each waits for the one before: what translation costs, costs all of it
+//!   1 chain    a ─▶ b ─▶ c ─▶ d ─▶ e ─▶ f     each waits for the one before: the full cost of translation shows
 //!   2 chains   a ──▶ c ──▶ e                  half of it is hidden
 //!              b ──▶ d ──▶ f
-//!   free       a b c d e f                    none waits: as many at once as the core holds instructions of
-//!   ahead 2    a b c d e f                    and each is asked for two visits before: as a prefetcher does that has seen the stream, and a
-//!              c d e f                        kernel that asks for its lines itself
-//!   asked      a b c d e f                    asked for, and what is there is not even loaded: no program overlaps more
+//!   free       a b c d e f                    none waits: as many at once as the core has instructions in flight
+//!   ahead 2    a b c d e f                    and each is prefetched two visits ahead, as by a prefetcher, or a
+//!              c d e f                        kernel that prefetches its lines itself
+//!   asked      a b c d e f                    prefetched, and not even loaded: no program overlaps more
 //! ```
 //!
-//! A lap that is slower than the program it stands for is no bound of it, so the fast ones have few instructions and no branch that nobody can
-//! foresee: a visit is the number of a word, with nothing to be masked out, and eight visits that only load are told from others by one test.
+//! A lap that is slower than the program that it models is not a bound of it. So the fast laps have few
+//! instructions and no unpredictable branch: a visit is the number of a word, with nothing to mask out, and one
+//! test distinguishes eight visits that only load from others.
 
 use std::hint::{black_box, select_unpredictable};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,20 +26,20 @@ use super::sample::STORE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Each for that so many before it.
+    /// Each visit waits for the one this number of visits before it.
     Chains(u32),
-    /// None for another.
+    /// No visit waits for another.
     Free,
-    /// None for another, and each is asked for so many visits before.
+    /// No visit waits for another, and each is prefetched this number of visits ahead.
     Ahead(u32),
-    /// Each is asked for and none is waited for: not what a program does that needs what it asks for.
+    /// Each is prefetched and none is waited for. A program that needs the data does not do that.
     Asked,
 }
 
-/// How much is asked for before it is needed, from what every program does to what none does.
+/// Amount of prefetching, from that of every program to that of none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Asking {
-    /// Nothing: a line is come to when it is needed.
+    /// No line: a line is visited when it is needed.
     Never,
     /// All lines, and all are needed.
     Early,
@@ -47,7 +48,7 @@ pub enum Asking {
 }
 
 impl Way {
-    /// What such a lap asks for.
+    /// Amount of prefetching of such a lap.
     pub fn asking(self) -> Asking {
         match self {
             Way::Chains(_) | Way::Free => Asking::Never,
@@ -57,10 +58,11 @@ impl Way {
     }
 }
 
-/// Comes to each line of a list.
+/// Function that visits each line of a list.
 pub type Lap = fn(&[AtomicU64], &[u32]);
 
-/// All of them. 128 lines ahead are a quarter of a first cache of 32 KiB: what was asked for is still there when it is visited. More are slower.
+/// All laps. 128 lines ahead are a quarter of a first-level cache of 32 KiB: a prefetched line is still there when
+/// it is visited. More are slower.
 pub const LAPS: [(Way, Lap); 10] = [
     (Way::Chains(1), chained::<1>),
     (Way::Chains(2), chained::<2>),
@@ -74,11 +76,11 @@ pub const LAPS: [(Way, Lap); 10] = [
     (Way::Asked, asked),
 ];
 
-/// Visits that are looked at together.
+/// Number of visits that are tested together.
 const STEP: usize = 8;
 
-/// Each visit waits for that so many before it: its address has a part that was loaded there. All of the memory is zero, which only we
-/// know, so the part changes nothing.
+/// Each visit waits for the one `CHAINS` before it: a part of its address was loaded there. All of the memory is
+/// zero, which neither compiler nor CPU can know, so the part changes nothing.
 fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
     let nowhere = AtomicU64::new(0);
     let mut chains = [0; CHAINS];
@@ -90,7 +92,7 @@ fn chained<const CHAINS: usize>(words: &[AtomicU64], burst: &[u32]) {
     black_box(chains);
 }
 
-/// No visit waits for another; where `AHEAD` is not 0, each has been asked for that many visits before.
+/// No visit waits for another; if `AHEAD` is not 0, each has been prefetched that number of visits ahead.
 fn ahead<const AHEAD: usize>(words: &[AtomicU64], burst: &[u32]) {
     const { assert!(AHEAD.is_multiple_of(STEP), "lists are gone through in steps") };
     let nowhere = AtomicU64::new(0);
@@ -102,7 +104,7 @@ fn ahead<const AHEAD: usize>(words: &[AtomicU64], burst: &[u32]) {
         }
         sum |= visited_at_once(words, step, &nowhere);
     }
-    // These were asked for on the way; the rest of a list, a few visits of half a million, was not.
+    // These were prefetched on the way; the rest of a list, a few visits of half a million, was not.
     for step in &steps[steps.len().saturating_sub(AHEAD / STEP)..] {
         sum |= visited_at_once(words, step, &nowhere);
     }
@@ -110,13 +112,13 @@ fn ahead<const AHEAD: usize>(words: &[AtomicU64], burst: &[u32]) {
     black_box(sum);
 }
 
-/// Asks for each.
+/// Prefetches each line.
 fn asked(words: &[AtomicU64], burst: &[u32]) {
     let Some(first) = words.first() else { return };
     burst.iter().for_each(|visit| prefetch_behind(first, *visit as usize * size_of::<AtomicU64>()));
 }
 
-/// These visits, which do not wait for each other.
+/// Makes these visits, which do not wait for each other.
 #[inline(always)]
 fn visited_at_once(words: &[AtomicU64], visits: &[u32; STEP], nowhere: &AtomicU64) -> u64 {
     if visits.iter().fold(0, |all, visit| all | visit) & STORE == 0 {
@@ -126,8 +128,9 @@ fn visited_at_once(words: &[AtomicU64], visits: &[u32; STEP], nowhere: &AtomicU6
     }
 }
 
-/// One visit behind what gave `after`; gives what the next one may wait for. Who stores has its line loaded first, as the core has it, and who
-/// does not stores `nowhere`: loads and stores alternate as no branch can foresee.
+/// One visit after the one that gave `after`; returns the value that the next one may wait for. A visit that stores
+/// first loads its line, as the core does, and a visit that loads stores to `nowhere`: loads and stores alternate
+/// in a way that no branch predictor can foresee.
 #[inline(always)]
 fn visited(words: &[AtomicU64], visit: u32, after: u64, nowhere: &AtomicU64) -> u64 {
     let word = &words[visit as usize + after as usize];
@@ -145,7 +148,7 @@ mod tests {
         (0..lines * LINE_WORDS).map(|_| AtomicU64::new(0)).collect()
     }
 
-    /// Laps that load what they come to.
+    /// Laps that load the lines that they visit.
     fn loading() -> impl Iterator<Item = (Way, Lap)> {
         LAPS.into_iter().filter(|(way, _)| *way != Way::Asked)
     }
@@ -161,22 +164,22 @@ mod tests {
     }
 
     #[test]
-    fn every_lap_that_loads_comes_to_each_line_of_the_list() {
-        // 299 lines are there, and one of the list is not: whichever it is, the lap ends there.
+    fn every_lap_that_loads_visits_each_line_of_the_list() {
+        // 299 lines exist, and one line of the list does not: whichever it is, the lap ends there.
         let words = zeroes(299);
         for missing in [0, 100, 291, 299] {
             let mut list: Vec<u32> = (0..300).map(|n| n % 299 * LINE_WORDS).collect();
             list[missing] = 299 * LINE_WORDS;
             for (way, lap) in loading() {
                 let lap = std::panic::AssertUnwindSafe(|| lap(&words, &list));
-                assert!(std::panic::catch_unwind(lap).is_err(), "{way:?} left out visit {missing}");
+                assert!(std::panic::catch_unwind(lap).is_err(), "{way:?} skipped visit {missing}");
             }
         }
     }
 
     #[test]
-    fn only_who_stores_writes_to_its_line() {
-        // A word that is not zero is written back as it was: what tells is where a visit stores.
+    fn only_a_visit_that_stores_writes_to_its_line() {
+        // A word that is not zero is written back unchanged, so the test checks where a visit stores.
         let words = zeroes(2);
         words[0].store(7, Ordering::Relaxed);
         let nowhere = AtomicU64::new(0);
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_of_a_chain_is_where_the_one_before_said() {
+    fn a_visit_of_a_chain_is_where_the_previous_one_pointed() {
         let words = zeroes(2);
         words[0].store(8, Ordering::Relaxed);
         words[8].store(3, Ordering::Relaxed);
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_need_not_be_there() {
+    fn a_prefetched_line_need_not_exist() {
         asked(&zeroes(1), &[0, 1 << 20]);
         asked(&[], &[0]);
     }

@@ -1,5 +1,6 @@
-//! What 2 MiB pages would gain, said first and measured then. Said by the kernel's own loads and stores alone: recorded once, replayed on base
-//! and on 2 MiB pages without the kernel's arithmetic, and taken at the pace at which the kernel makes them.
+//! The gain of 2 MiB pages, first predicted and then measured. The prediction uses only the kernel's own loads and
+//! stores: recorded once, replayed on base and on 2 MiB pages without the kernel's arithmetic, and scaled to the
+//! pace at which the kernel makes them.
 //!
 //! ```text
 //!   one iteration ─ recorder ─▶ visits of lines ───────────────┐
@@ -8,10 +9,11 @@
 //!                 └─▶ median time of a visit in the kernel: its pace ─────────────────────────▶ saved_at_most ÷ pace = the bound
 //! ```
 //!
-//! A count of misses times what a miss costs in a chase is no such bound: misses overlap with other work and with each other, so that it can be
-//! more than all of the time (12.7 % was gained of 17.8 % predicted in "Huge pages part 5", LWN 2010), and it leaves out what page sizes change
-//! beside walks: prefetchers stop where a page ends. A replay has the overlaps, the caches of the page tables of that very footprint, and the
-//! prefetchers of this machine. What it assumes is printed with it.
+//! A count of misses times the cost of a miss in a chase is not such a bound. Misses overlap with other work and
+//! with each other, so that the product can exceed the whole time (12.7 % was gained of 17.8 % predicted in "Huge
+//! pages part 5", LWN 2010). It also leaves out effects of page sizes other than walks: prefetchers stop at the end
+//! of a page. A replay has the overlaps, the caches of the page tables of that very footprint, and the prefetchers
+//! of this machine. Its assumptions are printed with it.
 
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -26,28 +28,29 @@ use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::tlbcost::counters::{WalkEvents, Walks};
 
-/// A run is made of as many iterations as this takes, and of one at least: long beside what a busy host does to it, and short enough that the
-/// rounds of a comparison are over within minutes.
+/// Length of a run, in seconds; it has at least one iteration. Long compared with the disturbance on a busy host,
+/// and short enough that the rounds of a comparison take minutes.
 const RUN_SECONDS: f64 = 4.0;
 
-/// A median and how far it can be trusted, without an assumption on how values spread: between two of them, by their ranks.
+/// A median and its confidence interval between two values, by their ranks, without an assumption on their
+/// distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MedianInterval {
-    /// The middle.
+    /// Median of the values.
     pub median: f64,
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
-    /// How often such an interval holds the true median: 0.95 or more, or less where there are too few values.
+    /// Probability that such an interval holds the true median: 0.95 or more, or less with too few values.
     pub confidence: f64,
 }
 
-/// The narrowest pair of ranks, one from each end, that holds the median with 95 %; the lowest and highest value where none does
-/// (a binomial with probability one half: the sign test's interval).
+/// The narrowest pair of ranks, symmetric from both ends, that holds the median with 95 %; the lowest and highest
+/// value if no pair does (a binomial with probability one half: the sign test's interval).
 ///
 /// # Panics
-/// Where there are no values.
+/// If there are no values.
 pub fn median_interval(values: &[f64]) -> MedianInterval {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -69,10 +72,10 @@ pub fn median_interval(values: &[f64]) -> MedianInterval {
     }
 }
 
-/// The one in the middle, or the mean of both that are.
+/// The middle value, or the mean of the two middle values.
 ///
 /// # Panics
-/// Where there are no values.
+/// If there are no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -82,44 +85,44 @@ pub fn median(values: &[f64]) -> f64 {
 /// Prediction and measurement, side by side.
 #[derive(Clone, Debug, Serialize)]
 pub struct Prediction {
-    /// What ran, natively.
+    /// Name of the kernel, run natively.
     pub kernel: String,
-    /// Its parameters.
+    /// Parameters of the kernel.
     pub cmdline: String,
-    /// Iterations of its measured part in each run, and all it has; 0 where it has none to be left out.
+    /// Iterations of its measured part in each run, and its total; 0 if it has none that can be omitted.
     pub iterations: (u32, u32),
-    /// Visits of lines that were recorded: of one iteration, or of the whole measured part.
+    /// Number of recorded visits of lines: of one iteration, or of the whole measured part.
     pub visits: u64,
-    /// Of these, replayed.
+    /// Number of these visits that were replayed.
     pub replayed: u64,
-    /// What a visit costs without the kernel around it.
+    /// Cost of a visit without the kernel around it.
     pub paces: Vec<Pace>,
     /// Nanoseconds from one visit to the next in the kernel on base pages, the median of its runs.
     pub pace_ns: f64,
-    /// The most that 2 MiB pages can save, as part of the time on base pages.
+    /// Upper bound of the saving by 2 MiB pages, as a part of the time on base pages.
     pub share_bound: f64,
     /// Whether that is a bound: a kernel that is faster than all of its replays overlaps more than any of them shows.
     pub is_bound: bool,
-    /// What a PMU counted in the measured part of one more run on base pages, where there is one.
+    /// PMU counts in the measured part of one more run on base pages, if there is a PMU.
     pub counted: Option<Walks>,
-    /// Time that 2 MiB pages saved, as part of the time on base pages.
+    /// Time that 2 MiB pages saved, as a part of the time on base pages.
     pub saved: MedianInterval,
-    /// Rounds of one run on each page size, and one replay.
+    /// Number of rounds of one run on each page size, and one replay.
     pub rounds: usize,
     /// Windows of its RAM that were large in the last run on 2 MiB pages, and all of them.
     pub large_windows: (u64, u64),
 }
 
-/// Things that a prediction does besides its rounds, for a progress bar: a first run, and the recording.
+/// Steps of a prediction besides its rounds, for a progress bar: a first run, and the recording.
 pub const BESIDE_ROUNDS: u64 = 2;
 
-/// And in each round: a run on either page size, and a replay on both.
+/// Steps of each round: a run on each page size, and a replay on both.
 pub const IN_A_ROUND: u64 = 3;
 
 /// Records, then in turn runs on base and on 2 MiB pages and replays.
 ///
 /// # Errors
-/// [`Failure`]: a run or the recording failed, or somebody wants no more of it.
+/// [`Failure`]: a run or the recording failed, or an interrupt came.
 pub fn predict(
     work: &Work,
     events: Option<&'static WalkEvents>,
@@ -170,7 +173,7 @@ pub fn predict(
     })
 }
 
-/// The accesses of one iteration, or of the measured part of a kernel that has none.
+/// Records the accesses of one iteration, or of the measured part of a kernel without iterations.
 fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(String)) -> Result<Sample, Failure> {
     let request = Request {
         kernel: work.kernel,
@@ -189,12 +192,14 @@ fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(Str
     })?;
     if sample.visits == 0 {
         let name = work.kernel.name;
-        return Err(Failure::GuestFailed(format!("{name} makes no access to its memory in its measured part")));
+        return Err(Failure::GuestFailed(format!(
+            "cannot predict {name}: it makes no access to its memory in its measured part"
+        )));
     }
     Ok(sample)
 }
 
-/// Iterations of a run, by how long one of them took; `None` for a kernel that has none to be left out.
+/// Number of iterations of a run, from the duration of one; `None` for a kernel that has none to omit.
 fn iterations_of(first: &Timed) -> Option<u32> {
     let there_are = first.steps.all / first.steps.begun.max(1);
     let wanted = (RUN_SECONDS / first.seconds).ceil() as u32;
@@ -209,7 +214,7 @@ mod tests {
     #[test]
     fn an_interval_is_between_ranks_that_hold_the_median_with_95_per_cent() {
         let of = |n: u32| median_interval(&(1..=n).map(f64::from).collect::<Vec<_>>());
-        // Six values: 1 - 2/64. Eight: the second and the seventh hold it with 93 % only.
+        // Six values: 1 - 2/64. Eight: the second and the seventh hold it with only 93 %.
         assert_eq!(of(6), MedianInterval { median: 3.5, low: 1.0, high: 6.0, confidence: 1.0 - 2.0 / 64.0 });
         assert_eq!((of(8).low, of(8).high), (1.0, 8.0));
         // Nine: 1 - 2 (1 + 9)/512.
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_as_many_iterations_as_take_four_seconds_and_no_more_than_there_are() {
+    fn a_run_has_iterations_for_four_seconds_and_at_most_all() {
         let first =
             |seconds, begun, all| Timed { seconds, steps: Steps { begun, made: begun, all }, ..Timed::default() };
         assert_eq!(iterations_of(&first(0.5, 1, 75)), Some(8));
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_more_iterations_did_as_many_times_what_was_recorded() {
+    fn a_run_of_more_iterations_repeats_the_recorded_one() {
         assert_eq!(Steps { begun: 1, made: 8, all: 75 }.against_one(), 8.0);
         assert_eq!(Steps { begun: 2, made: 16, all: 20 }.against_one(), 8.0);
         assert_eq!(Steps::default().against_one(), 1.0);

@@ -1,4 +1,5 @@
-//! The accesses of a program without the program, on base and on 2 MiB pages, in every [way](super::laps) to make them.
+//! Replays the accesses of a program without the program, on base and on 2 MiB pages, in every [way](super::laps)
+//! to make them.
 //!
 //! ```text
 //!   round 1   1 chain: base, all bursts │ huge, all bursts    2 chains: huge │ base    4 chains: base │ huge   …
@@ -7,9 +8,10 @@
 //!             median of the rounds: time of a visit on base and on 2 MiB pages
 //! ```
 //!
-//! Not the shortest of several tries: a burst of milliseconds finds a moment in which nothing disturbs it, a program's run of seconds never does,
-//! and the two are compared. The program runs in the same rounds, so that what else the machine does to one, it does to all. And not base and
-//! huge burst by burst: what the program finds in the last cache from one burst to another would be driven out by the other half.
+//! The shortest of several tries would be wrong: a burst of milliseconds finds an undisturbed moment, a program's
+//! run of seconds never does, and the two are compared. The program runs in the same rounds, so that the machine's
+//! other work affects all of them. Base and huge are not alternated burst by burst, because data that the program
+//! finds in the last-level cache from one burst to another would be evicted by the other half.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -25,37 +27,38 @@ use super::work::Work;
 use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 
-/// The first eighth of a burst is not timed: it brings into caches and TLBs what the program has there at that moment. 64 thousand visits of the
-/// longest bursts: more than a second TLB has entries, and than the lines of 4 MiB of cache.
+/// The first eighth of a burst is not timed: it fills caches and TLBs as the program has them at that moment. 64
+/// thousand visits of the longest bursts exceed the entries of a second-level TLB, and the lines of 4 MiB of cache.
 const WARMED_PART: usize = 8;
 
-/// Visits between two readings of the clock. Their list, 128 KiB, is brought into the second cache before: the program reads no list, and from memory
-/// it would take a third as much again as the matrix of CG does. A reading, some 300 ns, is a hundredth of the fastest 32 thousand visits.
+/// Visits between two readings of the clock. Their list, 128 KiB, is first brought into the second-level cache: the
+/// program reads no list, and from memory it would take a third more than the matrix of CG does. A reading, some
+/// 300 ns, is a hundredth of the fastest 32 thousand visits.
 const PIECE: usize = 1 << 15;
 
-/// What a visit of a line costs where it is made that way.
+/// Cost of a visit of a line in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pace {
-    /// How.
+    /// Way to make the visits.
     pub way: Way,
-    /// Nanoseconds of a visit on base pages.
+    /// Time of a visit on base pages, in nanoseconds.
     pub base_ns: f64,
-    /// And on 2 MiB pages.
+    /// Time of a visit on 2 MiB pages, in nanoseconds.
     pub huge_ns: f64,
 }
 
 impl Pace {
-    /// What 2 MiB pages save of it; 0 where they cost more.
+    /// Saving by 2 MiB pages per visit, in nanoseconds; 0 if they cost more.
     pub fn saved(&self) -> f64 {
         (self.base_ns - self.huge_ns).max(0.0)
     }
 }
 
-/// Replays what was sampled of `work` once in memory of its own on both page sizes, which is another in each round: where base pages lie decides
-/// what they share of the caches.
+/// Replays the sample of `work` once on both page sizes. Each round uses other memory, because the place of base
+/// pages decides how they share the caches.
 ///
 /// # Errors
-/// [`Failure`]: there is not so much memory, or somebody wants no more of it.
+/// [`Failure`]: the memory does not suffice, or an interrupt came.
 pub fn replay(work: &Work, sample: &Sample, round: usize, interrupts: &Interrupts) -> Result<Vec<Pace>, Failure> {
     let base = work.map(PageSize::Base4K, interrupts)?;
     let huge = work.map(PageSize::Huge2M, interrupts)?;
@@ -69,7 +72,7 @@ pub fn replay(work: &Work, sample: &Sample, round: usize, interrupts: &Interrupt
     Ok(paces)
 }
 
-/// Nanoseconds of a visit, over all bursts.
+/// Nanoseconds per visit, over all bursts.
 fn sweep_ns(
     host: &impl Host,
     lap: Lap,
@@ -88,7 +91,7 @@ fn sweep_ns(
     Ok(seconds * 1e9 / visits.max(1) as f64)
 }
 
-/// Both, the first one first or the second.
+/// Runs both, the first one first or second.
 fn in_turn<T>(is_first_first: bool, first: impl FnOnce() -> T, second: impl FnOnce() -> T) -> (T, T) {
     if is_first_first {
         let one = first();
@@ -99,7 +102,7 @@ fn in_turn<T>(is_first_first: bool, first: impl FnOnce() -> T, second: impl FnOn
     }
 }
 
-/// Seconds of this thread, with those left out in which another had its CPU.
+/// Seconds of this thread, without those in which another thread had its CPU.
 fn timed_lap(host: &impl Host, lap: Lap, words: &[AtomicU64], warming: &[u32], timed: &[u32]) -> f64 {
     lap(words, warming);
     let piece_seconds = |piece: &[u32]| {
@@ -114,7 +117,7 @@ fn timed_lap(host: &impl Host, lap: Lap, words: &[AtomicU64], warming: &[u32], t
 /// The median of each way's rounds.
 ///
 /// # Panics
-/// Where there is no round.
+/// If there is no round.
 pub fn medians(rounds: &[Vec<Pace>]) -> Vec<Pace> {
     let of_way = |way: usize| {
         let of = |part: fn(&Pace) -> f64| median(&rounds.iter().map(|paces| part(&paces[way])).collect::<Vec<_>>());
@@ -135,7 +138,7 @@ mod tests {
                 Pace { way: Way::Asked, base_ns: asked, huge_ns: 1.0 },
             ]
         };
-        // One round in which the machine was busy does not count.
+        // One round on a busy machine does not count.
         let paces = medians(&[round(8.0, 4.0), round(900.0, 5.0), round(10.0, 3.0)]);
         assert_eq!(paces[0], Pace { way: Way::Free, base_ns: 10.0, huge_ns: 5.0 });
         assert_eq!(paces[1], Pace { way: Way::Asked, base_ns: 4.0, huge_ns: 1.0 });
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn all_visits_are_made_the_first_to_warm_and_the_others_in_pieces() {
+    fn all_visits_are_made_the_first_for_warming_and_the_others_in_pieces() {
         static SEEN: std::sync::Mutex<Vec<Vec<u32>>> = std::sync::Mutex::new(Vec::new());
         let (host, words) = (LinuxHost::open().expect("/proc is there"), [AtomicU64::new(0)]);
         let timed: Vec<u32> = (0..PIECE as u32 + 2).collect();

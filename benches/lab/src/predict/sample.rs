@@ -1,4 +1,4 @@
-//! What a kernel asks of memory: its loads and stores, recorded, counted, and kept in part.
+//! A kernel's memory accesses: its loads and stores, recorded, counted, and sampled.
 //!
 //! ```text
 //!   recorder ── trace ── pipe ──▶ ████····████····████····   bursts of records, evenly over the measured part
@@ -11,57 +11,57 @@ use wideleaf::failure::Failure;
 use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader};
 
-/// Visits of a burst: so many that what a TLB of 3072 entries has to be filled with at its begin is less than a hundredth of it.
+/// Number of visits in a burst. Filling a TLB of 3072 entries at its begin takes less than a hundredth of it.
 const BURST: usize = 1 << 19;
 
-/// Bursts at most: 32 MiB of them.
+/// Most bursts: 32 MiB of them.
 const BURSTS_MAX: usize = 16;
 const _: () = assert!(BURSTS_MAX.is_multiple_of(2), "every second one is dropped");
 
-/// Words of a line.
+/// Number of words in a line.
 pub const LINE_WORDS: u32 = GRANULE_BYTES / 8;
 
-/// A visit is the number of a word: of its line's first where it loads, and of the next one where it stores. So nothing has to be masked out to
-/// find the word, which would cost a replay more than the visit.
+/// A visit is the number of a word: of its line's first word for a load, and of the next one for a store. So no
+/// mask is needed to find the word, which would cost a replay more than the visit.
 pub const STORE: u32 = 1;
 const _: () = assert!(STORE < LINE_WORDS, "a store is in its line");
 
-/// Some of a kernel's visits of lines, and how many there are.
+/// Some of a kernel's visits of lines, and their total number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// In the order of the program, each stretch for itself.
+    /// Bursts in the order of the program, each a separate stretch.
     pub bursts: Vec<Vec<u32>>,
-    /// All visits of what was recorded.
+    /// Number of all recorded visits.
     pub visits: u64,
 }
 
 impl Sample {
-    /// Visits that were kept.
+    /// Number of visits that were kept.
     pub fn kept(&self) -> u64 {
         self.bursts.iter().map(|burst| burst.len() as u64).sum()
     }
 }
 
-/// Records what `request` names, in a process of its own that is gone when this returns.
+/// Records the request in a separate process, which has ended when this returns.
 ///
 /// # Errors
-/// [`Failure`]: it could not be recorded, or `watch` wanted no more of it.
+/// [`Failure`]: it could not be recorded, or `watch` stopped it.
 pub fn take(request: &Request<'_>, watch: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<Sample, Failure> {
     let name = request.kernel.name;
     let cannot = |error: std::io::Error| Failure::Host(format!("cannot record {name}: {error}"));
     let lines = request.arena_bytes().map_err(|error| failure(request, &error))? / u64::from(GRANULE_BYTES);
     if lines * u64::from(LINE_WORDS) > u64::from(u32::MAX) {
-        return Err(Failure::Usage(format!("{name} works on 32 GiB or more: take a smaller problem")));
+        return Err(Failure::Usage(format!("cannot sample {name}: it works on 32 GiB or more; use a smaller problem")));
     }
     let (reader, writer): (PipeReader, PipeWriter) = std::io::pipe().map_err(cannot)?;
     std::thread::scope(|scope| {
         let sampler = scope.spawn(move || read(reader));
         let recorded = record(request, BufWriter::new(writer), watch);
-        // The pipe ends with it, and the sampler with the pipe.
+        // The pipe ends with the recording, and the sampler with the pipe.
         let totals = recorded.map(|Recorded { totals, .. }| totals);
         let sample = sampler.join().expect("the sampler does not panic");
         totals.map_err(|error| failure(request, &error))?;
-        sample.map_err(|why| Failure::Host(format!("cannot read what {name} was recorded as: {why}")))
+        sample.map_err(|why| Failure::Host(format!("cannot read the recording of {name}: {why}")))
     })
 }
 
@@ -85,22 +85,22 @@ fn read(trace: PipeReader) -> Result<Sample, String> {
     Ok(sampler.sample)
 }
 
-/// Lines that the kernel came to last: what it does with them again needs no translation that is not there, and no line that is not there. So
-/// few that the first TLB has an entry for each (64 entries at least on servers since 2008), and the first cache a line.
+/// Number of lines that the kernel visited last: visiting them again needs neither a new translation nor a new
+/// line. They fit in the first-level TLB (at least 64 entries on servers since 2008) and in the first-level cache.
 const RECENT: usize = 64;
 
-/// Keeps bursts of the visits that pass by.
+/// Keeps bursts of the passing visits.
 struct Sampler {
     sample: Sample,
     burst: u64,
     bursts_max: usize,
-    /// From the begin of a burst to that of the next.
+    /// Visits from the begin of a burst to that of the next.
     every: u64,
-    /// By a hash of the line: which line was there last, and where in the newest burst its visit is, if it was kept.
+    /// By a hash of the line: the latest line there, and the index of its visit in the newest burst, if it was kept.
     recent: [(u32, Option<usize>); RECENT],
 }
 
-/// No line: its words would have larger numbers than there are.
+/// Marker for no line: its words would have larger numbers than exist.
 const NO_LINE: u32 = u32::MAX;
 
 impl Sampler {
@@ -112,7 +112,7 @@ impl Sampler {
     fn add(&mut self, access: &Access) {
         let line = (access.address / u64::from(GRANULE_BYTES)) as u32;
         let store = if access.is_write { STORE } else { 0 };
-        // The upper bits of a product: arrays that begin at like addresses do not share places.
+        // The upper bits of a product, so that arrays at similar addresses do not collide.
         let place = (line.wrapping_mul(0x9E37_79B1) >> (u32::BITS - RECENT.ilog2())) as usize;
         if let (recent, kept) = self.recent[place]
             && recent == line
@@ -126,7 +126,7 @@ impl Sampler {
         self.recent[place] = (line, kept);
     }
 
-    /// Keeps a visit where it is in a burst; tells where.
+    /// Keeps a visit that is in a burst; returns its index.
     fn keep(&mut self, visit: u32) -> Option<usize> {
         let Sample { bursts, visits } = &mut self.sample;
         if visits.is_multiple_of(self.every) {
@@ -138,7 +138,7 @@ impl Sampler {
                 });
                 self.every *= 2;
             }
-            // An even number of bursts has passed: where every second one is kept, this one is.
+            // An even number of bursts has passed: if every second one is kept, this one is.
             bursts.push(Vec::with_capacity(self.burst as usize));
             self.recent = [(NO_LINE, None); RECENT];
         }
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_short_is_kept_whole() {
+    fn a_short_recording_is_kept_whole() {
         let sample = sampled((0..6).map(|line| access(line, line % 2 == 1)));
         assert_eq!(sample.bursts, [vec![0, 8 | STORE, 16, 24 | STORE], vec![32, 40 | STORE]]);
         assert_eq!((sample.visits, sample.kept()), (6, 6));
     }
 
     #[test]
-    fn what_is_long_is_kept_in_bursts_that_lie_evenly() {
+    fn a_long_recording_is_kept_in_evenly_spaced_bursts() {
         // 64 visits, 4 bursts of 4: one in each sixteen.
         let sample = sampled((0..64).map(|line| access(line, false)));
         let starts: Vec<u32> = sample.bursts.iter().map(|burst| burst[0]).collect();
@@ -182,8 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_visited_just_now_is_not_visited_again() {
-        // Three arrays in step, eight elements a line, the third one stored to: three visits. Arrays of 2 MiB are 32768 lines apart.
+    fn a_recently_visited_line_is_not_visited_again() {
+        // Three arrays in step, eight elements a line, the third one stored to: three visits. Arrays of 2 MiB are
+        // 32768 lines apart.
         let arrays = [access(0, false), access(32_768, false), access(65_536, true)];
         let sample = sampled(arrays.into_iter().cycle().take(24));
         assert_eq!(sample.bursts, [[0, 32_768, 65_536].map(|line| (line * LINE_WORDS) | u32::from(line == 65_536))]);
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_behind_its_load_makes_one_visit_of_both() {
+    fn a_store_after_its_load_makes_one_visit_of_both() {
         let sample = sampled([access(7, false), access(7, true), access(9, false)]);
         assert_eq!((sample.bursts, sample.visits), (vec![vec![(7 * LINE_WORDS) | STORE, 9 * LINE_WORDS]], 2));
     }

@@ -1,4 +1,4 @@
-//! What `wideleaf-lab predict` says to people.
+//! Table of a prediction.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use super::prediction::Prediction;
 use super::replay::Pace;
 
 impl PredictReport {
-    /// For people.
+    /// The report as text.
     pub fn to_table(&self) -> String {
         let Environment { cpus, kernel, load_1m, .. } = &self.environment;
         let mut out = format!("PMU: {}\n", self.pmu);
@@ -24,7 +24,7 @@ impl PredictReport {
 
 fn write_prediction(out: &mut String, prediction: &Prediction) {
     let Prediction { kernel, cmdline, iterations: (made, all), visits, replayed, .. } = prediction;
-    let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations a run") };
+    let of_run = if *all == 0 { String::new() } else { format!(", {made} of its {all} iterations per run") };
     let _ = writeln!(out, "{kernel} {cmdline}, natively{of_run}");
     write_paces(out, prediction);
     let percent = |part: f64| format!("{:.1} %", part * 1e2);
@@ -37,19 +37,21 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     rows.add_row([Cell::new(how), number(interval)]);
     let _ = writeln!(out, "{rows}");
     let claim = if *is_bound {
-        "at most: no mix of the paces above that is as fast as the kernel saves more; asking is in it where the kernel is faster than all that ask less"
+        "at most: no mix of the paces above that is as fast as the kernel saves more; prefetching counts only if the \
+        kernel is faster than all paces that prefetch less"
     } else {
-        "an estimate, by the fastest of the paces above: the kernel is faster than any of them, so it is no bound"
+        "an estimate by the fastest of the paces above: the kernel is faster than all of them, so it is not a bound"
     };
     let _ = writeln!(
         out,
         "  {claim}. Assumed: page sizes change the time of\n  \
-         its loads and stores alone, none is made faster than in a replay, and the {replayed} of {visits} visits that were replayed stand for all"
+         its loads and stores only, none is faster than in a replay, and the {replayed} replayed of {visits} visits \
+         represent all"
     );
     if *is_bound && saved.low > *share_bound {
         let _ = writeln!(
             out,
-            "  more was saved than predicted at most: one of these does not hold here, or the machine was not quiet"
+            "  more was saved than predicted at most: one assumption does not hold here, or the machine was not quiet"
         );
     }
     if let Some(walks) = &prediction.counted {
@@ -63,16 +65,16 @@ fn write_prediction(out: &mut String, prediction: &Prediction) {
     let _ = writeln!(out, "  {large} of {windows} windows of its memory were large on the 2 MiB side");
 }
 
-/// Its accesses without it.
+/// The kernel's accesses without the kernel.
 fn write_paces(out: &mut String, prediction: &Prediction) {
-    let mut rows = table(&["ns a visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
+    let mut rows = table(&["ns per visit of a line, replayed", "on 4 KiB pages", "on 2 MiB pages"]);
     for Pace { way, base_ns, huge_ns } in &prediction.paces {
         let how = match way {
             Way::Chains(1) => "one after another".to_owned(),
             Way::Chains(chains) => format!("{chains} chains"),
             Way::Free => "all at once".to_owned(),
-            Way::Ahead(visits) => format!("asked for {visits} visits ahead"),
-            Way::Asked => "asked for only".to_owned(),
+            Way::Ahead(visits) => format!("prefetched {visits} visits ahead"),
+            Way::Asked => "only prefetched".to_owned(),
         };
         rows.add_row([Cell::new(how), number(format!("{base_ns:.3}")), number(format!("{huge_ns:.3}"))]);
     }

@@ -1,12 +1,13 @@
-//! A kernel at its work in this process: what is compared. Shortened to some of its iterations, timed over its measured part alone, and
-//! with a PMU counted over that part alone.
+//! A kernel in this process, for the comparison: shortened to some of its iterations, timed over its measured part
+//! only, with a PMU counting over that part only.
 //!
 //! ```text
 //!   RAM on pages of one size, prefaulted ─▶ thread: init │ begin ─ update or compute ─ end │ verify
 //!                                                          ▲ its CPU time, counters   ▲ its CPU time, counters
 //! ```
 //!
-//! The kernel's thread cannot be ended: who gives up waiting ends the process with it, and nothing is left of either.
+//! The kernel's thread cannot be ended: a caller that stops waiting ends the process with it, and nothing is left
+//! of either.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -26,57 +27,57 @@ use wideleaf::interrupts::Interrupts;
 use wideleaf::run::{kernel, native_layout};
 use wideleaf::tlbcost::counters::{LinuxPmu, Meter, WalkEvents, Walks};
 
-/// A run takes no longer.
+/// Time limit of a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How often what waits for the kernel looks at the clock and the interrupts.
+/// Interval at which the waiting thread checks the clock and the interrupts.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
-/// Good to one part in 50 000.
+/// Accurate to one part in 50 000.
 const TSC_MEASURED_OVER: Duration = Duration::from_millis(50);
 
-/// Phases that kernels measure themselves by.
+/// Phases that kernels measure.
 const MEASURED: [&str; 2] = ["update", "compute"];
 
-/// A kernel, its parameters, and the RAM it needs.
+/// A kernel, its parameters, and the RAM that it needs.
 #[derive(Clone)]
 pub struct Work {
-    /// The kernel.
+    /// Built-in kernel to run.
     pub kernel: &'static Kernel,
-    /// Its parameters, the class among them.
+    /// Parameters, including the class.
     pub cmdline: String,
-    /// Whole windows.
+    /// Size of RAM, in whole windows.
     pub ram: Bytes,
 }
 
-/// What a run showed.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Timed {
     /// Name of the measured phase.
     pub phase: String,
-    /// How long its thread had a CPU for it: what else runs on the machine takes caches from it, and no time.
+    /// CPU time of its thread in that phase, in seconds: other processes take caches from it, but no time.
     pub seconds: f64,
-    /// Its iterations.
+    /// Iterations of the phase.
     pub steps: Steps,
-    /// What the CPU counted in it.
+    /// PMU counts of the phase.
     pub walks: Option<Walks>,
     /// Windows of the RAM that were large at the end, and all of them.
     pub large_windows: (u64, u64),
 }
 
-/// Iterations of the measured part. A kernel may go through them several times.
+/// Iterations of the measured part. A kernel may run through them several times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Times that the kernel began them; 0 for a kernel that has none.
+    /// Number of times that the kernel began them; 0 for a kernel without iterations.
     pub begun: u32,
-    /// That were made.
+    /// Number of iterations made.
     pub made: u32,
-    /// That the kernel has.
+    /// Number of iterations of the kernel.
     pub all: u32,
 }
 
 impl Steps {
-    /// How many times as much a run did as one of a single iteration does.
+    /// Work of the run as a multiple of one with a single iteration.
     pub fn against_one(self) -> f64 {
         if self.begun == 0 { 1.0 } else { f64::from(self.made) / f64::from(self.begun) }
     }
@@ -86,10 +87,10 @@ impl Work {
     /// A kernel and its parameters.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where there is no such kernel, class or parameter.
+    /// [`Failure::Usage`] if there is no such kernel, class or parameter.
     pub fn new(name: &str, class: Option<&str>, cmdline: &str) -> Result<Work, Failure> {
         let unknown =
-            || Failure::Usage(format!("cannot predict {name}: there is no such kernel; `wideleaf kernels` lists them"));
+            || Failure::Usage(format!("cannot predict {name}: no such kernel; `wideleaf kernels` lists them"));
         let kernel = by_name(name).ok_or_else(unknown)?;
         let cmdline = kernel::with_class(kernel, class, cmdline)?;
         let needed = match kernel::memory_needed(kernel, &cmdline, 1)? {
@@ -100,16 +101,17 @@ impl Work {
         Ok(Work { kernel, cmdline, ram })
     }
 
-    /// RAM for it, on pages of that size, all of it present.
+    /// Maps RAM for it, on pages of that size, all of it present.
     ///
     /// # Errors
-    /// [`Failure`] where the host has not so much, or somebody wants no more of it.
+    /// [`Failure`] if the host has too little memory, or an interrupt came.
     pub fn map(&self, page: PageSize, interrupts: &Interrupts) -> Result<Arc<GuestRam>, Failure> {
         let available = kib(memory_available_kib());
         if self.ram > available {
             let name = self.kernel.name;
             return Err(Failure::Host(format!(
-                "{name} needs {} of memory, and the host has {available} available: take a smaller problem",
+                "cannot run {name}: it needs {} of memory, and the host has {available} available; use a smaller \
+                problem",
                 self.ram
             )));
         }
@@ -127,10 +129,10 @@ impl Work {
         Ok(ram)
     }
 
-    /// Runs it on pages of that size, with so many iterations at most, and counts its walks where events are named.
+    /// Runs it on pages of that size, with at most this number of iterations, and counts walks if events are named.
     ///
     /// # Errors
-    /// [`Failure`]: it failed, its result is wrong, it told no measured part, or somebody wants no more of it.
+    /// [`Failure`]: it failed, its result is wrong, it has no measured part, or an interrupt came.
     pub fn run(
         &self,
         page: PageSize,
@@ -146,43 +148,43 @@ impl Work {
         let thread = std::thread::Builder::new().name("kernel".into()).spawn(work);
         let thread = thread.map_err(|error| Failure::Host(format!("cannot start the kernel's thread: {error}")))?;
         let (code, timed) = wait(&receiver, interrupts)?
-            .ok_or_else(|| Failure::GuestCrashed(format!("{name} panicked: this is a mistake of ours")))?
-            .map_err(|why| Failure::Host(format!("the PMU did not count: {why}")))?;
+            .ok_or_else(|| Failure::GuestCrashed(format!("{name} panicked: this is a bug in wideleaf")))?
+            .map_err(|why| Failure::Host(format!("cannot count with the PMU: {why}")))?;
         drop(thread.join());
         let is_shortened = timed.steps.made < timed.steps.all;
         match code {
             ExitCode::Success => {}
-            // Fewer iterations do not come to the published result.
+            // With fewer iterations the result differs from the published one.
             ExitCode::VerificationFailed if is_shortened => {}
             code => return Err(Failure::GuestFailed(format!("{name} {}: {code}", self.cmdline))),
         }
         if timed.seconds <= 0.0 {
-            return Err(Failure::GuestFailed(format!("{name} told no time of its work: it has no measured part")));
+            return Err(Failure::GuestFailed(format!("cannot time {name}: it has no measured part")));
         }
         Ok(Timed { large_windows: large_windows(&ram), ..timed })
     }
 }
 
-/// The kernel, from its first line to its last, on the thread that calls.
+/// Runs the kernel, from its first line to its last, on the calling thread.
 fn run_on(
     ram: &GuestRam,
     line: &str,
     most: Option<u32>,
     events: Option<&'static WalkEvents>,
 ) -> Result<(ExitCode, Timed), String> {
-    // Before there are other threads, which inherit the counters.
+    // Before other threads start, which inherit the counters.
     let meter = events.map(|events| Meter::open(&LinuxPmu, events)).transpose()?;
     let host = LinuxHost::open().map_err(|error| error.to_string())?;
     let tsc_hz = native::measure_tsc_hz(TSC_MEASURED_OVER);
     let watch = Arc::new(Mutex::new(Watch { meter, began: Duration::ZERO, timed: Timed::default(), failed: None }));
     let seen = watch.clone();
-    // Called by the one thread that runs the kernel, whose clock it is.
+    // Called only by the kernel's thread, because its clock is read.
     let sink = Box::new(move |message: &Message<'_>| {
         seen.lock().expect("a watch does not panic").on(message, host.thread_cpu_time());
     });
     let (code, steps) = native::run(1, tsc_hz, sink, |platform| {
         let words = ram.exclusive_words(ram.ranges()[0]);
-        let mut words = words.expect("nobody else asks for the words of this RAM");
+        let mut words = words.expect("the words of this RAM are taken once");
         let arena = Arena::from_words(words.as_mut_slice());
         let guest_page = GuestPage::from_bytes(PageSize::Base4K.bytes().get()).expect("x86 has 4 KiB pages");
         let shortened = Shortened { platform, most, steps: Mutex::default() };
@@ -196,7 +198,7 @@ fn run_on(
     }
 }
 
-/// Waits for what the kernel's thread has to say; `None` where it panicked.
+/// Waits for the result of the kernel's thread; `None` if it panicked.
 fn wait<T>(receiver: &mpsc::Receiver<T>, interrupts: &Interrupts) -> Result<Option<T>, Failure> {
     let deadline = Instant::now() + RUN_TIMEOUT;
     loop {
@@ -211,7 +213,7 @@ fn wait<T>(receiver: &mpsc::Receiver<T>, interrupts: &Interrupts) -> Result<Opti
     }
 }
 
-/// What listens to the kernel's lines.
+/// Listener for the kernel's lines.
 struct Watch {
     meter: Option<Meter>,
     began: Duration,
@@ -278,7 +280,7 @@ impl Platform for Shortened<'_> {
     }
 }
 
-/// Windows that are whole and large, and all of them; none of them where the kernel does not tell.
+/// Windows that are whole and large, and all of them; 0 if the kernel does not report them.
 fn large_windows(ram: &GuestRam) -> (u64, u64) {
     let all = ram.bytes().get() / PageSize::Huge2M.bytes().get();
     let mut sensor = HostBackingSensor::default();

@@ -1,4 +1,4 @@
-//! What a person may say behind `wideleaf simulate`, and how lists are written.
+//! Arguments of `wideleaf simulate`, and the syntax of its lists.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,44 +9,44 @@ use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_simulator::{Machine, machine, machines};
 
 const EXAMPLES: &str = "\
-On a recording the guest is the recorded one: what it touched and when stays as it was, however its pages are. Costs are those
-of the recorded actions. So it says what a policy does and what that costs, not what the guest gains.
+With --recording, the guest is the recorded one: its accesses stay the same, whatever its pages. Costs are those of the
+recorded actions. So the result shows a policy's actions and their cost, but not the gain of the guest.
 
-On a trace the accesses are those of the kernel, the TLBs and walks those of a model of the machine, and policies run on a
-simulated host, in simulated time. So it says how often each machine misses; cycles of walks are the model's, and nothing says
-how much of them a real machine hides.
+With --trace, the accesses are those of the kernel, TLBs and walks are those of a model of the machine, and policies run
+on a simulated host, in simulated time. So the result shows how often each machine misses. Cycles of walks are the
+model's: it does not say how many of them a real machine hides.
 
 Examples:
-  Record a run, then see what every policy would have done in it:
+  Record a run, then see the actions of every policy in it:
     wideleaf run gups --policy greedy --record gups.rec
     wideleaf simulate --recording gups.rec
 
   GUPS with 256 MiB on an Opteron, natively, on base pages and on huge ones:
     wideleaf simulate --trace gups:log2_words=25 --machine k8 --native --host-page 4k,2m
 
-  A recorded kernel in a guest with base pages, under two policies on two machines, with a plot of how it went:
+  A recorded kernel in a guest with base pages, under two policies on two machines, with a plot over time:
     wideleaf simulate --trace cg.A.trace --machine skylake-sp,zen4 --policy reservation,auto --plot cg.svg";
 
-/// `wideleaf simulate`.
+/// Arguments of `wideleaf simulate`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct SimulateArgs {
-    /// What `wideleaf run --record` wrote
-    // What to simulate is checked later: --policy help and --machine help need neither.
+    /// Recording that `wideleaf run --record` wrote
+    // The input is checked later: --policy help and --machine help need none.
     #[arg(long, value_name = "FILE", required_unless_present_any = ["trace", "policy", "machine"], conflicts_with = "trace")]
     pub recording: Option<PathBuf>,
 
-    /// Accesses: what `wideleaf trace record` wrote, or a stream to generate, as in gups:log2_words=25; `--trace help` lists
-    /// the streams
+    /// Accesses: a file of `wideleaf trace record`, or a generated stream such as gups:log2_words=25; `--trace
+    /// help` lists the streams
     #[arg(long, value_name = "FILE|STREAM")]
     pub trace: Option<String>,
 
-    /// Policies to simulate, with commas between them; `--policy help` lists them [default: for a recording all of them, for
-    /// a trace none: the host's pages stay as --host-page says]
+    /// Policies to simulate, separated by commas; `--policy help` lists them [default: for a recording all, for a
+    /// trace none: the host's pages are those of --host-page]
     #[arg(long, value_name = "NAME", value_parser = parse_policies)]
     pub policy: Option<PoliciesArg>,
 
-    /// Machines to simulate, with commas between them; `--machine help` lists them with their sources
+    /// Machines to simulate, separated by commas; `--machine help` lists them with their sources
     #[arg(long, value_name = "NAME", value_parser = parse_machines, conflicts_with = "recording")]
     pub machine: Option<MachinesArg>,
 
@@ -54,29 +54,29 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = PageSize::parse, conflicts_with = "recording")]
     pub guest_page: PageSize,
 
-    /// Page sizes of the host that no policy changes, each simulated too: 4k, 2m or 1g, with commas between them [default: 4k
-    /// where there is no --policy]
+    /// Fixed page sizes of the host, each of which is simulated too: 4k, 2m or 1g, separated by commas [default: 4k
+    /// without --policy]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = PageSize::parse, conflicts_with = "recording")]
     pub host_page: Vec<PageSize>,
 
-    /// A process instead of a guest: one table to walk, and its pages are those of --host-page or of the policy
+    /// Simulate a process instead of a guest: one table to walk, and pages of --host-page or of the policy
     #[arg(long, conflicts_with_all = ["recording", "guest_page"])]
     pub native: bool,
 
-    /// Levels of table, of the guest and of the host: 4 or 5
+    /// Levels of the guest's and the host's page tables: 4 or 5
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(4..=5),
           conflicts_with = "recording")]
     pub levels: u8,
 
-    /// Memory of the simulated host [default: twice what the trace needs, so that it is never short]
+    /// Memory of the simulated host [default: twice the need of the trace, so that it is never short]
     #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes, conflicts_with = "recording")]
     pub memory: Option<Bytes>,
 
-    /// Giant pages that policies can have
+    /// Number of giant pages that policies can use
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "recording")]
     pub giant_pages: u64,
 
-    /// Another thread of the core uses half of its TLBs and caches
+    /// Let another thread of the core use half of its TLBs and caches
     #[arg(long, conflicts_with = "recording")]
     pub smt: bool,
 
@@ -84,43 +84,44 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout, conflicts_with = "recording")]
     pub interval: Duration,
 
-    /// Cycles of simulated time, at 2 GHz, from one access to the next. With more of them a short trace stands for a long run
+    /// Cycles of simulated time, at 2 GHz, from one access to the next. With more of them a short trace stands for
+    /// a long run
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1_000_000),
           conflicts_with = "recording")]
     pub cycles_per_access: u64,
 
-    /// Stop after so many accesses
+    /// Stop after this number of accesses
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "recording")]
     pub accesses: Option<u64>,
 
-    /// Draw coverage, bloat and misses over time there, as SVG
+    /// Draw coverage, bloat and misses over time into this file, as SVG
     #[arg(long, value_name = "FILE", conflicts_with = "recording")]
     pub plot: Option<PathBuf>,
 
-    /// Form of the result
+    /// Format of the output
     #[arg(long, value_enum, default_value = "table")]
     pub format: FormatArg,
 
-    /// Write the result there instead of to standard output
+    /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// `--policy`.
+/// Argument of `--policy`.
 #[derive(Clone, Debug)]
 pub enum PoliciesArg {
-    /// List the policies and end.
+    /// List the policies and exit.
     Help,
-    /// Use these.
+    /// Use these policies.
     Use(Vec<PolicyChoice>),
 }
 
-/// `--machine`.
+/// Argument of `--machine`.
 #[derive(Clone, Debug)]
 pub enum MachinesArg {
-    /// List the machines and end.
+    /// List the machines and exit.
     Help,
-    /// Use these.
+    /// Use these machines.
     Use(Vec<&'static Machine>),
 }
 
@@ -132,7 +133,7 @@ fn parse_policies(text: &str) -> Result<PoliciesArg, String> {
     split_policies(text).into_iter().map(choose).collect::<Result<_, _>>().map(PoliciesArg::Use)
 }
 
-/// A comma stands between policies and between the parameters of one: what is `key=value` belongs to the policy before it.
+/// A comma separates policies, and the parameters of one: a part `key=value` belongs to the policy before it.
 fn split_policies(text: &str) -> Vec<String> {
     let mut policies: Vec<String> = Vec::new();
     for part in text.split(',') {
@@ -154,7 +155,7 @@ fn parse_machines(text: &str) -> Result<MachinesArg, String> {
     }
     let choose = |name: &str| {
         let names = || machines().iter().map(|machine| machine.name).collect::<Vec<_>>().join(", ");
-        machine(name).ok_or_else(|| format!("there is no machine {name:?}; there are {}", names()))
+        machine(name).ok_or_else(|| format!("there is no machine {name:?}; the machines are {}", names()))
     };
     text.split(',').map(choose).collect::<Result<_, _>>().map(MachinesArg::Use)
 }
@@ -175,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_machine_is_refused_with_what_there_is() {
+    fn an_unknown_machine_is_refused_with_the_known_ones() {
         assert!(matches!(parse_machines("k8"), Ok(MachinesArg::Use(list)) if list[0].name == "k8"));
         let error = parse_machines("k8,z80").expect_err("there is none");
-        assert!(error.starts_with("there is no machine \"z80\"; there are madison, k8, "), "{error}");
+        assert!(error.starts_with("there is no machine \"z80\"; the machines are madison, k8, "), "{error}");
     }
 }

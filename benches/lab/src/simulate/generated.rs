@@ -1,4 +1,4 @@
-//! Streams that are generated: named, with parameters, as `gups:log2_words=25,updates=1000000`.
+//! Generated streams, named with parameters, as in `gups:log2_words=25,updates=1000000`.
 //!
 //! ```text
 //!   "gups:log2_words=25"  ──parse──▶  Generated { gups, [25, 2^24, 1] }  ──▶ arena, accesses ──▶ the same every time
@@ -14,7 +14,7 @@ use wideleaf::failure::Failure;
 use wideleaf::output::print;
 use wideleaf::report::prose_table;
 
-/// Accesses, one after another.
+/// Accesses, in order.
 pub type Accesses = Box<dyn Iterator<Item = Access> + Send>;
 
 /// A number that may be set.
@@ -29,26 +29,26 @@ const fn parameter(name: &'static str, default: u64, range: (u64, u64), meaning:
     Parameter { name, default, range, meaning }
 }
 
-/// A kind of stream: a line of the table it is listed, parsed and made from.
+/// A kind of stream: a line of the table for listing, parsing and making streams.
 struct Kind {
     name: &'static str,
     summary: &'static str,
     parameters: &'static [Parameter],
-    /// Length of the arena, and how many accesses there are. Gets the parameters in the order of the table.
+    /// Length of the arena, and number of accesses. Gets the parameters in the order of the table.
     extent: fn(&[u64]) -> (u64, u64),
     make: fn(&[u64]) -> Accesses,
 }
 
-const SEED: Parameter = parameter("seed", 1, (0, u64::MAX), "of the random numbers");
+const SEED: Parameter = parameter("seed", 1, (0, u64::MAX), "seed of the random numbers");
 
-/// All streams. The bounds keep an arena within 2 TiB, which is what a simulator takes.
+/// All streams. The bounds keep an arena within 2 TiB, the limit of a simulator.
 const KINDS: &[Kind] = &[
     Kind {
         name: "gups",
         summary: "HPCC RandomAccess: updates of any word of a table",
         parameters: &[
             parameter("log2_words", 25, (9, 37), "words of the table, 8 bytes each, as a power of two"),
-            parameter("updates", 1 << 24, (1, 1 << 40), "how many (HPCC makes 4 for each word)"),
+            parameter("updates", 1 << 24, (1, 1 << 40), "number of updates (HPCC makes 4 for each word)"),
             SEED,
         ],
         extent: |p| (8 << p[0], p[1]),
@@ -56,11 +56,11 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "stride",
-        summary: "loads the same distance apart, round and round",
+        summary: "loads at a constant distance, repeatedly over the memory",
         parameters: &[
-            parameter("log2_bytes", 28, (12, 40), "memory it goes over, as a power of two"),
+            parameter("log2_bytes", 28, (12, 40), "size of the memory in bytes, as a power of two"),
             parameter("stride", 4096, (1, 1 << 30), "bytes from one load to the next"),
-            parameter("loads", 1 << 24, (1, 1 << 40), "how many"),
+            parameter("loads", 1 << 24, (1, 1 << 40), "number of loads"),
         ],
         extent: |p| (1 << p[0], p[2]),
         make: |p| Box::new(streams::strided(1 << p[0], p[1]).take(p[2] as usize)),
@@ -70,7 +70,7 @@ const KINDS: &[Kind] = &[
         summary: "STREAM: copy, scale, add and triad over three arrays",
         parameters: &[
             parameter("log2_words", 21, (3, 36), "words of an array, 8 bytes each, as a power of two"),
-            parameter("passes", 2, (1, 1 << 20), "how often all four"),
+            parameter("passes", 2, (1, 1 << 20), "number of passes over all four loops"),
         ],
         extent: |p| (3 * (8 << p[0]), p[1] * (10 << p[0])),
         make: |p| {
@@ -84,7 +84,7 @@ const KINDS: &[Kind] = &[
         summary: "Jacobi sweeps with seven points over a cube, into a second one",
         parameters: &[
             parameter("side", 128, (3, 4096), "words a side, 8 bytes each"),
-            parameter("sweeps", 2, (1, 1 << 20), "how many"),
+            parameter("sweeps", 2, (1, 1 << 20), "number of sweeps"),
         ],
         extent: |p| (2 * Cube { n: p[0] }.bytes(), p[1] * 8 * (p[0] - 2).pow(3)),
         make: |p| {
@@ -94,10 +94,10 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "lines",
-        summary: "lines of a cube solved forth and back along x, then y, then z, as in NPB's SP and BT",
+        summary: "lines of a cube solved forward and backward along x, then y, then z, as in NPB's SP and BT",
         parameters: &[
             parameter("side", 128, (1, 4096), "words a side, 8 bytes each"),
-            parameter("sweeps", 1, (1, 1 << 20), "how often all three"),
+            parameter("sweeps", 1, (1, 1 << 20), "number of sweeps over all three directions"),
         ],
         extent: |p| (Cube { n: p[0] }.bytes(), p[1] * 12 * p[0].pow(3)),
         make: |p| {
@@ -112,7 +112,7 @@ const KINDS: &[Kind] = &[
         parameters: &[
             parameter("rows", 14_000, (1, 1 << 28), "rows and columns (CG A: 14000, B: 75000, C: 150000)"),
             parameter("row_entries", 132, (1, 4096), "entries a row that are not zero (CG A: 132, B: 183, C: 241)"),
-            parameter("products", 4, (1, 1 << 20), "how many"),
+            parameter("products", 4, (1, 1 << 20), "number of products"),
             SEED,
         ],
         extent: |p| {
@@ -129,7 +129,7 @@ const KINDS: &[Kind] = &[
         parameters: &[
             parameter("log2_keys", 23, (4, 36), "keys, 4 bytes each, as a power of two (IS A: 23, B: 25)"),
             parameter("log2_bound", 19, (4, 32), "counters, as a power of two (IS A: 19, B: 21)"),
-            parameter("log2_buckets", 10, (0, 16), "buckets, as a power of two; 0: none"),
+            parameter("log2_buckets", 10, (0, 16), "buckets, as a power of two; 0: no buckets"),
             SEED,
         ],
         extent: |p| (Sort { keys: 1 << p[0], bound: 1 << p[1] }.bytes(), if p[2] == 0 { 2 << p[0] } else { 4 << p[0] }),
@@ -143,11 +143,11 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "half-sparse",
-        summary: "passes over windows of which every second is used whole, and few pages of the others",
+        summary: "passes over windows: every second one is used completely, few pages of the others",
         parameters: &[
-            parameter("windows", 64, (1, 1 << 20), "of 2 MiB"),
+            parameter("windows", 64, (1, 1 << 20), "number of windows of 2 MiB"),
             parameter("pages", 8, (0, 512), "pages that are used in each odd window"),
-            parameter("passes", 100, (1, 1 << 30), "how many"),
+            parameter("passes", 100, (1, 1 << 30), "number of passes"),
         ],
         extent: |p| (p[0] << 21, p[2] * (p[0].div_ceil(2) * 512 + p[0] / 2 * p[1])),
         make: |p| {
@@ -160,16 +160,11 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "sweep3d",
-        summary: "an iteration of ASCI Sweep3D in the order of its own loops, an angle after another",
+        summary: "an iteration of ASCI Sweep3D in the order of its own loops, one angle after another",
         parameters: &[
             parameter("n", 150, (16, 400), "cells along an edge"),
-            parameter(
-                "border",
-                64,
-                (64, 1 << 30),
-                "each array begins at a multiple of so many bytes, rounded up to lines of 64",
-            ),
-            parameter("iterations", 1, (1, 1 << 20), "how many (the reference makes 12)"),
+            parameter("border", 64, (64, 1 << 30), "alignment of each array, rounded up to lines of 64 bytes"),
+            parameter("iterations", 1, (1, 1 << 20), "number of iterations (the reference makes 12)"),
         ],
         extent: |p| {
             let sweep = Sweep3d { n: p[0], border: p[1].next_multiple_of(64) };
@@ -190,10 +185,10 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// Reads `name` or `name:key=value,key=value`; `None` where no stream has that name.
+    /// Parses `name` or `name:key=value,key=value`; `None` if no stream has that name.
     ///
     /// # Errors
-    /// What makes no sense, with what there is.
+    /// Message about the invalid part, with the valid forms.
     pub fn parse(text: &str) -> Option<Result<Generated, String>> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         let kind = KINDS.iter().find(|kind| kind.name == name)?;
@@ -216,17 +211,17 @@ impl Generated {
         Ok(())
     }
 
-    /// Its name.
+    /// Name of the stream.
     pub fn name(&self) -> &'static str {
         self.kind.name
     }
 
-    /// Memory it goes over.
+    /// Memory that it accesses.
     pub fn arena(&self) -> Bytes {
         Bytes::new((self.kind.extent)(&self.values).0)
     }
 
-    /// How many accesses there are.
+    /// Number of accesses.
     pub fn length(&self) -> u64 {
         (self.kind.extent)(&self.values).1
     }
@@ -237,7 +232,7 @@ impl Generated {
     }
 }
 
-/// The parameters, all of them: what was simulated.
+/// All parameters, so that the output shows what was simulated.
 impl fmt::Display for Generated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = self.kind.parameters.iter().zip(&self.values).map(|(p, value)| format!("{}={value}", p.name));
@@ -253,7 +248,7 @@ pub fn names() -> String {
 /// Prints all streams: `--trace help`.
 ///
 /// # Errors
-/// [`Failure::Output`].
+/// [`Failure::Output`] if they could not be written.
 pub fn list() -> Result<(), Failure> {
     let mut kinds = prose_table(&["stream", "what it does"]);
     let mut parameters = prose_table(&["stream", "parameter", "default", "from", "to", "meaning"]);
@@ -265,7 +260,7 @@ pub fn list() -> Result<(), Failure> {
             parameters.add_row([kind.name, name, default, min, max, meaning]);
         }
     }
-    print(&format!("{kinds}\n\nSet as in --trace gups:log2_words=27,updates=1000000\n{parameters}\n"))
+    print(&format!("{kinds}\n\nTo set parameters: --trace gups:log2_words=27,updates=1000000\n{parameters}\n"))
 }
 
 #[cfg(test)]
@@ -277,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_stays_in_its_arena_and_is_as_long_as_it_says() {
+    fn every_stream_stays_in_its_arena_and_has_the_announced_length() {
         let small = [
             "gups:log2_words=10,updates=5000",
             "stride:log2_bytes=16,stride=4160,loads=5000",
@@ -303,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_there_is() {
+    fn an_invalid_stream_is_refused_with_the_valid_forms() {
         assert!(Generated::parse("cg.A.trace").is_none());
         let error = |text| parse(text).err().expect("it makes no sense");
         assert_eq!(error("gups:words=3"), "gups has no parameter \"words\"; it has log2_words, updates, seed");

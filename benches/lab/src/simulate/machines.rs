@@ -1,4 +1,4 @@
-//! The machines that can be simulated, with where their numbers come from: `--machine help`.
+//! The machines that can be simulated, with the sources of their numbers: `--machine help`.
 
 use serde::Serialize;
 use wideleaf::failure::Failure;
@@ -8,50 +8,50 @@ use wideleaf_policies::PageSize;
 use wideleaf_simulator::machine::{Array, Confidence, Number, TlbLevel};
 use wideleaf_simulator::{Machine, machines};
 
-/// All machines.
+/// List of all machines.
 #[derive(Debug, Serialize)]
 pub struct MachineList {
-    /// Oldest first.
+    /// Machines, oldest first.
     pub machines: Vec<MachineInfo>,
 }
 
-/// One machine.
+/// Facts about one machine.
 #[derive(Debug, Serialize)]
 pub struct MachineInfo {
-    /// What `--machine` takes.
+    /// Name for `--machine`.
     pub name: &'static str,
-    /// What it is.
+    /// Title of the machine.
     pub title: &'static str,
-    /// Where most numbers are from.
+    /// Source of most numbers.
     pub source: &'static str,
-    /// Every number of it.
+    /// All numbers of the machine.
     pub numbers: Vec<Fact>,
 }
 
-/// One number.
+/// One number of a machine.
 #[derive(Debug, Serialize)]
 pub struct Fact {
-    /// What it counts.
+    /// Meaning of the number.
     pub what: String,
-    /// The number, with its shape.
+    /// Value, with its shape.
     pub value: String,
-    /// The least of the confidences of its parts.
+    /// Lowest confidence of its parts.
     pub confidence: &'static str,
-    /// The source of its size.
+    /// Source of its size.
     pub source: &'static str,
 }
 
 /// Prints or writes the list.
 ///
 /// # Errors
-/// [`Failure::Output`].
+/// [`Failure::Output`] if it could not be written.
 pub fn list(output: Output) -> Result<(), Failure> {
     let list = MachineList { machines: machines().iter().map(MachineInfo::of).collect() };
     output.write(&list, MachineList::to_table)
 }
 
 impl MachineList {
-    /// For people.
+    /// The list as a table for people.
     pub fn to_table(&self) -> String {
         let mut names = prose_table(&["machine", "what it is", "source"]);
         let mut numbers = prose_table(&["machine", "what", "value", "confidence", "source"]);
@@ -87,7 +87,7 @@ impl MachineInfo {
         }
         numbers.push(fact("cache level that walks read from".into(), &machine.walks_read_from));
         numbers.push(fact("memory, cycles".into(), &machine.memory_cycles));
-        numbers.push(fact("levels of table at most".into(), &machine.levels_max));
+        numbers.push(fact("levels of page tables at most".into(), &machine.levels_max));
         numbers.push(fact("threads of a core".into(), &machine.threads));
         MachineInfo { name: machine.name, title: machine.title, source: machine.source, numbers }
     }

@@ -1,19 +1,19 @@
-//! Coverage, bloat and misses over time, drawn: `--plot FILE.svg`.
+//! Plots of coverage, bloat and misses over time: `--plot FILE.svg`.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::report::{HistoryPoint, TracedReport, TracedResult};
 
-/// Room for three charts above each other.
+/// Size for three charts above each other.
 const SIZE: (u32, u32) = (1000, 1050);
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What is drawn of each simulation: moments and values.
+/// Curve of one simulation: times and values.
 type Curve = Vec<(f64, f64)>;
 
-/// The picture. One color for each simulation; what has no value (coverage of fixed pages) is left out.
+/// The picture, with one colour per simulation. Values that do not exist (coverage of fixed pages) are left out.
 pub fn svg(report: &TracedReport) -> String {
     let mut picture = String::new();
     {
@@ -47,7 +47,7 @@ fn values(points: &[HistoryPoint], value: impl Fn(&HistoryPoint) -> Option<f64>)
     points.iter().filter_map(|point| Some((point.at_s, value(point)?))).collect()
 }
 
-/// Between each two points, drawn at the later one.
+/// Misses between two points, drawn at the later one.
 fn misses(points: &[HistoryPoint]) -> Curve {
     let start = HistoryPoint { at_s: 0.0, accesses: 0, misses: 0, host_coverage_2m_bp: None, bloat_bytes: None };
     let before = std::iter::once(&start).chain(points);
@@ -63,7 +63,7 @@ fn chart(area: &Area<'_>, title: &str, curves: &[(&TracedResult, Curve)]) -> Res
     let points = || curves.iter().flat_map(|(_, curve)| curve);
     let most = |value: fn(&(f64, f64)) -> f64| points().map(value).fold(0.0, f64::max);
     let (time, value) = (most(|point| point.0), most(|point| point.1));
-    // An axis needs a length, also where all is zero.
+    // An axis needs a length, even if all values are zero.
     let end = |most: f64| if most > 0.0 { most * 1.05 } else { 1.0 };
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))

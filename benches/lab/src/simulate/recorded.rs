@@ -1,7 +1,7 @@
-//! `wideleaf simulate --recording`: what policies would have done in a recorded run, beside what its own policy did.
+//! `wideleaf simulate --recording`: actions of policies in a recorded run, beside those of its own policy.
 //!
 //! ```text
-//!   recording ──▶ read once: is it whole, what did actions cost ──┬─▶ as recorded ─────┐
+//!   recording ──▶ read once: completeness, cost of actions      ──┬─▶ as recorded ─────┐
 //!                                                                 ├─▶ replay policy A ─┼─▶ one column each
 //!                                                                 └─▶ replay policy B ─┘
 //! ```
@@ -24,74 +24,74 @@ use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PerTenThousand};
 use wideleaf_simulator::replay::{Recording, Tally};
 
-/// A recording is read into memory whole; a busy host of a tebibyte needs weeks for so much.
+/// Largest recording, which is read into memory whole; a busy host of a tebibyte needs weeks for this size.
 const RECORDING_MAX: Bytes = gib(1);
 
-/// What a simulation found.
+/// Result of a simulation.
 #[derive(Debug, Serialize)]
 pub struct SimulationReport {
-    /// The recording.
+    /// Facts about the recording.
     pub recording: RecordingInfo,
-    /// What its own policy did.
+    /// Actions of its own policy.
     pub recorded: Side,
-    /// What others would have done.
+    /// Actions of the simulated policies.
     pub simulated: Vec<Side>,
 }
 
-/// What was recorded.
+/// Facts about a recording.
 #[derive(Debug, Serialize)]
 pub struct RecordingInfo {
-    /// Its file.
+    /// Path of the file.
     pub file: String,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: u64,
-    /// Rounds of the loop.
+    /// Number of rounds of the loop.
     pub ticks: u64,
-    /// From the first snapshot to the last.
+    /// Time from the first snapshot to the last, in seconds.
     pub length_s: f64,
-    /// Windows of all VMs.
+    /// Number of windows of all VMs.
     pub windows: u64,
-    /// Whether the loop closed it; where it was killed, the last of it may be missing.
+    /// Whether the loop closed it; if the run was killed, the end may be missing.
     pub is_closed: bool,
-    /// Where it was cut off within a frame, if it was.
+    /// Offset at which it was cut off within a frame, if it was.
     pub cut_off_at_bytes: Option<u64>,
-    /// What it says of host and guest.
+    /// Recorded facts about host and guest.
     pub facts: BTreeMap<String, String>,
 }
 
-/// What one policy did.
+/// Actions of one policy.
 #[derive(Debug, Serialize)]
 pub struct Side {
-    /// Its name.
+    /// Name of the policy.
     pub policy: String,
     /// Actions by `action.result`.
     pub outcomes: BTreeMap<String, u64>,
-    /// Times the budget said no; a recording does not say it of its own policy.
+    /// Number of times that the budget refused an action; a recording does not have it for its own policy.
     pub budget_refusals: Option<u64>,
-    /// Guest memory copied.
+    /// Guest memory copied, in bytes.
     pub copied_bytes: u64,
-    /// CPU time of the actions.
+    /// CPU time of the actions, in seconds.
     pub cpu_s: f64,
-    /// Became resident only because the page is large.
+    /// Bytes that became resident only because their page is large.
     pub bloat_bytes: u64,
-    /// Zero pages given back.
+    /// Zero pages given back, in bytes.
     pub released_bytes: u64,
-    /// Present at the end.
+    /// Resident bytes at the end.
     pub resident_at_end_bytes: u64,
-    /// `host_coverage_2m` at the end.
+    /// `host_coverage_2m` at the end, in basis points.
     pub host_coverage_2m_at_end_bp: u32,
-    /// `host_coverage_2m` over the whole time: the area below divided by the recording's length.
+    /// Mean of `host_coverage_2m`: the area below divided by the recording's length.
     pub host_coverage_2m_mean_bp: u32,
-    /// `host_coverage_2m` times time: how long everything would have to be large for the same.
+    /// `host_coverage_2m` times time: the time for which everything would have to be large for the same value.
     pub host_coverage_2m_area_s: f64,
-    /// `host_coverage_2m` whenever it changed: seconds since the manager's start, and the value as a fraction from then on.
+    /// Changes of `host_coverage_2m`: seconds since the manager's start, and the fraction from then on.
     pub host_coverage_2m: Vec<(f64, f64)>,
 }
 
-/// Runs the subcommand: the policies, or all.
+/// Simulates the given policies, or all.
 ///
 /// # Errors
-/// [`Failure`] where the recording can not be used or the result not written.
+/// [`Failure`] if the recording is unusable or the result could not be written.
 pub fn main(path: &Path, policies: &[PolicyChoice], output: Output) -> Result<(), Failure> {
     let all: Vec<PolicyChoice>;
     let policies = match policies {
@@ -108,14 +108,16 @@ pub fn main(path: &Path, policies: &[PolicyChoice], output: Output) -> Result<()
 /// Replays a recording through each policy.
 ///
 /// # Errors
-/// [`Failure::Input`] where there is no recording, or it is damaged.
+/// [`Failure::Input`] if there is no recording, or it is damaged.
 pub fn simulate(path: &Path, policies: &[PolicyChoice]) -> Result<SimulationReport, Failure> {
-    let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--recording {}: {why}", path.display()));
+    let unusable =
+        |why: &dyn std::fmt::Display| Failure::Input(format!("cannot use --recording {}: {why}", path.display()));
     let read = InputFile::open_stream(path).and_then(|file| file.read(RECORDING_MAX));
     let bytes = read.map_err(|error| unusable(&error))?;
     let recording = Recording::read(&bytes).map_err(|error| unusable(&error))?;
     let own = format!("{} (recorded)", recording.header().policy);
-    // As it counted there, so that the recorded policy does again what it did; recordings from before say nothing and had the prior.
+    // With the costs of the recording, so that the recorded policy repeats its actions; older recordings lack them
+    // and used the prior.
     let facts = &recording.header().facts;
     let walk = facts.iter().find(|(name, _)| name == WALK_COST_FACT).and_then(|(_, text)| text.parse().ok());
     let walk: WalkCost = walk.unwrap_or_default();
@@ -156,7 +158,7 @@ fn side(policy: String, tally: &Tally) -> Side {
 }
 
 impl SimulationReport {
-    /// For people: a column per policy.
+    /// A table for people, with a column per policy.
     pub fn to_table(&self) -> String {
         let sides: Vec<&Side> = std::iter::once(&self.recorded).chain(&self.simulated).collect();
         let mut out = self.recording.to_lines();
@@ -172,7 +174,7 @@ impl SimulationReport {
         for name in names {
             row(name, &|side| side.outcomes.get(name).unwrap_or(&0).to_string());
         }
-        row("budget said no", &|side| side.budget_refusals.map_or("-".into(), |n| n.to_string()));
+        row("budget refused", &|side| side.budget_refusals.map_or("-".into(), |n| n.to_string()));
         row("copied", &|side| Bytes::new(side.copied_bytes).to_string());
         row("CPU of the actions", &|side| format!("{:.1} ms", side.cpu_s * 1e3));
         row("bloat", &|side| Bytes::new(side.bloat_bytes).to_string());
@@ -200,7 +202,7 @@ impl RecordingInfo {
         );
         match (self.cut_off_at_bytes, self.is_closed) {
             (Some(at), _) => {
-                let _ = writeln!(out, "  cut off behind byte {at}: simulated up to there");
+                let _ = writeln!(out, "  cut off after byte {at}: simulated up to there");
             }
             (None, false) => {
                 let _ = writeln!(out, "  not closed: the run was killed, its end may be missing");

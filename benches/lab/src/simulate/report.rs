@@ -1,4 +1,4 @@
-//! What machines made of accesses: one struct, read by programs as JSON and by people as a table.
+//! Results of machines for accesses: one struct, read by programs as JSON and by people as a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,49 +15,49 @@ use super::source::SourceInfo;
 use wideleaf::guests::tables::clean;
 use wideleaf::report::{number, table};
 
-/// Cycles in a second of simulated time.
+/// Number of cycles in a second of simulated time.
 const CYCLES_PER_S: f64 = 2e9;
 
 /// All simulations of one trace.
 #[derive(Debug, Serialize)]
 pub struct TracedReport {
-    /// What was simulated.
+    /// Trace that was simulated.
     pub trace: TraceInfo,
-    /// How.
+    /// Settings of the simulations.
     pub setup: TracedSetup,
-    /// Machines and what decided of pages, in the order they were named in.
+    /// Results by machine and page choice, in the order of the arguments.
     pub results: Vec<TracedResult>,
 }
 
-/// The accesses.
+/// Facts about the accesses.
 #[derive(Debug, Serialize)]
 pub struct TraceInfo {
     /// Kernel, or kind of stream.
     pub kernel: String,
-    /// Its class; empty where there is none.
+    /// Class of the kernel; empty if there is none.
     pub class: String,
-    /// Its parameters.
+    /// Parameters of the kernel or stream.
     pub parameters: String,
-    /// Memory it goes over.
+    /// Memory that it accesses, in bytes.
     pub arena_bytes: u64,
-    /// Iterations that were recorded; 0 where the kernel has none.
+    /// Number of recorded iterations; 0 if the kernel has none.
     pub iterations: u32,
-    /// Iterations of the class.
+    /// Number of iterations of the class.
     pub class_iterations: u32,
     /// Whether the recording ended before the kernel did, or the simulation before the recording (`--accesses`).
     pub is_cut: bool,
 }
 
-/// The rest of the arguments.
+/// The other arguments.
 #[derive(Debug, Serialize)]
 pub struct TracedSetup {
     /// Page size of the guest's tables; `None` for a process.
     pub guest_page: Option<&'static str>,
-    /// Levels of table in each dimension.
+    /// Levels of the page tables in each dimension.
     pub levels: u8,
     /// Whether another thread uses half of the core.
     pub is_core_shared: bool,
-    /// Simulated time between two plans.
+    /// Simulated time between two plans, in seconds.
     pub interval_s: f64,
     /// Cycles of simulated time, at 2 GHz, from one access to the next.
     pub cycles_per_access: u64,
@@ -66,83 +66,83 @@ pub struct TracedSetup {
 /// One machine, under one policy or on one page size.
 #[derive(Debug, Serialize)]
 pub struct TracedResult {
-    /// The machine.
+    /// Name of the machine.
     pub machine: &'static str,
-    /// Size of the host's pages, or the policy that decides of it.
+    /// Size of the host's pages, or the policy that chooses it.
     pub pages: String,
-    /// Loads and stores.
+    /// Number of loads and stores.
     pub accesses: u64,
-    /// Of these, found in the TLB, by its level.
+    /// Number of accesses found in the TLB, by its level.
     pub tlb_hits: [u64; 2],
-    /// The others.
+    /// Number of TLB misses.
     pub misses: u64,
-    /// By the size of the entry that came to be.
+    /// Misses by the size of the entry that they created.
     pub misses_by_page: BTreeMap<&'static str, u64>,
-    /// Misses of all accesses.
+    /// Misses per access.
     pub misses_per_access: f64,
-    /// Entries of tables that walks read.
+    /// Number of table entries that walks read.
     pub references: u64,
-    /// For each miss.
+    /// References per miss.
     pub references_per_miss: f64,
-    /// Where walks found them.
+    /// References by the place where walks found them.
     pub references_by_place: BTreeMap<&'static str, u64>,
-    /// By dimension.
+    /// References by dimension.
     pub references_by_dimension: BTreeMap<&'static str, u64>,
     /// Cycles of walks, one reference after another.
     pub cycles_of_walks: u64,
-    /// For each access.
+    /// Cycles of walks per access.
     pub cycles_of_walks_per_access: f64,
     /// Cycles of hits in the second level of the TLB.
     pub cycles_of_tlb: u64,
-    /// Times that all translations were dropped because a page had changed.
+    /// Number of times that all translations were dropped because a page had changed.
     pub flushes: u64,
-    /// What the policy did; `None` where pages are fixed.
+    /// Work of the policy; `None` if pages are fixed.
     pub policy: Option<PolicySide>,
-    /// Over time.
+    /// Results over time.
     pub history: Vec<HistoryPoint>,
     #[serde(skip)]
     is_cut: bool,
 }
 
-/// What a policy did.
+/// Work of a policy.
 #[derive(Debug, Serialize)]
 pub struct PolicySide {
-    /// How often it planned.
+    /// Number of its plans.
     pub plans: u64,
     /// Actions by `action.result`.
     pub outcomes: BTreeMap<String, u64>,
-    /// Times the budget said no.
+    /// Number of times that the budget refused an action.
     pub budget_refusals: u64,
-    /// Guest memory copied.
+    /// Guest memory copied, in bytes.
     pub copied_bytes: u64,
-    /// Cycles that actions took, at 2 GHz, beside the guest.
+    /// Cycles that actions took, at 2 GHz, in parallel to the guest.
     pub cycles_of_actions: u64,
-    /// Present at the end.
+    /// Resident bytes at the end.
     pub resident_at_end_bytes: u64,
-    /// Of it, never touched: present only because pages are large.
+    /// Resident bytes at the end that were never touched: present only because pages are large.
     pub bloat_at_end_bytes: u64,
-    /// The most of it at any time.
+    /// Maximum of these bytes at any time.
     pub bloat_at_most_bytes: u64,
-    /// `host_coverage_2m` at the end.
+    /// `host_coverage_2m` at the end, in basis points.
     pub host_coverage_2m_at_end_bp: u32,
-    /// `host_coverage_2m` over the whole time.
+    /// Mean of `host_coverage_2m`, in basis points.
     pub host_coverage_2m_mean_bp: u32,
-    /// What it counted itself.
+    /// Own counters of the policy.
     pub figures: BTreeMap<&'static str, u64>,
 }
 
-/// One moment.
+/// State at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HistoryPoint {
-    /// Simulated time.
+    /// Simulated time, in seconds.
     pub at_s: f64,
-    /// Accesses so far.
+    /// Number of accesses so far.
     pub accesses: u64,
-    /// Misses so far.
+    /// Number of misses so far.
     pub misses: u64,
-    /// `host_coverage_2m`; `None` where pages are fixed.
+    /// `host_coverage_2m` in basis points; `None` if pages are fixed.
     pub host_coverage_2m_bp: Option<u32>,
-    /// Never touched and present; `None` where pages are fixed.
+    /// Bytes present but never touched; `None` if pages are fixed.
     pub bloat_bytes: Option<u64>,
 }
 
@@ -258,7 +258,7 @@ impl HistoryPoint {
 }
 
 impl TracedReport {
-    /// For people: a column for each simulation.
+    /// A table for people, with a column per simulation.
     pub fn to_table(&self) -> String {
         let mut out = self.heading();
         let header = self.results.iter().map(|result| format!("{}\n{}", result.machine, result.pages));
@@ -283,8 +283,8 @@ impl TracedReport {
             ("l2", "  found in L2"),
             ("l3", "  found in L3"),
             ("memory", "  found in memory"),
-            ("walk_cache", "spared by the walk cache"),
-            ("nested_tlb", "spared by the nested TLB"),
+            ("walk_cache", "saved by the walk cache"),
+            ("nested_tlb", "saved by the nested TLB"),
         ] {
             row(name, &|result| {
                 format!("{:.2}", result.references_by_place[place] as f64 / result.misses.max(1) as f64)
@@ -327,14 +327,14 @@ impl TracedReport {
             let _ = write!(out, ", {iterations} of {class_iterations} iterations");
         }
         if *is_cut {
-            out += ", not to its end";
+            out += ", incomplete";
         }
         let TracedSetup { guest_page, levels, is_core_shared, .. } = &self.setup;
         let _ = match guest_page {
-            Some(page) => write!(out, "\n  in a guest on {page} pages, {levels} + {levels} levels of table"),
-            None => write!(out, "\n  in a process, {levels} levels of table"),
+            Some(page) => write!(out, "\n  in a guest on {page} pages, {levels} + {levels} levels of page tables"),
+            None => write!(out, "\n  in a process, {levels} levels of page tables"),
         };
-        let _ = writeln!(out, "{}; simulated", if *is_core_shared { ", the core shared" } else { "" });
+        let _ = writeln!(out, "{}; simulated", if *is_core_shared { ", with a shared core" } else { "" });
         out
     }
 }

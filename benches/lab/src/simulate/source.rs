@@ -1,4 +1,4 @@
-//! Where accesses come from: a file, or a generator. Read in blocks, as often as there are simulations, each from the start.
+//! Source of accesses: a file or a generator, read in blocks, from the start for each simulation.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,34 +11,34 @@ use wideleaf_trace::{Access, TraceReader};
 use super::generated::{self, Accesses, Generated};
 use wideleaf::failure::Failure;
 
-/// Accesses of a generated block: a few pages of memory, so that a bar moves and Ctrl-C is heard.
+/// Accesses of a generated block: a few pages of memory, so that the bar moves and Ctrl-C is checked.
 const BLOCK: usize = 16 * 1024;
 
-/// What `--trace` named.
+/// Source that `--trace` named.
 pub enum Source {
     /// A file of `wideleaf trace record`.
     Recorded(PathBuf),
-    /// A stream.
+    /// A generated stream.
     Generated(Generated),
 }
 
-/// What is known before the first access.
+/// Facts known before the first access.
 pub struct SourceInfo {
     /// Kernel, or kind of stream.
     pub kernel: String,
-    /// Class; empty where there is none.
+    /// Class of the kernel; empty if there is none.
     pub class: String,
-    /// Parameters.
+    /// Parameters of the kernel or stream.
     pub parameters: String,
-    /// Memory it goes over.
+    /// Memory that it accesses.
     pub arena: Bytes,
-    /// Iterations that were recorded, and those of the class; 0 where there are none.
+    /// Number of recorded iterations, and of those of the class; 0 if there are none.
     pub iterations: (u32, u32),
 }
 
-/// A source that is being read.
+/// A source during its reading.
 pub struct Blocks {
-    /// What it is.
+    /// Facts about the source.
     pub info: SourceInfo,
     from: From,
 }
@@ -49,19 +49,19 @@ enum From {
 }
 
 impl Source {
-    /// A stream where one has that name, else a file.
+    /// A stream if one has that name, otherwise a file.
     ///
     /// # Errors
-    /// [`Failure::Usage`] where it can be neither, or the parameters make no sense.
+    /// [`Failure::Usage`] if it is neither, or its parameters are invalid.
     pub fn parse(text: &str) -> Result<Source, Failure> {
         match Generated::parse(text) {
             Some(stream) => {
-                stream.map(Source::Generated).map_err(|why| Failure::Usage(format!("--trace {text}: {why}")))
+                stream.map(Source::Generated).map_err(|why| Failure::Usage(format!("cannot use --trace {text}: {why}")))
             }
             None if text.contains(':') && !Path::new(text).exists() => {
                 let names = generated::names();
                 Err(Failure::Usage(format!(
-                    "--trace {text}: there is no such file and no such stream; streams are {names}"
+                    "cannot use --trace {text}: there is no such file and no such stream; the streams are {names}"
                 )))
             }
             None => Ok(Source::Recorded(text.into())),
@@ -71,7 +71,7 @@ impl Source {
     /// Begins at the first access.
     ///
     /// # Errors
-    /// [`Failure::Input`] where the file is no trace or can not be read.
+    /// [`Failure::Input`] if the file is not a trace or cannot be read.
     pub fn open(&self) -> Result<Blocks, Failure> {
         match self {
             Source::Recorded(path) => open_file(path),
@@ -90,8 +90,9 @@ impl Source {
 }
 
 fn open_file(path: &Path) -> Result<Blocks, Failure> {
-    let unusable = |why: &dyn std::fmt::Display| Failure::Input(format!("--trace {}: {why}", path.display()));
-    // Each simulation reads it anew: of a pipe the second would find nothing.
+    let unusable =
+        |why: &dyn std::fmt::Display| Failure::Input(format!("cannot use --trace {}: {why}", path.display()));
+    // Each simulation reads it anew: the second would find a pipe empty.
     let file = InputFile::open(path).map_err(|error| unusable(&error))?;
     let bytes = file.bytes().get();
     let reader = Box::new(TraceReader::open(file.into_file()).map_err(|error| unusable(&error))?);
@@ -109,14 +110,14 @@ fn open_file(path: &Path) -> Result<Blocks, Failure> {
 }
 
 impl Blocks {
-    /// Replaces what is in `block` by the accesses that come next. False at the end.
+    /// Replaces the contents of `block` by the next accesses. Returns `false` at the end.
     ///
     /// # Errors
-    /// [`Failure::Input`] where the file is cut off or damaged.
+    /// [`Failure::Input`] if the file is cut off or damaged.
     pub fn next(&mut self, block: &mut Vec<Access>) -> Result<bool, Failure> {
         match &mut self.from {
             From::File { path, reader, .. } => {
-                let unusable = |why| Failure::Input(format!("--trace {}: {why}", path.display()));
+                let unusable = |why| Failure::Input(format!("cannot use --trace {}: {why}", path.display()));
                 reader.next_block(block).map_err(unusable)
             }
             From::Generator { accesses, done, .. } => {
@@ -129,7 +130,7 @@ impl Blocks {
         }
     }
 
-    /// How much of it has been read.
+    /// Share of it that has been read.
     pub fn share_done(&self) -> f64 {
         let (done, all) = match &self.from {
             From::File { bytes, reader, .. } => (reader.bytes(), *bytes),

@@ -1,4 +1,5 @@
-//! Sweep3D by its loops: where ASCI Sweep3D 2.2b goes in an iteration of its input of `n` cells an edge, line of cells by line of cells.
+//! Sweep3D by its loops: the accesses of ASCI Sweep3D 2.2b in an iteration of its input of `n` cells per edge, one
+//! line of cells after another.
 //!
 //! ```text
 //!   octant ─▶ diagonal of (j, k) ─▶ angle ─▶ line     an angle is one diagonal behind the angle before it, so each line comes six times
@@ -7,11 +8,12 @@
 //!     └── one loop ──┘└── one loop ───┘      └────────────── one loop ──────────────┘└── one loop ──┘     └───── one loop ─────┘
 //! ```
 //!
-//! The kernel `sweep3d` computes the same, but all angles of a line at once and in one loop: thirteen arrays in step, where K8 has
-//! eight entries for 2 MiB pages. Hence this. Each array is as long as the reference's; its input of 150 cells has
-//! one block of planes and of angles, and asks for the currents through faces. No loop needs more pages at once than the first level has
-//! entries, so a loop's arrays are followed cache line by cache line instead of word by word: the misses are the same. (Fixups look again at what is in
-//! the cache.)
+//! The kernel `sweep3d` computes the same, but all angles of a line at once and in one loop: thirteen arrays in
+//! step, while K8 has eight entries for 2 MiB pages. That is the reason for this stream. Each array is as long as
+//! the reference's. The reference's input of 150 cells has one block of planes and of angles, and requests the
+//! currents through faces. No loop needs more pages at once than the first level has entries, so a loop's arrays
+//! are followed by cache line instead of by word: the misses are the same. (Fixups read again data that are in the
+//! cache.)
 
 use wideleaf_simulator::streams::Access;
 
@@ -22,23 +24,23 @@ pub const OCTANTS: u64 = 8;
 const WORD: u64 = 8;
 const WORDS_PER_LINE: u64 = 8;
 
-/// The program's memory.
+/// Memory of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep3d {
-    /// Cells along an edge.
+    /// Number of cells along an edge.
     pub n: u64,
-    /// Each array begins at a multiple of so many bytes. Where they lay is not known of the runs that others measured; at a MiB each is how an allocator
-    /// places what is larger than that.
+    /// Alignment of each array, in bytes. The placement in the published runs is unknown; an allocator aligns
+    /// arrays larger than 1 MiB to 1 MiB.
     pub border: u64,
 }
 
 impl Sweep3d {
-    /// How long all arrays are.
+    /// Length of all arrays, in bytes.
     pub fn bytes(self) -> u64 {
         Arrays::new(self).end
     }
 
-    /// Accesses of an iteration.
+    /// Number of accesses of an iteration.
     pub fn length(self) -> u64 {
         let n = self.n;
         let loops: u64 = self.loops_around().iter().map(Loop::accesses).sum();
@@ -48,12 +50,14 @@ impl Sweep3d {
         loops + OCTANTS * (begin + ANGLES * n * n * line + in_flight)
     }
 
-    /// An iteration: the source from the flux, how much the flux changed, and all octants. At most a diagonal of it is in memory.
+    /// An iteration: the source from the flux, the change of the flux, and all octants. At most a diagonal of it is
+    /// in memory.
     pub fn iteration(self) -> impl Iterator<Item = Access> + Send {
         self.around().chain((0..OCTANTS).flat_map(move |octant| self.octant(octant)))
     }
 
-    /// What comes before and after the sweeps: the source from the flux, the flux kept, then cleared, as are the currents; the largest change of the flux.
+    /// The parts before and after the sweeps: the source from the flux, the flux kept, then cleared, as are the
+    /// currents; the largest change of the flux.
     pub fn around(self) -> impl Iterator<Item = Access> + Send {
         self.loops_around().into_iter().flat_map(Loop::parts)
     }
@@ -71,7 +75,7 @@ impl Sweep3d {
         first.into_iter().chain(others).chain(kept).chain(cleared).chain(currents).chain(compared).collect()
     }
 
-    /// One of the [`OCTANTS`] sweeps, by its number. They differ in direction alone.
+    /// One of the [`OCTANTS`] sweeps, by its number. They differ only in direction.
     pub fn octant(self, octant: u64) -> impl Iterator<Item = Access> + Send {
         let part = move |of: &dyn Fn(&mut Part)| {
             let mut part = Part { n: self.n, arrays: Arrays::new(self), accesses: vec![] };
@@ -85,7 +89,7 @@ impl Sweep3d {
     }
 }
 
-/// Where each array begins, in bytes.
+/// Begin of each array, in bytes.
 #[derive(Clone, Copy)]
 struct Arrays {
     total: u64,
@@ -100,7 +104,7 @@ struct Arrays {
     phi_i: u64,
     phi_j: u64,
     phi_k: u64,
-    /// A line of cells: flux, what flows out along i, and 2 / width.
+    /// A line of cells: flux, outflow along i, and 2 / width.
     line: u64,
     outflow: u64,
     widths: u64,
@@ -135,7 +139,7 @@ impl Arrays {
     }
 }
 
-/// An array in a loop: where it begins, and whether it is written.
+/// An array in a loop: its begin, and whether it is written.
 type Stream = (u64, bool);
 
 const fn read(start: u64) -> Stream {
@@ -146,13 +150,13 @@ const fn written(start: u64) -> Stream {
     (start, true)
 }
 
-/// A loop over `words` words of each stream, in step, a cache line's length at a time.
+/// A loop over `words` words of each stream, in step, one cache line at a time.
 struct Loop {
     words: u64,
     streams: Vec<Stream>,
 }
 
-/// Lines of a part of a loop.
+/// Number of lines in a part of a loop.
 const PART: u64 = 4096;
 
 impl Loop {
@@ -164,7 +168,7 @@ impl Loop {
         (self.words + 1) * self.streams.len() as u64
     }
 
-    /// All of it, a part at a time.
+    /// All of it, one part at a time.
     fn parts(self) -> impl Iterator<Item = Access> + Send {
         let lines = self.words.div_ceil(WORDS_PER_LINE);
         (0..lines.div_ceil(PART)).flat_map(move |part| {
@@ -174,7 +178,7 @@ impl Loop {
         })
     }
 
-    /// Its lines of these numbers, from the end where it does not go forward; after the last one comes the last word again.
+    /// Its lines of these numbers, from the end for a backward loop; after the last line comes the last word again.
     fn run(&self, lines: std::ops::Range<u64>, is_forward: bool, accesses: &mut Vec<Access>) {
         let all = self.words.div_ceil(WORDS_PER_LINE);
         let is_at_end = lines.end == all;
@@ -217,7 +221,7 @@ impl Part {
         all.run(0..words.div_ceil(WORDS_PER_LINE), is_forward, &mut self.accesses);
     }
 
-    /// Nothing flows in; what flows through the outer faces along i and j is added up.
+    /// Nothing flows in; the flow through the outer faces along i and j is added up.
     fn begin_octant(&mut self, octant: u64) {
         let (n, Arrays { faces, phi_i, phi_j, phi_k, .. }) = (self.n, self.arrays);
         let (cells, borders) = ([n; 2], [n + 1; 2]);
@@ -236,8 +240,8 @@ impl Part {
         }
     }
 
-    /// The lines of a diagonal: of the first angle those whose distances from the corner along j and k have that sum, of each further
-    /// angle those of one diagonal before.
+    /// The lines of a diagonal: for the first angle, those with that sum of distances from the corner along j
+    /// and k; for each further angle, those of the previous diagonal.
     fn sweep_diagonal(&mut self, octant: u64, diagonal: u64) {
         let n = self.n;
         for angle in 0..ANGLES {
@@ -279,7 +283,7 @@ impl Part {
         self.access(written(phi_i), 1);
     }
 
-    /// What flows out is added up.
+    /// The outflow is added up.
     fn end_octant(&mut self) {
         let (n, Arrays { phi_i, phi_j, phi_k, .. }) = (self.n, self.arrays);
         [phi_i, phi_j, phi_k].iter().for_each(|phi| self.run(n * n * ANGLES, true, &[read(*phi)]));
@@ -301,15 +305,15 @@ mod tests {
         let total = Arrays::new(sweep).total;
         let is_of_total = |access: &Access| (total..total + 16 * 16 * 16 * WORD).contains(&access.address);
         let loads: u64 = sweep.iteration().filter(is_of_total).map(|access| u64::from(access.repeats)).sum();
-        // And the last word of each line once more, as of every loop.
+        // Also the last word of each line once more, as in every loop.
         assert_eq!(loads, OCTANTS * ANGLES * 16 * 16 * (16 + 1));
     }
 
     #[test]
-    fn arrays_lie_apart_as_far_as_asked() {
+    fn arrays_have_the_requested_alignment() {
         let bytes = |border| Sweep3d { n: 150, border }.bytes();
         assert_eq!(bytes(1 << 20) % (1 << 20), 0);
-        // 433.6 MB is what the reference takes with 150 cells: all fields and faces. What is in flight comes to it.
+        // 433.6 MB is the size of all fields and faces of the reference with 150 cells. The data in flight are extra.
         assert!((433_600_000..440_000_000).contains(&bytes(64)) && bytes(1 << 20) > bytes(64), "{}", bytes(64));
     }
 }

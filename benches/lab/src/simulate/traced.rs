@@ -1,4 +1,4 @@
-//! `wideleaf simulate --trace`: accesses through the TLBs of machines, on pages that are fixed or that policies make.
+//! `wideleaf simulate --trace`: accesses through the TLBs of machines, on fixed pages or on pages that policies choose.
 //!
 //! ```text
 //!                    ┌─ thread ── source from its start ──▶ policy on a simulated host ──▶ machine ──┐
@@ -31,45 +31,48 @@ use wideleaf::interrupts::Interrupts;
 use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
 use wideleaf::run::visible_bar;
 
-/// What decides of the host's pages.
+/// Choice of the host's pages.
 #[derive(Clone, Debug)]
 enum Arm {
-    /// Nobody: all of them have this size.
+    /// Fixed: all of them have this size.
     Fixed(PageSize),
-    /// A policy.
+    /// Chosen by a policy.
     Managed(PolicyChoice),
 }
 
-/// One simulation.
+/// One simulation of the product.
 struct Combination {
     machine: &'static Machine,
     arm: Arm,
 }
 
-/// What is the same in all of them.
+/// Settings that all simulations share.
 struct Setting<'a> {
     source: &'a Source,
     arena: Bytes,
     args: &'a SimulateArgs,
 }
 
-/// Points of a history of fixed pages, at most.
+/// Most points in a history of fixed pages.
 const POINTS_MAX: usize = 2048;
 
-/// Runs the subcommand.
+/// Runs the simulation of a trace.
 ///
 /// # Errors
-/// [`Failure`] where arguments contradict each other, the trace can not be used, or a result not written.
+/// [`Failure`] if arguments contradict each other, the trace is unusable, or a result could not be written.
 pub fn main(source: &str, policies: &[PolicyChoice], args: &SimulateArgs) -> Result<(), Failure> {
     let machines = match &args.machine {
         Some(MachinesArg::Use(machines)) => machines.as_slice(),
         Some(MachinesArg::Help) => return machines::list(Output::open(args.format, args.output.as_deref())?),
-        None => return Err(Failure::Usage("say on which machine: --machine NAME (--machine help lists them)".into())),
+        None => return Err(Failure::Usage("no machine: use --machine NAME (--machine help lists them)".into())),
     };
     let too_flat = machines.iter().find(|machine| u32::from(args.levels) > machine.levels_max.value);
     if let Some(Machine { name, levels_max, .. }) = too_flat {
         let most = levels_max.value;
-        return Err(Failure::Usage(format!("--levels {}: {name} walks tables of {most} levels at most", args.levels)));
+        return Err(Failure::Usage(format!(
+            "cannot use --levels {}: {name} walks tables of at most {most} levels",
+            args.levels
+        )));
     }
     if args.plot.is_some() && args.plot == args.output {
         let path = args.plot.as_deref().unwrap_or("".as_ref()).display();
@@ -99,18 +102,18 @@ fn check_memory(info: &SourceInfo, args: &SimulateArgs) -> Result<(), Failure> {
     let arena = info.arena;
     if arena == Bytes::ZERO || arena > ARENA_MAX {
         return Err(Failure::Input(format!(
-            "the trace is of {arena} of memory; from a byte to {ARENA_MAX} can be simulated"
+            "cannot simulate a trace of {arena} of memory: the limits are one byte and {ARENA_MAX}"
         )));
     }
     match args.memory {
         Some(memory) if memory < arena => Err(Failure::Usage(format!(
-            "--memory {memory} is less than the {arena} that the trace goes over: give the host as much at least"
+            "cannot use --memory {memory}: the trace accesses {arena}; give the host at least that amount"
         ))),
         _ => Ok(()),
     }
 }
 
-/// Fixed sizes first, then policies, on each machine; base pages where nothing was said.
+/// Fixed sizes first, then policies, on each machine; base pages by default.
 fn combinations(machines: &[&'static Machine], policies: &[PolicyChoice], pages: &[PageSize]) -> Vec<Combination> {
     let fixed = if pages.is_empty() && policies.is_empty() { &[PageSize::Base4K] } else { pages };
     let arms = || fixed.iter().map(|page| Arm::Fixed(*page)).chain(policies.iter().cloned().map(Arm::Managed));
@@ -123,7 +126,7 @@ impl Setting<'_> {
         let bar =
             visible_bar(BAR_STEPS * combinations.len() as u64, "{spinner} simulating {wide_bar} {percent}% {eta}");
         let next = AtomicUsize::new(0);
-        // The first failure: who is stopped by it fails later, and only for that.
+        // The first failure counts: simulations that it stops fail later, for that reason only.
         let failed = OnceLock::new();
         let results: Vec<_> = combinations.iter().map(|_| OnceLock::new()).collect();
         let is_over = || failed.get().is_some() || interrupts.is_set();
@@ -177,7 +180,7 @@ impl Setting<'_> {
         ))
     }
 
-    /// What a miss costs on that machine over the memory of the trace: what policies count by.
+    /// Cost of a miss on that machine over the memory of the trace, for policies.
     fn walk_cost(&self, machine: &Machine) -> WalkCost {
         let SimulateArgs { native: is_native, levels, .. } = *self.args;
         let paging = Paging { guest_levels: levels, host_levels: levels };
@@ -189,7 +192,7 @@ impl Setting<'_> {
         Options { is_core_shared: self.args.smt, ..Options::default() }
     }
 
-    /// Under a policy all begins on base pages, but for what is large before the guest runs, its tables with it.
+    /// Under a policy everything begins on base pages, except memory and tables that are large before the guest runs.
     fn space(&self, arm: &Arm, is_prefaulted: bool) -> AddressSpace {
         let SimulateArgs { native, guest_page, levels, .. } = *self.args;
         let host = match arm {
@@ -209,7 +212,7 @@ impl Setting<'_> {
 
     fn host(&self) -> HostConfig {
         let args = self.args;
-        // A process's own pages are what a policy would change: it is no larger page of a guest that it looks for.
+        // A policy changes a process's own pages: there are no larger guest pages to consider.
         let guest_page = if args.native { PageSize::Huge2M } else { args.guest_page };
         let config = HostConfig::new(self.arena, guest_page);
         HostConfig {
@@ -221,7 +224,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Feeds all accesses, or as many as were asked for; gives misses over time, and whether that was the limit.
+    /// Feeds all accesses, or the requested number. Returns misses over time, and whether the limit was reached.
     fn feed(
         &self,
         blocks: &mut Blocks,
@@ -236,7 +239,7 @@ impl Setting<'_> {
         while done < limit && blocks.next(&mut block)? {
             done += cut(&mut block, limit - done);
             match managed.as_deref_mut() {
-                // Pages may change between any two of them.
+                // Pages may change between any two accesses.
                 Some(managed) => {
                     for access in &block {
                         managed.access(access.address, access.repeats, simulator);
@@ -264,7 +267,7 @@ impl Setting<'_> {
     }
 }
 
-/// Takes what is beyond so many accesses off a block's end. Returns how many are left.
+/// Shortens a block to this number of accesses. Returns the remaining number.
 fn cut(block: &mut Vec<Access>, most: u64) -> u64 {
     let mut sum = 0;
     block.retain_mut(|access| {
@@ -276,7 +279,7 @@ fn cut(block: &mut Vec<Access>, most: u64) -> u64 {
     sum
 }
 
-/// Every other point, each time there are too many: the last one stays.
+/// Keeps every second point whenever there are too many; the last one stays.
 fn thin_out(points: &mut Vec<HistoryPoint>) {
     if points.len() > POINTS_MAX {
         let mut number = points.len();
@@ -287,7 +290,7 @@ fn thin_out(points: &mut Vec<HistoryPoint>) {
     }
 }
 
-/// Steps of the bar for each simulation.
+/// Steps of the bar per simulation.
 const BAR_STEPS: u64 = 1000;
 
 /// One simulation's part of the bar.

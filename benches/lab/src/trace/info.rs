@@ -1,4 +1,4 @@
-//! `wideleaf trace info`: what is in a trace, read from its first byte to its last.
+//! `wideleaf trace info`: the contents of a trace, read from its first byte to its last.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,79 +17,79 @@ use wideleaf::output::Output;
 use wideleaf::report::{number, table};
 use wideleaf::run::visible_bar;
 
-/// What a trace says and amounts to.
+/// Contents of a trace, and totals.
 #[derive(Debug, Serialize)]
 pub struct TraceReport {
-    /// Its file.
+    /// Path of the file.
     pub file: String,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: u64,
     /// Version of the format.
     pub version: u32,
-    /// Unit of its addresses.
+    /// Unit of its addresses, in bytes.
     pub granule_bytes: u32,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Its class; empty where it has none.
+    /// Class of the kernel; empty if it has none.
     pub class: String,
-    /// Its parameters.
+    /// Parameters of the kernel.
     pub parameters: String,
-    /// Memory that it worked on.
+    /// Memory that the kernel worked on, in bytes.
     pub arena_bytes: u64,
-    /// Iterations of the timed part that were asked for; 0 where the kernel does not say.
+    /// Requested number of iterations of the timed part; 0 if the kernel does not report it.
     pub iterations: u32,
-    /// Iterations of the class; 0 where the kernel does not say.
+    /// Number of iterations of the class; 0 if the kernel does not report it.
     pub class_iterations: u32,
     /// Whether the recording ended before the kernel.
     pub is_cut: bool,
-    /// All phases together.
+    /// Counts of all phases together.
     pub totals: Counted,
-    /// Each phase, in the order in which they begin.
+    /// Counts of each phase, in the order of their begins.
     pub phases: Vec<PhaseReport>,
-    /// Bytes of the file for each record.
+    /// File bytes per record.
     pub bytes_per_record: f64,
-    /// Bytes of the file for each load or store.
+    /// File bytes per load or store.
     pub bytes_per_access: f64,
-    /// What was touched; nothing where the memory is too large to keep account of.
+    /// Memory that was touched; `None` if it is too large to track.
     pub touched: Option<Touched>,
 }
 
-/// Records and accesses.
+/// Counts of records and accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counted {
-    /// Records.
+    /// Number of records.
     pub records: u64,
-    /// Loads.
+    /// Number of loads.
     pub reads: u64,
-    /// Stores.
+    /// Number of stores.
     pub writes: u64,
 }
 
 /// A phase of the kernel.
 #[derive(Debug, Serialize)]
 pub struct PhaseReport {
-    /// Its name; empty for what is before the first.
+    /// Name of the phase; empty before the first.
     pub name: String,
-    /// What is in it.
+    /// Counts of the phase.
     #[serde(flatten)]
     pub counted: Counted,
 }
 
-/// How much of the memory was touched at all.
+/// Amount of memory that was touched at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Touched {
-    /// Lines of 64 bytes.
+    /// Number of 64-byte lines.
     pub lines: u64,
-    /// Pages of 4 KiB.
+    /// Number of 4 KiB pages.
     pub pages_4k: u64,
-    /// Windows of 2 MiB.
+    /// Number of 2 MiB windows.
     pub pages_2m: u64,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `trace info`.
 ///
 /// # Errors
-/// [`Failure`] where the trace can not be used or the result not written.
+/// [`Failure`] if the trace is unusable or the result could not be written.
 pub fn main(args: &InfoArgs) -> Result<(), Failure> {
     let interrupts = Interrupts::install()?;
     let output = Output::open(args.format, args.output.as_deref())?;
@@ -140,7 +140,7 @@ fn read(path: &Path, interrupts: &Interrupts) -> Result<TraceReport, Failure> {
     })
 }
 
-/// Phases that are told apart: kernels have up to some dozen.
+/// Most phases that are counted: kernels have up to some dozen.
 const PHASES_MAX: usize = 10_000;
 
 impl Counted {
@@ -151,7 +151,7 @@ impl Counted {
     }
 }
 
-/// A bit for each line of the windows that are touched: 4 KiB a window.
+/// A bit for each line of the touched windows: 4 KiB per window.
 struct TouchedMap(Vec<Option<Box<[u64; PAGES]>>>);
 
 const WINDOW_BYTES: u64 = 2 << 20;
@@ -160,7 +160,7 @@ const PAGE_BYTES: u64 = 4 << 10;
 const PAGES: usize = (WINDOW_BYTES / PAGE_BYTES) as usize;
 const _: () =
     assert!(PAGE_BYTES / GRANULE_BYTES as u64 == u64::BITS as u64, "a word has a bit for each line of a page");
-/// Of larger memory no account is kept: this takes up to 256 MiB, whatever a file says.
+/// Larger memory is not tracked: this limits the map to 256 MiB, whatever a file claims.
 const ARENA_MAX: u64 = 128 << 30;
 
 impl TouchedMap {
@@ -186,10 +186,10 @@ impl TouchedMap {
 }
 
 impl TraceReport {
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
         let TraceReport { file, version, .. } = self;
-        // Who wrote the file may have written what a terminal obeys.
+        // A trace may come from a stranger and contain control sequences for a terminal.
         let [kernel, class, parameters] = [&self.kernel, &self.class, &self.parameters].map(|text| clean(text));
         let class = if class.is_empty() { String::new() } else { format!(".{class}") };
         let mut out = format!("{file}: {kernel}{class} {parameters}\n");
@@ -199,8 +199,11 @@ impl TraceReport {
         if self.class_iterations > 0 {
             let _ = writeln!(out, "  {} of {} iterations", self.iterations, self.class_iterations);
         }
-        let _ =
-            writeln!(out, "  {:.3} B a record, {:.3} B a load or store", self.bytes_per_record, self.bytes_per_access);
+        let _ = writeln!(
+            out,
+            "  {:.3} B per record, {:.3} B per load or store",
+            self.bytes_per_record, self.bytes_per_access
+        );
         let _ = match self.touched {
             Some(Touched { lines, pages_4k, pages_2m }) => writeln!(
                 out,
@@ -209,7 +212,7 @@ impl TraceReport {
                 HumanBytes(self.arena_bytes)
             ),
             None => {
-                writeln!(out, "  memory of {}; what of it was touched is not counted", HumanBytes(self.arena_bytes))
+                writeln!(out, "  memory of {}; too large to count the touched part", HumanBytes(self.arena_bytes))
             }
         };
         let mut rows = table(&["phase", "records", "loads", "stores"]);
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn no_account_is_kept_of_more_than_there_is_room_for() {
+    fn memory_beyond_the_limit_is_not_tracked() {
         assert!(TouchedMap::new(ARENA_MAX + 1).is_none());
     }
 }

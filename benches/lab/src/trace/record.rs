@@ -1,4 +1,4 @@
-//! `wideleaf trace record`: the kernel is checked, then the place for the trace, then both are used.
+//! `wideleaf trace record`: checks the kernel, then the place for the trace, then uses both.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -15,46 +15,47 @@ use wideleaf::interrupts::Interrupts;
 use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
 use wideleaf::run::{kernel, visible_bar};
 
-/// How often the line on a terminal is written anew.
+/// Interval at which the line on a terminal is updated.
 const SHOWN_EVERY: Duration = Duration::from_millis(100);
 
-/// What was recorded, and how fast.
+/// Summary of a recording, with its speed.
 #[derive(Debug, Serialize)]
 pub struct RecordReport {
-    /// The trace's file.
+    /// Path of the trace.
     pub file: String,
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: String,
-    /// Its class; empty where it has none.
+    /// Class of the kernel; empty if it has none.
     pub class: String,
-    /// Iterations of the timed part that were run, and of the class; 0 where the kernel does not say.
+    /// Number of iterations of the timed part that were run; 0 if the kernel does not report it.
     pub iterations: u32,
-    /// See `iterations`.
+    /// Number of iterations of the class; 0 if the kernel does not report it.
     pub class_iterations: u32,
-    /// Length of the file.
+    /// Length of the file, in bytes.
     pub bytes: u64,
-    /// Records: accesses of one line that follow each other are one.
+    /// Number of records: consecutive accesses to one line are one record.
     pub records: u64,
-    /// Loads.
+    /// Number of loads.
     pub reads: u64,
-    /// Stores.
+    /// Number of stores.
     pub writes: u64,
     /// Whether the limit ended it before the kernel's end.
     pub is_cut: bool,
-    /// The kernel's own verification; nothing where it was not to come to its result.
+    /// The kernel's own verification; `None` if it was not to reach its result.
     pub is_verified: Option<bool>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Loads and stores a second.
+    /// Loads and stores per second.
     pub accesses_per_s: f64,
 }
 
-/// Runs the subcommand.
+/// Runs the subcommand `trace record`.
 ///
 /// # Errors
-/// [`Failure`], with nothing left behind.
+/// [`Failure`]; nothing is left behind.
 pub fn main(args: &RecordArgs) -> Result<(), Failure> {
-    let there = || format!("there is no kernel {:?} to record; there is {}", args.kernel, KernelNames::ALL);
+    let there =
+        || format!("cannot record {:?}: there is no such kernel; the kernels are {}", args.kernel, KernelNames::ALL);
     let kernel = by_name(&args.kernel).ok_or_else(|| Failure::Usage(there()))?;
     let parameters = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
     let request = Request {
@@ -67,7 +68,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
     refuse_standard_output("--output", &args.output)?;
     request.arena_bytes().map_err(|error| from_record_error(args, error))?;
     let output = Output::open(args.format, None)?;
-    // In this order: once the temporary file is there, a signal no longer ends us without removing it.
+    // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
     let interrupts = Interrupts::install()?;
     let file = NamedPlace::open("--output", &args.output)?.begin_new()?;
 
@@ -92,7 +93,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
     output.write(&report(file, header, &totals, bytes, is_verified, seconds), RecordReport::to_table)
 }
 
-/// The line on a terminal.
+/// The progress line on a terminal.
 fn line(progress: &Progress<'_>) -> String {
     let accesses = HumanCount(progress.totals.accesses());
     let steps = progress.steps.filter(|(_, total)| *total > 0).map(|(done, total)| format!(" {done}/{total}"));
@@ -103,18 +104,18 @@ fn line(progress: &Progress<'_>) -> String {
 fn from_record_error(args: &RecordArgs, error: RecordError) -> Failure {
     let kernel = &args.kernel;
     match error {
-        RecordError::ByTime => Failure::Usage(format!("--cmdline: {error}")),
-        RecordError::Parameters(why) => Failure::Usage(format!("{kernel}: {why}")),
-        RecordError::NoIterations => Failure::Usage(format!("--iterations: {error}")),
-        RecordError::NoPhase(_) => Failure::Usage(format!("--phase: {error}")),
-        RecordError::Trace(error) => Failure::Output(format!("--output {}: {error}", args.output.display())),
+        RecordError::ByTime => Failure::Usage(format!("cannot use --cmdline: {error}")),
+        RecordError::Parameters(why) => Failure::Usage(format!("cannot record {kernel}: {why}")),
+        RecordError::NoIterations => Failure::Usage(format!("cannot use --iterations: {error}")),
+        RecordError::NoPhase(_) => Failure::Usage(format!("cannot use --phase: {error}")),
+        RecordError::Trace(error) => Failure::Output(format!("cannot write {}: {error}", args.output.display())),
         RecordError::Interrupted => Failure::Interrupted,
         RecordError::Start(_) | RecordError::NoMemory | RecordError::Read(_) => {
-            Failure::Host(format!("{kernel}: {error}"))
+            Failure::Host(format!("cannot record {kernel}: {error}"))
         }
         RecordError::Wrong => Failure::GuestFailed(format!("{kernel}: {error}")),
         RecordError::KernelFailed { .. } | RecordError::Killed(_) | RecordError::Garbled => {
-            Failure::GuestCrashed(format!("{kernel}: {error}"))
+            Failure::GuestCrashed(format!("cannot record {kernel}: {error}"))
         }
     }
 }
@@ -145,22 +146,22 @@ fn report(
 }
 
 impl RecordReport {
-    /// For people.
+    /// The report as a table for people.
     pub fn to_table(&self) -> String {
         let RecordReport { file, kernel, bytes, records, seconds, .. } = self;
         let class = if self.class.is_empty() { String::new() } else { format!(".{}", self.class) };
         let (reads, writes) = (HumanCount(self.reads), HumanCount(self.writes));
         let mut out = format!("{file}: {kernel}{class}, {reads} loads and {writes} stores\n");
         let _ = writeln!(out, "  {} in {} records", HumanBytes(*bytes), HumanCount(*records));
-        let _ = writeln!(out, "  {seconds:.1} s, {:.1} million accesses a second", self.accesses_per_s / 1e6);
+        let _ = writeln!(out, "  {seconds:.1} s, {:.1} million accesses per second", self.accesses_per_s / 1e6);
         if self.class_iterations > 0 {
             let _ = writeln!(out, "  {} of {} iterations", self.iterations, self.class_iterations);
         }
         if self.is_cut {
-            let _ = writeln!(out, "  cut where --limit was reached");
+            let _ = writeln!(out, "  cut at --limit");
         }
         let verified = match self.is_verified {
-            Some(true) => "the kernel's result is right",
+            Some(true) => "the kernel's result is correct",
             Some(false) => "the kernel's result is wrong",
             None => "the kernel's result was not checked",
         };

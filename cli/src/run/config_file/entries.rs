@@ -1,4 +1,4 @@
-//! A TOML file as arguments of `run`, each with the line it stands on.
+//! A TOML file as arguments of `run`, each with its line in the file.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,31 +11,31 @@ use super::{key_of, options, paths};
 /// One key of the file.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// From 1 on.
+    /// Line number, from 1 on.
     pub(super) line: usize,
-    /// As in the file.
+    /// Key, as in the file.
     pub(super) key: String,
-    /// What clap knows the option by.
+    /// Clap's id of the option.
     pub(super) id: String,
-    /// What is to be typed for it; nothing for a flag that is `false` and for an empty list.
+    /// Arguments to type for it; none for a flag that is `false` and for an empty list.
     pub(super) arguments: Vec<OsString>,
 }
 
-/// What is wrong with a file.
+/// An error in a file.
 #[derive(Debug)]
 pub(super) struct Wrong {
-    /// From 1 on.
+    /// Line number, from 1 on.
     pub(super) line: usize,
-    /// What, and what there is instead.
+    /// The mistake, with the valid forms.
     pub(super) why: String,
 }
 
-/// The entries of `text`, as they come; relative paths begin at `folder`.
+/// The entries of `text`, in order; relative paths begin at `folder`.
 pub(super) fn read(text: &str, command: &Command, folder: &Path) -> Result<Vec<Entry>, Wrong> {
     let line_of = |at: usize| text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1;
     let table = DeTable::parse(text).map_err(|error| Wrong {
         line: line_of(error.span().map_or(0, |span| span.start)),
-        why: format!("this is no TOML: {}", error.message().replace('\n', " ")),
+        why: format!("this is not TOML: {}", error.message().replace('\n', " ")),
     })?;
     let mut items: Vec<_> = table.get_ref().iter().collect();
     items.sort_by_key(|(key, _)| key.span().start);
@@ -54,7 +54,7 @@ fn option_of<'a>(key: &str, command: &'a Command) -> Result<&'a Arg, String> {
     found.ok_or_else(|| {
         let mut keys: Vec<String> = options(command).filter(|arg| !arg.is_hide_set()).map(key_of).collect();
         keys.sort();
-        format!("there is no {key:?}: there are {}", keys.join(", "))
+        format!("unknown key {key:?}: the keys are {}", keys.join(", "))
     })
 }
 
@@ -73,7 +73,7 @@ fn arguments_of(arg: &Arg, key: &str, value: &DeValue<'_>, folder: &Path) -> Res
     }
 }
 
-/// A flag, or an option whose value may be left out.
+/// Whether it is a flag, or an option with an optional value.
 fn takes_no_value(arg: &Arg) -> bool {
     !arg.get_action().takes_values() || arg.get_num_args().is_some_and(|number| number.min_values() == 0)
 }
@@ -82,16 +82,16 @@ pub(super) fn is_repeatable(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|number| number.max_values() > 1)
 }
 
-/// What has no dashes before it is its value alone.
+/// The argument of an entry; a positional argument is its value alone.
 fn argument(arg: &Arg, key: &str, value: &str, folder: &Path) -> Result<OsString, String> {
     if value.contains('\0') {
-        return Err(format!("{key} has a character of code 0 in it"));
+        return Err(format!("{key} contains a character with code 0"));
     }
     let value = paths::from_file(arg, value, folder);
     Ok(if arg.is_positional() { value } else { [format!("--{key}=").into(), value].into_iter().collect() })
 }
 
-/// As it would be typed.
+/// The value as it would be typed.
 fn text_of(key: &str, value: &DeValue<'_>) -> Result<String, String> {
     match value {
         DeValue::String(text) => Ok(text.to_string()),

@@ -1,10 +1,11 @@
-//! Which parts of an option's value are paths: those in a file begin at its folder, and those that are printed can be read from anywhere.
+//! Finds the parts of an option's value that are paths: paths in a file are relative to its folder, printed ones
+//! are absolute.
 //!
 //! ```text
-//!   record = "a.rec"                    an option whose type is a path             ─▶ /etc/vms/a.rec
-//!   policy = "schemes:rules=@a.txt"     what follows an @                          ─▶ schemes:rules=@/etc/vms/a.txt
+//!   record = "a.rec"                    an option with a path as its type          ─▶ /etc/vms/a.rec
+//!   policy = "schemes:rules=@a.txt"     text after an @                            ─▶ schemes:rules=@/etc/vms/a.txt
 //!   some-device = "path=a.img,slot=3"   path=, file= and socket= among settings    ─▶ path=/etc/vms/a.img,slot=3
-//!   workload = "./vmlinuz"              what is no built-in kernel                 ─▶ /etc/vms/vmlinuz
+//!   workload = "./vmlinuz"              not a built-in kernel                      ─▶ /etc/vms/vmlinuz
 //! ```
 
 use std::ffi::{OsStr, OsString};
@@ -16,15 +17,15 @@ use wideleaf_kernels::registry::by_name;
 /// Settings within a value that are paths.
 const PATH_SETTINGS: [&str; 3] = ["path", "file", "socket"];
 
-/// The positional argument of `run`.
+/// Name of the positional argument of `run`.
 const WORKLOAD: &str = "workload";
 
-/// `value` with paths that begin at `folder`.
+/// `value` with paths relative to `folder` resolved.
 pub(super) fn from_file(arg: &Arg, value: &str, folder: &Path) -> OsString {
     mapped(arg, OsStr::new(value), &|path| folder.join(path))
 }
 
-/// `value` with paths that hold wherever one is.
+/// `value` with absolute paths.
 pub(super) fn absolute(arg: &Arg, value: &OsStr) -> OsString {
     mapped(arg, value, &|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
@@ -38,7 +39,7 @@ fn mapped(arg: &Arg, value: &OsStr, map: &dyn Fn(&Path) -> PathBuf) -> OsString 
         return map(&Path::new(".").join(value)).components().collect::<PathBuf>().into_os_string();
     }
     let Some(text) = value.to_str().filter(|_| arg.get_id() != WORKLOAD) else { return value.to_owned() };
-    // What comes before the first colon is a name, as in `policy`.
+    // The text before the first colon is a name, as in `policy`.
     let (name, settings) = text.split_once(':').map_or(("", text), |(name, settings)| (name, settings));
     let settings: Vec<String> = settings.split(',').map(|setting| setting_with(setting, map)).collect();
     if name.is_empty() { settings.join(",") } else { format!("{name}:{}", settings.join(",")) }.into()

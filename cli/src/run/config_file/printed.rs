@@ -1,5 +1,5 @@
-//! `--print-config`: the options of a run as a file that says the same. What nobody said is a comment, so that it goes on to follow from
-//! the rest.
+//! `--print-config`: the options of a run as an equivalent file. Defaults are comments, so that they still depend
+//! on the other options.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use toml::Value;
 use super::{entries, key_of, options, paths};
 use crate::failure::Failure;
 
-/// The file.
+/// Text of the file.
 ///
 /// # Errors
-/// [`Failure::Usage`] where a value is no text, which TOML can not have.
+/// [`Failure::Usage`] if a value is not text, which TOML cannot contain.
 pub(super) fn text(command: &Command, run: &ArgMatches) -> Result<String, Failure> {
-    let mut text = String::from("# wideleaf run --config FILE; what is commented out is the default\n");
+    let mut text = String::from("# wideleaf run --config FILE; options that are commented out have their default\n");
     for arg in options(command) {
         let said = run.value_source(arg.get_id().as_str());
         let Some(source) = said.filter(|source| *source == ValueSource::CommandLine || takes_value(arg)) else {
@@ -39,7 +39,7 @@ fn value_of(arg: &Arg, run: &ArgMatches) -> Result<Value, Failure> {
     let values = raw.filter(|_| takes_value(arg)).map(|value| text_of(arg, value));
     let mut values = values.map(|text| text.map(Value::String)).collect::<Result<Vec<Value>, Failure>>()?;
     match values.len() {
-        // A flag, or an option whose value was left out.
+        // A flag, or an option without its optional value.
         0 => Ok(Value::Boolean(true)),
         _ if entries::is_repeatable(arg) => Ok(Value::Array(values)),
         _ => Ok(values.remove(0)),
@@ -50,7 +50,7 @@ fn text_of(arg: &Arg, value: &OsStr) -> Result<String, Failure> {
     let value = paths::absolute(arg, value);
     value.into_string().map_err(|value| {
         Failure::Usage(format!(
-            "--print-config: {} is {value:?}, and TOML has no place for what is no UTF-8",
+            "cannot print {} with --print-config: its value {value:?} is not UTF-8, which TOML requires",
             key_of(arg)
         ))
     })

@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction};
 
 use super::*;
 
-/// Values that options take; a new kind of value has to be added here.
+/// Example values of options; a new kind of value must be added here.
 const CANDIDATES: [&str; 14] = [
     "1",
     "64M",
@@ -31,12 +31,12 @@ fn typed(words: &[OsString]) -> Result<ArgMatches, clap::Error> {
     Ok(matches.subcommand_matches(RUN).unwrap().clone())
 }
 
-/// Whether clap takes it but for what else would have to be there.
+/// Whether clap accepts it, apart from other required arguments.
 fn is_taken(words: &[OsString]) -> bool {
     typed(words).is_ok_and(|_| true)
 }
 
-/// For every option that may be in a file: the option, and what may be typed for it.
+/// All options that may be in a file, each with arguments that may be typed for it.
 fn each_option() -> Vec<(Arg, Vec<OsString>)> {
     let command = run_command();
     let each = options(&command).map(|arg| {
@@ -50,7 +50,7 @@ fn each_option() -> Vec<(Arg, Vec<OsString>)> {
         let possible: Vec<String> = arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
         let candidates = possible.into_iter().chain(CANDIDATES.map(str::to_owned));
         let found = candidates.map(|value| vec![format!("--{key}={value}").into()]).find(|words| is_taken(words));
-        (arg.clone(), found.unwrap_or_else(|| panic!("no value in CANDIDATES is one of --{key}: add one")))
+        (arg.clone(), found.unwrap_or_else(|| panic!("no value in CANDIDATES is valid for --{key}: add one")))
     });
     each.collect()
 }
@@ -80,7 +80,7 @@ fn raw(matches: &ArgMatches, arg: &Arg) -> Vec<OsString> {
 }
 
 #[test]
-fn every_option_of_run_may_be_in_a_file_and_means_there_what_it_means_when_typed() {
+fn every_option_of_run_may_be_in_a_file_and_means_the_same_as_when_typed() {
     for (arg, words) in each_option() {
         let key = key_of(&arg);
         let entries = read(&format!("{key} = {}", value_in(&arg, &words))).unwrap();
@@ -103,7 +103,7 @@ fn every_option_of_run_may_be_in_a_file_and_means_there_what_it_means_when_typed
 }
 
 #[test]
-fn what_is_printed_says_the_same_when_it_is_read() {
+fn a_printed_configuration_means_the_same_when_it_is_read() {
     for (arg, words) in each_option() {
         let before = typed(&words).unwrap();
         let text = printed::text(&run_command(), &before).unwrap();
@@ -139,10 +139,10 @@ fn paths_begin_at_the_files_folder() {
 }
 
 #[test]
-fn what_is_wrong_has_its_line_and_what_there_is() {
+fn a_mistake_is_reported_with_its_line_and_the_valid_forms() {
     let wrong = |text: &str| read(text).unwrap_err();
-    assert!(wrong("vcpus = 2\nmemroy = \"1G\"").starts_with("2: there is no \"memroy\": there are backing, "));
-    assert!(wrong("config = \"other.toml\"").starts_with("1: there is no \"config\""));
+    assert!(wrong("vcpus = 2\nmemroy = \"1G\"").starts_with("2: unknown key \"memroy\": the keys are backing, "));
+    assert!(wrong("config = \"other.toml\"").starts_with("1: unknown key \"config\""));
     assert_eq!(
         wrong("prefault = 1"),
         "1: prefault is a flag, and this is a number: write prefault = true or prefault = false"
@@ -150,7 +150,7 @@ fn what_is_wrong_has_its_line_and_what_there_is() {
     assert_eq!(wrong("\nmemory = [\"1G\"]"), "2: memory takes one value, and this is a list");
     assert!(wrong("[memory]\nsize = 1").starts_with("1: memory is a table: write it as on the command line"));
     assert!(wrong("timeout = 1979-05-27").starts_with("1: timeout is a date"));
-    assert!(wrong("vcpus = 1\nvcpus = 2").starts_with("2: this is no TOML: duplicate key"));
-    assert!(wrong("vcpus = 1\nvcpus 2").starts_with("2: this is no TOML: "));
-    assert!(wrong("cmdline = \"a\\u0000b\"").starts_with("1: cmdline has a character of code 0"));
+    assert!(wrong("vcpus = 1\nvcpus = 2").starts_with("2: this is not TOML: duplicate key"));
+    assert!(wrong("vcpus = 1\nvcpus 2").starts_with("2: this is not TOML: "));
+    assert!(wrong("cmdline = \"a\\u0000b\"").starts_with("1: cmdline contains a character with code 0"));
 }

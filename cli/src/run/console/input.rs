@@ -1,5 +1,5 @@
-//! What is typed, on its way to the guest: one thread reads and knows the keys, one types, at the guest's pace. So that a guest which takes
-//! nothing can still be stopped by its keys.
+//! Input on its way to the guest. One thread reads and recognises the keys, another types at the guest's pace, so
+//! that a guest that takes no input can still be stopped by its keys.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -20,13 +20,13 @@ use wideleaf_vmm::{GuestExit, Machine};
 use super::keys::{HELP, Keys, Meaning};
 use crate::output::say;
 
-/// Typed ahead of the guest. A terminal of Linux keeps as much (termios(3)) and drops what is more.
+/// Most bytes typed ahead of the guest. A Linux terminal keeps the same number (termios(3)) and drops the rest.
 const AHEAD_MAX: usize = 4096;
 
-/// How soon a port that was full, or that nobody listened to, is tried again: its 64 bytes take as long at 115200 baud.
+/// Interval for retrying a port that is full or unused: its 64 bytes take this long at 115200 baud.
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
-/// Standard input, and a pair of sockets by which a thread that waits for it is woken.
+/// Standard input, and a pair of sockets that wakes a thread that waits for it.
 pub(super) struct Source {
     from: File,
     wake: UnixStream,
@@ -47,7 +47,7 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// Each thread does `begin` first.
+    /// Starts the threads; each does `begin` first.
     pub(super) fn start(
         Source { from, wake, woken }: Source,
         machine: &Machine,
@@ -77,7 +77,7 @@ impl Drop for Input {
     fn drop(&mut self) {
         let _ = self.wake.write(&[0]);
         for thread in self.threads.drain(..) {
-            // What panicked has said so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }
@@ -89,12 +89,12 @@ struct Reader {
     typed: SyncSender<u8>,
     control: Arc<RunControl>,
     button: PowerButton,
-    /// `None`: all bytes are the guest's.
+    /// Keys of the console; `None` if all bytes belong to the guest.
     keys: Option<Keys>,
 }
 
 impl Reader {
-    /// Until the end of what is read, or until it is woken.
+    /// Reads until the end of input, or until it is woken.
     fn read(mut self) {
         let mut bytes = [0; 256];
         while self.is_ready() {
@@ -110,7 +110,7 @@ impl Reader {
         }
     }
 
-    /// Waits for something to read; `false` where it is not to be read any more.
+    /// Waits for input; `false` when reading must stop.
     fn is_ready(&self) -> bool {
         loop {
             let mut files =
@@ -123,16 +123,16 @@ impl Reader {
         }
     }
 
-    /// `false` where the guest takes no more.
+    /// Handles a byte; `false` if the guest takes no more.
     fn take(&mut self, byte: u8) -> bool {
         let Some(keys) = &mut self.keys else { return self.typed.send(byte).is_ok() };
         match keys.press(byte) {
-            // What is more than the guest can take is dropped: the next key may be the one that stops it.
+            // Bytes beyond the guest's capacity are dropped: the next key may be the one that stops the VM.
             Meaning::Typed(byte) => drop(self.typed.try_send(byte)),
             Meaning::Stop => self.control.stop(GuestExit::Stopped),
             Meaning::Ask => {
                 if let Err(error) = self.button.press() {
-                    say(format_args!("\r\nnot asked: {error}\r"));
+                    say(format_args!("\r\ncannot press the power button: {error}\r"));
                 }
             }
             Meaning::Help => say(format_args!("\r\n{HELP}\r")),
@@ -142,7 +142,8 @@ impl Reader {
     }
 }
 
-/// What a person types goes at once, as on any port. A pipe does not see that it came too early: it waits until somebody listens.
+/// Typed keys go to the port at once, as on any port. A pipe cannot see that it is too early, so its bytes wait
+/// until the guest listens.
 fn type_in(serial: &SerialPort, control: &RunControl, to_type: &Receiver<u8>, is_piped: bool) {
     for byte in to_type {
         while (is_piped && !serial.is_listened_to()) || serial.type_in(&[byte]) == 0 {

@@ -1,28 +1,28 @@
-//! What a key on the console means.
+//! Meaning of the keys on the console.
 
-/// Begins what is for us. As in QEMU's and screen's consoles: who knows one knows this.
+/// Key that begins a command. The same as in the consoles of QEMU and screen.
 const ESCAPE: u8 = 0x01;
 
-/// What Ctrl-A h shows.
+/// Help text of Ctrl-A h.
 pub(super) const HELP: &str =
     "Ctrl-A x  stop the VM    Ctrl-A p  press its power button    Ctrl-A a  send Ctrl-A    Ctrl-A h  this help";
 
-/// What is to be done for a key.
+/// Action for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// The guest gets it.
+    /// Send it to the guest.
     Typed(u8),
-    /// The VM ends.
+    /// Stop the VM.
     Stop,
-    /// The guest is asked to switch itself off.
+    /// Ask the guest to power off.
     Ask,
-    /// [`HELP`] is shown.
+    /// Show [`HELP`].
     Help,
-    /// More is to come, or it was no command.
+    /// Nothing yet, or not a command.
     Nothing,
 }
 
-/// Keys, one after another.
+/// State of the key sequence.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     is_escaped: bool,
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_are_the_guests_but_those_after_ctrl_a() {
+    fn all_keys_are_the_guests_except_those_after_ctrl_a() {
         let typed: Vec<Meaning> = (0..=255).filter(|key| *key != 1).map(Meaning::Typed).collect();
         assert_eq!(meanings(&(0..=255).filter(|key| *key != 1).collect::<Vec<u8>>()), typed);
         assert_eq!(meanings(b"\x01x"), [Meaning::Nothing, Meaning::Stop]);

@@ -1,4 +1,4 @@
-//! What the guest prints, on its way to standard output.
+//! The guest's output, on its way to standard output.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -11,40 +11,40 @@ use wideleaf_vmm::run_loop::RunControl;
 
 use crate::queued::{PIECE, QueuedWriter};
 
-/// More than a screen, and as much as a pipe holds (pipe(7)).
+/// Most bytes that wait: more than a screen, and the capacity of a pipe (pipe(7)).
 const WAITING_MAX: usize = 64 << 10;
 
-/// Bytes that wait at most while vCPUs are taken out of the guest again and again: what one of them has in hand then
-/// is taken, and it goes.
+/// Most bytes that wait while vCPUs are paused repeatedly: the output that a paused vCPU holds is accepted, so that
+/// the vCPU can leave.
 const WAITING_WHILE_PAUSED_MAX: usize = 2 * WAITING_MAX;
 
-/// How often a vCPU that waits for its reader looks whether it is to be paused, which is less than the pause of a
-/// giant's exchange, or to end.
+/// Interval at which a vCPU that waits for its reader checks for a pause or an end. Shorter than the pause of a
+/// giant's exchange.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long the end of a run waits for a reader that takes nothing.
+/// Time for which the end of a run waits for a reader that takes nothing.
 const LAST_WRITE_MAX: Duration = Duration::from_millis(500);
 
-/// What the guest prints, on its way: a vCPU waits for room, but only while nothing else is wanted of it.
+/// The guest's output on its way. A vCPU waits for space, unless it must pause or end.
 pub(super) struct ConsoleOutput {
     queue: Arc<QueuedWriter>,
     control: OnceLock<Arc<RunControl>>,
     lost: AtomicU64,
 }
 
-/// Standard output, not through `io::stdout()`, which keeps back what is no whole line.
+/// Standard output without `io::stdout()`, which holds back incomplete lines.
 pub(super) fn standard_output() -> io::Result<File> {
     Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
 }
 
 impl ConsoleOutput {
-    /// One whose bytes wait.
+    /// Output that keeps its bytes until it is served.
     pub(super) fn new() -> Arc<ConsoleOutput> {
         let (queue, control) = (QueuedWriter::new(PIECE), OnceLock::new());
         Arc::new(ConsoleOutput { queue, control, lost: AtomicU64::new(0) })
     }
 
-    /// Writes to `to`, in a thread that does `begin` first. `control` is of the VM whose vCPUs print.
+    /// Writes to `to`, in a thread that does `begin` first. `control` belongs to the printing VM.
     pub(super) fn serve(
         self: &Arc<Self>,
         to: impl Write + Send + 'static,
@@ -56,8 +56,8 @@ impl ConsoleOutput {
         self.queue.serve("console-out", to, begin)
     }
 
-    /// Takes bytes of the guest. Waits where there is no room, until there is or the vCPU is wanted out of the guest,
-    /// to pause or to end. What finds no room then is dropped and counted, as is what comes when the reader has gone.
+    /// Takes bytes of the guest. Waits for space until the vCPU must leave the guest, to pause or to end. Bytes
+    /// without space are then dropped and counted, as are bytes after the reader has gone.
     pub(super) fn push(&self, bytes: &[u8]) {
         let is_wanted = || self.control.get().is_some_and(|control| control.wants_vcpus_out());
         let taken = self.queue.push_when_there_is_room(bytes, WAITING_MAX, LOOK_EVERY, is_wanted);
@@ -66,12 +66,12 @@ impl ConsoleOutput {
         }
     }
 
-    /// Bytes that were dropped.
+    /// Number of bytes that were dropped.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until all is written, while its reader reads; what is left is counted as lost.
+    /// Waits until all is written, while its reader reads; the rest is counted as lost.
     pub(super) fn finish(&self) {
         self.queue.finish(|| LAST_WRITE_MAX);
         self.lost.fetch_add(self.queue.give_up().bytes, Ordering::Relaxed);
@@ -120,7 +120,7 @@ mod tests {
         assert!(output.lost() > 0);
     }
 
-    /// The pauses of a giant's exchange, of a look at the guest's page tables, of a client: none waits for the
+    /// Pauses of a giant's exchange, of sampling the guest's page tables, and of a client: none waits for the
     /// console's reader.
     #[test]
     fn a_vcpu_that_is_to_pause_does_not_wait_for_a_reader_and_its_bytes_are_kept() {
@@ -131,7 +131,7 @@ mod tests {
         all.chunks(100).for_each(|bytes| output.push(bytes));
         assert_eq!(output.lost(), 0);
         (0..10).for_each(|_| output.push(&[0; WAITING_MAX]));
-        assert!(output.lost() > 0, "they are bounded all the same");
+        assert!(output.lost() > 0, "they are bounded");
         let mut read = vec![0; all.len()];
         from.read_exact(&mut read).unwrap();
         assert_eq!(read, all);

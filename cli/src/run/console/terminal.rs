@@ -1,14 +1,14 @@
-//! The terminal behind standard input: raw while the guest has it, and as it was afterwards, however that comes.
+//! The terminal behind standard input: raw while the guest uses it, and restored afterwards, however the run ends.
 //!
 //! ```text
 //!   returns, fails, panics ───────▶ dropped ──────────────────────┐
 //!   SIGINT SIGTERM SIGHUP SIGQUIT ▶ the run ends as by Ctrl-C ────┼─▶ settings as before
 //!   a second one of them ─────────▶ (the run hangs) ──────────────┘   and exit 130
-//!   SIGCONT ──────────────────────▶ raw again: a shell has set its own meanwhile
+//!   SIGCONT ──────────────────────▶ raw again: the shell has set its own mode
 //! ```
 //!
-//! From the first terminal on it is a thread here, and no longer the handler of [`Interrupts`], that ends the process at the second signal; also
-//! when the guest has gone and its report is being written.
+//! From the first terminal on, a thread in this module ends the process at the second signal, and no longer the
+//! handler of [`Interrupts`], also while the report is written after the guest's end.
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::Ordering;
@@ -20,35 +20,35 @@ use signal_hook::iterator::Signals;
 
 use crate::interrupts::Interrupts;
 
-/// What a process that Ctrl-C ended exits with.
+/// Exit code of a process that Ctrl-C ended.
 const INTERRUPTED: i32 = 130;
 
 /// A terminal in raw mode until this is dropped.
 pub(super) struct Terminal {
     modes: Arc<Modes>,
-    /// Until somebody hears them.
+    /// Pending signals, until the thread handles them.
     signals: Option<Signals>,
     interrupts: Interrupts,
 }
 
-/// Shared with the thread that hears the signals.
+/// Settings, shared with the thread that handles the signals.
 struct Modes(Mutex<Settings>);
 
 struct Settings {
     before: Termios,
-    /// `None` once the guest does not have it any more.
+    /// Raw mode; `None` after the guest has released the terminal.
     raw: Option<Termios>,
 }
 
 impl Modes {
-    /// As it was, for good.
+    /// Restores the original settings for good.
     fn restore(&self) {
         let mut settings = self.lock();
         settings.raw = None;
         set(&settings.before);
     }
 
-    /// Raw again, if the guest has it.
+    /// Sets raw mode again, if the guest uses the terminal.
     fn again(&self) {
         self.lock().raw.iter().for_each(set);
     }
@@ -59,7 +59,7 @@ impl Modes {
 }
 
 impl Terminal {
-    /// Makes it raw; `None` where standard input is no terminal.
+    /// Sets raw mode; `None` if standard input is not a terminal.
     pub(super) fn open(interrupts: &Interrupts) -> io::Result<Option<Terminal>> {
         if !io::stdin().is_terminal() {
             return Ok(None);
@@ -67,18 +67,18 @@ impl Terminal {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         cfmakeraw(&mut raw);
-        // Lines of ours, and of guests that end them with a line feed alone, begin at the left.
+        // Lines of the program, and of guests that end them with a line feed alone, begin at the left.
         raw.output_flags = before.output_flags;
         let signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCONT])?;
         let modes = Arc::new(Modes(Mutex::new(Settings { before, raw: Some(raw.clone()) })));
-        // From now on, for the settings are not as before: a second signal waits until it is heard.
+        // From now on the settings are changed, so a second signal waits for the thread.
         interrupts.leave_the_second_to_others();
         let terminal = Terminal { modes, signals: Some(signals), interrupts: interrupts.clone() };
         tcsetattr(io::stdin(), SetArg::TCSANOW, &raw)?;
         Ok(Some(terminal))
     }
 
-    /// Hears the signals, also those that came since it was made raw, in a thread that does `begin` first.
+    /// Handles the signals, also those since raw mode was set, in a thread that does `begin` first.
     pub(super) fn hear(&mut self, begin: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let Some(signals) = self.signals.take() else { return Ok(()) };
         let (heard, told) = (Arc::clone(&self.modes), self.interrupts.clone());
@@ -90,7 +90,7 @@ impl Terminal {
     }
 }
 
-/// For as long as the process lives.
+/// Runs for as long as the process lives.
 fn hear(mut signals: Signals, modes: &Modes, interrupts: &Interrupts) {
     let mut is_second = false;
     for signal in signals.forever() {
@@ -108,9 +108,9 @@ fn hear(mut signals: Signals, modes: &Modes, interrupts: &Interrupts) {
     }
 }
 
-/// At once: a terminal that takes no output any more would hold up the end.
+/// At once: a terminal that takes no more output would delay the end.
 fn set(settings: &Termios) {
-    // It may be gone.
+    // The terminal may be gone.
     let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
 }
 

@@ -8,54 +8,56 @@ use wideleaf_vmm::devices::virtio::net::{Mac, Net, NetConfig, Tap, TapError};
 use crate::failure::Failure;
 use crate::output::say;
 
-/// What is said of a card.
+/// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetOptions {
     /// Name of the tap.
     pub tap: String,
-    /// The card's address, if it is not to be made of names.
+    /// Address of the card, if it is not derived from names.
     pub mac: Option<Mac>,
 }
 
-/// Reads `tap=NAME[,mac=AA:BB:CC:DD:EE:FF]`.
+/// Parses `tap=NAME[,mac=AA:BB:CC:DD:EE:FF]`.
 pub(super) fn parse(text: &str) -> Result<NetOptions, String> {
     let (mut tap, mut mac) = (None, None);
     for word in text.split(',') {
         match word.split_once('=') {
             Some(("tap", name)) if tap.is_none() => tap = Some(name.to_owned()),
             Some(("mac", address)) if mac.is_none() => mac = Some(address.parse::<Mac>().map_err(|e| e.to_string())?),
-            _ => return Err(format!("{word:?}: there are `tap=NAME` and `mac=AA:BB:CC:DD:EE:FF`, each once")),
+            _ => return Err(format!("unknown {word:?}: use `tap=NAME` and `mac=AA:BB:CC:DD:EE:FF`, each once")),
         }
     }
-    let tap = tap.filter(|name| !name.is_empty()).ok_or("name the tap: tap=NAME")?;
+    let tap = tap.filter(|name| !name.is_empty()).ok_or("there is no tap: name it with tap=NAME")?;
     Ok(NetOptions { tap, mac })
 }
 
-/// Opens the tap, or as root makes one where there is none, which is said: it ends with the run. The card, and what it is called.
+/// Opens the tap. As root it creates a missing tap for the run, and says so. Returns the card and its name.
 pub(super) fn open(options: &NetOptions) -> Result<(Net, String), Failure> {
     let tap = Tap::open(&options.tap).map_err(from_tap_error)?;
     let mac = options.mac.unwrap_or_else(|| mac_of(tap.name()));
     if tap.is_made() {
-        say(format_args!("made the tap {} for this run; give it an address or a bridge while it is there", tap.name()));
+        say(format_args!("made the tap {} for this run; give it an address or a bridge during the run", tap.name()));
     }
     let name = format!("net {} {mac}", tap.name());
     let config = NetConfig { mac, mtu: tap.mtu() };
     Ok((Net::new(Arc::new(tap), config), name))
 }
 
-/// Two cards of one address are one to whoever sends to them.
+/// A network cannot distinguish two cards with one address.
 pub(super) fn check(cards: &[NetOptions]) -> Result<(), Failure> {
     let mut seen = BTreeSet::new();
     for NetOptions { tap, mac } in cards {
         let mac = mac.unwrap_or_else(|| mac_of(tap));
         if !seen.insert(mac.bytes()) {
-            return Err(Failure::Usage(format!("--net: two cards have the address {mac}: give each its own")));
+            return Err(Failure::Usage(format!(
+                "cannot use --net: two cards have the address {mac}; give each its own"
+            )));
         }
     }
     Ok(())
 }
 
-/// The same for this tap of this machine at every run.
+/// The same address for this tap of this machine at every run.
 fn mac_of(tap: &str) -> Mac {
     let read = |path| std::fs::read_to_string(path).ok().filter(|text| !text.trim().is_empty());
     let machine = read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default();
@@ -63,7 +65,7 @@ fn mac_of(tap: &str) -> Mac {
 }
 
 fn from_tap_error(error: TapError) -> Failure {
-    let text = format!("--net: {error}");
+    let text = format!("cannot use --net: {error}");
     match error {
         TapError::Name(_) => Failure::Usage(text),
         TapError::NoTap { .. } => Failure::Input(text),

@@ -7,38 +7,38 @@ use wideleaf_vmm::devices::virtio::vsock::{GUEST_CID_MAX, GUEST_CID_MIN, HostSoc
 use crate::failure::Failure;
 use crate::held_path::HeldPath;
 
-/// What is said of them.
+/// Settings of the sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VsockOptions {
-    /// The guest's address.
+    /// Context id (address) of the guest.
     pub cid: u32,
-    /// Where programs of the host connect to.
+    /// Socket that programs of the host connect to.
     pub socket: PathBuf,
 }
 
-/// Reads `cid=N,socket=PATH`. The path is the last, so that it may have commas.
+/// Parses `cid=N,socket=PATH`. The path is last, so that it may contain commas.
 pub(super) fn parse(text: &str) -> Result<VsockOptions, String> {
-    let form = "say cid=N,socket=PATH";
+    let form = "write cid=N,socket=PATH";
     let (cid, socket) = text.strip_prefix("cid=").and_then(|rest| rest.split_once(",socket=")).ok_or(form)?;
     let number = cid.parse().ok().filter(|cid| (GUEST_CID_MIN..=GUEST_CID_MAX).contains(cid));
-    let cid = number.ok_or_else(|| format!("cid={cid} is no guest's: {GUEST_CID_MIN} to {GUEST_CID_MAX} are"))?;
+    let cid = number.ok_or_else(|| format!("cid={cid} is not a guest's: use {GUEST_CID_MIN} to {GUEST_CID_MAX}"))?;
     if socket.is_empty() {
         return Err(form.to_owned());
     }
     Ok(VsockOptions { cid, socket: socket.into() })
 }
 
-/// Makes the socket. The device, what it is called, and what removes the socket's file at the end.
+/// Makes the socket. Returns the device, its name, and the guard that removes the socket's file at the end.
 pub(super) fn open(options: &VsockOptions) -> Result<(Vsock, String, HeldPath), Failure> {
     let VsockOptions { cid, socket } = options;
     let host = HostSocket::listen(socket).map_err(from_socket_error)?;
-    let cannot = |error| Failure::Host(format!("--vsock: cannot start what removes {}: {error}", socket.display()));
+    let cannot = |error| Failure::Host(format!("--vsock: cannot start the remover of {}: {error}", socket.display()));
     let held = HeldPath::hold(socket).map_err(cannot)?;
     Ok((Vsock::new(*cid, host), format!("vsock {cid} {}", socket.display()), held))
 }
 
 fn from_socket_error(error: HostSocketError) -> Failure {
-    let text = format!("--vsock: {error}");
+    let text = format!("cannot use --vsock: {error}");
     match error {
         HostSocketError::NoSocket(_) => Failure::Usage(text),
         HostSocketError::Taken(_) | HostSocketError::Host { .. } => Failure::Host(text),

@@ -1,4 +1,4 @@
-//! Host memory that is broken up on purpose: free memory, and next to no 2 MiB of it in one piece.
+//! Host memory that is fragmented on purpose: memory is free, but almost no 2 MiB of it in one piece.
 //!
 //! ```text
 //!   a free block of 2 MiB ─ fault ─▶ a huge page ─ MADV_COLD ─▶ 512 base pages ─ vmsplice ─▶ one of them is in a pipe as well
@@ -6,14 +6,15 @@
 //!                                                                                           no block for as long as the pipe is
 //! ```
 //!
-//! Whoever reads the pipe needs that page where it is, so that compaction cannot move it (mm/migrate.c counts references). As many blocks as
-//! are to be left are set aside whole; then blocks are taken a chunk at a time until the kernel has none left, by compaction neither;
-//! then those aside are freed. What is held is one page of each block, a 512th of the free memory, and for a moment a chunk: memory is
-//! never short by it. All of it is in a child, so that the kernel has it back however the experiment ends.
+//! The reader of the pipe needs that page in place, so compaction cannot move it (mm/migrate.c counts references).
+//! First the blocks that are to be left are set aside whole. Then blocks are taken one chunk at a time until the
+//! kernel has none left, not even by compaction. Then the blocks set aside are freed. One page of each block is
+//! held, a 512th of the free memory, and for a moment a chunk: memory never runs short. A child holds all of it, so
+//! that the kernel gets it back however the experiment ends.
 //!
-//! Those pages are then free, and yet not all blocks are whole at once: the kernel keeps pages that are freed one by one on lists of each CPU
-//! (`pagesets` of `/proc/zoneinfo`; with 24 GiB as many as 10 000 of them), and `/proc/buddyinfo` has only what is merged. They are
-//! merged as that CPU's memory is used.
+//! Those pages are then free, but not all blocks are whole at once: the kernel keeps pages that are freed one by
+//! one on lists of each CPU (`pagesets` of `/proc/zoneinfo`; up to 10 000 of them with 24 GiB), and
+//! `/proc/buddyinfo` counts only merged ones. They are merged as that CPU's memory is used.
 
 use std::fs;
 use std::io::{self, IoSlice, PipeReader, PipeWriter};
@@ -34,27 +35,29 @@ use wideleaf_policies::{Bytes, Hva, PageSize};
 const BLOCK: usize = PageSize::Huge2M.bytes().get() as usize;
 const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
 
-/// Memory taken at once. Enough that the C library maps it anew, whatever its threshold is (mallopt(3): 32 MiB at most).
+/// Memory taken at once. Large enough that the C library maps it anew, whatever its threshold (mallopt(3): 32 MiB
+/// at most).
 const CHUNK: Bytes = mib(256);
-/// With less than this available nothing is begun: a chunk, and what the machine needs meanwhile.
+/// Minimum of available memory: a chunk, and what the machine needs while the blocks are broken up.
 const AVAILABLE_MIN: Bytes = gib(2);
-/// Chunks with hardly a huge page in them, one after another, after which there is none left. The kernel compacts less eagerly after
-/// compaction has failed (mm/compaction.c, `defer_compaction`), so that one of them says little.
+/// Number of consecutive chunks with almost no huge page after which none is left. After a failed compaction the
+/// kernel compacts less eagerly (mm/compaction.c, `defer_compaction`), so that one such chunk says little.
 const EMPTY_CHUNKS: u32 = 3;
-/// Blocks of such a chunk.
+/// Number of blocks in such a chunk.
 const EMPTY_LOOK: usize = 16;
-/// So many huge pages in a chunk are hardly any: others free memory all the time, and what they free is not chased.
+/// At most this number of huge pages in a chunk counts as almost none: other processes free memory all the time,
+/// and that memory is not chased.
 const EMPTY_MAX: u64 = 2;
-/// What is not broken by then stays whole, and `/proc/buddyinfo` says how much it is. 20 GiB that the hypervisor below has taken back take a
-/// minute, on a machine with other work three.
+/// Time limit. What is not broken by then stays whole, and `/proc/buddyinfo` counts it. 20 GiB that the hypervisor
+/// below has reclaimed take a minute, and three on a machine with other work.
 const TIME_MAX: Duration = Duration::from_secs(240);
-/// Pages that a pipe is asked to hold: the most that fs.pipe-max-size lets everybody have by default, 1 MiB.
+/// Size that a pipe is asked to hold: the default of fs.pipe-max-size for all users, 1 MiB.
 const PIPE_BYTES: i32 = 1 << 20;
 
-/// Arguments of what keeps memory in pieces for an experiment.
+/// Arguments of the child that keeps memory fragmented for an experiment.
 #[derive(Debug, Args)]
 pub struct HoldFragmentsArgs {
-    /// Pages of 2 MiB that can still be had
+    /// Number of 2 MiB pages that stay available
     #[arg(long, value_name = "N")]
     pub huge_pages_left: u64,
 }
@@ -62,7 +65,7 @@ pub struct HoldFragmentsArgs {
 /// The child: runs until its standard input ends.
 ///
 /// # Errors
-/// [`Failure::Host`] where memory is short, or the kernel lets nothing be held.
+/// [`Failure::Host`] if memory is short, or if the kernel does not allow pages to be held.
 pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
     let mut fragments = Fragments::default();
     let [broken, left] = fragments
@@ -71,26 +74,26 @@ pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
     held::until_nobody_wants_it(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
 }
 
-/// Broken until this is dropped or the process ends.
+/// Fragmented memory until this is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct HeldFragments(Held);
 
 impl HeldFragments {
-    /// Breaks up all free memory but for so many pages of 2 MiB.
+    /// Breaks up all free memory except this number of 2 MiB pages.
     ///
     /// # Errors
-    /// The reason why it cannot be done.
+    /// The reason why it is not possible.
     pub(super) fn hold(huge_pages_left: u64) -> Result<HeldFragments, String> {
         Held::start(&["hold-fragments", "--huge-pages-left", &huge_pages_left.to_string()]).map(HeldFragments)
     }
 
-    /// What was done.
+    /// What the child reported.
     pub(super) fn said(&self) -> &str {
         self.0.said()
     }
 }
 
-/// Pages that are in a pipe, one of each block.
+/// Pages that are held in a pipe, one of each block.
 #[derive(Debug, Default)]
 struct Fragments {
     pipes: Vec<Pipe>,
@@ -102,14 +105,14 @@ struct Pipe {
     _reader: PipeReader,
 }
 
-/// Why memory stays as it is.
+/// Reason why memory stays as it is.
 #[derive(Debug, thiserror::Error)]
 enum FragmentError {
-    #[error("{available} are available, it takes {AVAILABLE_MIN} so that nobody else gets short")]
+    #[error("only {available} are available: it needs {AVAILABLE_MIN}, so that other processes do not run short")]
     Short { available: Bytes },
     #[error(transparent)]
     Host(#[from] HostError),
-    #[error("a pipe: {0}")]
+    #[error("cannot use a pipe: {0}")]
     Pipe(#[from] io::Error),
 }
 
@@ -120,7 +123,7 @@ impl From<Errno> for FragmentError {
 }
 
 impl Fragments {
-    /// Takes blocks until there are none but so many. How many were broken, and how many left.
+    /// Takes blocks until only `huge_pages_left` remain. Returns the number of broken blocks and of those left.
     fn break_all_but(&mut self, huge_pages_left: u64) -> Result<[u64; 2], FragmentError> {
         let host = LinuxHost::open()?;
         let aside = Blocks::take(&host, huge_pages_left as usize)?;
@@ -128,7 +131,7 @@ impl Fragments {
         let (began, whole_chunk) = (Instant::now(), CHUNK.pages(PageSize::Huge2M));
         let (mut broken, mut empty) = (0, 0);
         while empty < EMPTY_CHUNKS && began.elapsed() < TIME_MAX {
-            // Where there are few, each fault that finds none compacts all memory first.
+            // If few are left, each fault that finds none compacts all memory first.
             let is_plenty = free_blocks_now() >= whole_chunk;
             let blocks = if is_plenty { whole_chunk as usize } else { EMPTY_LOOK };
             let some = self.break_some(&host, blocks)?;
@@ -138,12 +141,12 @@ impl Fragments {
         Ok([broken, left])
     }
 
-    /// Takes so many blocks at most, and keeps a page of each. How many there were.
+    /// Takes at most this number of blocks, and keeps a page of each. Returns the number of blocks found.
     fn break_some(&mut self, host: &LinuxHost, blocks: usize) -> Result<u64, FragmentError> {
         let taken = Blocks::take(host, blocks)?;
         let is_split = taken.split(host)?;
         let mut broken = 0;
-        // One that the kernel did not split would be kept whole.
+        // A block that the kernel did not split would be kept whole.
         for index in taken.huge().filter(|index| is_split[*index]) {
             self.keep(taken.first_page(index))?;
             broken += 1;
@@ -151,11 +154,11 @@ impl Fragments {
         Ok(broken)
     }
 
-    /// Keeps a page, also when it is unmapped.
+    /// Keeps a page, even after it is unmapped.
     fn keep(&mut self, page: &[u8]) -> Result<(), FragmentError> {
         if let Some(pipe) = self.pipes.last_mut() {
             match pipe.take(page) {
-                Err(Errno::EAGAIN) => {} // it is full
+                Err(Errno::EAGAIN) => {} // the pipe is full
                 taken => return Ok(taken?),
             }
         }
@@ -174,7 +177,7 @@ impl Pipe {
     }
 }
 
-/// Memory at a border of 2 MiB, as much of it in huge pages as the kernel has.
+/// Memory aligned to 2 MiB, in huge pages as far as the kernel has them.
 struct Blocks {
     memory: Vec<u8>,
     start: usize,
@@ -182,27 +185,27 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// So many, all of them touched.
+    /// Takes this number of blocks, all of them touched.
     fn take(host: &LinuxHost, blocks: usize) -> Result<Blocks, FragmentError> {
         let bytes = blocks * BLOCK;
         let available = Bytes::new(wideleaf::environment::memory_available_kib() * 1024);
         if available < AVAILABLE_MIN + Bytes::new(bytes as u64) {
             return Err(FragmentError::Short { available });
         }
-        // Asked for whole, so that it is a mapping of its own, and zeroed, which touches nothing of it.
+        // A request for all of it, so that it is a mapping of its own, and zeroed, which touches none of it.
         let mut memory = vec![0_u8; bytes.max(CHUNK.get() as usize) + BLOCK];
         let start = memory.as_ptr().align_offset(BLOCK);
         let address = Hva::new(memory[start..].as_ptr() as u64);
         if bytes > 0 {
             host.advise(address, Bytes::new(bytes as u64), Advice::HugePage)?;
         }
-        // Not zero, any page of it: when it splits the kernel looks through the zeroes of a huge page, and drops them.
+        // Every page is non-zero: when the kernel splits a huge page, it looks for zero pages and drops them.
         memory[start..start + bytes].chunks_mut(PAGE).for_each(|page| page[0] = 1);
         let is_huge = huge_blocks(host, address, blocks)?;
         Ok(Blocks { memory, start, is_huge })
     }
 
-    /// Makes base pages of the huge ones. Which of the blocks are on base pages now.
+    /// Splits the huge pages into base pages. Returns for each block whether it is on base pages now.
     fn split(&self, host: &LinuxHost) -> Result<Vec<bool>, HostError> {
         for index in self.huge() {
             host.advise(self.address(index), Bytes::new(PAGE as u64), Advice::Cold)?;
@@ -224,7 +227,7 @@ impl Blocks {
     }
 }
 
-/// Which blocks from `address` on are huge pages.
+/// Tells which blocks from `address` on are huge pages.
 fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool>, HostError> {
     let mut runs = Vec::new();
     host.scan(address, Bytes::new((blocks * BLOCK) as u64), &mut runs)?;
@@ -259,7 +262,7 @@ mod tests {
         u64::from_ne_bytes(entry)
     }
 
-    /// The frame behind an address; nothing where the kernel hides it.
+    /// The frame behind an address; `None` if the kernel hides it.
     fn frame(address: u64) -> Option<u64> {
         let mut entry = [0; 8];
         File::open("/proc/self/pagemap").ok()?.read_exact_at(&mut entry, address / PAGE as u64 * 8).ok()?;
@@ -287,24 +290,24 @@ mod tests {
         let host = LinuxHost::open().expect("/proc is mounted");
         let blocks = Blocks::take(&host, EMPTY_LOOK).expect("some memory");
         if blocks.huge().next().is_none() {
-            return println!("skipped: there is no huge page to be had");
+            return println!("skipped: no huge page is available");
         }
         let is_split = blocks.split(&host).expect("anonymous memory");
         assert!(blocks.huge().all(|index| is_split[index]), "{is_split:?}");
     }
 
     #[test]
-    #[ignore = "takes all blocks of the machine for some seconds: others who need huge pages then get none"]
-    fn there_is_no_huge_page_where_all_is_broken_and_as_many_as_are_given_back() {
+    #[ignore = "takes all blocks of the machine for some seconds: other processes then get no huge pages"]
+    fn no_huge_page_is_left_when_all_blocks_are_broken_and_those_given_back_are_available() {
         const LEFT: u64 = 64;
         let host = LinuxHost::open().expect("/proc is mounted");
         let mut fragments = Fragments::default();
         let [broken, left] = fragments.break_all_but(LEFT).expect("root, and memory");
-        assert!(broken > LEFT && left == LEFT, "{broken} were broken, {left} set aside: it takes a host that has some");
+        assert!(broken > LEFT && left == LEFT, "{broken} were broken, {left} set aside: the host needs free blocks");
         let had = Blocks::take(&host, 2 * LEFT as usize).expect("memory").huge().count() as u64;
-        assert!((LEFT / 2..=LEFT + LEFT / 4).contains(&had), "{had} can be had, {LEFT} were left");
+        assert!((LEFT / 2..=LEFT + LEFT / 4).contains(&had), "{had} are available, {LEFT} were left");
         drop(fragments);
         let had = Blocks::take(&host, 4 * LEFT as usize).expect("memory").huge().count() as u64;
-        assert_eq!(had, 4 * LEFT, "all is as it was");
+        assert_eq!(had, 4 * LEFT, "everything is as before");
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of the host's khugepaged for as long as a job runs, and what it uses of the CPUs meanwhile.
+//! Settings of the host's khugepaged while a job runs, and the CPU time that it uses.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,17 +10,17 @@ use wideleaf::held::{self, Held};
 use wideleaf_experiments::definition::KhugepagedSettings;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings};
 
-/// What the kernel calls its thread.
+/// Name of the kernel's thread.
 const THREAD: &str = "khugepaged";
 
-/// Arguments of what holds khugepaged's settings for an experiment.
+/// Arguments of the child that holds khugepaged's settings for an experiment.
 #[derive(Debug, Args)]
 pub struct HoldKhugepagedArgs {
     /// Milliseconds between two scans
     #[arg(long, value_name = "MS")]
     pub scan_sleep_ms: u64,
 
-    /// Base pages looked at in one scan
+    /// Number of base pages in one scan
     #[arg(long, value_name = "N")]
     pub pages_to_scan: u64,
 
@@ -32,7 +32,7 @@ pub struct HoldKhugepagedArgs {
 /// The child: runs until its standard input ends.
 ///
 /// # Errors
-/// [`Failure::Host`] where somebody else has other settings, or the kernel does not let us.
+/// [`Failure::Host`] if another process holds other settings, or if the kernel refuses them.
 pub fn main(args: &HoldKhugepagedArgs) -> Result<(), Failure> {
     let settings = Settings { scan_sleep_ms: args.scan_sleep_ms, pages_to_scan: args.pages_to_scan };
     let lease = Khugepaged::at(&args.root).lease(settings);
@@ -40,7 +40,7 @@ pub fn main(args: &HoldKhugepagedArgs) -> Result<(), Failure> {
     held::until_nobody_wants_it("")
 }
 
-/// Settings that hold until this is dropped or the process ends.
+/// Settings that are held until this is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct HeldKhugepaged {
     _held: Held,
@@ -48,23 +48,24 @@ pub(super) struct HeldKhugepaged {
 }
 
 impl HeldKhugepaged {
-    /// Sets it.
+    /// Applies the settings in a child process.
     ///
     /// # Errors
-    /// The reason why it cannot be set.
+    /// The reason why they cannot be set.
     pub(super) fn lease(settings: KhugepagedSettings) -> Result<HeldKhugepaged, String> {
         let [sleep, pages] = [settings.scan_sleep_ms, settings.pages_to_scan].map(|number| number.to_string());
         let held = Held::start(&["hold-khugepaged", "--scan-sleep-ms", &sleep, "--pages-to-scan", &pages])?;
         Ok(HeldKhugepaged { _held: held, cpu_before: cpu_time() })
     }
 
-    /// CPU time that khugepaged had since; nothing where the kernel does not say.
+    /// CPU time of khugepaged since the settings were applied; `None` if the kernel does not report it.
     pub(super) fn cpu_time(&self) -> Option<Duration> {
         Some(cpu_time()?.saturating_sub(self.cpu_before?))
     }
 }
 
-/// Of the kernel's thread: the first number of its `schedstat`, nanoseconds on a CPU (Documentation/scheduler/sched-stats.rst).
+/// CPU time of the kernel's thread: the first number of its `schedstat`, in nanoseconds
+/// (Documentation/scheduler/sched-stats.rst).
 fn cpu_time() -> Option<Duration> {
     let folders = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
     let is_it = |folder: &PathBuf| fs::read_to_string(folder.join("comm")).is_ok_and(|name| name.trim_end() == THREAD);

@@ -1,4 +1,4 @@
-//! A `wideleaf tlbcost` or `wideleaf-lab predict`: what a miss costs, or what large pages should save a kernel, and do.
+//! Runs `wideleaf tlbcost`: the cost of a miss, or the predicted and the measured gain of large pages for a kernel.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
 
-/// What of its report is used.
+/// The part of its report that is used.
 #[derive(Debug, Deserialize)]
 struct Told {
     #[serde(default)]
@@ -18,7 +18,7 @@ struct Told {
     prediction: Option<Prediction>,
 }
 
-/// A place and pair of page sizes.
+/// A measuring place and a pair of page sizes.
 #[derive(Debug, Deserialize)]
 struct Cost {
     agreed: bool,
@@ -56,7 +56,7 @@ struct Saved {
     high: f64,
 }
 
-/// Runs it; that nothing could be measured is a failure.
+/// Runs it. A result without a measurement is a failure.
 pub(super) fn run(arguments: &[String], timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
     measured(&child::json(arguments, timeout, interrupts)?)
 }
@@ -66,7 +66,7 @@ fn measured(told: &Told) -> Result<Measured, Failure> {
         (Some(prediction), _) => Ok(of_prediction(prediction)),
         (None, [cost]) => of_cost(cost),
         (None, cells) => Err(Failure::Input(format!(
-            "tlbcost told of {} pairs of page sizes where one was asked for: name one by --native --host-page",
+            "tlbcost reported {} pairs of page sizes instead of one: choose one with --native --host-page",
             cells.len()
         ))),
     }
@@ -76,18 +76,18 @@ fn of_cost(cost: &Cost) -> Result<Measured, Failure> {
     if let Some(why) = &cost.skipped {
         return Err(Failure::Host(why.clone()));
     }
-    // The footprint that is chased by default shows one level where that one is large.
+    // The default footprint of the chase shows one level if that level is large.
     let deepest = cost.levels.last();
     let (ticks, ns) = (
         cost.walk_ticks.as_ref().or(deepest.map(|level| &level.miss_ticks)),
         cost.walk_ns.as_ref().or(deepest.map(|level| &level.miss_ns)),
     );
     if !cost.agreed {
-        let why = "no three runs in a row agreed on what a miss costs: repeat it on a quiet machine";
+        let why = "no three runs in a row agreed on the cost of a miss: repeat it on a quiet machine";
         return Err(Failure::Host(why.into()));
     }
     let Some(ticks) = ticks else {
-        let note = "no load of the chase took longer for the pages that it went to: the TLB reaches further than its footprint";
+        let note = "no load of the chase was slowed by its pages: the TLB reach exceeds the footprint";
         return Ok(Measured { notes: vec![note.into()], ..Measured::default() });
     };
     let mut measured = Measured { metrics: [(Metric::WalkCycles, ticks.median)].into(), ..Measured::default() };
@@ -96,7 +96,7 @@ fn of_cost(cost: &Cost) -> Result<Measured, Failure> {
         measured.told.insert(format!("entries_{level}"), *entries as f64);
     }
     if let (None, Some(deepest)) = (&cost.walk_ticks, deepest) {
-        measured.notes.push(format!("the footprint showed level {} of the TLB alone: its misses", deepest.level));
+        measured.notes.push(format!("the footprint showed only level {} of the TLB: its misses", deepest.level));
     }
     Ok(measured)
 }
@@ -129,7 +129,7 @@ mod tests {
     const SPREAD: &str = r#"{"median": 31.0, "lowest": 30.0, "highest": 33.0}"#;
 
     #[test]
-    fn a_cost_is_that_of_a_miss_in_all_levels() {
+    fn the_cost_is_that_of_a_miss_in_all_levels() {
         let level = format!(r#"{{"level": 1, "entries": 64, "miss_ticks": {SPREAD}, "miss_ns": {SPREAD}}}"#);
         let of_walk = |walk: &str| {
             of(&format!(
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_nothing_is_a_failure_with_the_reason() {
+    fn a_report_without_a_measurement_is_a_failure_with_the_reason() {
         let cost = |agreed: bool, skipped: &str| {
             of(&format!(
                 r#"{{"cells": [{{"agreed": {agreed}, "levels": [], "walk_ticks": null, "walk_ns": null, "skipped": {skipped}}}], "prediction": null}}"#
@@ -161,9 +161,9 @@ mod tests {
         };
         assert_eq!(cost(false, r#""no free giant page""#), Err("no free giant page".into()));
         assert!(cost(false, "null").is_err_and(|why| why.starts_with("no three runs in a row agreed")));
-        let none = cost(true, "null").expect("that nothing is seen is an answer");
+        let none = cost(true, "null").expect("a result without a visible miss is an answer");
         assert_eq!((none.metrics.len(), none.notes.len()), (0, 1));
-        assert!(of(r#"{"cells": [], "prediction": null}"#).is_err_and(|why| why.contains("told of 0 pairs")));
+        assert!(of(r#"{"cells": [], "prediction": null}"#).is_err_and(|why| why.contains("reported 0 pairs")));
         assert!(of(r#"{"cells": 3}"#).is_err());
         assert!(of("").is_err());
     }

@@ -1,4 +1,4 @@
-//! The built-in image in a guest of QEMU's: what it says on its console, and what backs its RAM meanwhile, seen from outside.
+//! Runs the built-in image as a QEMU guest: its console output, and the backing of its RAM as seen from outside.
 //!
 //! ```text
 //!   exec ──▶ first line ─▶ region lines ─▶ begin ─▶ … ─▶ end ─▶ exit line     the console, each line with the time it came
@@ -31,12 +31,12 @@ use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::undo::TemporaryFolder;
 
-/// How often RAM is looked at: a look at 512 MiB of base pages takes 2 ms.
+/// Interval between two samples of RAM: a sample of 512 MiB on base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// More of a console is not read: a kernel prints some kilobytes.
+/// Most bytes that are read from a console: a kernel prints some kilobytes.
 const CONSOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// Runs it to its end.
+/// Runs QEMU until it ends.
 pub(super) fn run(
     guest: &Guest,
     ram: QemuRam,
@@ -65,19 +65,19 @@ pub(super) fn run(
     Ok(measured(&report, &seen, began))
 }
 
-/// A process that does not outlive us.
+/// A process that does not outlive this one.
 #[derive(Debug)]
 struct Qemu(Child);
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // It has ended, or is not wanted any more.
+        // It has ended, or is no longer wanted.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Each line with the time it came, until the console is closed.
+/// Receives each line with its arrival time, until the console is closed.
 fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
     let (sender, lines) = mpsc::channel();
     let work = move || {
@@ -91,7 +91,7 @@ fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
     lines
 }
 
-/// Who looks at it.
+/// Observer of the QEMU process and its console.
 struct Watch {
     pid: u32,
     ram: Vec<RamPiece>,
@@ -99,26 +99,26 @@ struct Watch {
     sensor: HostBackingSensor,
 }
 
-/// What was seen.
+/// Everything that was observed.
 #[derive(Debug, Default)]
 struct Seen {
     lines: Vec<(Instant, String)>,
     looks: Vec<Look>,
 }
 
-/// RAM at one instant.
+/// State of RAM at one instant.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     at: Instant,
     backing: HostBacking,
-    /// Windows of the kernel's data, and how many of these are large.
+    /// Number of windows of the kernel's data, and the number of large ones among them.
     windows: u64,
     windows_large: u64,
     resident: Option<Bytes>,
 }
 
 impl Watch {
-    /// Looks and listens until the console is closed; nothing where that takes too long.
+    /// Samples RAM and reads the console until it is closed; `None` at a timeout.
     fn until_it_ends(
         mut self,
         lines: &Receiver<(Instant, String)>,
@@ -147,7 +147,7 @@ impl Watch {
         }
     }
 
-    /// Nothing before it has RAM, or once it has none any more.
+    /// Samples RAM; `None` before the process has RAM, or after it has lost it.
     fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
         if self.ram.is_empty() {
             let process = find::with_pid(&Places::default(), self.pid).ok()?;
@@ -169,12 +169,12 @@ impl Watch {
             }
         }
         look.resident = resident(&fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?);
-        // Of a process that ends, RAM goes first.
+        // A process that ends loses its RAM first.
         (look.backing.resident() > Bytes::ZERO).then_some(look)
     }
 }
 
-/// What a line says of the kernel's data.
+/// Region of the kernel's data that a line reports.
 fn region(line: &str) -> Option<GpaRange> {
     match parse(line)?.ok()? {
         Message::Region { address, bytes, .. } => GpaRange::new(Gpa::new(address), Bytes::new(bytes)),
@@ -182,7 +182,7 @@ fn region(line: &str) -> Option<GpaRange> {
     }
 }
 
-/// `VmRSS`, which does not count the hugetlb pool's pages, and `HugetlbPages` (proc_pid_status(5)).
+/// `VmRSS`, which excludes pages of the hugetlb pool, plus `HugetlbPages` (proc_pid_status(5)).
 fn resident(status: &str) -> Option<Bytes> {
     let of = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -196,14 +196,14 @@ impl Seen {
         self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
     }
 
-    /// When the line came that begins, or ends, a phase.
+    /// Arrival time of the line that begins or ends a phase.
     fn when(&self, is_it: impl Fn(&Message<'_>) -> bool) -> Option<Instant> {
         let is_that = |line: &str| parse(line).is_some_and(|message| message.is_ok_and(|message| is_it(&message)));
         self.lines.iter().find(|(_, line)| is_that(line)).map(|(at, _)| *at)
     }
 }
 
-/// What the guest said and what was seen of it, together.
+/// Measurements from the guest's output and the samples together.
 fn measured(report: &GuestReport, seen: &Seen, began: Instant) -> Measured {
     let timed = report.phases.iter().filter(|phase| is_timed(&phase.name));
     let seconds = |phase: &&crate::image::results::GuestPhase| phase.seconds.unwrap_or(0.0);
@@ -262,7 +262,8 @@ mod tests {
 @wideleaf exit code=0
 ";
 
-    /// A line every 100 ms, and a look between two of them: of the table's four windows so many are large.
+    /// A line every 100 ms, and a sample between two of them. `large` is the number of large windows, of the
+    /// table's four, in each.
     fn seen(began: Instant, large: &[u64]) -> Seen {
         let at = |ms: usize| began + Duration::from_millis(ms as u64);
         let lines = CONSOLE.lines().enumerate().map(|(index, line)| (at(100 * (index + 1)), line.to_owned()));
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_counts_from_the_begin_of_the_timed_part_to_its_end() {
+    fn samples_count_from_the_begin_of_the_timed_part_to_its_end() {
         let began = Instant::now();
         // The timed part is `update`, although `init` is longer: its lines are the fifth and the sixth.
         let seen = seen(began, &[0, 0, 0, 0, 3, 4, 1]);
@@ -284,11 +285,12 @@ mod tests {
         let value = |metric| measured.metrics.get(&metric).map(|value| (value * 1e3).round() / 1e3);
         assert_eq!(value(Metric::FirstByteMs), Some(100.0));
         assert_eq!((value(Metric::Figure), value(Metric::Seconds)), (Some(0.05), Some(2.0)));
-        // The look of 550 ms is the last before the end at 600, and the first with all four windows; the begin was at 500.
+        // The sample at 550 ms is the last before the end at 600, and the first with all four windows; the begin
+        // was at 500.
         assert_eq!((value(Metric::CoveragePercent), value(Metric::TimeToCoverageS)), (Some(100.0), Some(0.05)));
         assert_eq!(value(Metric::ResidentMib), Some(105.0));
         assert_eq!(measured.series.len(), 7);
-        assert!((measured.series[0].at_s + 0.45).abs() < 1e-9, "what was before the begin is negative");
+        assert!((measured.series[0].at_s + 0.45).abs() < 1e-9, "times before the begin are negative");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A machine's TLB and caches at the accesses of a kernel, recorded while it runs or generated; nothing is kept on disk.
+//! Simulates a machine's TLB and caches on the accesses of a kernel, recorded while it runs or generated. Nothing
+//! is kept on disk.
 //!
 //! ```text
 //!   kernel, one iteration ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of each phase
@@ -21,34 +22,40 @@ use wideleaf_simulator::streams::Access;
 use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_trace::TraceReader;
 
-/// The phase whose accesses stand for those of all iterations.
+/// Phase with the accesses that stand for those of all iterations.
 const REPEATED: &str = "compute";
 
-/// A machine, and the pages it has.
+/// A machine, and its page size.
 #[derive(Debug)]
 pub(super) struct Place {
     machine: &'static Machine,
     page: PageSize,
-    /// Pages are 2^`shift` times as large as `page`: addresses are divided by that, so that page numbers and tables are those of the larger pages. Data
-    /// lines are not, 2^`shift` of them fall together.
+    /// Pages are 2^`shift` times as large as `page`: addresses are divided by that, so that page numbers and tables
+    /// are those of the larger pages. Data lines are not: 2^`shift` of them coincide.
     shift: u32,
 }
 
 impl Place {
-    /// By the names that a definition has.
+    /// Parses the names that a definition uses.
     pub(super) fn parse(name: &str, page: &str) -> Result<Place, Failure> {
         let machine = machine(name).ok_or_else(|| {
-            Failure::Input(format!("there is no machine {name:?} to simulate: see `wideleaf simulate --machine help`"))
+            Failure::Input(format!(
+                "cannot simulate {name:?}: there is no such machine; see `wideleaf simulate --machine help`"
+            ))
         })?;
         let (page, shift) = match page {
             "64k" => (PageSize::Base4K, 4),
-            other => (PageSize::parse(other).map_err(|why| Failure::Input(format!("pages of {other:?}: {why}")))?, 0),
+            other => (
+                PageSize::parse(other)
+                    .map_err(|why| Failure::Input(format!("cannot simulate pages of {other:?}: {why}")))?,
+                0,
+            ),
         };
         Ok(Place { machine, page, shift })
     }
 }
 
-/// Simulates all of it; a machine that takes longer than `timeout` is given up.
+/// Simulates the whole run; a simulation that takes longer than `timeout` is stopped.
 pub(super) fn run(
     accesses: &Accesses,
     place: &Place,
@@ -64,14 +71,14 @@ pub(super) fn run(
         Accesses::Generated { stream, scale } => generated(stream, *scale, place, &is_over),
     };
     interrupts.check()?;
-    // What was ended by us for its time says that it was interrupted.
+    // A run that was stopped at its timeout reports an interrupt.
     match sums {
         Err(Failure::Interrupted) => Err(Failure::TimedOut(timeout)),
         other => other.map(|sums| sums.measured(place)),
     }
 }
 
-/// Records in a process of its own and simulates at the same time.
+/// Records in another process and simulates at the same time.
 fn recorded(
     kernel: &str,
     parameters: &str,
@@ -79,15 +86,16 @@ fn recorded(
     place: &Place,
     is_over: &dyn Fn() -> bool,
 ) -> Result<Sums, Failure> {
-    let known = by_name(kernel).ok_or_else(|| Failure::Input(format!("there is no kernel {kernel:?} to record")))?;
+    let known =
+        by_name(kernel).ok_or_else(|| Failure::Input(format!("cannot record {kernel:?}: there is no such kernel")))?;
     let request = Request { kernel: known, parameters, iterations, phase: None, bytes_max: None };
     let cannot = |error: &dyn std::fmt::Display| format!("cannot record {kernel}: {error}");
     let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
     std::thread::scope(|scope| {
         let simulator = scope.spawn(move || of_trace(reader, place));
-        // Without where it went: the pipe ends with the recording, and the simulator with the pipe.
+        // The writer is dropped: the pipe ends with the recording, and the simulator with the pipe.
         let recorded = record(&request, BufWriter::new(writer), &mut |_| !is_over()).map(drop);
-        // Where that ended first, its reason is the one.
+        // If the simulator ended first, its error is the cause.
         let sums = simulator.join().expect("the simulator does not panic");
         match recorded {
             Err(RecordError::Interrupted) => Err(Failure::Interrupted),
@@ -97,9 +105,9 @@ fn recorded(
     })
 }
 
-/// A trace, to its end.
+/// Simulates a trace to its end.
 fn of_trace(trace: impl Read, place: &Place) -> Result<Sums, Failure> {
-    let unusable = |error| Failure::Host(format!("cannot read what was recorded: {error}"));
+    let unusable = |error| Failure::Host(format!("cannot read the recorded trace: {error}"));
     let mut reader = TraceReader::open(trace).map_err(unusable)?;
     let header = reader.header().clone();
     let factor = of_all_iterations(header.iterations, header.class_iterations);
@@ -116,7 +124,7 @@ fn of_trace(trace: impl Read, place: &Place) -> Result<Sums, Failure> {
     Ok(counter.sums)
 }
 
-/// How often what was recorded happens in a whole run; once where the kernel does not say.
+/// Number of times that the recorded part happens in a whole run; 1 if the kernel does not say.
 fn of_all_iterations(recorded: u32, of_class: u32) -> f64 {
     match (recorded, of_class) {
         (0, _) | (_, 0) => 1.0,
@@ -142,14 +150,14 @@ fn generated(stream: &str, scale: f64, place: &Place, is_over: &dyn Fn() -> bool
     Ok(counter.sums)
 }
 
-/// A simulator, and what it has counted by now.
+/// A simulator, and its counts so far.
 struct Counter {
     simulator: Simulator,
     shift: u32,
     sums: Sums,
 }
 
-/// What is counted, weighted part by part.
+/// Counts, weighted part by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sums {
     dtlb_l1: f64,
@@ -159,7 +167,7 @@ struct Sums {
 }
 
 impl Counter {
-    /// A process whose memory is `bytes` long; everything is cold.
+    /// A process with `bytes` of memory; all caches are cold.
     fn new(place: &Place, bytes: u64) -> Counter {
         let space = AddressSpace::native(Bytes::new((bytes >> place.shift).max(1)), place.page);
         Counter { simulator: Simulator::new(place.machine, space), shift: place.shift, sums: Sums::default() }
@@ -170,7 +178,7 @@ impl Counter {
         self.simulator.run(accesses.map(|access| Access { address: access.address >> shift, ..access }));
     }
 
-    /// What was counted since the last time counts so many times.
+    /// Adds the counts since the last call, multiplied by `weight`.
     fn sum_up(&mut self, weight: f64) {
         let counts: &Counts = self.simulator.counts();
         let misses = counts.data_misses();
@@ -189,7 +197,7 @@ impl Sums {
             (Metric::DtlbMisses, self.dtlb),
             (Metric::WalkL2Misses, self.walk_l2),
         ];
-        // Of divided addresses these are no lines.
+        // Divided addresses are no data lines.
         if place.shift == 0 {
             metrics.push((Metric::DataL2Misses, self.data_l2));
         }
@@ -207,7 +215,7 @@ mod tests {
         Place::parse("k8", page).expect("there is one")
     }
 
-    /// A trace with a first touch of each of 64 pages in `init`, and of 64 others in `compute`.
+    /// A trace that first touches each of 64 pages in `init`, and of 64 others in `compute`.
     fn trace(iterations: u32, class_iterations: u32) -> Vec<u8> {
         let header = Header {
             kernel: "npb.cg".into(),
@@ -246,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_generated_is_scaled_to_a_whole_run() {
+    fn generated_accesses_are_scaled_to_a_whole_run() {
         let misses = |scale| {
             let sums = generated("stride:log2_bytes=30,stride=4096,loads=100000", scale, &k8("4k"), &|| false);
             sums.expect("a stream").dtlb
@@ -255,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_ends_early_and_names_that_are_none_are_refused() {
+    fn a_trace_that_ends_early_and_unknown_names_are_refused() {
         let whole = trace(1, 15);
         let failure = of_trace(&whole[..whole.len() - 9], &k8("4k")).expect_err("it is cut");
-        assert!(failure.to_string().starts_with("cannot read what was recorded: "), "{failure}");
-        assert!(Place::parse("z80", "4k").is_err_and(|why| why.to_string().contains("no machine \"z80\"")));
+        assert!(failure.to_string().starts_with("cannot read the recorded trace: "), "{failure}");
+        assert!(Place::parse("z80", "4k").is_err_and(|why| why.to_string().contains("cannot simulate \"z80\"")));
         assert!(Place::parse("k8", "3k").is_err());
         let ended = generated("gups", 1.0, &k8("4k"), &|| true);
         assert!(matches!(ended, Err(Failure::Interrupted)));

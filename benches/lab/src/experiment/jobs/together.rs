@@ -1,5 +1,5 @@
-//! Several `wideleaf run` at once, each with a manager of its own; each has its own budget, or all share that of a wideleafd that is there
-//! for them alone.
+//! Runs several `wideleaf run` at once, each with its own manager. Each has its own budget, or all share that of a
+//! wideleafd that serves only them.
 //!
 //! ```text
 //!   temporary folder ── wideleafd.toml, control.sock, state.json ──▶ wideleafd ◀── registers, obeys ── wideleaf run × n
@@ -25,13 +25,13 @@ use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::undo::TemporaryFolder;
 
-/// The daemon's program, beside ours.
+/// The daemon's program, in the folder of this program.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";
-/// A daemon that does not listen by then never will.
+/// A daemon that does not listen within this time never will.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs all of them to their ends.
+/// Runs all of them until they end.
 pub(super) fn run(
     guests: &[GuestAmongOthers],
     budget: BudgetOf,
@@ -62,7 +62,7 @@ pub(super) fn run(
     Ok(together)
 }
 
-/// One result of all: what they took added up, what they gave of those that are judged.
+/// One result for all: their costs added up, and the gains of the guests that are judged.
 fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
     const ADDED_UP: [Metric; 5] =
         [Metric::ResidentMib, Metric::BloatMib, Metric::CopiedMib, Metric::ManagerCpuS, Metric::Refusals];
@@ -77,7 +77,7 @@ fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
     metrics.extend(judged(Metric::Figure).map(|figures| (Metric::Figure, figures.iter().sum())));
     metrics.extend(judged(Metric::Figure).and_then(|figures| Some((Metric::Fairness, fairness(&figures)?))));
     metrics.extend(judged(Metric::Seconds).map(|seconds| (Metric::Seconds, longest(seconds))));
-    // Not there where one of them never got so far.
+    // Absent if one guest never reached it.
     metrics.extend(judged(Metric::TimeToCoverageS).map(|times| (Metric::TimeToCoverageS, longest(times))));
     let lowest = |values: Vec<f64>| values.into_iter().fold(100.0, f64::min);
     metrics.extend(judged(Metric::CoveragePercent).map(|shares| (Metric::CoveragePercent, lowest(shares))));
@@ -85,20 +85,20 @@ fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
     Measured { metrics, notes, ..Measured::default() }
 }
 
-/// The lowest by the highest: 1 is fair.
+/// The lowest figure divided by the highest: 1 is fair.
 fn fairness(figures: &[f64]) -> Option<f64> {
     let highest = figures.iter().copied().reduce(f64::max).filter(|highest| *highest > 0.0)?;
     Some(figures.iter().copied().reduce(f64::min)? / highest)
 }
 
-/// One guest in a sentence.
+/// One guest as a sentence.
 fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
     let of = |metric: Metric| one.metrics.get(&metric).map_or("unknown".to_owned(), |value| number(*value));
     let (figure, coverage, resident) = (of(Metric::Figure), of(Metric::CoveragePercent), of(Metric::ResidentMib));
     format!("{}: figure {figure}, coverage {coverage} %, resident {resident} MiB.", guest.name)
 }
 
-/// A wideleafd for one job. Dropping it ends it.
+/// A wideleafd for one job. Dropping it ends the daemon.
 #[derive(Debug)]
 struct Daemon {
     child: Child,
@@ -106,9 +106,10 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one that listens in a folder of its own, and waits until it does.
+    /// Starts a daemon in its own folder, and waits until it listens.
     fn start(interrupts: &Interrupts) -> Result<Daemon, Failure> {
-        let program = program().ok_or_else(|| Failure::Host(format!("{DAEMON} is not beside this program")))?;
+        let program = program()
+            .ok_or_else(|| Failure::Host(format!("cannot find {DAEMON}: it is not in the folder of this program")))?;
         let cannot = |what: &str, error: std::io::Error| Failure::Host(format!("cannot {what}: {error}"));
         let folder = TemporaryFolder::new().map_err(|error| cannot("make a temporary folder", error))?;
         let file = folder.path().join("wideleafd.toml");
@@ -125,8 +126,8 @@ impl Daemon {
             let has_ended = daemon.child.try_wait().map_err(|error| cannot("wait for wideleafd", error))?.is_some();
             if has_ended || began.elapsed() > LISTENS_WITHIN {
                 let words = fs::read_to_string(daemon.folder.path().join("words")).unwrap_or_default();
-                let last = words.lines().last().unwrap_or("it says nothing").to_owned();
-                return Err(Failure::Host(format!("{DAEMON} does not listen: {last}")));
+                let last = words.lines().last().unwrap_or("it printed nothing").to_owned();
+                return Err(Failure::Host(format!("cannot use {DAEMON}: it does not listen: {last}")));
             }
             thread::sleep(LOOK_EVERY);
         }
@@ -137,7 +138,7 @@ impl Daemon {
         self.folder.path().join("control.sock")
     }
 
-    /// CPU time that it had so far: the sum over its threads (`schedstat`, its first number, in nanoseconds).
+    /// CPU time of the daemon so far: the sum over its threads (`schedstat`, first number, in nanoseconds).
     fn cpu_time(&self) -> Option<Duration> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?.flatten();
         let of = |task: fs::DirEntry| {
@@ -155,7 +156,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Everything of it in this folder, nobody else's guests, and the rest by default.
+/// All its files in this folder, no external guests, and defaults for the rest.
 fn configuration(folder: &Path) -> String {
     let path = |name: &str| folder.join(name);
     format!(
@@ -165,7 +166,7 @@ fn configuration(folder: &Path) -> String {
     )
 }
 
-/// The daemon's program, if it was built with ours.
+/// The daemon's program, if it was built with this one.
 pub(in crate::experiment) fn program() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.with_file_name(DAEMON);
     program.is_file().then_some(program)
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_counts_of_all_and_what_is_given_of_those_that_are_judged() {
+    fn costs_count_for_all_guests_and_gains_for_those_that_are_judged() {
         let guests = [guest("hot a", true), guest("hot b", true), guest("idle", false)];
         let each = [
             measured(&[(Metric::Figure, 3.0), (Metric::BloatMib, 1.0), (Metric::TimeToCoverageS, 0.5)]),
@@ -199,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn time_to_coverage_is_unknown_where_one_guest_never_got_so_far() {
+    fn time_to_coverage_is_unknown_if_one_guest_never_reached_it() {
         let guests = [guest("hot a", true), guest("hot b", true)];
         let each = [measured(&[(Metric::TimeToCoverageS, 0.5)]), measured(&[])];
         assert_eq!(together(&guests, &each).metrics.get(&Metric::TimeToCoverageS), None);
     }
 
     #[test]
-    fn guests_that_did_nothing_are_not_said_to_be_fair() {
+    fn guests_that_did_nothing_have_no_fairness() {
         assert_eq!(fairness(&[0.0, 0.0]), None);
         assert_eq!(fairness(&[]), None);
         assert_eq!(fairness(&[2.0, 2.0]), Some(1.0));

@@ -1,4 +1,4 @@
-//! A `wideleaf run`, from its report to metrics.
+//! Runs `wideleaf run` and turns its report into metrics.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,12 +15,12 @@ use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
-/// More marks of progress are not told apart in a picture.
+/// Most progress marks that a picture can distinguish.
 const MARKS_MAX: usize = 100;
-/// Coverage that counts as reached.
+/// Coverage that counts as reached, in percent.
 pub(super) const COVERED_PERCENT: f64 = 95.0;
 
-/// Runs it; words that the guest found wrong are a failure.
+/// Runs it. Wrong words that the guest found are a failure.
 pub(super) fn run(
     job: &Job,
     arguments: &[String],
@@ -45,7 +45,7 @@ pub(super) fn run(
     Ok(measured)
 }
 
-/// What a run tells whose guest found its memory right.
+/// Metrics of a run after a successful verification.
 pub(super) fn verified(report: &RunReport) -> Result<Measured, Failure> {
     match &report.verification {
         Some(verification) if verification.passed => Ok(measured(report)),
@@ -56,7 +56,7 @@ pub(super) fn verified(report: &RunReport) -> Result<Measured, Failure> {
     }
 }
 
-/// What only the recording knows.
+/// Adds the data that only the recording has.
 fn add_recorded(measured: &mut Measured, recording: &Path, report: &RunReport) -> Result<(), Failure> {
     let view = View {
         began_at_s: timed_part(report).map_or(0.0, |phase| phase.began_at_s),
@@ -69,11 +69,11 @@ fn add_recorded(measured: &mut Measured, recording: &Path, report: &RunReport) -
         let of = measured.actions.entry(name).or_default();
         *of = Actions { cpu_ms, unavailable_max_us, ..*of };
     }
-    measured.notes.push("round 1 was recorded for its map, which costs its manager some time".into());
+    measured.notes.push("round 1 was recorded for its map, which costs the manager some time".into());
     Ok(())
 }
 
-/// What the report tells.
+/// Metrics from the report.
 fn measured(report: &RunReport) -> Measured {
     let timed = timed_part(report);
     let mut measured =
@@ -120,12 +120,12 @@ fn timed_part(report: &RunReport) -> Option<&Phase> {
     timed.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
 }
 
-/// Whether a phase of that name is work that is timed.
+/// Whether a phase of that name is timed work.
 pub(super) fn is_timed(phase: &str) -> bool {
     !["init", "verify", "check"].contains(&phase)
 }
 
-/// From the begin of the timed part until large pages back as much as 95 % of the kernel's data.
+/// Time from the begin of the timed part until large pages back 95 % of the kernel's data.
 fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
     let wanted: u64 = report.regions.iter().map(|region| region.windows << 21).sum();
     let is_covered = |large: u64| wanted > 0 && large as f64 * 100.0 >= wanted as f64 * COVERED_PERCENT;
@@ -137,13 +137,14 @@ fn time_to_coverage(report: &RunReport, phase: &Phase) -> Option<f64> {
     Some((reached.at_s - phase.began_at_s).max(0.0))
 }
 
-/// What was asked of mechanisms; policies count their own considerations beside it.
+/// Actions requested of mechanisms; policies' counters of their own decisions are left out.
 fn actions(outcomes: &BTreeMap<String, u64>) -> BTreeMap<String, Actions> {
     let of_mechanisms = outcomes.iter().filter(|(name, _)| !name.starts_with(OF_POLICIES));
     of_mechanisms.map(|(name, count)| (name.clone(), Actions { count: *count, ..Actions::default() })).collect()
 }
 
-/// What the manager saw, and between its looks, which are rare when nothing happens, the guest's marks of progress with memory as it was last seen.
+/// The manager's samples. Between them, which are rare when nothing happens, the guest's progress marks with memory
+/// as last sampled.
 fn series(report: &RunReport, phase: &Phase) -> Vec<Sample> {
     let sample = |at_s: f64, counters: &Counters| Sample {
         at_s,
@@ -165,7 +166,7 @@ fn series(report: &RunReport, phase: &Phase) -> Vec<Sample> {
     series
 }
 
-/// The speed between the two marks of progress around an instant; nothing before the begin and behind the last mark.
+/// Speed between the two progress marks around an instant; `None` before the begin and after the last mark.
 fn rate_at(progress: &[(f64, u64)], at_s: f64) -> Option<f64> {
     let before = std::iter::once(&(0.0, 0)).chain(progress);
     let (from, to) = before.zip(progress).find(|(from, to)| from.0 < at_s && at_s <= to.0)?;
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_policy_counts_of_itself_is_no_action() {
+    fn a_policys_own_counters_are_not_actions() {
         let outcomes = [("collapse.done", 3), ("policy.paid_back", 9)].map(|(name, n)| (name.to_owned(), n));
         let actions = actions(&BTreeMap::from(outcomes));
         assert_eq!(actions, BTreeMap::from([("collapse.done".into(), Actions { count: 3, ..Actions::default() })]));
