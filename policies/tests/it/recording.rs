@@ -1,5 +1,4 @@
 //! The recording's codec: decoding returns the encoded frames, and no input makes it panic.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 
