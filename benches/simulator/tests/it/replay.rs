@@ -1,6 +1,5 @@
 //! Policies on recordings: on real ones (`recordings/`, made by `wideleaf run --record`), and on small ones that
 //! show the behaviour of the simulated host.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
 use std::fs;

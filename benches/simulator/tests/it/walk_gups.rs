@@ -19,7 +19,7 @@ struct Row {
 }
 
 fn rows() -> Vec<Row> {
-    let lines = include_str!("data/freebsd_gups_misses.csv").lines().skip(1);
+    let lines = include_str!("../data/freebsd_gups_misses.csv").lines().skip(1);
     let rows: Vec<Row> = lines
         .map(|line| {
             let cells: Vec<&str> = line.split(',').collect();

@@ -65,7 +65,7 @@ struct Row {
 
 fn rows() -> Vec<Row> {
     let size = |text: &str| PageSize::parse(&text.to_lowercase()).expect("a page size");
-    let lines = include_str!("data/walk_cost.csv").lines().skip(1);
+    let lines = include_str!("../data/walk_cost.csv").lines().skip(1);
     let row = |line: &str| {
         let cells: Vec<&str> = line.split(',').collect();
         let number = |n: usize| cells[n].parse::<u64>().expect("a whole number");

@@ -33,7 +33,7 @@ fn entries(level: Option<&TlbLevel>, size: PageSize) -> u32 {
 
 #[test]
 fn entries_are_those_of_the_table() {
-    let lines: Vec<&str> = include_str!("data/tlb_geometry.csv").lines().skip(1).collect();
+    let lines: Vec<&str> = include_str!("../data/tlb_geometry.csv").lines().skip(1).collect();
     assert_eq!(lines.len(), ROWS.len());
     for (line, name) in lines.iter().zip(ROWS) {
         let cells = after_first_cell(line).split(',').take(6);

@@ -1,6 +1,5 @@
 //! Policies at work on streams of accesses: their input, the outcomes of their plans, the course of
 //! coverage and bloat.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
