@@ -1,7 +1,5 @@
 //! The NAS Parallel Benchmarks on native threads: classes S and W give the published values, whoever computes them.
-mod runner;
-
-use runner::{has, run, run_with};
+use crate::runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
 /// 4 KiB pages that hold class W of every kernel with two threads: MG's grids take 57 MiB and up to 2 MiB to their first border.

@@ -1,9 +1,7 @@
 //! Whole runs on native threads, as the command line starts them: what is printed, and how they end.
-mod runner;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use runner::{has, run, run_with};
+use crate::runner::{has, run, run_with};
 use wideleaf_kernels::registry::find;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
 use wideleaf_kernels::{Arena, KERNELS, KernelError};

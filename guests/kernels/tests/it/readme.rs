@@ -2,7 +2,7 @@
 use wideleaf_kernels::registry::MemoryNeed;
 use wideleaf_kernels::{KERNELS, Kernel};
 
-const README: &str = include_str!("../README.md");
+const README: &str = include_str!("../../README.md");
 
 /// What the column is called that has a kernel's memory by class.
 const MEMORY_COLUMN: &str = "MiB for S, W, A, B, C (one vCPU)";

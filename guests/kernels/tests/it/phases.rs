@@ -1,10 +1,8 @@
 //! Phases: its sets lie where it says, every word is known at any time, and no damage to any set goes unseen.
-mod runner;
-
 use std::sync::atomic::Ordering;
 
+use crate::runner::{has, run, run_with};
 use proptest::prelude::*;
-use runner::{has, run, run_with};
 use wideleaf_kernels::Arena;
 use wideleaf_kernels::phases::{Layout, Scattered, Set, Sizes, WINDOW_WORDS, generation_of_touched};
 use wideleaf_kernels::rounds::part;

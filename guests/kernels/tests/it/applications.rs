@@ -1,7 +1,5 @@
 //! STREAM, Sweep3D, the adaptive mesh and the latencies on native threads: whoever computes them, they verify themselves.
-mod runner;
-
-use runner::{has, run, run_with};
+use crate::runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
 /// 4 KiB pages of 32 MiB, which hold Sweep3D's 50³ cells with two threads.

@@ -1,8 +1,6 @@
 //! The table of kernels says of each what a run then does: its memory, its figure, its classes. Nothing here names a kernel, so
 //! that a new one is covered by its entry in the table.
-mod runner;
-
-use runner::{has, run, run_with};
+use crate::runner::{has, run, run_with};
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::MemoryNeed;
 use wideleaf_kernels::text::Size;
