@@ -1,5 +1,4 @@
 //! Exit codes, boot data, command lines and ELF notes: both sides read the same thing.
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use proptest::prelude::*;
 use wideleaf_protocol::arguments::{CommandLineError, parse_count, parse_size};

@@ -1,5 +1,4 @@
 //! What a message says survives the way from guest to host, and no line can upset the parser.
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use proptest::prelude::*;
 use wideleaf_protocol::message::MismatchKind;
