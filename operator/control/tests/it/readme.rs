@@ -1,6 +1,5 @@
 //! The README's examples are the protocol: each parses, comes back as it was written, and none is missing. Damage
 //! to one gives an error and no panic.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
 
@@ -13,7 +12,7 @@ use wideleaf_control::protocol::{Answer, Envelope, Reply, VERSION};
 
 /// The lines that begin with `mark`.
 fn examples(mark: &str) -> Vec<&'static str> {
-    include_str!("../README.md").lines().filter_map(|line| line.strip_prefix(mark)).collect()
+    include_str!("../../README.md").lines().filter_map(|line| line.strip_prefix(mark)).collect()
 }
 
 fn requests() -> Vec<&'static str> {

@@ -1,6 +1,5 @@
 //! The examples in VM.md are the protocol of a VM's control socket: each parses, comes back as it was written, and
 //! none is missing.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
 
@@ -12,7 +11,7 @@ use wideleaf_control::vm::{DriverView, VM_VERSION, VmAnswer, VmRequest};
 
 /// The lines that begin with `mark`.
 fn examples(mark: &str) -> impl Iterator<Item = &'static str> {
-    include_str!("../VM.md").lines().filter_map(move |line| line.strip_prefix(mark))
+    include_str!("../../VM.md").lines().filter_map(move |line| line.strip_prefix(mark))
 }
 
 /// Parses a line as `T`, and compares it with what `T` writes.
@@ -52,7 +51,7 @@ fn every_example_of_a_reply_parses_and_none_is_missing() {
 
 #[test]
 fn every_state_of_a_driver_is_in_the_table() {
-    let rows = || include_str!("../VM.md").lines().skip_while(|line| !line.starts_with("| `driver`")).skip(2);
+    let rows = || include_str!("../../VM.md").lines().skip_while(|line| !line.starts_with("| `driver`")).skip(2);
     let of_row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
     let shown: BTreeSet<String> = rows().map_while(of_row).collect();
     let unknown = serde_json::from_str::<DriverView>(r#""none of them""#).unwrap_err();

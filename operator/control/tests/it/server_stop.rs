@@ -1,5 +1,4 @@
 //! A server that stops while it answers.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
