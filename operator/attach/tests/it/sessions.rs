@@ -1,6 +1,5 @@
 //! Real QEMU guests under the manager: promoted, left alone, detached, and never a byte lost. They need QEMU and
 //! KVM (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -16,9 +15,7 @@ use wideleaf_memory::host::{Advice, Host as _};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Bytes, Hva, PageSize, PolicyChoice};
 
-mod qemu;
-
-use qemu::{Guest, can_run, eventually};
+use crate::qemu::{Guest, can_run, eventually};
 
 /// Memory that the guest walks over.
 const IN_USE: Bytes = mib(64);

@@ -1,6 +1,5 @@
 //! Surveys of real guests: QEMU on KVM with every kind of memory that it has. They need QEMU and KVM
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +20,7 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
-mod qemu;
-
-use qemu::{Guest, can_run, eventually};
+use crate::qemu::{Guest, can_run, eventually};
 
 /// Time for an answer: a QEMU that starts while a machine compiles on all its cores takes longer than one at work.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
