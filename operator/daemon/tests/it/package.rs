@@ -6,7 +6,6 @@
 //! ```
 //!
 //! No script of the package runs: they are for the machine that it is installed on.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,17 +1,14 @@
 //! The program itself: started, asked, signalled, killed, and started again.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod place;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 
+use crate::place::{Daemon, Place, WITHIN, eventually, scrape};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
-use place::{Daemon, Place, WITHIN, eventually, scrape};
 use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Envelope, PoolRequest, Request, Settings, Target};
 use wideleaf_control::view::VmView;

@@ -1,15 +1,12 @@
 //! The daemon with guests of `wideleaf run`, both as installed: registered, killed, and registered again. Needs KVM
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod place;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use crate::place::{Daemon, Place, eventually};
 use nix::sys::signal::Signal;
-use place::{Daemon, Place, eventually};
 use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{VmView, Vmm, WorkView};
