@@ -1,13 +1,10 @@
 //! `wideleaf simulate --trace`: machines and policies on generated streams and on files; needs no
 //! features of the host.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 
+use crate::program::new_scratch;
 use predicates::prelude::*;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_trace::{Access, Header, TraceWriter};

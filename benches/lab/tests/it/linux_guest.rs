@@ -1,9 +1,6 @@
 //! Kernels and programs as Linux guests, under QEMU's software emulation with the labs' Debian kernel. The tests read
 //! the results from the serial console. They need QEMU and that kernel: without them each test that boots says that
 //! it was skipped, which `WIDELEAF_REQUIRE=qemu` makes a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;

@@ -1,17 +1,14 @@
 //! Jobs of experiments with guests that end in a moment: QEMU compared with ours, several guests at once, and
 //! host settings that are restored. Needs KVM, and QEMU for its guests (`WIDELEAF_REQUIRE=kvm,qemu` turns a
 //! skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};

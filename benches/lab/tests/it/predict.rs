@@ -1,10 +1,7 @@
 //! `wideleaf-lab predict` as a person types it. What it measures depends on the machine's load, so what is checked holds either way.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::{Running, Scratch};
 

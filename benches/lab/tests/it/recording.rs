@@ -1,13 +1,10 @@
 //! Recording a run and simulating policies on it, natively: runs anywhere.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;

@@ -1,16 +1,13 @@
 //! The user's view of `wideleaf experiment`: finished runs are kept, however the experiment ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::program::new_scratch;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 

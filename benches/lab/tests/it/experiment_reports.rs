@@ -1,13 +1,10 @@
 //! Reports and comparisons of existing results, without any run.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::collections::BTreeMap;
 use std::fs;
 
+use crate::program::new_scratch;
 use predicates::prelude::*;
-use program::new_scratch;
 use wideleaf_experiments::definition::{Arm, Case, Cell, Experiment, Job};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Environment, FORMAT, Measured, Results, Run, RunOutcome, Sample};

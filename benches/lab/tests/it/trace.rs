@@ -1,16 +1,13 @@
 //! Traces through the command line: recording, reading, refusals, and the remains of an incomplete recording. The
 //! trace's format and the recorder have their own tests.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod program;
 
 use std::fs;
 use std::path::Path;
 use std::thread::yield_now;
 
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;
