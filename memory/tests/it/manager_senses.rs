@@ -3,8 +3,6 @@
 //! into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod moves;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -3,8 +3,6 @@
 //! failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod moves;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
