@@ -405,7 +405,7 @@ pub struct RunArgs {
     #[arg(long, short)]
     pub verbose: bool,
 
-    /// Record to this file the manager's observations, plans and actions, for `wideleaf simulate`; the file is kept
+    /// Record to this file the manager's observations, plans and actions, for `wideleaf-lab simulate`; the file is kept
     /// even if the run fails
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,

@@ -7,7 +7,7 @@
 //!   TRACE of amr            ─▶ recorded  ───▶ A64FX ── 4 KiB, 64 KiB, 2 MiB ──▶ misses, cycles                     │ FLASH's
 //! ```
 //!
-//! All rows except GUPS and Sweep3D need a trace each (`wideleaf trace record npb.cg --class A --iterations 1`).
+//! All rows except GUPS and Sweep3D need a trace each (`wideleaf-lab trace record npb.cg --class A --iterations 1`).
 //!
 //! `cargo bench -p wideleaf-benches --bench seeds [-- UPDATES TRACE …]` (default 16 million updates per table, no
 //! trace; 0 omits GUPS and Sweep3D)

@@ -1,4 +1,4 @@
-//! Sweep3D by its loops, generated as `wideleaf simulate sweep3d` generates them. The kernel `sweep3d` computes the
+//! Sweep3D by its loops, generated as `wideleaf-lab simulate sweep3d` generates them. The kernel `sweep3d` computes the
 //! same in loops over more arrays.
 
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! A simulation of a recorded run (`wideleaf trace record npb.cg --class A --iterations 1`).
+//! A simulation of a recorded run (`wideleaf-lab trace record npb.cg --class A --iterations 1`).
 //!
 //! ```text
 //!   init ──────────── compute ───────────── verify        phases of the trace

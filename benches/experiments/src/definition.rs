@@ -126,7 +126,7 @@ pub enum Work {
     Simulation {
         /// Source of the accesses.
         accesses: Accesses,
-        /// Name of a machine that `wideleaf simulate --machine help` lists.
+        /// Name of a machine that `wideleaf-lab simulate --machine help` lists.
         machine: String,
         /// Size of all pages: `4k`, `64k`, `2m`.
         page: String,
@@ -167,7 +167,7 @@ pub enum Accesses {
         /// Number of iterations that are recorded; `None` records all, for a kernel without iterations.
         iterations: Option<u32>,
     },
-    /// A generated stream, as listed by `wideleaf simulate --trace help`.
+    /// A generated stream, as listed by `wideleaf-lab simulate --trace help`.
     Generated {
         /// Name of the stream with its parameters.
         stream: String,
@@ -312,7 +312,7 @@ fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
             let iterations = iterations.map_or(String::new(), |n| format!(" --iterations {n}"));
             let parameters = typed(std::slice::from_ref(parameters));
             (
-                format!("wideleaf trace record {kernel} --cmdline {parameters}{iterations}"),
+                format!("wideleaf-lab trace record {kernel} --cmdline {parameters}{iterations}"),
                 "the iterations of the class".into(),
             )
         }

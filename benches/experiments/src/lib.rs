@@ -1,6 +1,6 @@
 //! Experiments as data, and what their results say. Nothing in this crate runs a program, reads a clock or reads a
 //! file: an experiment is data, and so are its results. A test can therefore check a definition, a schedule, a
-//! comparison and a report without a guest. The command line makes the runs (`wideleaf experiment`).
+//! comparison and a report without a guest. The command line makes the runs (`wideleaf-lab experiment`).
 //!
 //! ```text
 //!   catalogue ──▶ Experiment: cases × arms, a job in each cell

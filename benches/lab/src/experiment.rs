@@ -1,4 +1,4 @@
-//! `wideleaf experiment`: makes the runs of an experiment and reports their results. `benches/experiments` defines
+//! `wideleaf-lab experiment`: makes the runs of an experiment and reports their results. `benches/experiments` defines
 //! the runs and the report; this module executes them.
 //!
 //! ```text
@@ -40,25 +40,25 @@ use store::Store;
 const EXAMPLES: &str = "\
 Examples:
   The experiments, and their duration here:
-    wideleaf experiment list
+    wideleaf-lab experiment list
 
   The README's picture, and an HTML page:
-    wideleaf experiment run quick --output quick.json --html quick.html
+    wideleaf-lab experiment run quick --output quick.json --html quick.html
 
   At most twenty minutes of one; the rest later:
-    wideleaf experiment run policies --budget 20m --output policies.json
-    wideleaf experiment run policies --resume policies.json
+    wideleaf-lab experiment run policies --budget 20m --output policies.json
+    wideleaf-lab experiment run policies --resume policies.json
 
   The same results again, as Markdown tables:
-    wideleaf experiment report policies.json --format markdown
+    wideleaf-lab experiment report policies.json --format markdown
 
   As a page with its pictures, and the pictures alone:
-    wideleaf experiment report policies.json --html policies.html --svg pictures
+    wideleaf-lab experiment report policies.json --html policies.html --svg pictures
 
   Check whether another day, machine or build repeats the results:
-    wideleaf experiment compare monday.json tuesday.json";
+    wideleaf-lab experiment compare monday.json tuesday.json";
 
-/// Arguments of `wideleaf experiment`.
+/// Arguments of `wideleaf-lab experiment`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ExperimentArgs {
@@ -67,7 +67,7 @@ pub struct ExperimentArgs {
     pub command: ExperimentCommand,
 }
 
-/// Subcommands of `wideleaf experiment`.
+/// Subcommands of `wideleaf-lab experiment`.
 #[derive(Debug, Subcommand)]
 pub enum ExperimentCommand {
     /// List the experiments, their questions, and their duration on this host
@@ -83,10 +83,10 @@ pub enum ExperimentCommand {
     Evidence(EvidenceArgs),
 }
 
-/// Arguments of `wideleaf experiment run`.
+/// Arguments of `wideleaf-lab experiment run`.
 #[derive(Args, Debug)]
 pub struct RunExperimentArgs {
-    /// Name of the experiment, from `wideleaf experiment list`
+    /// Name of the experiment, from `wideleaf-lab experiment list`
     #[arg(value_name = "NAME")]
     pub name: String,
 
@@ -124,7 +124,7 @@ pub struct RunExperimentArgs {
     pub against: Option<PathBuf>,
 }
 
-/// Arguments of `wideleaf experiment report`.
+/// Arguments of `wideleaf-lab experiment report`.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
     /// File that `experiment run` wrote
@@ -136,7 +136,7 @@ pub struct ReportArgs {
     pub render: RenderArgs,
 }
 
-/// Arguments of `wideleaf experiment compare`.
+/// Arguments of `wideleaf-lab experiment compare`.
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// Results of `experiment run`
@@ -152,7 +152,7 @@ pub struct CompareArgs {
     pub render: RenderArgs,
 }
 
-/// Arguments of `wideleaf experiment evidence`.
+/// Arguments of `wideleaf-lab experiment evidence`.
 #[derive(Args, Debug)]
 pub struct EvidenceArgs {
     /// Folder for wideleaf-evidence.json and wideleaf-evidence.html; if they exist, only the missing runs are made

@@ -1,11 +1,11 @@
-//! `wideleaf image`: a kernel, or any static program, as a Linux guest for any VMM, and the evaluation of such a
+//! `wideleaf-lab image`: a kernel, or any static program, as a Linux guest for any VMM, and the evaluation of such a
 //! guest's output.
 //!
 //! ```text
-//!   wideleaf image linux --bench cg.S -o cg.cpio.gz        an initramfs: /init, and the workload
+//!   wideleaf-lab image linux --bench cg.S -o cg.cpio.gz        an initramfs: /init, and the workload
 //!        │
 //!        ▼  QEMU, wideleaf, any other VMM, with a distribution's kernel
-//!   serial console ──▶ file ──▶ wideleaf image results FILE ──▶ table | JSON, exit code
+//!   serial console ──▶ file ──▶ wideleaf-lab image results FILE ──▶ table | JSON, exit code
 //! ```
 //!
 //! | module | what it is |
@@ -31,7 +31,7 @@ pub mod archive;
 pub mod results;
 pub mod workload;
 
-/// Arguments of `wideleaf image`.
+/// Arguments of `wideleaf-lab image`.
 #[derive(Args, Debug)]
 pub struct ImageArgs {
     /// Action on the image
@@ -39,7 +39,7 @@ pub struct ImageArgs {
     pub command: ImageCommand,
 }
 
-/// Subcommands of `wideleaf image`.
+/// Subcommands of `wideleaf-lab image`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// Make an initramfs with which Linux runs a built-in kernel, or any static program, and then powers off
@@ -63,20 +63,20 @@ Words for the Linux command line. All are optional; all except the first are for
 
 Examples:
   CG of class A, under QEMU:
-    wideleaf image linux --bench cg.A --output cg.cpio.gz
+    wideleaf-lab image linux --bench cg.A --output cg.cpio.gz
     qemu-system-x86_64 -accel kvm -cpu host -m 1G -nographic -no-reboot \\
         -kernel vmlinuz -initrd cg.cpio.gz -append 'console=ttyS0 quiet panic=-1' | tee cg.log
-    wideleaf image results cg.log
+    wideleaf-lab image results cg.log
 
   GUPS on hugetlb pages, under `wideleaf run`:
-    wideleaf image linux --bench 'gups log2_words=24' --output gups.cpio.gz
+    wideleaf-lab image linux --bench 'gups log2_words=24' --output gups.cpio.gz
     wideleaf run ./vmlinuz --initrd gups.cpio.gz --memory 1G \\
         --cmdline 'console=ttyS0 quiet panic=-1 hugepages=80 wideleaf.page=2m'
 
   Another program, with two arguments:
-    wideleaf image linux --output stream.cpio.gz --exec ./stream -n 10";
+    wideleaf-lab image linux --output stream.cpio.gz --exec ./stream -n 10";
 
-/// Arguments of `wideleaf image linux`.
+/// Arguments of `wideleaf-lab image linux`.
 #[derive(Args, Debug)]
 #[command(after_long_help = LINUX_EXAMPLES)]
 pub struct LinuxArgs {
@@ -93,7 +93,7 @@ pub struct LinuxArgs {
     pub output: PathBuf,
 }
 
-/// Arguments of `wideleaf image results`.
+/// Arguments of `wideleaf-lab image results`.
 #[derive(Args, Debug)]
 pub struct ResultsArgs {
     /// Log of the console; it may have other lines [default: standard input, also with -]

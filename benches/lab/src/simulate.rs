@@ -1,4 +1,4 @@
-//! `wideleaf simulate`: runs policies on recorded or generated data instead of on a running guest.
+//! `wideleaf-lab simulate`: runs policies on recorded or generated data instead of on a running guest.
 //!
 //! ```text
 //!   --recording FILE   snapshots of a manager   ──▶ recorded: each policy's actions there, and their cost

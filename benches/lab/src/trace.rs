@@ -1,8 +1,8 @@
-//! `wideleaf trace`: every load and store of a kernel, recorded, for the TLB simulator and for inspection.
+//! `wideleaf-lab trace`: every load and store of a kernel, recorded, for the TLB simulator and for inspection.
 //!
 //! ```text
-//!   wideleaf trace record npb.cg --class A -o cg.A.trace ─▶ a separate process, instrumented ─▶ FILE
-//!   wideleaf trace info cg.A.trace ─▶ header, phases, totals, touched memory ─▶ table | JSON
+//!   wideleaf-lab trace record npb.cg --class A -o cg.A.trace ─▶ a separate process, instrumented ─▶ FILE
+//!   wideleaf-lab trace info cg.A.trace ─▶ header, phases, totals, touched memory ─▶ table | JSON
 //! ```
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use wideleaf_policies::Bytes;
 mod info;
 mod record;
 
-/// Arguments of `wideleaf trace`.
+/// Arguments of `wideleaf-lab trace`.
 #[derive(Args, Debug)]
 pub struct TraceArgs {
     /// Action on a trace
@@ -23,7 +23,7 @@ pub struct TraceArgs {
     pub command: TraceCommand,
 }
 
-/// Subcommands of `wideleaf trace`.
+/// Subcommands of `wideleaf-lab trace`.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
     /// Run a built-in kernel natively, on one thread, and write every load and store of its memory to a file
@@ -38,13 +38,13 @@ code. Recording slows a kernel down about a hundred times, and one second of it 
 
 Examples:
   CG of class A, the first two of its 15 iterations:
-    wideleaf trace record npb.cg --class A --iterations 2 --output cg.A.trace
+    wideleaf-lab trace record npb.cg --class A --iterations 2 --output cg.A.trace
 
   Only the timed part of GUPS, and at most 100 MiB of it:
-    wideleaf trace record gups --cmdline log2_words=24 --phase update --limit 100M --output gups.trace
-    wideleaf trace info gups.trace";
+    wideleaf-lab trace record gups --cmdline log2_words=24 --phase update --limit 100M --output gups.trace
+    wideleaf-lab trace info gups.trace";
 
-/// Arguments of `wideleaf trace record`.
+/// Arguments of `wideleaf-lab trace record`.
 #[derive(Args, Debug)]
 #[command(after_long_help = RECORD_EXAMPLES)]
 pub struct RecordArgs {
@@ -69,7 +69,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: Option<u32>,
 
-    /// Record only this phase of the kernel: `init`, `compute`, `verify`, or one that `wideleaf trace info` shows
+    /// Record only this phase of the kernel: `init`, `compute`, `verify`, or one that `wideleaf-lab trace info` shows
     /// [default: all]
     #[arg(long, value_name = "NAME")]
     pub phase: Option<String>,
@@ -84,10 +84,10 @@ pub struct RecordArgs {
     pub format: FormatArg,
 }
 
-/// Arguments of `wideleaf trace info`.
+/// Arguments of `wideleaf-lab trace info`.
 #[derive(Args, Debug)]
 pub struct InfoArgs {
-    /// Trace that `wideleaf trace record` wrote
+    /// Trace that `wideleaf-lab trace record` wrote
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 

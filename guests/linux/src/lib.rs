@@ -2,7 +2,7 @@
 //! of `wideleaf-kernels`, or any other static program. It prints the lines of `wideleaf-protocol` on the console
 //! and switches the machine off.
 //!
-//! The program itself is the package `init/`, built by this package's build script. `wideleaf image linux` puts it
+//! The program itself is the package `init/`, built by this package's build script. `wideleaf-lab image linux` puts it
 //! into an initramfs. `wideleaf_protocol::linux` defines its input there and on the Linux command line.
 
 /// The ELF file of `/init`.

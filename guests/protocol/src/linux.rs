@@ -1,7 +1,7 @@
 //! A kernel, or any static program, as a process of a Linux guest: the initramfs and the words of the command line.
 //!
 //! ```text
-//!   wideleaf image linux ──▶ initramfs          Linux                    /init, process 1
+//!   wideleaf-lab image linux ──▶ initramfs          Linux                    /init, process 1
 //!                            /init          ──▶ starts it           ──▶  reads /proc/cmdline: wideleaf.page=2m …
 //!                            /wideleaf/…                                 reads what the image asks to run
 //!                                               console, a serial line ◀── the lines of [`message`](crate::message)

@@ -19,7 +19,7 @@ pub enum RecordError {
     #[error("cannot record a kernel that goes by time; give it a count instead, such as rounds= or passes=")]
     ByTime,
     /// The requested phase never came.
-    #[error("the kernel has no phase {0:?}; record all phases and list them with `wideleaf trace info`")]
+    #[error("the kernel has no phase {0:?}; record all phases and list them with `wideleaf-lab trace info`")]
     NoPhase(String),
     /// The process cannot be started.
     #[error("cannot start the kernel's process: {0}")]

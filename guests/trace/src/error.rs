@@ -8,7 +8,7 @@ use crate::VERSION;
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file does not begin like a trace.
-    #[error("not a trace: the file does not begin with \"wl-trace\"; record one with \"wideleaf trace record\"")]
+    #[error("not a trace: the file does not begin with \"wl-trace\"; record one with \"wideleaf-lab trace record\"")]
     NotATrace,
     /// The file has another version.
     #[error("a trace of version {found}; this program reads version {VERSION}: record it again")]

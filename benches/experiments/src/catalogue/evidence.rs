@@ -57,7 +57,7 @@ impl Catalogued for Evidence {
     }
 
     fn summary(&self) -> &'static str {
-        "the headline claims on hardware with EPT or NPT, for sending back: `wideleaf experiment evidence`"
+        "the headline claims on hardware with EPT or NPT, for sending back: `wideleaf-lab experiment evidence`"
     }
 
     fn budget(&self) -> Option<Duration> {

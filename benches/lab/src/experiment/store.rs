@@ -94,7 +94,7 @@ impl Store {
         let all = schedule::turns(&self.results.experiment).len();
         let name = &self.results.experiment.name;
         let hint = format!(
-            "{made} of {all} runs are in {path}; continue with `wideleaf experiment run {name} --resume {path}`"
+            "{made} of {all} runs are in {path}; continue with `wideleaf-lab experiment run {name} --resume {path}`"
         );
         if let Failure::Interrupted = failure {
             wideleaf::output::say(format_args!("{hint}"));
@@ -132,7 +132,7 @@ pub(super) fn read(path: &Path) -> Result<Results, Failure> {
             wideleaf that wrote it"
         ))),
         None => Err(Failure::Input(format!(
-            "cannot read {shown}: it is not a file of results of `wideleaf experiment run`"
+            "cannot read {shown}: it is not a file of results of `wideleaf-lab experiment run`"
         ))),
     }
 }

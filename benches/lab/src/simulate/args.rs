@@ -1,4 +1,4 @@
-//! Arguments of `wideleaf simulate`, and the syntax of its lists.
+//! Arguments of `wideleaf-lab simulate`, and the syntax of its lists.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,15 +19,15 @@ model's: it does not say how many of them a real machine hides.
 Examples:
   Record a run, then see the actions of every policy in it:
     wideleaf run gups --policy greedy --record gups.rec
-    wideleaf simulate --recording gups.rec
+    wideleaf-lab simulate --recording gups.rec
 
   GUPS with 256 MiB on an Opteron, natively, on base pages and on huge ones:
-    wideleaf simulate --trace gups:log2_words=25 --machine k8 --native --host-page 4k,2m
+    wideleaf-lab simulate --trace gups:log2_words=25 --machine k8 --native --host-page 4k,2m
 
   A recorded kernel in a guest with base pages, under two policies on two machines, with a plot over time:
-    wideleaf simulate --trace cg.A.trace --machine skylake-sp,zen4 --policy reservation,auto --plot cg.svg";
+    wideleaf-lab simulate --trace cg.A.trace --machine skylake-sp,zen4 --policy reservation,auto --plot cg.svg";
 
-/// Arguments of `wideleaf simulate`.
+/// Arguments of `wideleaf-lab simulate`.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub struct SimulateArgs {
@@ -36,7 +36,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE", required_unless_present_any = ["trace", "policy", "machine"], conflicts_with = "trace")]
     pub recording: Option<PathBuf>,
 
-    /// Accesses: a file of `wideleaf trace record`, or a generated stream such as gups:log2_words=25; `--trace
+    /// Accesses: a file of `wideleaf-lab trace record`, or a generated stream such as gups:log2_words=25; `--trace
     /// help` lists the streams
     #[arg(long, value_name = "FILE|STREAM")]
     pub trace: Option<String>,

@@ -1,4 +1,4 @@
-//! `wideleaf simulate --recording`: actions of policies in a recorded run, beside those of its own policy.
+//! `wideleaf-lab simulate --recording`: actions of policies in a recorded run, beside those of its own policy.
 //!
 //! ```text
 //!   recording ──▶ read once: completeness, cost of actions      ──┬─▶ as recorded ─────┐

@@ -16,7 +16,7 @@ const BLOCK: usize = 16 * 1024;
 
 /// Source that `--trace` named.
 pub enum Source {
-    /// A file of `wideleaf trace record`.
+    /// A file of `wideleaf-lab trace record`.
     Recorded(PathBuf),
     /// A generated stream.
     Generated(Generated),

@@ -1,4 +1,4 @@
-//! `wideleaf trace info`: the contents of a trace, read from its first byte to its last.
+//! `wideleaf-lab trace info`: the contents of a trace, read from its first byte to its last.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `wideleaf trace record`: checks the kernel, then the place for the trace, then uses both.
+//! `wideleaf-lab trace record`: checks the kernel, then the place for the trace, then uses both.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

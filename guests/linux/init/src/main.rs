@@ -55,7 +55,7 @@ fn main() {
         process::exit(code.port_value().into());
     }
     if process::id() != 1 {
-        eprintln!("this is the first process of a Linux guest; `wideleaf image linux` makes an initramfs with it");
+        eprintln!("this is the first process of a Linux guest; `wideleaf-lab image linux` makes an initramfs with it");
         process::exit(ExitCode::Unsupported.port_value().into());
     }
     end_panics_with(|_| power_off());

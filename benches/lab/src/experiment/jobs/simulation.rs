@@ -40,7 +40,7 @@ impl Place {
     pub(super) fn parse(name: &str, page: &str) -> Result<Place, Failure> {
         let machine = machine(name).ok_or_else(|| {
             Failure::Input(format!(
-                "cannot simulate {name:?}: there is no such machine; see `wideleaf simulate --machine help`"
+                "cannot simulate {name:?}: there is no such machine; see `wideleaf-lab simulate --machine help`"
             ))
         })?;
         let (page, shift) = match page {

@@ -1,0 +1,203 @@
+//! Jobs of experiments with guests that end in a moment: QEMU compared with ours, several guests at once, and
+//! host settings that are restored. Needs KVM, and QEMU for its guests (`WIDELEAF_REQUIRE=kvm,qemu` turns a
+//! skip into a failure).
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::program::new_scratch;
+use nix::sys::signal::Signal;
+use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
+use wideleaf_experiments::metric::Metric;
+use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
+use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_guest_tests::{Need, has_kvm, is_there};
+
+/// A table of 8 MiB, updated for some milliseconds.
+fn small() -> Guest {
+    Guest::new("gups", "log2_words=20", 64)
+}
+
+fn job(work: Work) -> Job {
+    Job::of(work, 2.0)
+}
+
+fn qemu(ram: QemuRam, guest: Guest) -> Job {
+    job(Work::Qemu { guest, ram })
+}
+
+fn has_qemu() -> bool {
+    let answers = Command::new(QEMU).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    is_there(Need::Qemu, answers.map(drop).map_err(|error| format!("{QEMU}: {error}")))
+}
+
+/// Writes a file of results with these jobs, one arm each, without runs. The name is that of an existing experiment.
+fn to_be_run(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> String {
+    let arm = |(name, _): &(&str, Job)| Arm { name: (*name).to_owned(), summary: String::new() };
+    let arms = jobs.iter().map(arm).collect();
+    let cells = jobs.into_iter().map(|(_, job)| Cell::of(job)).collect();
+    let results = Results {
+        wideleaf_experiment: FORMAT,
+        experiment: Experiment {
+            name: "policies".into(),
+            title: "Small ones".into(),
+            question: "Does it run?".into(),
+            source: None,
+            rounds: 1,
+            arms,
+            cases: vec![Case { name: "small".into(), unit: "GUP/s".into(), working_set_mib: 64, cells }],
+        },
+        environment: Default::default(),
+        started: String::new(),
+        ended: String::new(),
+        elapsed_s: 0.0,
+        is_complete: false,
+        runs: vec![],
+    };
+    scratch.file("small.json", serde_json::to_string(&results).unwrap().as_bytes())
+}
+
+/// Runs the jobs and returns the outcome of each.
+fn outcomes(scratch: &Scratch, jobs: Vec<(&str, Job)>) -> Vec<Run> {
+    let file = to_be_run(scratch, jobs);
+    scratch.wideleaf(&["experiment", "run", "policies", "--resume", &file]).assert().success();
+    let results: Results = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(scratch.names(), ["small.json"], "nothing else is left");
+    assert!(results.is_complete);
+    results.runs
+}
+
+fn measured(run: &Run) -> &Measured {
+    match &run.outcome {
+        RunOutcome::Measured(measured) => measured,
+        RunOutcome::Failed(why) => panic!("{}: {why}", run.arm),
+    }
+}
+
+fn failure(run: &Run) -> &str {
+    match &run.outcome {
+        RunOutcome::Measured(measured) => panic!("{}: {measured:?}", run.arm),
+        RunOutcome::Failed(why) => why,
+    }
+}
+
+#[test]
+fn a_guest_of_qemu_reports_the_same_metrics_as_ours() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    // Long enough for several samples of its RAM.
+    let guest = Guest::new("gups", "log2_words=20 seconds=2", 64);
+    let jobs = vec![("ours", guest.run(&["--policy", "never"], 2.0)), ("qemu", qemu(QemuRam::Thp, guest))];
+    let runs = outcomes(&new_scratch(), jobs);
+    let [ours, qemu] = [&runs[0], &runs[1]].map(|run| &measured(run).metrics);
+    for metric in [Metric::Figure, Metric::Seconds, Metric::FirstByteMs, Metric::ResidentMib, Metric::GapP99Us] {
+        assert!(ours[&metric] > 0.0 && qemu[&metric] > 0.0, "{metric}: {ours:?} {qemu:?}");
+    }
+    // The table has four windows. THP decides which of them are large, but the coverage is known.
+    assert_eq!(ours[&Metric::CoveragePercent], 0.0);
+    assert!((0.0..=100.0).contains(&qemu[&Metric::CoveragePercent]));
+    let seen = &measured(&runs[1]).series;
+    assert!(seen.iter().any(|look| look.base_mib + look.huge_mib >= 8.0), "the table is resident: {seen:?}");
+}
+
+#[test]
+fn a_qemu_guest_that_cannot_run_gives_its_reason_and_the_next_one_runs() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    let wrong = Guest::new("gups", "log2_words=1", 64);
+    // No pool has that many pages.
+    let large = Guest::new("gups", "log2_words=20", 1 << 30);
+    let jobs = vec![
+        ("refused", qemu(QemuRam::Thp, wrong)),
+        ("no pool", qemu(QemuRam::Hugetlb, large)),
+        ("good", qemu(QemuRam::Thp, small())),
+    ];
+    let runs = outcomes(&new_scratch(), jobs);
+    assert!(failure(&runs[0]).contains("log2_words"), "{}", failure(&runs[0]));
+    assert!(failure(&runs[1]).contains(QEMU), "QEMU's own words: {}", failure(&runs[1]));
+    assert!(measured(&runs[2]).metrics[&Metric::Figure] > 0.0);
+}
+
+#[test]
+fn qemu_ends_when_its_experiment_is_killed_with_sigkill() {
+    let has_setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !has_kvm() || !has_qemu() || !has_setpriv {
+        return;
+    }
+    let scratch = new_scratch();
+    let endless = Guest::new("gups", "log2_words=20 seconds=600", 64);
+    let file = to_be_run(&scratch, vec![("qemu", qemu(QemuRam::Thp, endless))]);
+    let mut experiment = Running::start(&scratch, &["experiment", "run", "policies", "--resume", &file]);
+    let is_qemu =
+        |child: &str| fs::read(format!("/proc/{child}/comm")).is_ok_and(|name| name.starts_with(b"qemu-system"));
+    let children = experiment.wait_for("children", |children| children.split_whitespace().any(is_qemu));
+    experiment.signal(Signal::SIGKILL);
+    experiment.end();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // If no process waits for the ended child, its command line is still gone.
+    let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
+    while children.split_whitespace().any(is_left) {
+        assert!(Instant::now() < deadline, "{children} are left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn several_guests_at_once_are_a_single_run() {
+    if !has_kvm() {
+        return;
+    }
+    let guest = |name: &str, is_judged| GuestAmongOthers {
+        name: name.into(),
+        is_judged,
+        arguments: [small().arguments(), vec!["--policy".into(), "greedy".into()]].concat(),
+    };
+    let together =
+        |budget| job(Work::Together { guests: vec![guest("a", true), guest("b", true), guest("c", false)], budget });
+    let scratch = new_scratch();
+    let runs = outcomes(&scratch, vec![("each", together(BudgetOf::Each)), ("all", together(BudgetOf::All))]);
+    let each = measured(&runs[0]);
+    assert!(each.metrics[&Metric::Figure] > 0.0 && each.metrics[&Metric::ManagerCpuS] > 0.0);
+    assert!(each.metrics[&Metric::Fairness] > 0.0 && each.metrics[&Metric::Fairness] <= 1.0);
+    assert_eq!(each.notes.len(), 3, "{:?}", each.notes);
+    // A daemon that is not built with this program is missing, and the failure names it.
+    match scratch.program().with_file_name("wideleafd").exists() {
+        true => assert!(measured(&runs[1]).metrics[&Metric::Figure] > 0.0),
+        false => assert_eq!(failure(&runs[1]), "cannot find wideleafd: it is not in the folder of this program"),
+    }
+}
+
+#[test]
+fn khugepageds_settings_are_restored_when_the_parent_of_their_holder_is_gone() {
+    let scratch = new_scratch();
+    let folder = scratch.path("sys/kernel/mm/transparent_hugepage/khugepaged");
+    fs::create_dir_all(&folder).unwrap();
+    let files = [("scan_sleep_millisecs", "10000"), ("pages_to_scan", "4096")];
+    files.iter().for_each(|(file, number)| fs::write(folder.join(file), number).unwrap());
+    let now = || files.map(|(file, _)| fs::read_to_string(folder.join(file)).unwrap());
+    let mut holder = Command::new(scratch.program());
+    holder.args(["hold-khugepaged", "--scan-sleep-ms=0", "--pages-to-scan=99", "--root"]).arg(scratch.path("."));
+    let mut holder =
+        Running(holder.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    BufReader::new(holder.0.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!((said.as_str(), now()), ("held\n", ["0", "99"].map(str::to_owned)));
+    // The kernel closes the pipe of a killed process.
+    drop(holder.0.stdin.take());
+    assert_eq!(holder.end(), (Some(0), String::new()));
+    assert_eq!(now(), ["10000", "4096"].map(str::to_owned));
+}
+
+#[test]
+fn settings_that_cannot_be_changed_are_refused_in_one_line() {
+    let missing = new_scratch();
+    let root = format!("--root={}", missing.path(".").display());
+    let arguments = ["hold-khugepaged", "--scan-sleep-ms=0", "--pages-to-scan=1", &root];
+    missing.refuses(&arguments, 4, &["khugepaged/scan_sleep_millisecs", "No such file"]);
+}

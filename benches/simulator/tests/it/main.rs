@@ -1,0 +1,8 @@
+//! The simulator's tests, in one program.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod managed;
+mod replay;
+mod walk_cost;
+mod walk_gups;
+mod walk_machines;

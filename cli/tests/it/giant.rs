@@ -1,0 +1,105 @@
+//! Giant pages through the command line: a running guest of 1 GiB moves onto one page of the hugetlb pool, and the
+//! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use crate::program::new_scratch;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use wideleaf_guest_tests::scratch::Running;
+use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_guest_tests::{GiantPage, has_kvm};
+use wideleaf_policies::PageSize;
+use wideleaf_vmm::kvm::KvmSystem;
+use wideleaf_vmm::x86::cpuid::has_page_size;
+
+const GIANT_BYTES: u64 = 1 << 30;
+/// Name of the thread that moves a giant page; proc_pid_comm(5).
+const MOVER: &str = "giant-mover";
+
+fn giant_page() -> Option<GiantPage> {
+    if has_kvm() { GiantPage::of_this_machine() } else { None }
+}
+
+fn run(guest_page: &str) -> Value {
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=6", "--policy=giant"];
+    let output = ["--timeout=5m", "--format=json", "--guest-page", guest_page];
+    let output = new_scratch().wideleaf(&[&arguments[..], &output].concat()).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// Runs a guest with its own pages of this size onto a giant page, and returns its report.
+fn ends_on_one_page(guest_page: &str) -> Value {
+    let report = run(guest_page);
+    let manager = &report["manager"];
+    println!("{} {}", manager["outcomes"], manager["kvm_check"]);
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!(manager["outcomes"]["giant_promote.done"], 1, "{manager}");
+    assert_eq!(manager["kvm_check"]["contradictions"], 0, "{manager}");
+    assert_eq!(manager["samples"].as_array().unwrap().last().unwrap()["host_1g_bytes"], GIANT_BYTES, "{manager}");
+    report
+}
+
+#[test]
+fn a_guest_of_one_gib_ends_on_one_page_and_loses_no_word() {
+    let Some(page) = giant_page() else { return };
+    ends_on_one_page("2m");
+    page.assert_given_back();
+}
+
+/// Only with a guest page of 1 GiB can KVM show one leaf for all of it.
+#[test]
+fn a_guest_with_a_1_gib_page_is_mapped_with_one_leaf() {
+    let Some(page) = giant_page() else { return };
+    let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid()).unwrap();
+    if !has_page_size(&cpuid, PageSize::Giant1G) {
+        println!("skipped: guests have no pages of 1 GiB on this host");
+        return;
+    }
+    let report = ends_on_one_page("1g");
+    let is_giant = |sample: &Value| sample["kvm"]["pages_1g"].as_u64() >= Some(1);
+    assert!(report["manager"]["samples"].as_array().unwrap().iter().any(is_giant), "{report}");
+    page.assert_given_back();
+}
+
+/// Needs KVM alone. If another program leaves a page of 1 GiB free, the test checks nothing.
+#[test]
+fn a_run_for_giant_pages_without_a_page_gives_the_reason_first() {
+    if !has_kvm() {
+        return;
+    }
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=16", "--policy=giant", "--format=json"];
+    let output = new_scratch().wideleaf(&[&arguments[..], &["--timeout=5m"]].concat()).assert().success();
+    let report: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    if report["manager"]["unanswered"].as_array().unwrap().is_empty() {
+        println!("skipped: the pool has a page of 1 GiB");
+        return;
+    }
+    let headline = report["headline"].as_str().unwrap();
+    assert!(headline.starts_with("success: nothing is on 1 GiB pages: hugetlb pool of 1g pages is "), "{headline}");
+}
+
+fn endless(scratch: &Scratch, more: &[&str]) -> Running {
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=600", "--policy=giant"];
+    Running::start(scratch, &[&arguments[..], more].concat())
+}
+
+#[test]
+fn an_interrupt_while_a_giant_page_is_moved_restores_the_pool() {
+    let Some(page) = giant_page() else { return };
+    let scratch = new_scratch();
+    let mut running = endless(&scratch, &[]);
+    running.wait_for("comm", |name| name.trim() == MOVER);
+    running.signal(Signal::SIGINT);
+    let (code, stderr) = running.end();
+    assert_eq!(code, Some(130), "{stderr}");
+    page.assert_given_back();
+}
+
+#[test]
+fn a_timeout_with_a_guest_on_a_giant_page_restores_the_pool() {
+    let Some(page) = giant_page() else { return };
+    let scratch = new_scratch();
+    let (code, stderr) = endless(&scratch, &["--timeout=4s"]).end();
+    assert!(code.is_some_and(|code| code != 0) && stderr.contains("4s"), "{code:?}: {stderr}");
+    page.assert_given_back();
+}

@@ -1,0 +1,92 @@
+//! A run that registers its guest with a daemon over the protocol, with this test as the daemon: the messages,
+//! the run's reactions, and the end of the connection with the run. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
+//! skip into a failure).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use crate::program::new_scratch;
+use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
+use wideleaf_control::view::{Care, VmView, Vmm};
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::scratch::Running;
+
+/// The daemon's side of a connection.
+struct Told(BufReader<UnixStream>);
+
+impl Told {
+    /// The next request; `None` once the run has ended.
+    fn next(&mut self) -> Option<Request> {
+        let mut line = String::new();
+        match self.0.read_line(&mut line) {
+            Ok(0) => None,
+            // The run ended before it read an answer.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => None,
+            read => read.map(|_| Some(serde_json::from_str::<Envelope>(&line).unwrap().request)).unwrap(),
+        }
+    }
+
+    fn answer(&mut self, policy: Option<&str>) {
+        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy: policy.map(str::to_owned) };
+        let reply = serde_json::to_string(&Reply::Ok(Box::new(Answer::Limits(limits)))).unwrap();
+        writeln!(self.0.get_mut(), "{reply}").unwrap();
+    }
+
+    /// The next status, answered with the operator's `policy`.
+    fn status(&mut self, policy: Option<&str>) -> VmView {
+        let Some(Request::Status { vm }) = self.next() else { panic!("a run that lives tells how it is") };
+        self.answer(policy);
+        *vm
+    }
+}
+
+#[test]
+fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let socket = scratch.path("control.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let cmdline = "--cmdline=bytes=32M seconds=600";
+    let daemon = format!("--daemon={}", socket.display());
+    let run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=greedy", cmdline, &daemon]);
+    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    let Some(Request::Register { vm }) = told.next() else { panic!("it registers first") };
+    assert_eq!(
+        (vm.pid, vm.vmm, &vm.care, vm.policy.as_deref()),
+        (run.0.id(), Vmm::Wideleaf, &Care::Managed, Some("greedy"))
+    );
+    assert_eq!(vm.ram.iter().map(|piece| piece.bytes).sum::<u64>(), 128 << 20);
+    told.answer(Some("at-fault"));
+    let refused = told.status(Some("off"));
+    assert!(refused.notes.iter().any(|note| note.starts_with("its policy stays greedy")), "{:?}", refused.notes);
+    let off = told.status(Some("greedy"));
+    assert_eq!((off.care, off.policy.as_deref(), off.notes.len()), (Care::Off, Some("off"), refused.notes.len() - 1));
+    let on = told.status(Some("auto"));
+    assert_eq!((on.care, on.policy.as_deref()), (Care::Managed, Some("greedy")));
+    let another = told.status(None);
+    assert_eq!((another.care, another.policy.as_deref()), (Care::Managed, Some("auto")));
+    drop(run);
+    // At most one status was already sent.
+    assert!(told.next().is_none() || told.next().is_none());
+}
+
+#[test]
+fn a_run_registers_again_after_its_daemon_is_gone() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let socket = scratch.path("control.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let daemon = format!("--daemon={}", socket.display());
+    let cmdline = "--cmdline=bytes=32M seconds=600";
+    let _run = Running::start(&scratch, &["run", "pattern", "--memory=128M", cmdline, &daemon]);
+    for _ in 0..2 {
+        let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+        assert!(matches!(told.next(), Some(Request::Register { .. })));
+        told.answer(None);
+    }
+}

@@ -1,0 +1,6 @@
+//! Guests of QEMU, found, looked at and managed, in one program.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod qemu;
+mod sessions;
+mod surveys;

@@ -1,0 +1,8 @@
+//! The daemon's tests, in one program.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod package;
+#[path = "../place/mod.rs"]
+mod place;
+mod runs;
+mod wideleafd;

@@ -1,0 +1,108 @@
+//! The daemon with guests of `wideleaf run`, both as installed: registered, killed, and registered again. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use crate::place::{Daemon, Place, eventually};
+use nix::sys::signal::Signal;
+use wideleaf_control::client::ask;
+use wideleaf_control::protocol::{Request, Settings, Target};
+use wideleaf_control::view::{VmView, Vmm, WorkView};
+use wideleaf_guest_tests::has_kvm;
+use wideleaf_guest_tests::programs::built;
+use wideleaf_policies::units::mib;
+
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false))
+}
+
+/// `wideleaf run` that ends with the test.
+struct Run(Child);
+
+impl Run {
+    /// A guest that rewrites 32 MiB until it is ended. Its policy waits until the guest has long been registered.
+    fn start(program: &Path, more: &[&str]) -> Run {
+        let mut command = Command::new(program);
+        command.args(["run", "pattern", "--memory=128M", "--cmdline=bytes=32M seconds=600", "--policy=greedy"]);
+        command.args(["--policy-delay=3s"]).args(more);
+        Run(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn only(daemon: &Daemon<'_>) -> Option<VmView> {
+    let mut managed = daemon.managed();
+    assert!(managed.len() <= 1, "{managed:?}");
+    managed.pop()
+}
+
+fn work(daemon: &Daemon<'_>) -> WorkView {
+    only(daemon).and_then(|vm| vm.work).unwrap_or_default()
+}
+
+#[test]
+fn a_run_is_listed_kept_within_the_budget_and_back_after_the_daemon_was_killed() {
+    if !has_kvm() {
+        return;
+    }
+    let place = Place::new();
+    place.configure("[budget]\ncopy_per_second = \"0\"");
+    let daemon = place.start();
+    let socket = format!("--daemon={}", place.socket().display());
+    let run = Run::start(program(), &[&socket]);
+    eventually("it has registered", || only(&daemon).is_some());
+    let vm = only(&daemon).unwrap();
+    assert_eq!((vm.pid, vm.vmm), (run.0.id(), Vmm::Wideleaf));
+    let listed = Command::new(program()).arg("list").arg("--socket").arg(place.socket()).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(listed.contains(&vm.name), "{listed}");
+
+    eventually("its budget says no", || work(&daemon).budget_refusals > 0);
+    assert_eq!(work(&daemon).copied, 0);
+    place.configure("[budget]\ncopy_per_second = \"1G\"");
+    daemon.signal(Signal::SIGHUP);
+    eventually("it may copy", || work(&daemon).copied >= mib(32).get());
+
+    daemon.end(Signal::SIGKILL);
+    let daemon = place.start();
+    eventually("it has registered again", || only(&daemon).is_some());
+    assert_eq!(only(&daemon).unwrap().pid, run.0.id());
+    assert!(work(&daemon).copied >= mib(32).get(), "its counters are its own process's");
+    drop(run);
+    eventually("it is forgotten", || only(&daemon).is_none());
+}
+
+#[test]
+fn a_run_under_another_program_name_is_left_to_its_own_manager() {
+    if !has_kvm() {
+        return;
+    }
+    let place = Place::new();
+    let renamed = place.file("other-vmm");
+    // Another process copies it: a child of another test may hold a file that this process has open
+    // for writing (ETXTBSY).
+    assert!(Command::new("cp").args([program(), &*renamed]).status().unwrap().success());
+    let daemon = place.start();
+    let run = Run::start(&renamed, &["--no-daemon"]);
+    let attach = || {
+        let target = Target::Pid(run.0.id());
+        ask(&place.socket(), Request::Attach { target, settings: Settings::default() })
+            .map_err(|error| error.to_string())
+    };
+    let mut refusal = String::new();
+    eventually("its guest runs", || {
+        refusal = attach().expect_err("it manages its guest itself");
+        !refusal.contains("has no KVM guest")
+    });
+    assert!(refusal.contains("has a manager already"), "{refusal}");
+    assert!(daemon.managed().is_empty());
+}

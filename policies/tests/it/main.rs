@@ -1,0 +1,9 @@
+//! What policies decide, in one program.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod geometry;
+mod invariants;
+mod purity;
+mod readme;
+mod recording;
+mod scenarios;
