@@ -148,7 +148,7 @@ pub struct Figure {
 impl Figure {
     /// Figures from rounds; each round has our results and QEMU's in the order of `names`.
     pub fn all<const N: usize>(names: [(&'static str, &'static str); N], rounds: &[[[f64; N]; 2]]) -> Vec<Figure> {
-        let of = |who: usize, index: usize| rounds.iter().map(|round| round[who][index]).collect();
+        let of = |guest: usize, index: usize| rounds.iter().map(|round| round[guest][index]).collect();
         let figure = |(index, (name, unit))| Figure { name, unit, ours: of(0, index), theirs: of(1, index) };
         names.into_iter().enumerate().map(figure).collect()
     }

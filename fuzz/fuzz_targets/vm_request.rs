@@ -13,7 +13,7 @@ use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, REQU
 use wideleaf_control::socket_file::SocketFile;
 use wideleaf_control::vm::{VM_VERSION, VmAnswer, VmRequest, VmState, VmStatus};
 
-const DIALECT: Dialect = Dialect { who: "this VM", version: VM_VERSION };
+const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 
 /// Ends a piece: no character of UTF-8 has this byte.
 const PAUSE: u8 = 0xff;
@@ -45,7 +45,7 @@ fuzz_target!(|said: &[u8]| {
 fn serve() -> (PathBuf, LineServer) {
     let folder = tempfile::tempdir().expect("a folder").keep();
     let path = folder.join("vm.sock");
-    let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, who: "nobody", remedy: "" };
+    let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner: "a fuzz target", remedy: "" };
     let listening = Listening::at(&file).expect("a socket");
     let answer = |jobs, replies| vec![std::thread::spawn(move || answer(jobs, replies))];
     let server = listening.serve(Places { of_all: 8, more_for_root: 2 }, || {}, answer);

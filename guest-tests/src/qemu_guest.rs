@@ -168,9 +168,9 @@ impl QemuGuest {
         let (vcpus, memory) = (setup.vcpus.to_string(), format!("{}k", setup.memory.get() >> 10));
         let ram = setup.ram.object(setup.memory);
         let machine = ["-M", "microvm,memory-backend=ram0", "-m", &memory, "-object", &ram];
-        let who = ["-name", &setup.name, "-smp", &vcpus];
+        let name = ["-name", &setup.name, "-smp", &vcpus];
         let more = setup.more.iter().map(String::as_str);
-        let arguments: Vec<&str> = machine.into_iter().chain(who).chain(more).collect();
+        let arguments: Vec<&str> = machine.into_iter().chain(name).chain(more).collect();
         QemuGuest::start_as(&arguments, &setup.cmdline, setup.ram == QemuRam::AnonymousOnBasePages)
     }
 

@@ -50,7 +50,7 @@ fn after_any_process_is_killed_the_other_guests_live_on_unchanged() {
         // Kill at any point of their work.
         std::thread::sleep(Duration::from_millis(dice.u64(0..1_500)));
         let pids = GUESTS.map(|guest| libvirt.pid(guest.name));
-        let (who, victim) = match dice.u8(0..4) {
+        let (target, victim) = match dice.u8(0..4) {
             0 | 1 => {
                 longest_back = longest_back.max(kill_daemon(&libvirt));
                 ("wideleafd", None)
@@ -67,12 +67,12 @@ fn after_any_process_is_killed_the_other_guests_live_on_unchanged() {
                 ("guest", Some(victim))
             }
         };
-        *killed.entry(who).or_default() += 1;
+        *killed.entry(target).or_default() += 1;
         for (index, guest) in GUESTS.iter().enumerate().filter(|(index, _)| Some(*index) != victim) {
             assert_eq!(
                 libvirt.pid(guest.name),
                 pids[index],
-                "{} is another process after {who} was killed",
+                "{} is another process after {target} was killed",
                 guest.name
             );
             assert_goes_on(&libvirt, guest.name);

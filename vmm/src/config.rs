@@ -124,14 +124,14 @@ pub enum ConfigError {
         memory: Bytes,
     },
     /// RAM ends inside a page.
-    #[error("{memory} of RAM is not a whole number of {page} {whose} pages: use {}", one_or_both(*down, *up))]
+    #[error("{memory} of RAM is not a whole number of {page} {side} pages: use {}", one_or_both(*down, *up))]
     NotWholePages {
         /// Requested size of RAM.
         memory: Bytes,
         /// Size of the page.
         page: PageSize,
         /// Owner of the page: "host" or "guest".
-        whose: &'static str,
+        side: &'static str,
         /// Next smaller size that works; zero where none works.
         down: Bytes,
         /// Next larger size that works.
@@ -281,10 +281,10 @@ pub fn check_memory(memory: Bytes, pages: &[(PageSize, &'static str)], host: &Ho
     if memory > MEMORY_MAX {
         return Err(ConfigError::BeyondArchitecture { memory });
     }
-    for &(page, whose) in pages {
+    for &(page, side) in pages {
         if !memory.is_multiple_of(page) {
             let down = page.bytes() * (memory.get() / page.bytes().get());
-            return Err(ConfigError::NotWholePages { memory, page, whose, down, up: down + page.bytes() });
+            return Err(ConfigError::NotWholePages { memory, page, side, down, up: down + page.bytes() });
         }
     }
     match host.memory_total {
@@ -356,7 +356,7 @@ mod tests {
         let guest = reject(VmOptions { guest_page: PageSize::Giant1G, ..options() });
         assert!(guest.to_string().ends_with("1g guest pages: use 1 GiB"), "{guest}");
         let pool = reject(VmOptions { memory: mib(1536), backing: giant(), ..options() });
-        assert!(matches!(pool, ConfigError::NotWholePages { page: PageSize::Giant1G, whose: "host", .. }));
+        assert!(matches!(pool, ConfigError::NotWholePages { page: PageSize::Giant1G, side: "host", .. }));
     }
 
     #[test]

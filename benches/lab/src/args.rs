@@ -32,7 +32,7 @@ Exit codes are those of `wideleaf` (wideleaf --help).
 Environment:
     WIDELEAF_LOG  what to log on standard error, for instance `debug` or `wideleaf_memory=trace`";
 
-/// The subcommands.
+/// Subcommands of `wideleaf-lab`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the experiments: whole comparisons with their statistics, reports and pictures

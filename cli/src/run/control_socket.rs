@@ -43,7 +43,7 @@ use crate::session::Session;
 /// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
 const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
 
-const DIALECT: Dialect = Dialect { who: "this VM", version: VM_VERSION };
+const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 
 /// Mode that admits only the user that started the VM: a process that can stop a VM controls its data.
 const MODE: u32 = 0o600;
@@ -78,7 +78,7 @@ impl ControlSocket {
     /// [`Failure::Host`] if another process already listens there, or the kernel refuses.
     pub(crate) fn open(path: &Path) -> Result<ControlSocket, Failure> {
         let remedy = "name another path with --control-socket";
-        let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, who: "another process", remedy };
+        let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, owner: "another process", remedy };
         let listening = Listening::at(&file).map_err(|error| Failure::Host(error.to_string()))?;
         let held = HeldPath::hold(path).map_err(|error| {
             let _ = std::fs::remove_file(path);

@@ -79,7 +79,7 @@ const BUFFERS_WORDS: usize = SLOTS as usize * SLOT_WORDS;
 const NEEDED: u64 = 8 * 2 * (QUEUE_WORDS + BUFFERS_WORDS) as u64;
 
 const GUEST: [u8; 4] = [10, 77, 0, 2];
-const EVERYBODY: [u8; 4] = [255; 4];
+const BROADCAST: [u8; 4] = [255; 4];
 const PORT: [u8; 2] = 7777u16.to_be_bytes();
 
 struct Plan {
@@ -287,7 +287,7 @@ fn head(from: [u8; 6], bytes: u64) -> [u64; HEAD_WORDS] {
     // Don't-fragment flag, 64 hops, UDP.
     ip[6..10].copy_from_slice(&[0x40, 0, 64, 17]);
     ip[12..16].copy_from_slice(&GUEST);
-    ip[16..20].copy_from_slice(&EVERYBODY);
+    ip[16..20].copy_from_slice(&BROADCAST);
     let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
     ip[10..12].copy_from_slice(&sum.to_be_bytes());

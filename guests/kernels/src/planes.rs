@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     #[should_panic]
-    fn a_row_of_somebody_else_is_out_of_reach() {
+    fn a_row_of_another_owner_is_out_of_reach() {
         let mut slice = [0; 8];
         let mut own = deal_rows(&mut slice, 4, 2, core::iter::once(1..2)).next().expect("one range");
         own.row_mut(0, 2);

@@ -234,8 +234,8 @@ mod tests {
         assert_eq!(error("web"), "2 VMs are called \"web\": name one by its process id (7, 8)");
         let no_guest = resolve(&places, &Target::Pid(9)).expect_err("bash");
         assert_eq!(no_guest.to_string(), "process 9 (bash) has no KVM guest");
-        let nobody = resolve(&places, &Target::Pid(10)).expect_err("no such process");
-        assert_eq!(nobody.to_string(), "there is no process 10");
+        let missing = resolve(&places, &Target::Pid(10)).expect_err("no such process");
+        assert_eq!(missing.to_string(), "there is no process 10");
     }
 
     #[test]

@@ -388,8 +388,8 @@ mod tests {
         assert!(matches!(busy, QmpError::TimedOut(_)), "{busy}");
         let other = ask(&["220 mail.example.org ESMTP\r\n"], Question::Status).expect_err("not QMP");
         assert!(matches!(other, QmpError::NotQmp(_)), "{other}");
-        let nobody = Qmp::connect(Path::new("/nonexistent/qmp"), ANSWER_WITHIN).expect_err("no socket");
-        assert!(nobody.to_string().contains("/nonexistent/qmp"), "{nobody}");
+        let missing = Qmp::connect(Path::new("/nonexistent/qmp"), ANSWER_WITHIN).expect_err("no socket");
+        assert!(missing.to_string().contains("/nonexistent/qmp"), "{missing}");
     }
 
     #[test]

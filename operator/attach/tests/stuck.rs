@@ -1,4 +1,4 @@
-//! A host with a process whose memory map is locked. Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse`
+//! A host with a process that holds the lock of its memory map. Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse`
 //! turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

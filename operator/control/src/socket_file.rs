@@ -12,10 +12,10 @@ use crate::peer::Peer;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFileError {
     /// Another process listens there.
-    #[error("{who} (pid {pid}) is listening at {}: stop it first, or {remedy}", path.display())]
+    #[error("{owner} (pid {pid}) is listening at {}: stop it first, or {remedy}", path.display())]
     Taken {
         /// Program that most likely listens there.
-        who: &'static str,
+        owner: &'static str,
         /// Process id of the listener.
         pid: u32,
         /// Path of the socket.
@@ -55,7 +55,7 @@ pub struct SocketFile<'a> {
     /// Whether to create a missing folder.
     pub makes_folder: bool,
     /// Program that would listen there already, in words.
-    pub who: &'static str,
+    pub owner: &'static str,
     /// Way to choose another path, in words.
     pub remedy: &'static str,
 }
@@ -89,7 +89,7 @@ impl SocketFile<'_> {
 
     /// Removes a socket without a listener.
     fn clear(&self) -> Result<(), SocketFileError> {
-        let SocketFile { path, who, remedy, .. } = *self;
+        let SocketFile { path, owner, remedy, .. } = *self;
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.failed(error)),
@@ -102,7 +102,7 @@ impl SocketFile<'_> {
             // A listener's credentials are those of the process that called listen(2).
             Ok(stream) => {
                 let pid = Peer::of(&stream).map_err(|error| self.failed(error))?.pid;
-                Err(SocketFileError::Taken { who, pid, path: path.to_owned(), remedy })
+                Err(SocketFileError::Taken { owner, pid, path: path.to_owned(), remedy })
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(|error| self.failed(error))

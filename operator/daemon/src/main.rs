@@ -14,7 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use wideleaf_daemon::config::{CONFIG_PATH, Config, ConfigError};
 use wideleaf_daemon::{daemon, host};
 
-// Also a file of the command line, whose crate embeds the guest image and is therefore not a dependency.
+// Also a file of the command line; that crate embeds the guest image and is therefore not a dependency.
 #[path = "../../../packaging/manual_page.rs"]
 mod manual_page;
 

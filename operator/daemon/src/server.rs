@@ -52,7 +52,7 @@ impl Server {
             mode: config.mode,
             gid,
             makes_folder: true,
-            who: "another wideleafd",
+            owner: "another wideleafd",
             remedy: "give this daemon another socket.path",
         };
         let listening = Listening::at(&file)?;
@@ -74,7 +74,7 @@ impl Server {
 /// # Errors
 /// One line: the request has another version, or is malformed.
 pub fn decode(line: &[u8]) -> Result<Request, String> {
-    server::decode(line, Dialect { who: "this wideleafd", version: VERSION })
+    server::decode(line, Dialect { server: "this wideleafd", version: VERSION })
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ pub struct BusCounters {
 }
 
 /// The byte that an undriven bus reads as.
-const NOBODY: u8 = 0xff;
+const UNCLAIMED: u8 = 0xff;
 
 impl Bus {
     /// Creates a bus without devices.
@@ -142,7 +142,7 @@ impl Bus {
             Some((range, offset)) => lock(&range.device).read(offset, data),
             None => {
                 self.counters.port_reads_unanswered.fetch_add(1, Ordering::Relaxed);
-                data.fill(NOBODY);
+                data.fill(UNCLAIMED);
             }
         }
     }
@@ -173,7 +173,7 @@ impl Bus {
             Some((range, offset)) => lock(&range.device).read(offset, data),
             None => {
                 self.counters.mmio_reads_unanswered.fetch_add(1, Ordering::Relaxed);
-                data.fill(NOBODY);
+                data.fill(UNCLAIMED);
             }
         }
     }

@@ -191,7 +191,7 @@ fn pattern_finds_a_stale_page() {
 }
 
 #[test]
-fn pattern_finds_a_torn_page_whose_second_half_is_stale() {
+fn pattern_finds_a_torn_page_with_a_stale_second_half() {
     let line = mismatch_at_last_pass(|arena| {
         for index in page_words(6).skip(256) {
             arena.words()[index].store(word(index as u64, FIRST_GENERATION), Ordering::Relaxed);

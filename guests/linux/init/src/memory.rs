@@ -64,7 +64,7 @@ pub fn permit_huge_pages(cmdline: &str) {
 }
 
 /// The page size of a process that asks for none: huge if Linux is in the mode `always`.
-pub fn page_of_who_does_not_ask() -> GuestPage {
+pub fn default_page() -> GuestPage {
     page_in_mode(&fs::read_to_string(ENABLED).unwrap_or_default())
 }
 

@@ -31,7 +31,7 @@ pub fn run() -> Result<ExitCode, Failure> {
         kernel: PROGRAM_PHASE,
         vcpus: available_parallelism().map_or(1, usize::from) as u32,
         // The program's own memory is not known in advance.
-        guest_page: memory::page_of_who_does_not_ask(),
+        guest_page: memory::default_page(),
         tsc_hz: native::measure_tsc_hz(TSC_MEASURED_OVER),
         entry: Entry::Linux,
     });

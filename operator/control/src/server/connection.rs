@@ -228,7 +228,7 @@ struct Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
     /// Program that answers, in words.
-    pub who: &'static str,
+    pub server: &'static str,
     /// The only version that it answers.
     pub version: u32,
 }
@@ -238,12 +238,12 @@ pub struct Dialect {
 /// # Errors
 /// One line: the request has another version, or is malformed.
 pub fn decode<R: DeserializeOwned>(line: &[u8], dialect: Dialect) -> Result<R, String> {
-    let Dialect { who, version: ours } = dialect;
+    let Dialect { server, version: ours } = dialect;
     let Version { version } = serde_json::from_slice(line).map_err(|error| {
         format!("not a request: {}; write a line like {{\"version\":{ours},\"request\":…}}", words(&error))
     })?;
     if version != ours {
-        return Err(format!("{who} speaks version {ours}, not {version}: use the wideleaf of its release"));
+        return Err(format!("{server} speaks version {ours}, not {version}: use the wideleaf of its release"));
     }
     let envelope: Envelope<R> =
         serde_json::from_slice(line).map_err(|error| format!("not a request of version {ours}: {}", words(&error)))?;
@@ -261,7 +261,7 @@ mod tests {
     use crate::protocol::{Request, VERSION};
     use proptest::prelude::*;
 
-    const DAEMON: Dialect = Dialect { who: "this wideleafd", version: VERSION };
+    const DAEMON: Dialect = Dialect { server: "this wideleafd", version: VERSION };
 
     #[test]
     fn a_line_in_pieces_is_one_line_and_two_lines_are_two() {

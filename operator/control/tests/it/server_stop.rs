@@ -13,7 +13,7 @@ use wideleaf_control::socket_file::SocketFile;
 fn a_client_that_asks_the_server_to_end_gets_its_answer_before_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.sock");
-    let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, who: "a test", remedy: "" };
+    let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner: "a test", remedy: "" };
     let (asked, is_asked) = channel();
     let (let_go, is_stopping) = channel::<()>();
     let places = Places { of_all: 4, more_for_root: 0 };

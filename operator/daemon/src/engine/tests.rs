@@ -18,7 +18,7 @@ use crate::server::{Answers, ConnectionId};
 use crate::state::Loaded;
 
 const ROOT: Peer = Peer { pid: 1, uid: 0, gid: 0 };
-const SOMEBODY: Peer = Peer { pid: 1, uid: 4_242, gid: 4_242 };
+const UNPRIVILEGED: Peer = Peer { pid: 1, uid: 4_242, gid: 4_242 };
 const HERE: ConnectionId = ConnectionId::new(0);
 
 struct Bench {
@@ -357,11 +357,11 @@ fn every_client_may_read_and_only_some_may_make_changes() {
     let bench = Bench::new("");
     bench.guests.start(10, "web");
     for request in [Request::Daemon, Request::List, info("web"), Request::Explain { vm: "web".into() }] {
-        assert!(bench.ask_as(SOMEBODY, request).is_ok());
+        assert!(bench.ask_as(UNPRIVILEGED, request).is_ok());
     }
     let attach = Request::Attach { target: Target::Pid(10), settings: Settings::default() };
     for request in [attach, Request::Reload, Request::Detach { vm: "web".into() }] {
-        assert!(bench.ask_as(SOMEBODY, request).expect_err("not for them").starts_with("user 4242 may only read"));
+        assert!(bench.ask_as(UNPRIVILEGED, request).expect_err("not for them").starts_with("user 4242 may only read"));
     }
     assert_eq!(bench.guests.guest(10).attached, 0);
 }

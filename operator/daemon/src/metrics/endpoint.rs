@@ -73,7 +73,7 @@ impl MetricsServer {
                     mode: config.mode,
                     gid: None,
                     makes_folder: true,
-                    who: "another wideleafd",
+                    owner: "another wideleafd",
                     remedy: "give this daemon another metrics.listen",
                 };
                 let started = MetricsServer::serve(Listener::Unix(file.bind()?), listen, None, scrape);

@@ -42,11 +42,11 @@ pub(super) fn run(
         BudgetOf::Each => None,
         BudgetOf::All => Some(Daemon::start(interrupts)?),
     };
-    let whom = daemon.as_ref().map_or(vec!["--no-daemon".to_owned()], |daemon| {
+    let management = daemon.as_ref().map_or(vec!["--no-daemon".to_owned()], |daemon| {
         vec!["--daemon".to_owned(), daemon.socket().display().to_string()]
     });
     let one = |guest: &GuestAmongOthers| {
-        let arguments = [&["run".to_owned()], &guest.arguments[..], &whom].concat();
+        let arguments = [&["run".to_owned()], &guest.arguments[..], &management].concat();
         let measured = child::run(&arguments, timeout, interrupts).and_then(|report| wideleaf_run::verified(&report));
         measured.map_err(|failure| failure.during(&guest.name))
     };

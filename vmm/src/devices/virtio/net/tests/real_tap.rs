@@ -154,7 +154,7 @@ fn an_existing_tap_is_opened_and_stays() {
 }
 
 #[test]
-fn a_card_whose_tap_is_deleted_is_down() {
+fn a_card_is_down_once_its_tap_is_deleted() {
     in_a_network_of_its_own(|| {
         let (mut driver, _) = card_on(Tap::open("wl-test2").unwrap());
         assert_eq!(driver.config::<2>(6), [1, 0]);
