@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use crate::turn_at_the_pools;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::aside::{self, AsideError, WindowMover};
 use wideleaf_memory::claims::Claimed;
@@ -497,6 +498,7 @@ fn threads_that_write_lose_nothing_when_their_memory_is_swapped() {
 
 #[test]
 fn threads_that_write_lose_nothing_on_a_page_of_the_pool_and_the_pool_gets_it_back() {
+    let _turn = turn_at_the_pools();
     let pools = HugetlbPools::of_this_machine();
     let Ok(before) = pools.status(PageSize::Giant1G) else {
         println!("skipped: no hugetlb pool of 1g pages in this kernel");

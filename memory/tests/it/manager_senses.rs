@@ -3,12 +3,11 @@
 //! into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod moves;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::moves;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};

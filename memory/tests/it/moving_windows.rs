@@ -3,12 +3,11 @@
 //! failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod moves;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::moves;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::WindowMover;

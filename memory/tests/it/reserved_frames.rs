@@ -3,13 +3,11 @@
 //! promotions that copy.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod faults;
-
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use faults::{Meddling, Meminfo, VM, backing, join, map_of, mark, skip, touch, wait_for, word};
+use crate::faults::{Meddling, Meminfo, VM, backing, join, map_of, mark, skip, touch, wait_for, word};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};

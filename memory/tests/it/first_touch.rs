@@ -2,15 +2,14 @@
 //! the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod faults;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use faults::{Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
+use crate::faults::{self, Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
+use crate::turn_at_the_pools;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, RegisterError};
 use wideleaf_memory::host::{Advice, Host};
@@ -410,6 +409,7 @@ fn memory_that_cannot_be_decided_about_is_refused_with_the_reason() {
     };
     assert!(refuse(BackingKind::Memfd, PageSize::Base4K).contains("cannot decide first touches of memfd RAM yet"));
     assert!(refuse(BackingKind::Anon, PageSize::Huge2M).contains("starts with 2m pages"));
+    let _turn = turn_at_the_pools();
     match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 1) {
         Ok(_lease) => assert!(refuse(BackingKind::Hugetlb, PageSize::Huge2M).contains("its pages have one size")),
         Err(error) => println!("skipped for hugetlb RAM: {error}"),

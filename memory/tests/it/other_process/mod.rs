@@ -49,7 +49,7 @@ impl OtherProcess {
     /// Its memory is there when this returns.
     pub fn start() -> OtherProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_other_process", "--exact", "--ignored", "--nocapture"])
+            .args(["process_host::the_other_process", "--exact", "--ignored", "--nocapture"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
+use crate::turn_at_the_pools;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -19,9 +20,6 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
     Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex, policy,
 };
-
-/// Pools are the machine's: tests that look at their counters take turns.
-static POOL: Mutex<()> = Mutex::new(());
 
 fn range(start: Bytes, bytes: Bytes) -> GpaRange {
     GpaRange::new(Gpa::new(start.get()), bytes).unwrap()
@@ -150,7 +148,7 @@ fn a_manager_thread_promotes_resident_memory_and_only_that() {
 
 #[test]
 fn hugetlb_ram_takes_pool_pages_and_gives_them_back() {
-    let _turn = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = turn_at_the_pools();
     let pools = HugetlbPools::of_this_machine();
     for (size, pages, requirement) in [(PageSize::Huge2M, 4, "hugetlb"), (PageSize::Giant1G, 1, "hugetlb1g")] {
         let Ok(before) = pools.status(size) else { continue };
@@ -177,7 +175,7 @@ impl Drop for Reserved {
 #[test]
 fn reserved_pages_are_there_before_anybody_maps_them_and_their_holder_is_seen() {
     const PAGES: u64 = 4;
-    let _turn = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = turn_at_the_pools();
     let (pools, size) = (HugetlbPools::of_this_machine(), PageSize::Huge2M);
     // Whoever else leases pages meanwhile is not us: one undisturbed attempt is enough, a leak shows in each.
     const ATTEMPTS: u32 = 20;
@@ -206,7 +204,7 @@ fn reserved_pages_are_there_before_anybody_maps_them_and_their_holder_is_seen() 
 
 #[test]
 fn a_pool_that_is_short_is_refused_when_mapped_and_not_at_a_fault() {
-    let _turn = POOL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = turn_at_the_pools();
     let Ok(pool) = HugetlbPools::of_this_machine().status(PageSize::Huge2M) else {
         println!("skipped: no hugetlb pool of 2m pages in this kernel");
         return;

@@ -1,0 +1,30 @@
+//! The host's side of guest memory: on fakes, and on the kernel this runs on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod faults;
+mod first_touch;
+mod giant_swap;
+mod give_back;
+mod guests_of_others;
+mod hostile_pools;
+mod manager_moves_giants;
+mod manager_on_the_fake_host;
+mod manager_senses;
+mod moves;
+mod moving_on_the_fake_mover;
+mod moving_windows;
+mod other_process;
+mod policy_switch;
+mod process_host;
+mod real_kernel;
+mod recorder;
+mod release_and_split;
+mod reserved_frames;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The machine's hugetlb pools: tests that take pages of them or compare their counters take turns.
+fn turn_at_the_pools() -> MutexGuard<'static, ()> {
+    static POOLS: Mutex<()> = Mutex::new(());
+    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
