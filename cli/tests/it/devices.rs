@@ -2,8 +2,6 @@
 //! intact, and no thread makes a system call that its list does not allow. Needs KVM; taps and jails need root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, UdpSocket};
@@ -11,11 +9,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::program::new_scratch;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;

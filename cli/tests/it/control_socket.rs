@@ -2,14 +2,12 @@
 //! whatever other clients write there. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

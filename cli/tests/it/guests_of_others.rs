@@ -2,10 +2,8 @@
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf::source::Source;
 use wideleaf::source::looking::{Looking, WithoutDaemon};

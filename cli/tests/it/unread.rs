@@ -3,17 +3,15 @@
 //! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::program::new_scratch;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

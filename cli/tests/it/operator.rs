@@ -1,9 +1,6 @@
 //! `wideleaf list`, `info`, `explain`, `set`, `attach`, `detach`, `reload` and `top` with a fake daemon in this test.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod host;
-mod program;
-
 use std::fs::File;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,11 +11,12 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::host;
+use crate::program::new_scratch;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
-use program::new_scratch;
 use serde_json::{Value, json};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target, VERSION};
 use wideleaf_guest_tests::scratch::Running;

@@ -2,11 +2,9 @@
 //! report. Each policy is distinguished by a line in [`ROWS`].
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::ops::RangeInclusive;
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_policies::policy::POLICIES;
 

@@ -1,8 +1,6 @@
 //! The hook as libvirt runs it, and its script, without a libvirt. The tests in guest-tests have one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,13 +10,13 @@ use std::process::{Command, Output};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use wideleaf::hook::script::{Trust, text_for};
 use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
 use wideleaf_guest_tests::scratch::Scratch;
 
 /// Domain with 64 pages of 2 MiB and a guarantee.
-const LIVE: &str = include_str!("domains/live.xml");
+const LIVE: &str = include_str!("../domains/live.xml");
 const UUID: &str = "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11";
 
 /// Whether a hook can be installed from the folder of this program.

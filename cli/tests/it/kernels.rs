@@ -4,12 +4,10 @@
 //! `WIDELEAF_REQUIRE=kvm` makes a failure.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::sync::{Mutex, PoisonError};
 
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

@@ -3,12 +3,10 @@
 //! skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_guest_tests::has_kvm;

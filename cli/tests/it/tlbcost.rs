@@ -3,9 +3,7 @@
 //! hold in either case.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Scratch;

@@ -2,10 +2,8 @@
 //! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_guest_tests::scratch::Scratch;

@@ -3,16 +3,15 @@
 //! makes a failure. The program is the one in `WIDELEAF_BIN` if that is set, so this file also runs in the labs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs;
 use std::io::Write as _;
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::program::new_scratch;
+use crate::turn_at_the_pool;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;
@@ -468,6 +467,7 @@ fn every_backing_and_guest_page_runs() {
         }
     }
     // On the pool if it has 32 pages, otherwise on its fallback.
+    let _turn = turn_at_the_pool();
     succeeds(&[&GUPS[..], &["--backing=hugetlb", "--fallback=thp"]].concat());
 }
 

@@ -2,8 +2,6 @@
 //! remedy, the documented exit code, and no files or settings left behind. Runs anywhere, natively.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt as _, PermissionsExt};
@@ -12,11 +10,12 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::program::new_scratch;
+use crate::turn_at_the_pool;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use predicates::prelude::*;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Running;
 use wideleaf_kernels::KERNELS;
@@ -366,6 +365,7 @@ fn the_pools_holder_releases_it_when_its_parent_is_gone() {
 
 #[test]
 fn a_demo_killed_with_sigkill_leaves_no_holder_of_the_pool() {
+    let _turn = turn_at_the_pool();
     let scratch = new_scratch();
     let mut demo = Running::start(&scratch, &["demo", "--native", "--log2-words=20", "--rounds=100"]);
     let children = demo.wait_for("children", |children| children.split_whitespace().any(is_arm));
@@ -383,6 +383,7 @@ fn a_demo_killed_with_sigkill_leaves_no_holder_of_the_pool() {
 
 #[test]
 fn a_demo_ended_with_sigterm_leaves_no_arm_and_no_file() {
+    let _turn = turn_at_the_pool();
     let scratch = new_scratch();
     let arguments = ["demo", "--native", "--log2-words=20", "--rounds=100", "--output=result"];
     let mut demo = Running::start(&scratch, &arguments);
@@ -417,6 +418,7 @@ fn runs_and_interrupted_demos_leave_the_pool_as_it_was() {
         assert_eq!(demo.end().0, Some(130));
         pool() == before
     };
+    let _turn = turn_at_the_pool();
     assert!((0..ATTEMPTS).any(|_| leaves_it()));
 }
 

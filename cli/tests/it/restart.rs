@@ -2,12 +2,10 @@
 //! its command line is present, and obeys typed keys. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::io::{Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

@@ -3,12 +3,10 @@
 //! KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

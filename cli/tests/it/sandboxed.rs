@@ -3,14 +3,12 @@
 //! says that it was skipped.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 
+use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
-use program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Running;

@@ -2,11 +2,9 @@
 //! counters. Tests with a guest need KVM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
 use std::fs::File;
 
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_guest_tests::scratch::Scratch;

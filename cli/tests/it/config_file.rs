@@ -2,9 +2,7 @@
 //! overrides them, and each mistake is one line with the file and the position in it. Runs anywhere.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod program;
-
-use program::new_scratch;
+use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_guest_tests::scratch::Scratch;
 

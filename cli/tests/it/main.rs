@@ -1,0 +1,36 @@
+//! The command line's tests, in one program.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod command_line;
+mod config_file;
+mod console;
+mod control_socket;
+mod devices;
+mod disk;
+mod flood;
+mod giant;
+mod guest;
+mod guests_of_others;
+mod hook;
+mod host;
+mod kernels;
+mod operator;
+mod paths;
+mod policies_told_apart;
+mod pool;
+mod power_button;
+mod program;
+mod registered;
+mod restart;
+mod sandboxed;
+mod tlbcost;
+mod top_screen;
+mod unread;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The machine's hugetlb pool of 2 MiB pages: tests that take pages of it or compare its counters take turns.
+fn turn_at_the_pool() -> MutexGuard<'static, ()> {
+    static POOL: Mutex<()> = Mutex::new(());
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
