@@ -9,6 +9,9 @@ use std::process::{Command, Stdio};
 /// # Panics
 /// Where it can not be built.
 pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
+    if let Some(program) = listed(arguments, is_test) {
+        return program;
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let output = Command::new(env!("CARGO"))
         .current_dir(root)
@@ -33,4 +36,20 @@ pub fn built(arguments: &[&str], is_test: bool) -> PathBuf {
 pub fn wideleaf() -> PathBuf {
     std::env::var_os("WIDELEAF_BIN")
         .map_or_else(|| built(&["build", "-p", "wideleaf", "--bin", "wideleaf"], false), PathBuf::from)
+}
+
+/// The executable in the list that `WIDELEAF_BUILT` names, if there is one: `guest-tests/suite` builds all programs at
+/// once and lists them. A cargo for one package would choose other features of its dependencies and build them again.
+fn listed(arguments: &[&str], is_test: bool) -> Option<PathBuf> {
+    let list = std::fs::read_to_string(std::env::var_os("WIDELEAF_BUILT")?).expect("the list of the suite");
+    let after = |options: &[&str]| {
+        let at = arguments.iter().position(|argument| options.contains(argument))?;
+        arguments.get(at + 1).copied()
+    };
+    let package = after(&["-p"])?;
+    let wanted = [package, if is_test { "test" } else { "bin" }, after(&["--bin", "--test"]).unwrap_or(package)];
+    list.lines().find_map(|line| {
+        let (program, path) = line.rsplit_once('\t')?;
+        program.split('\t').eq(wanted).then(|| PathBuf::from(path))
+    })
 }

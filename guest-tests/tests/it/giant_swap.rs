@@ -2,11 +2,9 @@
 //! their pattern in it: no word may be lost, and the pool gets its page back. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod pattern_guest;
-
 use std::time::Duration;
 
-use pattern_guest::PatternGuest;
+use crate::pattern_guest::PatternGuest;
 use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::{LinuxHost, Paging};

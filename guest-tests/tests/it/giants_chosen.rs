@@ -3,12 +3,10 @@
 //! windows promoted in between. Needs KVM and a page of 1 GiB.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod pattern_guest;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pattern_guest::PatternGuest;
+use crate::pattern_guest::PatternGuest;
 use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::manager::{ManagedVm, ManagerLoop, ManagerReport};
