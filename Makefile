@@ -2,6 +2,7 @@
 #   make demo   builds wideleaf and shows the effect of live promotion
 #   make test   checks formatting, lints and documentation, and runs all tests
 # The others:
+#   make check  checks formatting and lints, and runs the tests that need no guest: the short loop
 #   make build  builds wideleaf
 #   make deb    builds a Debian package in target/debian
 #   make lab    prints the mapping tables of both labs
@@ -13,7 +14,7 @@ BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 # Fuzz targets have their own workspace. This check links nothing, so libFuzzer's C++ need not be built.
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
-.PHONY: build demo test lab bench fuzz tools deb
+.PHONY: build demo check test lab bench fuzz tools deb
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -29,12 +30,20 @@ deb:
 tools:
 	@guest-tests/install-tools
 
+# Formatting, lints, and what runs on fakes: the crates' own unit tests, and tests that look at nothing of the machine.
+check:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --workspace --locked --lib
+	cargo test --locked -p wideleaf-policies -p wideleaf-protocol -p wideleaf-simulator -p wideleaf-tidy --tests
+	cargo test --locked -p wideleaf-memory --test it -- fake
+
 test: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(FUZZ_CHECK)
-	cargo test --workspace --locked --no-fail-fast
+	guest-tests/suite
 
 # The mapping tables of both labs, printed by the wideleaf binary: real two-dimensional paging in software. The labs
 # show function, not speed. NPT takes two minutes, EPT about twenty, because Bochs interprets every instruction.
