@@ -14,7 +14,7 @@
 //! The unit of decision is the *window*, a naturally aligned 2 MiB range of guest-physical memory; 512 windows make
 //! a *giant* (1 GiB). Policies say *promote* and *demote*; `memory` chooses the mechanism.
 //!
-//! Guarantees that every [`Policy`] keeps, checked by `tests/invariants.rs`:
+//! Guarantees that every [`Policy`] keeps, checked by `tests/it/invariants.rs`:
 //! - The plan never costs more than the budget grants, except when it begins with one giant page; the next
 //!   intervals pay that debt.
 //! - The plan never names a window that is not backed, and never names a window twice.

@@ -570,7 +570,7 @@ fn every_number_in_json_has_its_unit_in_its_name() {
 #[test]
 fn without_kvm_a_guest_is_refused_with_an_alternative() {
     if Path::new("/dev/kvm").exists() {
-        println!("skipped: there is a /dev/kvm here; tests/guest.rs runs guests on it");
+        println!("skipped: there is a /dev/kvm here; tests/it/guest.rs runs guests on it");
         return;
     }
     let words = ["cannot open /dev/kvm: it does not exist", "--native"];
