@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::faults::{Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
+use crate::faults::{self, Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
 use crate::turn_at_the_pools;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, RegisterError};

@@ -19,7 +19,7 @@ use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 
-use crate::other_process::{OtherProcess, WINDOWS, full_windows, word_at};
+use crate::other_process::{self, OtherProcess, WINDOWS, full_windows, word_at};
 
 #[test]
 #[ignore = "it is the other process of the tests here, and they start it"]
