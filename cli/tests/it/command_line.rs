@@ -1,6 +1,5 @@
 //! The user's view of mistyped commands, interrupts and unread output: one line with the error, its cause and a
 //! remedy, the documented exit code, and no files or settings left behind. Runs anywhere, natively.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::Read;

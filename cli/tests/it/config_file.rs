@@ -1,6 +1,5 @@
 //! The user's view of `wideleaf run --config` and `--print-config`: options come from a file, the command line
 //! overrides them, and each mistake is one line with the file and the position in it. Runs anywhere.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::program::new_scratch;
 use serde_json::Value;

@@ -1,6 +1,5 @@
 //! `wideleaf run --console`: a guest of a few instructions echoes its input, with and without a terminal. Needs KVM
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -1,6 +1,5 @@
 //! `wideleaf run --control-socket` and `wideleaf vm`: a VM is paused, resumed, queried and stopped over its socket,
 //! whatever other clients write there. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,6 +1,5 @@
 //! `--net`, `--vsock` and `--balloon` with a guest that drives them, in the sandbox and in a jail. Every word arrives
 //! intact, and no thread makes a system call that its list does not allow. Needs KVM; taps and jails need root.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

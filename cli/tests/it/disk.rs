@@ -1,6 +1,5 @@
 //! `wideleaf run --disk` and `--rng`: an invalid disk is refused before any change, and the report has the devices'
 //! counters. Tests with a guest need KVM.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 

@@ -1,7 +1,6 @@
 //! A guest that prints one kind of line forever, in a process with limited memory. The process keeps no more after a
 //! minute of output than after a second. `WIDELEAF_FLOOD_SECONDS` is the duration for each kind [default: 2]. Needs
 //! KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

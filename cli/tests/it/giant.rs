@@ -1,6 +1,5 @@
 //! Giant pages through the command line: a running guest of 1 GiB moves onto one page of the hugetlb pool, and the
 //! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;

@@ -1,7 +1,6 @@
 //! Guests that are invalid, hang, crash or fail: one clear line, the documented exit code, and no files left behind;
 //! and guests that succeed. Needs KVM: without it each test says that it was skipped, which `WIDELEAF_REQUIRE=kvm`
 //! makes a failure. The program is the one in `WIDELEAF_BIN` if that is set, so this file also runs in the labs.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::Write as _;

@@ -1,6 +1,5 @@
 //! The operator's commands on a real, external QEMU guest, without a daemon. They need QEMU and KVM
 //! (`WIDELEAF_REQUIRE=qemu,kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;

@@ -1,5 +1,4 @@
 //! The hook as libvirt runs it, and its script, without a libvirt. The tests in guest-tests have one.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};

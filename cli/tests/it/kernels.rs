@@ -2,7 +2,6 @@
 //! in a guest on one vCPU and on two. Also the refusals before any start. The tests use the table of kernels, so a
 //! new kernel is covered by its entry. Without KVM, its tests say that they were skipped, which
 //! `WIDELEAF_REQUIRE=kvm` makes a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Mutex, PoisonError};
 

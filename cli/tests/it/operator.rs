@@ -1,5 +1,4 @@
 //! `wideleaf list`, `info`, `explain`, `set`, `attach`, `detach`, `reload` and `top` with a fake daemon in this test.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 

@@ -1,7 +1,6 @@
 //! Every argument that is a path, with something other than a regular file behind it: a FIFO, a folder, an endless
 //! device, a socket, nothing. The command refuses it in one line that says what it is, does not wait, and leaves no
 //! files behind. A signal also ends a command that waits.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};

@@ -1,6 +1,5 @@
 //! The effect of each policy on four kinds of memory: `phases`, natively, and the large windows of each set in the
 //! report. Each policy is distinguished by a line in [`ROWS`].
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::RangeInclusive;
 

@@ -1,6 +1,5 @@
 //! `wideleaf pool` on captured trees, in which a file keeps what was written to it, and on four pages
 //! of the real pool.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

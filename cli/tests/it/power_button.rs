@@ -1,7 +1,6 @@
 //! A guest of a few instructions that listens to its power button and switches itself off. The test presses
 //! the button over the control socket and by keys on the console. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
 //! skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

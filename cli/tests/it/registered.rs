@@ -1,7 +1,6 @@
 //! A run that registers its guest with a daemon over the protocol, with this test as the daemon: the messages,
 //! the run's reactions, and the end of the connection with the run. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
 //! skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};

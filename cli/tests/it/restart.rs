@@ -1,6 +1,5 @@
 //! `wideleaf run --on-reset restart`: a guest of a few instructions checks at each boot that its memory is zeroed and
 //! its command line is present, and obeys typed keys. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};

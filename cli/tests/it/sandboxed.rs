@@ -1,7 +1,6 @@
 //! A guest's process in its sandbox as seen from outside: its remaining rights, its user, its files, and
 //! that nothing is left behind. Needs KVM. Other users, jails and cgroups need root: without it each test
 //! says that it was skipped.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;

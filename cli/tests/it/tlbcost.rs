@@ -1,7 +1,6 @@
 //! The user's view of `wideleaf tlbcost`: a small measurement in a process, the same in a guest with a saved
 //! result, and refusals before any run. The machine's load decides whether three runs agree, so the checks
 //! hold in either case.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::program::new_scratch;
 use serde_json::Value;

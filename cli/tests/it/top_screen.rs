@@ -1,5 +1,4 @@
 //! The screen of `wideleaf top`, character by character, and the effect of its keys.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::host;
 use ratatui::Terminal;

@@ -1,7 +1,6 @@
 //! A guest that prints forever into an output that is not read. Its VM can be paused, stopped, limited in
 //! time and signalled nevertheless, and reports its true state. Needs KVM (`WIDELEAF_REQUIRE=kvm` turns a
 //! skip into a failure).
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -3,7 +3,6 @@
 //!
 //! Each guest works for four seconds by the time stamp counter. An emulated counter may count instructions: a
 //! second then takes minutes. In that case `WIDELEAF_PATTERN_PASSES` sets the number of passes instead.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
 

@@ -9,7 +9,6 @@
 //!   disk       pwritev from the pages ────────▶ preadv into the pages
 //!   host       collapse, split, hold, release │ UFFDIO_MOVE aside and back, swap │ giants: copy, pause, exchange
 //! ```
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;

@@ -1,7 +1,6 @@
 //! A gibibyte of a guest's RAM is put onto one giant page and back again, while two vCPUs check and rewrite every
 //! word of their pattern in it. No word may be lost, and the pool gets its page back. Needs KVM and a page of 1
 //! GiB.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! No guest may lose a byte because the manager moves its giant. Two vCPUs check and rewrite every word of their
 //! pattern while a policy puts the gibibyte around it onto a giant page and back, again and again, with the access
 //! sensor enabled and windows promoted in between. Needs KVM and a page of 1 GiB.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,5 @@
 //! Do not trust the flag, read the counter: for each backing and guest page size, after promotion, hold and
 //! recovery, KVM maps at the level that this host's paging should give. Needs KVM.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use wideleaf::interrupts::Interrupts;
 use wideleaf::mappings::{check_all, expected_level, fits};

@@ -1,7 +1,6 @@
 //! Accesses of memfd and hugetlb RAM under a live guest. It checks and rewrites every word of its pattern on two
 //! vCPUs while its windows are unmapped and mapped again, and KVM has its large mappings back afterwards. Needs
 //! KVM, minor faults, and for hugetlb RAM pages of the pool.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

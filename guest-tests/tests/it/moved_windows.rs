@@ -1,6 +1,5 @@
 //! No guest may lose a byte because the manager takes its windows away for a while. A guest that checks and
 //! rewrites every word of its RAM runs while its windows are sampled and swapped. Needs KVM and `UFFDIO_MOVE`.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! A guest that checks and rewrites every word of its RAM runs on reserved frames. Its windows become large while
 //! it populates them, or their reservations are broken, and it loses nothing. Needs KVM and a userfaultfd for
 //! kernel faults.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,6 @@
 //! Readings of the manager's sensors for a live guest, and proof that its memory survives every actuator at once:
 //! `pattern` checks and rewrites each word while another thread splits, collapses and releases its windows. Needs
 //! KVM.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};

@@ -7,7 +7,6 @@
 //!   transfer   preadv into pages 8 to 23: pinned ─────────────────────────▶ answered ─▶ are the bytes in guest RAM?
 //!   actuator                              release, swap, collapse, split, … ─▶ refused, or without these pages
 //! ```
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

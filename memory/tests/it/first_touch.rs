@@ -1,6 +1,5 @@
 //! Deciding at the page fault, on the running kernel. Without permission for userfaultfd these tests are skipped
 //! with the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

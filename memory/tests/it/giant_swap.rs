@@ -1,6 +1,5 @@
 //! Moves of giants on the fake host, which fails at every call, and on the running kernel under writing threads:
 //! guest RAM has the same contents after a swap as before, whatever failed in between.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

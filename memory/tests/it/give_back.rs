@@ -1,7 +1,6 @@
 //! Memory that a guest gives back, on the running kernel: resident memory falls, a huge page stays whole if only a
 //! part is given back, all other memory keeps its contents, and memory that was given back is not taken again.
 //! Tests that the host cannot run are skipped with a reason.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

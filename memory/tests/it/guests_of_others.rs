@@ -1,5 +1,4 @@
 //! The loop over external guests, on a host in memory: gates, holes, windows that can never be huge, and the end.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;

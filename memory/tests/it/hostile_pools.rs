@@ -1,5 +1,4 @@
 //! Files of a pool with arbitrary contents: errors, never a panic, and no write without a parsed number.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::path::Path;

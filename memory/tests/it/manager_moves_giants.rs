@@ -1,6 +1,5 @@
 //! The loop and giants, on the fake host: a giant is moved in a thread of its own, has no other user during the
 //! move, and the outcome is recorded when the move ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

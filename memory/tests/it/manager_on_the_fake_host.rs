@@ -1,6 +1,5 @@
 //! The loop on a host in memory: its actions when all calls succeed, and with a failure at every call that can
 //! fail.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

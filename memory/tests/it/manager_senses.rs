@@ -1,7 +1,6 @@
 //! The loop asks the slower sensors for the inputs of its policy, and releases the windows that the policy names,
 //! on the running kernel. If windows cannot be moved these tests are skipped with the reason;
 //! `WIDELEAF_REQUIRE=uffd_move` turns the skip into a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,5 @@
 //! Whatever fails while windows are moved, the guest finds every page it wrote when it sees them again. On the fake
 //! mover, which fails at every single call.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,6 @@
 //! Windows are sampled and swapped on the running kernel, while threads write and check every word of them. If
 //! windows cannot be moved these tests are skipped with the reason; `WIDELEAF_REQUIRE=uffd_move` turns the skip
 //! into a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,6 +1,5 @@
 //! Replacing the policy of a running loop, on a host in memory: which policies take over, and which are refused
 //! while the old one continues.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! Memory of another process, on the running kernel: collapsed and split from outside, and the state after the
 //! process ends.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! The mechanisms on the running kernel. Tests that it cannot run are skipped with a reason; `WIDELEAF_REQUIRE` (a
 //! list, here `hugetlb` and `hugetlb1g`) turns such a skip into a failure.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

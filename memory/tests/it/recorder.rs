@@ -1,5 +1,4 @@
 //! The recorded loop: on a host in memory, to files that accept all bytes, none, or some.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};

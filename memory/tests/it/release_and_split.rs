@@ -1,6 +1,5 @@
 //! Split and release on the running kernel: the page tables and the resident memory change accordingly, and writers
 //! that work on the same windows lose nothing. Tests that the host cannot run are skipped with a reason.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! Guest RAM on reserved frames, on the running kernel. Without permission for userfaultfd these tests are skipped
 //! with the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure. Without `CAP_SYS_ADMIN` they pass
 //! too, with promotions that copy.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};

@@ -1,6 +1,5 @@
 //! Common part of the tests of services that answer page faults: guest RAM with a unique word in every page,
 //! threads that touch it with a time limit, and the real host with failures injected by a test.
-#![allow(dead_code, reason = "each of the tests uses its part")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,5 @@
 //! A process that a test observes from outside: the test's own binary once more, with `the_other_process` as its
 //! only test. It maps memory, prints its address on standard error, and answers to lines on its standard input.
-#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStderr, Command, Stdio};
