@@ -14,7 +14,7 @@ use wideleaf_policies::{Bytes, MappingStats, Moment, OutcomeResult, VmId};
 
 use super::acting::{Mechanism, Performed};
 use super::managed_vm::ManagedVm;
-use super::sampling::SensorCosts;
+use super::sensor_cost::SensorCosts;
 use crate::first_touch::FirstTouchReport;
 use crate::recorder::RecorderReport;
 use crate::reserved_frames::ReservedFramesReport;

@@ -127,7 +127,7 @@ impl VmState {
         let mut rows = VmSnapshot::with_capacity(vm.id, self.windows.len());
         let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
         let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
-        let columns = self.sampling.columns();
+        let mut known: Vec<_> = Vec::with_capacity(self.windows.len());
         let mut failure = None;
         for range in ranges {
             let seen = range.unwrap_or_else(|(gpa, error)| {
@@ -135,15 +135,15 @@ impl VmState {
                 unbacked(gpa).collect()
             });
             for row in seen {
-                let row = WindowRow {
+                known.push(WindowRow {
                     is_held: is_held(row.window.start()),
-                    ready_at: self.windows[rows.len()].ready_at(),
+                    ready_at: self.windows[known.len()].ready_at(),
                     ..WindowRow::new(row.window, row.resident, row.backing)
-                };
-                rows.push(columns.fill(rows.len(), row));
+                });
             }
         }
-        drop(columns);
+        self.sampling.fill(&mut known);
+        known.into_iter().for_each(|row| rows.push(row));
         self.tell_of_host_backing(failure, report);
         rows
     }
