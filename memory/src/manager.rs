@@ -14,32 +14,32 @@
 //! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
 //! later.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
-use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, GivenBackRules, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan,
-    PlannedAction, Policy, Refusal, Skip, Snapshot, VmId,
+    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
 };
 
 use crate::first_touch::{FirstTouch, FirstTouchError};
-use crate::gate::GateState;
 use crate::host::Host;
-use crate::panicked::{Panicked, caught};
+use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
 use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
+mod attempt;
 mod giants;
 mod given_back;
+mod guards;
 mod live;
 mod managed_vm;
+mod mechanisms;
 mod pacing;
 mod refills;
 mod releasing;
@@ -49,11 +49,11 @@ mod scarcity;
 mod sensing;
 mod sensor_cost;
 mod steering;
+mod swaps;
 mod switching;
 mod thread;
 mod vm_state;
 
-use acting::{Mechanism, Moves, Performed, SwapHand, perform_claimed};
 use giants::{GiantVm, Giants};
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
@@ -66,7 +66,7 @@ pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
 pub use thread::{Manager, ManagerError, PolicyAnswer, RestAnswer, Resting};
-use vm_state::{SharedParts, VmState};
+use vm_state::VmState;
 
 /// Settings of the loop.
 #[derive(Clone, Copy, Debug)]
@@ -117,93 +117,6 @@ impl ManagerConfig {
         }
     }
 }
-
-/// An action of the plan, with its window in the state of being acted on, or the reason for skipping it.
-#[derive(Clone, Copy)]
-struct Begun<'a> {
-    /// Position of the action in the plan.
-    position: usize,
-    planned: &'a PlannedAction,
-    window: Result<ActingOn, Skip>,
-}
-
-#[derive(Clone, Copy)]
-struct ActingOn {
-    /// Index of the VM, in the order given.
-    index: usize,
-    row: usize,
-    state: WindowState,
-    is_held: bool,
-}
-
-impl Begun<'_> {
-    fn is_copy(&self) -> bool {
-        let is_promotion = matches!(self.planned.action, Action::Promote { .. });
-        is_promotion && self.window.is_ok_and(|window| !window.is_held)
-    }
-}
-
-/// Everything that an action needs; several threads may share it.
-struct Means<'a> {
-    host: &'a dyn Host,
-    /// Parts of the VMs, in the order given.
-    vms: Vec<SharedParts<'a>>,
-    should_stop: &'a AtomicBool,
-    steering: &'a Steering,
-    scarcity: &'a Scarcity,
-    panics: &'a Mutex<Vec<(VmId, Panicked)>>,
-}
-
-impl Means<'_> {
-    /// Acts. A panic counts as a refusal: its thread first returns the window that it holds, and claims end
-    /// with their guards.
-    fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        // A panic can leave only this VM in an inconsistent state; the loop leaves it
-        // alone (`ManagerLoop::is_left_alone`).
-        caught(|| self.act_on(begun, hands)).unwrap_or_else(|panicked| {
-            let panicked = (begun.planned.action.vm(), panicked);
-            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
-            Performed::not_tried(OutcomeResult::Refused(Refusal::Other(0)), self.host.now())
-        })
-    }
-
-    /// Acts, unless the loop is about to end or the VM's gate has closed since planning. `hands`: by VM.
-    fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        match begun.window {
-            Err(skip) => Performed::skipped(skip, self.host.now()),
-            Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
-            Ok(ActingOn { index, .. }) if self.steering.gate_state(self.vms[index].managed) != GateState::Open => {
-                Performed::skipped(Skip::LeftAlone, self.host.now())
-            }
-            Ok(acting_on) if begun.is_copy() => self.promote(begun, acting_on, hands),
-            Ok(acting_on) => self.perform(begun, acting_on, hands),
-        }
-    }
-
-    /// Promotes the window if the host can supply a huge page.
-    fn promote(&self, begun: &Begun<'_>, acting_on: ActingOn, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        let Some(grounds) = self.scarcity.may_ask(self.host) else {
-            return Performed::skipped(Skip::NoHugePage, self.host.now());
-        };
-        let performed = self.perform(begun, acting_on, hands);
-        self.scarcity.learn(self.host, grounds, performed.result, performed.cost.cpu);
-        performed
-    }
-
-    fn perform(
-        &self,
-        begun: &Begun<'_>,
-        ActingOn { index, is_held, .. }: ActingOn,
-        hands: &mut [Option<SwapHand<'_>>],
-    ) -> Performed {
-        let hand = hands.get_mut(index).and_then(Option::as_mut);
-        let SharedParts { managed, releasing } = self.vms[index];
-        perform_claimed(self.host, managed, Moves { hand, releasing }, begun.planned.action, is_held)
-    }
-}
-
-/// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
-const COPIES_PER_THREAD_LEAST: usize = 4;
 
 /// `ready_at` of a window that the manager may not act on.
 const NEVER: Moment = Moment::after_start(Duration::MAX);
@@ -436,133 +349,6 @@ impl ManagerLoop {
         for vm in &mut self.vms {
             vm.sampling.finish(self.host.as_ref(), &mut self.report);
         }
-    }
-
-    /// Performs the plan: begins the moves of giants, does the actions that copy nothing, then copies windows, in
-    /// several threads if there are enough of them. Results are recorded in the order of the plan. Returns the
-    /// number of actions done or begun.
-    fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
-        let (mut giants_begun, mut windows) = (0, Vec::new());
-        // Giants first, wherever they stand in the plan: a giant's first window holds its state, and no other
-        // action may end that.
-        for (position, planned) in planned.iter().enumerate() {
-            match self.giant_request(planned, snapshot) {
-                Some(request) => giants_begun += u64::from(self.begin_giant(request)),
-                None => windows.push((position, planned)),
-            }
-        }
-        let (mut copies, mut others) = (Vec::new(), Vec::new());
-        for (position, planned) in windows {
-            let begun = self.begin(position, planned, snapshot);
-            if begun.is_copy() { &mut copies } else { &mut others }.push(begun);
-        }
-        let means = self.means();
-        let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
-        performed.extend(self.copy(&copies));
-        performed.sort_unstable_by_key(|(begun, _)| begun.position);
-        self.leave_alone_what_panicked();
-        let untold = self.vms.iter().filter_map(|vm| vm.releasing.take_untold(vm.managed.id));
-        self.report.unanswered.extend(untold);
-        giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
-    }
-
-    /// Puts a window into the state of being acted on, if it exists and may be acted on.
-    fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
-        let begin = |(index, row): (usize, usize)| {
-            if self.vms[index].is_left_alone {
-                return Err(Skip::NoMechanism);
-            }
-            let state = self.vms[index].windows[row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
-            Ok(ActingOn { index, row, state, is_held: snapshot.vms[index].is_held[row] })
-        };
-        let found = self.find(planned.action, snapshot);
-        if found.is_none() {
-            // Only a defective policy names a window that does not exist; the guest must not suffer for it.
-            tracing::error!("the policy named {:?}, which is not in its snapshot", planned.action);
-        }
-        Begun { position, planned, window: found.ok_or(Skip::NotResident).and_then(begin) }
-    }
-
-    fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, should_stop, steering, scarcity, panics, .. } = self;
-        let vms = vms.iter().map(VmState::shared_parts).collect();
-        Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics }
-    }
-
-    fn leave_alone_what_panicked(&mut self) {
-        let panics = std::mem::take(self.panics.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for (vm, panicked) in panics {
-            self.leave_alone(vm, &format!("an action {panicked}"));
-        }
-    }
-
-    /// Stops all actions and sensors of this VM that a policy asks for: a panic may have left any state behind.
-    fn leave_alone(&mut self, vm: VmId, why: &str) {
-        let told = format!("{vm} is left alone from now on: {why}");
-        tracing::error!("{told}");
-        self.report.panics.push(told);
-        for state in self.vms.iter_mut().filter(|state| state.managed.id == vm) {
-            state.is_left_alone = true;
-            state.swaps = None;
-        }
-    }
-
-    /// Copies windows; each thread takes the next one from the list.
-    fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, should_stop, steering, scarcity, config, panics, .. } = self;
-        let (vms, mut hands): (_, Vec<_>) = vms.iter_mut().map(VmState::parts_for_copies).unzip();
-        let means = Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics };
-        let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
-        let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
-        let next = AtomicUsize::new(0);
-        let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
-            let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.map(|begun| (*begun, means.attempt(begun, &mut hands))).collect::<Vec<_>>()
-        };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();
-            let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
-            let mut performed = work(of_thread());
-            for other in others {
-                performed.extend(other.join().expect("what panics in an attempt is caught there"));
-            }
-            performed
-        })
-    }
-
-    /// Records the result of an action. Returns whether it was done.
-    fn end(&mut self, begun: &Begun<'_>, performed: &Performed) -> bool {
-        if let Ok(ActingOn { index, row, state, .. }) = begun.window {
-            let vm = &mut self.vms[index];
-            vm.swaps.take_if(|swaps| !swaps.remains_possible(performed));
-            let next = match performed.result {
-                OutcomeResult::Refused(refusal) => state.refused(refusal, performed.at),
-                OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
-            };
-            vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
-        }
-        let place = begun.window.ok().map(|ActingOn { index, row, .. }| (index, row));
-        self.publisher.performed(begun.planned.action, performed, place);
-        self.record(begun.planned, performed);
-        performed.result == OutcomeResult::Done
-    }
-
-    /// VM (in the order given) and row of the window that an action is about.
-    fn find(&self, action: Action, snapshot: &Snapshot) -> Option<(usize, usize)> {
-        let index = self.managed_vms().position(|vm| vm.id == action.vm())?;
-        Some((index, snapshot.vms[index].row(action.window())?))
-    }
-
-    /// Counts an outcome, settles its cost with the budget and reports it to the policy.
-    fn record(&mut self, planned: &PlannedAction, performed: &Performed) {
-        let Performed { mechanism, result, at, cost, unavailable, .. } = *performed;
-        self.budget.settle(planned.cost, cost);
-        self.report.count(performed);
-        let outcome = Outcome { action: planned.action, at, cost, unavailable, result };
-        if let Some(recorder) = &mut self.recorder {
-            recorder.outcome(mechanism.name(), &outcome);
-        }
-        lock(&self.policy).learn(&outcome);
     }
 }
 

@@ -21,7 +21,9 @@ use wideleaf_policies::{
     VmSnapshot, WindowIndex,
 };
 
-use super::{ManagedVm, ManagerLoop, Mechanism, NEVER, Performed};
+use super::attempt::{Attempt, Mechanism};
+use super::managed_vm::ManagedVm;
+use super::{ManagerLoop, NEVER};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
@@ -259,8 +261,8 @@ impl ManagerLoop {
             Ok(acting) => self.giants.start(&self.host, giants, request).map(|()| *state = acting),
         };
         if let Err(result) = begun {
-            let mechanism = request.way.mechanism();
-            self.record(&request.planned, &Performed { mechanism, ..Performed::not_tried(result, self.host.now()) });
+            let refused = Attempt::requested(request.planned, 0, self.host.now());
+            self.record(&refused.ended(request.way.mechanism(), result));
         }
         begun.is_ok()
     }
@@ -279,9 +281,10 @@ impl ManagerLoop {
         let is_done = result == OutcomeResult::Done;
         let at = self.host.now();
         let bloat = if is_done { swap.bloat } else { Bytes::ZERO };
-        let performed = Performed { mechanism, cost, unavailable, bloat, ..Performed::not_tried(result, at) };
-        self.publisher.performed(request.planned.action, &performed, None);
-        self.record(&request.planned, &performed);
+        let requested = Attempt::requested(request.planned, 0, at);
+        let ended = Attempt { mechanism, result, cost, unavailable, bloat, ..requested };
+        self.publisher.remember(&ended);
+        self.record(&ended);
         let state = &mut self.vms[request.vm].windows[request.row];
         let next = match result {
             OutcomeResult::Refused(refusal) => state.refused(refusal, at),

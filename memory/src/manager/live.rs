@@ -20,7 +20,7 @@ use wideleaf_policies::{
     WindowIndex,
 };
 
-use super::acting::{Mechanism, Performed};
+use super::attempt::{Attempt, Mechanism};
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
@@ -163,9 +163,10 @@ impl Publisher {
         self.slot.clone()
     }
 
-    /// Remembers an action, if it was tried. `place`: VM and row, where the action is about a window.
-    pub fn performed(&mut self, action: Action, performed: &Performed, place: Option<(usize, usize)>) {
-        let Performed { mechanism, result, at, unavailable, .. } = *performed;
+    /// Remembers an action, if it was tried.
+    pub fn remember(&mut self, attempt: &Attempt) {
+        let Attempt { planned, target, mechanism, result, at, unavailable, .. } = *attempt;
+        let action = planned.action;
         if result == OutcomeResult::Skipped(Skip::NoHugePage) {
             self.short_of_pages.insert(action.vm());
         }
@@ -185,7 +186,7 @@ impl Publisher {
             Arc::make_mut(&mut self.unavailable_ns).saturating_record(ns);
         }
         if matches!(action, Action::Promote { to: PageSize::Huge2M, .. }) {
-            self.promoted.extend(place);
+            self.promoted.extend(target.map(|target| (target.vm, target.row)));
         }
     }
 

@@ -17,8 +17,8 @@ use std::sync::{Arc, PoisonError};
 use wideleaf_policies::policy::{Needs, RamStart};
 use wideleaf_policies::{Gpa, PageSize, Policy};
 
-use super::acting::Swaps;
 use super::sampling::Unanswered;
+use super::swaps::Swaps;
 use super::vm_state::VmState;
 use super::{ManagedVm, ManagerLoop, lock};
 use crate::second_level::Slot;

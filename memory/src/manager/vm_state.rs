@@ -13,12 +13,12 @@ use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
 
 use super::ManagerConfig;
-use super::acting::{SwapHand, Swaps};
 use super::giants::GiantVm;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
 use super::sampling::Sampling;
+use super::swaps::{SwapHand, Swaps};
 use crate::explain::CannotBeHuge;
 use crate::gate::GateState;
 use crate::host::Host;
