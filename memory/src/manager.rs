@@ -14,35 +14,32 @@
 //! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
 //! later.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
-use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Budget, BudgetLimits, GivenBackRules, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan,
-    PlannedAction, Policy, Refusal, Skip, Snapshot, VmId, WindowIndex,
+    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
 };
 
-use crate::explain::CannotBeHuge;
 use crate::first_touch::{FirstTouch, FirstTouchError};
-use crate::gate::GateState;
 use crate::host::Host;
-use crate::panicked::{Panicked, caught};
+use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
-use crate::second_level::own_logs::OwnLogs;
 use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
+mod attempt;
 mod giants;
 mod given_back;
+mod guards;
 mod live;
 mod managed_vm;
+mod mechanisms;
 mod pacing;
 mod refills;
 mod releasing;
@@ -50,24 +47,26 @@ mod report;
 mod sampling;
 mod scarcity;
 mod sensing;
+mod sensor_cost;
 mod steering;
+mod swaps;
 mod switching;
 mod thread;
+mod vm_state;
 
-use acting::{Mechanism, Moves, Performed, SwapHand, Swaps, perform_claimed};
-use giants::Giants;
+use giants::{GiantVm, Giants};
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
-use releasing::Releasing;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
-use sampling::{Sampling, SharedAccess};
-pub use sampling::{SensorCost, SensorCosts};
+use sampling::SharedAccess;
 use scarcity::Scarcity;
+pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
 pub use thread::{Manager, ManagerError, PolicyAnswer, RestAnswer, Resting};
+use vm_state::VmState;
 
 /// Settings of the loop.
 #[derive(Clone, Copy, Debug)]
@@ -119,94 +118,6 @@ impl ManagerConfig {
     }
 }
 
-/// An action of the plan, with its window in the state of being acted on, or the reason for skipping it.
-#[derive(Clone, Copy)]
-struct Begun<'a> {
-    /// Position of the action in the plan.
-    position: usize,
-    planned: &'a PlannedAction,
-    window: Result<ActingOn, Skip>,
-}
-
-#[derive(Clone, Copy)]
-struct ActingOn {
-    /// Index of the VM, in the order given.
-    index: usize,
-    row: usize,
-    state: WindowState,
-    is_held: bool,
-}
-
-impl Begun<'_> {
-    fn is_copy(&self) -> bool {
-        let is_promotion = matches!(self.planned.action, Action::Promote { .. });
-        is_promotion && self.window.is_ok_and(|window| !window.is_held)
-    }
-}
-
-/// Everything that an action needs; several threads may share it.
-#[derive(Clone, Copy)]
-struct Means<'a> {
-    host: &'a dyn Host,
-    vms: &'a [ManagedVm],
-    releasing: &'a [Releasing],
-    should_stop: &'a AtomicBool,
-    steering: &'a Steering,
-    scarcity: &'a Scarcity,
-    panics: &'a Mutex<Vec<(VmId, Panicked)>>,
-}
-
-impl Means<'_> {
-    /// Acts. A panic counts as a refusal: its thread first returns the window that it holds, and claims end
-    /// with their guards.
-    fn attempt(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        // A panic can leave only this VM in an inconsistent state; the loop leaves it
-        // alone (`ManagerLoop::is_left_alone`).
-        caught(|| self.act_on(begun, hands)).unwrap_or_else(|panicked| {
-            let panicked = (begun.planned.action.vm(), panicked);
-            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
-            Performed::not_tried(OutcomeResult::Refused(Refusal::Other(0)), self.host.now())
-        })
-    }
-
-    /// Acts, unless the loop is about to end or the VM's gate has closed since planning. `hands`: by VM.
-    fn act_on(&self, begun: &Begun<'_>, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        match begun.window {
-            Err(skip) => Performed::skipped(skip, self.host.now()),
-            Ok(_) if self.should_stop.load(Ordering::Relaxed) => Performed::skipped(Skip::Stopping, self.host.now()),
-            Ok(ActingOn { index, .. }) if self.steering.gate_state(&self.vms[index]) != GateState::Open => {
-                Performed::skipped(Skip::LeftAlone, self.host.now())
-            }
-            Ok(acting_on) if begun.is_copy() => self.promote(begun, acting_on, hands),
-            Ok(acting_on) => self.perform(begun, acting_on, hands),
-        }
-    }
-
-    /// Promotes the window if the host can supply a huge page.
-    fn promote(&self, begun: &Begun<'_>, acting_on: ActingOn, hands: &mut [Option<SwapHand<'_>>]) -> Performed {
-        let Some(grounds) = self.scarcity.may_ask(self.host) else {
-            return Performed::skipped(Skip::NoHugePage, self.host.now());
-        };
-        let performed = self.perform(begun, acting_on, hands);
-        self.scarcity.learn(self.host, grounds, performed.result, performed.cost.cpu);
-        performed
-    }
-
-    fn perform(
-        &self,
-        begun: &Begun<'_>,
-        ActingOn { index, is_held, .. }: ActingOn,
-        hands: &mut [Option<SwapHand<'_>>],
-    ) -> Performed {
-        let hand = hands.get_mut(index).and_then(Option::as_mut);
-        let moves = Moves { hand, releasing: &self.releasing[index] };
-        perform_claimed(self.host, &self.vms[index], moves, begun.planned.action, is_held)
-    }
-}
-
-/// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
-const COPIES_PER_THREAD_LEAST: usize = 4;
-
 /// `ready_at` of a window that the manager may not act on.
 const NEVER: Moment = Moment::after_start(Duration::MAX);
 
@@ -222,14 +133,13 @@ fn lock(policy: &SharedPolicy) -> MutexGuard<'_, Box<dyn Policy>> {
 /// State of the loop. [`Manager::spawn`] runs it in a thread; tests call [`ManagerLoop::tick`] themselves.
 pub struct ManagerLoop {
     host: Arc<dyn Host>,
-    vms: Vec<ManagedVm>,
+    /// The VMs, in the order given; a snapshot has the same order.
+    vms: Vec<VmState>,
     policy: SharedPolicy,
     /// Name of the first policy.
     began_with: &'static str,
     config: ManagerConfig,
     budget: Budget,
-    /// Window states, by VM in the order given and by row of its snapshot.
-    states: Vec<Vec<WindowState>>,
     sensor: HostBackingSensor,
     /// CPU time of the latest scan of all windows.
     sensed_in: Duration,
@@ -237,34 +147,14 @@ pub struct ManagerLoop {
     report: ManagerReport,
     recorder: Option<Recorder>,
     needs: Needs,
-    /// Slower sensors, by VM in the order given.
-    sampling: Vec<Sampling>,
-    /// The access sensors of `sampling`, for callers that need every window in its place.
+    /// The access sensors of all VMs, for callers that need every window in its place.
     access: Arc<Mutex<Vec<SharedAccess>>>,
-    /// Swappers, by VM in the order given; `None` where windows cannot be swapped.
-    swaps: Vec<Option<Swaps>>,
-    /// State for releases, by VM in the order given.
-    releasing: Vec<Releasing>,
     giants: Giants,
-    /// The dirty logs that the manager itself switched on, by VM in the order given; `None` without a second level.
-    own_logs: Vec<Option<Arc<OwnLogs>>>,
-    /// Index of the first VM with the same second level, by VM in the order given.
-    second_level_of: Vec<usize>,
     should_stop: Arc<AtomicBool>,
     /// Panics during the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
-    /// Whether an action of the VM has panicked, by VM in the order given. Such a VM gets no more actions and samples.
-    is_left_alone: Vec<bool>,
-    /// State of each gate at this tick, by VM in the order given.
-    gates: Vec<GateState>,
-    /// Windows that can never be huge, by VM in the order given and by row; see [`ManagedVm::barred_windows`].
-    barred: Vec<Vec<Option<CannotBeHuge>>>,
-    /// Sensors with a failed latest sample, by VM: the log gets one line for each run of failures.
-    failing: BTreeSet<(usize, &'static str)>,
     /// Whether the host is short of memory; decides about memory that guests gave back.
     shortage: Watermark,
-    /// Window from which the next check of given-back memory continues, by VM in the order given.
-    given_back_from: Vec<WindowIndex>,
     /// Whether the host has huge pages.
     scarcity: Scarcity,
     /// Whether the policy ever promotes.
@@ -277,53 +167,39 @@ impl ManagerLoop {
     /// Makes a loop over `vms` that has done nothing yet.
     pub fn new(
         host: Arc<dyn Host>,
-        mut vms: Vec<ManagedVm>,
+        vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,
     ) -> ManagerLoop {
-        let windows = |vm: &ManagedVm| vm.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         let mut report = ManagerReport::new(policy.name(), &vms);
-        let second_level_of = sensing::firsts_of_second_levels(&vms);
-        let own_logs = vms.iter_mut().map(own_logs).collect();
-        for ram in vms.iter().filter_map(|vm| vm.ram.as_ref()) {
-            ram.given_back().book().set_rules(config.given_back);
-        }
-        let giants = if policy.decides_at_first_touch() { Giants::none(&vms) } else { Giants::new(&mut vms) };
+        let giants = Giants::of_this_machine();
+        // A giant would leave behind the userfaultfd that such a policy has on the RAM.
+        let has_giants = !policy.decides_at_first_touch();
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
         }
         // A policy that decides at the fault has the RAM's userfaultfd; there can be only one.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
-        let sampling =
-            |vm| Sampling::new(&host, vm, needs, (config.sampling, config.sampling_burst), &mut report.unanswered);
-        let sampling: Vec<_> = vms.iter().map(sampling).collect();
-        let swaps = |access| Swaps::new(access, config.copy_threads);
-        let swaps = sampling.iter().map(|sampling| sampling.access().and_then(swaps)).collect();
-        let access = Arc::new(Mutex::new(sampling.iter().filter_map(Sampling::access).collect()));
+        let firsts = sensing::firsts_of_second_levels(&vms);
+        let state = |(vm, first): (ManagedVm, usize)| {
+            let giants = |vm: &mut ManagedVm| has_giants.then(|| GiantVm::new(vm, &giants)).flatten();
+            VmState::new(&host, vm, first, giants, needs, &config, &mut report.unanswered)
+        };
+        let vms: Vec<_> = vms.into_iter().zip(firsts).map(state).collect();
+        let access = Arc::new(Mutex::new(vms.iter().filter_map(|vm| vm.sampling.access()).collect()));
         ManagerLoop {
             budget: Budget::new(config.limits, host.now()),
-            states: vms.iter().map(|vm| vec![WindowState::Ready; windows(vm)]).collect(),
             report,
             needs,
-            sampling,
             access,
-            swaps,
-            releasing: vms.iter().map(|_| Releasing::new(host.clone())).collect(),
             giants,
-            own_logs,
-            second_level_of,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
             panics: Mutex::default(),
-            is_left_alone: vec![false; vms.len()],
-            gates: vec![GateState::Open; vms.len()],
-            barred: vms.iter().map(ManagedVm::barred_windows).collect(),
-            failing: BTreeSet::new(),
             shortage: shortage(config.given_back),
-            given_back_from: vec![WindowIndex::new(0); vms.len()],
             scarcity: Scarcity::default(),
             promotes: policy.promotes(),
             began_with: policy.name(),
@@ -341,8 +217,14 @@ impl ManagerLoop {
     /// # Errors
     /// [`TooManyWindows`] where the VMs have more windows than a recording can hold.
     pub fn recorded(mut self, to: RecordTo) -> Result<ManagerLoop, TooManyWindows> {
-        self.recorder = Some(Recorder::start(to, self.report.policy, self.config.limits, &self.vms)?);
+        let vms = self.managed_vms().map(ManagedVm::recorded_header).collect();
+        self.recorder = Some(Recorder::start(to, self.report.policy, self.config.limits, vms)?);
         Ok(self)
+    }
+
+    /// The VMs as they were given, in that order.
+    fn managed_vms(&self) -> impl Iterator<Item = &ManagedVm> {
+        self.vms.iter().map(|vm| &vm.managed)
     }
 
     /// Starts the service for a policy that decides at the fault; `None` for all others.
@@ -351,9 +233,9 @@ impl ManagerLoop {
             return Ok(None);
         }
         let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(FirstTouchError::NotMapped(vm.id))?));
-        let vms = self.vms.iter().map(mapped).collect::<Result<_, FirstTouchError>>()?;
+        let vms = self.managed_vms().map(mapped).collect::<Result<_, FirstTouchError>>()?;
         let policy = self.policy.clone();
-        let rams: Vec<_> = self.vms.iter().filter_map(|vm| Some((vm.id, vm.ram.clone()?))).collect();
+        let rams: Vec<_> = self.managed_vms().filter_map(|vm| Some((vm.id, vm.ram.clone()?))).collect();
         let is_given_back = move |vm, window| {
             let ram = rams.iter().find(|(id, _)| *id == vm).map(|(_, ram)| ram);
             ram.is_some_and(|ram| ram.given_back().book().is_given_back(window))
@@ -371,7 +253,7 @@ impl ManagerLoop {
             return Ok(None);
         };
         let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(ReservedFramesError::NotMapped(vm.id))?));
-        let vms = self.vms.iter().map(mapped).collect::<Result<_, ReservedFramesError>>()?;
+        let vms = self.managed_vms().map(mapped).collect::<Result<_, ReservedFramesError>>()?;
         ReservedFrames::start(self.host.clone(), vms, rules).map(Some)
     }
 
@@ -417,31 +299,20 @@ impl ManagerLoop {
 
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
-        for (index, rows) in snapshot.vms.iter().enumerate() {
-            if !self.may_sample(index) {
-                continue;
-            }
-            let vm = &self.vms[index];
-            let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
-            let acted_on = self.plan.actions().iter().filter_map(acted_on).collect();
-            self.sampling[index].start(self.host.as_ref(), vm, rows, &acted_on, &mut self.report);
+        for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
+            vm.start_samples(self.host.as_ref(), rows, self.plan.actions(), &mut self.report);
         }
-    }
-
-    /// Whether the slower sensors may disturb a VM.
-    fn may_sample(&self, vm: usize) -> bool {
-        !self.is_left_alone[vm] && self.gates[vm] == GateState::Open
     }
 
     /// Whether the gate of a VM has opened or closed since the latest tick.
     fn has_gate_changed(&self) -> bool {
-        let mut gates = self.gates.iter().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone);
-        gates.any(|(gate, vm)| *gate != self.steering.gate_state(vm))
+        let mut vms = self.vms.iter().filter(|vm| vm.is_there());
+        vms.any(|vm| vm.gate != self.steering.gate_state(&vm.managed))
     }
 
     /// Whether all its VMs are gone, so that the loop has no work any more.
     pub fn has_ended(&self) -> bool {
-        !self.gates.is_empty() && self.gates.iter().all(|gate| *gate == GateState::Gone)
+        !self.vms.is_empty() && !self.vms.iter().any(VmState::is_there)
     }
 
     /// State at the end of the latest tick.
@@ -451,8 +322,7 @@ impl ManagerLoop {
 
     /// Whether the next tick should come soon: after a tick that did `done` actions, or during a burst of sampling.
     fn is_busy(&self, done: u64) -> bool {
-        let mut of_vms = self.sampling.iter().enumerate();
-        done > 0 || of_vms.any(|(vm, sampling)| self.may_sample(vm) && sampling.is_bursting())
+        done > 0 || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }
 
     /// Counts so far.
@@ -476,149 +346,14 @@ impl ManagerLoop {
 
     /// Brings back every window that is aside.
     fn finish_samples(&mut self) {
-        for sampling in &mut self.sampling {
-            sampling.finish(self.host.as_ref(), &mut self.report);
+        for vm in &mut self.vms {
+            vm.sampling.finish(self.host.as_ref(), &mut self.report);
         }
-    }
-
-    /// Performs the plan: begins the moves of giants, does the actions that copy nothing, then copies windows, in
-    /// several threads if there are enough of them. Results are recorded in the order of the plan. Returns the
-    /// number of actions done or begun.
-    fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
-        let (mut giants_begun, mut windows) = (0, Vec::new());
-        // Giants first, wherever they stand in the plan: a giant's first window holds its state, and no other
-        // action may end that.
-        for (position, planned) in planned.iter().enumerate() {
-            match self.giant_request(planned, snapshot) {
-                Some(request) => giants_begun += u64::from(self.begin_giant(request)),
-                None => windows.push((position, planned)),
-            }
-        }
-        let (mut copies, mut others) = (Vec::new(), Vec::new());
-        for (position, planned) in windows {
-            let begun = self.begin(position, planned, snapshot);
-            if begun.is_copy() { &mut copies } else { &mut others }.push(begun);
-        }
-        let means = self.means();
-        let mut performed: Vec<_> = others.iter().map(|begun| (*begun, means.attempt(begun, &mut []))).collect();
-        performed.extend(self.copy(&copies));
-        performed.sort_unstable_by_key(|(begun, _)| begun.position);
-        self.leave_alone_what_panicked();
-        let untold = self.releasing.iter().zip(&self.vms).filter_map(|(releasing, vm)| releasing.take_untold(vm.id));
-        self.report.unanswered.extend(untold);
-        giants_begun + performed.iter().filter(|(begun, performed)| self.end(begun, performed)).count() as u64
-    }
-
-    /// Puts a window into the state of being acted on, if it exists and may be acted on.
-    fn begin<'a>(&self, position: usize, planned: &'a PlannedAction, snapshot: &Snapshot) -> Begun<'a> {
-        let begin = |(index, row): (usize, usize)| {
-            if self.is_left_alone[index] {
-                return Err(Skip::NoMechanism);
-            }
-            let state = self.states[index][row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
-            Ok(ActingOn { index, row, state, is_held: snapshot.vms[index].is_held[row] })
-        };
-        let found = self.find(planned.action, snapshot);
-        if found.is_none() {
-            // Only a defective policy names a window that does not exist; the guest must not suffer for it.
-            tracing::error!("the policy named {:?}, which is not in its snapshot", planned.action);
-        }
-        Begun { position, planned, window: found.ok_or(Skip::NotResident).and_then(begin) }
-    }
-
-    fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, releasing, should_stop, steering, scarcity, panics, .. } = self;
-        Means { host: host.as_ref(), vms, releasing, should_stop, steering, scarcity, panics }
-    }
-
-    fn leave_alone_what_panicked(&mut self) {
-        let panics = std::mem::take(self.panics.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for (vm, panicked) in panics {
-            self.leave_alone(vm, &format!("an action {panicked}"));
-        }
-    }
-
-    /// Stops all actions and sensors of this VM that a policy asks for: a panic may have left any state behind.
-    fn leave_alone(&mut self, vm: VmId, why: &str) {
-        let told = format!("{vm} is left alone from now on: {why}");
-        tracing::error!("{told}");
-        self.report.panics.push(told);
-        for (index, _) in self.vms.iter().enumerate().filter(|(_, of)| of.id == vm) {
-            self.is_left_alone[index] = true;
-            self.swaps[index] = None;
-        }
-    }
-
-    /// Copies windows; each thread takes the next one from the list.
-    fn copy<'a>(&mut self, copies: &[Begun<'a>]) -> Vec<(Begun<'a>, Performed)> {
-        let ManagerLoop { host, vms, swaps, releasing, should_stop, steering, scarcity, config, panics, .. } = self;
-        let means = Means { host: host.as_ref(), vms, releasing, should_stop, steering, scarcity, panics };
-        let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
-        let mut hands: Vec<_> = swaps.iter_mut().map(|swaps| swaps.as_mut().map(Swaps::hands)).collect();
-        let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
-        let next = AtomicUsize::new(0);
-        let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
-            let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.map(|begun| (*begun, means.attempt(begun, &mut hands))).collect::<Vec<_>>()
-        };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();
-            let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
-            let mut performed = work(of_thread());
-            for other in others {
-                performed.extend(other.join().expect("what panics in an attempt is caught there"));
-            }
-            performed
-        })
-    }
-
-    /// Records the result of an action. Returns whether it was done.
-    fn end(&mut self, begun: &Begun<'_>, performed: &Performed) -> bool {
-        if let Ok(ActingOn { index, row, state, .. }) = begun.window {
-            if self.swaps[index].as_mut().is_some_and(|swaps| !swaps.remains_possible(performed)) {
-                self.swaps[index] = None;
-            }
-            let next = match performed.result {
-                OutcomeResult::Refused(refusal) => state.refused(refusal, performed.at),
-                OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
-            };
-            self.states[index][row] = next.expect("a window that is being acted on may be done or refused");
-        }
-        let place = begun.window.ok().map(|ActingOn { index, row, .. }| (index, row));
-        self.publisher.performed(begun.planned.action, performed, place);
-        self.record(begun.planned, performed);
-        performed.result == OutcomeResult::Done
-    }
-
-    /// VM (in the order given) and row of the window that an action is about.
-    fn find(&self, action: Action, snapshot: &Snapshot) -> Option<(usize, usize)> {
-        let index = self.vms.iter().position(|vm| vm.id == action.vm())?;
-        Some((index, snapshot.vms[index].row(action.window())?))
-    }
-
-    /// Counts an outcome, settles its cost with the budget and reports it to the policy.
-    fn record(&mut self, planned: &PlannedAction, performed: &Performed) {
-        let Performed { mechanism, result, at, cost, unavailable, .. } = *performed;
-        self.budget.settle(planned.cost, cost);
-        self.report.count(performed);
-        let outcome = Outcome { action: planned.action, at, cost, unavailable, result };
-        if let Some(recorder) = &mut self.recorder {
-            recorder.outcome(mechanism.name(), &outcome);
-        }
-        lock(&self.policy).learn(&outcome);
     }
 }
 
 fn shortage(rules: GivenBackRules) -> Watermark {
     Watermark::of_percent(rules.short_from_percent.into(), rules.short_below_percent.into())
-}
-
-/// Wraps a VM's second level in one that knows which dirty logs the manager switched on.
-fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
-    let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
-    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
-    vm.second_level = Some(own.clone());
-    Some(own)
 }
 
 #[cfg(test)]

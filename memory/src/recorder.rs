@@ -15,8 +15,6 @@ use std::sync::Arc;
 use wideleaf_policies::recording::{Encoder, Header, TooManyWindows, VmHeader};
 use wideleaf_policies::{BudgetLimits, Moment, Outcome, PlannedAction, Snapshot};
 
-use crate::manager::ManagedVm;
-
 /// Target of a recording, with facts about this host.
 pub struct RecordTo {
     /// File for the recording. One that is a [`Write`] delays the loop by the time of each write.
@@ -98,10 +96,9 @@ impl Recorder {
         to: RecordTo,
         policy: &str,
         limits: BudgetLimits,
-        vms: &[ManagedVm],
+        vms: Vec<VmHeader>,
     ) -> Result<Recorder, TooManyWindows> {
-        let header =
-            Header { policy: policy.to_owned(), limits, vms: vms.iter().map(vm_header).collect(), facts: to.facts };
+        let header = Header { policy: policy.to_owned(), limits, vms, facts: to.facts };
         let mut tick = Vec::new();
         let encoder = Encoder::start(&header, &mut tick)?;
         let ticks = Ticks { file: to.file, taken: 0, behind: VecDeque::new(), report: RecorderReport::default() };
@@ -167,14 +164,5 @@ impl Ticks {
             self.report.frames += frames;
             self.report.bytes = end;
         }
-    }
-}
-
-fn vm_header(vm: &ManagedVm) -> VmHeader {
-    VmHeader {
-        vm: vm.id,
-        backing: vm.backing.kind().name().to_owned(),
-        start_page: vm.backing.start_page(),
-        ranges: vm.ranges.iter().map(|range| range.gpa).collect(),
     }
 }

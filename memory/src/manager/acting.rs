@@ -1,304 +1,208 @@
-//! Chooses the mechanism for an action, and performs the action with it.
+//! Performs the plan of a tick.
 //!
 //! ```text
-//!   promote 2M   held?       ─▶ recover     lifts the hold: nothing is copied
-//!                can move?   ─▶ swap        out of the guest's reach for 0.22 ms (`cargo bench --bench swap`)
-//!                otherwise   ─▶ collapse    for 0.62 ms
-//!   demote 4K    anonymous   ─▶ split       this window alone
-//!                otherwise   ─▶ hold at 4K  its whole memslot, as far as there is KVM
-//!   release                  ─▶ release     zero pages of the window
+//!   plan ─┬─ giants       ─▶ begun, each in a thread of its own (giants.rs)
+//!         ├─ copy nothing ─▶ one after the other ──────────┬─▶ in the order of the plan: state of the window,
+//!         └─ copy         ─▶ several threads, one list ────┘   budget, report, policy
+//!
+//!   each action:  guards (guards.rs) ─▶ mechanism (mechanisms.rs) ─▶ outcome
 //! ```
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
 
-use super::ManagedVm;
-use super::releasing::Releasing;
-use super::sampling::SharedAccess;
-use crate::actuators::collapse::{Collapse, collapse_full_window, collapse_window};
-use crate::actuators::hold::{Hold, hold_cost, set_hold};
-use crate::actuators::release::release_window;
-use crate::actuators::split::split_window;
-use crate::actuators::swap::{Swap, Swapper};
-use crate::backing::BackingKind;
+use super::attempt::{Attempt, Target};
+use super::guards::Guarded;
+use super::mechanisms::{Site, choose};
+use super::scarcity::Scarcity;
+use super::steering::Steering;
+use super::swaps::SwapHand;
+use super::vm_state::{SharedParts, VmState};
+use super::{ManagerLoop, lock};
 use crate::host::Host;
-use crate::region::RamRange;
-use crate::second_level::SecondLevel;
+use crate::panicked::{Panicked, caught};
 
-/// Mechanisms of actions; reports count under the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mechanism {
-    Collapse,
-    Swap,
-    Split,
-    HoldAt4K,
-    Recover,
-    Release,
-    GiantPromote,
-    GiantDemote,
-    None,
+/// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
+const COPIES_PER_THREAD_LEAST: usize = 4;
+
+/// Everything that actions need; several threads may share it.
+struct Means<'a> {
+    host: &'a dyn Host,
+    /// Parts of the VMs, in the order given.
+    vms: Vec<SharedParts<'a>>,
+    should_stop: &'a AtomicBool,
+    steering: &'a Steering,
+    scarcity: &'a Scarcity,
+    panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
-impl Mechanism {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Mechanism::Collapse => "collapse",
-            Mechanism::Swap => "swap",
-            Mechanism::Split => "split",
-            Mechanism::HoldAt4K => "hold_at_4k",
-            Mechanism::Recover => "recover",
-            Mechanism::Release => "release",
-            Mechanism::GiantPromote => "giant_promote",
-            Mechanism::GiantDemote => "giant_demote",
-            Mechanism::None => "none",
+impl Means<'_> {
+    /// Acts, unless the action was refused when it was begun. A panic counts as a refusal: its thread first returns
+    /// the window that it holds, and claims end with their guards. `hands`: by VM.
+    fn attempt(&self, requested: Attempt, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
+        let Some(target) = requested.target else {
+            return Attempt { at: self.host.now(), ..requested };
+        };
+        // A panic can leave only this VM in an inconsistent state; the loop leaves it
+        // alone (`VmState::is_left_alone`).
+        caught(|| self.guarded(requested, target, hands)).unwrap_or_else(|panicked| {
+            let panicked = (requested.planned.action.vm(), panicked);
+            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
+            let refused = OutcomeResult::Refused(Refusal::Other(0));
+            Attempt { result: refused, at: self.host.now(), ..requested }
+        })
+    }
+
+    /// Asks all guards, then performs the action.
+    fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
+        let Means { host, should_stop, steering, scarcity, .. } = *self;
+        let SharedParts { managed: vm, releasing } = self.vms[target.vm];
+        let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
+        let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
+        let guarded = Guarded { attempt, target, mechanism, host, vm, should_stop, steering, scarcity };
+        let (held, objection) = guarded.ask();
+        let ended = match (objection, held.range) {
+            (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
+            (None, None) => attempt,
+            (None, Some(range)) => Site { host, vm, range, releasing, hand }.perform(attempt, mechanism),
+        };
+        let ended = Attempt { at: host.now(), ..ended };
+        let grounds = held.grounds;
+        drop(held);
+        if let Some(grounds) = grounds {
+            scarcity.learn(host, grounds, ended.result, ended.cost.cpu);
         }
+        ended
     }
 }
 
-/// Result of an action, with its cost.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Performed {
-    pub mechanism: Mechanism,
-    pub result: OutcomeResult,
-    /// Moment at which it was over.
-    pub at: Moment,
-    /// Cost of all attempts together.
-    pub cost: Cost,
-    pub unavailable: Duration,
-    /// Bytes that became resident only because the page is large.
-    pub bloat: Bytes,
-    /// Bytes given back to the host.
-    pub freed: Bytes,
-    /// Result of a swap that was tried first and that this host may not support at all.
-    pub unswapped: Option<OutcomeResult>,
-}
-
-impl Performed {
-    /// Nothing was done, for this reason.
-    pub fn skipped(skip: Skip, at: Moment) -> Performed {
-        Performed::not_tried(OutcomeResult::Skipped(skip), at)
-    }
-
-    /// Nothing was done, with this result.
-    pub fn not_tried(result: OutcomeResult, at: Moment) -> Performed {
-        Performed {
-            mechanism: Mechanism::None,
-            result,
-            at,
-            cost: Cost::default(),
-            unavailable: Duration::ZERO,
-            bloat: Bytes::ZERO,
-            freed: Bytes::ZERO,
-            unswapped: None,
-        }
-    }
-}
-
-/// Swaps windows of one VM, until swapping turns out to be impossible on this host.
-pub(super) struct Swaps {
-    access: SharedAccess,
-    /// One swapper for each thread that copies.
-    swappers: Vec<Swapper>,
-    /// Number of consecutive refusals that suggest that the kernel or the RAM does not support swapping.
-    refusals: u32,
-}
-
-/// After this many such refusals in a row swapping ends: the kernel keeps page tables, or the RAM does not allow it.
-const SWAP_REFUSALS_MAX: u32 = 3;
-
-/// Means of one thread for swapping windows of one VM.
-pub(super) struct SwapHand<'a> {
-    access: &'a SharedAccess,
-    swapper: &'a mut Swapper,
-}
-
-impl Swaps {
-    /// `None` where windows are not moved.
-    pub fn new(access: SharedAccess, threads: u16) -> Option<Swaps> {
-        Some(Swaps { swappers: access.swappers(threads)?, access, refusals: 0 })
-    }
-
-    /// Yields one hand for each thread that copies.
-    pub fn hands(&mut self) -> impl Iterator<Item = SwapHand<'_>> {
-        let Swaps { access, swappers, .. } = self;
-        swappers.iter_mut().map(|swapper| SwapHand { access, swapper })
-    }
-
-    /// Records the result of a promotion. Returns `false` when swapping has proved to be impossible here.
-    pub fn remains_possible(&mut self, performed: &Performed) -> bool {
-        match (performed.mechanism, performed.unswapped) {
-            (_, Some(_)) => self.refusals += 1,
-            (Mechanism::Swap, None) => self.refusals = 0,
-            _ => {}
-        }
-        self.refusals < SWAP_REFUSALS_MAX
-    }
-}
-
-impl SwapHand<'_> {
-    /// Swaps while no caller needs every window in its place.
-    fn swap(&mut self, host: &dyn Host, window: WindowIndex) -> Swap {
-        let SwapHand { access, swapper } = self;
-        access.unseen(|| swapper.swap(host, window))
-    }
-}
-
-/// Whether a window may still be collapsed after a swap with this result.
-fn is_for_collapse(result: OutcomeResult) -> bool {
-    matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
-}
-
-/// Means of moving pages of one VM.
-pub(super) struct Moves<'a, 'b> {
-    /// For swaps: the hand of the acting thread.
-    pub hand: Option<&'a mut SwapHand<'b>>,
-    /// For releases: the VM's state.
-    pub releasing: &'a Releasing,
-}
-
-/// Claims the window and performs the action.
-pub(super) fn perform_claimed(
-    host: &dyn Host,
-    vm: &ManagedVm,
-    moves: Moves<'_, '_>,
-    action: Action,
-    is_held: bool,
-) -> Performed {
-    // Recovery concerns the slot, not pages, and is also possible for windows on a giant page.
-    let is_recovery = is_held && matches!(action, Action::Promote { .. });
-    let claims = vm.ram.as_ref().filter(|_| !is_recovery).map(|ram| ram.claims());
-    match claims.map(|claims| claims.window(action.window())).transpose() {
-        // A release relies on the zero pages that it saw: it keeps every other thread from discarding pages.
-        Ok(_claim) if matches!(action, Action::Release { .. }) => {
-            let _alone = vm.ram.as_ref().map(|ram| ram.given_back().discarding());
-            perform(host, vm, moves, action, is_held)
-        }
-        Ok(_claim) => perform(host, vm, moves, action, is_held),
-        Err(claimed) => Performed::not_tried(claimed.result(), host.now()),
-    }
-}
-
-/// Performs an action with the cheapest mechanism that achieves it. `is_held`: whether only a hold keeps the
-/// window from being large.
-fn perform(host: &dyn Host, vm: &ManagedVm, moves: Moves<'_, '_>, action: Action, is_held: bool) -> Performed {
-    let no_mechanism = || Performed::skipped(Skip::NoMechanism, host.now());
-    let Some(range) = vm.ranges.iter().find(|range| range.gpa.contains(action.window().start())).copied() else {
-        return no_mechanism();
-    };
-    match (action, vm.second_level.as_deref()) {
-        (Action::Promote { window, to: PageSize::Huge2M, .. }, Some(kvm)) if is_held => {
-            switch_hold(host, kvm, window, Hold::Recover)
-        }
-        // Untouched pages of reserved frames may be given back: nothing else may map them, as a collapse would.
-        (Action::Promote { .. }, _) if vm.backing.is_reservable() => no_mechanism(),
-        // No policy plans it, but the guest may have given back more since.
-        (Action::Promote { window, .. }, _) if vm.is_given_back(window) => {
-            Performed::skipped(Skip::GivenBack, host.now())
-        }
-        (Action::Promote { window, to: PageSize::Huge2M, .. }, _) if vm.backing.fixed_page().is_none() => {
-            promote(host, vm, range, moves.hand, window)
-        }
-        (Action::Demote { window, to: PageSize::Base4K, .. }, _) if vm.backing.kind() == BackingKind::Anon => {
-            let split = split_window(host, BackingKind::Anon, range, window);
-            Performed {
-                mechanism: Mechanism::Split,
-                result: split.result,
-                cost: split.cost,
-                unavailable: split.unavailable,
-                freed: split.freed,
-                ..no_mechanism()
+impl ManagerLoop {
+    /// Performs the plan: begins the moves of giants, does the actions that copy nothing, then copies windows, in
+    /// several threads if there are enough of them. Results are recorded in the order of the plan. Returns the
+    /// number of actions done or begun.
+    pub(super) fn act(&mut self, planned: &[PlannedAction], snapshot: &Snapshot) -> u64 {
+        let (mut giants_begun, mut windows) = (0, Vec::new());
+        // Giants first, wherever they stand in the plan: a giant's first window holds its state, and no other
+        // action may end that.
+        for (position, planned) in planned.iter().enumerate() {
+            match self.giant_request(planned, snapshot) {
+                Some(request) => giants_begun += u64::from(self.begin_giant(request)),
+                None => windows.push((position, planned)),
             }
         }
-        (Action::Demote { window, to: PageSize::Base4K, .. }, Some(kvm)) => switch_hold(host, kvm, window, Hold::At4K),
-        (Action::Release { window, .. }, _) => release(host, vm, moves.releasing, range, window),
-        _ => no_mechanism(),
+        let windows = windows.into_iter().map(|(position, planned)| self.begin(position, *planned, snapshot));
+        let (copies, others): (Vec<_>, Vec<_>) = windows.partition(Attempt::is_copy);
+        let means = self.means();
+        let mut ended: Vec<_> = others.into_iter().map(|requested| means.attempt(requested, &mut [])).collect();
+        ended.extend(self.copy(&copies));
+        ended.sort_unstable_by_key(|attempt| attempt.position);
+        self.leave_alone_what_panicked();
+        let untold = self.vms.iter().filter_map(|vm| vm.releasing.take_untold(vm.managed.id));
+        self.report.unanswered.extend(untold);
+        giants_begun + ended.iter().filter(|attempt| self.end(attempt)).count() as u64
     }
-}
 
-fn promote(
-    host: &dyn Host,
-    vm: &ManagedVm,
-    range: RamRange,
-    hand: Option<&mut SwapHand<'_>>,
-    window: WindowIndex,
-) -> Performed {
-    if let Some(result) = keeps_merged(vm, range, window) {
-        let mechanism = Mechanism::Collapse;
-        return Performed { mechanism, ..Performed::not_tried(result, host.now()) };
+    /// Puts a window into the state of being acted on, if it exists and may be acted on.
+    fn begin(&self, position: usize, planned: PlannedAction, snapshot: &Snapshot) -> Attempt {
+        let begin = |(vm, row): (usize, usize)| {
+            if self.vms[vm].is_left_alone {
+                return Err(Skip::NoMechanism);
+            }
+            let state = self.vms[vm].windows[row].begin(self.host.now()).map_err(|_| Skip::BackingOff)?;
+            Ok(Target { vm, row, state, is_held: snapshot.vms[vm].is_held[row] })
+        };
+        let found = self.find(planned.action, snapshot);
+        if found.is_none() {
+            // Only a defective policy names a window that does not exist; the guest must not suffer for it.
+            tracing::error!("the policy named {:?}, which is not in its snapshot", planned.action);
+        }
+        let requested = Attempt::requested(planned, position, self.host.now());
+        match found.ok_or(Skip::NotResident).and_then(begin) {
+            Ok(target) => Attempt { target: Some(target), ..requested },
+            Err(skip) => Attempt { result: OutcomeResult::Skipped(skip), ..requested },
+        }
     }
-    if vm.keeps_holes() {
-        return collapsed(host, collapse_full_window(host, range, window), None);
-    }
-    let swap = hand.map(|hand| hand.swap(host, window));
-    match swap {
-        Some(swap) if !is_for_collapse(swap.result) => swapped(host, swap),
-        tried => collapsed(host, collapse_window(host, range, window), tried),
-    }
-}
 
-/// The refusal, where pages of the window are merged or the merged pages cannot be counted.
-fn keeps_merged(vm: &ManagedVm, range: RamRange, window: WindowIndex) -> Option<OutcomeResult> {
-    let start = range.hva + (window.start() - range.gpa.start());
-    match vm.merged.as_ref()?.of_window(start) {
-        Ok(0) => None,
-        Ok(_) => Some(OutcomeResult::Refused(Refusal::Merged)),
-        Err(error) => Some(error.into()),
+    fn means(&self) -> Means<'_> {
+        let ManagerLoop { host, vms, should_stop, steering, scarcity, panics, .. } = self;
+        let vms = vms.iter().map(VmState::shared_parts).collect();
+        Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics }
     }
-}
 
-fn swapped(host: &dyn Host, swap: Swap) -> Performed {
-    Performed {
-        mechanism: Mechanism::Swap,
-        result: swap.result,
-        cost: swap.cost,
-        unavailable: swap.unavailable,
-        bloat: swap.bloat,
-        ..Performed::skipped(Skip::NoMechanism, host.now())
+    fn leave_alone_what_panicked(&mut self) {
+        let panics = std::mem::take(self.panics.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for (vm, panicked) in panics {
+            self.leave_alone(vm, &format!("an action {panicked}"));
+        }
     }
-}
 
-/// A collapse, after a swap that was tried without success.
-fn collapsed(host: &dyn Host, collapse: Collapse, tried: Option<Swap>) -> Performed {
-    let in_vain = tried.map_or(Cost::default(), |swap| swap.cost);
-    Performed {
-        mechanism: Mechanism::Collapse,
-        result: collapse.result,
-        cost: Cost { copied: collapse.cost.copied + in_vain.copied, cpu: collapse.cost.cpu + in_vain.cpu },
-        unavailable: collapse.unavailable,
-        bloat: collapse.bloat,
-        unswapped: tried.map(|swap| swap.result),
-        ..Performed::skipped(Skip::NoMechanism, host.now())
+    /// Stops all actions and sensors of this VM that a policy asks for: a panic may have left any state behind.
+    pub(super) fn leave_alone(&mut self, vm: VmId, why: &str) {
+        let told = format!("{vm} is left alone from now on: {why}");
+        tracing::error!("{told}");
+        self.report.panics.push(told);
+        for state in self.vms.iter_mut().filter(|state| state.managed.id == vm) {
+            state.is_left_alone = true;
+            state.swaps = None;
+        }
     }
-}
 
-fn release(host: &dyn Host, vm: &ManagedVm, releasing: &Releasing, range: RamRange, window: WindowIndex) -> Performed {
-    let mechanism = Mechanism::Release;
-    let Some(ram) = vm.ram.as_ref().filter(|ram| ram.backing().kind() == BackingKind::Anon) else {
-        return Performed { mechanism, ..Performed::skipped(Skip::NoMechanism, host.now()) };
-    };
-    let aside = match releasing.aside(ram) {
-        Ok(aside) => aside,
-        Err(result) => return Performed { mechanism, ..Performed::not_tried(result, host.now()) },
-    };
-    let release = release_window(&aside, host, range, window);
-    Performed {
-        mechanism,
-        result: release.result,
-        cost: release.cost,
-        unavailable: release.unavailable,
-        freed: release.freed,
-        ..Performed::skipped(Skip::NoMechanism, host.now())
+    /// Copies windows; each thread takes the next one from the list.
+    fn copy(&mut self, copies: &[Attempt]) -> Vec<Attempt> {
+        let ManagerLoop { host, vms, should_stop, steering, scarcity, config, panics, .. } = self;
+        let (vms, mut hands): (_, Vec<_>) = vms.iter_mut().map(VmState::parts_for_copies).unzip();
+        let means = Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics };
+        let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
+        let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
+        let next = AtomicUsize::new(0);
+        let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
+            let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
+            mine.map(|requested| means.attempt(*requested, &mut hands)).collect::<Vec<_>>()
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();
+            let others: Vec<_> = others.into_iter().map(|hands| scope.spawn(|| work(hands))).collect();
+            let mut ended = work(of_thread());
+            for other in others {
+                ended.extend(other.join().expect("what panics in an attempt is caught there"));
+            }
+            ended
+        })
     }
-}
 
-fn switch_hold(host: &dyn Host, kvm: &dyn SecondLevel, window: WindowIndex, hold: Hold) -> Performed {
-    let mechanism = match hold {
-        Hold::At4K => Mechanism::HoldAt4K,
-        Hold::Recover => Mechanism::Recover,
-    };
-    let began_cpu = host.thread_cpu_time();
-    let result = set_hold(kvm, window, hold);
-    let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
-    Performed { mechanism, result, cost: hold_cost(cpu), ..Performed::skipped(Skip::NoMechanism, host.now()) }
+    /// Records the result of an action. Returns whether it was done.
+    fn end(&mut self, attempt: &Attempt) -> bool {
+        if let Some(Target { vm, row, state, .. }) = attempt.target {
+            let vm = &mut self.vms[vm];
+            vm.swaps.take_if(|swaps| !swaps.remains_possible(attempt));
+            let next = match attempt.result {
+                OutcomeResult::Refused(refusal) => state.refused(refusal, attempt.at),
+                OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
+            };
+            vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
+        }
+        self.publisher.remember(attempt);
+        self.record(attempt);
+        attempt.result == OutcomeResult::Done
+    }
+
+    /// VM (in the order given) and row of the window that an action is about.
+    pub(super) fn find(&self, action: Action, snapshot: &Snapshot) -> Option<(usize, usize)> {
+        let index = self.managed_vms().position(|vm| vm.id == action.vm())?;
+        Some((index, snapshot.vms[index].row(action.window())?))
+    }
+
+    /// Counts an outcome, settles its cost with the budget and reports it to the policy.
+    pub(super) fn record(&mut self, attempt: &Attempt) {
+        let Attempt { planned, mechanism, result, at, cost, unavailable, .. } = *attempt;
+        self.budget.settle(planned.cost, cost);
+        self.report.count(attempt);
+        let outcome = Outcome { action: planned.action, at, cost, unavailable, result };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.outcome(mechanism.name(), &outcome);
+        }
+        lock(&self.policy).learn(&outcome);
+    }
 }

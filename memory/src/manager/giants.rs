@@ -21,7 +21,9 @@ use wideleaf_policies::{
     VmSnapshot, WindowIndex,
 };
 
-use super::{ManagedVm, ManagerLoop, Mechanism, NEVER, Performed};
+use super::attempt::{Attempt, Mechanism};
+use super::managed_vm::ManagedVm;
+use super::{ManagerLoop, NEVER};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
@@ -64,16 +66,15 @@ pub(super) struct Request {
     row: usize,
 }
 
-/// The giants of all VMs.
+/// The giant that is being moved, of all VMs, and the pools that its page comes from.
 pub(super) struct Giants {
-    /// State by VM in the order given; `None` where giants cannot be moved.
-    vms: Vec<Option<GiantVm>>,
     pools: HugetlbPools,
     under_way: Option<UnderWay>,
 }
 
+/// Means of moving the giants of one VM.
 #[derive(Clone)]
-struct GiantVm {
+pub(super) struct GiantVm {
     ram: Arc<GuestRam>,
     /// The unwrapped second level, which no other part of the manager has.
     second_level: Arc<dyn SecondLevel>,
@@ -85,53 +86,63 @@ struct UnderWay {
     thread: JoinHandle<GiantSwap>,
 }
 
-impl Giants {
-    /// No giant is under way yet. Wraps the second levels of `vms`: they then leave alone a giant that is being moved.
+impl GiantVm {
+    /// Means of moving the giants of `vm`, if it has any that can be moved. Wraps the VM's second level: it then
+    /// leaves alone a giant that is being moved.
     ///
     /// The pool is never grown: a giant page must come from the user's pool.
-    pub(super) fn new(vms: &mut [ManagedVm]) -> Giants {
-        let pools = HugetlbPools::of_this_machine();
-        let giant_vm = |vm: &mut ManagedVm| {
-            let (ram, second_level) = (vm.ram.clone()?, vm.second_level.clone()?);
-            vm.second_level = Some(Arc::new(ClaimedSecondLevel::new(second_level.clone(), ram.claims().clone())));
-            let pages = Arc::new(GiantPages::new(pools.clone(), false, SwapLimits::default()));
-            (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level, pages })
-        };
-        Giants { vms: vms.iter_mut().map(giant_vm).collect(), pools, under_way: None }
+    pub(super) fn new(vm: &mut ManagedVm, giants: &Giants) -> Option<GiantVm> {
+        let (ram, second_level) = (vm.ram.clone()?, vm.second_level.clone()?);
+        vm.second_level = Some(Arc::new(ClaimedSecondLevel::new(second_level.clone(), ram.claims().clone())));
+        let pages = Arc::new(GiantPages::new(giants.pools.clone(), false, SwapLimits::default()));
+        (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level, pages })
     }
 
-    /// Moves no giants: for VMs with a userfaultfd of another part on the RAM, which a giant would leave behind.
-    pub(super) fn none(vms: &[ManagedVm]) -> Giants {
-        Giants { vms: vec![None; vms.len()], pools: HugetlbPools::of_this_machine(), under_way: None }
+    /// Direction of the move, if the action is about a giant.
+    fn way(&self, action: Action) -> Option<Way> {
+        match action {
+            Action::Promote { to: PageSize::Giant1G, .. } => Some(Way::Promote),
+            Action::Demote { window, to, .. } if self.ram.claims().is_on_giant_page(window) => Some(Way::Demote(to)),
+            _ => None,
+        }
+    }
+
+    /// Adds to a snapshot what its sensors cannot see: the windows on a giant page, and those under way, which no
+    /// policy may name.
+    pub(super) fn mark(&self, rows: &mut VmSnapshot) {
+        for giant in self.ram.claims().giants_in_use() {
+            let row_of = |end| rows.windows.partition_point(|window| window.start() < end);
+            for row in row_of(giant.start)..row_of(giant.start + GIANT) {
+                if giant.is_on_giant_page && rows.backing[row].is_large() {
+                    rows.backing[row] = Backing::Giant1G;
+                    // Both values belong to the pages it had before: a window on a giant page is neither
+                    // sampled nor searched.
+                    rows.access[row] = AccessHistory::default();
+                    rows.zero[row] = None;
+                }
+                if giant.is_under_way {
+                    rows.ready_at[row] = NEVER;
+                }
+            }
+        }
+    }
+
+    /// Whether a giant page there would occupy again what the guest gave back.
+    fn is_given_back(&self, first: WindowIndex) -> bool {
+        let giant = GpaRange::new(first.start(), GIANT);
+        giant.is_some_and(|giant| self.ram.given_back().book().is_any_given_back(giant))
+    }
+}
+
+impl Giants {
+    /// No giant is under way yet.
+    pub(super) fn of_this_machine() -> Giants {
+        Giants { pools: HugetlbPools::of_this_machine(), under_way: None }
     }
 
     /// The reason why no giant can get a page, if so. A user that chose a policy with giants needs to know it.
     pub(super) fn why_no_page(&self) -> Option<String> {
         self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| format!("pages of 1 GiB: {error}"))
-    }
-
-    fn take_pages_from(&mut self, pools: HugetlbPools, limits: SwapLimits) {
-        for vm in self.vms.iter_mut().flatten() {
-            vm.pages = Arc::new(GiantPages::new(pools.clone(), false, limits));
-        }
-        self.pools = pools;
-    }
-
-    /// Number of free pages in the pool that giants of some VM could use.
-    pub(super) fn pages_free(&self) -> u64 {
-        let has_giants = self.vms.iter().flatten().any(|vm| vm.ram.giants().next().is_some());
-        let status = has_giants.then(|| self.pools.status(PageSize::Giant1G));
-        status.and_then(Result::ok).map_or(0, |pool| pool.available())
-    }
-
-    /// Direction of the move, if the action is about a giant that can be moved.
-    fn way(&self, vm: usize, action: Action) -> Option<Way> {
-        self.vms[vm].as_ref()?;
-        match action {
-            Action::Promote { to: PageSize::Giant1G, .. } => Some(Way::Promote),
-            Action::Demote { window, to, .. } if self.is_on_giant_page(vm, window) => Some(Way::Demote(to)),
-            _ => None,
-        }
     }
 
     /// Whether a giant of this VM is being moved.
@@ -143,11 +154,11 @@ impl Giants {
     ///
     /// # Errors
     /// The result, where it is known at once.
-    fn start(&mut self, host: &Arc<dyn Host>, request: Request) -> Result<(), OutcomeResult> {
+    fn start(&mut self, host: &Arc<dyn Host>, vm: &GiantVm, request: Request) -> Result<(), OutcomeResult> {
         if self.under_way.is_some() {
             return Err(OutcomeResult::Skipped(Skip::GiantUnderWay));
         }
-        let vm = self.vms[request.vm].clone().expect("only VMs with giants are asked for them");
+        let vm = vm.clone();
         let claim = vm.ram.claims().giant(request.first.start()).map_err(Claimed::result)?;
         let host = Arc::clone(host);
         let work = move || {
@@ -175,31 +186,6 @@ impl Giants {
     fn wait(&mut self) -> Option<(Request, GiantSwap)> {
         self.under_way.take().map(UnderWay::join)
     }
-
-    /// Adds to a snapshot what its sensors cannot see: the windows on a giant page, and those under way, which no
-    /// policy may name.
-    pub(super) fn mark(&self, vm: usize, rows: &mut VmSnapshot) {
-        let giants = self.vms[vm].iter().flat_map(|vm| vm.ram.claims().giants_in_use());
-        for giant in giants {
-            let row_of = |end| rows.windows.partition_point(|window| window.start() < end);
-            for row in row_of(giant.start)..row_of(giant.start + GIANT) {
-                if giant.is_on_giant_page && rows.backing[row].is_large() {
-                    rows.backing[row] = Backing::Giant1G;
-                    // Both values belong to the pages it had before: a window on a giant page is neither
-                    // sampled nor searched.
-                    rows.access[row] = AccessHistory::default();
-                    rows.zero[row] = None;
-                }
-                if giant.is_under_way {
-                    rows.ready_at[row] = NEVER;
-                }
-            }
-        }
-    }
-
-    fn is_on_giant_page(&self, vm: usize, window: WindowIndex) -> bool {
-        self.vms[vm].as_ref().is_some_and(|vm| vm.ram.claims().is_on_giant_page(window))
-    }
 }
 
 impl UnderWay {
@@ -222,8 +208,19 @@ impl ManagerLoop {
     /// the default limits.
     #[must_use]
     pub fn with_giants_from(mut self, pools: HugetlbPools, limits: SwapLimits) -> ManagerLoop {
-        self.giants.take_pages_from(pools, limits);
+        for giants in self.vms.iter_mut().filter_map(|vm| vm.giants.as_mut()) {
+            giants.pages = Arc::new(GiantPages::new(pools.clone(), false, limits));
+        }
+        self.giants.pools = pools;
         self
+    }
+
+    /// Number of free pages in the pool that giants of some VM could use.
+    pub(super) fn giant_pages_free(&self) -> u64 {
+        let mut of_vms = self.vms.iter().filter_map(|vm| vm.giants.as_ref());
+        let has_giants = of_vms.any(|giants| giants.ram.giants().next().is_some());
+        let status = has_giants.then(|| self.giants.pools.status(PageSize::Giant1G));
+        status.and_then(Result::ok).map_or(0, |pool| pool.available())
     }
 
     /// Records the result of the giant that was under way, if it is over. Returns whether one was.
@@ -241,7 +238,7 @@ impl ManagerLoop {
     /// The move of a giant that an action requests, if it is about one.
     pub(super) fn giant_request(&self, planned: &PlannedAction, snapshot: &Snapshot) -> Option<Request> {
         let (vm, _) = self.find(planned.action, snapshot)?;
-        let way = self.giants.way(vm, planned.action)?;
+        let way = self.vms[vm].giants.as_ref()?.way(planned.action)?;
         let first = WindowIndex::containing(planned.action.window().start().align_down(PageSize::Giant1G));
         let row = snapshot.vms[vm].row(first)?;
         Some(Request { planned: *planned, way, vm, first, row })
@@ -249,30 +246,25 @@ impl ManagerLoop {
 
     /// Begins the move. Returns whether it has begun.
     pub(super) fn begin_giant(&mut self, request: Request) -> bool {
-        let is_given_back = request.way == Way::Promote && self.is_giant_given_back(&request);
-        let state = &mut self.states[request.vm][request.row];
+        let vm = &mut self.vms[request.vm];
+        let giants = vm.giants.as_ref().expect("only VMs with giants are asked for them");
+        let is_given_back = request.way == Way::Promote && giants.is_given_back(request.first);
+        let state = &mut vm.windows[request.row];
         let begun = match state.begin(self.host.now()) {
             _ if self.should_stop.load(Ordering::Relaxed) => Err(OutcomeResult::Skipped(Skip::Stopping)),
-            _ if self.is_left_alone[request.vm] => Err(OutcomeResult::Skipped(Skip::NoMechanism)),
-            _ if self.steering.gate_state(&self.vms[request.vm]) != GateState::Open => {
+            _ if vm.is_left_alone => Err(OutcomeResult::Skipped(Skip::NoMechanism)),
+            _ if self.steering.gate_state(&vm.managed) != GateState::Open => {
                 Err(OutcomeResult::Skipped(Skip::LeftAlone))
             }
             Err(_) => Err(OutcomeResult::Skipped(Skip::BackingOff)),
             Ok(_) if is_given_back => Err(OutcomeResult::Skipped(Skip::GivenBack)),
-            Ok(acting) => self.giants.start(&self.host, request).map(|()| *state = acting),
+            Ok(acting) => self.giants.start(&self.host, giants, request).map(|()| *state = acting),
         };
         if let Err(result) = begun {
-            let mechanism = request.way.mechanism();
-            self.record(&request.planned, &Performed { mechanism, ..Performed::not_tried(result, self.host.now()) });
+            let refused = Attempt::requested(request.planned, 0, self.host.now());
+            self.record(&refused.ended(request.way.mechanism(), result));
         }
         begun.is_ok()
-    }
-
-    /// Whether a giant page there would occupy again what the guest gave back.
-    fn is_giant_given_back(&self, request: &Request) -> bool {
-        let giant = GpaRange::new(request.first.start(), GIANT);
-        let ram = self.vms[request.vm].ram.as_ref();
-        ram.zip(giant).is_some_and(|(ram, giant)| ram.given_back().book().is_any_given_back(giant))
     }
 
     fn record_giant(&mut self, request: Request, swap: GiantSwap) {
@@ -289,10 +281,11 @@ impl ManagerLoop {
         let is_done = result == OutcomeResult::Done;
         let at = self.host.now();
         let bloat = if is_done { swap.bloat } else { Bytes::ZERO };
-        let performed = Performed { mechanism, cost, unavailable, bloat, ..Performed::not_tried(result, at) };
-        self.publisher.performed(request.planned.action, &performed, None);
-        self.record(&request.planned, &performed);
-        let state = &mut self.states[request.vm][request.row];
+        let requested = Attempt::requested(request.planned, 0, at);
+        let ended = Attempt { mechanism, result, cost, unavailable, bloat, ..requested };
+        self.publisher.remember(&ended);
+        self.record(&ended);
+        let state = &mut self.vms[request.vm].windows[request.row];
         let next = match result {
             OutcomeResult::Refused(refusal) => state.refused(refusal, at),
             OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),

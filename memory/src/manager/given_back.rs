@@ -6,11 +6,13 @@
 //!   act     due, or kept while memory is short ─▶ [`GiveBack::look_again`], some windows a tick
 //! ```
 
+use std::sync::Arc;
+
 use wideleaf_policies::{PageSize, VmSnapshot, WindowIndex};
 
+use super::vm_state::VmState;
 use super::{ManagedVm, ManagerLoop};
 use crate::actuators::give_back::GiveBack;
-use crate::gate::GateState;
 use crate::given_back::PageSet;
 use crate::host::{Host, HostError};
 use crate::region::GuestRam;
@@ -24,11 +26,22 @@ const SETTLED_PER_TICK: usize = 256;
 const LOOKED_AT_PER_TICK: usize = 64;
 
 impl ManagerLoop {
+    /// Gives back the memory that may go by now.
+    pub(super) fn look_again_at_given_back(&mut self) {
+        if !self.host.is_own() || !self.vms.iter().any(VmState::has_given_back) {
+            return;
+        }
+        let is_short = self.shortage.update(host_memory(&*self.host).ok());
+        for vm in &mut self.vms {
+            vm.look_again_at_given_back(&self.host, is_short);
+        }
+    }
+}
+
+impl VmState {
     /// Fills the column `given_back` of a snapshot.
-    pub(super) fn sense_given_back(&self, index: usize, rows: &mut VmSnapshot) {
-        rows.given_back_tolerated = self.config.given_back.tolerated;
-        let vm = &self.vms[index];
-        let Some(ram) = vm.ram.as_ref().filter(|_| self.host.is_own()) else { return };
+    pub(super) fn sense_given_back(&self, host: &dyn Host, rows: &mut VmSnapshot) {
+        let Some(ram) = self.managed.ram.as_ref().filter(|_| host.is_own()) else { return };
         let windows: Vec<_> = ram.given_back().book().windows().collect();
         let mut settled = 0;
         for window in windows {
@@ -38,7 +51,7 @@ impl ManagerLoop {
             if settled < SETTLED_PER_TICK && book.contradicts(window, rows.resident[row]) {
                 settled += 1;
                 // Pages that cannot be scanned stay in the book.
-                if let Ok(present) = present_pages(&*self.host, ram, window) {
+                if let Ok(present) = present_pages(host, ram, window) {
                     book.settle(window, present);
                 }
             }
@@ -46,24 +59,20 @@ impl ManagerLoop {
         }
     }
 
-    /// Gives back the memory that may go by now.
-    pub(super) fn look_again_at_given_back(&mut self) {
-        let has_any = |vm: &ManagedVm| vm.ram.as_ref().is_some_and(|ram| !ram.given_back().book().is_empty());
-        if !self.host.is_own() || !self.vms.iter().any(has_any) {
+    fn has_given_back(&self) -> bool {
+        self.managed.ram.as_ref().is_some_and(|ram| !ram.given_back().book().is_empty())
+    }
+
+    /// `is_short`: whether the host is short of memory.
+    fn look_again_at_given_back(&mut self, host: &Arc<dyn Host>, is_short: bool) {
+        let Some(ram) = self.managed.ram.clone().filter(|_| self.has_given_back()) else { return };
+        ram.given_back().set_short(is_short);
+        if !self.may_be_disturbed() {
             return;
         }
-        let is_short = self.shortage.update(host_memory(&*self.host).ok());
-        for index in 0..self.vms.len() {
-            let Some(ram) = self.vms[index].ram.clone().filter(|_| has_any(&self.vms[index])) else { continue };
-            ram.given_back().set_short(is_short);
-            if self.is_left_alone[index] || self.gates[index] != GateState::Open {
-                continue;
-            }
-            if let Ok(give_back) = GiveBack::new(self.host.clone(), ram) {
-                let from = self.given_back_from[index];
-                let next = give_back.look_again(from, LOOKED_AT_PER_TICK);
-                self.given_back_from[index] = next.unwrap_or(WindowIndex::new(0));
-            }
+        if let Ok(give_back) = GiveBack::new(host.clone(), ram) {
+            let next = give_back.look_again(self.given_back_from, LOOKED_AT_PER_TICK);
+            self.given_back_from = next.unwrap_or(WindowIndex::new(0));
         }
     }
 }

@@ -20,9 +20,10 @@ use wideleaf_policies::{
     WindowIndex,
 };
 
-use super::acting::{Mechanism, Performed};
+use super::attempt::{Attempt, Mechanism};
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
+use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::GateState;
@@ -162,9 +163,10 @@ impl Publisher {
         self.slot.clone()
     }
 
-    /// Remembers an action, if it was tried. `place`: VM and row, where the action is about a window.
-    pub fn performed(&mut self, action: Action, performed: &Performed, place: Option<(usize, usize)>) {
-        let Performed { mechanism, result, at, unavailable, .. } = *performed;
+    /// Remembers an action, if it was tried.
+    pub fn remember(&mut self, attempt: &Attempt) {
+        let Attempt { planned, target, mechanism, result, at, unavailable, .. } = *attempt;
+        let action = planned.action;
         if result == OutcomeResult::Skipped(Skip::NoHugePage) {
             self.short_of_pages.insert(action.vm());
         }
@@ -184,7 +186,7 @@ impl Publisher {
             Arc::make_mut(&mut self.unavailable_ns).saturating_record(ns);
         }
         if matches!(action, Action::Promote { to: PageSize::Huge2M, .. }) {
-            self.promoted.extend(place);
+            self.promoted.extend(target.map(|target| (target.vm, target.row)));
         }
     }
 
@@ -204,7 +206,8 @@ impl ManagerLoop {
     /// Publishes the state at the end of a tick. `budget_refusals`: of this tick.
     pub(super) fn publish(&mut self, mut snapshot: Snapshot, budget_refusals: u64) {
         self.publisher.bring_up_to_date(&mut snapshot);
-        let vms = (0..self.vms.len()).map(|index| self.live_vm(index, &snapshot.vms[index], budget_refusals)).collect();
+        let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks);
+        let vms = of_vms.map(|((vm, rows), check)| self.live_vm(vm, rows, *check, budget_refusals)).collect();
         let report = &self.report;
         let live = Live {
             policy: report.policy,
@@ -231,7 +234,7 @@ impl ManagerLoop {
         *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
     }
 
-    fn live_vm(&self, index: usize, rows: &VmSnapshot, budget_refusals: u64) -> LiveVm {
+    fn live_vm(&self, vm: &VmState, rows: &VmSnapshot, kvm_check: Option<KvmCheck>, budget_refusals: u64) -> LiveVm {
         let otherwise = match (self.publisher.short_of_pages.contains(&rows.vm), budget_refusals) {
             (true, _) => WhyNot::BackingOff(Refusal::NoHugePage),
             (false, 0) => WhyNot::NotChosen,
@@ -239,25 +242,20 @@ impl ManagerLoop {
         };
         let explainer = Explainer {
             rows,
-            states: &self.states[index],
-            barred: &self.barred[index],
+            states: &vm.windows,
+            barred: &vm.barred,
             now: self.host.now(),
-            of_vm: self.why_none_of(index),
-            keeps_holes: self.vms[index].keeps_holes(),
+            of_vm: self.why_none_of(vm),
+            keeps_holes: vm.managed.keeps_holes(),
             otherwise,
         };
-        LiveVm {
-            vm: rows.vm,
-            gate: self.gates[index],
-            why_not: explainer.count(),
-            kvm_check: self.report.kvm_checks[index],
-        }
+        LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.
-    fn why_none_of(&self, index: usize) -> Option<WhyNot> {
-        match self.gates[index] {
-            _ if self.is_left_alone[index] => Some(WhyNot::Panicked),
+    fn why_none_of(&self, vm: &VmState) -> Option<WhyNot> {
+        match vm.gate {
+            _ if vm.is_left_alone => Some(WhyNot::Panicked),
             GateState::Closed(why) => Some(WhyNot::LeftAlone(why)),
             GateState::Open | GateState::Gone => (!self.promotes).then_some(WhyNot::PolicyNeverPromotes),
         }

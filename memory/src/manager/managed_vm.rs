@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use wideleaf_policies::geometry::is_congruent;
+use wideleaf_policies::recording::VmHeader;
 use wideleaf_policies::{PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
@@ -80,6 +81,16 @@ impl ManagedVm {
             barred: Vec::new(),
             merged: None,
             guest_tables: None,
+        }
+    }
+
+    /// Description of the VM in a recording.
+    pub(super) fn recorded_header(&self) -> VmHeader {
+        VmHeader {
+            vm: self.id,
+            backing: self.backing.kind().name().to_owned(),
+            start_page: self.backing.start_page(),
+            ranges: self.ranges.iter().map(|range| range.gpa).collect(),
         }
     }
 

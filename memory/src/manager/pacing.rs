@@ -51,10 +51,10 @@ impl Pacing {
     }
 
     /// Records a tick. `sensed_in`: CPU time of its sensing.
-    pub fn ticked(
+    pub fn ticked<'a>(
         &mut self,
         host: &dyn Host,
-        vms: &[ManagedVm],
+        vms: impl IntoIterator<Item = &'a ManagedVm>,
         config: &ManagerConfig,
         sensed_in: Duration,
         is_busy: bool,
@@ -70,7 +70,7 @@ impl Pacing {
 
     /// Whether at least a window's worth of memory came into use since the last tick. Also when the host no longer
     /// reports it, as after the end of the process. Never on a host that never reported it.
-    pub fn is_urgent(&mut self, host: &dyn Host, vms: &[ManagedVm]) -> bool {
+    pub fn is_urgent<'a>(&mut self, host: &dyn Host, vms: impl IntoIterator<Item = &'a ManagedVm>) -> bool {
         let Some(least) = self.in_use else { return false };
         let Some(now) = in_use(host, vms) else { return true };
         self.in_use = Some(least.min(now));
@@ -79,8 +79,9 @@ impl Pacing {
     }
 }
 
-fn in_use(host: &dyn Host, vms: &[ManagedVm]) -> Option<u64> {
-    if host.is_own() { pages_in_use(host, vms.iter().filter_map(|vm| vm.ram.as_deref())) } else { resident_pages(host) }
+fn in_use<'a>(host: &dyn Host, vms: impl IntoIterator<Item = &'a ManagedVm>) -> Option<u64> {
+    let rams = vms.into_iter().filter_map(|vm| vm.ram.as_deref());
+    if host.is_own() { pages_in_use(host, rams) } else { resident_pages(host) }
 }
 
 #[cfg(test)]

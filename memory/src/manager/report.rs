@@ -12,9 +12,9 @@ use hdrhistogram::Histogram;
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::{Bytes, MappingStats, Moment, OutcomeResult, VmId};
 
-use super::acting::{Mechanism, Performed};
+use super::attempt::{Attempt, Mechanism};
 use super::managed_vm::ManagedVm;
-use super::sampling::SensorCosts;
+use super::sensor_cost::SensorCosts;
 use crate::first_touch::FirstTouchReport;
 use crate::recorder::RecorderReport;
 use crate::reserved_frames::ReservedFramesReport;
@@ -141,8 +141,8 @@ impl ManagerReport {
         }
     }
 
-    pub(super) fn count(&mut self, performed: &Performed) {
-        let Performed { mechanism, result, at, cost, unavailable, bloat, freed, unswapped } = *performed;
+    pub(super) fn count(&mut self, attempt: &Attempt) {
+        let Attempt { mechanism, result, at, cost, unavailable, bloat, freed, unswapped, .. } = *attempt;
         *self.outcomes.entry((mechanism.name(), result.name())).or_default() += 1;
         if let Some(unswapped) = unswapped {
             *self.outcomes.entry((Mechanism::Swap.name(), unswapped.name())).or_default() += 1;

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, GpaRange, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account};
 
-use super::{KvmCheck, ManagedVm, ManagerLoop, NEVER, SAMPLES_KEPT, Sample};
+use super::vm_state::VmState;
+use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, SAMPLES_KEPT, Sample};
 use crate::gate::GateState;
 use crate::host::{Host, HostError};
 use crate::region::RamRange;
@@ -28,13 +29,13 @@ use crate::sensors::host_memory::host_memory;
 impl ManagerLoop {
     /// Asks every gate. A VM that is gone stays so.
     pub(super) fn ask_gates(&mut self) {
-        for (gate, vm) in self.gates.iter_mut().zip(&self.vms).filter(|(gate, _)| **gate != GateState::Gone) {
-            *gate = self.steering.gate_state(vm);
-            match gate {
+        for vm in self.vms.iter_mut().filter(|vm| vm.is_there()) {
+            vm.gate = self.steering.gate_state(&vm.managed);
+            match vm.gate {
                 GateState::Open => {}
                 GateState::Closed(why) => *self.report.ticks_left_alone.entry(why.name()).or_default() += 1,
                 // The guest's manager knows its name, and reports it.
-                GateState::Gone => tracing::debug!("{} has ended", vm.id),
+                GateState::Gone => tracing::debug!("{} has ended", vm.managed.id),
             }
         }
     }
@@ -42,130 +43,38 @@ impl ManagerLoop {
     /// Senses all VMs.
     pub(super) fn sense(&mut self) -> Snapshot {
         let host = self.sense_host();
-        let mut vms: Vec<_> = (0..self.vms.len()).map(|index| self.sense_vm(index)).collect();
+        let sense = |vm: &mut VmState| {
+            vm.sense(self.host.as_ref(), &mut self.sensor, self.config.given_back.tolerated, &mut self.report)
+        };
+        let mut vms: Vec<_> = self.vms.iter_mut().map(sense).collect();
         self.sense_totals(&mut vms);
         Snapshot { host, vms }
     }
 
-    fn sense_vm(&mut self, index: usize) -> VmSnapshot {
-        let mut rows = self.sense_rows(index);
-        self.giants.mark(index, &mut rows);
-        leave_to_others(self.own_logs[index].as_deref(), &mut rows, &mut self.report.logs_of_others);
-        self.hold_back(index, &mut rows);
-        self.sense_given_back(index, &mut rows);
-        rows
-    }
-
     /// Reads KVM's totals once for each second level, and compares them with all the RAM that has it. The samples of
     /// a VM that is gone end with the last one before its end.
-    fn sense_totals(&mut self, vms: &mut [VmSnapshot]) {
-        let is_there = |gates: &[GateState], index: usize| gates[index] != GateState::Gone;
-        for index in (0..vms.len()).filter(|index| is_there(&self.gates, *index)).collect::<Vec<_>>() {
-            let first = self.second_level_of[index];
-            vms[index].mapping = if first < index && is_there(&self.gates, first) {
-                vms[first].mapping
+    fn sense_totals(&mut self, rows: &mut [VmSnapshot]) {
+        for index in 0..self.vms.len() {
+            if !self.vms[index].is_there() {
+                continue;
+            }
+            let first = self.vms[index].first_of_second_level;
+            rows[index].mapping = if first < index && self.vms[first].is_there() {
+                rows[first].mapping
             } else {
-                self.sense_mapping(index)
+                self.vms[index].sense_mapping(&mut self.report)
             };
-            let sample =
-                Sample { at: self.host.now(), host: account::host_backing(&vms[index]), mapping: vms[index].mapping };
-            keep_sample(&mut self.report.samples[index].1, sample);
+            let (host, mapping) = (account::host_backing(&rows[index]), rows[index].mapping);
+            keep_sample(&mut self.report.samples[index].1, Sample { at: self.host.now(), host, mapping });
         }
-        for first in 0..vms.len() {
-            let parts = || (first..vms.len()).filter(|index| self.second_level_of[*index] == first);
+        for first in 0..self.vms.len() {
+            let parts = || (first..self.vms.len()).filter(|index| self.vms[*index].first_of_second_level == first);
             // During the exchange of a giant, the two readings belong to different moments.
-            let is_steady = parts().all(|index| is_there(&self.gates, index) && !self.giants.is_under_way_in(index));
-            if let (true, Some(stats)) = (is_steady && parts().next().is_some(), vms[first].mapping) {
-                let possible = parts().map(|index| large_windows(&vms[index])).sum();
+            let is_steady = |index: usize| self.vms[index].is_there() && !self.giants.is_under_way_in(index);
+            let is_steady = parts().next().is_some() && parts().all(is_steady);
+            if let (true, Some(stats)) = (is_steady, rows[first].mapping) {
+                let possible = parts().map(|index| large_windows(&rows[index])).sum();
                 check_totals(&mut self.report.kvm_checks[first], stats, possible);
-            }
-        }
-    }
-
-    /// One row for each window of a VM, also after failures: otherwise the row numbers would shift.
-    fn sense_rows(&mut self, index: usize) -> VmSnapshot {
-        let vm = &self.vms[index];
-        let ranges = match self.gates[index] {
-            GateState::Gone => vm.ranges.iter().map(|range| Ok(unbacked(range.gpa).collect())).collect(),
-            GateState::Open | GateState::Closed(_) => host_backing(&mut self.sensor, self.host.as_ref(), vm),
-        };
-        let states = &self.states[index];
-        let mut rows = VmSnapshot::with_capacity(vm.id, states.len());
-        let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
-        let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
-        let columns = self.sampling[index].columns();
-        let mut failure = None;
-        for range in ranges {
-            let seen = range.unwrap_or_else(|(gpa, error)| {
-                failure = Some(error);
-                unbacked(gpa).collect()
-            });
-            for row in seen {
-                let row = WindowRow {
-                    is_held: is_held(row.window.start()),
-                    ready_at: states[rows.len()].ready_at(),
-                    ..WindowRow::new(row.window, row.resident, row.backing)
-                };
-                rows.push(columns.fill(rows.len(), row));
-            }
-        }
-        drop(columns);
-        self.tell_of_host_backing(index, failure);
-        rows
-    }
-
-    fn tell_of_host_backing(&mut self, index: usize, failure: Option<HostError>) {
-        match failure {
-            None => self.failing.remove(&(index, "host_backing")),
-            Some(error) if error.is_gone() => {
-                tracing::info!("{} has ended", self.vms[index].id);
-                self.gates[index] = GateState::Gone;
-                false
-            }
-            Some(error) => self.tell_of_failure(index, "host_backing", &error),
-        };
-    }
-
-    /// Counts a failure, and logs the first of several in a row.
-    fn tell_of_failure(&mut self, index: usize, sensor: &'static str, error: &dyn std::error::Error) -> bool {
-        *self.report.sensor_failures.entry(sensor).or_default() += 1;
-        let is_first = self.failing.insert((index, sensor));
-        if is_first {
-            tracing::warn!("{}: {sensor}: {error}", self.vms[index].id);
-        }
-        is_first
-    }
-
-    /// Marks the windows that no policy may name now: all, or those that can never be huge and those with holes
-    /// that must stay.
-    fn hold_back(&self, index: usize, rows: &mut VmSnapshot) {
-        if self.is_left_alone[index] || self.gates[index] != GateState::Open {
-            rows.ready_at.fill(NEVER);
-            return;
-        }
-        for (ready_at, why) in rows.ready_at.iter_mut().zip(&self.barred[index]) {
-            if why.is_some() {
-                *ready_at = NEVER;
-            }
-        }
-        if self.vms[index].keeps_holes() {
-            for (ready_at, resident) in rows.ready_at.iter_mut().zip(&rows.resident) {
-                if has_hole(*resident) {
-                    *ready_at = NEVER;
-                }
-            }
-        }
-    }
-
-    fn sense_mapping(&mut self, index: usize) -> Option<MappingStats> {
-        match self.vms[index].second_level.as_ref()?.mapping_stats() {
-            Ok(stats) => {
-                self.failing.remove(&(index, "kvm_stats"));
-                Some(stats)
-            }
-            Err(error) => {
-                self.tell_of_failure(index, "kvm_stats", &error);
-                None
             }
         }
     }
@@ -180,8 +89,118 @@ impl ManagerLoop {
                 tracing::warn!("the host's memory: {error}");
                 *self.report.sensor_failures.entry("host_memory").or_default() += 1;
             })
-            .map(|memory| HostMemory { giant_pages_free: self.giants.pages_free(), ..memory })
+            .map(|memory| HostMemory { giant_pages_free: self.giant_pages_free(), ..memory })
             .ok()
+    }
+}
+
+impl VmState {
+    /// Senses every window of the VM. `tolerated`: number of given-back pages that a promoted window may have.
+    fn sense(
+        &mut self,
+        host: &dyn Host,
+        sensor: &mut HostBackingSensor,
+        tolerated: u16,
+        report: &mut ManagerReport,
+    ) -> VmSnapshot {
+        let mut rows = self.sense_rows(host, sensor, report);
+        self.giants.iter().for_each(|giants| giants.mark(&mut rows));
+        leave_to_others(self.own_logs.as_deref(), &mut rows, &mut report.logs_of_others);
+        self.hold_back(&mut rows);
+        rows.given_back_tolerated = tolerated;
+        self.sense_given_back(host, &mut rows);
+        rows
+    }
+
+    /// One row for each window, also after failures: otherwise the row numbers would shift.
+    fn sense_rows(
+        &mut self,
+        host: &dyn Host,
+        sensor: &mut HostBackingSensor,
+        report: &mut ManagerReport,
+    ) -> VmSnapshot {
+        let vm = &self.managed;
+        let ranges = match self.gate {
+            GateState::Gone => vm.ranges.iter().map(|range| Ok(unbacked(range.gpa).collect())).collect(),
+            GateState::Open | GateState::Closed(_) => host_backing(sensor, host, vm),
+        };
+        let mut rows = VmSnapshot::with_capacity(vm.id, self.windows.len());
+        let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
+        let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
+        let mut known: Vec<_> = Vec::with_capacity(self.windows.len());
+        let mut failure = None;
+        for range in ranges {
+            let seen = range.unwrap_or_else(|(gpa, error)| {
+                failure = Some(error);
+                unbacked(gpa).collect()
+            });
+            for row in seen {
+                known.push(WindowRow {
+                    is_held: is_held(row.window.start()),
+                    ready_at: self.windows[known.len()].ready_at(),
+                    ..WindowRow::new(row.window, row.resident, row.backing)
+                });
+            }
+        }
+        self.sampling.fill(&mut known);
+        known.into_iter().for_each(|row| rows.push(row));
+        self.tell_of_host_backing(failure, report);
+        rows
+    }
+
+    fn tell_of_host_backing(&mut self, failure: Option<HostError>, report: &mut ManagerReport) {
+        match failure {
+            None => {
+                self.failing.remove("host_backing");
+            }
+            Some(error) if error.is_gone() => {
+                tracing::info!("{} has ended", self.managed.id);
+                self.gate = GateState::Gone;
+            }
+            Some(error) => self.tell_of_failure("host_backing", &error, report),
+        }
+    }
+
+    /// Counts a failure, and logs the first of several in a row.
+    fn tell_of_failure(&mut self, sensor: &'static str, error: &dyn std::error::Error, report: &mut ManagerReport) {
+        *report.sensor_failures.entry(sensor).or_default() += 1;
+        if self.failing.insert(sensor) {
+            tracing::warn!("{}: {sensor}: {error}", self.managed.id);
+        }
+    }
+
+    /// Marks the windows that no policy may name now: all, or those that can never be huge and those with holes
+    /// that must stay.
+    fn hold_back(&self, rows: &mut VmSnapshot) {
+        if !self.may_be_disturbed() {
+            rows.ready_at.fill(NEVER);
+            return;
+        }
+        for (ready_at, why) in rows.ready_at.iter_mut().zip(&self.barred) {
+            if why.is_some() {
+                *ready_at = NEVER;
+            }
+        }
+        if self.managed.keeps_holes() {
+            for (ready_at, resident) in rows.ready_at.iter_mut().zip(&rows.resident) {
+                if has_hole(*resident) {
+                    *ready_at = NEVER;
+                }
+            }
+        }
+    }
+
+    fn sense_mapping(&mut self, report: &mut ManagerReport) -> Option<MappingStats> {
+        match self.managed.second_level.as_ref()?.mapping_stats() {
+            Ok(stats) => {
+                self.failing.remove("kvm_stats");
+                Some(stats)
+            }
+            Err(error) => {
+                self.tell_of_failure("kvm_stats", &error, report);
+                None
+            }
+        }
     }
 }
 

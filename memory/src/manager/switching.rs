@@ -15,11 +15,11 @@
 use std::sync::{Arc, PoisonError};
 
 use wideleaf_policies::policy::{Needs, RamStart};
-use wideleaf_policies::window::WindowState;
-use wideleaf_policies::{Gpa, PageSize, Policy, WindowIndex};
+use wideleaf_policies::{Gpa, PageSize, Policy};
 
-use super::acting::Swaps;
-use super::sampling::{Sampling, Unanswered};
+use super::sampling::Unanswered;
+use super::swaps::Swaps;
+use super::vm_state::VmState;
 use super::{ManagedVm, ManagerLoop, lock};
 use crate::second_level::Slot;
 use crate::side_mapping::GIANT;
@@ -102,11 +102,7 @@ impl ManagerLoop {
     /// after a panic still is.
     pub(super) fn begin_anew(&mut self, policy: Box<dyn Policy>) {
         *lock(&self.policy) = policy;
-        for (states, vm) in self.states.iter_mut().zip(&mut self.sampling) {
-            states.fill(WindowState::Ready);
-            vm.forget();
-        }
-        self.given_back_from.fill(WindowIndex::new(0));
+        self.vms.iter_mut().for_each(VmState::forget);
         (self.report.first_done_at, self.report.last_done_at) = (None, None);
     }
 
@@ -144,7 +140,7 @@ impl ManagerLoop {
             let mut giants = vm.ram.iter().flat_map(|ram| ram.giants());
             giants.any(|giant| !slots.iter().any(|slot| is_in(giant, slot)))
         };
-        self.vms.iter().any(has_small)
+        self.managed_vms().any(has_small)
     }
 
     fn windows_not_large(&mut self) -> usize {
@@ -158,13 +154,13 @@ impl ManagerLoop {
     /// the open questions.
     fn change_sensors(&mut self, policy: &dyn Policy) -> Result<Vec<String>, SwitchError> {
         let needs = policy.needs();
-        let had_access: Vec<bool> = self.sampling.iter().map(|sampling| sampling.access().is_some()).collect();
+        let had_access: Vec<bool> = self.vms.iter().map(|vm| vm.sampling.access().is_some()).collect();
         let budget = (self.config.sampling, self.config.sampling_burst);
         let mut lines = Vec::new();
         for index in 0..self.vms.len() {
-            let vm = &self.vms[index];
-            let missing = self.sampling[index].start_sensors(&self.host, vm, needs, budget);
-            lines.extend(missing.iter().map(|missing| missing.line(vm.id)));
+            let VmState { managed, sampling, .. } = &mut self.vms[index];
+            let missing = sampling.start_sensors(&self.host, managed, needs, budget);
+            lines.extend(missing.iter().map(|missing| missing.line(managed.id)));
             let first = missing.into_iter().next().filter(|_| policy.name() != self.began_with);
             if let Some(Unanswered { question, why }) = first {
                 self.keep_sensors(self.needs);
@@ -173,10 +169,10 @@ impl ManagerLoop {
         }
         self.needs = needs;
         self.keep_sensors(needs);
-        for (index, had_access) in had_access.into_iter().enumerate() {
-            let access = self.sampling[index].access().filter(|_| !had_access && !self.is_left_alone[index]);
+        for (vm, had_access) in self.vms.iter_mut().zip(had_access) {
+            let access = vm.sampling.access().filter(|_| !had_access && !vm.is_left_alone);
             if let Some(access) = access {
-                self.swaps[index] = Swaps::new(access, self.config.copy_threads);
+                vm.swaps = Swaps::new(access, self.config.copy_threads);
             }
         }
         Ok(lines)
@@ -188,10 +184,10 @@ impl ManagerLoop {
         let mut shared = access.lock().unwrap_or_else(PoisonError::into_inner);
         // A shared sensor does not end while another part holds it.
         shared.clear();
-        if !needs.access {
-            self.swaps.fill_with(|| None);
+        for vm in &mut self.vms {
+            vm.swaps.take_if(|_| !needs.access);
+            vm.sampling.keep_sensors(needs, self.config.sampling);
         }
-        self.sampling.iter_mut().for_each(|sampling| sampling.keep_sensors(needs, self.config.sampling));
-        shared.extend(self.sampling.iter().filter_map(Sampling::access));
+        shared.extend(self.vms.iter().filter_map(|vm| vm.sampling.access()));
     }
 }

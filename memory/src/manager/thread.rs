@@ -201,14 +201,20 @@ impl Manager {
                 let mut pacing = Pacing::new(&work.config, work.host.now());
                 let pulse = work.config.pulse;
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
-                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), &work.vms)
+                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
                 };
                 while !work.has_ended() {
                     match shared.next(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) {
                         Next::Tick => {
                             let done = work.tick();
                             let is_busy = work.is_busy(done);
-                            pacing.ticked(work.host.as_ref(), &work.vms, &work.config, work.sensed_in, is_busy);
+                            pacing.ticked(
+                                work.host.as_ref(),
+                                work.managed_vms(),
+                                &work.config,
+                                work.sensed_in,
+                                is_busy,
+                            );
                         }
                         Next::Do(wish) => wish.come_true(&mut work),
                         Next::End => break,

@@ -1,0 +1,156 @@
+//! The guards of an action on a window, in one list. The first that objects decides the result; what a guard took
+//! is held until the action is over.
+//!
+//! ```text
+//!   before any action of the tick   exists ─ panicked ─ backing off                       `ManagerLoop::begin`
+//!   right before the action         stopping ─ gate ─ scarcity ─ claim ─ discarding ─ RAM ─ given back ─ merged
+//! ```
+//!
+//! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use wideleaf_policies::{Action, OutcomeResult, Refusal, Skip};
+
+use super::attempt::{Attempt, Mechanism, Target};
+use super::managed_vm::ManagedVm;
+use super::scarcity::{Grounds, Scarcity};
+use super::steering::Steering;
+use crate::claims::PartClaim;
+use crate::gate::GateState;
+use crate::host::Host;
+use crate::region::RamRange;
+
+/// A guarded action, with everything that its guards ask.
+pub(super) struct Guarded<'a> {
+    pub attempt: Attempt,
+    pub target: Target,
+    /// Mechanism that the action would use.
+    pub mechanism: Mechanism,
+    pub host: &'a dyn Host,
+    pub vm: &'a ManagedVm,
+    pub should_stop: &'a AtomicBool,
+    pub steering: &'a Steering,
+    pub scarcity: &'a Scarcity,
+}
+
+/// Everything that the guards took for an action. Dropped in the order of the fields.
+#[derive(Default)]
+pub(super) struct Held<'a> {
+    _discarding: Option<MutexGuard<'a, ()>>,
+    _claim: Option<PartClaim>,
+    /// Range of RAM that contains the window.
+    pub range: Option<RamRange>,
+    /// Reason why the kernel may be asked for a huge page; the result is to be learned.
+    pub grounds: Option<Grounds>,
+}
+
+/// Objection of a guard: the result, and the mechanism under which it is counted.
+pub(super) struct Objection {
+    pub mechanism: Mechanism,
+    pub result: OutcomeResult,
+}
+
+impl From<OutcomeResult> for Objection {
+    fn from(result: OutcomeResult) -> Objection {
+        Objection { mechanism: Mechanism::None, result }
+    }
+}
+
+impl From<Skip> for Objection {
+    fn from(skip: Skip) -> Objection {
+        OutcomeResult::Skipped(skip).into()
+    }
+}
+
+type Guard = for<'a> fn(&Guarded<'a>, &mut Held<'a>) -> Result<(), Objection>;
+
+/// The guards right before an action, in their order.
+const GUARDS: [Guard; 8] = [stopping, gate, scarcity, claim, discarding, ram, given_back, merged];
+
+impl<'a> Guarded<'a> {
+    /// Asks all guards. Returns what they took, and the first objection.
+    pub(super) fn ask(&self) -> (Held<'a>, Option<Objection>) {
+        let mut held = Held::default();
+        let objection = GUARDS.iter().find_map(|guard| guard(self, &mut held).err());
+        (held, objection)
+    }
+
+    fn action(&self) -> Action {
+        self.attempt.planned.action
+    }
+
+    fn is_promotion(&self) -> bool {
+        matches!(self.action(), Action::Promote { .. })
+    }
+}
+
+/// The loop is about to end.
+fn stopping<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
+    if guarded.should_stop.load(Ordering::Relaxed) { Err(Skip::Stopping.into()) } else { Ok(()) }
+}
+
+/// The VM's gate has closed since planning.
+fn gate<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
+    let is_open = guarded.steering.gate_state(guarded.vm) == GateState::Open;
+    if is_open { Ok(()) } else { Err(Skip::LeftAlone.into()) }
+}
+
+/// The host cannot supply a huge page for a copy.
+fn scarcity<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    if guarded.attempt.is_copy() {
+        held.grounds = Some(guarded.scarcity.may_ask(guarded.host).ok_or(Skip::NoHugePage)?);
+    }
+    Ok(())
+}
+
+/// The window is part of a giant that is being moved, or on a giant page. Recovery concerns the slot, not pages, and
+/// is also possible for windows on a giant page.
+fn claim<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    let is_recovery = guarded.target.is_held && guarded.is_promotion();
+    if let Some(ram) = guarded.vm.ram.as_ref().filter(|_| !is_recovery) {
+        let claim = ram.claims().window(guarded.action().window());
+        held._claim = Some(claim.map_err(|claimed| claimed.result())?);
+    }
+    Ok(())
+}
+
+/// A release relies on the zero pages that it saw: it keeps every other thread from discarding pages.
+fn discarding<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    if matches!(guarded.action(), Action::Release { .. }) {
+        held._discarding = guarded.vm.ram.as_ref().map(|ram| ram.given_back().discarding());
+    }
+    Ok(())
+}
+
+/// The window is outside the VM's RAM.
+fn ram<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    let start = guarded.action().window().start();
+    held.range = guarded.vm.ranges.iter().find(|range| range.gpa.contains(start)).copied();
+    held.range.map(|_| ()).ok_or(Skip::NoMechanism.into())
+}
+
+/// A promotion would occupy again what the guest gave back. No policy plans it, but the guest may have given back
+/// more since.
+fn given_back<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
+    // Reserved frames are never promoted, and a recovery maps the page that is there.
+    let may_occupy = guarded.is_promotion()
+        && guarded.mechanism != Mechanism::Recover
+        && !guarded.vm.backing.is_reservable()
+        && guarded.vm.is_given_back(guarded.action().window());
+    if may_occupy { Err(Skip::GivenBack.into()) } else { Ok(()) }
+}
+
+/// Pages of the window are merged, or the merged pages cannot be counted.
+fn merged<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    let copies = matches!(guarded.mechanism, Mechanism::Swap | Mechanism::Collapse);
+    let (Some(merged), Some(range), true) = (&guarded.vm.merged, held.range, copies) else { return Ok(()) };
+    let start = range.hva + (guarded.action().window().start() - range.gpa.start());
+    let result = match merged.of_window(start) {
+        Ok(0) => return Ok(()),
+        Ok(_) => OutcomeResult::Refused(Refusal::Merged),
+        Err(error) => error.into(),
+    };
+    Err(Objection { mechanism: Mechanism::Collapse, result })
+}

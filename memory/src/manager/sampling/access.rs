@@ -1,0 +1,429 @@
+//! Samples which windows the guest uses: a rotating share of them goes aside, and the touched ones come back.
+//!
+//! ```text
+//!   share of the windows ── aside ─▶ touched: back at once ─▶ history and frequency of each, by row
+//!                              └───── untouched: back at the next tick
+//! ```
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
+
+use wideleaf_policies::rotation::{Rotation, TouchFrequency};
+use wideleaf_policies::{AccessHistory, Backing, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
+
+use super::{EndOfTick, Kind, SlowSensor, Starting};
+use crate::actuators::swap::Swapper;
+use crate::aside::WindowMover;
+use crate::backing::BackingKind;
+use crate::host::Host;
+use crate::manager::refills::Refills;
+use crate::manager::report::ManagerReport;
+use crate::manager::sensor_cost::SensorCost;
+use crate::mover::ASIDE_SLOTS;
+use crate::region::GuestRam;
+use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Seen};
+use crate::sensors::damon::DamonSensor;
+use crate::sensors::minor_faults::MinorFaultSensor;
+use crate::sensors::share::Share;
+
+pub(super) const KIND: Kind = Kind {
+    question: "which windows are used",
+    // Last, since a window that is aside cannot be scanned.
+    turn: 3,
+    is_needed: |needs| needs.access,
+    shares_budget: true,
+    start: |starting| {
+        let share = starting.share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, starting.burst);
+        let sampling = AccessSampling::start(starting, share.beginning_with_the_least())?;
+        Ok(Box::new(SharedAccess::new(sampling)))
+    },
+};
+
+/// Assumed cost of taking a window aside and bringing it back, before it is measured.
+const ACCESS_COST: Duration = Duration::from_micros(330);
+/// Minimum number of windows in a sample; fewer are not worth the switch to another thread and back.
+const ACCESS_LEAST: usize = 4;
+/// A burst starts when at least one in `NEWS_IN` sampled windows, and at least `ACCESS_LEAST`, is small and is new or
+/// has changed. The minimum is there since a guest at rest touches a few windows now and then.
+const NEWS_IN: usize = 4;
+/// Maximum number of windows in a sample, since each costs the guest a wait; half of the slots, since swaps
+/// need slots too.
+const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
+
+/// Access sensor of a VM, shared with callers that need every window in its place.
+#[derive(Clone)]
+pub(in crate::manager) struct SharedAccess(Arc<AccessAndSwaps>);
+
+struct AccessAndSwaps {
+    /// Shared by swaps, exclusive for callers that need every window in its place. Taken before `sampling`.
+    swaps: RwLock<()>,
+    sampling: Mutex<AccessSampling>,
+}
+
+/// While this exists, no window is aside or on its way.
+pub(in crate::manager) struct InPlace<'a> {
+    sampling: MutexGuard<'a, AccessSampling>,
+    _no_swap: RwLockWriteGuard<'a, ()>,
+}
+
+impl SharedAccess {
+    fn new(sampling: AccessSampling) -> SharedAccess {
+        SharedAccess(Arc::new(AccessAndSwaps { swaps: RwLock::default(), sampling: Mutex::new(sampling) }))
+    }
+
+    /// Brings every window back. No window is aside while the returned value exists.
+    pub(in crate::manager) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
+        let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sampling = self.lock();
+        sampling.finish(host);
+        InPlace { sampling, _no_swap: no_swap }
+    }
+
+    /// Swappers, one for each thread. `None` where windows are not moved.
+    pub(in crate::manager) fn swappers(&self, threads: u16) -> Option<Vec<Swapper>> {
+        Some(Swapper::several(self.lock().mover.as_ref()?.aside(), threads))
+    }
+
+    /// Calls `swap` while no caller needs every window in its place. Several threads may swap at the same time.
+    pub(in crate::manager) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
+        let _turn = self.0.swaps.read().unwrap_or_else(PoisonError::into_inner);
+        swap()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AccessSampling> {
+        // A thread that panicked half-way leaves windows aside. The mover brings them back, and no
+        // sample reports them.
+        self.0.sampling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct AccessSampling {
+    vm: VmId,
+    /// Name in reports, which says whether it sees every touch.
+    name: &'static str,
+    // Dropped before the mover: it brings back the windows that it took.
+    sampler: Box<dyn AccessSampler>,
+    /// Moves windows for samples and swaps; `None` where windows are not moved.
+    mover: Option<WindowMover>,
+    rotation: Rotation,
+    share: Share,
+    windows: Vec<WindowIndex>,
+    histories: Vec<AccessHistory>,
+    frequencies: Vec<TouchFrequency>,
+    /// Number of windows that could be sampled at the latest start.
+    backed: usize,
+    /// Those of them that were on base pages.
+    small: Vec<WindowIndex>,
+    is_under_way: bool,
+    /// Whether the report already says why the sensor has ended.
+    is_end_told: bool,
+    /// Cost that is not reported yet.
+    cost: SensorCost,
+    failures: u64,
+    refills: Refills,
+}
+
+impl SlowSensor for SharedAccess {
+    fn start(&mut self, tick: &EndOfTick<'_>, _: &mut ManagerReport) {
+        self.lock().start_share(tick.host, &tick.undisturbed(), tick.rows, tick.has_acted());
+    }
+
+    fn finish(&mut self, host: &dyn Host, _: &[WindowIndex], report: &mut ManagerReport) {
+        self.in_place(host).sampling.tell(report);
+    }
+
+    fn fill(&self, rows: &mut [WindowRow]) {
+        let sampling = self.lock();
+        rows.iter_mut().zip(&sampling.histories).for_each(|(row, history)| row.access = *history);
+    }
+
+    fn forget(&mut self) {
+        self.lock().forget();
+    }
+
+    fn set_budget(&mut self, budget: PerTenThousand) {
+        self.lock().share.set_budget(budget);
+    }
+
+    fn is_bursting(&self) -> bool {
+        self.lock().share.is_bursting()
+    }
+
+    fn access(&self) -> Option<SharedAccess> {
+        Some(self.clone())
+    }
+}
+
+impl AccessSampling {
+    fn start(starting: &Starting<'_>, share: Share) -> Result<AccessSampling, String> {
+        let Starting { host, vm, windows, .. } = *starting;
+        let ram = vm.ram.clone().ok_or("only RAM that is mapped in this process can be sampled")?;
+        let (name, sampler, mover) = match exact_sampler(host, ram.clone()) {
+            Ok((sampler, mover)) => ("access", sampler, mover),
+            Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
+        };
+        // The kernel's monitor takes nothing aside.
+        let refills = Refills::new(vm.second_level.as_ref().filter(|_| name == "access").map(|level| level.paging()));
+        Ok(AccessSampling {
+            mover,
+            refills,
+            ..AccessSampling::of_sampler(vm.id, name, sampler, windows.to_vec(), share)
+        })
+    }
+
+    /// A sensor that has sampled nothing yet and moves no windows.
+    fn of_sampler(
+        vm: VmId,
+        name: &'static str,
+        sampler: Box<dyn AccessSampler>,
+        windows: Vec<WindowIndex>,
+        share: Share,
+    ) -> AccessSampling {
+        AccessSampling {
+            vm,
+            name,
+            sampler,
+            mover: None,
+            refills: Refills::new(None),
+            rotation: Rotation::default(),
+            share,
+            histories: vec![AccessHistory::default(); windows.len()],
+            frequencies: vec![TouchFrequency::default(); windows.len()],
+            windows,
+            backed: 0,
+            small: Vec::new(),
+            is_under_way: false,
+            is_end_told: false,
+            cost: SensorCost::default(),
+            failures: 0,
+        }
+    }
+
+    fn forget(&mut self) {
+        self.histories.fill(AccessHistory::default());
+        self.frequencies.fill(TouchFrequency::default());
+        self.small.clear();
+        self.backed = 0;
+    }
+
+    /// Bursts are for windows that are still small, since their decisions come soon. For the others it is enough to
+    /// learn in the end that they are idle.
+    fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
+        if self.is_end_told {
+            return;
+        }
+        if has_acted {
+            self.share.changed();
+        }
+        self.backed = backed.len();
+        let is_small = |window: &WindowIndex| rows.row(*window).is_some_and(|row| rows.backing[row] == Backing::Base4K);
+        self.small = backed.iter().copied().filter(is_small).collect();
+        if self.small.is_empty() {
+            self.share.unchanged_in_burst(0, 0);
+        }
+        let wanted = if self.share.is_bursting() { &self.small } else { backed };
+        let share = self.rotation.next_share(wanted, self.share.next(host.now(), wanted.len()));
+        if share.is_empty() {
+            self.cost.ticks_without += u64::from(!backed.is_empty());
+            return;
+        }
+        self.refills.expect(&share, rows);
+        self.sampler.start(host, &share);
+        self.is_under_way = true;
+    }
+
+    fn finish(&mut self, host: &dyn Host) {
+        if !std::mem::take(&mut self.is_under_way) {
+            return;
+        }
+        let sample = self.sampler.finish(host);
+        let (mut unchanged, mut news) = (0, 0);
+        let mut refilling = Duration::ZERO;
+        let looked_at = sample.rows.len();
+        for (window, seen) in sample.rows {
+            let Ok(row) = self.windows.binary_search(&window) else { continue };
+            let was_touched = match seen {
+                Seen::Touched => true,
+                Seen::Untouched => false,
+                Seen::Unknown("refused" | "service_ended") => {
+                    self.failures += 1;
+                    continue;
+                }
+                Seen::Unknown(_) => continue,
+            };
+            if was_touched {
+                refilling += self.refills.cost(window);
+            }
+            let is_small = self.small.binary_search(&window).is_ok();
+            if is_small && self.histories[row].was_touched() != Some(was_touched) {
+                news += 1;
+                self.share.changed();
+            } else {
+                unchanged += 1;
+            }
+            let frequency = &mut self.frequencies[row];
+            if let Some(watched_for) = sample.watched_for.get(&window) {
+                frequency.add(was_touched, *watched_for);
+            }
+            self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
+        }
+        self.share.unchanged_in_burst(unchanged, self.small.len());
+        self.share.unchanged(unchanged, self.backed);
+        if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
+            self.share.burst();
+        }
+        let AccessCost { windows, events, cpu } = sample.cost;
+        self.share.paid(windows, cpu + refilling);
+        self.cost.add_sample(windows, events, cpu);
+    }
+
+    /// Adds to the report what it does not have yet.
+    fn tell(&mut self, report: &mut ManagerReport) {
+        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } =
+            std::mem::take(&mut self.cost);
+        let cost = report.sensor_costs.entry(self.name).or_default();
+        cost.samples += samples;
+        cost.windows += windows;
+        cost.latest_windows = if samples > 0 { latest_windows } else { cost.latest_windows };
+        cost.ticks_without += ticks_without;
+        cost.claimed += claimed;
+        cost.waits += waits;
+        cost.cpu += cpu;
+        if let failures @ 1.. = std::mem::take(&mut self.failures) {
+            *report.sensor_failures.entry(self.name).or_default() += failures;
+        }
+        if let Some(why) = self.sampler.why_it_ended()
+            && !std::mem::replace(&mut self.is_end_told, true)
+        {
+            report.unanswered.push(format!("{}: which windows are used, from then on: {why}", self.vm));
+        }
+    }
+}
+
+/// The sensor that sees every touch; its kind depends on the backing.
+fn exact_sampler(
+    host: &Arc<dyn Host>,
+    ram: Arc<GuestRam>,
+) -> Result<(Box<dyn AccessSampler>, Option<WindowMover>), String> {
+    match ram.backing().kind() {
+        BackingKind::Anon => {
+            let mover = WindowMover::start(host.clone(), ram).map_err(|error| error.to_string())?;
+            let sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
+            Ok((Box::new(sensor), Some(mover)))
+        }
+        BackingKind::Memfd | BackingKind::Hugetlb => {
+            let door = |real| host.minor_faults_door(real);
+            let sensor = MinorFaultSensor::start_through(door, ram, AccessConfig::default());
+            let sensor = sensor.map_err(|error| error.to_string())?;
+            Ok((Box::new(sensor), None))
+        }
+    }
+}
+
+/// The kernel's own monitor, which may miss touches, for VMs without an exact sensor.
+fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
+    if ram.backing().fixed_page().is_some_and(|page| page > PageSize::Huge2M) {
+        return Err("the kernel has one accessed bit for each page of 1 GiB".into());
+    }
+    let sensor = DamonSensor::start(Path::new("/"), ram.ranges()).map_err(|error| error.to_string())?;
+    Ok(Box::new(sensor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeHost;
+    use crate::sensors::access::AccessSample;
+    use crate::sensors::share::ShareLimits;
+    use std::collections::BTreeMap;
+
+    /// A sensor with a userfaultfd that can no longer be read.
+    struct Ended;
+
+    impl AccessSampler for Ended {
+        fn start(&mut self, _: &dyn Host, _: &[WindowIndex]) {
+            panic!("a sensor that has ended is not asked");
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            AccessSample { rows: Vec::new(), watched_for: BTreeMap::new(), cost: AccessCost::default() }
+        }
+
+        fn why_it_ended(&self) -> Option<String> {
+            Some("read of a userfaultfd: i/o error".into())
+        }
+    }
+
+    /// A sensor that sees no touch of any window of its sample.
+    #[derive(Default)]
+    struct Idle(Vec<WindowIndex>);
+
+    impl AccessSampler for Idle {
+        fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
+            self.0 = windows.to_vec();
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            let rows: Vec<_> =
+                std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Untouched)).collect();
+            let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu: Duration::ZERO };
+            AccessSample { rows, watched_for: BTreeMap::new(), cost }
+        }
+
+        fn why_it_ended(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_burst_lasts_until_every_window_was_sampled_once_without_news() {
+        const WINDOWS: usize = 4 * ACCESS_LEAST;
+        let host = FakeHost::default();
+        let windows: Vec<_> = (0..WINDOWS as u64).map(WindowIndex::new).collect();
+        // A sample is a quarter of the windows, and costs nothing.
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_LEAST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now());
+        let mut sampling =
+            AccessSampling::of_sampler(VmId(0), "access", Box::<Idle>::default(), windows.clone(), share);
+        let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        let mut sample = || {
+            sampling.start_share(&host, &windows, &rows, false);
+            sampling.finish(&host);
+            sampling.share.is_bursting()
+        };
+        // The first sample of each window is news: four samples, each of which restarts the burst. The next four
+        // bring none, and the burst ends with the last of them.
+        let bursting: Vec<bool> = (0..8).map(|_| sample()).collect();
+        assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn a_sensor_that_has_ended_is_reported_once_with_its_reason_and_not_used_again() {
+        let (host, windows) = (FakeHost::default(), vec![WindowIndex::new(0)]);
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now());
+        let mut sampling = AccessSampling::of_sampler(VmId(3), "access", Box::new(Ended), windows.clone(), share);
+        let mut report = ManagerReport::new("never", &[]);
+        let mut rows = VmSnapshot::with_capacity(VmId(3), 1);
+        rows.push(WindowRow::new(windows[0], 512, Backing::Base4K));
+        for _ in 0..2 {
+            sampling.finish(&host);
+            sampling.tell(&mut report);
+            sampling.start_share(&host, &windows, &rows, true);
+        }
+        let told = "vm 3: which windows are used, from then on: read of a userfaultfd: i/o error";
+        assert_eq!(report.unanswered, [told]);
+    }
+}

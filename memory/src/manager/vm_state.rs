@@ -1,0 +1,152 @@
+//! Everything that the loop keeps for one VM, from its first tick to its last.
+//!
+//! ```text
+//!   ManagedVm ──▶ guarded second level ──▶ sensors ──▶ swappers
+//!                 └─▶ giants: the level below the claims
+//! ```
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use wideleaf_policies::policy::Needs;
+use wideleaf_policies::window::WindowState;
+use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
+
+use super::ManagerConfig;
+use super::giants::GiantVm;
+use super::managed_vm::ManagedVm;
+use super::releasing::Releasing;
+use super::report::ManagerReport;
+use super::sampling::Sampling;
+use super::swaps::{SwapHand, Swaps};
+use crate::explain::CannotBeHuge;
+use crate::gate::GateState;
+use crate::host::Host;
+use crate::second_level::own_logs::OwnLogs;
+
+/// State of one VM under the loop.
+pub(super) struct VmState {
+    /// The VM as it was given, with a guarded second level.
+    pub managed: ManagedVm,
+    /// State of every window, by row of the VM's snapshot.
+    pub windows: Vec<WindowState>,
+    /// The slower sensors of the VM.
+    pub sampling: Sampling,
+    /// Swappers of the VM's windows; `None` where windows cannot be swapped.
+    pub swaps: Option<Swaps>,
+    /// State for releases.
+    pub releasing: Releasing,
+    /// Means of moving the VM's giants; `None` where giants cannot be moved.
+    pub giants: Option<GiantVm>,
+    /// The dirty logs that the manager itself switched on; `None` without a second level.
+    pub own_logs: Option<Arc<OwnLogs>>,
+    /// Index of the first VM with the same second level, in the order given.
+    pub first_of_second_level: usize,
+    /// Whether an action of the VM has panicked. Such a VM gets no more actions and samples.
+    pub is_left_alone: bool,
+    /// State of the gate at this tick.
+    pub gate: GateState,
+    /// Windows that can never be huge, by row; see [`ManagedVm::barred_windows`].
+    pub barred: Vec<Option<CannotBeHuge>>,
+    /// Sensors with a failed latest sample: the log gets one line for each run of failures.
+    pub failing: BTreeSet<&'static str>,
+    /// Window from which the next check of given-back memory continues.
+    pub given_back_from: WindowIndex,
+}
+
+/// The parts of a VM that all acting threads share.
+#[derive(Clone, Copy)]
+pub(super) struct SharedParts<'a> {
+    /// The VM as the loop knows it.
+    pub managed: &'a ManagedVm,
+    /// State for releases.
+    pub releasing: &'a Releasing,
+}
+
+impl VmState {
+    /// A VM on which nothing was done yet. `giants` wraps its second level once more, so it runs before the sensors
+    /// start. Each missing sensor adds a line to `unanswered`.
+    pub fn new(
+        host: &Arc<dyn Host>,
+        mut managed: ManagedVm,
+        first_of_second_level: usize,
+        giants: impl FnOnce(&mut ManagedVm) -> Option<GiantVm>,
+        needs: Needs,
+        config: &ManagerConfig,
+        unanswered: &mut Vec<String>,
+    ) -> VmState {
+        let own_logs = own_logs(&mut managed);
+        if let Some(ram) = &managed.ram {
+            ram.given_back().book().set_rules(config.given_back);
+        }
+        let giants = giants(&mut managed);
+        let budget = (config.sampling, config.sampling_burst);
+        let sampling = Sampling::new(host, &managed, needs, budget, unanswered);
+        let windows = managed.ranges.iter().map(|range| range.gpa.windows().len()).sum();
+        VmState {
+            windows: vec![WindowState::Ready; windows],
+            swaps: sampling.access().and_then(|access| Swaps::new(access, config.copy_threads)),
+            sampling,
+            releasing: Releasing::new(host.clone()),
+            giants,
+            own_logs,
+            first_of_second_level,
+            is_left_alone: false,
+            gate: GateState::Open,
+            barred: managed.barred_windows(),
+            failing: BTreeSet::new(),
+            given_back_from: WindowIndex::new(0),
+            managed,
+        }
+    }
+
+    /// Whether actions and the slower sensors may disturb the VM at this tick.
+    pub fn may_be_disturbed(&self) -> bool {
+        !self.is_left_alone && self.gate == GateState::Open
+    }
+
+    /// Whether the guest has not ended yet.
+    pub fn is_there(&self) -> bool {
+        self.gate != GateState::Gone
+    }
+
+    /// The parts that all acting threads share.
+    pub fn shared_parts(&self) -> SharedParts<'_> {
+        SharedParts { managed: &self.managed, releasing: &self.releasing }
+    }
+
+    /// The shared parts, and one means of swapping for each thread that copies.
+    pub fn parts_for_copies(&mut self) -> (SharedParts<'_>, Option<impl Iterator<Item = SwapHand<'_>>>) {
+        let VmState { managed, releasing, swaps, .. } = self;
+        (SharedParts { managed, releasing }, swaps.as_mut().map(Swaps::hands))
+    }
+
+    /// Begins the next samples. `rows` is the snapshot of this tick, `planned` its plan.
+    pub fn start_samples(
+        &mut self,
+        host: &dyn Host,
+        rows: &VmSnapshot,
+        planned: &[PlannedAction],
+        report: &mut ManagerReport,
+    ) {
+        let vm = &self.managed;
+        let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
+        let acted_on = planned.iter().filter_map(acted_on).collect();
+        self.sampling.start(host, vm, rows, &acted_on, report);
+    }
+
+    /// Forgets the guest: the RAM now holds another one. No sample is under way.
+    pub fn forget(&mut self) {
+        self.windows.fill(WindowState::Ready);
+        self.sampling.forget();
+        self.given_back_from = WindowIndex::new(0);
+    }
+}
+
+/// Wraps a VM's second level in one that knows which dirty logs the manager switched on.
+fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
+    let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
+    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
+    vm.second_level = Some(own.clone());
+    Some(own)
+}
