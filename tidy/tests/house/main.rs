@@ -30,7 +30,8 @@ fn texts(extensions: &[&str]) -> Vec<Text> {
         let entry = entry.unwrap();
         let path = entry.path().strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
         let extension = Path::new(&path).extension().map_or("", |extension| extension.to_str().unwrap());
-        let is_ours = !path.starts_with(".git/") && !path.starts_with("LICENSE") && !path.starts_with("target/");
+        let others = [".git/", "LICENSE", "target/", "benches/results/"];
+        let is_ours = !others.iter().any(|start| path.starts_with(start));
         if is_ours && entry.file_type().is_some_and(|kind| kind.is_file()) && extensions.contains(&extension) {
             // Inputs of fuzz targets are bytes.
             texts.extend(fs::read_to_string(entry.path()).ok().map(|text| Text { path, text }));
