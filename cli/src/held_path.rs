@@ -23,6 +23,7 @@ use wideleaf_memory::capabilities::Capability;
 
 use crate::args::HoldPathArgs;
 use crate::failure::Failure;
+use crate::run::guards::Noted;
 
 /// File through which a process joins a cgroup.
 const PROCESSES: &str = "cgroup.procs";
@@ -43,11 +44,12 @@ pub(crate) struct HeldCgroup {
     before: File,
     /// Child that removes the folder, if the folder is new.
     holder: Option<HeldPath>,
+    _noted: Noted,
 }
 
 /// A folder or a socket that is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct HeldPath(Child);
+pub(crate) struct HeldPath(Child, #[expect(dead_code, reason = "notes its end when dropped")] Noted);
 
 impl HeldCgroup {
     /// Joins the cgroup at `path`, which is absolute or relative to the cgroup mount. A missing cgroup is made.
@@ -77,7 +79,7 @@ impl HeldCgroup {
             Err(error) => return Err(said(&format_args!("cannot make it: {error}"))),
         };
         // From here on dropping it removes the new cgroup.
-        let held = HeldCgroup { before, holder };
+        let held = HeldCgroup { before, holder, _noted: Noted::taken("cgroup") };
         let joined = open(&folder).and_then(|mut processes| processes.write_all(b"0"));
         joined.map_err(|error| said(&format_args!("cannot join it: {error}")))?;
         Ok(held)
@@ -111,7 +113,7 @@ impl HeldPath {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("hold-path").arg(path).stdin(Stdio::piped()).stdout(Stdio::null());
         // Ctrl-C in a terminal reaches the foreground group: this child must end after this process.
-        command.process_group(0).spawn().map(HeldPath)
+        command.process_group(0).spawn().map(|child| HeldPath(child, Noted::taken("path")))
     }
 }
 

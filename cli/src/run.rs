@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use console::GuestConsole;
 use control_socket::{ControlSocket, Controlled, ControlledVm};
 use devices::{DeviceArgs, Devices};
+use guards::{Noted, step};
 use guest::Outside;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use policy_switch::PolicySwitch;
@@ -415,9 +416,10 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
     // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
     // program's name, which any process may imitate. If the kernel does not lock that file, the name has to
     // suffice.
-    let _claim = ProcessHost::claim_this_one();
+    let _claim = (ProcessHost::claim_this_one(), Noted::taken("claim"));
     let mut socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
     let ram = map_ram(&layout, backing)?;
+    let _ram_noted = Noted::taken("RAM");
     let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
     if spec.is_prefaulted {
         check_available(spec.memory, backing)?;
@@ -490,6 +492,7 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
     let mut observed = session.observed(manager_report.as_ref(), process_start);
     let is_at_request = matches!(ended, Ended::TimedOut | Ended::Interrupted | Ended::Asked);
     stderr::settle(|| is_at_request || interrupts.is_set());
+    step("standard error settled");
     for (what, count) in [("console_bytes", console_bytes_lost), ("stderr_lines", stderr::lines_lost())] {
         if count > 0 {
             observed.cut.insert(what.to_owned(), count);
@@ -532,7 +535,9 @@ fn finish(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Re
 /// Starts the thread that writes to standard error, inside the sandbox if there is one.
 fn serve_stderr(sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
     stderr::serve(begin_writing(sandbox))
-        .map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))
+        .map_err(|error| Failure::Host(format!("cannot start the thread for standard error: {error}")))?;
+    step("standard error served");
+    Ok(())
 }
 
 /// First action of a thread that only writes.
@@ -825,6 +830,7 @@ pub mod config_file;
 mod console;
 mod control_socket;
 pub mod devices;
+pub mod guards;
 pub mod guest;
 pub mod kernel;
 mod policy_switch;

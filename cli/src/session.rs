@@ -30,6 +30,7 @@ use self::kept::{
     begin_of,
 };
 use crate::guests::tables::clean;
+use crate::run::guards::Noted;
 use crate::report::{
     Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, OF_POLICIES, Phase,
     PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
@@ -55,14 +56,14 @@ pub struct Session {
 
 struct Attached {
     second_level: Option<Arc<dyn SecondLevel>>,
-    manager: Mutex<Option<Manager>>,
+    manager: Mutex<Option<(Manager, Noted)>>,
 }
 
 impl Attached {
     /// Calls `look` while the manager's access sensor has no window of the guest detached.
     fn in_place<T>(&self, look: impl FnOnce() -> T) -> T {
         match self.manager.lock().expect("nothing panics under this lock").as_ref() {
-            Some(manager) => manager.with_all_in_place(look),
+            Some((manager, _)) => manager.with_all_in_place(look),
             None => look(),
         }
     }
@@ -162,6 +163,7 @@ impl Session {
         if let Some(manager) = manager.as_ref().filter(|_| self.policy_delay.is_none()) {
             manager.activate();
         }
+        let manager = manager.map(|manager| (manager, Noted::taken("manager")));
         let attached = Attached { second_level, manager: Mutex::new(manager) };
         assert!(self.attached.set(attached).is_ok(), "a session is attached once");
     }
@@ -169,7 +171,7 @@ impl Session {
     /// Ends the manager and returns its report; `None` the second time, or if none was attached.
     pub fn stop_manager(&self) -> Option<ManagerReport> {
         let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
-        manager.map(Manager::stop)
+        manager.map(|(manager, _noted)| manager.stop())
     }
 
     /// The manager's state at its latest tick, and KVM's totals now; `None` after the manager has ended, or if none
@@ -229,7 +231,7 @@ impl Session {
     }
 
     fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
-        self.attached.get()?.manager.lock().expect("nothing panics under this lock").as_ref().map(tell)
+        self.attached.get()?.manager.lock().expect("nothing panics under this lock").as_ref().map(|(manager, _)| tell(manager))
     }
 
     /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.

@@ -20,6 +20,7 @@ use wideleaf_vmm::Machine;
 use wideleaf_vmm::devices::SerialSink;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
+use super::guards::Noted;
 use super::sandboxed;
 use crate::failure::Failure;
 use crate::interrupts::Interrupts;
@@ -42,6 +43,7 @@ pub(crate) struct GuestConsole {
     input: Option<Input>,
     output: Arc<ConsoleOutput>,
     terminal: Option<Terminal>,
+    _noted: Noted,
 }
 
 impl GuestConsole {
@@ -54,7 +56,8 @@ impl GuestConsole {
         let source = Some(Source::open().map_err(cannot)?);
         let to = Some(output::standard_output().map_err(cannot)?);
         let terminal = Terminal::open(interrupts).map_err(cannot)?;
-        Ok(GuestConsole { source, to, input: None, output: ConsoleOutput::new(), terminal })
+        let noted = Noted::taken("console");
+        Ok(GuestConsole { source, to, input: None, output: ConsoleOutput::new(), terminal, _noted: noted })
     }
 
     /// Sink for the guest's bytes.

@@ -34,6 +34,7 @@ use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 use wideleaf_vmm::{GuestExit, Machine};
 
 use super::devices::Watched;
+use super::guards::{Noted, step};
 use super::policy_switch::PolicySwitch;
 use super::sandboxed;
 use crate::failure::Failure;
@@ -67,8 +68,9 @@ pub(crate) struct ControlSocket {
     /// User that started the VM, whatever user it becomes in its sandbox.
     user: u32,
     server: Option<LineServer>,
-    /// Last field: the file is removed after the socket is closed.
+    /// After the socket: the file is removed after the socket is closed.
     _file: HeldPath,
+    _noted: Noted,
 }
 
 impl ControlSocket {
@@ -88,7 +90,8 @@ impl ControlSocket {
             ))
         })?;
         let user = nix::unistd::geteuid().as_raw();
-        Ok(ControlSocket { listening: Some(listening), user, server: None, _file: held })
+        let noted = Noted::taken("control socket");
+        Ok(ControlSocket { listening: Some(listening), user, server: None, _file: held, _noted: noted })
     }
 
     /// Answers requests for that VM, in its own threads.
@@ -100,6 +103,7 @@ impl ControlSocket {
         let user = self.user;
         let answer = |jobs, replies| answer_in_a_thread(jobs, replies, vm, user, begin_too);
         self.server = Some(listening.serve(PLACES, begin, answer));
+        step("control socket served");
     }
 }
 

@@ -20,6 +20,7 @@ use wideleaf_vmm::sandbox::Sandbox;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
+use super::guards::Noted;
 use super::restarts::{NoRestart, Restarts};
 use super::sandboxed::Sandboxed;
 use super::{Console, Ended, RunSpec, Workload, from_config_error, kernel};
@@ -40,6 +41,7 @@ pub(crate) struct GuestPlan {
 /// A running guest.
 pub(crate) struct RunningGuest {
     machine: Machine,
+    _noted: Noted,
 }
 
 /// Reason why no guest can run here, if so.
@@ -195,7 +197,7 @@ impl GuestPlan {
         let hardware = Hardware { ram, output, devices, sandbox };
         let machine = Machine::start_image(&self.config, &self.image, hardware).map_err(from_boot_error)?;
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
-        Ok(RunningGuest { machine })
+        Ok(RunningGuest { machine, _noted: Noted::taken("guest") })
     }
 }
 

@@ -27,6 +27,7 @@ use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
+use super::guards::Noted;
 use super::policy_switch::PolicySwitch;
 use super::sandboxed;
 use crate::session::Session;
@@ -41,6 +42,7 @@ const TRY_EVERY: Duration = Duration::from_secs(5);
 /// A guest that is registered with wideleafd until this is dropped.
 pub struct Registered {
     _stop: Sender<()>,
+    _noted: Noted,
 }
 
 impl Registered {
@@ -76,7 +78,7 @@ impl Registered {
                 tracing::info!("cannot register this guest with wideleafd: {error}");
             }
         }
-        Registered { _stop: stop }
+        Registered { _stop: stop, _noted: Noted::taken("registration") }
     }
 }
 

@@ -14,6 +14,7 @@ use wideleaf_memory::sandboxed::{ThreadWork, keep_userfaultfd, on_thread_start};
 use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::sandbox::{DeviceNeeds, Entered, Sandbox, SandboxConfig, SandboxError, ThreadKind, User};
 
+use super::guards::step;
 use super::{Console, RunSpec};
 use crate::args::RunArgs;
 use crate::failure::Failure;
@@ -91,6 +92,7 @@ impl SandboxSpec {
             };
             enter(&of_manager, kind);
         });
+        step("sandbox planned");
         assert!(is_first, "a process is in one sandbox at most: `wideleaf run` plans it once");
         Ok(sandbox)
     }
@@ -114,6 +116,9 @@ impl SandboxSpec {
 pub(super) fn enter(sandbox: &Sandbox, kind: ThreadKind) {
     if let Err(error) = sandbox.enter_thread(kind) {
         panic!("cannot restrict {kind}: {error}");
+    }
+    if kind == ThreadKind::Main {
+        step("main thread restricted");
     }
 }
 

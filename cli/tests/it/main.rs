@@ -10,6 +10,7 @@ mod disk;
 mod flood;
 mod giant;
 mod guest;
+mod guards;
 mod guests_of_others;
 mod hook;
 mod host;
