@@ -13,8 +13,8 @@
 //! | [`guests`] | the interface to external guests; [`host`] has the real ones behind it |
 //! | [`share`] | one budget for all VMs |
 //! | [`guarantee`], [`host_memory`] | missed guarantees; whether the host is short of memory |
-//! | [`rooms`] | room in the hugetlb pools |
-//! | [`state`], [`carry`] | data that survives the daemon |
+//! | [`pool_reservations`] | room in the hugetlb pools |
+//! | [`state`], [`persistent_counters`] | data that survives the daemon |
 //! | [`server`], [`peer`] | the control socket, and permissions for changes |
 //! | [`listen_error`] | reasons why it does not listen |
 //! | [`metrics`], [`usage`] | the metrics, and the daemon's own use of the host |
