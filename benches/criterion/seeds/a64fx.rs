@@ -23,8 +23,8 @@ use crate::traced::Trace;
 /// Name of the kernel that this comparison covers.
 pub const KERNEL: &str = "amr";
 
-const EOS: &str = include_str!("../../data/seeds/a64fx_table4_eos_raw.csv");
-const HYDRO: &str = include_str!("../../data/seeds/a64fx_table6_hydro3d_raw.csv");
+const EOS: &str = include_str!("../../data/published/a64fx_table4_eos_raw.csv");
+const HYDRO: &str = include_str!("../../data/published/a64fx_table6_hydro3d_raw.csv");
 
 /// Columns of both tables with counts on large pages and on base pages, by compiler.
 const COMPILERS: [(&str, usize, usize); 2] = [("gcc", 1, 2), ("Fujitsu", 4, 5)];

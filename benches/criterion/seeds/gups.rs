@@ -12,7 +12,7 @@ use wideleaf_simulator::streams::gups;
 use crate::measured::{Misses, page_of, parse};
 use crate::simulated::Arm;
 
-const GUPS: &str = include_str!("../../data/seeds/freebsd_gups.csv");
+const GUPS: &str = include_str!("../../data/published/freebsd_gups.csv");
 
 /// Number of passes over the table in the counters (HPCC verifies in a second pass).
 const PASSES: f64 = 2.0;

@@ -2,8 +2,8 @@
 
 use wideleaf_policies::PageSize;
 
-const NPB: &str = include_str!("../../data/seeds/freebsd_npb.csv");
-const SWEEP3D: &str = include_str!("../../data/seeds/freebsd_sweep3d.csv");
+const NPB: &str = include_str!("../../data/published/freebsd_npb.csv");
+const SWEEP3D: &str = include_str!("../../data/published/freebsd_sweep3d.csv");
 
 /// Misses, and references of page-table walks that missed the L2.
 #[derive(Clone, Copy, Debug, Default)]

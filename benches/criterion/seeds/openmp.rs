@@ -17,7 +17,7 @@ use wideleaf_benches::experiment::{bar, number, table};
 use crate::measured::{Misses, Opteron};
 use crate::opteron::Row;
 
-const CLAIMS: &str = include_str!("../../data/seeds/openmp_claims.csv");
+const CLAIMS: &str = include_str!("../../data/published/openmp_claims.csv");
 
 /// Published minimum and maximum factor by which misses fall.
 struct Claim {

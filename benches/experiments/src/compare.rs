@@ -10,7 +10,7 @@
 
 use crate::definition::{Arm, Case, Experiment};
 use crate::metric::{Better, Metric};
-use crate::report::every::{machine_rows, number};
+use crate::report::common_sections::{machine_rows, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict, median};

@@ -20,7 +20,7 @@
 //! | [`schedule`] | the order of the runs |
 //! | [`results`] | the stored form of the results |
 //! | [`metric`] | the quantities that a run can report, their units, and which direction is better |
-//! | [`seeds`] | published measurements by other authors |
+//! | [`published`] | published measurements by other authors |
 //! | [`statistics`] | medians and their intervals |
 //! | [`report`] | results as text, Markdown, HTML and SVG |
 //! | [`compare`] | a comparison of two results of one experiment |
@@ -30,8 +30,8 @@ pub mod compare;
 pub mod definition;
 pub mod metric;
 pub mod peers;
+pub mod published;
 pub mod report;
 pub mod results;
 pub mod schedule;
-pub mod seeds;
 pub mod statistics;

@@ -9,7 +9,7 @@ use crate::definition::{
 };
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
-use crate::report::every::{interval, number};
+use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
 use crate::statistics::{Comparison, Equivalence, Verdict};

@@ -6,7 +6,7 @@ use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::Peer;
-use crate::report::every::{interval, number};
+use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
 use crate::statistics::Comparison;

@@ -1,7 +1,7 @@
 //! Number and cost of the manager's actions. The cost is known for recorded runs.
 
 use crate::definition::Arm;
-use crate::report::every::{figures, number};
+use crate::report::common_sections::{figures, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Actions, Results, Run};
 use crate::statistics::median;

@@ -53,11 +53,11 @@ impl Table {
     /// Rows of the table.
     pub fn rows(self) -> Vec<Row> {
         rows(match self {
-            Table::X86_64 => include_str!("../../../data/seeds/shimizu_x86_64_4level.csv"),
-            Table::I386 => include_str!("../../../data/seeds/shimizu_i386_2level.csv"),
-            Table::I386Pae => include_str!("../../../data/seeds/shimizu_i386_3level_pae.csv"),
-            Table::Ia64Three => include_str!("../../../data/seeds/shimizu_ia64_3level.csv"),
-            Table::Ia64Four => include_str!("../../../data/seeds/shimizu_ia64_4level.csv"),
+            Table::X86_64 => include_str!("../../../data/published/shimizu_x86_64_4level.csv"),
+            Table::I386 => include_str!("../../../data/published/shimizu_i386_2level.csv"),
+            Table::I386Pae => include_str!("../../../data/published/shimizu_i386_3level_pae.csv"),
+            Table::Ia64Three => include_str!("../../../data/published/shimizu_ia64_3level.csv"),
+            Table::Ia64Four => include_str!("../../../data/published/shimizu_ia64_4level.csv"),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
-use crate::report::every::{interval, number};
+use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::{Evidence, Results};
 use crate::statistics::median;

@@ -1,8 +1,8 @@
-//! Published measurements by other authors: their tables as printed (`benches/data/seeds/`; its README names the
+//! Published measurements by other authors: their tables as printed (`benches/data/published/`; its README names the
 //! known errors), with one row type per table.
 //!
 //! ```text
-//!   benches/data/seeds/*.csv ── include_str! ──▶ rows ──▶ beside our figures, in the experiment of the same form
+//!   benches/data/published/*.csv ── include_str! ──▶ rows ──▶ beside our figures, in the experiment of the same form
 //! ```
 
 use serde::de::DeserializeOwned;

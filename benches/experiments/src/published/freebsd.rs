@@ -82,17 +82,17 @@ pub struct Run {
 
 /// Published runs of NPB.
 pub fn npb() -> Vec<Npb> {
-    rows(include_str!("../../../data/seeds/freebsd_npb.csv"))
+    rows(include_str!("../../../data/published/freebsd_npb.csv"))
 }
 
 /// Published runs of RandomAccess.
 pub fn gups() -> Vec<Gups> {
-    rows(include_str!("../../../data/seeds/freebsd_gups.csv"))
+    rows(include_str!("../../../data/published/freebsd_gups.csv"))
 }
 
 /// Published runs of Sweep3D.
 pub fn sweep3d() -> Vec<Sweep3d> {
-    rows(include_str!("../../../data/seeds/freebsd_sweep3d.csv"))
+    rows(include_str!("../../../data/published/freebsd_sweep3d.csv"))
 }
 
 /// All published runs, in the order of the tables.

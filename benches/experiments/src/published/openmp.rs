@@ -22,7 +22,7 @@ pub struct Claim {
 
 /// All claims of the text.
 pub fn claims() -> Vec<Claim> {
-    rows(include_str!("../../../data/seeds/openmp_claims.csv"))
+    rows(include_str!("../../../data/published/openmp_claims.csv"))
 }
 
 /// Improvement of a program by large pages on the Opteron in percent, or in words if the text gives no number.

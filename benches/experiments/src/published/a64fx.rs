@@ -37,17 +37,17 @@ pub struct Raw {
 
 /// Published table of ratios.
 pub fn ratios() -> Vec<Ratio> {
-    rows(include_str!("../../../data/seeds/a64fx_table1_ratios_hp_to_nohp.csv"))
+    rows(include_str!("../../../data/published/a64fx_table1_ratios_hp_to_nohp.csv"))
 }
 
 /// Published counters of the equation of state.
 pub fn eos() -> Vec<Raw> {
-    rows(include_str!("../../../data/seeds/a64fx_table4_eos_raw.csv"))
+    rows(include_str!("../../../data/published/a64fx_table4_eos_raw.csv"))
 }
 
 /// Published counters of hydrodynamics.
 pub fn hydro3d() -> Vec<Raw> {
-    rows(include_str!("../../../data/seeds/a64fx_table6_hydro3d_raw.csv"))
+    rows(include_str!("../../../data/published/a64fx_table6_hydro3d_raw.csv"))
 }
 
 /// Ratios of a counter, in the order of [`COLUMNS`]. The published table of ratios has no cycles; their ratios come

@@ -51,7 +51,7 @@ pub struct MissCost {
 
 /// Published rates of STREAM on both page sizes.
 pub fn stream() -> Vec<Stream> {
-    rows(include_str!("../../../data/seeds/lwn_stream.csv"))
+    rows(include_str!("../../../data/published/lwn_stream.csv"))
 }
 
 /// Rates of a function on base pages and on large pages.
@@ -66,7 +66,7 @@ pub fn stream_rates(function: &str) -> Option<[f64; 2]> {
 
 /// All numbers of the worked example.
 pub fn worked_numbers() -> Vec<Worked> {
-    rows(include_str!("../../../data/seeds/lwn_worked_numbers.csv"))
+    rows(include_str!("../../../data/published/lwn_worked_numbers.csv"))
 }
 
 /// One number of the worked example.
@@ -77,7 +77,7 @@ pub fn worked(calculation: &str, quantity: &str) -> Option<f64> {
 
 /// Results of the calibrator, one per machine.
 pub fn miss_costs() -> Vec<MissCost> {
-    let samples: Vec<Calibrator> = rows(include_str!("../../../data/seeds/lwn_calibrator.csv"));
+    let samples: Vec<Calibrator> = rows(include_str!("../../../data/published/lwn_calibrator.csv"));
     let results = samples.into_iter().filter(|sample| sample.row == "result");
     results.map(|Calibrator { machine, cycles, ns, .. }| MissCost { machine, cycles, ns }).collect()
 }

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::metric::{Better, Metric};
-use crate::report::every::{decimals, number};
+use crate::report::common_sections::{decimals, number};
 use crate::results::Results;
 use crate::statistics::{Comparison, Verdict};
 
