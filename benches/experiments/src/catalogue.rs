@@ -7,7 +7,6 @@ use crate::report::Section;
 use crate::results::Results;
 
 mod a64fx;
-mod beside;
 mod by_policy;
 mod consolidation;
 mod evidence;
@@ -22,6 +21,7 @@ mod programs;
 mod quick;
 mod shimizu;
 mod two_dimensional;
+mod versus_published;
 
 /// An experiment of the catalogue.
 pub trait Catalogued: Sync {

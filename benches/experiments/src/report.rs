@@ -10,7 +10,7 @@ use crate::catalogue;
 use crate::results::Results;
 
 mod agreement;
-pub mod every;
+pub mod common_sections;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod html;
@@ -168,12 +168,12 @@ impl Report {
         let own_lead = known.map(|known| known.lead(results)).unwrap_or_default();
         let lead = [
             own_lead,
-            every::lead(results),
-            every::summary(results, known.map_or("the figure", |known| known.figure())),
-            vec![experiment.question.clone(), every::evidence(results)],
+            common_sections::lead(results),
+            common_sections::summary(results, known.map_or("the figure", |known| known.figure())),
+            vec![experiment.question.clone(), common_sections::evidence(results)],
         ]
         .concat();
-        Report { title: experiment.title.clone(), lead, sections: [own, every::sections(results)].concat() }
+        Report { title: experiment.title.clone(), lead, sections: [own, common_sections::sections(results)].concat() }
     }
 
     /// Pictures in their order, each with its file name. The number makes the names unique.

@@ -3,14 +3,14 @@
 //! counters. This is the negative control: large pages reduced the misses in the published runs, but not the time.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::beside::{cell, mean, millions, saved, times, value, values};
 use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::versus_published::{cell, mean, millions, saved, times, value, values};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
+use crate::published::a64fx;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::seeds::a64fx;
-use crate::statistics::Verdict;
+use wideleaf_measure::statistics::Verdict;
 
 /// The `a64fx` experiment of the catalogue.
 pub struct A64fx;

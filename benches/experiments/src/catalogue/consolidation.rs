@@ -9,10 +9,10 @@ use crate::definition::{
 };
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
-use crate::report::every::{interval, number};
+use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::{Comparison, Equivalence, Verdict};
+use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 
 /// The `consolidation` experiment of the catalogue.
 pub struct Consolidation;

@@ -14,9 +14,9 @@ use crate::catalogue::Catalogued;
 use crate::catalogue::two_dimensional::absence;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
-use crate::report::{Column, Grid, Section, every};
+use crate::report::{Column, Grid, Section, common_sections};
 use crate::results::{Environment, Results};
-use crate::statistics::Comparison;
+use wideleaf_measure::statistics::Comparison;
 
 /// The `evidence` experiment of the catalogue.
 pub struct Evidence;
@@ -180,7 +180,7 @@ fn misses(results: &Results) -> Section {
     let arms = &ARMS[..4];
     let cell = |guest: &str, arm: &str| {
         let values = results.values(&format!("TLB miss, guest {guest}"), arm, Metric::WalkCycles);
-        values.first().map_or("-".to_owned(), |(_, cycles)| every::number(*cycles))
+        values.first().map_or("-".to_owned(), |(_, cycles)| common_sections::number(*cycles))
     };
     let head = std::iter::once(Column::text("page of the guest or process"))
         .chain(arms.iter().map(|(arm, _)| Column::number(*arm)));

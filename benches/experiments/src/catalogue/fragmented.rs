@@ -6,10 +6,10 @@ use crate::catalogue::Catalogued;
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts};
 use crate::metric::{Better, Metric};
 use crate::peers::Peer;
-use crate::report::every::number;
+use crate::report::common_sections::number;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::{Comparison, Verdict};
+use wideleaf_measure::statistics::{Comparison, Verdict};
 
 /// The `fragmented` experiment of the catalogue.
 pub struct Fragmented;

@@ -2,14 +2,14 @@
 //! fastest and slowest run, and three simulated counters.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::beside::{Pair, cell, millions, times, told, value, values};
 use crate::catalogue::programs::{Pages, Program, program};
+use crate::catalogue::versus_published::{Pair, cell, millions, times, told, value, values};
 use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
-use crate::report::every::number;
+use crate::published::freebsd;
+use crate::report::common_sections::number;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::seeds::freebsd;
 
 /// The `freebsd` experiment of the catalogue.
 pub struct FreeBsd;
@@ -383,7 +383,7 @@ const SIMULATED: &str = "This host's counters are not used: these are from a mod
     check once; BT, LU and SP use the reference's loops. No recording includes the stack, the code and the system. \
     RandomAccess: 2^24 of the updates of both passes; Sweep3D: one of 12 iterations, each array aligned to 1 MiB.";
 
-/// Known errors of the published tables (benches/data/seeds/README.md).
+/// Known errors of the published tables (benches/data/published/README.md).
 const KNOWN_FAULTS: [&str; 2] = [
     "Known errors of the original: IS B has the same time with and without superpages although its counters differ. \
      LU A has no slowest run at 4 KiB, LU C none with superpages. GUPS at 2^28 words with superpages is faster than \

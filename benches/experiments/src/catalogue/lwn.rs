@@ -6,14 +6,14 @@
 //! ```
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::beside::{cell, mean, saved, times, value};
 use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::versus_published::{cell, mean, saved, times, value};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
-use crate::report::every::decimals;
+use crate::published::lwn;
+use crate::report::common_sections::decimals;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::seeds::lwn;
 
 /// The `lwn` experiment of the catalogue.
 pub struct Lwn;

@@ -3,14 +3,14 @@
 //! normalised to 4 KiB pages.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::beside::{cell, mean, millions, saved, times, value, values};
 use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::versus_published::{cell, mean, millions, saved, times, value, values};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
+use crate::published::openmp;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::seeds::openmp;
-use crate::statistics::Verdict;
+use wideleaf_measure::statistics::Verdict;
 
 /// The `openmp` experiment of the catalogue.
 pub struct OpenMp;

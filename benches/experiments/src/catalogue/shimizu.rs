@@ -2,13 +2,13 @@
 //! measurements of superpages on i386, x86-64 and ia64.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::beside::{Pair, cell, mean, saved, times, told, values};
 use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::versus_published::{Pair, cell, mean, saved, times, told, values};
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::Metric;
+use crate::published::shimizu::Table;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::seeds::shimizu::Table;
 
 /// The `shimizu` experiment of the catalogue.
 pub struct Shimizu;

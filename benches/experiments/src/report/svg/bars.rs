@@ -15,7 +15,7 @@ use super::canvas::{
     Canvas, LINE, MARGIN, Scale, TEXT_PX, WIDTH, caption_height, fitted, legend_height, picture, text_width,
 };
 use super::palette::{GREY, INK, PALE, PAPER, fill};
-use crate::report::every::number;
+use crate::report::common_sections::number;
 use crate::report::{BarGroup, Bars};
 
 const BAR: i32 = 16;

@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
 
 use super::palette::{GREY, INK, PALE, PAPER};
-use crate::report::every::decimals;
+use crate::report::common_sections::decimals;
 
 /// Width of every picture in pixels, readable on an A4 page without magnification.
 pub(super) const WIDTH: i32 = 960;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
 use wideleaf_experiments::metric::Metric;
-use wideleaf_experiments::report::every::number;
+use wideleaf_experiments::report::common_sections::number;
 use wideleaf_experiments::results::Measured;
 
 use super::wideleaf_run;

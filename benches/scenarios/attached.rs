@@ -1,0 +1,373 @@
+//! The manager's effect on an external QEMU guest that another process started on base pages.
+//!
+//! ```text
+//!   speed       attached   GUPS ████████│ attach ▒▒▒▒▒▒│████████  rate before : rate after, and the stalls of updates
+//!               control    GUPS ████████│              │████████  the same times, without attaching
+//!   khugepaged  attached, the host's khugepaged at its fastest and at its defaults: time to 99 % huge, CPU time
+//! ```
+//!
+//! `speed`: a library keeps QEMU's advice to use huge pages from the kernel (`wideleaf_guest_tests::qemu_guest`), so
+//! RAM starts on base pages. Arms take turns, with one guest each, and each guest checks its table at its end.
+//! `khugepaged`: the guest starts on huge pages, the default in QEMU. Once it is full, the bench splits each huge
+//! page from outside, so that khugepaged may collapse it again. The clock starts then.
+//!
+//! `cargo bench -p wideleaf-benches --bench attached [-- speed|khugepaged [ROUNDS] [LOG2_WORDS or MIB]]` (default
+//! speed, 5 rounds, 2^28 words; khugepaged: 64 MiB; needs QEMU, KVM and root)
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_attach::process::Places;
+use wideleaf_attach::session::{Attached, Settings};
+use wideleaf_attach::{find, ram};
+use wideleaf_benches::cpu::Threads;
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::khugepaged::{Khugepaged, Settings as KhugepagedSettings};
+use wideleaf_memory::sensors::host_backing::HostBackingSensor;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, PolicyChoice};
+use wideleaf_protocol::{Message, parse};
+
+/// RAM beyond the table.
+const BESIDE_TABLE: Bytes = mib(64);
+/// Time over which a rate is measured.
+const MEASURED: Duration = Duration::from_secs(3);
+/// Time limit for a promotion. The control arm waits as long as the last promotion took.
+const PROMOTION_LIMIT: Duration = Duration::from_secs(60);
+const PACE: Duration = Duration::from_millis(5);
+/// Time limit for a guest's phases. Verifying 1 GiB on base pages takes half a minute.
+const GUEST_LIMIT: Duration = Duration::from_secs(300);
+/// Time limit for khugepaged. At its defaults it needs 40 s for 64 MiB once it has reached them.
+const KHUGEPAGED_LIMIT: Duration = Duration::from_secs(240);
+
+/// Targets of the bench.
+const SPEED_UP_MIN: f64 = 1.3;
+const GAP_MAX_MS: f64 = 2.0;
+
+/// Results of one guest.
+struct Run {
+    before: f64,
+    after: f64,
+    gap_p99_ns: f64,
+    gap_max_ns: f64,
+}
+
+/// Results of one promotion.
+struct Promotion {
+    took: Duration,
+    reached: f64,
+    window_p99_ms: f64,
+    window_max_ms: f64,
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    needs_kvm()?;
+    match arguments.word(0, &["speed", "khugepaged"], "speed or khugepaged")? {
+        0 => speed(arguments.number(1, 5)?, arguments.number(2, 28)?, waiting),
+        _ => khugepaged(arguments.number(1, 3)?, mib(arguments.number(2, 64)?), waiting),
+    }
+}
+
+fn speed(rounds: usize, log2_words: u32, waiting: &Waiting) -> Result<(), Ended> {
+    let memory = Bytes::new(8 << log2_words) + BESIDE_TABLE;
+    let (mut attached, mut control, mut promotions) = (Vec::new(), Vec::new(), Vec::<Promotion>::new());
+    for round in 0..rounds {
+        let is_attached_first = round % 2 == 0;
+        for is_attached in [is_attached_first, !is_attached_first] {
+            let took = promotions.last().map_or(Duration::from_secs(2), |promotion| promotion.took);
+            warm_host_memory(memory + memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+            let mut guest =
+                start(memory, QemuRam::AnonymousOnBasePages, &format!("kernel=gups log2_words={log2_words}"))?;
+            waiting.until("its updates", GUEST_LIMIT, PACE, || guest.said().marks.len() > 1)?;
+            let before = rate(&guest, waiting)?;
+            let manager = if is_attached {
+                let (manager, promotion) = promote(&guest, memory, waiting)?;
+                promotions.push(promotion);
+                Some(manager)
+            } else {
+                waiting.pass(took)?;
+                None
+            };
+            let after = rate(&guest, waiting)?;
+            guest.wait_until("its verification", |said| said.has_passed.is_some());
+            assert_eq!(guest.said().has_passed, Some(true), "the guest's table is intact");
+            drop(manager);
+            let (gap_p99_ns, gap_max_ns) = gaps(&guest);
+            let run = Run { before, after, gap_p99_ns, gap_max_ns };
+            if is_attached { &mut attached } else { &mut control }.push(run);
+        }
+    }
+    report_speed(&attached, &control, &promotions);
+    Ok(())
+}
+
+fn start(memory: Bytes, ram: QemuRam, cmdline: &str) -> Result<QemuGuest, Ended> {
+    let setup = QemuSetup::new("attached", memory, ram, cmdline);
+    QemuGuest::start(&setup).map_err(|error| Ended::Skipped(format!("QEMU: {error}")))
+}
+
+/// Updates per second, measured from now on.
+fn rate(guest: &QemuGuest, waiting: &Waiting) -> Result<f64, Ended> {
+    let first = guest.said().marks.len();
+    waiting.pass(MEASURED)?;
+    let rate = guest.said().rate_from(first);
+    Ok(rate.expect("the guest reports its progress twenty times a second"))
+}
+
+fn attach(guest: &QemuGuest) -> Result<Attached, Ended> {
+    let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot attach: {error}"));
+    let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
+    let policy = PolicyChoice::parse("auto").expect("auto is in the table");
+    let settings = Settings { policy: Some(policy), qmp: Some(guest.qmp()), ..Settings::default() };
+    Attached::start(process, settings).map_err(|error| cannot(&error))
+}
+
+fn promote(guest: &QemuGuest, memory: Bytes, waiting: &Waiting) -> Result<(Attached, Promotion), Ended> {
+    let mut reserve = WarmReserve::of(memory)?;
+    let began = Instant::now();
+    let manager = attach(guest)?;
+    let coverage = || manager.view().coverage().unwrap_or(0);
+    waiting.comes(PROMOTION_LIMIT, PACE, || {
+        let coverage = coverage();
+        reserve.give_back(f64::from(coverage) / 1e4);
+        coverage >= 9_900
+    })?;
+    let took = began.elapsed();
+    let unavailable = manager.view().work.expect("the guest is managed").unavailable;
+    let reached = f64::from(coverage()) / 100.0;
+    let promotion =
+        Promotion { took, reached, window_p99_ms: unavailable.p99_s * 1e3, window_max_ms: unavailable.max_s * 1e3 };
+    Ok((manager, promotion))
+}
+
+/// Warm huge pages of this process, released shortly before the promotion allocates them.
+///
+/// On a machine that returns free memory to its own host, free memory goes cold within two seconds. A promotion takes
+/// longer, and the first touch of a cold frame takes 5 ms, ten times a promotion. The reserve releases every other
+/// huge page: the kernel does not merge a page with a neighbour that is in use, and it hands out whole free pages
+/// before it splits merged ones.
+struct WarmReserve {
+    pages: Vec<Arc<GuestRam>>,
+    _neighbours: Vec<Arc<GuestRam>>,
+    total: usize,
+}
+
+impl WarmReserve {
+    /// Number of free pages ahead of the promotion: enough until its coverage is read again.
+    const AHEAD: usize = 512;
+
+    fn of(memory: Bytes) -> Result<Self, Ended> {
+        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("no warm memory: {error}"));
+        let host = LinuxHost::open().map_err(|error| cannot(&error))?;
+        let huge = PageSize::Huge2M.bytes();
+        let range = GpaRange::new(Gpa::new(0), huge).expect("the range is not empty");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages");
+        let page = || {
+            let ram = GuestRam::map(&[range], backing).map_err(|error| cannot(&error))?;
+            host.advise(ram.base(), huge, Advice::PopulateWrite).map_err(|error| cannot(&error))?;
+            Ok::<_, Ended>(ram)
+        };
+        let total = memory.get().div_ceil(huge.get()) as usize;
+        let pairs = (0..total).map(|_| Ok((page()?, page()?))).collect::<Result<Vec<_>, Ended>>()?;
+        let (pages, neighbours) = pairs.into_iter().unzip();
+        let mut reserve = Self { pages, _neighbours: neighbours, total };
+        reserve.give_back(0.0);
+        Ok(reserve)
+    }
+
+    /// Releases the pages that a promotion needs next after it has reached this share.
+    fn give_back(&mut self, share: f64) {
+        let taken = (share * self.total as f64) as usize;
+        self.pages.truncate(self.total.saturating_sub(taken + Self::AHEAD));
+    }
+}
+
+/// p99 and maximum duration of the guest's batches of 128 updates.
+fn gaps(guest: &QemuGuest) -> (f64, f64) {
+    let said = guest.said();
+    let gaps = |line: &String| match parse(line) {
+        Some(Ok(Message::Gaps { p99_ns, max_ns, .. })) => Some((p99_ns as f64, max_ns as f64)),
+        _ => None,
+    };
+    said.lines.iter().find_map(gaps).expect("GUPS reports its gaps before its verification")
+}
+
+fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
+    let gain = |runs: &[Run]| interval(runs.iter().map(|run| run.after / run.before));
+    let median_of = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of).collect());
+    let mut rows = table(&["arm", "before", "after", "after : before", "gap p99", "longest gap"]);
+    for (name, runs) in [("attached", attached), ("control", control)] {
+        let mega = |of: fn(&Run) -> f64| number(format!("{:.1} M/s", median_of(runs, of) / 1e6));
+        rows.add_row([
+            name.into(),
+            mega(|run| run.before),
+            mega(|run| run.after),
+            number(show(&gain(runs))),
+            number(format!("{:.1} us", median_of(runs, |run| run.gap_p99_ns) / 1e3)),
+            number(format!("{:.2} ms", median_of(runs, |run| run.gap_max_ns) / 1e6)),
+        ]);
+    }
+    println!("{rows}");
+    let of_promotions = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
+    let window_p99 = of_promotions(|promotion| promotion.window_p99_ms);
+    println!(
+        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; host's time \
+         per window {window_p99:.2} ms (p99), {:.2} ms (max)",
+        attached.len(),
+        of_promotions(|promotion| promotion.reached),
+        of_promotions(|promotion| promotion.took.as_secs_f64()),
+        of_promotions(|promotion| promotion.window_max_ms),
+    );
+    let speed_up = gain(attached).median;
+    println!(
+        "{}",
+        bar(&format!("speed after : before {speed_up:.3}, at least {SPEED_UP_MIN}"), speed_up >= SPEED_UP_MIN)
+    );
+    println!(
+        "{}",
+        bar(
+            &format!("host's time per window, p99: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
+            window_p99 <= GAP_MAX_MS
+        )
+    );
+    let gap = (median_of(attached, |run| run.gap_p99_ns) - median_of(control, |run| run.gap_p99_ns)) / 1e6;
+    println!(
+        "{}",
+        bar(&format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"), gap <= GAP_MAX_MS)
+    );
+    println!("  {}", machine());
+}
+
+fn interval(values: impl Iterator<Item = f64>) -> Interval {
+    bootstrap_median(&[values.collect()])
+}
+
+fn show(interval: &Interval) -> String {
+    format!("{:.3} ({:.3} - {:.3})", interval.median, interval.low, interval.high)
+}
+
+/// The promoter of an arm.
+#[derive(Clone, Copy)]
+enum Promoter {
+    Attached,
+    Khugepaged(KhugepagedSettings),
+}
+
+const PROMOTERS: [(&str, Promoter); 3] = [
+    ("attached", Promoter::Attached),
+    ("khugepaged, fastest", Promoter::Khugepaged(KhugepagedSettings::FASTEST)),
+    ("khugepaged, defaults", Promoter::Khugepaged(KhugepagedSettings::DEFAULTS)),
+];
+/// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
+const DEFAULTS: usize = 2;
+
+fn khugepaged(rounds: usize, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
+    let mut runs: [Vec<Taken>; PROMOTERS.len()] = Default::default();
+    for round in 0..rounds {
+        for (index, (_, promoter)) in PROMOTERS.into_iter().enumerate() {
+            if index != DEFAULTS || round == 0 {
+                runs[index].push(time_to_huge(promoter, hot, waiting)?);
+            }
+        }
+    }
+    let mut rows = table(&["arm", "runs", "to 99 % on 2m", "CPU until then", "reached"]);
+    for ((name, _), runs) in PROMOTERS.iter().zip(&runs) {
+        rows.add_row([
+            (*name).into(),
+            number(runs.len()),
+            number(format!("{:.3} s", median(runs.iter().map(|run| run.took.as_secs_f64()).collect()))),
+            number(format!("{:.1} ms", median(runs.iter().map(|run| run.cpu.as_secs_f64() * 1e3).collect()))),
+            number(format!("{:.1} %", median(runs.iter().map(|run| run.reached * 100.0).collect()))),
+        ]);
+    }
+    println!("{rows}\n  medians; {hot} of hot memory in a guest that checks and rewrites it; {}", machine());
+    Ok(())
+}
+
+/// Results of one arm.
+struct Taken {
+    took: Duration,
+    cpu: Duration,
+    reached: f64,
+}
+
+fn time_to_huge(promoter: Promoter, hot: Bytes, waiting: &Waiting) -> Result<Taken, Ended> {
+    let memory = hot + BESIDE_TABLE;
+    warm_host_memory(memory + memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    let line = format!("kernel=pattern bytes={} passes=1000000", hot.get());
+    let mut guest = start(memory, QemuRam::Anonymous, &line)?;
+    guest.check_all_words();
+    let outside = Outside::of(&guest)?;
+    outside.split_all();
+    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    let began = Instant::now();
+    let is_there = || outside.coverage() >= 0.99;
+    let (threads, _held): (Threads, Box<dyn std::any::Any>) = match promoter {
+        Promoter::Attached => {
+            let (attached, threads) = Threads::started_by(|| attach(&guest));
+            (threads, Box::new(attached?))
+        }
+        Promoter::Khugepaged(settings) => {
+            let lease = Khugepaged::of_this_machine().lease(settings)?;
+            (Threads::of_kernel("khugepaged")?, Box::new(lease))
+        }
+    };
+    let before = match promoter {
+        Promoter::Attached => wideleaf_benches::cpu::CpuUse::default(),
+        Promoter::Khugepaged(_) => threads.cpu_use()?,
+    };
+    waiting.comes(KHUGEPAGED_LIMIT, PACE, is_there)?;
+    let took = began.elapsed();
+    let cpu = threads.cpu_use()?.since(before).ran;
+    let reached = outside.coverage();
+    guest.check_all_words();
+    Ok(Taken { took, cpu, reached })
+}
+
+/// Hot memory of a guest, accessed from outside.
+struct Outside {
+    host: Arc<ProcessHost>,
+    hot: RamRange,
+}
+
+impl Outside {
+    fn of(guest: &QemuGuest) -> Result<Outside, Ended> {
+        let cannot = |error: &dyn std::fmt::Display| Ended::Skipped(format!("cannot inspect QEMU: {error}"));
+        let process = find::with_pid(&Places::default(), guest.pid()).map_err(|error| cannot(&error))?;
+        let hot = guest.said().regions["pattern"];
+        let ram = ram::map(&process, None);
+        let hot = ram.pieces.iter().find_map(|piece| piece.range.part(hot));
+        let hot = hot.ok_or_else(|| Ended::Skipped("cannot find QEMU's guest RAM".into()))?;
+        let host = ProcessHost::open(guest.pid()).map_err(|error| cannot(&error))?;
+        Ok(Outside { host: Arc::new(host), hot })
+    }
+
+    /// Splits every huge page into base pages.
+    fn split_all(&self) {
+        for window in self.hot.gpa.windows() {
+            let start = self.hot.hva + (window.start() - self.hot.gpa.start());
+            // A window that is not huge, or busy, stays as it is. Such windows are in the figures of all arms.
+            let _ = self.host.advise(start, PageSize::Base4K.bytes(), Advice::Cold);
+        }
+    }
+
+    /// Share of the windows that are on huge pages.
+    fn coverage(&self) -> f64 {
+        let mut sensor = HostBackingSensor::default();
+        let rows = sensor.sample(self.host.as_ref(), self.hot, None).expect("QEMU is alive");
+        let (windows, huge) =
+            rows.fold((0, 0), |(windows, huge), row| (windows + 1, huge + u32::from(row.backing == Backing::Huge2M)));
+        f64::from(huge) / f64::from(windows.max(1))
+    }
+}
+
+fn main() -> ExitCode {
+    experiment::run("attached", experiment)
+}

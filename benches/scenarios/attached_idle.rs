@@ -1,0 +1,172 @@
+//! Cost of an idle wideleafd: many stopped QEMU guests, all of them managed.
+//!
+//! ```text
+//!   guests filled and stopped ─▶ wideleafd manages ─▶ settles ─▶ CPU time in a minute · resident memory · scrapes
+//! ```
+//!
+//! `cargo build --release -p wideleaf-daemon && cargo bench -p wideleaf-benches --bench attached_idle [-- GUESTS
+//! [SECONDS]]` (default 50 guests of 64 MiB, 60 s; needs QEMU, KVM and root)
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm};
+use wideleaf_control::client;
+use wideleaf_control::protocol::{Answer, Request};
+use wideleaf_control::view::Care;
+use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_measure::statistics::median;
+use wideleaf_policies::units::mib;
+
+/// Time after which promotions are over and every loop is at its longest pause.
+const SETTLES_IN: Duration = Duration::from_secs(30);
+const SCRAPES: usize = 50;
+
+/// Targets of the bench.
+const CPU_MAX: f64 = 0.01;
+const RESIDENT_MAX_MIB: f64 = 30.0;
+const SCRAPE_MAX_MS: f64 = 20.0;
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    needs_kvm()?;
+    let (guests, seconds) = (arguments.number(0, 50)?, arguments.number(1, 60)?);
+    let guests = (0..guests).map(|number| standing(number, waiting)).collect::<Result<Vec<_>, _>>()?;
+    let folder = tempfile::tempdir().map_err(|error| Ended::Skipped(error.to_string()))?;
+    let daemon = Daemon::start(folder.path())?;
+    let socket = folder.path().join("control.sock");
+    let managed = || match client::ask(&socket, Request::List) {
+        Ok(Answer::Vms(vms)) => vms.iter().filter(|vm| vm.care == Care::Managed).count(),
+        _ => 0,
+    };
+    waiting.until("all guests under management", Duration::from_secs(120), Duration::from_millis(200), || {
+        managed() >= guests.len()
+    })?;
+    waiting.pass(SETTLES_IN)?;
+    let (began, before) = (Instant::now(), daemon.cpu_s());
+    waiting.pass(Duration::from_secs(seconds))?;
+    let (after, seconds) = (daemon.cpu_s(), began.elapsed().as_secs_f64());
+    let used = |(name, cpu): (&String, &f64)| (name.clone(), (cpu - before.get(name).unwrap_or(&0.0)) / seconds);
+    let shares: BTreeMap<String, f64> = after.iter().map(used).collect();
+    let share: f64 = shares.values().sum();
+    let resident = daemon.resident_mib();
+    let mut scrapes = Vec::new();
+    for _ in 0..SCRAPES {
+        scrapes.push(daemon.scrape_ms()?);
+        waiting.pass(Duration::from_millis(100))?;
+    }
+    let longest = scrapes.iter().copied().fold(0.0, f64::max);
+    let scrape = median(scrapes);
+    println!("attached_idle: {} stopped QEMU guests, {seconds:.0} s", guests.len());
+    println!(
+        "{}",
+        bar(&format!("CPU {:.2} % of one core, at most {:.0} %", share * 100.0, CPU_MAX * 100.0), share <= CPU_MAX)
+    );
+    let by_thread: Vec<_> = shares.iter().map(|(name, share)| format!("{name} {:.2}", share * 100.0)).collect();
+    println!("  by thread: {} %", by_thread.join(", "));
+    println!(
+        "{}",
+        bar(&format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"), resident <= RESIDENT_MAX_MIB)
+    );
+    println!(
+        "{}",
+        bar(
+            &format!("scrape {scrape:.1} ms (median of {SCRAPES}, longest {longest:.1}), at most {SCRAPE_MAX_MS}"),
+            scrape <= SCRAPE_MAX_MS
+        )
+    );
+    println!("  {}", machine());
+    Ok(())
+}
+
+/// A guest that has filled its RAM and is stopped.
+fn standing(number: usize, waiting: &Waiting) -> Result<QemuGuest, Ended> {
+    let line = "kernel=pattern bytes=33554432 passes=1000000";
+    let setup = QemuSetup::new(&format!("idle-{number}"), mib(64), QemuRam::Anonymous, line);
+    let guest = QemuGuest::start(&setup).map_err(|error| Ended::Skipped(format!("QEMU: {error}")))?;
+    let limit = Duration::from_secs(60);
+    waiting.until("its first pass", limit, Duration::from_millis(10), || !guest.said().marks.is_empty())?;
+    guest.stop_vcpus().map_err(|error| Ended::Skipped(format!("QEMU's monitor: {error}")))?;
+    Ok(guest)
+}
+
+/// A wideleafd that is killed when dropped.
+struct Daemon {
+    child: Child,
+    metrics: SocketAddr,
+}
+
+impl Daemon {
+    fn start(folder: &Path) -> Result<Daemon, Ended> {
+        let skipped = |error: std::io::Error| Ended::Skipped(format!("wideleafd: {error}"));
+        // A free port: the listener that found it is closed at once.
+        let metrics = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(skipped)?;
+        let config = folder.join("wideleafd.toml");
+        let text = format!(
+            "[socket]\npath = \"{0}/control.sock\"\n[metrics]\nlisten = \"{metrics}\"\n[state]\npath = \
+             \"{0}/state.json\"\n[attach]\nautomatic = [\"idle-*\"]\ninterval = \"10s\"\n",
+            folder.display()
+        );
+        fs::write(&config, text).map_err(skipped)?;
+        let mut command = Command::new(program()?);
+        let child = command.arg("--config").arg(config).stdin(Stdio::null()).spawn().map_err(skipped)?;
+        Ok(Daemon { child, metrics })
+    }
+
+    /// CPU time in seconds, by thread name.
+    fn cpu_s(&self) -> BTreeMap<String, f64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("wideleafd is alive");
+        let ran = |path: PathBuf| {
+            let (name, times) =
+                (fs::read_to_string(path.join("comm")).ok()?, fs::read_to_string(path.join("schedstat")).ok()?);
+            Some((name.trim().to_owned(), times.split_whitespace().next()?.parse::<f64>().ok()? / 1e9))
+        };
+        let mut by_name = BTreeMap::new();
+        for (name, seconds) in tasks.filter_map(|task| ran(task.ok()?.path())) {
+            *by_name.entry(name).or_default() += seconds;
+        }
+        by_name
+    }
+
+    fn resident_mib(&self) -> f64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("wideleafd is alive");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("every process has this line");
+        line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") / 1024.0
+    }
+
+    fn scrape_ms(&self) -> Result<f64, Ended> {
+        let began = Instant::now();
+        let mut text = String::new();
+        let scraped = TcpStream::connect(self.metrics).and_then(|mut stream| {
+            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+            write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+            stream.read_to_string(&mut text)
+        });
+        scraped.map_err(|error| Ended::Skipped(format!("no metrics: {error}")))?;
+        assert!(text.contains("wideleaf_vm_backing_bytes"), "{text}");
+        Ok(began.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Path of wideleafd, in the folder above that of this bench.
+fn program() -> Result<PathBuf, Ended> {
+    let here = std::env::current_exe().map_err(|error| Ended::Skipped(error.to_string()))?;
+    let program = here.parent().and_then(Path::parent).map(|folder| folder.join("wideleafd"));
+    let program = program.filter(|program| program.exists());
+    program.ok_or_else(|| Ended::Skipped("no wideleafd: cargo build --release -p wideleaf-daemon".into()))
+}
+
+fn main() -> ExitCode {
+    experiment::run("attached_idle", experiment)
+}

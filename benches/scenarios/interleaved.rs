@@ -1,0 +1,133 @@
+//! Promoted pages compared with base pages and with huge pages from the start, on a machine with a speed that changes
+//! from second to second. Three guests run on the same machine and take turns of a quarter of a second.
+//!
+//! ```text
+//!   base      ██······██······██······   4 KiB pages, never promoted
+//!   promoted  ··██······██······██····   4 KiB pages, collapsed while it ran
+//!   hugetlb   ····██······██······██··   2 MiB pages of the pool
+//!             └ turn ┘                   rates within a turn are compared; the other guests are paused
+//! ```
+//!
+//! A rate is updates per second of the guest's clock between the first and the last progress line within a slice, so
+//! it includes neither a pause nor the switch. Each set has new guests, because memory differs as well. This is not a
+//! criterion bench: pairs count, not single times.
+//!
+//! `cargo bench -p wideleaf-benches --bench interleaved [-- LOG2_WORDS]` (default 25; needs KVM and the right
+//! to lease hugetlb pages)
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
+use wideleaf_measure::statistics::{Interval, bootstrap_median, ratio_within_turns};
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Skip};
+
+/// Number of sets, each with new guests and new memory.
+const SETS: usize = 7;
+/// Maximum number of turns in a set, if the guests have enough work.
+const TURNS_MAX: usize = 16;
+/// Duration of a turn: long enough for at least three progress lines, short enough that the machine is the
+/// same for three turns.
+const SLICE: Duration = Duration::from_millis(250);
+/// Words that a guest updates in all rounds together. HPCC's updates are repeated for smaller tables, so that there
+/// is work for all turns.
+const WORDS_UPDATED: u64 = 3 << 25;
+/// Maximum number of attempts to collapse a window.
+const COLLAPSE_TRIES_MAX: usize = 20;
+
+/// An arm: initial backing of the guest's RAM, and whether it is promoted.
+struct Arm {
+    name: &'static str,
+    kind: BackingKind,
+    page: PageSize,
+    is_promoted: bool,
+}
+
+const ARMS: [Arm; 3] = [
+    Arm { name: "base", kind: BackingKind::Anon, page: PageSize::Base4K, is_promoted: false },
+    Arm { name: "promoted", kind: BackingKind::Anon, page: PageSize::Base4K, is_promoted: true },
+    Arm { name: "hugetlb", kind: BackingKind::Hugetlb, page: PageSize::Huge2M, is_promoted: false },
+];
+const BASE: usize = 0;
+const PROMOTED: usize = 1;
+const HUGETLB: usize = 2;
+
+/// Starts a guest, lets it fill its table and begin to update, promotes it if the arm says so, and leaves it paused.
+fn prepare(arm: &Arm, log2_words: u32, waiting: &Waiting) -> Result<Guest, Ended> {
+    let rounds = (WORDS_UPDATED >> log2_words).max(1);
+    let setup = GuestSetup {
+        memory: memory(log2_words),
+        backing: BackingConfig::new(arm.kind, arm.page).expect("a backing with this page size"),
+        cmdline: format!("kernel=gups log2_words={log2_words} rounds={rounds} progress_ms=50"),
+    };
+    warm_host_memory(setup.memory).expect("memory to warm");
+    let guest = Guest::start(&setup);
+    guest.updates_begin(waiting)?;
+    if arm.is_promoted {
+        promote(guest.ram());
+    }
+    guest.pause();
+    Ok(guest)
+}
+
+/// Collapses all resident windows while the guest runs, like the manager.
+fn promote(ram: &GuestRam) {
+    let host = LinuxHost::open().expect("/proc is mounted");
+    for range in ram.ranges() {
+        for window in range.gpa.windows() {
+            let is_over = (0..COLLAPSE_TRIES_MAX).any(|_| {
+                let result = collapse_window(&host, *range, window).result;
+                matches!(result, OutcomeResult::Done | OutcomeResult::Skipped(Skip::NotResident | Skip::AlreadyDone))
+            });
+            assert!(is_over, "{window:?} cannot be collapsed: the machine is short of huge pages");
+        }
+    }
+}
+
+/// RAM for the table and for the rest of the guest.
+fn memory(log2_words: u32) -> Bytes {
+    Bytes::new(8 << log2_words) + mib(256)
+}
+
+/// Rates in each turn in which all guests had work.
+fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
+    let guests = ARMS.iter().map(|arm| prepare(arm, log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
+    let in_turn: Vec<&Guest> = guests.iter().collect();
+    let turns = take_turns(&in_turn, TURNS_MAX, SLICE, waiting)?;
+    in_turn.iter().for_each(|guest| guest.resume());
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
+    Ok(turns)
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let log2_words = arguments.number(0, 25)?;
+    needs_kvm()?;
+    let pages = memory(log2_words).pages(PageSize::Huge2M);
+    let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, pages);
+    let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
+    let sets = (0..SETS).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
+
+    println!("interleaved: GUPS, 2^{log2_words} words, {SETS} sets of guests, slices of {} ms", SLICE.as_millis());
+    let turns: usize = sets.iter().map(Vec::len).sum();
+    for (index, arm) in ARMS.iter().enumerate() {
+        let rates: Vec<f64> = sets.iter().flatten().map(|turn| turn[index] / 1e6).collect();
+        let Interval { median, low, high } = bootstrap_median(&[rates]);
+        println!("interleaved: {:<8} {median:7.2} M updates/s ({low:.2} - {high:.2})", arm.name);
+    }
+    for (a, b) in [(PROMOTED, BASE), (PROMOTED, HUGETLB), (HUGETLB, BASE)] {
+        let Interval { median, low, high } = ratio_within_turns(&sets, a, b);
+        println!("interleaved: {} : {} {median:.3} ({low:.3} - {high:.3})", ARMS[a].name, ARMS[b].name);
+    }
+    println!("interleaved: medians of {turns} turns, 95 % intervals by resampling sets and turns; all tables verified");
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    experiment::run("interleaved", experiment)
+}

@@ -1,0 +1,374 @@
+//! Speed of the benchmark kernels: alone, in a guest, on two vCPUs, on small and on large pages.
+//!
+//! ```text
+//!   speed    native, 2 MiB                       compared with the best published implementations on such a machine
+//!   guest    native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      cost of our second level
+//!   vcpus    guest, 1 vCPU  ⇄  guest, 2 vCPUs             scaling
+//!   pages    native, 4 KiB  ⇄  native, 2 MiB              gain of large pages
+//!   verify   native, 2 MiB  ⇄  guest, 2 MiB in 2 MiB      class A of all NPB, B of four: published values
+//!   tlb      both, 4 KiB and 2 MiB                       the levels that `latency` finds: entries, cost of a miss
+//! ```
+//!
+//! Arms of one kernel take turns. Each run has RAM that was faulted in before, after the host's memory was warmed.
+//! Ratios are those of rates within a round. Every run verifies itself, and a failed verification ends the bench.
+//!
+//! `cargo bench -p wideleaf-benches --bench kernels -- speed|guest|vcpus|pages|verify|tlb [ROUNDS] [KERNEL]` (default
+//! `speed`, 5 rounds (`verify`: 1) and all kernels; all but `speed` and `pages` need KVM). The references were
+//! measured in other runs than ours: NPB 3.4.1 in Fortran and its ports in C++ and Rust at -O3 for the baseline
+//! instruction set, HPCC 1.5.0, Sweep3D 2.2b, on an AMD EPYC with 2 MiB pages. They are accurate to 20 %.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use wideleaf::args::FallbackArg;
+use wideleaf::interrupts::Interrupts;
+use wideleaf::report::RunReport;
+use wideleaf::run::devices::DeviceArgs;
+use wideleaf::run::kernel::{Pages, least_ram};
+use wideleaf::run::{Console, RunSpec, Workload, execute};
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
+use wideleaf_measure::statistics::{Interval, bootstrap_median};
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::policy::by_name;
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_vmm::run_loop::OnReset;
+
+/// One way to run a kernel.
+#[derive(Clone, Copy)]
+struct Arm {
+    name: &'static str,
+    is_native: bool,
+    page: PageSize,
+    vcpus: u8,
+}
+
+const NATIVE_4K: Arm = Arm { name: "native, 4k", is_native: true, page: PageSize::Base4K, vcpus: 1 };
+const GUEST_4K: Arm = Arm { name: "guest, 2m in 4k", is_native: false, page: PageSize::Base4K, vcpus: 1 };
+const NATIVE_2M: Arm = Arm { name: "native, 2m", is_native: true, page: PageSize::Huge2M, vcpus: 1 };
+const GUEST_2M: Arm = Arm { name: "guest, 2m in 2m", is_native: false, page: PageSize::Huge2M, vcpus: 1 };
+const GUEST_2M_TWICE: Arm = Arm { name: "guest, 2 vCPUs", is_native: false, page: PageSize::Huge2M, vcpus: 2 };
+
+/// A kernel with its parameters and the expected result: a rate, or a ratio of two arms.
+struct Work {
+    kernel: &'static str,
+    parameters: &'static str,
+    expected: Expected,
+}
+
+#[derive(Clone, Copy)]
+enum Expected {
+    /// Rate in Mop/s of the best references: the slower and the faster one.
+    Rate(f64, f64),
+    /// Ratio of the second arm's rate to the first arm's, from the references: the lower and the higher one.
+    Ratio(f64, f64),
+    /// A minimum for the ratio.
+    AtLeast(f64),
+    /// No expectation; the ratio is only shown.
+    Shown,
+}
+
+/// Minimum rate relative to the slower of the best references.
+const SPEED_MIN: f64 = 0.9;
+/// Maximum difference between a ratio and the reference's.
+const RATIO_NEAR: f64 = 0.08;
+
+struct Comparison {
+    name: &'static str,
+    rounds: usize,
+    arms: &'static [Arm],
+    works: &'static [Work],
+}
+
+const fn work(kernel: &'static str, parameters: &'static str, expected: Expected) -> Work {
+    Work { kernel, parameters, expected }
+}
+
+const COMPARISONS: [Comparison; 6] = [
+    Comparison {
+        name: "speed",
+        rounds: 5,
+        arms: &[NATIVE_2M],
+        works: &[
+            work("npb.bt", "class=A", Expected::Rate(5800.0, 6900.0)),
+            work("npb.cg", "class=A", Expected::Rate(2800.0, 3100.0)),
+            work("npb.ep", "class=A", Expected::Rate(198.0, 198.0)),
+            work("npb.ft", "class=A", Expected::Rate(5200.0, 5200.0)),
+            work("npb.is", "class=A", Expected::Rate(157.0, 170.0)),
+            work("npb.lu", "class=A", Expected::Rate(7650.0, 8600.0)),
+            work("npb.mg", "class=A", Expected::Rate(4100.0, 4600.0)),
+            work("npb.sp", "class=A", Expected::Rate(6200.0, 6400.0)),
+        ],
+    },
+    Comparison {
+        name: "guest",
+        rounds: 5,
+        arms: &[NATIVE_2M, GUEST_2M],
+        works: &[
+            work("npb.bt", "class=W", Expected::AtLeast(0.95)),
+            work("npb.cg", "class=A", Expected::AtLeast(0.95)),
+            work("npb.ep", "class=W", Expected::AtLeast(0.95)),
+            work("npb.ft", "class=A", Expected::AtLeast(0.95)),
+            work("npb.is", "class=A", Expected::AtLeast(0.95)),
+            work("npb.lu", "class=W", Expected::AtLeast(0.95)),
+            work("npb.mg", "class=A", Expected::AtLeast(0.95)),
+            work("npb.sp", "class=W", Expected::AtLeast(0.95)),
+            work("gups", "log2_words=25", Expected::AtLeast(0.95)),
+            work("stream", "words=20000000", Expected::AtLeast(0.95)),
+            work("sweep3d", "n=50", Expected::AtLeast(0.95)),
+            work("amr", "passes=8", Expected::AtLeast(0.95)),
+        ],
+    },
+    Comparison {
+        name: "vcpus",
+        rounds: 5,
+        arms: &[GUEST_2M, GUEST_2M_TWICE],
+        works: &[
+            work("npb.cg", "class=A", Expected::Shown),
+            work("npb.mg", "class=A", Expected::Shown),
+            work("npb.ft", "class=A", Expected::Shown),
+            work("npb.lu", "class=A", Expected::Shown),
+        ],
+    },
+    Comparison {
+        name: "pages",
+        rounds: 5,
+        arms: &[NATIVE_4K, NATIVE_2M],
+        works: &[
+            work("gups", "log2_words=26", Expected::Ratio(1.5, 1.5)),
+            work("npb.cg", "class=B", Expected::Ratio(1.2, 1.3)),
+            work("npb.mg", "class=A", Expected::Ratio(1.2, 1.2)),
+            work("npb.is", "class=C buckets=0", Expected::Ratio(1.16, 1.16)),
+            work("sweep3d", "n=150", Expected::Ratio(1.11, 1.11)),
+        ],
+    },
+    Comparison {
+        name: "verify",
+        rounds: 1,
+        arms: &[NATIVE_2M, GUEST_2M],
+        works: &[
+            work("npb.bt", "class=A", Expected::Shown),
+            work("npb.cg", "class=A", Expected::Shown),
+            work("npb.ep", "class=A", Expected::Shown),
+            work("npb.ft", "class=A", Expected::Shown),
+            work("npb.is", "class=A buckets=0", Expected::Shown),
+            work("npb.is", "class=A buckets=1", Expected::Shown),
+            work("npb.lu", "class=A", Expected::Shown),
+            work("npb.mg", "class=A", Expected::Shown),
+            work("npb.sp", "class=A", Expected::Shown),
+            work("npb.cg", "class=B", Expected::Shown),
+            work("npb.ft", "class=B", Expected::Shown),
+            work("npb.is", "class=B buckets=0", Expected::Shown),
+            work("npb.is", "class=B buckets=1", Expected::Shown),
+            work("npb.mg", "class=B", Expected::Shown),
+        ],
+    },
+    Comparison {
+        name: "tlb",
+        rounds: 3,
+        arms: &[NATIVE_4K, NATIVE_2M, GUEST_4K, GUEST_2M],
+        works: &[work("latency", "", Expected::Shown)],
+    },
+];
+
+/// Name of the comparison with levels instead of a figure as its result.
+const TLB: &str = "tlb";
+/// Maximum number of TLB levels in the results of `latency`.
+const LEVELS_MAX: usize = 4;
+
+/// Figures (rates) of all runs of a kernel, by round, then by arm.
+struct Rounds {
+    figures: Vec<Vec<f64>>,
+}
+
+impl Rounds {
+    /// Ratio of the second arm's rate to the first arm's.
+    fn speed_up(&self) -> Interval {
+        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[1] / arms[0]]).collect::<Vec<_>>())
+    }
+
+    fn figure(&self, arm: usize) -> Interval {
+        bootstrap_median(&self.figures.iter().map(|arms| vec![arms[arm]]).collect::<Vec<_>>())
+    }
+}
+
+fn kernel(name: &str) -> &'static Kernel {
+    registry::by_name(name).expect("the kernels above are in the table")
+}
+
+fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ended> {
+    let need = kernel(work.kernel).memory_for(work.parameters, usize::from(arm.vcpus));
+    let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", work.kernel) };
+    let guest_page = PageSize::Huge2M;
+    let pages = Pages { host: arm.page, guest: (!arm.is_native).then_some(guest_page) };
+    let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let spec = RunSpec {
+        workload: Workload::Kernel(kernel(work.kernel).name.as_str()),
+        is_native: arm.is_native,
+        cmdline: work.parameters.into(),
+        initrd: None,
+        devices: DeviceArgs::default(),
+        memory,
+        vcpus: arm.vcpus,
+        backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
+        guest_page,
+        policy: by_name("never").expect("never is in the table").into(),
+        policy_delay: None,
+        is_prefaulted: true,
+        fallback: FallbackArg::Fail,
+        record: None,
+        timeout: None,
+        on_reset: OnReset::Stop,
+        console: Console::Nothing,
+        daemon: None,
+        sandbox: None,
+        control_socket: None,
+    };
+    warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
+    let report = execute(&spec, interrupts, Instant::now());
+    let report = report.map_err(|failure| Ended::Skipped(format!("{} {}: {failure}", work.kernel, arm.name)))?;
+    let is_right = report.verification.as_ref().is_some_and(|verification| verification.passed);
+    assert!(is_right, "{} {}: {:?}", work.kernel, arm.name, report.verification);
+    Ok(report)
+}
+
+fn measure(work: &Work, arms: &[Arm], rounds: usize, interrupts: &Interrupts) -> Result<Rounds, Ended> {
+    let mut measured = Rounds { figures: Vec::new() };
+    let figure = kernel(work.kernel).figure.name;
+    for _ in 0..rounds {
+        let reports = arms.iter().map(|arm| run(work, *arm, interrupts)).collect::<Result<Vec<_>, _>>()?;
+        measured.figures.push(reports.iter().map(|report| report.results[figure.as_str()].value).collect());
+    }
+    Ok(measured)
+}
+
+fn shown(Interval { median, low, high }: Interval, digits: usize) -> String {
+    format!("{median:.digits$} ({low:.digits$} - {high:.digits$})")
+}
+
+/// A line that says whether the expectation is met; `None` without expectation.
+fn judge(work: &Work, measured: &Rounds) -> Option<String> {
+    let name = format!("{} {}", work.kernel, work.parameters);
+    Some(match work.expected {
+        Expected::Rate(slower, faster) => {
+            let rate = measured.figure(0).median;
+            bar(
+                &format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below"),
+                rate >= SPEED_MIN * slower,
+            )
+        }
+        Expected::Ratio(low, high) => {
+            let ratio = measured.speed_up().median;
+            let is_near = (low - RATIO_NEAR..=high + RATIO_NEAR).contains(&ratio);
+            bar(&format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}"), is_near)
+        }
+        Expected::AtLeast(least) => {
+            let ratio = measured.speed_up().median;
+            bar(&format!("{name}: {ratio:.3}, at least {least}"), ratio >= least)
+        }
+        Expected::Shown => return None,
+    })
+}
+
+/// Geometric mean of the ratios of all rates to the middle of their references.
+fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
+    let ratios = works.iter().map(|(work, measured)| match work.expected {
+        Expected::Rate(slower, faster) => Some(measured.figure(0).median / f64::midpoint(slower, faster)),
+        _ => None,
+    });
+    let logarithms: Vec<f64> = ratios.map(|ratio| ratio.map(f64::ln)).collect::<Option<_>>()?;
+    Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let names = COMPARISONS.map(|comparison| comparison.name);
+    let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus, pages, verify or tlb")?];
+    let rounds = arguments.number(1, comparison.rounds)?;
+    let only = arguments.text(2);
+    let works: Vec<&Work> =
+        comparison.works.iter().filter(|work| only.is_none_or(|only| work.kernel == only)).collect();
+    if let (Some(text), []) = (only, &works[..]) {
+        return Err(Ended::Argument { number: 3, text: text.into(), expected: "a kernel of this comparison" });
+    }
+    if comparison.arms.iter().any(|arm| !arm.is_native) {
+        needs_kvm()?;
+    }
+    let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    if comparison.name == TLB {
+        return report_levels(comparison, rounds, &interrupts, waiting);
+    }
+    let mut all = Vec::new();
+    for work in works {
+        waiting.pass(Duration::ZERO)?;
+        all.push((work, measure(work, comparison.arms, rounds, &interrupts)?));
+    }
+    report(comparison, rounds, &all);
+    Ok(())
+}
+
+fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
+    println!("kernels, {}", comparison.name);
+    let mut header = vec!["kernel"];
+    header.extend(comparison.arms.iter().map(|arm| arm.name));
+    header.extend(["unit", "second : first"].into_iter().take(comparison.arms.len()));
+    let mut rows = table(&header);
+    for (work, measured) in all {
+        let figures = (0..comparison.arms.len()).map(|arm| measured.figure(arm));
+        let mut row = vec![format!("{} {}", work.kernel, work.parameters).into()];
+        row.extend(figures.map(|figure| number(shown(figure, if figure.median < 10.0 { 4 } else { 1 }))));
+        row.push(kernel(work.kernel).figure.unit.as_str().into());
+        if comparison.arms.len() > 1 {
+            row.push(number(shown(measured.speed_up(), 3)));
+        }
+        rows.add_row(row);
+    }
+    println!("{rows}\n  medians of {rounds} rounds, 95 % intervals; all runs verified");
+    all.iter().filter_map(|(work, measured)| judge(work, measured)).for_each(|line| println!("{line}"));
+    if let Some(mean) = geometric_mean(all).filter(|_| all.len() > 1) {
+        println!(
+            "{}",
+            bar(
+                &format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1"),
+                mean >= 1.0
+            )
+        );
+    }
+    println!("  {}", machine());
+}
+
+/// Prints the levels that `latency` finds in each arm, run by run.
+fn report_levels(
+    comparison: &Comparison,
+    rounds: usize,
+    interrupts: &Interrupts,
+    waiting: &Waiting,
+) -> Result<(), Ended> {
+    let mut rows = table(&["arm", "level", "entries", "miss", "spread", "agreed"]);
+    for (_, arm) in (0..rounds).flat_map(|round| comparison.arms.iter().map(move |arm| (round, arm))) {
+        waiting.pass(Duration::ZERO)?;
+        let found = run(&comparison.works[0], *arm, interrupts)?.results;
+        let result = |name: &str| found.get(name).map(|result| result.value);
+        for level in 1..=LEVELS_MAX {
+            let (Some(entries), Some(ns)) = (result(&format!("entries{level}")), result(&format!("miss{level}")))
+            else {
+                continue;
+            };
+            let ticks = |name: &str| result(&format!("{name}{level}")).unwrap_or(f64::NAN);
+            rows.add_row([
+                arm.name.into(),
+                number(level),
+                number(entries),
+                number(format!("{ns:.2} ns, {:.1} ticks", ticks("miss_ticks"))),
+                number(format!("{:.1} ticks", ticks("spread_ticks"))),
+                number(format!("{} of 3", result("matches").unwrap_or(0.0))),
+            ]);
+        }
+    }
+    println!("kernels, {TLB}: pointer chases, {rounds} runs of each arm in turn\n{rows}\n  {}", machine());
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    experiment::run("kernels", experiment)
+}

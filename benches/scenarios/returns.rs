@@ -1,0 +1,240 @@
+//! Time until a hot set is on large pages again after it was made small: `auto` has 99 % of it back, in the host's
+//! tables and in KVM's.
+//!
+//! ```text
+//!   large ████████┐                    ┌████████      guest: checks and rewrites every word of its hot set, all the time
+//!                 │  auto observes     │
+//!   small         └░░░░░░░░░░░░░░░░░░░░┘
+//!                 ▲ made small         ▲ ◀─────▶ time: from the moment auto may act
+//! ```
+//!
+//! | way | cause of the small pages |
+//! |---|---|
+//! | dirty log, by its owner | KVM's dirty log over all slots (an abandoned migration); its owner switches it off |
+//! | dirty log, by auto | the same log, left on: `auto` recovers the slots |
+//! | split | each huge page is split, as in a demotion |
+//! | release | all pages zero and released before the guest fills them, with an idle manager; timed from the end of the fill |
+//!
+//! `cargo bench -p wideleaf-benches --bench returns [-- HOT_MIB REPETITIONS]` (default 64 and 5; needs KVM)
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large, windows_mapped_large};
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::guest::{Guest, GuestSetup};
+use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
+use wideleaf_measure::statistics::median;
+use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::actuators::release::release_window;
+use wideleaf_memory::actuators::split::split_window;
+use wideleaf_memory::aside::WindowMover;
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, GpaRange, OutcomeResult, PageSize};
+
+/// RAM beyond the hot set.
+const BESIDE_HOT: Bytes = mib(64);
+/// Interval between two measurements of coverage.
+const PACE: Duration = Duration::from_millis(5);
+/// Pause before and between the ways: `auto` has seen all windows, and its ticks are as far apart as possible.
+const STEADY: Duration = Duration::from_secs(3);
+/// Time on small pages. It grows with each repetition, so that it ends at different points between two ticks.
+const SMALL: Duration = Duration::from_millis(1_000);
+const SHIFT: Duration = Duration::from_millis(170);
+/// Time in which a plan from before the pause of the policy ends: the budget's burst is 250 ms.
+const PLAN_MAX: Duration = Duration::from_millis(300);
+/// Time limit for a return.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Target of the bench.
+const RETURN_MAX: Duration = Duration::from_secs(2);
+
+/// The cause of the small pages, and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    LogEndedByOwner,
+    LogEndedByAuto,
+    Split,
+    Release,
+}
+
+const WAYS: [(&str, Way); 4] = [
+    ("dirty log, by its owner", Way::LogEndedByOwner),
+    ("dirty log, by auto", Way::LogEndedByAuto),
+    ("split", Way::Split),
+    ("release", Way::Release),
+];
+
+fn setup(hot: Bytes) -> GuestSetup {
+    GuestSetup {
+        memory: hot + BESIDE_HOT,
+        backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
+        cmdline: format!("kernel=pattern bytes={} passes=1000000", hot.get()),
+    }
+}
+
+/// A running guest that `auto` has promoted.
+struct HotGuest {
+    managed: Managed,
+    leave: Leave,
+    guest: Guest,
+    hot: GpaRange,
+    /// Number of windows that KVM maps large when all are promoted.
+    mapped: u64,
+}
+
+impl HotGuest {
+    fn start(hot: Bytes, waiting: &Waiting) -> Result<HotGuest, Ended> {
+        let setup = setup(hot);
+        warm_host_memory(setup.memory).expect("memory to warm");
+        let guest = Guest::start(&setup);
+        let (auto, leave) = OnLeave::new(policy("auto"));
+        let managed = Managed::start(&guest, Box::new(auto));
+        guest.begin_of("pass", waiting)?;
+        let hot = guest.region("pattern");
+        let windows = hot.bytes().pages(PageSize::Huge2M);
+        let mut hot_guest = HotGuest { managed, leave, guest, hot, mapped: windows };
+        waiting.until("promotion of the hot set", LIMIT, PACE, || hot_guest.is_large())?;
+        waiting.pass(STEADY)?;
+        hot_guest.mapped = windows_mapped_large(hot_guest.guest.second_level().as_ref());
+        Ok(hot_guest)
+    }
+
+    fn is_large(&self) -> bool {
+        is_nearly_all_large(self.guest.ram(), self.hot, self.guest.second_level().as_ref(), self.mapped)
+    }
+
+    /// Makes the hot set small, keeps it so for `small`, and returns the time until it is large again.
+    fn come_back(&self, way: Way, small: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
+        self.leave.take();
+        waiting.pass(PLAN_MAX)?;
+        match way {
+            Way::Split => self.split(),
+            _ => self.log_dirty(true),
+        }
+        waiting.pass(small)?;
+        assert!(!self.is_large(), "{way:?} left the hot set large");
+        let began = Instant::now();
+        if way == Way::LogEndedByOwner {
+            self.log_dirty(false);
+        }
+        self.leave.give();
+        let is_back = waiting.comes(LIMIT, PACE, || self.is_large())?;
+        let took = is_back.then(|| began.elapsed());
+        waiting.pass(STEADY)?;
+        Ok(took)
+    }
+
+    fn log_dirty(&self, is_on: bool) {
+        let second_level = self.guest.second_level();
+        for slot in second_level.slots().into_iter().filter(|slot| slot.range.overlaps(self.hot)) {
+            second_level.set_dirty_log(slot.id, is_on).expect("KVM has a dirty log");
+        }
+    }
+
+    fn split(&self) {
+        let host = LinuxHost::open().expect("/proc is mounted");
+        self.managed.with_all_in_place(|| {
+            for range in self.guest.ram().ranges().iter().filter_map(|range| range.part(self.hot)) {
+                for window in range.gpa.windows() {
+                    let split = split_window(&host, BackingKind::Anon, range, window);
+                    assert_eq!(split.result, OutcomeResult::Done, "{window:?}");
+                }
+            }
+        });
+    }
+
+    fn stop(self) {
+        self.managed.stop();
+        self.guest.stop();
+    }
+}
+
+/// A new guest with RAM on huge pages that were all released. It fills its hot set while the manager is idle.
+fn after_release(hot: Bytes, idle: Duration, waiting: &Waiting) -> Result<Option<Duration>, Ended> {
+    let setup = setup(hot);
+    warm_host_memory(setup.memory).expect("memory to warm");
+    let ram = Guest::map_ram(&setup);
+    populate_and_release(&ram);
+    let guest = Guest::start_in(&setup, ram);
+    guest.pause();
+    let managed = Managed::start(&guest, policy("auto"));
+    waiting.pass(idle)?;
+    guest.resume();
+    let began = guest.begin_of("pass", waiting)?;
+    let hot = guest.region("pattern");
+    let windows = hot.bytes().pages(PageSize::Huge2M);
+    let is_large = || is_nearly_all_large(guest.ram(), hot, guest.second_level().as_ref(), windows);
+    let took = waiting.comes(LIMIT, PACE, is_large)?.then(|| began.elapsed());
+    managed.stop();
+    guest.stop();
+    Ok(took)
+}
+
+/// Populates all RAM with huge pages of zeroes, then releases them.
+fn populate_and_release(ram: &Arc<GuestRam>) {
+    let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
+    let mover = WindowMover::start(host.clone(), ram.clone()).expect("a kernel that moves pages");
+    prefault(host.as_ref(), ram.ranges(), 1, &|_| ControlFlow::Continue(())).expect("memory for a guest");
+    for range in ram.ranges() {
+        for window in range.gpa.windows() {
+            assert_eq!(collapse_window(host.as_ref(), *range, window).result, OutcomeResult::Done, "{window:?}");
+        }
+        assert!(host_coverage(ram, range.gpa) >= NEARLY_ALL);
+        for window in range.gpa.windows() {
+            let release = release_window(mover.aside(), host.as_ref(), *range, window);
+            assert_eq!(release.result, OutcomeResult::Done, "{window:?}");
+        }
+    }
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let (hot, repetitions) = (mib(arguments.number(0, 64)?), arguments.number(1, 5)?);
+    needs_kvm()?;
+    let mut times: [Vec<Option<Duration>>; WAYS.len()] = Default::default();
+    let guest = HotGuest::start(hot, waiting)?;
+    for repetition in 0..repetitions {
+        for (index, (_, way)) in WAYS.into_iter().enumerate().filter(|(_, (_, way))| *way != Way::Release) {
+            times[index].push(guest.come_back(way, SMALL + SHIFT * repetition, waiting)?);
+        }
+    }
+    guest.stop();
+    let release = WAYS.len() - 1;
+    for repetition in 0..repetitions {
+        times[release].push(after_release(hot, STEADY + SHIFT * repetition, waiting)?);
+    }
+    println!("returns: {hot} hot, on small pages for {:.1} s or a little longer", SMALL.as_secs_f64());
+    report(&times);
+    Ok(())
+}
+
+fn report(times: &[Vec<Option<Duration>>; WAYS.len()]) {
+    let mut rows = table(&["way", "runs", "back", "median", "max"]);
+    let mut bars = Vec::new();
+    for ((name, _), times) in WAYS.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
+        let seconds: Vec<f64> = times.iter().map(|took| took.unwrap_or(LIMIT).as_secs_f64()).collect();
+        let longest = seconds.iter().copied().fold(0.0, f64::max);
+        rows.add_row([
+            (*name).into(),
+            number(times.len()),
+            number(times.iter().flatten().count()),
+            number(format!("{:.3} s", median(seconds))),
+            number(format!("{longest:.3} s")),
+        ]);
+        let what = format!("{name}: back in {longest:.2} s, at most {} s", RETURN_MAX.as_secs());
+        bars.push(bar(&what, longest <= RETURN_MAX.as_secs_f64()));
+    }
+    println!("{rows}");
+    println!("  time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs());
+    bars.iter().for_each(|bar| println!("{bar}"));
+    println!("  {}", machine());
+}
+
+fn main() -> ExitCode {
+    experiment::run("returns", experiment)
+}

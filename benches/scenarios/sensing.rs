@@ -1,0 +1,188 @@
+//! Slow-down of a guest by sensing: the same large, sparse guest twice, under `auto` with all its sensors and under
+//! `never` with none, after everything is promoted. Both have their RAM on huge pages from the start, so that sensing
+//! is the only difference.
+//!
+//! ```text
+//!   auto   ████····████····████····      GUPS over a small part of a large RAM, taking turns of a second:
+//!   never  ····████····████····████      a second is the longest pause between two of the manager's ticks
+//! ```
+//!
+//! The manager also senses a paused guest. Its CPU time is therefore measured first, while its guest runs and
+//! the other is paused.
+//!
+//! `cargo bench -p wideleaf-benches --bench sensing [-- LOG2_WORDS SETS RAM_GIB]` (default 24, which is 128 MiB, 3
+//! and 16; needs KVM)
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
+use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
+use wideleaf_benches::managed::{Managed, policy};
+use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
+use wideleaf_memory::ManagerReport;
+use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::units::{gib, mib};
+use wideleaf_policies::{Bytes, PageSize};
+
+const TURNS_MAX: usize = 12;
+const SLICE: Duration = Duration::from_secs(1);
+/// Time to settle: after 1.3 s without work the manager's ticks are as far apart as possible, and its sensors
+/// have visited all windows.
+const SETTLING: Duration = Duration::from_secs(5);
+/// Duration of the measurement of a manager's CPU time.
+const CPU_TIME: Duration = Duration::from_secs(10);
+/// Duration of each guest's updates by its own clock, which also runs while the guest is paused. Two measurements of
+/// CPU time and the turns take 54 s.
+const UPDATE_TIME: Duration = Duration::from_secs(80);
+
+/// Targets: the guest and the host each lose at most 1 %.
+const SLOWDOWN_MAX: f64 = 0.01;
+const CPU_SHARE_MAX: f64 = 0.01;
+
+const ARMS: [&str; 2] = ["auto", "never"];
+const AUTO: usize = 0;
+const NEVER: usize = 1;
+
+/// A guest with its manager. The manager ends first.
+struct Player {
+    managed: Managed,
+    guest: Guest,
+}
+
+impl Player {
+    /// Starts a guest and its manager, waits until it updates a table on huge pages, and leaves it paused.
+    fn prepare(arm: &str, log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Player, Ended> {
+        let table = Bytes::new(8 << log2_words);
+        let setup = GuestSetup {
+            memory,
+            backing: BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages"),
+            cmdline: format!("kernel=gups log2_words={log2_words} seconds={} progress_ms=50", UPDATE_TIME.as_secs()),
+        };
+        warm_host_memory(table + mib(64)).expect("memory to warm");
+        let guest = Guest::start(&setup);
+        guest.updates_begin(waiting)?;
+        if host_coverage(guest.ram(), guest.region("table")) < NEARLY_ALL {
+            return Err(Ended::Skipped("this machine gives MADV_HUGEPAGE no huge pages".into()));
+        }
+        let managed = Managed::start(&guest, policy(arm));
+        guest.pause();
+        Ok(Player { managed, guest })
+    }
+
+    /// Share of one CPU that the guest's manager and sensors use while it runs and the other guest is paused.
+    fn cpu_share(&self, waiting: &Waiting) -> Result<f64, Ended> {
+        self.guest.resume();
+        waiting.pass(SETTLING)?;
+        let threads = self.managed.threads();
+        let (began, before) = (Instant::now(), threads.cpu_use()?);
+        waiting.pass(CPU_TIME)?;
+        let share = threads.cpu_use()?.since(before).ran.as_secs_f64() / began.elapsed().as_secs_f64();
+        self.guest.pause();
+        Ok(share)
+    }
+
+    /// Ends the manager and lets the guest run to its end.
+    fn retire(self) -> (Guest, ManagerReport) {
+        let report = self.managed.stop();
+        self.guest.resume();
+        (self.guest, report)
+    }
+}
+
+/// Results of a pair of guests.
+struct Set {
+    turns: Vec<Vec<f64>>,
+    /// CPU shares of the managers, by arm.
+    cpu_shares: Vec<f64>,
+    /// Reports of the managers, by arm.
+    reports: Vec<ManagerReport>,
+}
+
+fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, Ended> {
+    let players =
+        ARMS.iter().map(|arm| Player::prepare(arm, log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
+    let cpu_shares = players.iter().map(|player| player.cpu_share(waiting)).collect::<Result<_, _>>()?;
+    let guests: Vec<&Guest> = players.iter().map(|player| &player.guest).collect();
+    let turns = take_turns(&guests, TURNS_MAX, SLICE, waiting)?;
+    let (guests, reports): (Vec<Guest>, _) = players.into_iter().map(Player::retire).unzip();
+    guests.into_iter().try_for_each(|guest| guest.finish(waiting))?;
+    Ok(Set { turns, cpu_shares, reports })
+}
+
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+    let (log2_words, sets) = (arguments.number(0, 24)?, arguments.number(1, 3)?);
+    let memory = gib(arguments.number(2, 16)?);
+    needs_kvm()?;
+    let sets = (0..sets).map(|_| run_set(log2_words, memory, waiting)).collect::<Result<Vec<_>, _>>()?;
+    if sets.iter().all(|set| set.turns.is_empty()) {
+        return Err(Ended::TooLate { what: "the first turn", limit: UPDATE_TIME });
+    }
+    println!("sensing: GUPS over {} of {memory} of RAM, all of it on huge pages", Bytes::new(8 << log2_words));
+    report(&sets);
+    Ok(())
+}
+
+fn report(sets: &[Set]) {
+    let turns: Vec<Vec<Vec<f64>>> = sets.iter().map(|set| set.turns.clone()).collect();
+    let cpu_share = |arm: usize| median(sets.iter().map(|set| set.cpu_shares[arm]).collect());
+    let mut rows = table(&["arm", "updates", "manager and sensors", "ticks", "promotions"]);
+    for (index, arm) in ARMS.iter().enumerate() {
+        let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
+        let sum = |of: &dyn Fn(&ManagerReport) -> u64| sets.iter().map(|set| of(&set.reports[index])).sum::<u64>();
+        rows.add_row([
+            (*arm).into(),
+            number(format!("{:.2} M/s", bootstrap_median(&rates).median)),
+            number(format!("{:.3} % of a CPU", cpu_share(index) * 100.0)),
+            number(sum(&|report| report.ticks)),
+            number(sum(&|report| report.done("collapse") + report.done("swap"))),
+        ]);
+    }
+    println!("{rows}");
+    sensors(sets);
+    let count: usize = turns.iter().map(Vec::len).sum();
+    let Interval { median, low, high } = ratio_within_turns(&turns, AUTO, NEVER);
+    println!(
+        "  auto : never {median:.4} ({low:.4} - {high:.4}), median of {count} turns of {} s in {} sets of guests, 95 \
+         % interval",
+        SLICE.as_secs(),
+        sets.len()
+    );
+    let lost = 1.0 - median;
+    println!(
+        "{}",
+        bar(&format!("slow-down {:.2} %, at most {:.0} %", lost * 100.0, SLOWDOWN_MAX * 100.0), lost <= SLOWDOWN_MAX)
+    );
+    let used = cpu_share(AUTO);
+    println!(
+        "{}",
+        bar(
+            &format!("manager and sensors {:.2} % of a CPU, at most {:.0} %", used * 100.0, CPU_SHARE_MAX * 100.0),
+            used <= CPU_SHARE_MAX
+        )
+    );
+    println!("  {}", machine());
+}
+
+/// Prints the work of the sensors other than the host backing, over all sets.
+fn sensors(sets: &[Set]) {
+    let mut rows = table(&["sensor of auto", "samples", "windows", "guest waited", "CPU, in the loop's thread"]);
+    let names = sets.iter().flat_map(|set| set.reports[AUTO].sensor_costs.keys().copied());
+    for name in names.collect::<std::collections::BTreeSet<_>>() {
+        let costs = || sets.iter().filter_map(|set| set.reports[AUTO].sensor_costs.get(name));
+        rows.add_row([
+            name.into(),
+            number(costs().map(|cost| cost.samples).sum::<u64>()),
+            number(costs().map(|cost| cost.windows).sum::<u64>()),
+            number(costs().map(|cost| cost.waits).sum::<u64>()),
+            number(format!("{:.1} ms", costs().map(|cost| cost.cpu.as_secs_f64() * 1e3).sum::<f64>())),
+        ]);
+    }
+    println!("{rows}");
+}
+
+fn main() -> ExitCode {
+    experiment::run("sensing", experiment)
+}
