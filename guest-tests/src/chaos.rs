@@ -1,6 +1,6 @@
 //! A policy for tests: asks for anything anywhere, with every sensor at work. It keeps no budget and expects nothing.
 
-use wideleaf_memory::mishaps::Dice;
+use wideleaf_memory::testing::fault_injection::Dice;
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::{Action, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex};
 
