@@ -1,7 +1,7 @@
 //! A policy for tests that asks for random actions on random windows, with every sensor enabled. It keeps no budget
 //! and expects nothing.
 
-use wideleaf_memory::mishaps::Dice;
+use wideleaf_memory::testing::fault_injection::Dice;
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::{Action, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex};
 

@@ -23,11 +23,11 @@ use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::holdings::Holdings;
 use wideleaf_guest_tests::pattern_guest::PatternGuest;
 use wideleaf_guest_tests::{has_kvm, number_from_environment};
-use wideleaf_memory::host::failing::FailingHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::ManagedVm;
-use wideleaf_memory::mishaps::{Dice, Mishaps};
-use wideleaf_memory::second_level::failing::FailingSecondLevel;
+use wideleaf_memory::testing::failing_host::FailingHost;
+use wideleaf_memory::testing::failing_second_level::FailingSecondLevel;
+use wideleaf_memory::testing::fault_injection::{Dice, FaultInjection};
 use wideleaf_memory::{BackingKind, LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, VmId};
@@ -84,7 +84,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, report: &ManagerReport, mishaps: &Mishaps) {
+    fn add(&mut self, report: &ManagerReport, faults: &FaultInjection) {
         self.rounds += 1;
         self.ticks += report.ticks;
         for ((mechanism, result), count) in &report.outcomes {
@@ -93,7 +93,7 @@ impl Tally {
         for (sensor, cost) in &report.sensor_costs {
             *self.sensor_samples.entry(sensor).or_default() += cost.samples;
         }
-        for (call, count) in mishaps.counts() {
+        for (call, count) in faults.counts() {
             *self.failed_calls.entry(call).or_default() += count;
         }
     }
@@ -117,10 +117,10 @@ impl Tally {
 }
 
 /// Runs one manager for a round.
-fn manage(guest: &PatternGuest, mishaps: &Arc<Mishaps>, chaos: Chaos, config: ManagerConfig) -> ManagerReport {
+fn manage(guest: &PatternGuest, faults: &Arc<FaultInjection>, chaos: Chaos, config: ManagerConfig) -> ManagerReport {
     let machine = guest.machine();
-    let host = FailingHost::new(LinuxHost::open().unwrap(), mishaps.clone());
-    let second_level = FailingSecondLevel::new(machine.second_level(), mishaps.clone());
+    let host = FailingHost::new(LinuxHost::open().unwrap(), faults.clone());
+    let second_level = FailingSecondLevel::new(machine.second_level(), faults.clone());
     let vm = ManagedVm::new(VmId(0), machine.ram().clone(), Some(Arc::new(second_level)));
     let manager = Manager::spawn(Arc::new(host), vec![vm], Box::new(chaos), config).unwrap();
     manager.activate();
@@ -152,11 +152,11 @@ fn soak_one_guest(kind: BackingKind, checked: Option<Bytes>, deadline: Instant, 
         let one_in = ONE_IN[dice.below(ONE_IN.len() as u64) as usize];
         let copy_threads = 1 + dice.below(COPY_THREADS_MAX) as u16;
         println!("{}: one call in {one_in} fails, {copy_threads} threads copy", kind.name());
-        let mishaps = Arc::new(Mishaps::new(dice.roll(), one_in));
+        let faults = Arc::new(FaultInjection::new(dice.roll(), one_in));
         let config = ManagerConfig { copy_threads, ..ManagerConfig::default() };
-        let report = manage(&guest, &mishaps, Chaos::new(dice.roll()), config);
+        let report = manage(&guest, &faults, Chaos::new(dice.roll()), config);
         assert!(report.ticks > 0, "the manager lives");
-        tally.add(&report, &mishaps);
+        tally.add(&report, &faults);
         guest.assert_all_vcpus_run();
         guest.check_all_words();
     }

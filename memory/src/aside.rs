@@ -728,8 +728,8 @@ impl std::fmt::Debug for Aside {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
-    use crate::mover::fake::{FakeMover, Touch};
+    use crate::testing::fake_host::FakeHost;
+    use crate::testing::fake_mover::{FakeMover, Touch};
 
     const WINDOW: WindowIndex = WindowIndex::new(3);
 

@@ -12,8 +12,6 @@ use crate::sensors::minor_faults::MinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys::mapping::MapError;
 
-pub mod failing;
-pub mod fake;
 pub mod linux;
 pub mod process;
 

@@ -28,7 +28,7 @@
 //!
 //! Every effect on the kernel goes through one of three doors: [`host::Host`] (an address space), [`mover::Mover`]
 //! (the pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at
-//! every call, and a wrapper of the real one that fails at random ([`mishaps`]). There are exceptions. In
+//! every call, and a wrapper of the real one that fails at random (module `testing`, behind the feature of that name). There are exceptions. In
 //! [`first_touch`] and [`reserved_frames`] the kernel reports the faults, so their userfaultfd is always the real
 //! one. [`reserved_frames`] and [`sensors::minor_faults`] have small doors of their own, with fakes.
 //! [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.
@@ -40,7 +40,6 @@ pub mod capabilities;
 pub mod claims;
 pub mod deadline;
 pub mod explain;
-mod fake_calls;
 mod faults;
 pub mod first_touch;
 pub mod gate;
@@ -49,7 +48,6 @@ pub mod host;
 pub mod input_file;
 pub mod khugepaged;
 pub mod manager;
-pub mod mishaps;
 pub mod mover;
 pub mod panicked;
 pub mod pool;
@@ -61,6 +59,8 @@ pub mod second_level;
 pub mod sensors;
 pub mod side_mapping;
 mod sys;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod walk_cost;
 
 pub use backing::{BackingConfig, BackingKind};

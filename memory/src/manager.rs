@@ -360,8 +360,8 @@ fn shortage(rules: GivenBackRules) -> Watermark {
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
-    use crate::host::fake::FakeHost;
     use crate::region::GuestRam;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Bytes, Gpa, GpaRange, policy};
 

@@ -18,8 +18,6 @@ use wideleaf_policies::{Bytes, WindowIndex};
 
 use crate::host::HostError;
 
-pub mod failing;
-pub mod fake;
 pub mod linux;
 
 /// Maximum number of windows aside at the same time. It bounds what a sample can take away from a guest (128 MiB),

@@ -1,5 +1,5 @@
 //! The door to KVM's side of one VM. The trait is defined here, where the loop uses it. It is implemented in
-//! `vmm/src/kvm`, and by [`fake::FakeSecondLevel`] for tests.
+//! `vmm/src/kvm`, and by `testing::fake_second_level::FakeSecondLevel` for tests.
 //!
 //! KVM counts leaf mappings per VM, not per window. The mapping of a window is inferred from its host backing and the
 //! state of its memslot, and checked against these totals.
@@ -8,8 +8,6 @@ use wideleaf_policies::{GpaRange, MappingStats};
 
 pub mod claimed;
 mod detect;
-pub mod failing;
-pub mod fake;
 pub mod own_logs;
 
 pub use detect::{PagingError, detect_paging, emulates_guest_kernels};

@@ -12,6 +12,7 @@
 
 use std::fs::File;
 
+#[cfg(any(test, feature = "testing"))]
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
 
@@ -74,11 +75,13 @@ impl GiantFile {
     }
 
     /// Ordinary memory in its place, for the fake host.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn of_ordinary_memory() -> Result<GiantFile, MapError> {
         create_memfd(GIANT, None).map(GiantFile)
     }
 
     /// The base pages of ordinary memory with data, by their offsets in the giant (lseek(2), `SEEK_DATA`).
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn occupied(&self) -> Vec<Bytes> {
         let seek = |from: u64, whence| lseek(&self.0, from as i64, whence).ok().map(|at| at as u64);
         let extents = std::iter::successors(Some(0..0), |before| {

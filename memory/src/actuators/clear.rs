@@ -152,9 +152,9 @@ mod tests {
     #[test]
     fn ram_is_not_cleared_while_a_window_is_aside() {
         use crate::aside::Aside;
-        use crate::host::fake::FakeHost;
         use crate::mover::ALL_PAGES;
-        use crate::mover::fake::FakeMover;
+        use crate::testing::fake_host::FakeHost;
+        use crate::testing::fake_mover::FakeMover;
         use wideleaf_policies::WindowIndex;
 
         let host = LinuxHost::open().expect("this kernel has all that is needed");

@@ -166,9 +166,9 @@ fn refused(error: HostError) -> OutcomeResult {
 mod tests {
     use super::*;
     use crate::host::Advice;
-    use crate::host::fake::FakeHost;
     use crate::mover::ALL_PAGES;
-    use crate::mover::fake::{FakeMover, Touch};
+    use crate::testing::fake_host::FakeHost;
+    use crate::testing::fake_mover::{FakeMover, Touch};
     use std::sync::Arc;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange, Hva};

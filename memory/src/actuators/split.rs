@@ -58,7 +58,7 @@ pub fn split_window(host: &dyn Host, kind: BackingKind, range: RamRange, window:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange, Hva, Refusal};
 

@@ -88,8 +88,8 @@ fn in_use<'a>(host: &dyn Host, vms: impl IntoIterator<Item = &'a ManagedVm>) -> 
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
-    use crate::host::fake::FakeHost;
     use crate::region::GuestRam;
+    use crate::testing::fake_host::FakeHost;
     use std::sync::atomic::Ordering;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange, PageSize, VmId};

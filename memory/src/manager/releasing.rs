@@ -83,7 +83,7 @@ fn result(error: &MoverError) -> OutcomeResult {
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange, PageSize};
 

@@ -123,7 +123,7 @@ fn free_now(host: &dyn Host) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
 
     const NO: OutcomeResult = OutcomeResult::Refused(Refusal::NoHugePage);
 

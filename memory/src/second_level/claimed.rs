@@ -67,7 +67,7 @@ impl SecondLevel for ClaimedSecondLevel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::second_level::fake::FakeSecondLevel;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use wideleaf_policies::units::gib;
     use wideleaf_policies::{Gpa, GpaRange};
 

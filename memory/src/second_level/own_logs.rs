@@ -98,7 +98,7 @@ impl SecondLevel for OwnLogs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::second_level::fake::FakeSecondLevel;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange};
 

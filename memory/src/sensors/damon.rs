@@ -290,7 +290,7 @@ impl AccessSampler for DamonSensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange};
 

@@ -359,7 +359,7 @@ fn giant_range(page: Gpa) -> GpaRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::second_level::fake::FakeSecondLevel;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use crate::{BackingConfig, BackingKind};
     use proptest::prelude::*;
     use wideleaf_policies::units::mib;

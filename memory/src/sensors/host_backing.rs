@@ -104,7 +104,7 @@ pub fn window_backing(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange, Hva};
 

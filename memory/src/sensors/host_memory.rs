@@ -25,7 +25,7 @@ pub fn host_memory(host: &dyn Host) -> Result<HostMemory, HostError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
 
     #[test]

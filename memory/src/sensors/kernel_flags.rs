@@ -129,7 +129,7 @@ fn parse_merged(ksm_stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use std::io::Write;
     use tempfile::tempfile;
     use wideleaf_policies::units::kib;

@@ -37,9 +37,6 @@ use crate::sensors::access::{AccessConfig, AccessCost, AccessSample, AccessSampl
 
 mod linux;
 
-pub mod failing;
-pub mod fake;
-
 pub use linux::{LinuxMinorFaults, MinorFaultsError};
 
 /// The door to the minor faults of one VM's RAM. Dropping it stops watching every window and wakes all waiting
@@ -389,10 +386,10 @@ fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -
 
 #[cfg(test)]
 mod tests {
-    use super::fake::FakeMinorFaults;
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
+    use crate::testing::fake_minor_faults::FakeMinorFaults;
     use wideleaf_policies::units::{kib, mib};
     use wideleaf_policies::{Gpa, GpaRange};
 

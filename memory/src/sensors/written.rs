@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::claims::Claims;
     use crate::second_level::claimed::ClaimedSecondLevel;
-    use crate::second_level::fake::FakeSecondLevel;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use std::sync::Arc;
     use wideleaf_policies::GpaRange;
     use wideleaf_policies::units::{gib, kib, mib};

@@ -91,7 +91,7 @@ fn range(start: wideleaf_policies::Gpa, bytes: Bytes) -> GpaRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use crate::{BackingConfig, BackingKind};
     use std::sync::Arc;
     use std::sync::atomic::Ordering;

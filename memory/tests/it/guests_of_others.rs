@@ -9,14 +9,14 @@ use std::time::Duration;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
-use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
 use wideleaf_memory::second_level::SecondLevel;
-use wideleaf_memory::second_level::fake::FakeSecondLevel;
 use wideleaf_memory::sensors::guest_tables::{GuestTables, NoTables, TableSource, Walked};
 use wideleaf_memory::sensors::kernel_flags::MergedPages;
+use wideleaf_memory::testing::fake_host::FakeHost;
+use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{

@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::giant::SwapLimits;
-use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::second_level::fake::FakeSecondLevel;
 use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
+use wideleaf_memory::testing::fake_host::FakeHost;
+use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host, Paging, SecondLevel};
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{gib, mib};

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
-use wideleaf_memory::host::fake::FakeHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::region::{GuestRam, RamRange};
-use wideleaf_memory::second_level::fake::FakeSecondLevel;
 use wideleaf_memory::second_level::{SecondLevel, SlotId};
+use wideleaf_memory::testing::fake_host::FakeHost;
+use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{

@@ -10,10 +10,10 @@ use nix::errno::Errno;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::aside::{Aside, AsideError};
 use wideleaf_memory::claims::{Claimed, Claims};
-use wideleaf_memory::host::fake::FakeHost;
-use wideleaf_memory::mover::fake::{FakeMover, Touch};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
+use wideleaf_memory::testing::fake_host::FakeHost;
+use wideleaf_memory::testing::fake_mover::{FakeMover, Touch};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, Refusal, Skip, WindowIndex};
 

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::host::fake::{COLLAPSE_TIME, FakeHost};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::region::RamRange;
+use wideleaf_memory::testing::fake_host::{COLLAPSE_TIME, FakeHost};
 use wideleaf_policies::policy;
 use wideleaf_policies::recording::{Decoder, Frame, ROWS_MAX, RecordedOutcome};
 use wideleaf_policies::units::mib;

@@ -333,9 +333,9 @@ fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
     use crate::sensors::access::AccessSample;
     use crate::sensors::share::ShareLimits;
+    use crate::testing::fake_host::FakeHost;
     use std::collections::BTreeMap;
 
     /// A sensor with a userfaultfd that can no longer be read.

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use super::{Advice, Host, HostError, PageRun, SideContents};
-use crate::fake_calls::FakeCalls;
+use crate::host::{Advice, Host, HostError, PageRun, SideContents};
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideMapping};
+use crate::testing::fake_calls::FakeCalls;
 
 /// Duration of one collapse on the fake host.
 pub const COLLAPSE_TIME: Duration = Duration::from_micros(600);

@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use wideleaf_policies::{Bytes, WindowIndex};
 
-use super::{Look, Mover, Place};
 use crate::host::HostError;
-use crate::mishaps::{Fate, Mishaps};
+use crate::mover::{Look, Mover, Place};
+use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a mover; see the module. It never injects `EEXIST`, which says that a page is there, so that a copy
 /// may be discarded.
 pub struct FailingMover {
     real: Arc<dyn Mover>,
-    mishaps: Arc<Mishaps>,
+    faults: Arc<FaultInjection>,
 }
 
 impl FailingMover {
-    /// `mishaps` decides which calls to `real` fail.
-    pub fn new(real: Arc<dyn Mover>, mishaps: Arc<Mishaps>) -> FailingMover {
-        FailingMover { real, mishaps }
+    /// `faults` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn Mover>, faults: Arc<FaultInjection>) -> FailingMover {
+        FailingMover { real, faults }
     }
 
     fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
-        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+        self.faults.refuse(what, errnos).map_err(|source| HostError { what, source })
     }
 
     /// Calls `real`, or fails before or after the call.
@@ -33,7 +33,7 @@ impl FailingMover {
         errnos: &[i32],
         real: impl FnOnce() -> Result<(), HostError>,
     ) -> Result<(), HostError> {
-        let source = match self.mishaps.fate(what, errnos) {
+        let source = match self.faults.fate(what, errnos) {
             Fate::Fine => return real(),
             Fate::Early(error) => error,
             Fate::Late(error) => {
@@ -63,7 +63,7 @@ impl Mover for FailingMover {
 
     fn move_pages(&self, from: Place, to: Place, pages: Range<u16>) -> Result<u16, HostError> {
         self.refuse("move_pages", &[libc::EAGAIN, libc::EBUSY, libc::EINVAL, libc::ENOMEM])?;
-        let is_short = self.mishaps.is_short("move_pages, short");
+        let is_short = self.faults.is_short("move_pages, short");
         let end = if is_short { pages.start + (pages.len() as u16).div_ceil(2) } else { pages.end };
         self.real.move_pages(from, to, pages.start..end)
     }
@@ -115,8 +115,8 @@ impl Mover for FailingMover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mover::fake::FakeMover;
     use crate::mover::{ALL_PAGES, Place};
+    use crate::testing::fake_mover::FakeMover;
 
     const WINDOW: WindowIndex = WindowIndex::new(1);
 
@@ -124,7 +124,7 @@ mod tests {
     fn a_move_fails_or_is_cut_in_half_and_never_reports_an_existing_page() {
         let real = Arc::new(FakeMover::default());
         real.write(WINDOW, ALL_PAGES);
-        let mover = FailingMover::new(real.clone(), Arc::new(Mishaps::new(3, 2)));
+        let mover = FailingMover::new(real.clone(), Arc::new(FaultInjection::new(3, 2)));
         real.watch(WINDOW).expect("nothing fails there");
         let (mut moved, mut failures) = (0, 0);
         for _ in 0..4096 {
@@ -141,6 +141,6 @@ mod tests {
             }
         }
         assert!(real.held(Place::Aside(0)).expect("nothing fails there").into_iter().flatten().eq(ALL_PAGES));
-        assert!(failures > 0 && mover.mishaps.counts().contains_key("move_pages, short"), "{:?}", mover.mishaps);
+        assert!(failures > 0 && mover.faults.counts().contains_key("move_pages, short"), "{:?}", mover.faults);
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use wideleaf_policies::{Hva, PageSize, WindowIndex};
 
-use super::MinorFaults;
-use crate::fake_calls::FakeCalls;
-use crate::host::fake::FakeHost;
 use crate::host::{Host, HostError, PageRun};
 use crate::region::RamRange;
+use crate::sensors::minor_faults::MinorFaults;
+use crate::testing::fake_calls::FakeCalls;
+use crate::testing::fake_host::FakeHost;
 
 /// A fake door; see the module.
 #[derive(Debug)]

@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
-use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
-use crate::mishaps::{Fate, Mishaps};
+use crate::second_level::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a second level; see the module. `resume` never fails: it may do so only if nothing was paused.
 pub struct FailingSecondLevel {
     real: Arc<dyn SecondLevel>,
-    mishaps: Arc<Mishaps>,
+    faults: Arc<FaultInjection>,
 }
 
 impl FailingSecondLevel {
-    /// `mishaps` decides which calls to `real` fail.
-    pub fn new(real: Arc<dyn SecondLevel>, mishaps: Arc<Mishaps>) -> FailingSecondLevel {
-        FailingSecondLevel { real, mishaps }
+    /// `faults` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn SecondLevel>, faults: Arc<FaultInjection>) -> FailingSecondLevel {
+        FailingSecondLevel { real, faults }
     }
 
     fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), SecondLevelError> {
-        self.mishaps.refuse(what, errnos).map_err(|source| SecondLevelError::Ioctl { what, source })
+        self.faults.refuse(what, errnos).map_err(|source| SecondLevelError::Ioctl { what, source })
     }
 }
 
@@ -46,7 +46,7 @@ impl SecondLevel for FailingSecondLevel {
     /// A late failure has cleared the log: `KVM_GET_DIRTY_LOG` copies it out last.
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
         let what = "take_dirty_log";
-        let source = match self.mishaps.fate(what, &[libc::EFAULT, libc::ENOMEM]) {
+        let source = match self.faults.fate(what, &[libc::EFAULT, libc::ENOMEM]) {
             Fate::Fine => return self.real.take_dirty_log(slot),
             Fate::Early(error) => error,
             Fate::Late(error) => {
@@ -59,7 +59,7 @@ impl SecondLevel for FailingSecondLevel {
 
     fn pause(&self) -> Result<(), SecondLevelError> {
         let timed_out = |_| SecondLevelError::PauseTimedOut { vcpu: 0, waited_ms: 0 };
-        self.mishaps.refuse("pause", &[libc::ETIMEDOUT]).map_err(timed_out)?;
+        self.faults.refuse("pause", &[libc::ETIMEDOUT]).map_err(timed_out)?;
         self.real.pause()
     }
 
@@ -76,7 +76,7 @@ impl SecondLevel for FailingSecondLevel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::second_level::fake::FakeSecondLevel;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange};
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_refused_switch_or_pause_leaves_everything_as_it_was() {
         let real = real();
-        let failing = FailingSecondLevel::new(real.clone(), Arc::new(Mishaps::new(1, 1)));
+        let failing = FailingSecondLevel::new(real.clone(), Arc::new(FaultInjection::new(1, 1)));
         assert!(failing.set_dirty_log(SlotId(0), true).is_err() && failing.pause().is_err());
         assert!(!real.slots()[0].is_dirty_logged && real.resume().is_err(), "nothing is logged, nothing is paused");
     }
@@ -99,7 +99,7 @@ mod tests {
             let real = real();
             real.set_dirty_log(SlotId(0), true).expect("nothing fails there");
             real.write(Gpa::new(0));
-            let failing = FailingSecondLevel::new(real.clone(), Arc::new(Mishaps::new(seed, 1)));
+            let failing = FailingSecondLevel::new(real.clone(), Arc::new(FaultInjection::new(seed, 1)));
             failing.take_dirty_log(SlotId(0)).expect_err("one call in one fails");
             left[real.take_dirty_log(SlotId(0)).expect("nothing fails there")[0] as usize] += 1;
         }

@@ -5,30 +5,30 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use super::{Advice, Host, HostError, PageRun, SideContents};
-use crate::mishaps::{Fate, Mishaps};
+use crate::host::{Advice, Host, HostError, PageRun, SideContents};
 use crate::mover::Mover;
-use crate::mover::failing::FailingMover;
 use crate::region::GuestRam;
 use crate::sensors::minor_faults::MinorFaults;
-use crate::sensors::minor_faults::failing::FailingMinorFaults;
 use crate::side_mapping::{GiantFile, SideMapping};
+use crate::testing::failing_minor_faults::FailingMinorFaults;
+use crate::testing::failing_mover::FailingMover;
+use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a host; see the module. A late failure has done the first half of its range.
 #[derive(Debug)]
 pub struct FailingHost<H> {
     real: H,
-    mishaps: Arc<Mishaps>,
+    faults: Arc<FaultInjection>,
 }
 
 impl<H: Host> FailingHost<H> {
-    /// `mishaps` decides which calls to `real` fail.
-    pub fn new(real: H, mishaps: Arc<Mishaps>) -> FailingHost<H> {
-        FailingHost { real, mishaps }
+    /// `faults` decides which calls to `real` fail.
+    pub fn new(real: H, faults: Arc<FaultInjection>) -> FailingHost<H> {
+        FailingHost { real, faults }
     }
 
     fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
-        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+        self.faults.refuse(what, errnos).map_err(|source| HostError { what, source })
     }
 
     /// Calls `real` with the whole range, or with a part of it before an error.
@@ -39,7 +39,7 @@ impl<H: Host> FailingHost<H> {
         bytes: Bytes,
         mut real: impl FnMut(Bytes) -> Result<(), HostError>,
     ) -> Result<(), HostError> {
-        let source = match self.mishaps.fate(what, errnos) {
+        let source = match self.faults.fate(what, errnos) {
             Fate::Fine => return real(bytes),
             Fate::Early(error) => error,
             Fate::Late(error) => {
@@ -122,11 +122,11 @@ impl<H: Host> Host for FailingHost<H> {
     }
 
     fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
-        Arc::new(FailingMover::new(self.real.mover_door(real), self.mishaps.clone()))
+        Arc::new(FailingMover::new(self.real.mover_door(real), self.faults.clone()))
     }
 
     fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
-        Arc::new(FailingMinorFaults::new(self.real.minor_faults_door(real), self.mishaps.clone()))
+        Arc::new(FailingMinorFaults::new(self.real.minor_faults_door(real), self.faults.clone()))
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
@@ -142,7 +142,7 @@ impl<H: Host> Host for FailingHost<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::testing::fake_host::FakeHost;
     use wideleaf_policies::units::mib;
 
     const START: Hva = Hva::new(1 << 40);
@@ -150,7 +150,7 @@ mod tests {
     fn failing(one_in: u64, seed: u64) -> FailingHost<FakeHost> {
         let real = FakeHost::default();
         real.make_present(START, mib(2), false);
-        FailingHost::new(real, Arc::new(Mishaps::new(seed, one_in)))
+        FailingHost::new(real, Arc::new(FaultInjection::new(seed, one_in)))
     }
 
     #[test]

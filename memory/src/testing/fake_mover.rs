@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 
-use super::{ALL_PAGES, Look, Mover, Place};
-use crate::fake_calls::FakeCalls;
 use crate::host::HostError;
+use crate::mover::{self, ALL_PAGES, Look, Mover, Place};
+use crate::testing::fake_calls::FakeCalls;
 
 /// A fake mover; see the module.
 pub struct FakeMover {
@@ -391,14 +391,14 @@ impl Mover for FakeMover {
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
         let state = self.enter("fake scan")?;
         let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
-        Ok(super::runs_of(pages.map(|((_, page), _)| *page)))
+        Ok(mover::runs_of(pages.map(|((_, page), _)| *page)))
     }
 
     fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let state = self.enter("fake search for zeroes")?;
         let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
         let zero = |(_, value): &(&Page, &u64)| **value == 0;
-        let runs = super::runs_of(pages.clone().filter(zero).map(|((_, page), _)| *page));
+        let runs = mover::runs_of(pages.clone().filter(zero).map(|((_, page), _)| *page));
         let read = PageSize::Base4K.bytes() * pages.count() as u64;
         drop(state);
         let after = self.after_search.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
-use crate::fake_calls::FakeCalls;
+use crate::testing::fake_calls::FakeCalls;
 
-use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::second_level::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
 
 /// A fake second level; see the module.
 #[derive(Debug)]

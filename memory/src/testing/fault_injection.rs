@@ -9,9 +9,9 @@
 //!
 //! A failure never hides an effect: the contract of a failed call holds for injected failures as well.
 //!
-//! [`FailingHost`]: crate::host::failing::FailingHost
-//! [`FailingMover`]: crate::mover::failing::FailingMover
-//! [`FailingSecondLevel`]: crate::second_level::failing::FailingSecondLevel
+//! [`FailingHost`]: crate::testing::failing_host::FailingHost
+//! [`FailingMover`]: crate::testing::failing_mover::FailingMover
+//! [`FailingSecondLevel`]: crate::testing::failing_second_level::FailingSecondLevel
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard};
 /// Decides which calls fail. Shared by the doors of one manager, from any thread. The same seed gives the same
 /// numbers; which call gets which number depends on the threads.
 #[derive(Debug)]
-pub struct Mishaps {
+pub struct FaultInjection {
     one_in: u64,
     state: Mutex<State>,
 }
@@ -42,10 +42,10 @@ pub(crate) enum Fate {
     Late(io::Error),
 }
 
-impl Mishaps {
+impl FaultInjection {
     /// Makes one call in `one_in` fail; none for zero.
-    pub fn new(seed: u64, one_in: u64) -> Mishaps {
-        Mishaps { one_in, state: Mutex::new(State { dice: Dice::new(seed), counts: BTreeMap::new() }) }
+    pub fn new(seed: u64, one_in: u64) -> FaultInjection {
+        FaultInjection { one_in, state: Mutex::new(State { dice: Dice::new(seed), counts: BTreeMap::new() }) }
     }
 
     /// Number of failed calls so far, by name.
@@ -120,20 +120,20 @@ mod tests {
 
     #[test]
     fn the_requested_share_of_calls_fails_and_each_is_counted() {
-        let mishaps = Mishaps::new(7, 10);
-        let failed = (0..10_000).filter(|_| mishaps.refuse("a", &[libc::EBUSY]).is_err()).count() as u64;
+        let faults = FaultInjection::new(7, 10);
+        let failed = (0..10_000).filter(|_| faults.refuse("a", &[libc::EBUSY]).is_err()).count() as u64;
         assert!((800..1200).contains(&failed), "{failed} of 10000 calls, one in ten");
-        assert_eq!(mishaps.counts(), BTreeMap::from([("a", failed)]));
-        assert!((0..10_000).all(|_| Mishaps::new(7, 0).refuse("a", &[libc::EBUSY]).is_ok()), "none");
+        assert_eq!(faults.counts(), BTreeMap::from([("a", failed)]));
+        assert!((0..10_000).all(|_| FaultInjection::new(7, 0).refuse("a", &[libc::EBUSY]).is_ok()), "none");
     }
 
     #[test]
     fn each_errno_and_each_fate_occurs() {
-        let mishaps = Mishaps::new(1, 1);
+        let faults = FaultInjection::new(1, 1);
         let errnos = [libc::EBUSY, libc::ENOMEM];
         let (mut early, mut late) = (Vec::new(), Vec::new());
         for _ in 0..100 {
-            match mishaps.fate("a", &errnos) {
+            match faults.fate("a", &errnos) {
                 Fate::Fine => panic!("one call in one fails"),
                 Fate::Early(error) => early.extend(error.raw_os_error()),
                 Fate::Late(error) => late.extend(error.raw_os_error()),

@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use wideleaf_policies::WindowIndex;
 
-use super::MinorFaults;
 use crate::host::HostError;
-use crate::mishaps::{Fate, Mishaps};
+use crate::sensors::minor_faults::MinorFaults;
+use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a door; see the module.
 pub struct FailingMinorFaults {
     real: Arc<dyn MinorFaults>,
-    mishaps: Arc<Mishaps>,
+    faults: Arc<FaultInjection>,
 }
 
 impl FailingMinorFaults {
-    /// `mishaps` decides which calls to `real` fail.
-    pub fn new(real: Arc<dyn MinorFaults>, mishaps: Arc<Mishaps>) -> FailingMinorFaults {
-        FailingMinorFaults { real, mishaps }
+    /// `faults` decides which calls to `real` fail.
+    pub fn new(real: Arc<dyn MinorFaults>, faults: Arc<FaultInjection>) -> FailingMinorFaults {
+        FailingMinorFaults { real, faults }
     }
 
     fn refuse(&self, what: &'static str, errnos: &[i32]) -> Result<(), HostError> {
-        self.mishaps.refuse(what, errnos).map_err(|source| HostError { what, source })
+        self.faults.refuse(what, errnos).map_err(|source| HostError { what, source })
     }
 }
 
@@ -39,7 +39,7 @@ impl MinorFaults for FailingMinorFaults {
     /// A late failure has unmapped the window: madvise(2) may have done a part of its work.
     fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
         let what = "unmap";
-        let source = match self.mishaps.fate(what, &[libc::EAGAIN]) {
+        let source = match self.faults.fate(what, &[libc::EAGAIN]) {
             Fate::Fine => return self.real.unmap(window),
             Fate::Early(error) => error,
             Fate::Late(error) => {
@@ -59,7 +59,7 @@ impl MinorFaults for FailingMinorFaults {
     /// read is not an error of the real one: no thread waited then.
     fn read_touches(&self, touches: &mut Vec<WindowIndex>) -> Result<(), HostError> {
         let what = "read_touches";
-        let source = match self.mishaps.fate(what, &[libc::ENOMEM]) {
+        let source = match self.faults.fate(what, &[libc::ENOMEM]) {
             Fate::Fine => return self.real.read_touches(touches),
             Fate::Early(error) => error,
             Fate::Late(error) => {
