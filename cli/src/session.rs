@@ -30,11 +30,11 @@ use self::kept::{
     begin_of,
 };
 use crate::guests::tables::clean;
-use crate::run::guards::Noted;
 use crate::report::{
     Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, OF_POLICIES, Phase,
     PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
 };
+use crate::run::guards::Noted;
 use crate::stderr::say;
 
 mod kept;
@@ -231,7 +231,13 @@ impl Session {
     }
 
     fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
-        self.attached.get()?.manager.lock().expect("nothing panics under this lock").as_ref().map(|(manager, _)| tell(manager))
+        self.attached
+            .get()?
+            .manager
+            .lock()
+            .expect("nothing panics under this lock")
+            .as_ref()
+            .map(|(manager, _)| tell(manager))
     }
 
     /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn without_mishaps_it_is_the_real_host() {
+    fn without_injected_faults_it_is_the_real_host() {
         let (host, mut runs) = (failing(0, 1), Vec::new());
         host.scan(START, mib(2), &mut runs).expect("nothing fails");
         assert_eq!(runs.iter().map(|run| run.bytes).sum::<Bytes>(), mib(2));
