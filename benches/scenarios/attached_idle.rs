@@ -19,8 +19,8 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
-use wideleaf_experiments::statistics::median;
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_measure::statistics::median;
 use wideleaf_policies::units::mib;
 
 /// Time after which promotions are over and every loop is at its longest pause.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
 use wideleaf_benches::experiment::{Arguments, Ended, run};
-use wideleaf_experiments::statistics::median;
 use wideleaf_guest_tests::tiny_guest::prints_one_byte;
+use wideleaf_measure::statistics::median;
 
 const ROUNDS: usize = 31;
 const MEMORY: &str = "512M";

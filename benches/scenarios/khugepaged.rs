@@ -28,7 +28,7 @@ use wideleaf_benches::cpu::{CpuUse, Threads};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_experiments::statistics::median;
+use wideleaf_measure::statistics::median;
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings, SettingsLease};

@@ -26,7 +26,7 @@ use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large,
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
-use wideleaf_experiments::statistics::median;
+use wideleaf_measure::statistics::median;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;

@@ -20,7 +20,7 @@ use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_experiments::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
+use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::ManagerReport;
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};

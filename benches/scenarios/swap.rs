@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::{experiment, populated_ram};
-use wideleaf_experiments::statistics::{Interval, bootstrap_median};
+use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;

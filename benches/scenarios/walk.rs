@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number, table};
-use wideleaf_experiments::statistics::median;
+use wideleaf_measure::statistics::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
 use wideleaf_simulator::simulator::{Lines, Options};

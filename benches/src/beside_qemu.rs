@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
 use crate::experiment::{Ended, needs_kvm, number, table};
-use wideleaf_experiments::statistics::median;
+use wideleaf_measure::statistics::median;
 
 /// CPU model for QEMU. QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM, and on some AMD hosts it then may not set it.
 const CPU: &str = "host,arch-capabilities=off";

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
+use wideleaf_measure::order::arms_of_round;
+use wideleaf_measure::statistics::{Better, Comparison, Interval, Spread, ratios_within_rounds};
 use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
-use wideleaf_policies::median::median;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -102,6 +103,9 @@ pub struct Ratio {
     pub lowest: f64,
     /// Highest ratio of a round.
     pub highest: f64,
+    /// 95 % interval of the median, if there are enough rounds for one.
+    #[serde(default)]
+    pub interval: Option<Interval>,
 }
 
 /// Runs the subcommand `demo`.
@@ -140,7 +144,8 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let bar = visible_bar(u64::from(args.rounds) * arms.len() as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
     bar.enable_steady_tick(Duration::from_millis(200));
     for round in 1..=args.rounds {
-        for arm in &mut arms {
+        for arm in arms_of_round(arms.len(), round.into()) {
+            let arm = &mut arms[arm];
             interrupts.check()?;
             bar.set_message(format!("round {round}: {}", arm.name));
             arm.runs.push(run_arm(&arm.arguments, ram + table_bytes, interrupts)?);
@@ -227,32 +232,25 @@ fn judged_rate(run: &RunReport) -> f64 {
     }
 }
 
-/// The median; zero without values.
-fn middle(values: &[f64]) -> f64 {
-    median(&mut values.to_vec(), f64::total_cmp, f64::midpoint).unwrap_or_default()
-}
-
 fn ratios(arms: &[Arm]) -> Vec<Ratio> {
-    let arm = |name: &str| arms.iter().find(|arm| arm.name == name);
+    let rates = |name: &str| {
+        let arm = arms.iter().find(|arm| arm.name == name)?;
+        Some(arm.runs.iter().map(judged_rate).collect::<Vec<_>>())
+    };
     [("promoted", "base"), ("promoted", "hugetlb"), ("hugetlb", "base"), ("hugetlb", "native")]
         .into_iter()
         .filter_map(|(a, b)| {
-            let rounds = arm(a)?.runs.iter().zip(&arm(b)?.runs);
-            let values: Vec<f64> = rounds.map(|(a, b)| judged_rate(a) / judged_rate(b)).collect();
-            Some(Ratio {
-                name: format!("{a} : {b}"),
-                median: middle(&values),
-                lowest: values.iter().copied().fold(f64::INFINITY, f64::min),
-                highest: values.iter().copied().fold(0.0, f64::max),
-            })
+            let ratios = ratios_within_rounds(&rates(a)?, &rates(b)?);
+            let Spread { median, lowest, highest } = Spread::of(&ratios)?;
+            let comparison = Comparison::of(&ratios, Better::Higher);
+            let interval = comparison.filter(|it| it.pairs >= Comparison::PAIRS_MIN).map(|it| it.interval);
+            Some(Ratio { name: format!("{a} : {b}"), median, lowest, highest, interval })
         })
         .collect()
 }
 
-fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<(f64, f64, f64)> {
-    let values: Vec<f64> = arm.runs.iter().filter_map(value).collect();
-    let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
-    (!values.is_empty()).then(|| (middle(&values), lowest, values.iter().copied().fold(0.0, f64::max)))
+fn over_runs(arm: &Arm, value: impl Fn(&RunReport) -> Option<f64>) -> Option<Spread> {
+    Spread::of(&arm.runs.iter().filter_map(value).collect::<Vec<_>>())
 }
 
 impl DemoReport {
@@ -297,13 +295,13 @@ impl DemoReport {
             let verified = arm.runs.iter().filter(|run| is_verified(run)).count();
             arms.add_row([
                 Cell::new(&arm.name),
-                number(whole.map_or("-".into(), |(median, ..)| rate(median))),
-                number(
-                    judged.map_or("-".into(), |(m, low, high)| format!("{} ({} - {})", rate(m), rate(low), rate(high))),
-                ),
+                number(whole.map_or("-".into(), |whole| rate(whole.median))),
+                number(judged.map_or("-".into(), |Spread { median, lowest, highest }| {
+                    format!("{} ({} - {})", rate(median), rate(lowest), rate(highest))
+                })),
                 number(region.map_or("-".into(), |r| format!("{} of {}", r.windows_host_large, r.windows))),
                 number(kvm.map_or("-".into(), |kvm| kvm.pages_2m.to_string())),
-                number(gap.map_or("-".into(), |(median, ..)| format!("{median:.1} us"))),
+                number(gap.map_or("-".into(), |gap| format!("{:.1} us", gap.median))),
                 number(format!("{verified} of {}", arm.runs.len())),
             ]);
         }
@@ -322,11 +320,14 @@ impl DemoReport {
     fn write_ratios(&self, out: &mut String) {
         let rounds = self.arms.first().map_or(0, |arm| arm.runs.len());
         let mut ratios = table(&["ratio within a round", "median", "lowest", "highest"]);
-        for Ratio { name, median, lowest, highest } in &self.ratios {
+        for Ratio { name, median, lowest, highest, .. } in &self.ratios {
             let three = |value: &f64| number(format!("{value:.3}"));
             ratios.add_row([Cell::new(name), three(median), three(lowest), three(highest)]);
         }
         let _ = writeln!(out, "\n{ratios}\n  {rounds} rounds, arms alternating");
+        for (name, interval) in self.ratios.iter().filter_map(|ratio| Some((&ratio.name, ratio.interval?))) {
+            let _ = writeln!(out, "  {name}: {interval}, median and 95 % interval");
+        }
         if let Some(gain) = self.small_gain() {
             let _ = writeln!(
                 out,
@@ -349,7 +350,7 @@ impl DemoReport {
     fn write_promotion(&self, out: &mut String) {
         let Some(promoted) = self.arms.iter().find(|arm| arm.name == "promoted") else { return };
         let speed = over_runs(promoted, |run| run.manager.copy_gib_per_s);
-        if let Some((median, lowest, highest)) = speed {
+        if let Some(Spread { median, lowest, highest }) = speed {
             let _ = writeln!(
                 out,
                 "\nPromotion copied at {median:.2} GiB/s ({lowest:.2} - {highest:.2}); memcpy of warm memory runs at \
@@ -382,7 +383,8 @@ impl DemoReport {
             [("p99", |gap| gap.p99_ns), ("p99.9", |gap| gap.p999_ns), ("max", |gap| gap.max_ns)];
         let _ = writeln!(out, "Time for 128 updates, promoted minus base (medians of the runs):");
         for (name, value) in kinds {
-            if let (Some((with, ..)), Some((without, ..))) = (gap(promoted, value), gap(base, value)) {
+            if let (Some(with), Some(without)) = (gap(promoted, value), gap(base, value)) {
+                let (with, without) = (with.median, without.median);
                 let _ = writeln!(out, "  {name:8} {with:>9.1} us minus {without:>9.1} us: {:>+9.1} us", with - without);
             }
         }

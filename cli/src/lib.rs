@@ -20,7 +20,6 @@ pub mod attach;
 pub mod child;
 pub mod demo;
 pub mod doctor;
-pub mod environment;
 pub mod failure;
 pub mod guests;
 pub mod held;
@@ -48,3 +47,5 @@ pub mod tlbcost;
 pub mod top;
 pub mod undo;
 pub mod vm;
+
+pub use wideleaf_measure::environment;

@@ -13,7 +13,7 @@ use crate::metric::{Better, Metric};
 use crate::report::common_sections::{machine_rows, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Report, Section};
 use crate::results::Results;
-use crate::statistics::{Comparison, Verdict, median};
+use wideleaf_measure::statistics::{Comparison, Verdict, median};
 
 /// Half-width of an interval that is narrow enough to show small differences.
 const HALF_WIDTH_GOOD: f64 = 0.02;

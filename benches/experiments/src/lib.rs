@@ -7,7 +7,7 @@
 //!                    │ schedule: which run is next, how long the rest takes
 //!                    ▼
 //!            (the command line runs the job) ──▶ Results: a run for each turn, with its metrics
-//!                    │ statistics: ratios within a round, median, 95 % interval
+//!                    │ wideleaf-measure: ratios within a round, median, 95 % interval
 //!                    ▼
 //!                 report: sections ──▶ table | Markdown | HTML with SVG         compare: two results
 //! ```
@@ -21,7 +21,6 @@
 //! | [`results`] | the stored form of the results |
 //! | [`metric`] | the quantities that a run can report, their units, and which direction is better |
 //! | [`published`] | published measurements by other authors |
-//! | [`statistics`] | medians and their intervals |
 //! | [`report`] | results as text, Markdown, HTML and SVG |
 //! | [`compare`] | a comparison of two results of one experiment |
 
@@ -34,4 +33,3 @@ pub mod published;
 pub mod report;
 pub mod results;
 pub mod schedule;
-pub mod statistics;

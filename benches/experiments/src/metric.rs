@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use wideleaf_measure::statistics::Better;
+
 /// One quantity of a run. Its name in result files never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,17 +65,6 @@ pub enum Metric {
     Fairness,
     /// Actions that the kernel refused because no huge page was free or the memory was busy.
     Refusals,
-}
-
-/// Direction in which a metric is better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    /// A higher value is better.
-    Higher,
-    /// A lower value is better.
-    Lower,
-    /// The value is neither good nor bad.
-    Neither,
 }
 
 impl Metric {

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use wideleaf_measure::order::arms_of_round;
+
 use crate::definition::Experiment;
 use crate::results::Run;
 
@@ -17,15 +19,13 @@ pub struct Turn {
     pub round: u32,
 }
 
-/// All turns of an experiment in order. Each round begins one arm further than the round before, so that no arm
-/// always runs right after the warming or after the same neighbour.
+/// All turns of an experiment in order.
 pub fn turns(experiment: &Experiment) -> Vec<Turn> {
     let arms = experiment.arms.len();
     let mut turns = Vec::new();
     for round in 1..=experiment.rounds {
         for case in 0..experiment.cases.len() {
-            for step in 0..arms {
-                let arm = (round as usize - 1 + step) % arms;
+            for arm in arms_of_round(arms, round) {
                 if experiment.job(case, arm).is_some_and(|job| round <= experiment.rounds_of(job)) {
                     turns.push(Turn { case, arm, round });
                 }
@@ -49,7 +49,7 @@ pub fn expected(experiment: &Experiment, runs: &[Run], turn: Turn) -> Duration {
     let (case, arm) = (&experiment.cases[turn.case].name, &experiment.arms[turn.arm].name);
     let made: Vec<f64> = runs.iter().filter(|run| run.case == *case && run.arm == *arm).map(|run| run.took_s).collect();
     let guess = || experiment.job(turn.case, turn.arm).map_or(0.0, |job| job.seconds_guess);
-    let seconds = if made.is_empty() { guess() } else { crate::statistics::median(made) };
+    let seconds = if made.is_empty() { guess() } else { wideleaf_measure::statistics::median(made) };
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 

@@ -18,12 +18,12 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use wideleaf::args::FormatArg;
-use wideleaf::environment::Environment;
 use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::output::Output;
 use wideleaf::run::visible_bar;
 use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
+use wideleaf_measure::environment::Environment;
 use wideleaf_memory::walk_cost::CpuModel;
 
 use prediction::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};

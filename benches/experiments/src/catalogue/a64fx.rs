@@ -10,7 +10,7 @@ use crate::metric::Metric;
 use crate::published::a64fx;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::Verdict;
+use wideleaf_measure::statistics::Verdict;
 
 /// The `a64fx` experiment of the catalogue.
 pub struct A64fx;

@@ -14,7 +14,7 @@ use crate::peers::{Guest, Peer};
 use crate::report::common_sections::number;
 use crate::report::{Column, Grid};
 use crate::results::Results;
-use crate::statistics::{Comparison, Equivalence, median};
+use wideleaf_measure::statistics::{Comparison, Equivalence, median};
 
 /// The default policy, which is compared with all others.
 pub(super) const AUTO: &str = "auto";

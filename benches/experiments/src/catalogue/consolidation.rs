@@ -12,7 +12,7 @@ use crate::peers::Guest;
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::{Comparison, Equivalence, Verdict};
+use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 
 /// The `consolidation` experiment of the catalogue.
 pub struct Consolidation;

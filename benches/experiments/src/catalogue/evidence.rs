@@ -16,7 +16,7 @@ use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
 use crate::results::{Environment, Results};
-use crate::statistics::Comparison;
+use wideleaf_measure::statistics::Comparison;
 
 /// The `evidence` experiment of the catalogue.
 pub struct Evidence;

@@ -9,7 +9,7 @@ use crate::peers::Peer;
 use crate::report::common_sections::number;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::{Comparison, Verdict};
+use wideleaf_measure::statistics::{Comparison, Verdict};
 
 /// The `fragmented` experiment of the catalogue.
 pub struct Fragmented;

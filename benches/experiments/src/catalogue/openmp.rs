@@ -10,7 +10,7 @@ use crate::metric::Metric;
 use crate::published::openmp;
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::Verdict;
+use wideleaf_measure::statistics::Verdict;
 
 /// The `openmp` experiment of the catalogue.
 pub struct OpenMp;

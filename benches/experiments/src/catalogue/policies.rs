@@ -9,7 +9,7 @@ use crate::peers::Peer;
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Lines, Plot, Section};
 use crate::results::{Measured, Results};
-use crate::statistics::Comparison;
+use wideleaf_measure::statistics::Comparison;
 
 /// The `policies` experiment of the catalogue.
 pub struct Policies;

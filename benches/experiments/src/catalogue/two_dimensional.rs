@@ -17,7 +17,7 @@ use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use crate::statistics::Comparison;
+use wideleaf_measure::statistics::Comparison;
 
 /// The `two-dimensional` experiment of the catalogue.
 pub struct TwoDimensional;
@@ -149,7 +149,7 @@ fn grid(results: &Results, kernel: &str) -> Grid {
         let pages = |metric| {
             let pages: Vec<f64> =
                 results.values(&name(guest), &arm, metric).into_iter().map(|(_, value)| value).collect();
-            if pages.is_empty() { "-".into() } else { format!("{:.0}", crate::statistics::median(pages)) }
+            if pages.is_empty() { "-".into() } else { format!("{:.0}", wideleaf_measure::statistics::median(pages)) }
         };
         format!("{comparison}; {} / {} / {}", pages(Metric::Pages4k), pages(Metric::Pages2m), pages(Metric::Pages1g))
     };

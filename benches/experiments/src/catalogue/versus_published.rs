@@ -8,7 +8,7 @@
 use crate::metric::{Better, Metric};
 use crate::report::common_sections::{decimals, number};
 use crate::results::Results;
-use crate::statistics::{Comparison, Verdict};
+use wideleaf_measure::statistics::{Comparison, Verdict};
 
 /// Published differences below this count as none, in percent: repeated runs of the authors spread as far.
 const THEIRS_MIN_PERCENT: f64 = 1.0;

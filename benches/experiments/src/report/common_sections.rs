@@ -5,7 +5,7 @@ use crate::definition::{Arm, Case, Cell, Experiment};
 use crate::metric::{Better, Metric};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Environment, Results, RunOutcome};
-use crate::statistics::{Comparison, Verdict, bootstrap_median};
+use wideleaf_measure::statistics::{Comparison, Verdict, bootstrap_median};
 
 mod actions;
 mod figures;

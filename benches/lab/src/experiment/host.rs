@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 
 use crate::experiment::jobs;
-use wideleaf::environment::Environment;
 use wideleaf::run::guest;
 use wideleaf_experiments::definition::HostFacts;
+use wideleaf_measure::environment::Environment;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::experiment::host_state::{HeldState, KeptState};
-use wideleaf::environment;
 use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
+use wideleaf_measure::environment;
 
 mod prediction;
 mod qemu;

@@ -17,6 +17,7 @@
 
 use indicatif::ProgressBar;
 use serde::Serialize;
+use wideleaf_measure::statistics::{MedianInterval, median, median_interval};
 use wideleaf_policies::PageSize;
 use wideleaf_recorder::{Progress, Request};
 
@@ -31,56 +32,6 @@ use wideleaf::tlbcost::counters::{WalkEvents, Walks};
 /// Length of a run, in seconds; it has at least one iteration. Long compared with the disturbance on a busy host,
 /// and short enough that the rounds of a comparison take minutes.
 const RUN_SECONDS: f64 = 4.0;
-
-/// A median and its confidence interval between two values, by their ranks, without an assumption on their
-/// distribution.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct MedianInterval {
-    /// Median of the values.
-    pub median: f64,
-    /// Lower end of the interval.
-    pub low: f64,
-    /// Upper end of the interval.
-    pub high: f64,
-    /// Probability that such an interval holds the true median: 0.95 or more, or less with too few values.
-    pub confidence: f64,
-}
-
-/// The narrowest pair of ranks, symmetric from both ends, that holds the median with 95 %; the lowest and highest
-/// value if no pair does (a binomial with probability one half: the sign test's interval).
-///
-/// # Panics
-/// If there are no values.
-pub fn median_interval(values: &[f64]) -> MedianInterval {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    let mut chosen = (0, 1.0 - 2.0 * 0.5_f64.powi(n as i32));
-    let (mut outside, mut ways) = (0.0, 1.0);
-    for rank in 0..n.div_ceil(2) {
-        outside += ways * 0.5_f64.powi(n as i32);
-        ways *= (n - rank) as f64 / (rank + 1) as f64;
-        if 1.0 - 2.0 * outside >= 0.95 {
-            chosen = (rank, 1.0 - 2.0 * outside);
-        }
-    }
-    MedianInterval {
-        median: median(values),
-        low: sorted[chosen.0],
-        high: sorted[n - 1 - chosen.0],
-        confidence: chosen.1,
-    }
-}
-
-/// The middle value, or the mean of the two middle values.
-///
-/// # Panics
-/// If there are no values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2])
-}
 
 /// Prediction and measurement, side by side.
 #[derive(Clone, Debug, Serialize)]
@@ -154,7 +105,7 @@ pub fn predict(
 
     let paces = medians(&replays);
     let visits = sample.visits as f64 * runs[0].0.steps.against_one();
-    let pace_ns = median(&runs.iter().map(|(base, _)| base.seconds).collect::<Vec<_>>()) * 1e9 / visits;
+    let pace_ns = median(runs.iter().map(|(base, _)| base.seconds).collect()) * 1e9 / visits;
     let saved: Vec<f64> = runs.iter().map(|(base, huge)| 1.0 - huge.seconds / base.seconds).collect();
     Ok(Prediction {
         kernel: name.to_string(),
@@ -210,18 +161,6 @@ fn iterations_of(first: &Timed) -> Option<u32> {
 mod tests {
     use super::super::work::Steps;
     use super::*;
-
-    #[test]
-    fn an_interval_is_between_ranks_that_hold_the_median_with_95_per_cent() {
-        let of = |n: u32| median_interval(&(1..=n).map(f64::from).collect::<Vec<_>>());
-        // Six values: 1 - 2/64. Eight: the second and the seventh hold it with only 93 %.
-        assert_eq!(of(6), MedianInterval { median: 3.5, low: 1.0, high: 6.0, confidence: 1.0 - 2.0 / 64.0 });
-        assert_eq!((of(8).low, of(8).high), (1.0, 8.0));
-        // Nine: 1 - 2 (1 + 9)/512.
-        assert_eq!((of(9).low, of(9).high, of(9).confidence), (2.0, 8.0, 1.0 - 20.0 / 512.0));
-        assert_eq!((of(3).low, of(3).high, of(3).confidence), (1.0, 3.0, 0.75));
-        assert_eq!((of(1).median, of(1).confidence), (1.0, 0.0));
-    }
 
     #[test]
     fn a_run_has_iterations_for_four_seconds_and_at_most_all() {

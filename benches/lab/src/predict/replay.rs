@@ -17,11 +17,11 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
 use serde::Serialize;
+use wideleaf_measure::statistics::median;
 use wideleaf_memory::{GuestRam, Host, LinuxHost};
 use wideleaf_policies::PageSize;
 
 use super::laps::{LAPS, Lap, Way};
-use super::prediction::median;
 use super::sample::Sample;
 use super::work::Work;
 use wideleaf::failure::Failure;
@@ -120,7 +120,7 @@ fn timed_lap(host: &impl Host, lap: Lap, words: &[AtomicU64], warming: &[u32], t
 /// If there is no round.
 pub fn medians(rounds: &[Vec<Pace>]) -> Vec<Pace> {
     let of_way = |way: usize| {
-        let of = |part: fn(&Pace) -> f64| median(&rounds.iter().map(|paces| part(&paces[way])).collect::<Vec<_>>());
+        let of = |part: fn(&Pace) -> f64| median(rounds.iter().map(|paces| part(&paces[way])).collect());
         Pace { way: rounds[0][way].way, base_ns: of(|pace| pace.base_ns), huge_ns: of(|pace| pace.huge_ns) }
     };
     (0..rounds[0].len()).map(of_way).collect()

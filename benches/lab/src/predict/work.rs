@@ -21,11 +21,11 @@ use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, kib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message};
 
-use wideleaf::environment::memory_available_kib;
 use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
 use wideleaf::run::{kernel, native_layout};
 use wideleaf::tlbcost::counters::{LinuxPmu, Meter, WalkEvents, Walks};
+use wideleaf_measure::environment::memory_available_kib;
 
 /// Time limit of a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);

@@ -4,7 +4,7 @@ use crate::definition::Arm;
 use crate::report::common_sections::{figures, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
 use crate::results::{Actions, Results, Run};
-use crate::statistics::median;
+use wideleaf_measure::statistics::median;
 
 /// The section; `None` if no manager took any action.
 pub(super) fn section(results: &Results) -> Option<Section> {

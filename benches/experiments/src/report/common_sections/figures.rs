@@ -5,7 +5,7 @@ use crate::metric::Metric;
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::{Evidence, Results};
-use crate::statistics::median;
+use wideleaf_measure::statistics::median;
 
 /// Tables and their metrics. Metrics in none of them go to a table of their own.
 const TABLES: [(&str, &[Metric]); 4] = [

@@ -110,7 +110,7 @@ mod tests {
         // Rounds of base: 10, 11, 12, … by the fixture; the fourth of seven is in the middle.
         let all: Vec<f64> = results.values("CG A", "base", Metric::Figure).iter().map(|(_, value)| *value).collect();
         let shown = figure(middle(&results, "CG A", "base").expect("the cell has runs"));
-        assert_eq!(shown, crate::statistics::median(all));
+        assert_eq!(shown, wideleaf_measure::statistics::median(all));
         results.runs.retain(|run| run.round == 1);
         assert!(middle(&results, "CG A", "base").is_some());
         assert!(middle(&results, "CG A", "hugetlb-1g").is_none(), "absent");

@@ -188,7 +188,7 @@ impl Blocks {
     /// Takes this number of blocks, all of them touched.
     fn take(host: &LinuxHost, blocks: usize) -> Result<Blocks, FragmentError> {
         let bytes = blocks * BLOCK;
-        let available = Bytes::new(wideleaf::environment::memory_available_kib() * 1024);
+        let available = Bytes::new(wideleaf_measure::environment::memory_available_kib() * 1024);
         if available < AVAILABLE_MIN + Bytes::new(bytes as u64) {
             return Err(FragmentError::Short { available });
         }

@@ -1,11 +1,22 @@
-//! Medians and their confidence intervals.
+//! Medians and their confidence intervals, and ratios of pairs.
 
 use std::fmt;
 
-use crate::metric::Better;
+use serde::{Deserialize, Serialize};
+
+/// Direction in which a quantity is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// A higher value is better.
+    Higher,
+    /// A lower value is better.
+    Lower,
+    /// The value is neither good nor bad.
+    Neither,
+}
 
 /// A median with its 95 % interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Interval {
     /// Median of all values.
     pub median: f64,
@@ -72,7 +83,81 @@ pub fn ratio_within_turns(sets: &[Vec<Vec<f64>>], a: usize, b: usize) -> Interva
 /// If there are no values, or a value is NaN.
 pub fn median(mut values: Vec<f64>) -> f64 {
     assert!(!values.is_empty() && values.iter().all(|value| !value.is_nan()), "numbers, at least one");
-    wideleaf_policies::median::median(&mut values, f64::total_cmp, f64::midpoint).expect("there is one")
+    values.sort_unstable_by(f64::total_cmp);
+    f64::midpoint(values[(values.len() - 1) / 2], values[values.len() / 2])
+}
+
+/// The value at a share of the sorted values, from 0 (lowest) to 1 (highest), by the nearest rank. `None` without
+/// values.
+pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    sorted.get((last as f64 * share).round() as usize).copied()
+}
+
+/// Ratios of one arm to another, each within one round.
+pub fn ratios_within_rounds(of: &[f64], to: &[f64]) -> Vec<f64> {
+    of.iter().zip(to).map(|(of, to)| of / to).collect()
+}
+
+/// Median, lowest and highest of a few values: all that fewer than six rounds can show.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Spread {
+    /// Median of the values.
+    pub median: f64,
+    /// Lowest value.
+    pub lowest: f64,
+    /// Highest value.
+    pub highest: f64,
+}
+
+impl Spread {
+    /// Spread of the values; `None` without values.
+    pub fn of(values: &[f64]) -> Option<Spread> {
+        let [lowest, highest] = [quantile(values, 0.0)?, quantile(values, 1.0)?];
+        Some(Spread { median: median(values.to_vec()), lowest, highest })
+    }
+}
+
+/// A median and its confidence interval between two values, by their ranks, without an assumption on their
+/// distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MedianInterval {
+    /// Median of the values.
+    pub median: f64,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
+    /// Probability that such an interval holds the true median: 0.95 or more, or less with too few values.
+    pub confidence: f64,
+}
+
+/// The narrowest pair of ranks, symmetric from both ends, that holds the median with 95 %; the lowest and highest
+/// value if no pair does (a binomial with probability one half: the sign test's interval).
+///
+/// # Panics
+/// If there are no values.
+pub fn median_interval(values: &[f64]) -> MedianInterval {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    let mut chosen = (0, 1.0 - 2.0 * 0.5_f64.powi(n as i32));
+    let (mut outside, mut ways) = (0.0, 1.0);
+    for rank in 0..n.div_ceil(2) {
+        outside += ways * 0.5_f64.powi(n as i32);
+        ways *= (n - rank) as f64 / (rank + 1) as f64;
+        if 1.0 - 2.0 * outside >= 0.95 {
+            chosen = (rank, 1.0 - 2.0 * outside);
+        }
+    }
+    MedianInterval {
+        median: median(values.to_vec()),
+        low: sorted[chosen.0],
+        high: sorted[n - 1 - chosen.0],
+        confidence: chosen.1,
+    }
 }
 
 /// A comparison of two arms, by the ratios of pairs that were measured in the same round.
@@ -175,6 +260,13 @@ impl Equivalence {
     }
 }
 
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = f.precision().unwrap_or(3);
+        write!(f, "{:.digits$} ({:.digits$} - {:.digits$})", self.median, self.low, self.high)
+    }
+}
+
 impl Interval {
     /// Whether the two intervals have a value in common.
     pub fn overlaps(&self, other: &Interval) -> bool {
@@ -264,6 +356,37 @@ mod tests {
         assert!(interval(1.0, 2.0).overlaps(&interval(2.0, 3.0)));
         assert!(!interval(1.0, 2.0).overlaps(&interval(2.1, 3.0)));
         assert!(interval(1.0, 4.0).overlaps(&interval(2.0, 3.0)));
+    }
+
+    #[test]
+    fn an_interval_is_between_ranks_that_hold_the_median_with_95_per_cent() {
+        let of = |n: u32| median_interval(&(1..=n).map(f64::from).collect::<Vec<_>>());
+        // Six values: 1 - 2/64. Eight: the second and the seventh hold it with only 93 %.
+        assert_eq!(of(6), MedianInterval { median: 3.5, low: 1.0, high: 6.0, confidence: 1.0 - 2.0 / 64.0 });
+        assert_eq!((of(8).low, of(8).high), (1.0, 8.0));
+        // Nine: 1 - 2 (1 + 9)/512.
+        assert_eq!((of(9).low, of(9).high, of(9).confidence), (2.0, 8.0, 1.0 - 20.0 / 512.0));
+        assert_eq!((of(3).low, of(3).high, of(3).confidence), (1.0, 3.0, 0.75));
+        assert_eq!((of(1).median, of(1).confidence), (1.0, 0.0));
+    }
+
+    #[test]
+    fn a_spread_is_median_lowest_and_highest() {
+        let spread = Spread { median: 2.5, lowest: 1.0, highest: 9.0 };
+        assert_eq!(Spread::of(&[2.0, 9.0, 1.0, 3.0]), Some(spread));
+        assert_eq!((Spread::of(&[]), quantile(&[], 0.5)), (None, None));
+        let values: Vec<f64> = (0..=10).map(f64::from).collect();
+        assert_eq!([0.5, 0.9].map(|share| quantile(&values, share)), [Some(5.0), Some(9.0)]);
+        assert_eq!(ratios_within_rounds(&[3.0, 8.0], &[2.0, 4.0]), [1.5, 2.0]);
+    }
+
+    #[test]
+    fn an_interval_is_printed_with_the_digits_that_are_asked_for() {
+        let interval = Interval { median: 1.5, low: 1.0, high: 2.25 };
+        assert_eq!(
+            (interval.to_string(), format!("{interval:.1}")),
+            ("1.500 (1.000 - 2.250)".into(), "1.5 (1.0 - 2.2)".into())
+        );
     }
 
     #[test]
