@@ -22,8 +22,10 @@ use wideleaf_attach::process::Places;
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
 use wideleaf_benches::cpu::Threads;
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_measure::environment::Environment;
+use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::host::process::ProcessHost;
@@ -75,12 +77,11 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
 }
 
-fn speed(rounds: usize, log2_words: u32, waiting: &Waiting) -> Result<(), Ended> {
+fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<(), Ended> {
     let memory = Bytes::new(8 << log2_words) + BESIDE_TABLE;
     let (mut attached, mut control, mut promotions) = (Vec::new(), Vec::new(), Vec::<Promotion>::new());
-    for round in 0..rounds {
-        let is_attached_first = round % 2 == 0;
-        for is_attached in [is_attached_first, !is_attached_first] {
+    for round in 1..=rounds {
+        for is_attached in arms_of_round(2, round).map(|arm| arm == 0) {
             let took = promotions.last().map_or(Duration::from_secs(2), |promotion| promotion.took);
             warm_host_memory(memory + memory).map_err(|error| Ended::Skipped(error.to_string()))?;
             let mut guest =
@@ -209,7 +210,7 @@ fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
             name.into(),
             mega(|run| run.before),
             mega(|run| run.after),
-            number(show(&gain(runs))),
+            number(gain(runs)),
             number(format!("{:.1} us", median_of(runs, |run| run.gap_p99_ns) / 1e3)),
             number(format!("{:.2} ms", median_of(runs, |run| run.gap_max_ns) / 1e6)),
         ]);
@@ -242,15 +243,11 @@ fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
         "{}",
         bar(&format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"), gap <= GAP_MAX_MS)
     );
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 fn interval(values: impl Iterator<Item = f64>) -> Interval {
     bootstrap_median(&[values.collect()])
-}
-
-fn show(interval: &Interval) -> String {
-    format!("{:.3} ({:.3} - {:.3})", interval.median, interval.low, interval.high)
 }
 
 /// The promoter of an arm.
@@ -268,12 +265,12 @@ const PROMOTERS: [(&str, Promoter); 3] = [
 /// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
 const DEFAULTS: usize = 2;
 
-fn khugepaged(rounds: usize, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
+fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
     let mut runs: [Vec<Taken>; PROMOTERS.len()] = Default::default();
-    for round in 0..rounds {
-        for (index, (_, promoter)) in PROMOTERS.into_iter().enumerate() {
-            if index != DEFAULTS || round == 0 {
-                runs[index].push(time_to_huge(promoter, hot, waiting)?);
+    for round in 1..=rounds {
+        for index in arms_of_round(PROMOTERS.len(), round) {
+            if index != DEFAULTS || round == 1 {
+                runs[index].push(time_to_huge(PROMOTERS[index].1, hot, waiting)?);
             }
         }
     }
@@ -287,7 +284,10 @@ fn khugepaged(rounds: usize, hot: Bytes, waiting: &Waiting) -> Result<(), Ended>
             number(format!("{:.1} %", median(runs.iter().map(|run| run.reached * 100.0).collect()))),
         ]);
     }
-    println!("{rows}\n  medians; {hot} of hot memory in a guest that checks and rewrites it; {}", machine());
+    println!(
+        "{rows}\n  medians; {hot} of hot memory in a guest that checks and rewrites it; {}",
+        Environment::capture()
+    );
     Ok(())
 }
 
@@ -369,5 +369,5 @@ impl Outside {
 }
 
 fn main() -> ExitCode {
-    experiment::run("attached", experiment)
+    scenario::run("attached", experiment)
 }

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm};
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::median;
 use wideleaf_policies::units::mib;
 
@@ -79,7 +80,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
             scrape <= SCRAPE_MAX_MS
         )
     );
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
     Ok(())
 }
 
@@ -168,5 +169,5 @@ fn program() -> Result<PathBuf, Ended> {
 }
 
 fn main() -> ExitCode {
-    experiment::run("attached_idle", experiment)
+    scenario::run("attached_idle", experiment)
 }

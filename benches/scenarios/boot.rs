@@ -15,11 +15,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
-use wideleaf_benches::experiment::{Arguments, Ended, run};
+use wideleaf_benches::scenario::{Arguments, Ended, run};
 use wideleaf_guest_tests::tiny_guest::prints_one_byte;
-use wideleaf_measure::statistics::median;
+use wideleaf_measure::order::arms_of_round;
+use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
 
-const ROUNDS: usize = 31;
+const ROUNDS: u32 = 31;
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "kernel=gups log2_words=10";
 
@@ -37,22 +38,28 @@ fn first_byte(mut command: Command) -> Duration {
     took
 }
 
-/// Times in milliseconds, round by round.
-#[derive(Default)]
-struct Arm(Vec<f64>);
+/// A command to time: its name, what starts it, and the arm that it is compared with.
+struct Arm<'a> {
+    name: String,
+    command: Box<dyn Fn() -> Command + 'a>,
+    of: Option<usize>,
+}
 
-impl Arm {
-    fn time(&mut self, command: Command) {
-        self.0.push(first_byte(command).as_secs_f64() * 1e3);
+impl<'a> Arm<'a> {
+    fn new(name: &str, of: Option<usize>, command: impl Fn() -> Command + 'a) -> Arm<'a> {
+        Arm { name: name.into(), command: Box::new(command), of }
     }
+}
 
-    /// Prints the comparison with the first arm, `ours`.
-    fn print(&self, name: &str, ours: &Arm) {
-        let mut ratios: Vec<_> = self.0.iter().zip(&ours.0).map(|(theirs, ours)| theirs / ours).collect();
-        ratios.sort_by(f64::total_cmp);
-        let (lowest, highest) = (ratios[0], ratios[ratios.len() - 1]);
-        let (theirs, ratio) = (median(self.0.clone()), median(ratios));
-        println!("boot: {name} {theirs:.2} ms, {name} : wideleaf {ratio:.2} ({lowest:.2} to {highest:.2})");
+/// Prints an arm's median time, and its ratio to the arm that it is compared with.
+fn print(arm: &Arm<'_>, times: &[Vec<f64>], index: usize) {
+    let (name, time) = (&arm.name, median(times[index].clone()));
+    let ratios = arm.of.map(|of| ratios_within_rounds(&times[index], &times[of]));
+    match ratios.and_then(|ratios| Spread::of(&ratios)) {
+        None => println!("boot: {name} {time:.2} ms"),
+        Some(Spread { median, lowest, highest }) => {
+            println!("boot: {name} {time:.2} ms, {name} : wideleaf {median:.2} ({lowest:.2} to {highest:.2})");
+        }
     }
 }
 
@@ -61,29 +68,29 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments) -> Result<(), Ended> {
-    let rounds: usize = arguments.number(0, ROUNDS)?;
+    let rounds: u32 = arguments.number(0, ROUNDS)?;
     let other = arguments.text(1).map(Path::new);
     let beside = BesideQemu::new(MEMORY)?;
     let small_image = beside.folder().join("small.elf");
     std::fs::write(&small_image, prints_one_byte()).expect("a file of a temporary folder");
-    let (mut ours, mut theirs, mut others) = (Arm::default(), Arm::default(), Arm::default());
-    let (mut ours_small, mut theirs_small) = (Arm::default(), Arm::default());
-    for _ in 0..rounds {
-        ours_small.time(beside.wideleaf_with(&small_image, ""));
-        theirs_small.time(beside.qemu_with(&small_image, ""));
-        ours.time(beside.wideleaf(CMDLINE));
-        if let Some(program) = other {
-            others.time(beside.wideleaf_of(program, CMDLINE));
+    let (beside, small_image) = (&beside, &small_image);
+    let mut arms = vec![
+        Arm::new("image of five instructions: wideleaf", None, || beside.wideleaf_with(small_image, "")),
+        Arm::new("qemu microvm", Some(0), || beside.qemu_with(small_image, "")),
+        Arm::new("wideleaf's guest image: wideleaf", None, || beside.wideleaf(CMDLINE)),
+        Arm::new("qemu microvm", Some(2), || beside.qemu(CMDLINE)),
+    ];
+    if let Some(program) = other {
+        let name = program.display().to_string();
+        arms.push(Arm::new(&name, Some(2), move || beside.wideleaf_of(program, CMDLINE)));
+    }
+    let mut times = vec![Vec::new(); arms.len()];
+    for round in 1..=rounds {
+        for index in arms_of_round(arms.len(), round) {
+            times[index].push(first_byte((arms[index].command)()).as_secs_f64() * 1e3);
         }
-        theirs.time(beside.qemu(CMDLINE));
     }
     println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {rounds} alternating rounds");
-    println!("boot: image of five instructions: wideleaf {:.2} ms", median(ours_small.0.clone()));
-    theirs_small.print("qemu microvm", &ours_small);
-    println!("boot: wideleaf's guest image: wideleaf {:.2} ms", median(ours.0.clone()));
-    theirs.print("qemu microvm", &ours);
-    if let Some(program) = other {
-        others.print(&program.display().to_string(), &ours);
-    }
+    arms.iter().enumerate().for_each(|(index, arm)| print(arm, &times, index));
     Ok(())
 }

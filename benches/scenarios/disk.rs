@@ -11,10 +11,11 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use wideleaf_benches::beside_qemu::{BesideQemu, Figure, print, results};
-use wideleaf_benches::experiment::{Arguments, Ended, Waiting, machine, run};
+use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, in_turns, print, results};
+use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
+use wideleaf_measure::environment::Environment;
 
-const ROUNDS: usize = 11;
+const ROUNDS: u32 = 11;
 const MEMORY: &str = "256M";
 const CMDLINE: &str = "kernel=disk bytes=64M passes=4 requests=20000";
 const DISK_BYTES: usize = 64 << 20;
@@ -33,19 +34,18 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
-    let rounds: usize = arguments.number(0, ROUNDS)?;
+    let rounds: u32 = arguments.number(0, ROUNDS)?;
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
     let file = beside.folder().join("disk.img");
     // The file is written, not only extended, so that no block must be allocated while a guest waits.
     std::fs::write(&file, vec![0; DISK_BYTES]).expect("a file");
-    let round = |_| {
-        let ours = figures(ours(&beside, &file), waiting)?;
-        Ok([ours, figures(qemu(&beside, &file, way), waiting)?])
-    };
-    let rounds = (0..rounds).map(round).collect::<Result<Vec<_>, Ended>>()?;
+    let rounds = in_turns(rounds, |program| match program {
+        Program::Wideleaf => figures(ours(&beside, &file), waiting),
+        Program::Qemu => figures(qemu(&beside, &file, way), waiting),
+    })?;
     println!("disk: {CMDLINE}; QEMU: cache=writeback, aio={way}; medians of {} alternating rounds", rounds.len());
-    println!("{}", machine());
+    println!("{}", Environment::capture());
     print(&Figure::all(FIGURES, &rounds), PROMISE);
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::program;
-use wideleaf_benches::experiment::{Ended, bar, needs_kvm, number, run, table};
+use wideleaf_benches::scenario::{Ended, bar, needs_kvm, number, run, table};
 use wideleaf_control::vm::{VmAnswer, VmRequest, ask};
 use wideleaf_protocol::{Message, parse};
 

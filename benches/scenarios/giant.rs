@@ -8,8 +8,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_benches::experiment;
+use wideleaf_benches::scenario;
 use wideleaf_guest_image::IMAGE;
+use wideleaf_measure::statistics::quantile;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
@@ -43,11 +44,7 @@ fn start(pattern: &str) -> (Arc<GuestRam>, Machine) {
 fn print(way: &str, swaps: &[GiantSwap]) {
     let done: Vec<&GiantSwap> = swaps.iter().filter(|swap| swap.result == OutcomeResult::Done).collect();
     println!("  {way}: {} of {} done", done.len(), swaps.len());
-    let quantiles = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        let at = |share: f64| values.get(((values.len() as f64 - 1.0) * share).round() as usize).copied();
-        [0.0, 0.5, 0.9, 1.0].map(|share| at(share).unwrap_or(f64::NAN))
-    };
+    let quantiles = |values: Vec<f64>| [0.0, 0.5, 0.9, 1.0].map(|share| quantile(&values, share).unwrap_or(f64::NAN));
     let line = |name: &str, of: &dyn Fn(&GiantSwap) -> f64| {
         let [least, median, ninety, most] = quantiles(done.iter().map(|swap| of(swap)).collect());
         println!("    {name:<24} {least:>10.2} {median:>10.2} {ninety:>10.2} {most:>10.2}");
@@ -63,7 +60,7 @@ fn print(way: &str, swaps: &[GiantSwap]) {
 }
 
 fn main() -> ExitCode {
-    experiment::run("giant", |_, _| {
+    scenario::run("giant", |_, _| {
         measure();
         Ok(())
     })

@@ -23,10 +23,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_backing_of_all, host_coverage};
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
+use wideleaf_measure::environment::Environment;
+use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -35,7 +36,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
 /// Maximum number of turns in a set, if the guests have enough work.
-const TURNS_MAX: usize = 16;
+const TURNS_MAX: u32 = 16;
 /// Duration of a turn, as in `interleaved`.
 const SLICE: Duration = Duration::from_millis(250);
 /// Memory for the image and its tables, beyond the two halves.
@@ -190,11 +191,10 @@ fn report(log2_words: u32, sets: &[Set]) {
     let resident = |arm: usize| over_sets(sets, |backings| backings[arm].resident());
     for (index, arm) in ARMS.iter().enumerate() {
         let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
-        let Interval { median, low, high } = ratio_within_turns(&turns, index, HUGETLB);
         rows.add_row([
             arm.name.into(),
             number(format!("{:.2} M/s", bootstrap_median(&rates).median)),
-            number(format!("{median:.3} ({low:.3} - {high:.3})")),
+            number(ratio_within_turns(&turns, index, HUGETLB)),
             number(format!("{:.1} MiB", resident(index))),
             number(format!("{:.0} MiB", over_sets(sets, |backings| backings[index].huge_2m))),
             number(format!("{:.1} MiB", resident(index) - resident(NEVER))),
@@ -211,9 +211,9 @@ fn report(log2_words: u32, sets: &[Set]) {
     println!("{}", bar(&format!("auto : hugetlb {speed:.3}, at least {SPEED_MIN}"), speed >= SPEED_MIN));
     let grown = resident(AUTO) / resident(NEVER);
     println!("{}", bar(&format!("resident auto : never {grown:.3}, at most {RESIDENT_MAX}"), grown <= RESIDENT_MAX));
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 fn main() -> ExitCode {
-    experiment::run("half_sparse", experiment)
+    scenario::run("half_sparse", experiment)
 }

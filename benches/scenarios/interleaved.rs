@@ -18,8 +18,8 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_measure::statistics::{Interval, bootstrap_median, ratio_within_turns};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -31,7 +31,7 @@ use wideleaf_policies::{Bytes, OutcomeResult, PageSize, Skip};
 /// Number of sets, each with new guests and new memory.
 const SETS: usize = 7;
 /// Maximum number of turns in a set, if the guests have enough work.
-const TURNS_MAX: usize = 16;
+const TURNS_MAX: u32 = 16;
 /// Duration of a turn: long enough for at least three progress lines, short enough that the machine is the
 /// same for three turns.
 const SLICE: Duration = Duration::from_millis(250);
@@ -121,13 +121,12 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
         println!("interleaved: {:<8} {median:7.2} M updates/s ({low:.2} - {high:.2})", arm.name);
     }
     for (a, b) in [(PROMOTED, BASE), (PROMOTED, HUGETLB), (HUGETLB, BASE)] {
-        let Interval { median, low, high } = ratio_within_turns(&sets, a, b);
-        println!("interleaved: {} : {} {median:.3} ({low:.3} - {high:.3})", ARMS[a].name, ARMS[b].name);
+        println!("interleaved: {} : {} {}", ARMS[a].name, ARMS[b].name, ratio_within_turns(&sets, a, b));
     }
     println!("interleaved: medians of {turns} turns, 95 % intervals by resampling sets and turns; all tables verified");
     Ok(())
 }
 
 fn main() -> ExitCode {
-    experiment::run("interleaved", experiment)
+    scenario::run("interleaved", experiment)
 }

@@ -26,8 +26,10 @@ use wideleaf::report::RunReport;
 use wideleaf::run::devices::DeviceArgs;
 use wideleaf::run::kernel::{Pages, least_ram};
 use wideleaf::run::{Console, RunSpec, Workload, execute};
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
+use wideleaf_measure::environment::Environment;
+use wideleaf_measure::order::{arms_of_round, round};
 use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -76,7 +78,7 @@ const RATIO_NEAR: f64 = 0.08;
 
 struct Comparison {
     name: &'static str,
-    rounds: usize,
+    rounds: u32,
     arms: &'static [Arm],
     works: &'static [Work],
 }
@@ -233,18 +235,14 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
     Ok(report)
 }
 
-fn measure(work: &Work, arms: &[Arm], rounds: usize, interrupts: &Interrupts) -> Result<Rounds, Ended> {
+fn measure(work: &Work, arms: &[Arm], rounds: u32, interrupts: &Interrupts) -> Result<Rounds, Ended> {
     let mut measured = Rounds { figures: Vec::new() };
     let figure = kernel(work.kernel).figure.name;
-    for _ in 0..rounds {
-        let reports = arms.iter().map(|arm| run(work, *arm, interrupts)).collect::<Result<Vec<_>, _>>()?;
+    for number in 1..=rounds {
+        let reports = round(arms.len(), number, |arm| run(work, arms[arm], interrupts))?;
         measured.figures.push(reports.iter().map(|report| report.results[figure.as_str()].value).collect());
     }
     Ok(measured)
-}
-
-fn shown(Interval { median, low, high }: Interval, digits: usize) -> String {
-    format!("{median:.digits$} ({low:.digits$} - {high:.digits$})")
 }
 
 /// A line that says whether the expectation is met; `None` without expectation.
@@ -307,7 +305,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     Ok(())
 }
 
-fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
+fn report(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) {
     println!("kernels, {}", comparison.name);
     let mut header = vec!["kernel"];
     header.extend(comparison.arms.iter().map(|arm| arm.name));
@@ -316,10 +314,13 @@ fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
     for (work, measured) in all {
         let figures = (0..comparison.arms.len()).map(|arm| measured.figure(arm));
         let mut row = vec![format!("{} {}", work.kernel, work.parameters).into()];
-        row.extend(figures.map(|figure| number(shown(figure, if figure.median < 10.0 { 4 } else { 1 }))));
+        row.extend(figures.map(|figure| {
+            let digits = if figure.median < 10.0 { 4 } else { 1 };
+            number(format!("{figure:.digits$}"))
+        }));
         row.push(kernel(work.kernel).figure.unit.as_str().into());
         if comparison.arms.len() > 1 {
-            row.push(number(shown(measured.speed_up(), 3)));
+            row.push(number(measured.speed_up()));
         }
         rows.add_row(row);
     }
@@ -334,18 +335,19 @@ fn report(comparison: &Comparison, rounds: usize, all: &[(&Work, Rounds)]) {
             )
         );
     }
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 /// Prints the levels that `latency` finds in each arm, run by run.
 fn report_levels(
     comparison: &Comparison,
-    rounds: usize,
+    rounds: u32,
     interrupts: &Interrupts,
     waiting: &Waiting,
 ) -> Result<(), Ended> {
     let mut rows = table(&["arm", "level", "entries", "miss", "spread", "agreed"]);
-    for (_, arm) in (0..rounds).flat_map(|round| comparison.arms.iter().map(move |arm| (round, arm))) {
+    for index in (1..=rounds).flat_map(|round| arms_of_round(comparison.arms.len(), round)) {
+        let arm = &comparison.arms[index];
         waiting.pass(Duration::ZERO)?;
         let found = run(&comparison.works[0], *arm, interrupts)?.results;
         let result = |name: &str| found.get(name).map(|result| result.value);
@@ -365,10 +367,10 @@ fn report_levels(
             ]);
         }
     }
-    println!("kernels, {TLB}: pointer chases, {rounds} runs of each arm in turn\n{rows}\n  {}", machine());
+    println!("kernels, {TLB}: pointer chases, {rounds} runs of each arm in turn\n{rows}\n  {}", Environment::capture());
     Ok(())
 }
 
 fn main() -> ExitCode {
-    experiment::run("kernels", experiment)
+    scenario::run("kernels", experiment)
 }

@@ -25,9 +25,11 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{host_coverage, is_nearly_all_large};
 use wideleaf_benches::cpu::{CpuUse, Threads};
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Managed, policy};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
+use wideleaf_measure::environment::Environment;
+use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -207,10 +209,10 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     println!("khugepaged: {hot} hot; the host's settings now: {:?}", Khugepaged::of_this_machine().settings()?);
     let mut runs: [Vec<Run>; ARMS.len()] = Default::default();
     for repetition in 0..often.max(at_defaults) {
-        for (index, (_, arm)) in ARMS.into_iter().enumerate() {
+        for index in arms_of_round(ARMS.len(), repetition + 1) {
             let times = if index == DEFAULTS { at_defaults } else { often };
             if repetition < times {
-                runs[index].push(HotGuest::start(arm, hot, repetition, waiting)?.run(limit, waiting)?);
+                runs[index].push(HotGuest::start(ARMS[index].1, hot, repetition, waiting)?.run(limit, waiting)?);
             }
         }
     }
@@ -265,9 +267,9 @@ fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
         let what = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
         println!("{}", bar(&what, share <= OF_FASTEST_CPU_MAX));
     }
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 fn main() -> ExitCode {
-    experiment::run("khugepaged", experiment)
+    scenario::run("khugepaged", experiment)
 }

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::experiment;
+use wideleaf_benches::scenario;
+use wideleaf_measure::statistics::median;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::gib;
@@ -46,13 +47,8 @@ fn round(system: &KvmSystem, ram: &Arc<GuestRam>, count: u64) -> [Duration; 4] {
     [made, on, fetched, off]
 }
 
-fn median_us_per_slot(times: &mut [Duration], count: u64) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6 / count as f64
-}
-
 fn main() -> ExitCode {
-    experiment::run("memslots", |_, _| {
+    scenario::run("memslots", |_, _| {
         measure();
         Ok(())
     })
@@ -73,8 +69,8 @@ fn measure() {
     println!("{:>6} {:>9} {:>9} {:>9} {:>9} {:>9}", "slots", "each", "make", "log on", "fetch", "log off");
     for count in COUNTS {
         let rounds: Vec<[Duration; 4]> = (0..ROUNDS).map(|_| round(&system, &ram, count)).collect();
-        let column =
-            |index: usize| median_us_per_slot(&mut rounds.iter().map(|round| round[index]).collect::<Vec<_>>(), count);
+        let us_per_slot = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
+        let column = |index: usize| median(rounds.iter().map(|round| us_per_slot(round[index])).collect());
         let each = Bytes::new(RAM.get() / count).to_string();
         println!("{count:>6} {each:>9} {:>9.1} {:>9.1} {:>9.1} {:>9.1}", column(0), column(1), column(2), column(3));
     }

@@ -19,11 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
-use wideleaf_benches::beside_qemu::{BesideQemu, Figure, print, results};
-use wideleaf_benches::experiment::{Arguments, Ended, Waiting, machine, run};
+use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, in_turns, print, results};
+use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
+use wideleaf_measure::environment::Environment;
 
-const ROUNDS: usize = 11;
+const ROUNDS: u32 = 11;
 const MEMORY: &str = "128M";
 const FRAME_BYTES: usize = 1500;
 const CMDLINE: &str = "kernel=net frames=200000 receive=200000 bytes=1500";
@@ -47,16 +48,15 @@ fn main() -> ExitCode {
 }
 
 fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
-    let rounds: usize = arguments.number(0, ROUNDS)?;
+    let rounds: u32 = arguments.number(0, ROUNDS)?;
     let beside = BesideQemu::new(MEMORY)?;
     let socket = network()?;
-    let round = |_| {
-        let ours = figures(ours(&beside), &socket, waiting)?;
-        Ok([ours, figures(qemu(&beside), &socket, waiting)?])
-    };
-    let rounds = (0..rounds).map(round).collect::<Result<Vec<_>, Ended>>()?;
+    let rounds = in_turns(rounds, |program| match program {
+        Program::Wideleaf => figures(ours(&beside), &socket, waiting),
+        Program::Qemu => figures(qemu(&beside), &socket, waiting),
+    })?;
     println!("net: {CMDLINE}; QEMU: tap, vhost=off; medians of {} alternating rounds", rounds.len());
-    println!("{}", machine());
+    println!("{}", Environment::capture());
     let mut figures = Figure::all(FIGURES, &rounds);
     figures.extend(figures.clone().into_iter().zip(["sent bytes", "received bytes"]).map(|(figure, name)| {
         let mib =

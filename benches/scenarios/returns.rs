@@ -23,9 +23,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large, windows_mapped_large};
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
+use wideleaf_measure::environment::Environment;
+use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
@@ -199,8 +201,8 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let mut times: [Vec<Option<Duration>>; WAYS.len()] = Default::default();
     let guest = HotGuest::start(hot, waiting)?;
     for repetition in 0..repetitions {
-        for (index, (_, way)) in WAYS.into_iter().enumerate().filter(|(_, (_, way))| *way != Way::Release) {
-            times[index].push(guest.come_back(way, SMALL + SHIFT * repetition, waiting)?);
+        for index in arms_of_round(WAYS.len(), repetition + 1).filter(|index| WAYS[*index].1 != Way::Release) {
+            times[index].push(guest.come_back(WAYS[index].1, SMALL + SHIFT * repetition, waiting)?);
         }
     }
     guest.stop();
@@ -232,9 +234,9 @@ fn report(times: &[Vec<Option<Duration>>; WAYS.len()]) {
     println!("{rows}");
     println!("  time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs());
     bars.iter().for_each(|bar| println!("{bar}"));
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 fn main() -> ExitCode {
-    experiment::run("returns", experiment)
+    scenario::run("returns", experiment)
 }

@@ -17,9 +17,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
+use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::ManagerReport;
 use wideleaf_memory::host::linux::warm_host_memory;
@@ -27,7 +28,7 @@ use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 
-const TURNS_MAX: usize = 12;
+const TURNS_MAX: u32 = 12;
 const SLICE: Duration = Duration::from_secs(1);
 /// Time to settle: after 1.3 s without work the manager's ticks are as far apart as possible, and its sensors
 /// have visited all windows.
@@ -163,7 +164,7 @@ fn report(sets: &[Set]) {
             used <= CPU_SHARE_MAX
         )
     );
-    println!("  {}", machine());
+    println!("  {}", Environment::capture());
 }
 
 /// Prints the work of the sensors other than the host backing, over all sets.
@@ -184,5 +185,5 @@ fn sensors(sets: &[Set]) {
 }
 
 fn main() -> ExitCode {
-    experiment::run("sensing", experiment)
+    scenario::run("sensing", experiment)
 }

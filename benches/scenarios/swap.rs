@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::{experiment, populated_ram};
+use wideleaf_benches::{populated_ram, scenario};
 use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
@@ -136,7 +136,7 @@ fn compare_threads(host: &Arc<LinuxHost>) {
 }
 
 fn main() -> ExitCode {
-    experiment::run("swap", |_, _| {
+    scenario::run("swap", |_, _| {
         measure();
         Ok(())
     })

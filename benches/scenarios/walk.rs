@@ -21,7 +21,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
-use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, number, table};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, number, table};
+use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::median;
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
@@ -54,7 +55,7 @@ struct Measured {
 }
 
 fn main() -> ExitCode {
-    experiment::run("walk", measure)
+    scenario::run("walk", measure)
 }
 
 fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
@@ -86,7 +87,7 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
         "walk: guests of 4 KiB pages over 4 KiB pages, {millions} million accesses, medians of {rounds} rounds\n{rows}"
     );
     bars.iter().for_each(|bar| println!("{bar}"));
-    println!("  {}", experiment::machine());
+    println!("  {}", Environment::capture());
     Ok(())
 }
 

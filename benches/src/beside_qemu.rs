@@ -12,8 +12,9 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
-use crate::experiment::{Ended, needs_kvm, number, table};
-use wideleaf_measure::statistics::median;
+use crate::scenario::{Ended, needs_kvm, number, table};
+use wideleaf_measure::order::round;
+use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
 
 /// CPU model for QEMU. QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM, and on some AMD hosts it then may not set it.
 const CPU: &str = "host,arch-capabilities=off";
@@ -132,6 +133,34 @@ pub fn results<const N: usize>(console: &str, names: [&str; N]) -> [f64; N] {
     results
 }
 
+/// A program of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Our own VMM.
+    Wideleaf,
+    /// QEMU with its microvm.
+    Qemu,
+}
+
+/// Results of both programs in each round, ours first. The program that runs first changes from round to round.
+///
+/// # Errors
+/// The first error of a run.
+///
+/// # Panics
+/// Never: a round has two results.
+pub fn in_turns<const N: usize>(
+    rounds: u32,
+    mut run: impl FnMut(Program) -> Result<[f64; N], Ended>,
+) -> Result<Vec<[[f64; N]; 2]>, Ended> {
+    let programs = [Program::Wideleaf, Program::Qemu];
+    let mut one = |number| {
+        let results = round(programs.len(), number, |index| run(programs[index]))?;
+        Ok(results.try_into().expect("two programs"))
+    };
+    (1..=rounds).map(&mut one).collect()
+}
+
 /// A result of both programs, round by round; more is better.
 #[derive(Clone, Debug)]
 pub struct Figure {
@@ -148,16 +177,14 @@ pub struct Figure {
 impl Figure {
     /// Figures from rounds; each round has our results and QEMU's in the order of `names`.
     pub fn all<const N: usize>(names: [(&'static str, &'static str); N], rounds: &[[[f64; N]; 2]]) -> Vec<Figure> {
-        let of = |guest: usize, index: usize| rounds.iter().map(|round| round[guest][index]).collect();
+        let of = |program: usize, index: usize| rounds.iter().map(|round| round[program][index]).collect();
         let figure = |(index, (name, unit))| Figure { name, unit, ours: of(0, index), theirs: of(1, index) };
         names.into_iter().enumerate().map(figure).collect()
     }
 
-    /// Ratios of our value to QEMU's within each round, in ascending order.
+    /// Ratios of our value to QEMU's within each round.
     pub fn ratios(&self) -> Vec<f64> {
-        let mut ratios: Vec<_> = self.ours.iter().zip(&self.theirs).map(|(ours, theirs)| ours / theirs).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios
+        ratios_within_rounds(&self.ours, &self.theirs)
     }
 }
 
@@ -165,9 +192,8 @@ impl Figure {
 pub fn print(figures: &[Figure], promise: f64) {
     let mut table = table(&["figure", "unit", "wideleaf", "qemu", "wideleaf : qemu", "range", "target"]);
     for figure in figures {
-        let ratios = figure.ratios();
-        let range = format!("{:.2} - {:.2}", ratios[0], ratios[ratios.len() - 1]);
-        let ratio = median(ratios);
+        let Some(Spread { median: ratio, lowest, highest }) = Spread::of(&figure.ratios()) else { continue };
+        let range = format!("{lowest:.2} - {highest:.2}");
         let met = if ratio >= promise { "met" } else { "MISSED" };
         table.add_row([
             figure.name.into(),
@@ -190,7 +216,7 @@ mod tests {
     fn a_figure_has_one_ratio_per_round() {
         let rounds = [[[10.0, 1.0], [5.0, 2.0]], [[9.0, 1.0], [9.0, 1.0]]];
         let figures = Figure::all([("read", "MiB/s"), ("write", "MiB/s")], &rounds);
-        assert_eq!((figures[0].ratios(), figures[1].ratios()), (vec![1.0, 2.0], vec![0.5, 1.0]));
+        assert_eq!((figures[0].ratios(), figures[1].ratios()), (vec![2.0, 1.0], vec![0.5, 1.0]));
     }
 
     #[test]

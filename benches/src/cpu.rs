@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::experiment::Ended;
+use crate::scenario::Ended;
 
 /// CPU time of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
+use wideleaf_measure::order::arms_of_round;
 use wideleaf_memory::{BackingConfig, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, Status, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
-use crate::experiment::{Ended, Waiting};
+use crate::scenario::{Ended, Waiting};
 
 /// Time limit for each phase; a guest that exceeds it hangs.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -220,15 +221,14 @@ fn listen(said: &Mutex<Said>, line: &str) {
 /// [`Ended::Interrupted`].
 pub fn take_turns(
     guests: &[&Guest],
-    turns_max: usize,
+    turns_max: u32,
     slice: Duration,
     waiting: &Waiting,
 ) -> Result<Vec<Vec<f64>>, Ended> {
     let mut turns = Vec::new();
     for number in 0..turns_max {
         let mut rates = vec![0.0; guests.len()];
-        for step in 0..guests.len() {
-            let index = (number + step) % guests.len();
+        for index in arms_of_round(guests.len(), number + 1) {
             let Some(rate) = guests[index].slice(slice, waiting)? else { return Ok(turns) };
             rates[index] = rate;
         }

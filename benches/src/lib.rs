@@ -3,7 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | this one | memory in a known state |
-//! | [`experiment`] | starting, waiting, ending and printing |
+//! | [`scenario`] | starting, waiting, ending and printing |
 //! | [`guest`] | a guest, and guests that take turns |
 //! | [`managed`] | a manager for one guest, and a policy that can be paused |
 //! | [`beside_qemu`] | our VMM and QEMU with the same guest, in turns |
@@ -13,9 +13,9 @@
 pub mod beside_qemu;
 pub mod coverage;
 pub mod cpu;
-pub mod experiment;
 pub mod guest;
 pub mod managed;
+pub mod scenario;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The machine of a measurement: without it a number cannot be interpreted.
 
-use std::fs;
+use std::{fmt, fs};
 
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +66,15 @@ impl Environment {
             steal_ms: 0,
             wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
         }
+    }
+}
+
+impl fmt::Display for Environment {
+    /// CPUs, kernel and load in one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cpu = if self.cpu.is_empty() { "an unknown CPU" } else { &self.cpu };
+        let Environment { cpus, kernel, load_1m, .. } = self;
+        write!(f, "{cpus} x {cpu}, kernel {kernel}, load {load_1m} at this time")
     }
 }
 

@@ -12,7 +12,7 @@
 //! parameters are quoted from memory and not verified.
 
 use comfy_table::Cell;
-use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
+use wideleaf_benches::scenario::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
 use wideleaf_simulator::{Machine, machine};
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::Cell;
-use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
+use wideleaf_benches::scenario::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
 use wideleaf_simulator::machine;
 use wideleaf_simulator::streams::gups;

@@ -23,7 +23,7 @@ mod traced;
 
 use std::process::ExitCode;
 
-use wideleaf_benches::experiment;
+use wideleaf_benches::scenario;
 use wideleaf_policies::PageSize;
 
 use measured::Opteron;
@@ -34,7 +34,7 @@ use traced::Trace;
 const PAGES: [PageSize; 2] = [PageSize::Base4K, PageSize::Huge2M];
 
 fn main() -> ExitCode {
-    experiment::run("seeds", |arguments, waiting| {
+    scenario::run("seeds", |arguments, waiting| {
         let updates = arguments.number(0, 1 << 24)?;
         let measured = Opteron::read();
         let (mut rows, mut meshes) = (Vec::new(), Vec::new());

@@ -12,7 +12,7 @@
 //! printed and not judged.
 
 use comfy_table::Cell;
-use wideleaf_benches::experiment::{bar, number, table};
+use wideleaf_benches::scenario::{bar, number, table};
 
 use crate::measured::{Misses, Opteron};
 use crate::opteron::Row;

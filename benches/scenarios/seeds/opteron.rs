@@ -5,7 +5,7 @@
 //! 2 MiB pages, so more misses are not an error.
 
 use comfy_table::Cell;
-use wideleaf_benches::experiment::{Ended, Waiting, bar, number, table};
+use wideleaf_benches::scenario::{Ended, Waiting, bar, number, table};
 use wideleaf_policies::PageSize;
 use wideleaf_simulator::machine::Replacement;
 

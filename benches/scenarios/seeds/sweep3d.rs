@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use wideleaf_benches::experiment::{Ended, Waiting};
+use wideleaf_benches::scenario::{Ended, Waiting};
 use wideleaf_lab::simulate::sweep3d::{OCTANTS, Sweep3d};
 use wideleaf_simulator::streams::Access;
 

@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::sync::atomic::Ordering;
 
-use wideleaf_benches::experiment::{Ended, Waiting};
+use wideleaf_benches::scenario::{Ended, Waiting};
 use wideleaf_simulator::streams::Access;
 use wideleaf_trace::{Header, TraceError, TraceReader};
 

@@ -17,6 +17,7 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
 use serde::Serialize;
+use wideleaf_measure::statistics::median;
 use wideleaf_memory::{GuestRam, Host, LinuxHost};
 use wideleaf_policies::PageSize;
 

@@ -1,6 +1,6 @@
-//! Common parts of the benches that are experiments: start and end, waiting, printing.
+//! Common parts of the scenarios, which are benches with their own `main`: start and end, waiting, printing.
 //!
-//! Leases of pools and settings are values on the stack of [`run`]'s `experiment` and are returned on drop. For this
+//! Leases of pools and settings are values on the stack of [`run`]'s `scenario` and are returned on drop. For this
 //! reason no function here ends the process: Ctrl-C sets a flag, each wait checks it and returns
 //! [`Ended::Interrupted`], and a panic unwinds.
 
@@ -23,13 +23,13 @@ const LINES_MAX: usize = 5;
 /// Maximum length of such a line in bytes.
 const LINE_MAX: usize = 200;
 
-/// Reason why an experiment has no result.
+/// Reason why a scenario has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// This machine lacks a requirement.
     #[error("skipped: {0}")]
     Skipped(String),
-    /// Ctrl-C or `SIGTERM` ended the experiment.
+    /// Ctrl-C or `SIGTERM` ended the scenario.
     #[error("interrupted")]
     Interrupted,
     /// An argument is not valid.
@@ -58,14 +58,14 @@ impl From<KhugepagedError> for Ended {
     }
 }
 
-/// Runs an experiment if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints the
+/// Runs a scenario if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints the
 /// reason if there is no result. A skip is not a failure.
-pub fn run(name: &str, experiment: impl FnOnce(&Arguments, &Waiting) -> Result<(), Ended>) -> ExitCode {
+pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<(), Ended>) -> ExitCode {
     let (options, given): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
     if !options.iter().any(|option| option == "--bench") {
         return ExitCode::SUCCESS;
     }
-    in_five_lines(name, || match experiment(&Arguments(given), &Waiting::until_interrupted()) {
+    in_five_lines(name, || match scenario(&Arguments(given), &Waiting::until_interrupted()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(ended) => {
             println!("{name}: {}", shortened(&ended.to_string()));
@@ -226,18 +226,6 @@ pub fn table(header: &[&str]) -> Table {
 /// A table cell with a number.
 pub fn number(text: impl ToString) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
-}
-
-/// Description of the machine in one line.
-pub fn machine() -> String {
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
-    let cpuinfo = read("/proc/cpuinfo");
-    let model =
-        cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, name)| name);
-    let cpus = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
-    let (kernel, load) = (read("/proc/sys/kernel/osrelease"), read("/proc/loadavg"));
-    let load = load.split(' ').next().unwrap_or("?");
-    format!("{cpus} x {}, kernel {}, load {load} now", model.unwrap_or("an unknown CPU"), kernel.trim())
 }
 
 /// A line that says whether a target is met.
