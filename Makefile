@@ -12,7 +12,8 @@
 BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 
 # Fuzz targets have their own workspace. This check links nothing, so libFuzzer's C++ need not be built.
-FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
+FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
+	cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
 .PHONY: build demo check test lab bench fuzz tools deb
 

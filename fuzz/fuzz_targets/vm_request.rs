@@ -45,7 +45,8 @@ fuzz_target!(|said: &[u8]| {
 fn serve() -> (PathBuf, LineServer) {
     let folder = tempfile::tempdir().expect("a folder").keep();
     let path = folder.join("vm.sock");
-    let file = SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner: "a fuzz target", remedy: "" };
+    let file =
+        SocketFile { path: &path, mode: 0o600, gid: None, makes_folder: false, owner: "a fuzz target", remedy: "" };
     let listening = Listening::at(&file).expect("a socket");
     let answer = |jobs, replies| vec![std::thread::spawn(move || answer(jobs, replies))];
     let server = listening.serve(Places { of_all: 8, more_for_root: 2 }, || {}, answer);

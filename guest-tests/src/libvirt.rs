@@ -139,7 +139,8 @@ impl Libvirt {
     /// # Panics
     /// Panics if it does not come back.
     pub fn kill_libvirtd(&self) {
-        let script = "pid=$(cat /run/libvirtd.pid) && kill -9 $pid && while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
+        let script = "pid=$(cat /run/libvirtd.pid) && kill -9 $pid && \
+            while [ -d /proc/$pid ]; do sleep 0.05; done && libvirtd -d";
         let output = self.run(&["sh", "-c", script]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         self.wait_until_it_answers();

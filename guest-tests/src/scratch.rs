@@ -23,7 +23,8 @@ impl Scratch {
     /// A folder for this program.
     ///
     /// # Panics
-    /// Where there can be no temporary folder; as do all of these, where the program or its files are not as they should be.
+    /// Panics if no temporary folder can be made. All of these panic if the program or its files are not as they
+    /// should be.
     pub fn of(program: impl Into<PathBuf>) -> Scratch {
         Scratch { folder: tempfile::tempdir().unwrap(), program: program.into() }
     }

@@ -54,8 +54,8 @@ fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
     output
 }
 
-/// Runs the tests of one executable in the lab with `filter` in their names. None of them may skip for lack of KVM, of a
-/// giant page or of DAMON.
+/// Runs the tests of one executable in the lab with `filter` in their names. None of them may skip for lack of KVM,
+/// of a giant page or of DAMON.
 fn tests_pass_in_lab(package: &str, test: &str, filter: &str) {
     if !has_lab() {
         return;

@@ -8,8 +8,8 @@
 //!
 //! This crate owns the vocabulary (units, [`Snapshot`], [`Action`], [`Outcome`]) because the layer that decides
 //! defines the interface. The crate `memory` implements it against the kernel. This crate has no `std`, no
-//! dependency, no `unsafe`, no clock and no randomness. Time arrives as a [`Moment`], so the same snapshot always gives the same plan, on a live guest and
-//! on a recording.
+//! dependency, no `unsafe`, no clock and no randomness. Time arrives as a [`Moment`], so the same
+//! snapshot always gives the same plan, on a live guest and on a recording.
 //!
 //! The unit of decision is the *window*, a naturally aligned 2 MiB range of guest-physical memory; 512 windows make
 //! a *giant* (1 GiB). Policies say *promote* and *demote*; `memory` chooses the mechanism.

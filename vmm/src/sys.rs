@@ -10,7 +10,8 @@
 //! | [`tap`] | requests to `/dev/net/tun` |
 #![expect(
     unsafe_code,
-    reason = "readv, writev, getrandom and ioctl take raw pointers, mallopt is the C library's, a handler has to be safe in one"
+    reason = "readv, writev, getrandom and ioctl take raw pointers, mallopt is the C library's, \
+        a handler has to be safe in one"
 )]
 
 pub mod allocator;

@@ -55,7 +55,7 @@ fn is_alone(test: &str) -> bool {
     false
 }
 
-// ---- the guests ------------------------------------------------------------------------------------------------------
+// ---- the guests -----------------------------------------------------------------------------------------------------
 
 /// `mov al, byte; mov edx, port; out dx, al`, valid as 64-bit and as 32-bit code.
 fn out(port: u16, byte: u8) -> Vec<u8> {
@@ -128,7 +128,7 @@ fn image(code: &[u8]) -> Vec<u8> {
     file
 }
 
-// ---- running them ----------------------------------------------------------------------------------------------------
+// ---- running them ---------------------------------------------------------------------------------------------------
 
 fn options(code: &[u8]) -> VmOptions {
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous huge pages exist");
@@ -183,7 +183,7 @@ fn until<T: std::fmt::Debug>(what: &str, mut sample: impl FnMut() -> T, is_done:
     }
 }
 
-// ---- entries and exits -----------------------------------------------------------------------------------------------
+// ---- entries and exits ----------------------------------------------------------------------------------------------
 
 #[test]
 fn a_direct_guest_prints_and_ends_with_its_code() {
@@ -333,7 +333,7 @@ fn a_sink_that_panics_ends_the_vm_and_all_waits() {
     assert_eq!(end, GuestExit::ThreadLost { vcpu: 0 });
 }
 
-// ---- pause and resume ------------------------------------------------------------------------------------------------
+// ---- pause and resume -----------------------------------------------------------------------------------------------
 
 #[test]
 fn a_paused_guest_stands_still_and_continues_where_it_was() {
@@ -412,7 +412,7 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
     assert!(stats.pages_4k + stats.pages_2m > 0, "{stats:?}");
 }
 
-// ---- what KVM maps ---------------------------------------------------------------------------------------------------
+// ---- what KVM maps --------------------------------------------------------------------------------------------------
 
 /// 64 MiB that begin at a memslot of the same size.
 const TOUCH_START: u32 = 64 << 20;

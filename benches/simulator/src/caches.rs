@@ -1,8 +1,8 @@
 //! The caches that table and data lines share, down to memory.
 //!
 //! ```text
-//!   data ──▶ L1 ──miss──▶ L2 ──miss──▶ L3 ──miss──▶ memory       a level that is filled by victims takes what the level
-//!             └─evicted──▶ └─evicted──▶                          above evicts, and gives up the lines that hit
+//!   data ──▶ L1 ──miss──▶ L2 ──miss──▶ L3 ──miss──▶ memory      a level that is filled by victims takes what the level
+//!             └─evicted──▶ └─evicted──▶                         above evicts, and gives up the lines that hit
 //!   walk ──▶ L1, or L2 if the walker does not read through L1
 //! ```
 //!

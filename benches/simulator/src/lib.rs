@@ -1,4 +1,5 @@
-//! What TLBs and page walks cost on machines that are not at hand, and what policies would have done: all of it computed, nothing measured.
+//! What TLBs and page walks cost on machines that are not at hand, and what policies would have done: all of it
+//! computed, nothing measured.
 //!
 //! ```text
 //!   accesses ──▶ Simulator (TLBs ▶ walk caches ▶ caches) on an AddressSpace ──▶ Counts
@@ -8,8 +9,8 @@
 //!   recording of a run ──▶ Recording: another policy on the recorded snapshots ──▶ Tally
 //! ```
 //!
-//! Like `wideleaf-policies` it has no `std`, no clock and no randomness of its own: the same accesses on the same machine always give the same
-//! counts. Its only `unsafe` code compares tags as vectors (`sets/vector.rs`).
+//! Like `wideleaf-policies` it has no `std`, no clock and no randomness of its own: the same accesses on the same
+//! machine always give the same counts. Its only `unsafe` code compares tags as vectors (`sets/vector.rs`).
 
 #![no_std]
 #![deny(unsafe_code)]

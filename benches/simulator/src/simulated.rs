@@ -11,7 +11,8 @@
 //!
 //! The policy is the one that runs on a live host, unchanged. It sees what sensors would report:
 //! - the pages that are present, from the first touch on;
-//! - for some windows at a time, whether they were touched within an interval, and how soon ([`wideleaf_policies::rotation`]);
+//! - for some windows at a time, whether they were touched within an interval, and how soon
+//!   ([`wideleaf_policies::rotation`]);
 //! - the pages that hold only zeroes, which here are those that only a large page added;
 //! - the guest's page size, and the host's memory.
 //!

@@ -28,7 +28,8 @@ awk '/acpi/ { print "guest: was asked, by interrupts:", $2 }' /proc/interrupts
 dmesg | grep -E 'ACPI.*(Error|Warning)|nobody cared' | sed 's/^/guest: complains: /'
 poweroff -f
 ASKED
-chmod +x root/init root/etc/acpi/PWRF/00000080 && (cd root && find . | cpio -o -H newc) >guest.cpio && mkfifo keys || exit
+chmod +x root/init root/etc/acpi/PWRF/00000080 && (cd root && find . | cpio -o -H newc) >guest.cpio &&
+    mkfifo keys || exit
 
 wideleaf run /bin/vmlinux --initrd guest.cpio --memory 256M --policy never --timeout 15m --no-daemon --console \
     --control-socket vm.sock --cmdline 'console=ttyS0 quiet panic=-1' <keys >console 2>report &

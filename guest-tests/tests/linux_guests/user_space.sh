@@ -5,7 +5,8 @@
 # guest.cpio: a user space of busybox and the given programs, with the script on standard input as the rest of its
 # /init. Every line of it that begins with `guest:` is a result.
 user_space() {
-    mkdir -p root/bin root/lib && cp /bin/busybox /bin/user_space.sh "$@" root/bin/ && cp /bin/guest/[0-9]*.ko root/lib/ || return
+    mkdir -p root/bin root/lib && cp /bin/busybox /bin/user_space.sh "$@" root/bin/ &&
+        cp /bin/guest/[0-9]*.ko root/lib/ || return
     cat - /dev/fd/3 >root/init 3<&0 <<'INIT'
 #!/bin/busybox sh
 export PATH=/bin
@@ -22,7 +23,9 @@ INIT
 says() { echo "guest: $*"; }
 
 # The kernel's complaints about its machine.
-complaints() { dmesg | grep -E 'ACPI.*(Error|Warning)|PM-Timer|MP-BIOS|nobody cared|I/O error' | sed 's/^/guest: complains: /'; }
+complaints() {
+    dmesg | grep -E 'ACPI.*(Error|Warning)|PM-Timer|MP-BIOS|nobody cared|I/O error' | sed 's/^/guest: complains: /'
+}
 
 sum_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 

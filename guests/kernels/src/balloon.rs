@@ -1,7 +1,9 @@
 //! Balloon: gives pages to the host and takes them back, while the pages that it kept stay unchanged.
 //!
 //! ```text
-//!   words │ kept, every other window │ given: inflate ─▶ the host has the pages ─▶ deflate ─▶ written and checked anew │   pass after pass
+//!   the words, pass after pass:
+//!
+//!   │ kept, every other window │ given: inflate ─▶ the host has the pages ─▶ deflate ─▶ written and checked anew │
 //! ```
 //!
 //! The driver tells the device before it uses a page again (`MUST_TELL_HOST`), as Linux does (Virtual I/O Device

@@ -299,7 +299,8 @@ const MATCHES: u64 = 3;
 /// A measurement of the TLB, repeated in rounds until it agrees with itself.
 ///
 /// ```text
-///   round:  every footprint, spots one a page and packed ─▶ keep the least of all rounds ─▶ levels ─▶ those of the round before?
+///   round:  every footprint, spots one a page and packed ─▶ keep the least of all rounds ─▶ levels
+///           ─▶ those of the round before?
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Survey {

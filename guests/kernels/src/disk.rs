@@ -2,8 +2,9 @@
 //! other vCPUs keep checking RAM.
 //!
 //! ```text
-//!   vCPU 0   │ write words of pass k │ ─▶ disk │ zeroes over them │ ◀─ disk │ check every word │   pass after pass, then random 4 KiB
-//!   others   │ check and rewrite words of their own, as `pattern` does                        │   until vCPU 0 is done
+//!   vCPU 0   │ write words of pass k │ ─▶ disk │ zeroes over them │ ◀─ disk │ check every word │  pass after pass,
+//!                                                                                                 then random 4 KiB
+//!   others   │ check and rewrite words of their own, as `pattern` does                         │  until vCPU 0 is done
 //! ```
 //!
 //! A host that moves, merges or drops pages beneath a running guest must not lose device writes either. A page

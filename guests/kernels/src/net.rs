@@ -2,7 +2,8 @@
 //! and checks every received word.
 //!
 //! ```text
-//!   buffer  │ 2 unused │ virtio header 12 │ Ethernet 14 │ IPv4 20 │ UDP 8 │ words of frame k: word(256 k), word(256 k + 1), … │
+//!   buffer  │ 2 unused │ virtio header 12 │ Ethernet 14 │ IPv4 20 │ UDP 8 │ words of frame k │
+//!   words   │ word(256 k) │ word(256 k + 1) │ …
 //!
 //!   first    frames= of them as broadcast on the link (the guest is 10.77.0.2, port 7777)      ─▶ sent
 //!   then     receive= of the same kind, in their order, some of which may have been dropped   ─▶ received, lost

@@ -3,7 +3,7 @@
 //! ```text
 //!   hot_range                      sparse             cold               constant
 //!   ┌──────┬──────┬──────┬──────┬────────────────┬────────────────┬────────────────┐
-//!   │ hot  │  ─▶  │  ─▶  │  ─▶  │ ▪     ▪     ▪  │ ██████████████ │ ▒▒▒▒▒▒▒▒▒▒▒▒▒▒ │   each set is whole windows (2 MiB)
+//!   │ hot  │  ─▶  │  ─▶  │  ─▶  │ ▪     ▪     ▪  │ ██████████████ │ ▒▒▒▒▒▒▒▒▒▒▒▒▒▒ │ each set is whole windows (2 MiB)
 //!   └──────┴──────┴──────┴──────┴────────────────┴────────────────┴────────────────┘
 //!   all words of one span          one page of        filled once,       one word of
 //!   each pass, scattered;          each window,       never touched      every page

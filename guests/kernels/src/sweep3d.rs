@@ -5,8 +5,8 @@
 //!   12 × ─▶ source ─▶ 8 octants × 6 angles ─▶ largest change of the flux
 //!                     │
 //!                     ▼  one line of cells; all angles of a block at once
-//!      inflow from j, k ──▶ ▢─▶▢─▶▢─▶▢─▶ … along i     phi = (source + Σ c·inflow) / (Σt + Σ c),   c = 2·cosine / width
-//!                           └──▶ outflow to j, k       outflow = 2·phi − inflow, in the last five never less than 0
+//!      inflow from j, k ──▶ ▢─▶▢─▶▢─▶▢─▶ … along i    phi = (source + Σ c·inflow) / (Σt + Σ c),   c = 2·cosine / width
+//!                           └──▶ outflow to j, k      outflow = 2·phi − inflow, in the last five never less than 0
 //! ```
 //!
 //! A cell waits for its three neighbours upstream. Lines of one diagonal of (j, k) are independent of each other,

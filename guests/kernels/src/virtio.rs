@@ -3,7 +3,8 @@
 //! has none.
 //!
 //! ```text
-//!   begin: found, reset, features ─▶ queue, for each ─▶ start        offer ─▶ available ring ─▶ device ─▶ used ring ─▶ take
+//!   begin: found, reset, features ─▶ queue, for each ─▶ start
+//!   offer ─▶ available ring ─▶ device ─▶ used ring ─▶ take
 //!
 //!   words of a queue  │ descriptors, 2 words each │ available ring │ used ring │
 //! ```

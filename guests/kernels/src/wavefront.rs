@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   step 4, rising      plane 1   plane 2   plane 3   plane 4
-//!   rows of member 0    done      done      done      now         a member writes its own rows of one plane; it reads
-//!   rows of member 1    done      done      now                     behind: its own rows of the plane before,
-//!   rows of member 2    done      now                               beside: the row before its first, of the same plane
+//!   rows of member 0    done      done      done      now       a member writes its own rows of one plane; it reads
+//!   rows of member 1    done      done      now                   behind: its own rows of the plane before,
+//!   rows of member 2    done      now                             beside: the row before its first, of the same plane
 //! ```
 //!
 //! All rows that are read were finished in an earlier step. The first and the last row and plane are faces, which

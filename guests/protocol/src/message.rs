@@ -255,7 +255,8 @@ impl fmt::Display for Message<'_> {
         match self {
             Self::Hello { version, kernel, vcpus, guest_page, tsc_hz, entry } => write!(
                 f,
-                "hello version={version} kernel={kernel} vcpus={vcpus} guest_page={guest_page} tsc_hz={tsc_hz} entry={entry}"
+                "hello version={version} kernel={kernel} vcpus={vcpus} guest_page={guest_page} tsc_hz={tsc_hz} \
+                 entry={entry}"
             ),
             Self::Problem { class, size, iterations } => {
                 write!(f, "problem class={class} size={size} iterations={iterations}")

@@ -1,9 +1,12 @@
 //! Encoding of the header and the totals.
 //!
 //! ```text
-//!   0          8         12        16            24           28                 32       34      36           38   40
-//!   │ wl-trace │ version │ granule │ arena bytes │ iterations │ class_iterations │ kernel │ class │ parameters │ 0 │ strings │ crc-32
-//!                                                                                └──── lengths of the strings ────┘
+//!   0          8         12        16            24           28                 32
+//!   │ wl-trace │ version │ granule │ arena bytes │ iterations │ class_iterations │
+//!
+//!   32       34      36           38  40
+//!   │ kernel │ class │ parameters │ 0 │ strings │ crc-32
+//!   └── lengths of the strings ───┘
 //! ```
 
 use crate::block::{END_BYTES, checksum};

@@ -65,7 +65,10 @@ proptest! {
         prop_assert_eq!(read_header, header());
         prop_assert_eq!(read_back, expected);
         prop_assert_eq!(read_totals, totals);
-        prop_assert_eq!(totals.accesses(), one.iter().chain(&other).map(|access| u64::from(access.repeats)).sum::<u64>());
+        prop_assert_eq!(
+            totals.accesses(),
+            one.iter().chain(&other).map(|access| u64::from(access.repeats)).sum::<u64>()
+        );
     }
 
     #[test]

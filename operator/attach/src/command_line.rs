@@ -2,8 +2,11 @@
 //! `/proc/PID/cmdline`, which every user may read. Unknown options are skipped: a command line is never an error.
 //!
 //! ```text
-//!   -m size=262144k -machine pc-q35-7.2,memory-backend=pc.ram -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456}
-//!      └ ram                  └ machine          └ main_backend            └ backends[0]
+//!   -m size=262144k -machine pc-q35-7.2,memory-backend=pc.ram
+//!      └ ram                 └ machine                 └ main_backend
+//!
+//!   -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456}
+//!           └ backends[0]
 //! ```
 
 use serde_json::Value;
@@ -248,9 +251,11 @@ mod tests {
     #[test]
     fn the_command_line_of_a_libvirt_domain_is_parsed() {
         let line = parse(
-            r#"/usr/bin/qemu-system-x86_64 -name guest=t1,debug-threads=on -S -machine pc-q35-7.2,usb=off,dump-guest-core=off,memory-backend=pc.ram
-               -m 256 -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456} -overcommit mem-lock=off
-               -uuid 5f6e5dd0-6f5c-4d4f-8f2c-0e8a7e6a0001 -device {"driver":"virtio-balloon-pci","id":"balloon0","free-page-reporting":true}"#,
+            r#"/usr/bin/qemu-system-x86_64 -name guest=t1,debug-threads=on -S
+               -machine pc-q35-7.2,usb=off,dump-guest-core=off,memory-backend=pc.ram -m 256
+               -object {"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456} -overcommit mem-lock=off
+               -uuid 5f6e5dd0-6f5c-4d4f-8f2c-0e8a7e6a0001
+               -device {"driver":"virtio-balloon-pci","id":"balloon0","free-page-reporting":true}"#,
         );
         assert_eq!(line.name.as_deref(), Some("t1"));
         assert_eq!(line.uuid.as_deref(), Some("5f6e5dd0-6f5c-4d4f-8f2c-0e8a7e6a0001"));
@@ -264,7 +269,8 @@ mod tests {
     #[test]
     fn the_nodes_backends_come_in_the_order_of_the_nodes() {
         let line = parse(
-            "qemu -m 1G -object memory-backend-memfd,id=b,size=512M -object memory-backend-file,id=a,size=512M,mem-path=/dev/hugepages \
+            "qemu -m 1G -object memory-backend-memfd,id=b,size=512M \
+             -object memory-backend-file,id=a,size=512M,mem-path=/dev/hugepages \
              -numa node,nodeid=0,memdev=a -numa node,nodeid=1,memdev=b",
         );
         let of_nodes: Vec<_> = line.start_backends().into_iter().map(|b| (b.id, b.path, b.is_memfd)).collect();

@@ -9,7 +9,8 @@
 //!              or libvirt's status file, or virsh ── the same, as its jobs  ┘
 //!              nothing answers, or no refresh for FACTS_AGE_MAX             ─▶ Closed(NoAnswer)
 //!
-//!              command line, QMP's device tree or libvirt's file: balloon, free page reporting, virtio-mem ─▶ keeps_holes
+//!              command line, QMP's device tree or libvirt's file:
+//!              balloon, free page reporting, virtio-mem                     ─▶ keeps_holes
 //! ```
 //!
 //! An operator can plug in devices by which a guest gives memory back at any time, so the command line alone

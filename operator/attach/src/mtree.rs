@@ -92,8 +92,10 @@ mod tests {
     use proptest::prelude::*;
     use wideleaf_policies::units::{gib, mib};
 
-    const Q35: &str = "FlatView #0\n AS \"I/O\", root: io\n Root memory region: io\n  0000000000000000-0000000000000007 (prio 0, ram): pc.ram KVM\n\n\
-        FlatView #2\r\n AS \"memory\", root: system\r\n AS \"cpu-memory-0\", root: system\r\n Root memory region: system\r\n\
+    const Q35: &str = "FlatView #0\n AS \"I/O\", root: io\n Root memory region: io\n\
+        \u{20} 0000000000000000-0000000000000007 (prio 0, ram): pc.ram KVM\n\n\
+        FlatView #2\r\n AS \"memory\", root: system\r\n AS \"cpu-memory-0\", root: system\r\n \
+        Root memory region: system\r\n\
         \u{20} 0000000000000000-000000000009ffff (prio 0, ram): pc.ram KVM\r\n\
         \u{20} 00000000000a0000-00000000000bffff (prio 1, i/o): vga-lowmem\r\n\
         \u{20} 00000000000c0000-00000000000fffff (prio 1, rom): pc.rom KVM\r\n\
@@ -132,7 +134,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_gives_valid_pieces(lines in prop::collection::vec("[0-9a-f]{0,17}-[0-9a-f]{0,17} \\(prio [0-9], ram\\): .{0,20}( @[0-9a-f]{0,17})?( KVM)?|.{0,60}", 0..20)) {
+        fn any_text_gives_valid_pieces(
+            lines in prop::collection::vec(
+                "[0-9a-f]{0,17}-[0-9a-f]{0,17} \\(prio [0-9], ram\\): .{0,20}( @[0-9a-f]{0,17})?( KVM)?|.{0,60}",
+                0..20,
+            ),
+        ) {
             let text = format!(" AS \"memory\", root: system\n{}", lines.join("\n"));
             let pieces = ram_pieces(&text, |_| true);
             prop_assert!(pieces.len() <= lines.len());

@@ -331,7 +331,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread::{self, JoinHandle};
 
-    const GREETING: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
+    const GREETING: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 22, \"minor\": 2, \"major\": 7}}, \
+        \"capabilities\": [\"oob\"]}}\r\n";
 
     /// A monitor that sends the first text at once, and each next one after a line from the client.
     fn monitor(texts: Vec<Vec<u8>>) -> (tempfile::TempDir, JoinHandle<()>) {
@@ -375,7 +376,8 @@ mod tests {
 
     #[test]
     fn a_refusal_of_the_monitor_is_distinguished_from_silence() {
-        let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"The command query-stats has not been found\"}}\r\n";
+        let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \
+            \"desc\": \"The command query-stats has not been found\"}}\r\n";
         let answer = ask(&[GREETING, "{\"return\": {}}\r\n", refusal], Question::Mappings).expect("it answers");
         assert_eq!(answer.expect_err("it refuses").class, "CommandNotFound");
         let silent = ask(&[GREETING, "{\"return\": {}}\r\n", ""], Question::Status);
@@ -437,7 +439,10 @@ mod tests {
         }
 
         #[test]
-        fn objects_that_are_almost_qmp_are_refused_or_understood(key in "return|error|event|QMP|id|.{0,5}", value in "\\{.{0,20}\\}|[0-9]{1,3}|\"[a-z]{0,5}\"|null|\\[\\]") {
+        fn objects_that_are_almost_qmp_are_refused_or_understood(
+            key in "return|error|event|QMP|id|.{0,5}",
+            value in "\\{.{0,20}\\}|[0-9]{1,3}|\"[a-z]{0,5}\"|null|\\[\\]",
+        ) {
             let text = format!("{{\"{key}\": {value}}}");
             if let Ok(understood) = message(text.as_bytes()) {
                 prop_assert!(["return", "error", "event", "QMP"].contains(&key.as_str()), "{understood:?}");

@@ -487,7 +487,8 @@ mod tests {
     #[test]
     fn nodes_of_equal_size_are_taken_from_the_top() {
         let mappings = [mapping(0x7000_0000_0000, mib(512), None), mapping(0x7000_3000_0000, mib(512), None)];
-        let text = "qemu -M q35 -m 1G -object memory-backend-ram,id=a,size=512M -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
+        let text = "qemu -M q35 -m 1G -object memory-backend-ram,id=a,size=512M \
+            -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
         let placed = guess_of_qemu(&line(text), &mappings);
         assert_eq!(
             ranges(&placed),
@@ -498,7 +499,8 @@ mod tests {
     #[test]
     fn a_missing_node_leaves_the_others_at_their_addresses() {
         let mappings = [mapping(0x7000_0000_0000, mib(512), None)];
-        let text = "qemu -M q35 -m 1G -object memory-backend-memfd,id=a,size=512M -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
+        let text = "qemu -M q35 -m 1G -object memory-backend-memfd,id=a,size=512M \
+            -object memory-backend-ram,id=b,size=512M -numa node,memdev=a -numa node,memdev=b";
         assert_eq!(ranges(&guess_of_qemu(&line(text), &mappings)), [("b", 512 << 20, 512 << 20, 0x7000_0000_0000)]);
     }
 
@@ -604,7 +606,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_command_line_gives_a_bounded_number_of_places(words in prop::collection::vec("-m|-M|-object|-numa|-name|q35|[0-9]{1,21}[kMGTx]?|memory-backend-ram,id=[ab],size=[0-9]{1,20}[MGT]?|node,memdev=[ab]|.{0,30}", 0..12)) {
+        fn any_command_line_gives_a_bounded_number_of_places(
+            words in prop::collection::vec(
+                "-m|-M|-object|-numa|-name|q35|[0-9]{1,21}[kMGTx]?|\
+                memory-backend-ram,id=[ab],size=[0-9]{1,20}[MGT]?|node,memdev=[ab]|.{0,30}",
+                0..12,
+            ),
+        ) {
             let line = CommandLine::parse(&words);
             let mappings = [mapping(0x7000_0000_0000, mib(64), None)];
             let placed = guess_of_qemu(&line, &mappings);

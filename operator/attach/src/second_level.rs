@@ -304,7 +304,10 @@ mod tests {
     #[test]
     fn query_stats_has_all_three_or_none() {
         let figure = |name: &str, value: u64| json!({ "name": name, "value": value });
-        let answer = json!([{ "provider": "kvm", "stats": [figure("pages_1g", 1), figure("pages_2m", 2), figure("pages_4k", 3)] }]);
+        let answer = json!([{
+            "provider": "kvm",
+            "stats": [figure("pages_1g", 1), figure("pages_2m", 2), figure("pages_4k", 3)],
+        }]);
         assert_eq!(of_query_stats(&answer), Some(MappingStats { pages_4k: 3, pages_2m: 2, pages_1g: 1 }));
         for wrong in [json!([]), json!({}), json!([{ "provider": "kvm", "stats": [figure("pages_2m", 2)] }])] {
             assert_eq!(of_query_stats(&wrong), None, "{wrong}");

@@ -1,5 +1,5 @@
-//! A host with a process that holds the lock of its memory map. Needs KVM, `/dev/fuse` and root (`WIDELEAF_REQUIRE=kvm,fuse`
-//! turns a skip into a failure).
+//! A host with a process that holds the lock of its memory map. Needs KVM, `/dev/fuse` and root
+//! (`WIDELEAF_REQUIRE=kvm,fuse` turns a skip into a failure).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use wideleaf_attach::find::{self, FindError};

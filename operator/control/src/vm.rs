@@ -2,8 +2,8 @@
 //! ([`crate::protocol`]), with their own requests and version.
 //!
 //! ```text
-//!   wideleaf vm PATH pause | resume | stop | status | statistics | set-policy | balloon ── VmRequest ──▶ PATH ──▶ wideleaf run
-//!                                                                                      ◀── Reply<VmAnswer> ──
+//!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
+//!                    statistics | set-policy | balloon    ◀── Reply<VmAnswer> ──
 //! ```
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! The daemon from start to end: its parts in the order of their start, and the reverse order of their end.
 //!
 //! ```text
-//!   state read ─▶ socket bound ─▶ metrics ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads, guests, state
-//!                 (another one lives: end)   │ tick                 │ HUP: reload
+//!   state read ─▶ socket bound ─▶ metrics ─▶ threads ─▶ READY=1 ─▶ signals ──▶ STOPPING=1 ─▶ sockets, threads,
+//!                 (another one lives: end)   │ tick                 │ HUP: reload            guests, state
 //!                                            │ resume, then scout   │ TERM, INT: end
 //! ```
 

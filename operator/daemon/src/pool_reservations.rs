@@ -1,8 +1,8 @@
 //! Room in the hugetlb pools for libvirt domains: made before a domain starts, given back when it is gone.
 //!
 //! ```text
-//!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process has ended or is not found: emptied
-//!                      │  intent ──▶ book ──▶ pool            the same, part by part
+//!   hook: prepare ──▶ Room: filled ──▶ … domain runs … ──▶ hook: release, or its process has ended or is not found:
+//!                      │  intent ──▶ book ──▶ pool            emptied: the same, part by part
 //!                      ├─ refused, and the pool is known to be unchanged: the intent is closed
 //!                      └─ killed in between, or result unknown: settled from the pool's numbers
 //! ```

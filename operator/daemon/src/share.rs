@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   total ├────────────── busy VMs, by weight ──────────────┤─ idle VMs, by weight ─┤
-//!         0                                              15/16                     1      all are idle, or none is: one part for all
+//!         0                                              15/16                     1
+//!   all are idle, or none is: one part for all
 //! ```
 //!
 //! The unused part of idle VMs goes to those that have work. A reserve lets an idle VM begin at once, and it then
@@ -155,7 +156,9 @@ mod tests {
         }
 
         #[test]
-        fn one_busy_vm_never_has_less_than_an_idle_one_of_its_weight(idle in proptest::collection::vec(1..=1_000_u32, 0..64)) {
+        fn one_busy_vm_never_has_less_than_an_idle_one_of_its_weight(
+            idle in proptest::collection::vec(1..=1_000_u32, 0..64),
+        ) {
             let others: Vec<Claim> = idle.iter().map(|weight| claim(*weight, false)).collect();
             let claims = [&[claim(1, true), claim(1, false)], others.as_slice()].concat();
             let parts = parts(total(gib(2), 5_000), &claims);

@@ -70,7 +70,9 @@ proptest! {
     }
 
     #[test]
-    fn sizes_are_parsed_with_every_suffix(n in 0_u64..1 << 20, suffix in prop::sample::select(vec!["", "K", "m", "GiB", "T", "MB"])) {
+    fn sizes_are_parsed_with_every_suffix(
+        n in 0_u64..1 << 20, suffix in prop::sample::select(vec!["", "K", "m", "GiB", "T", "MB"]),
+    ) {
         let shift = match suffix { "" => 0, "K" => 10, "m" | "MB" => 20, "GiB" => 30, _ => 40 };
         prop_assert_eq!(Bytes::parse(&format!("{n}{suffix}")), Ok(Bytes::new(n << shift)));
     }

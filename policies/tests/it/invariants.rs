@@ -170,11 +170,13 @@ proptest! {
         for policy in POLICIES {
             let plan = plan_of(policy.name, &snapshot, limits);
             // An action that costs more than a burst is borrowed, alone, from a full budget.
-            let plan = if plan.first().is_some_and(|first| is_more_than_a_burst(first, limits)) { &plan[1..] } else { &plan[..] };
+            let is_borrowed = plan.first().is_some_and(|first| is_more_than_a_burst(first, limits));
+            let plan = if is_borrowed { &plan[1..] } else { &plan[..] };
             let copied: Bytes = plan.iter().map(|planned| planned.cost.copied).sum();
             let cpu: Duration = plan.iter().map(|planned| planned.cost.cpu).sum();
             prop_assert!(copied.get() <= limits.copy_per_second.get() / 5, "{}: {copied}", policy.name);
-            prop_assert!(cpu.as_nanos() <= 200_000_000 * u128::from(limits.cpu_share.get()) / 10_000, "{}", policy.name);
+            let cpu_max = 200_000_000 * u128::from(limits.cpu_share.get()) / 10_000;
+            prop_assert!(cpu.as_nanos() <= cpu_max, "{}", policy.name);
         }
     }
 

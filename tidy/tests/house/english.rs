@@ -1,5 +1,5 @@
-//! Habits that slow a reader down, counted in code, comments, messages and documents. `limits.toml` has the number of each that is left:
-//! it only goes down. CONTRIBUTING.md has the rules and what to write instead.
+//! Habits that slow a reader down, counted in code, comments, messages and documents. `limits.toml`
+//! has the number of each that is left: it only goes down. CONTRIBUTING.md has the rules and what to write instead.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,8 @@ const COLUMNS_MAX: usize = 120;
 /// What is left of each habit.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 struct Limits {
-    /// A relative pronoun without a noun, or a person where a program is meant: who, whoever, nobody, somebody and their kin.
+    /// A relative pronoun without a noun, or a person where a program is meant: who, whoever, nobody,
+    /// somebody and their kin.
     headless: usize,
     /// Idioms with a plain word beside them: "so many", "in vain", "told apart".
     idioms: usize,

@@ -21,8 +21,8 @@ struct Text {
     text: String,
 }
 
-/// All files of the repository with one of these extensions (an empty one: a script without), but for what git ignores and what is
-/// another party's text: tables of publications, licences, recorded results.
+/// All files of the repository with one of these extensions (an empty one: a script without), but for what git
+/// ignores and what is another party's text: tables of publications, licences, recorded results.
 fn texts(extensions: &[&str]) -> Vec<Text> {
     let root = root();
     let mut texts = Vec::new();

@@ -1,5 +1,5 @@
-//! The crates of others that are built into our programs: each from the registry that Cargo.lock names, under a licence that allows what
-//! we do. `deny.toml` says the same to cargo-deny, which also knows of advisories.
+//! The crates of others that are built into our programs: each from the registry that Cargo.lock names, under a
+//! licence that allows what we do. `deny.toml` says the same to cargo-deny, which also knows of advisories.
 
 use std::process::Command;
 

@@ -145,7 +145,11 @@ pub enum ImageError {
         entry: u64,
     },
     /// A kernel with an old boot protocol.
-    #[error("is a bzImage of boot protocol {}.{:02}: Linux has had the 64-bit entry since 2.12 (Linux 3.8)", version >> 8, version & 0xff)]
+    #[error(
+        "is a bzImage of boot protocol {}.{:02}: Linux has had the 64-bit entry since 2.12 (Linux 3.8)",
+        version >> 8,
+        version & 0xff
+    )]
     OldBzImage {
         /// Protocol version, major in the high byte.
         version: u16,
@@ -593,7 +597,8 @@ pub(super) mod tests {
         let gzip = reject(b"\x1f\x8b\x08").to_string();
         assert_eq!(
             gzip,
-            "is neither an ELF file nor a bzImage: it looks like a gzip file (unpack it; a kernel inside may be a vmlinux)"
+            "is neither an ELF file nor a bzImage: it looks like a gzip file \
+             (unpack it; a kernel inside may be a vmlinux)"
         );
         assert_eq!(reject(b"hello\n"), ImageError::Unknown { looks_like: "text" });
         assert_eq!(reject(&[0; 100]), ImageError::Unknown { looks_like: "zeroes" });

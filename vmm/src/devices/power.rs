@@ -2,9 +2,9 @@
 //! its power button.
 //!
 //! ```text
-//!   [`PowerButton::press`] ─▶ status ∧ enabled ─▶ the line of the interrupt is high ─▶ the guest's ACPI reads the status
-//!                              ▲                                                          │
-//!                              └───────── a 1 in each bit that was seen clears it ────────┘ and the line falls
+//!   [`PowerButton::press`] ─▶ status ∧ enabled ─▶ the interrupt's line is high ─▶ the guest's ACPI reads the status
+//!                              ▲                                                     │
+//!                              └───────── a 1 in each bit that was seen clears it ───┘ and the line falls
 //! ```
 //!
 //! The line always follows the registers: an interrupt that comes while the guest handles the one before

@@ -2,7 +2,8 @@
 //! is a reset of the machine for KVM, which has no such call.
 //!
 //! ```text
-//!   boot ── registers set ─▶ taken ─▶ the guest runs ─▶ it resets ─▶ out of KVM_RUN, all of them ─▶ put back ─▶ the guest runs
+//!   boot ── registers set ─▶ taken ─▶ the guest runs ─▶ it resets ─▶ out of KVM_RUN, all of them ─▶ put back
+//!                                     ─▶ the guest runs
 //! ```
 //!
 //! Only changed model-specific registers are written back: most are never touched, some cannot be written, and the

@@ -5,9 +5,12 @@
 //! done, all continue:
 //!
 //! ```text
-//!   Reset::No ── a vCPU's write, [`RunControl::ask_for_reset`] ─▶ Wanted ── all paused: [`RunControl::wait`] says so ─▶ the machine is put back
-//!      ▲                                                                                                              │
-//!      └────────────────────────────── each vCPU is put back, paused still ◀── PuttingBack ◀──────────────────────────┘
+//!   Reset::No ── a vCPU's write, [`RunControl::ask_for_reset`] ─▶ Wanted
+//!      ▲                                                            │ all paused: [`RunControl::wait`] says so
+//!      │                                                            ▼
+//!      │                                                   the machine is put back
+//!      │                                                            │
+//!      └── each vCPU is put back, paused still ◀── PuttingBack ◀────┘
 //! ```
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

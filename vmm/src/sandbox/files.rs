@@ -77,8 +77,8 @@ impl Files {
         Ok(match status.ruleset {
             RulesetStatus::FullyEnforced => (vec!["files and TCP by Landlock".into()], Vec::new()),
             RulesetStatus::PartiallyEnforced => {
-                let missing = "this kernel's Landlock is older than Linux 6.12: it restricts files, but not all of TCP, \
-                    devices and signals";
+                let missing = "this kernel's Landlock is older than Linux 6.12: it restricts files, but not all of \
+                    TCP, devices and signals";
                 (vec!["files by Landlock".into()], vec![missing.into()])
             }
             RulesetStatus::NotEnforced => {

@@ -1,8 +1,8 @@
 //! The effect of a forbidden system call: one line on standard error, and the process's death by `SIGSYS`.
 //!
 //! ```text
-//!   call not in the list ─▶ SIGSYS in that thread ─▶ handler: the line ─▶ forbidden again, and SIGSYS is blocked now ─▶ the kernel
-//!                                                                                                     ends the process
+//!   call not in the list ─▶ SIGSYS in that thread ─▶ handler: the line ─▶ forbidden again, and SIGSYS is blocked now
+//!                                                                         ─▶ the kernel ends the process
 //! ```
 //!
 //! The handler may interrupt the thread anywhere, so it only does what is safe there (signal-safety(7)): arithmetic

@@ -115,7 +115,10 @@ use self::{plain as narrow, plain as wide};
 /// Defines the two functions of one width from the instructions that differ.
 #[cfg(target_arch = "x86_64")]
 macro_rules! width {
-    ($name:ident, $lane:ty, $lanes:literal, $bytes:literal, $splat:ident, $equal:ident, $greater:ident, $lane_bits:expr, $count:expr) => {
+    (
+        $name:ident, $lane:ty, $lanes:literal, $bytes:literal, $splat:ident, $equal:ident, $greater:ident,
+        $lane_bits:expr, $count:expr
+    ) => {
         mod $name {
             use core::arch::x86_64::*;
 

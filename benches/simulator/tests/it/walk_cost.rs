@@ -208,7 +208,8 @@ proptest! {
         let counts = cost_of(&mut simulator, address);
 
         let walked = |levels: u8, size: PageSize| u64::from(levels) - size as u64;
-        let (n, m_tables, m_data) = (walked(guest_levels, guest), walked(host_levels, tables), walked(host_levels, data));
+        let (n, m_tables, m_data) =
+            (walked(guest_levels, guest), walked(host_levels, tables), walked(host_levels, data));
         prop_assert_eq!(counts.guest.read.total(), n);
         prop_assert_eq!(counts.host_of_tables.read.total(), n * m_tables);
         prop_assert_eq!(counts.host_of_data.read.total(), m_data);

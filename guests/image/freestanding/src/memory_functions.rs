@@ -12,7 +12,13 @@ use core::arch::asm;
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     // SAFETY: the ranges are valid by the contract, and the direction flag is clear by the ABI.
     unsafe {
-        asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack, preserves_flags));
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags),
+        );
     }
     to
 }
@@ -52,7 +58,13 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, bytes: usize) -> *mut
 unsafe extern "C" fn memset(to: *mut u8, value: i32, bytes: usize) -> *mut u8 {
     // SAFETY: the range is valid by the contract, and the direction flag is clear by the ABI.
     unsafe {
-        asm!("rep stosb", inout("rcx") bytes => _, inout("rdi") to => _, in("al") value as u8, options(nostack, preserves_flags));
+        asm!(
+            "rep stosb",
+            inout("rcx") bytes => _,
+            inout("rdi") to => _,
+            in("al") value as u8,
+            options(nostack, preserves_flags),
+        );
     }
     to
 }

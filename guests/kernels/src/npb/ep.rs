@@ -2,7 +2,8 @@
 //! beside kernels that depend on memory.
 //!
 //! ```text
-//!   batch k: 2¹⁷ numbers from seed·a^(k·2¹⁷) ─▶ 2¹⁶ points of (−1, 1)² ─▶ those in the circle ─▶ X, Y ─▶ Σ X, Σ Y, counts
+//!   batch k: 2¹⁷ numbers from seed·a^(k·2¹⁷) ─▶ 2¹⁶ points of (−1, 1)² ─▶ those in the circle ─▶ X, Y
+//!            ─▶ Σ X, Σ Y, counts
 //! ```
 
 use wideleaf_protocol::{Name, VCPUS_MAX};

@@ -2,9 +2,9 @@
 //! field.
 //!
 //! ```text
-//!   cube, n points along each edge             L(u) = Σ over the axes of  − first difference of the convective flux
-//!   u = (ρ, ρ·u, ρ·v, ρ·w, E) at each                                     + second difference of viscous terms and of u
-//!                                                                         − fourth difference of u (damping)
+//!   cube, n points along each edge            L(u) = Σ over the axes of  − first difference of the convective flux
+//!   u = (ρ, ρ·u, ρ·v, ρ·w, E) at each                                    + second difference of viscous terms and of u
+//!                                                                        − fourth difference of u (damping)
 //!   known solution ue ─▶ forcing = −L(ue), so that L(u) + forcing = 0 exactly for u = ue
 //! ```
 //!

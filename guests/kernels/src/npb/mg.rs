@@ -6,7 +6,7 @@
 //!            ⋮                              └─▶ …             … ─┘
 //!             2³                                └─▶ u = S·r ─┘
 //!
-//!   memory  u │ 258³ │ 130³ │ … │ 4³ │   v │ 258³ │   r │ 258³ │ 130³ │ … │ 4³ │     a layer of ghosts around each grid
+//!   memory  u │ 258³ │ 130³ │ … │ 4³ │   v │ 258³ │   r │ 258³ │ 130³ │ … │ 4³ │    a layer of ghosts around each grid
 //! ```
 //!
 //! A, S, P and Q are stencils of 27 points: nine rows stream past for every row that is written. Each vCPU has

@@ -2,8 +2,10 @@
 //! accesses are not.
 //!
 //! ```text
-//!   fused       plane by plane: all terms of the right-hand side ─▶ x ─▶ y       few arrays at a time, pages stay in the TLB
-//!   reference   one term ─▶ one term ─▶ … ─▶ x ─▶ y ─▶ z                         each a sweep over the whole grid, up to nine arrays
+//!   fused       plane by plane: all terms of the right-hand side ─▶ x ─▶ y
+//!               few arrays at a time, pages stay in the TLB
+//!   reference   one term ─▶ one term ─▶ … ─▶ x ─▶ y ─▶ z
+//!               each a sweep over the whole grid, up to nine arrays
 //! ```
 
 use crate::KernelError;

@@ -1,7 +1,8 @@
 //! A run of BT or SP: timed steps from the first guess towards the known solution, and the norms at the end.
 //!
 //! ```text
-//!   init: forcing, first guess, one step, first guess again ─▶ compute: the steps ─▶ verify: five residuals, five errors
+//!   init: forcing, first guess, one step, first guess again ─▶ compute: the steps
+//!   ─▶ verify: five residuals, five errors
 //! ```
 
 use wideleaf_protocol::Name;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   process 1  mounts /proc, /sys, /dev; quiets Linux      a child, which may crash or be killed
-//!      │  the image has a program? ── yes ──▶ program.rs ─▶ the program ── its output, relayed line by line ──▶ console
-//!      │                           ── no ───▶ itself again ▶ kernel.rs, with its memory from memory.rs ──────▶ console
+//!      │  the image has a program? ── yes ──▶ program.rs ─▶ the program ── its output, relayed line by line ─▶ console
+//!      │                           ── no ───▶ itself again ▶ kernel.rs, with its memory from memory.rs ─────▶ console
 //!      │◀─ exit code, or how it died ─────────────────────────────────┘
 //!      ▼
 //!   `exit` line (unless the kernel has printed it), everything written out, power off

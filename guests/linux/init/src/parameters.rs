@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn our_words_are_found_among_those_of_linux() {
-        let line = "console=ttyS0 wideleaf.kernel=\"npb.cg class=S\" quiet wideleaf.threads=2 wideleaf.page=2m wideleaf.memory=64M\n";
+        let line = "console=ttyS0 wideleaf.kernel=\"npb.cg class=S\" quiet wideleaf.threads=2 \
+            wideleaf.page=2m wideleaf.memory=64M\n";
         let parameters = Parameters {
             kernel: Some("npb.cg class=S"),
             threads: Some(2),

@@ -32,7 +32,9 @@ proptest! {
     }
 
     #[test]
-    fn every_message_with_numbers_survives_the_line(text in name(), unit in name(), n in any::<[u64; 5]>(), vcpu in any::<u32>()) {
+    fn every_message_with_numbers_survives_the_line(
+        text in name(), unit in name(), n in any::<[u64; 5]>(), vcpu in any::<u32>(),
+    ) {
         let (name, unit) = (Name::new(&text).unwrap(), Name::new(&unit).unwrap());
         let messages = [
             Message::Problem { class: name, size: unit, iterations: vcpu },
@@ -41,7 +43,12 @@ proptest! {
             Message::End { phase: name, tsc: n[0] },
             Message::Progress { phase: name, tsc: n[0], done: n[1], total: n[2] },
             Message::Gaps { vcpu, count: n[0], p50_ns: n[1], p99_ns: n[2], p999_ns: n[3], max_ns: n[4] },
-            Message::Mismatch(Mismatch { address: n[0], expected: n[1], found: n[2], kind: MismatchKind::ALL[n[3] as usize % 4] }),
+            Message::Mismatch(Mismatch {
+                address: n[0],
+                expected: n[1],
+                found: n[2],
+                kind: MismatchKind::ALL[n[3] as usize % 4],
+            }),
             Message::Verify { status: Status::ALL[n[2] as usize % 2], errors: n[0], checked: n[1] },
             Message::Exit { code: ExitCode::ALL[n[0] as usize % 7] },
             Message::Result { name, value: f64::from_bits(n[0] & !(0x7ff << 52)), unit },
@@ -56,7 +63,9 @@ proptest! {
     }
 
     #[test]
-    fn every_finite_result_survives_the_line(value in proptest::num::f64::NORMAL | proptest::num::f64::SUBNORMAL | proptest::num::f64::ZERO) {
+    fn every_finite_result_survives_the_line(
+        value in proptest::num::f64::NORMAL | proptest::num::f64::SUBNORMAL | proptest::num::f64::ZERO,
+    ) {
         let name = Name::literal("gups");
         let message = Message::Result { name, value, unit: Name::literal("GUP/s") };
         let line = message.to_string();
@@ -80,7 +89,9 @@ proptest! {
     #[test]
     fn no_damage_to_a_real_line_upsets_the_parser(
         verb in "hello|problem|region|begin|end|progress|result|gaps|mismatch|verify|panic|exit|[a-z]{1,6}",
-        pairs in proptest::collection::vec("(version|class|name|phase|tsc|address|bytes|code|value|status)?=?[ -~]{0,6}", 0..7),
+        pairs in proptest::collection::vec(
+            "(version|class|name|phase|tsc|address|bytes|code|value|status)?=?[ -~]{0,6}", 0..7,
+        ),
     ) {
         let _ = parse(&format!("@wideleaf {verb} {}", pairs.join(" ")));
     }

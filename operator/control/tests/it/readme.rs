@@ -68,7 +68,9 @@ fn every_example_of_a_reply_parses_and_none_is_missing() {
 
 proptest! {
     #[test]
-    fn damage_to_a_reply_is_an_error_in_one_line_or_another_reply(which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte: u8) {
+    fn damage_to_a_reply_is_an_error_in_one_line_or_another_reply(
+        which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte: u8,
+    ) {
         let mut line = which.get(&replies()).as_bytes().to_vec();
         let at = at.index(line.len());
         line[at] = byte;
@@ -78,7 +80,9 @@ proptest! {
     }
 
     #[test]
-    fn damage_to_a_request_is_an_error_or_another_request(which in any::<prop::sample::Index>(), end in any::<prop::sample::Index>(), byte: u8) {
+    fn damage_to_a_request_is_an_error_or_another_request(
+        which in any::<prop::sample::Index>(), end in any::<prop::sample::Index>(), byte: u8,
+    ) {
         let line = which.get(&requests()).as_bytes();
         let whole = end.index(line.len());
         // A request cut short never parses.

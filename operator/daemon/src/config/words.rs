@@ -166,7 +166,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_figure_reads_as_the_same(copy: u64, low: u64, share in 0..=10_000_u32, seconds in 1..=86_400_u64, unit in 0..5_u32) {
+        fn any_figure_reads_as_the_same(
+            copy: u64, low: u64, share in 0..=10_000_u32, seconds in 1..=86_400_u64, unit in 0..5_u32,
+        ) {
             let copy_per_second = Bytes::new((copy >> (10 * unit)) << (10 * unit));
             let low_free = Bytes::new(low);
             let budget = BudgetConfig { copy_per_second, cpu_share: share };

@@ -164,12 +164,14 @@ fn unmanaged_guests_are_listed_and_surveyed() {
     bench.guests.start(10, "web");
     assert_eq!(bench.list()[0].care, CareView::Unmanaged);
     assert!(matches!(bench.ask(info("web")), Ok(Answer::Vm(view)) if view.pid == 10));
-    assert!(
-        matches!(bench.ask(Request::Explain { vm: "10".into() }), Ok(Answer::Explanation(why)) if why.windows == Some(2))
-    );
-    assert!(
-        matches!(bench.ask(Request::Windows { vm: "web".into() }), Ok(Answer::Windows(map)) if map.ranges[0].backing == "24")
-    );
+    assert!(matches!(
+        bench.ask(Request::Explain { vm: "10".into() }),
+        Ok(Answer::Explanation(why)) if why.windows == Some(2)
+    ));
+    assert!(matches!(
+        bench.ask(Request::Windows { vm: "web".into() }),
+        Ok(Answer::Windows(map)) if map.ranges[0].backing == "24"
+    ));
     assert_eq!(bench.guests.guest(10).attached, 0);
 }
 
@@ -770,7 +772,8 @@ proptest! {
         }
         let state = bench.state();
         prop_assert_eq!(state.guests.len(), bench.managed().len());
-        let grown: u64 = state.rooms.iter().flat_map(|room| &room.grown).map(wideleaf_memory::pool::Granted::pages).sum();
+        let grown = state.rooms.iter().flat_map(|room| &room.grown);
+        let grown: u64 = grown.map(wideleaf_memory::pool::Granted::pages).sum();
         prop_assert_eq!(bench.pools.now().growth_left + grown, 100);
     }
 }

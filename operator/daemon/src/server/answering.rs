@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   lines ─▶ desk ─┬─ a status, the daemon itself ─▶ answered there, from what is known
-//!                  ├─ list ───────────────────────▶ 2 threads   each waits a second at most
-//!                  ├─ one guest: info, explain … ─▶ 2 threads   seconds for a guest of a terabyte, or a monitor that hangs
-//!                  └─ changes: attach, prepare … ─▶ 2 threads   seconds for a monitor or a pool
+//!                  ├─ list ───────────────────────▶ 2 threads  each waits a second at most
+//!                  ├─ one guest: info, explain … ─▶ 2 threads  seconds for a guest of a terabyte, or a hanging monitor
+//!                  └─ changes: attach, prepare … ─▶ 2 threads  seconds for a monitor or a pool
 //! ```
 //!
 //! A registered VM without an answer for five seconds considers its daemon dead. And a client that lists the guests

@@ -1,7 +1,8 @@
 //! A disk (Virtual I/O Device 1.2, section 5.2), backed directly by a file or a block device of the host.
 //!
 //! ```text
-//!   chain ──▶ [`request`]: header, buffers, status byte ──▶ [`worker`], a thread per disk, request by request until the queue is empty
+//!   chain ──▶ [`request`]: header, buffers, status byte ──▶ [`worker`], a thread per disk:
+//!                                                           request by request until the queue is empty
 //!                                                              │ a megabyte at most inside the gate at a time
 //!                                                              ▼
 //!                  guest RAM ◀── preadv, pwritev ──▶ [`image`]: the file, locked against others

@@ -2,7 +2,8 @@
 //! the driver's buffers.
 //!
 //! ```text
-//!   chain of writable buffers ── 4 KiB at a time ◀── getrandom(2)         at most 64 KiB of one chain, the rest stays as it was
+//!   chain of writable buffers ── 4 KiB at a time ◀── getrandom(2)
+//!                                at most 64 KiB of one chain, the rest stays as it was
 //! ```
 //!
 //! The kernel's source does not run dry (`random(7)`). The only limit is the time that one request may occupy

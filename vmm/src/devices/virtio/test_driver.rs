@@ -2,7 +2,8 @@
 //! valid or not, and waits for the chains that the device hands back.
 //!
 //! ```text
-//!   queue q:  table at (q + 1) * 0x1_0000, avail ring 0x4000 behind, used ring 0x8000 behind        buffers: from 0x10_0000 on
+//!   queue q:  table at (q + 1) * 0x1_0000, avail ring 0x4000 behind, used ring 0x8000 behind
+//!   buffers:  from 0x10_0000 on
 //! ```
 
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //! inherit that filter.
 //!
 //! ```text
-//!   vCPU ── DRIVER_OK ─▶ call ─▶ "devices": started before the first vCPU ─ activate ─▶ spawn ─▶ the device's thread, filtered
-//!     └──── waits for the answer ───────┘
+//!   vCPU ── DRIVER_OK ─▶ call ─▶ "devices" ── activate ─▶ spawn ─▶ the device's thread, filtered
+//!     └──── waits for the answer ───┘ started before the first vCPU
 //! ```
 
 use std::fmt;

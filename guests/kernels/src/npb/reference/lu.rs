@@ -2,8 +2,9 @@
 //! the residual is computed line by line, axis after axis.
 //!
 //! ```text
-//!   rsd · dt ─▶ up:   for each plane   u, qs, rho_i ─▶ a b c d      rsd −= ω·a·rsd(z−1) ─▶ rsd = d⁻¹·(rsd − ω·(b·rsd(y−1) + c·rsd(x−1)))
-//!            ─▶ down: for each plane   u, qs, rho_i ─▶ a b c d      tv = ω·a·rsd(z+1)   ─▶ rsd −= d⁻¹·(tv + ω·(b·rsd(y+1) + c·rsd(x+1)))
+//!   rsd · dt ─▶ up ─▶ down, both for each plane: u, qs, rho_i ─▶ a b c d, then
+//!     up      rsd −= ω·a·rsd(z−1) ─▶ rsd = d⁻¹·(rsd − ω·(b·rsd(y−1) + c·rsd(x−1)))
+//!     down    tv = ω·a·rsd(z+1)   ─▶ rsd −= d⁻¹·(tv + ω·(b·rsd(y+1) + c·rsd(x+1)))
 //!   u += … ─▶ rsd = −forcing ─▶ along x, y, z: a line's u ─▶ its fluxes ─▶ rsd
 //! ```
 //!

@@ -2,9 +2,11 @@
 //! point, filled, damped, copied and eliminated in loops over the whole sheet.
 //!
 //! ```text
-//!   rho_i, velocity ─▶ lhs ─▶ + damping ─▶ lhs ∓ speed: lhsp, lhsm ─▶ down: lhs with rhs 1 – 3 ─▶ lhsp with 4, lhsm with 5 ─▶ up
+//!   rho_i, velocity ─▶ lhs ─▶ + damping ─▶ lhs ∓ speed: lhsp, lhsm
+//!   ─▶ down: lhs with rhs 1 – 3 ─▶ lhsp with 4, lhsm with 5 ─▶ up
 //!
-//!   along x line after line; along y and z (but for the first arrow) all lines of an index before the next: memory along x either way
+//!   along x line after line; along y and z (but for the first arrow) all lines of an index before the next:
+//!   memory along x either way
 //! ```
 //!
 //! Between the solves, sweeps over the whole grid compute the waves of the next axis.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   writable   exclusive lock ─┐
-//!   read-only  shared lock ────┴─ of the open file (F_OFD_SETLK, fcntl(2)): QEMU's locks of the same file exclude ours, and ours QEMU's
+//!   read-only  shared lock ────┴─ of the open file (F_OFD_SETLK, fcntl(2)):
+//!                                 QEMU's locks of the same file exclude ours, and ours QEMU's
 //! ```
 
 use std::fs::{File, OpenOptions};

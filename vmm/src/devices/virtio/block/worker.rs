@@ -1,7 +1,8 @@
 //! The thread of one disk: it serves requests until the queue is empty, then waits for its driver.
 //!
 //! ```text
-//!   kick ─▶ take ─▶ piece by piece: gate in, preadv or pwritev, gate out ─▶ status byte ─▶ used ring ─▶ take … ─▶ empty: wait
+//!   kick ─▶ take ─▶ piece by piece: gate in, preadv or pwritev, gate out ─▶ status byte ─▶ used ring
+//!           ─▶ take … ─▶ empty: wait
 //! ```
 //!
 //! The driver need not notify the thread while that works. Between two pieces the VM may be paused, and
