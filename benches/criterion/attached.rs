@@ -25,7 +25,7 @@ use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median, median};
 use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::khugepaged::{Khugepaged, Settings as KhugepagedSettings};

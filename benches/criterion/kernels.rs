@@ -29,7 +29,7 @@ use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};

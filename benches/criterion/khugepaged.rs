@@ -30,7 +30,7 @@ use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_experiments::statistics::median;
 use wideleaf_memory::host::Advice;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings, SettingsLease};
 use wideleaf_memory::{BackingConfig, BackingKind, Host, LinuxHost};
 use wideleaf_policies::units::mib;

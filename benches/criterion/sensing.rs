@@ -22,7 +22,7 @@ use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::ManagerReport;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};

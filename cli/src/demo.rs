@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
-use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
+use wideleaf_memory::warming::{warm_copy_bytes_per_second, warm_host_memory};
 use wideleaf_policies::median::median;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
