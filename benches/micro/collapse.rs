@@ -8,7 +8,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use wideleaf_benches::populated_ram;
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::OutcomeResult;
 use wideleaf_policies::units::mib;
 

@@ -27,7 +27,7 @@ use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::khugepaged::{Khugepaged, Settings as KhugepagedSettings};

@@ -12,7 +12,7 @@ use wideleaf_benches::scenario;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_measure::statistics::quantile;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::{gib, mib};

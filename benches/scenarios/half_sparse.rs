@@ -28,7 +28,7 @@ use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::account::HostBacking;

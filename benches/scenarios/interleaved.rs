@@ -22,7 +22,7 @@ use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_measure::statistics::{Interval, bootstrap_median, ratio_within_turns};
 use wideleaf_memory::actuators::collapse::collapse_window;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;

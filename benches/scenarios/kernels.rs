@@ -31,7 +31,7 @@ use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::order::{arms_of_round, round};
 use wideleaf_measure::statistics::{Interval, bootstrap_median};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};

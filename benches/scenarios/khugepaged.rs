@@ -32,7 +32,7 @@ use wideleaf_measure::environment::Environment;
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
 use wideleaf_memory::host::Advice;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings, SettingsLease};
 use wideleaf_memory::{BackingConfig, BackingKind, Host, LinuxHost};
 use wideleaf_policies::units::mib;

@@ -23,7 +23,7 @@ use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
 use wideleaf_memory::ManagerReport;
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};

@@ -19,7 +19,7 @@ use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Better, Comparison, Interval, Spread, ratios_within_rounds};
-use wideleaf_memory::host::linux::{warm_copy_bytes_per_second, warm_host_memory};
+use wideleaf_memory::warming::{warm_copy_bytes_per_second, warm_host_memory};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -144,7 +144,7 @@ fn run_all(args: &DemoArgs, interrupts: &Interrupts) -> Result<DemoReport, Failu
     let bar = visible_bar(u64::from(args.rounds) * arms.len() as u64, "{bar:30} {pos}/{len} runs, {msg} [{elapsed}]");
     bar.enable_steady_tick(Duration::from_millis(200));
     for round in 1..=args.rounds {
-        for arm in arms_of_round(arms.len(), round.into()) {
+        for arm in arms_of_round(arms.len(), round) {
             let arm = &mut arms[arm];
             interrupts.check()?;
             bar.set_message(format!("round {round}: {}", arm.name));

@@ -45,7 +45,7 @@ impl Drop for Undo {
     }
 }
 
-/// Does all work in the list, the latest first, within [`UNDONE_WITHIN`].
+/// Does all work in the list, the latest first, within `UNDONE_WITHIN`.
 pub fn all() {
     let works = std::mem::take(&mut *list());
     let undoing = std::thread::Builder::new().spawn(move || works.into_iter().rev().for_each(|(_, work)| work()));

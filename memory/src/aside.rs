@@ -46,7 +46,8 @@ use wideleaf_policies::{Moment, OutcomeResult, Refusal, Skip, WindowIndex};
 
 use crate::claims::{Claimed, Claims, PartClaim};
 use crate::host::{Host, HostError};
-use crate::mover::linux::{LinuxMover, MoverError};
+use crate::kernel::Kernel;
+use crate::mover::linux::{MoverError, OpenMover};
 use crate::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place};
 use crate::region::GuestRam;
 use crate::sandboxed::{ThreadWork, thread_starts};
@@ -627,19 +628,18 @@ impl WindowMover {
     ///
     /// # Errors
     /// [`MoverError`]: only anonymous RAM can be moved, by a kernel that has `UFFDIO_MOVE` and permits it.
-    pub fn start(host: Arc<dyn Host>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
+    pub fn start(host: Arc<dyn Kernel>, ram: Arc<GuestRam>) -> Result<WindowMover, MoverError> {
         let no_thread = |source| HostError { what: "start the thread that moves windows", source };
         let claims = ram.claims().clone();
-        let mover = Arc::new(LinuxMover::open(ram)?);
-        let door = host.mover_door(mover.clone());
-        let aside = Arc::new(Aside::new(host, door, claims));
+        let OpenMover { mover, touches } = host.open_mover(ram)?;
+        let aside = Arc::new(Aside::new(host, mover, claims));
         let (stopped, stop) = io::pipe().map_err(no_thread)?;
         let closes = CloseAtTheEnd(aside.clone());
         let thread = std::thread::Builder::new()
             .name("window-mover".into())
             .spawn(move || {
                 thread_starts(ThreadWork::Faults);
-                if let Err(error) = answer_until(&stopped, &closes.0, mover.as_ref()) {
+                if let Err(error) = answer_until(&stopped, &closes.0, touches.as_ref()) {
                     tracing::error!("moving of windows has ended: {error}");
                 }
             })

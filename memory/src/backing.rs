@@ -5,7 +5,7 @@ use std::fs::File;
 
 use wideleaf_policies::{Bytes, Hva, PageSize};
 
-use crate::host::{Advice, Host, HostError, linux::LinuxHost};
+use crate::host::{Advice, Host, HostError};
 use crate::sys::mapping::{MapError, create_memfd};
 use crate::sys::tmpfs;
 
@@ -119,12 +119,10 @@ impl BackingConfig {
     /// do not change.
     ///
     /// RAM that starts at 4 KiB is marked `MADV_NOHUGEPAGE`, so that neither a fault under `enabled=always` nor
-    /// khugepaged promotes it without the manager. The collapse actuator lifts the mark window by window.
-    pub(crate) fn advise_at_start(self, start: Hva, bytes: Bytes) -> Result<(), HostError> {
-        if self.kind == BackingKind::Hugetlb {
-            return Ok(());
-        }
-        LinuxHost::open()?.advise(start, bytes, self.advice_at_start())
+    /// khugepaged promotes it without the manager. The collapse actuator lifts the mark window by window. The pool
+    /// takes no such advice.
+    pub(crate) fn advise_at_start(self, host: &dyn Host, start: Hva, bytes: Bytes) -> Result<(), HostError> {
+        host.advise(start, bytes, self.advice_at_start())
     }
 
     /// Initial mark of RAM outside the pool.

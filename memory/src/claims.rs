@@ -31,9 +31,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
+use crate::giant_page::{GIANT, GiantPage};
 use crate::second_level::SlotId;
 use crate::sensors::host_backing::WindowBacking;
-use crate::side_mapping::{GIANT, GiantPage};
 
 /// Maximum number of scans of a caller because a giant was exchanged during one: an exchange takes 0.3 ms, and a
 /// gibibyte is copied between two of them.

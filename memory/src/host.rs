@@ -2,14 +2,9 @@
 //! by the actuators on the host's side go through [`Host`], so that the fake one can fail at each call.
 
 use std::io;
-use std::sync::Arc;
 
-use wideleaf_policies::{Bytes, Gpa, Hva, Moment, OutcomeResult, Refusal};
+use wideleaf_policies::{Bytes, Hva, Moment, OutcomeResult, Refusal};
 
-use crate::mover::Mover;
-use crate::region::GuestRam;
-use crate::sensors::minor_faults::MinorFaults;
-use crate::side_mapping::{GiantFile, SideMapping};
 use crate::sys::mapping::MapError;
 
 pub mod linux;
@@ -30,17 +25,6 @@ pub enum Advice {
     PopulateRead,
     /// `MADV_COLD` (Linux 5.4): not used lately. On a part of a THP the kernel splits that page first.
     Cold,
-}
-
-/// Contents of a side mapping.
-#[derive(Clone, Copy, Debug)]
-pub enum SideContents<'a> {
-    /// Nothing: addresses to move pages to.
-    Nothing,
-    /// Anonymous memory that reads zero.
-    Anonymous,
-    /// Pool page of 1 GiB.
-    Giant(&'a GiantFile),
 }
 
 /// A run of present pages of one kind.
@@ -94,47 +78,6 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError>;
-
-    /// Makes a file for one giant page of the hugetlb pool. It takes the page when it is first mapped.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno.
-    fn create_giant(&self) -> Result<GiantFile, HostError>;
-
-    /// Maps addresses beside guest RAM, with these contents.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno; nothing stays mapped.
-    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError>;
-
-    /// Moves the anonymous pages of the giant at `giant` aside. Guest RAM there is empty afterwards.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno; everything is then as it was.
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError>;
-
-    /// Moves the anonymous pages of `from` to the giant at `giant`, in the place of its mapping. `from`
-    /// is empty afterwards.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno. Guest RAM may then lack its former mapping there.
-    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError>;
-
-    /// Maps a giant page at the giant at `giant`, in the place of its mapping.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno. Guest RAM may then lack its former mapping there.
-    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError>;
-
-    /// Wraps the real door that moves pages of a VM: a host with fault injection puts a failing one before it.
-    fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
-        real
-    }
-
-    /// Like [`Host::mover_door`], for minor faults.
-    fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
-        real
-    }
 
     /// Reads a whole file of `/proc` or `/sys`. `/proc/self` stands for the process of this address space.
     ///

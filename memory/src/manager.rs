@@ -26,7 +26,7 @@ use wideleaf_policies::{
 };
 
 use crate::first_touch::{FirstTouch, FirstTouchError};
-use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
@@ -132,7 +132,7 @@ fn lock(policy: &SharedPolicy) -> MutexGuard<'_, Box<dyn Policy>> {
 
 /// State of the loop. [`Manager::spawn`] runs it in a thread; tests call [`ManagerLoop::tick`] themselves.
 pub struct ManagerLoop {
-    host: Arc<dyn Host>,
+    host: Arc<dyn Kernel>,
     /// The VMs, in the order given; a snapshot has the same order.
     vms: Vec<VmState>,
     policy: SharedPolicy,
@@ -166,7 +166,7 @@ pub struct ManagerLoop {
 impl ManagerLoop {
     /// Makes a loop over `vms` that has done nothing yet.
     pub fn new(
-        host: Arc<dyn Host>,
+        host: Arc<dyn Kernel>,
         vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,

@@ -29,29 +29,13 @@ use crate::backing::{BackingConfig, BackingKind};
 use crate::claims::Claims;
 use crate::given_back::GivenBack;
 use crate::host::HostError;
+use crate::host::linux::LinuxHost;
+pub use crate::ram_range::RamRange;
 pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
 /// Number of 64-bit words of a base page.
 pub(crate) const WORDS_PER_PAGE: usize = PageSize::Base4K.bytes().as_usize() / size_of::<u64>();
-
-/// One contiguous piece of guest RAM with its mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RamRange {
-    /// Guest-physical addresses of the range.
-    pub gpa: GpaRange,
-    /// First address in this process.
-    pub hva: Hva,
-}
-
-impl RamRange {
-    /// The part of it that is also in `gpa`, if there is one.
-    pub fn part(self, gpa: GpaRange) -> Option<RamRange> {
-        let (start, end) = (self.gpa.start().max(gpa.start()), self.gpa.end().min(gpa.end()));
-        let gpa = (start < end).then(|| GpaRange::new(start, end - start))??;
-        Some(RamRange { gpa, hva: self.hva + (start - self.gpa.start()) })
-    }
-}
 
 /// All RAM of one VM (or of one native kernel), mapped in this process.
 ///
@@ -139,10 +123,13 @@ impl GuestRam {
         }
         let ram =
             GuestRam { ranges, backing, reservation, claims: Arc::default(), given_back: GivenBack::default(), file };
-        for range in &ram.ranges {
-            backing
-                .advise_at_start(range.hva, range.gpa.bytes())
-                .map_err(|source| RamError::Advise { size: backing.start_page(), source })?;
+        // The pool's pages have their size already.
+        if backing.kind() != BackingKind::Hugetlb {
+            let not_advised = |source| RamError::Advise { size: backing.start_page(), source };
+            let host = LinuxHost::open().map_err(not_advised)?;
+            for range in &ram.ranges {
+                backing.advise_at_start(&host, range.hva, range.gpa.bytes()).map_err(not_advised)?;
+            }
         }
         Ok(Arc::new(ram))
     }

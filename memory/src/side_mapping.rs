@@ -10,19 +10,22 @@
 //!
 //! All three must run while no vCPU does: between two of them the guest would read zeroes.
 
-use std::fs::File;
-
-#[cfg(any(test, feature = "testing"))]
-use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
 
-use crate::host::SideContents;
-use crate::pool::PoolLease;
+pub use crate::giant_page::{GIANT, GiantFile, GiantPage};
 use crate::region::GuestRam;
-use crate::sys::mapping::{AddressReservation, MapError, create_memfd};
+use crate::sys::mapping::{AddressReservation, MapError};
 
-/// The size of a giant page, in bytes.
-pub const GIANT: Bytes = PageSize::Giant1G.bytes();
+/// Contents of a side mapping.
+#[derive(Clone, Copy, Debug)]
+pub enum SideContents<'a> {
+    /// Nothing: addresses to move pages to.
+    Nothing,
+    /// Anonymous memory that reads zero.
+    Anonymous,
+    /// Pool page of 1 GiB.
+    Giant(&'a GiantFile),
+}
 
 /// 1 GiB of addresses outside guest RAM, equal to any giant's modulo 1 GiB. Unmapped on drop, which frees the
 /// anonymous memory that was moved there.
@@ -33,10 +36,11 @@ impl SideMapping {
     /// Maps new addresses with these contents.
     pub(crate) fn map(contents: SideContents<'_>) -> Result<SideMapping, MapError> {
         let addresses = AddressReservation::new(GIANT, PageSize::Giant1G)?;
+        let map = |file| addresses.map_at(Bytes::ZERO, GIANT, file).map(drop);
         match contents {
             SideContents::Nothing => {}
-            SideContents::Anonymous => drop(addresses.map_at(Bytes::ZERO, GIANT, None)?),
-            SideContents::Giant(page) => drop(addresses.map_at(Bytes::ZERO, GIANT, Some((&page.0, Bytes::ZERO)))?),
+            SideContents::Anonymous => map(None)?,
+            SideContents::Giant(page) => map(Some((page.file(), Bytes::ZERO)))?,
         }
         Ok(SideMapping(addresses))
     }
@@ -64,56 +68,9 @@ impl SideMapping {
     }
 }
 
-/// A file that holds one giant page. The page goes back to the pool when the file is closed and nothing maps it.
-#[derive(Debug)]
-pub struct GiantFile(File);
-
-impl GiantFile {
-    /// A page of the hugetlb pool; it is taken when the file is mapped.
-    pub(crate) fn of_pool() -> Result<GiantFile, MapError> {
-        create_memfd(GIANT, Some(PageSize::Giant1G)).map(GiantFile)
-    }
-
-    /// Ordinary memory in its place, for the fake host.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn of_ordinary_memory() -> Result<GiantFile, MapError> {
-        create_memfd(GIANT, None).map(GiantFile)
-    }
-
-    /// The base pages of ordinary memory with data, by their offsets in the giant (lseek(2), `SEEK_DATA`).
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn occupied(&self) -> Vec<Bytes> {
-        let seek = |from: u64, whence| lseek(&self.0, from as i64, whence).ok().map(|at| at as u64);
-        let extents = std::iter::successors(Some(0..0), |before| {
-            let start = seek(before.end, Whence::SeekData)?;
-            Some(start..seek(start, Whence::SeekHole)?)
-        });
-        extents.flat_map(|extent| extent.step_by(PageSize::Base4K.bytes().as_usize())).map(Bytes::new).collect()
-    }
-
-    /// Maps the page at the giant at `giant`.
-    pub(crate) fn map_over(&self, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
-        ram.reservation().map_at(place(ram, giant), GIANT, Some((&self.0, Bytes::ZERO))).map(drop)
-    }
-}
-
-/// The page of a giant, and the growth of the pool for it.
-#[derive(Debug)]
-pub struct GiantPage {
-    // Dropped before the lease: the pool shrinks when the page is back.
-    file: GiantFile,
-    _lease: Option<PoolLease>,
-}
-
-impl GiantPage {
-    pub(crate) fn new(file: GiantFile, lease: Option<PoolLease>) -> GiantPage {
-        GiantPage { file, _lease: lease }
-    }
-
-    /// The file that holds it.
-    pub(crate) fn file(&self) -> &GiantFile {
-        &self.file
-    }
+/// Maps a giant page at the giant at `giant`.
+pub(crate) fn map_giant_over(page: &GiantFile, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
+    ram.reservation().map_at(place(ram, giant), GIANT, Some((page.file(), Bytes::ZERO))).map(drop)
 }
 
 /// Start of a giant, counted from guest address zero.

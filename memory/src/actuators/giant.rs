@@ -36,12 +36,13 @@ use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, 
 use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
 use crate::claims::{Claimed, GiantClaim};
-use crate::host::{Advice, Host, HostError, PageRun, SideContents};
+use crate::host::{Advice, HostError, PageRun};
+use crate::kernel::Kernel;
 use crate::panicked::{self, Panicked};
 use crate::pool::{HugetlbPools, PoolError, PoolLease};
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
-use crate::side_mapping::{GIANT, GiantFile, GiantPage, SideMapping};
+use crate::side_mapping::{GIANT, GiantFile, GiantPage, SideContents, SideMapping};
 
 /// Duration of the exchange itself, within the pause: the kick of the vCPUs, moving 1 GiB of page tables (0.05 to
 /// 0.18 ms), the new mapping and its first touch (0.03 ms), and fetching the log. Measured with 4K pages on a shared
@@ -86,7 +87,7 @@ impl Default for SwapLimits {
 #[derive(Clone, Copy)]
 pub struct SwapSite<'a> {
     /// Address space of the VM.
-    pub host: &'a dyn Host,
+    pub host: &'a dyn Kernel,
     /// RAM of the VM.
     pub ram: &'a GuestRam,
     /// KVM's side of the VM: a live copy needs its dirty log and its pause.

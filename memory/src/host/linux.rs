@@ -3,12 +3,9 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, Moment, PageSize};
+use wideleaf_policies::{Bytes, Hva, Moment};
 
-use super::{Advice, Host, HostError, PageRun, SideContents};
-use crate::backing::{BackingConfig, BackingKind};
-use crate::region::{GuestRam, RamError};
-use crate::side_mapping::{GiantFile, SideMapping};
+use super::{Advice, Host, HostError, PageRun};
 use crate::sys;
 
 /// Address space of this process.
@@ -65,26 +62,6 @@ impl Host for LinuxHost {
         Ok(covers(&self.read_text("/proc/self/maps")?, start.get(), (start + bytes).get()))
     }
 
-    fn create_giant(&self) -> Result<GiantFile, HostError> {
-        Ok(GiantFile::of_pool()?)
-    }
-
-    fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
-        Ok(SideMapping::map(contents)?)
-    }
-
-    fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError> {
-        to.take(ram, giant).map_err(|source| HostError { what: "mremap of guest RAM aside", source })
-    }
-
-    fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {
-        from.give(ram, giant).map_err(|source| HostError { what: "mremap into guest RAM", source })
-    }
-
-    fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
-        Ok(page.map_over(ram, giant)?)
-    }
-
     fn read_text(&self, path: &str) -> Result<String, HostError> {
         std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
     }
@@ -101,28 +78,6 @@ pub(super) fn covers(maps: &str, start: u64, end: u64) -> bool {
         Some((u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(behind, 16).ok()?))
     };
     maps.lines().filter_map(bounds).any(|(first, behind)| first <= start && end <= behind)
-}
-
-/// Speed of copying warm memory on this machine, in bytes per second, for comparison with that of a promotion.
-/// Allocates twice `bytes` and frees it.
-pub fn warm_copy_bytes_per_second(bytes: Bytes) -> f64 {
-    const ROUNDS: u32 = 3;
-    bytes.get() as f64 / sys::memcpy::fastest_copy(bytes, ROUNDS).as_secs_f64()
-}
-
-/// Makes the machine's free memory fast again, by touching `bytes` of it and giving them back. The first touch of a
-/// free frame that a hypervisor had taken back costs ten times as much; without this, the first of two measurements
-/// would pay for both.
-///
-/// # Errors
-/// [`RamError`] if there is not that much memory.
-pub fn warm_host_memory(bytes: Bytes) -> Result<(), RamError> {
-    let bytes = bytes.checked_round_up(PageSize::Huge2M).unwrap_or(bytes);
-    let range = GpaRange::new(Gpa::new(0), bytes).ok_or(RamError::EmptyLayout)?;
-    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM has huge pages");
-    let ram = GuestRam::map(&[range], backing)?;
-    let advise = |source| RamError::Advise { size: PageSize::Huge2M, source };
-    LinuxHost::open().and_then(|host| host.advise(ram.base(), bytes, Advice::PopulateWrite)).map_err(advise)
 }
 
 #[cfg(test)]

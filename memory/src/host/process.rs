@@ -22,12 +22,10 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
-use wideleaf_policies::{Bytes, Gpa, Hva, Moment};
+use wideleaf_policies::{Bytes, Hva, Moment};
 
 use super::linux::covers;
-use super::{Advice, Host, HostError, PageRun, SideContents};
-use crate::region::GuestRam;
-use crate::side_mapping::{GiantFile, SideMapping};
+use super::{Advice, Host, HostError, PageRun};
 use crate::sys;
 
 /// Another process's address space; see the module.
@@ -118,7 +116,7 @@ impl ProcessHost {
 }
 
 /// Refuses an operation that is not possible from outside.
-fn unsupported<T>(what: &'static str) -> Result<T, HostError> {
+pub(crate) fn unsupported<T>(what: &'static str) -> Result<T, HostError> {
     Err(HostError { what, source: errno(libc::ENOTSUP) })
 }
 
@@ -175,26 +173,6 @@ impl Host for ProcessHost {
 
     fn is_one_mapping(&self, start: Hva, bytes: Bytes) -> Result<bool, HostError> {
         Ok(covers(&self.read_text("/proc/self/maps")?, start.get(), (start + bytes).get()))
-    }
-
-    fn create_giant(&self) -> Result<GiantFile, HostError> {
-        unsupported("giant pages of another process")
-    }
-
-    fn map_aside(&self, _: SideContents<'_>) -> Result<SideMapping, HostError> {
-        unsupported("mapping memory beside another process's")
-    }
-
-    fn move_aside(&self, _: &GuestRam, _: Gpa, _: &SideMapping) -> Result<(), HostError> {
-        unsupported("moving another process's memory aside")
-    }
-
-    fn move_in(&self, _: &SideMapping, _: &GuestRam, _: Gpa) -> Result<(), HostError> {
-        unsupported("moving memory into another process")
-    }
-
-    fn map_over(&self, _: &GuestRam, _: Gpa, _: &GiantFile) -> Result<(), HostError> {
-        unsupported("mapping over another process's memory")
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {

@@ -28,7 +28,7 @@ use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
 use crate::gate::GateState;
-use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
@@ -154,7 +154,7 @@ impl Giants {
     ///
     /// # Errors
     /// The result, where it is known at once.
-    fn start(&mut self, host: &Arc<dyn Host>, vm: &GiantVm, request: Request) -> Result<(), OutcomeResult> {
+    fn start(&mut self, host: &Arc<dyn Kernel>, vm: &GiantVm, request: Request) -> Result<(), OutcomeResult> {
         if self.under_way.is_some() {
             return Err(OutcomeResult::Skipped(Skip::GiantUnderWay));
         }

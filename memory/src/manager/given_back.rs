@@ -15,6 +15,7 @@ use super::{ManagedVm, ManagerLoop};
 use crate::actuators::give_back::GiveBack;
 use crate::given_back::PageSet;
 use crate::host::{Host, HostError};
+use crate::kernel::Kernel;
 use crate::region::GuestRam;
 use crate::sensors::host_memory::host_memory;
 
@@ -64,7 +65,7 @@ impl VmState {
     }
 
     /// `is_short`: whether the host is short of memory.
-    fn look_again_at_given_back(&mut self, host: &Arc<dyn Host>, is_short: bool) {
+    fn look_again_at_given_back(&mut self, host: &Arc<dyn Kernel>, is_short: bool) {
         let Some(ram) = self.managed.ram.clone().filter(|_| self.has_given_back()) else { return };
         ram.given_back().set_short(is_short);
         if !self.may_be_disturbed() {

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wideleaf_policies::{OutcomeResult, Refusal, Skip, VmId};
 
 use crate::aside::{Aside, WindowMover};
-use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::mover::linux::MoverError;
 use crate::region::GuestRam;
 use crate::sys::userfaultfd::UserfaultfdError;
 
 /// State for the releases of one VM; see the module.
 pub(super) struct Releasing {
-    host: Arc<dyn Host>,
+    host: Arc<dyn Kernel>,
     state: Mutex<State>,
 }
 
@@ -28,7 +28,7 @@ struct State {
 
 impl Releasing {
     /// Opens nothing yet.
-    pub fn new(host: Arc<dyn Host>) -> Releasing {
+    pub fn new(host: Arc<dyn Kernel>) -> Releasing {
         Releasing { host, state: Mutex::default() }
     }
 

@@ -21,6 +21,7 @@ use wideleaf_policies::{Backing, PerTenThousand, VmId, VmSnapshot, WindowIndex, 
 use super::managed_vm::ManagedVm;
 use super::report::ManagerReport;
 use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::sensors::share::{Share, ShareLimits};
 
 mod access;
@@ -58,7 +59,7 @@ struct Kind {
 
 /// Everything that a sensor needs when it starts.
 struct Starting<'a> {
-    host: &'a Arc<dyn Host>,
+    host: &'a Arc<dyn Kernel>,
     vm: &'a ManagedVm,
     /// All windows of the VM, by row.
     windows: &'a [WindowIndex],
@@ -163,7 +164,7 @@ impl Sampling {
     /// Starts the sensors that `needs` names and that this VM and host have. Each missing one adds a line to
     /// `unanswered`. All together use at most `budget` of a core, except for bursts of the access sensor.
     pub(super) fn new(
-        host: &Arc<dyn Host>,
+        host: &Arc<dyn Kernel>,
         vm: &ManagedVm,
         needs: Needs,
         budget: (PerTenThousand, Duration),
@@ -179,7 +180,7 @@ impl Sampling {
     /// Starts the sensors that `needs` names and that are not running yet. Returns those that are not available here.
     pub(super) fn start_sensors(
         &mut self,
-        host: &Arc<dyn Host>,
+        host: &Arc<dyn Kernel>,
         vm: &ManagedVm,
         needs: Needs,
         (budget, burst): (PerTenThousand, Duration),

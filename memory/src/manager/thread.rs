@@ -26,7 +26,7 @@ use super::steering::Steering;
 use super::switching::SwitchError;
 use super::{ManagerConfig, ManagerLoop};
 use crate::first_touch::{FirstTouch, FirstTouchError};
-use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
 use crate::sandboxed::{ThreadWork, thread_starts};
 
@@ -37,7 +37,7 @@ pub struct Manager {
     thread: Option<JoinHandle<ManagerReport>>,
     first_touch: Option<FirstTouch>,
     reserved_frames: Option<ReservedFrames>,
-    host: Arc<dyn Host>,
+    host: Arc<dyn Kernel>,
     access: Arc<Mutex<Vec<SharedAccess>>>,
     steering: Arc<Steering>,
     live: LiveSlot,
@@ -171,7 +171,7 @@ impl Manager {
     /// # Errors
     /// [`ManagerError`] if no thread can be started, first touches cannot be decided, or no frames can be reserved.
     pub fn spawn(
-        host: Arc<dyn Host>,
+        host: Arc<dyn Kernel>,
         vms: Vec<ManagedVm>,
         policy: Box<dyn Policy>,
         config: ManagerConfig,

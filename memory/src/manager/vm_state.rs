@@ -22,6 +22,7 @@ use super::swaps::{SwapHand, Swaps};
 use crate::explain::CannotBeHuge;
 use crate::gate::GateState;
 use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::second_level::own_logs::OwnLogs;
 
 /// State of one VM under the loop.
@@ -67,7 +68,7 @@ impl VmState {
     /// A VM on which nothing was done yet. `giants` wraps its second level once more, so it runs before the sensors
     /// start. Each missing sensor adds a line to `unanswered`.
     pub fn new(
-        host: &Arc<dyn Host>,
+        host: &Arc<dyn Kernel>,
         mut managed: ManagedVm,
         first_of_second_level: usize,
         giants: impl FnOnce(&mut ManagedVm) -> Option<GiantVm>,

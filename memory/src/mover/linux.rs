@@ -51,6 +51,25 @@ const PAGE: Bytes = PageSize::Base4K.bytes();
 /// Maximum number of reads of messages at a time: 1024 messages, more than a VM has threads.
 const READS_MAX: usize = 64;
 
+/// A mover that was opened.
+pub struct OpenMover {
+    /// Calls that move pages.
+    pub mover: Arc<dyn Mover>,
+    /// Descriptor that becomes readable when a thread touches a missing page.
+    pub touches: Arc<LinuxMover>,
+}
+
+impl OpenMover {
+    /// Opens the real mover of this RAM.
+    ///
+    /// # Errors
+    /// The same as for [`LinuxMover::open`].
+    pub fn of(ram: Arc<GuestRam>) -> Result<OpenMover, MoverError> {
+        let touches = Arc::new(LinuxMover::open(ram)?);
+        Ok(OpenMover { mover: touches.clone(), touches })
+    }
+}
+
 impl LinuxMover {
     /// Opens a userfaultfd and maps the area: addresses, no memory yet. Watches nothing of `ram`.
     ///

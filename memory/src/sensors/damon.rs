@@ -27,7 +27,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
 use crate::host::Host;
 use crate::region::RamRange;
-use crate::sensors::access::{AccessCost, AccessSample, AccessSampler, Seen};
+use crate::sensors::access_sample::{AccessCost, AccessSample, AccessSampler, Seen};
 
 /// Time between two reads of a region, and between two counts of their results, in microseconds. Ten reads detect a
 /// busy window, and 400 regions are 20 000 reads a second.

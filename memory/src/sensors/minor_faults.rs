@@ -33,7 +33,7 @@ use crate::host::{Advice, Host, HostError, PageRun};
 use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
 use crate::sandboxed::{ThreadWork, thread_starts};
-use crate::sensors::access::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
+use crate::sensors::access_sample::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
 
 mod linux;
 
@@ -196,6 +196,25 @@ impl Windows {
 const ENDED: &str = "service_ended";
 const REFUSED: &str = "refused";
 
+/// Minor faults that were opened.
+pub struct OpenMinorFaults {
+    /// Calls that watch, unmap and map pages.
+    pub faults: Arc<dyn MinorFaults>,
+    /// Descriptor that becomes readable when a thread touches an unmapped page.
+    pub touches: Arc<LinuxMinorFaults>,
+}
+
+impl OpenMinorFaults {
+    /// Opens the real minor faults of this RAM.
+    ///
+    /// # Errors
+    /// The same as for [`LinuxMinorFaults::open`].
+    pub fn of(ram: Arc<GuestRam>) -> Result<OpenMinorFaults, MinorFaultsError> {
+        let touches = Arc::new(LinuxMinorFaults::open(ram)?);
+        Ok(OpenMinorFaults { faults: touches.clone(), touches })
+    }
+}
+
 /// Takes samples of one VM, one at a time. Dropping it stops all watching; the next touch maps what is unmapped.
 pub struct MinorFaultSensor {
     watched: Arc<Watched>,
@@ -215,22 +234,21 @@ impl MinorFaultSensor {
     /// [`MinorFaultsError`]: only memfd RAM and hugetlb RAM of 2 MiB pages has such faults, on a kernel
     /// that reports them.
     pub fn start(ram: Arc<GuestRam>, config: AccessConfig) -> Result<MinorFaultSensor, MinorFaultsError> {
-        MinorFaultSensor::start_through(|real| real, ram, config)
+        let ranges = ram.ranges().to_vec();
+        MinorFaultSensor::start_on(OpenMinorFaults::of(ram)?, ranges, config)
     }
 
-    /// Like [`MinorFaultSensor::start`], through another door that wraps the real one.
+    /// Starts the answering thread over minor faults that are open, for RAM at `ranges`.
     ///
     /// # Errors
-    /// The same as for [`MinorFaultSensor::start`].
-    pub fn start_through(
-        door_to: impl FnOnce(Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults>,
-        ram: Arc<GuestRam>,
+    /// [`MinorFaultsError::Thread`].
+    pub fn start_on(
+        OpenMinorFaults { faults, touches }: OpenMinorFaults,
+        ranges: Vec<RamRange>,
         config: AccessConfig,
     ) -> Result<MinorFaultSensor, MinorFaultsError> {
-        let ranges = ram.ranges().to_vec();
-        let door = Arc::new(LinuxMinorFaults::open(ram)?);
-        let watched = Arc::new(Watched::new(door_to(door.clone())));
-        let service = Service::start(watched.clone(), door).map_err(MinorFaultsError::Thread)?;
+        let watched = Arc::new(Watched::new(faults));
+        let service = Service::start(watched.clone(), touches).map_err(MinorFaultsError::Thread)?;
         let mut sensor = MinorFaultSensor::served_elsewhere(watched, ranges, config);
         sensor._service = Some(service);
         Ok(sensor)

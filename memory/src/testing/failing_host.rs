@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use crate::host::{Advice, Host, HostError, PageRun, SideContents};
-use crate::mover::Mover;
+use crate::host::{Advice, Host, HostError, PageRun};
+use crate::kernel::{GiantMappings, Kernel, Userfaultfds};
+use crate::mover::linux::{MoverError, OpenMover};
 use crate::region::GuestRam;
-use crate::sensors::minor_faults::MinorFaults;
-use crate::side_mapping::{GiantFile, SideMapping};
+use crate::sensors::minor_faults::{MinorFaultsError, OpenMinorFaults};
+use crate::side_mapping::{GiantFile, SideContents, SideMapping};
 use crate::testing::failing_minor_faults::FailingMinorFaults;
 use crate::testing::failing_mover::FailingMover;
 use crate::testing::fault_injection::{Fate, FaultInjection};
@@ -21,7 +22,7 @@ pub struct FailingHost<H> {
     faults: Arc<FaultInjection>,
 }
 
-impl<H: Host> FailingHost<H> {
+impl<H: Kernel> FailingHost<H> {
     /// `faults` decides which calls to `real` fail.
     pub fn new(real: H, faults: Arc<FaultInjection>) -> FailingHost<H> {
         FailingHost { real, faults }
@@ -63,7 +64,7 @@ fn errnos(advice: Advice) -> &'static [i32] {
 /// Errors of `PAGEMAP_SCAN` that do not depend on its arguments (Documentation/admin-guide/mm/pagemap.rst).
 const SCAN_ERRNOS: &[i32] = &[libc::EINTR, libc::ENOMEM];
 
-impl<H: Host> Host for FailingHost<H> {
+impl<H: Kernel> Host for FailingHost<H> {
     fn is_own(&self) -> bool {
         self.real.is_own()
     }
@@ -96,6 +97,17 @@ impl<H: Host> Host for FailingHost<H> {
         self.real.is_one_mapping(start, bytes)
     }
 
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        self.refuse("read_text", &[libc::EACCES, libc::EIO, libc::ENOENT])?;
+        self.real.read_text(path)
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.real.sleep(time);
+    }
+}
+
+impl<H: Kernel> GiantMappings for FailingHost<H> {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
         self.refuse("create_giant", &[libc::EMFILE, libc::ENOMEM])?;
         self.real.create_giant()
@@ -120,22 +132,17 @@ impl<H: Host> Host for FailingHost<H> {
         self.refuse("map_over", &[libc::ENOMEM])?;
         self.real.map_over(ram, giant, page)
     }
+}
 
-    fn mover_door(&self, real: Arc<dyn Mover>) -> Arc<dyn Mover> {
-        Arc::new(FailingMover::new(self.real.mover_door(real), self.faults.clone()))
+impl<H: Kernel> Userfaultfds for FailingHost<H> {
+    fn open_mover(&self, ram: Arc<GuestRam>) -> Result<OpenMover, MoverError> {
+        let OpenMover { mover, touches } = self.real.open_mover(ram)?;
+        Ok(OpenMover { mover: Arc::new(FailingMover::new(mover, self.faults.clone())), touches })
     }
 
-    fn minor_faults_door(&self, real: Arc<dyn MinorFaults>) -> Arc<dyn MinorFaults> {
-        Arc::new(FailingMinorFaults::new(self.real.minor_faults_door(real), self.faults.clone()))
-    }
-
-    fn read_text(&self, path: &str) -> Result<String, HostError> {
-        self.refuse("read_text", &[libc::EACCES, libc::EIO, libc::ENOENT])?;
-        self.real.read_text(path)
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.real.sleep(time);
+    fn open_minor_faults(&self, ram: Arc<GuestRam>) -> Result<OpenMinorFaults, MinorFaultsError> {
+        let OpenMinorFaults { faults, touches } = self.real.open_minor_faults(ram)?;
+        Ok(OpenMinorFaults { faults: Arc::new(FailingMinorFaults::new(faults, self.faults.clone())), touches })
     }
 }
 

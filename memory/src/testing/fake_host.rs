@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
-use crate::host::{Advice, Host, HostError, PageRun, SideContents};
+use crate::host::{Advice, Host, HostError, PageRun};
+use crate::kernel::{GiantMappings, Userfaultfds};
 use crate::region::GuestRam;
-use crate::side_mapping::{GiantFile, SideMapping};
+use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 use crate::testing::fake_calls::FakeCalls;
 
 /// Duration of one collapse on the fake host.
@@ -317,6 +318,18 @@ impl Host for FakeHost {
         Ok(bytes.get() <= WINDOW || !state.mappings_are_in_pieces)
     }
 
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        let text = self.enter("fake read")?.texts.get(path).cloned();
+        let absent = || io::Error::new(io::ErrorKind::NotFound, path.to_owned());
+        text.ok_or_else(|| HostError { what: "fake read", source: absent() })
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.state().now += time;
+    }
+}
+
+impl GiantMappings for FakeHost {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
         drop(self.enter("fake memfd_create")?);
         Ok(GiantFile::of_ordinary_memory()?)
@@ -346,20 +359,12 @@ impl Host for FakeHost {
 
     fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
         let mut state = self.enter("fake mmap over guest RAM")?;
-        page.map_over(ram, giant)?;
+        map_giant_over(page, ram, giant)?;
         let start = ram.base() + (giant - Gpa::new(0));
         state.pages.extend(pages(start, PageSize::Giant1G.bytes()).map(|page| (page, true)));
         state.giants.insert(start.get(), page.occupied());
         Ok(())
     }
-
-    fn read_text(&self, path: &str) -> Result<String, HostError> {
-        let text = self.enter("fake read")?.texts.get(path).cloned();
-        let absent = || io::Error::new(io::ErrorKind::NotFound, path.to_owned());
-        text.ok_or_else(|| HostError { what: "fake read", source: absent() })
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.state().now += time;
-    }
 }
+
+impl Userfaultfds for FakeHost {}

@@ -11,10 +11,10 @@ use crate::faults::{self, Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, bac
 use crate::turn_at_the_pools;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{FirstTouchError, RegisterError};
-use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::host::Advice;
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerError};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, LinuxHost};
+use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, Kernel, LinuxHost};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{Backing, Budget, Bytes, Moment, PageSize, Plan, Policy, Snapshot, VmId, WindowIndex};
 
@@ -26,7 +26,7 @@ fn map(windows: u64) -> Arc<GuestRam> {
     map_of(&[(Bytes::ZERO, mib(2) * windows)], BackingKind::Anon, PageSize::Base4K)
 }
 
-fn host() -> Arc<dyn Host> {
+fn host() -> Arc<dyn Kernel> {
     Arc::new(LinuxHost::open().unwrap())
 }
 
@@ -345,12 +345,12 @@ fn a_giant_is_answered_with_a_huge_page_and_counted() {
 }
 
 /// The real host, with the next uses of this advice not passed on, with this errno (0: "done").
-fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Host> {
+fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Kernel> {
     Meddling::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
 }
 
 /// Touches one window on this host, after the answer 2m.
-fn touch_one_on(host: Arc<dyn Host>) -> (Arc<GuestRam>, FirstTouchReport) {
+fn touch_one_on(host: Arc<dyn Kernel>) -> (Arc<GuestRam>, FirstTouchReport) {
     let ram = map(1);
     let service = FirstTouch::start(host, vec![(VM, ram.clone())], |_, _| PageSize::Huge2M).unwrap();
     {

@@ -11,10 +11,12 @@ use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::gate::{Gate, GateState};
 use wideleaf_memory::host::process::ProcessHost;
-use wideleaf_memory::host::{Advice, Host, SideContents};
+use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::kernel::GiantMappings as _;
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig};
 use wideleaf_memory::sensors::guest_tables::{ProcessRam, TableMemory};
 use wideleaf_memory::sensors::kernel_flags::MergedPages;
+use wideleaf_memory::side_mapping::SideContents;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, Refusal, VmId, WindowIndex, policy};
 

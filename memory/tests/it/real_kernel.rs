@@ -13,7 +13,7 @@ use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig};
 use wideleaf_memory::pool::{Granted, HugetlbPools, OnShortage, PoolLease, Request};
 use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_memory::{GuestRam, Kernel, LinuxHost};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
@@ -125,7 +125,7 @@ fn ram_that_starts_with_huge_pages_has_them_after_prefault() {
 #[test]
 fn a_manager_thread_promotes_resident_memory_and_only_that() {
     let ram = map(&[range(Bytes::ZERO, mib(64))], BackingKind::Anon, PageSize::Base4K);
-    let host: Arc<dyn Host> = Arc::new(LinuxHost::open().unwrap());
+    let host: Arc<dyn Kernel> = Arc::new(LinuxHost::open().unwrap());
     host.advise(ram.base(), mib(32), Advice::PopulateWrite).unwrap();
     let greedy = policy::by_name("greedy").unwrap().with_defaults();
     let vm = ManagedVm::new(VmId(0), ram.clone(), None);

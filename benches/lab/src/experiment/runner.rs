@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 use wideleaf_experiments::definition::Job;
 use wideleaf_experiments::results::{Run, RunOutcome};
 use wideleaf_experiments::schedule::{self, Turn};
-use wideleaf_memory::host::linux::warm_host_memory;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 
 use crate::experiment::host_state::KeptState;

@@ -17,6 +17,7 @@ use crate::actuators::swap::Swapper;
 use crate::aside::WindowMover;
 use crate::backing::BackingKind;
 use crate::host::Host;
+use crate::kernel::Kernel;
 use crate::manager::refills::Refills;
 use crate::manager::report::ManagerReport;
 use crate::manager::sensor_cost::SensorCost;
@@ -303,7 +304,7 @@ impl AccessSampling {
 
 /// The sensor that sees every touch; its kind depends on the backing.
 fn exact_sampler(
-    host: &Arc<dyn Host>,
+    host: &Arc<dyn Kernel>,
     ram: Arc<GuestRam>,
 ) -> Result<(Box<dyn AccessSampler>, Option<WindowMover>), String> {
     match ram.backing().kind() {
@@ -313,8 +314,9 @@ fn exact_sampler(
             Ok((Box::new(sensor), Some(mover)))
         }
         BackingKind::Memfd | BackingKind::Hugetlb => {
-            let door = |real| host.minor_faults_door(real);
-            let sensor = MinorFaultSensor::start_through(door, ram, AccessConfig::default());
+            let ranges = ram.ranges().to_vec();
+            let faults = host.open_minor_faults(ram).map_err(|error| error.to_string())?;
+            let sensor = MinorFaultSensor::start_on(faults, ranges, AccessConfig::default());
             let sensor = sensor.map_err(|error| error.to_string())?;
             Ok((Box::new(sensor), None))
         }

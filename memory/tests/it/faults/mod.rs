@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use wideleaf_memory::backing::BackingConfig;
 use wideleaf_memory::first_touch::probe;
-use wideleaf_memory::host::{Advice, Host, HostError, PageRun, SideContents};
+use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
+use wideleaf_memory::kernel::{GiantMappings, Userfaultfds};
 use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::side_mapping::{GiantFile, SideMapping};
+use wideleaf_memory::side_mapping::{GiantFile, SideContents, SideMapping};
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, Moment, VmId, WindowIndex};
 
@@ -131,6 +132,22 @@ impl Host for Meddling {
         self.real.is_one_mapping(start, bytes)
     }
 
+    fn read_text(&self, path: &str) -> Result<String, HostError> {
+        match *self.meminfo.lock().unwrap() {
+            Meminfo::Says(text) if path == "/proc/meminfo" => Ok(text.to_owned()),
+            Meminfo::Absent if path == "/proc/meminfo" => {
+                Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })
+            }
+            _ => self.real.read_text(path),
+        }
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.real.sleep(time);
+    }
+}
+
+impl GiantMappings for Meddling {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
         self.real.create_giant()
     }
@@ -150,18 +167,6 @@ impl Host for Meddling {
     fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
         self.real.map_over(ram, giant, page)
     }
-
-    fn read_text(&self, path: &str) -> Result<String, HostError> {
-        match *self.meminfo.lock().unwrap() {
-            Meminfo::Says(text) if path == "/proc/meminfo" => Ok(text.to_owned()),
-            Meminfo::Absent if path == "/proc/meminfo" => {
-                Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })
-            }
-            _ => self.real.read_text(path),
-        }
-    }
-
-    fn sleep(&self, time: Duration) {
-        self.real.sleep(time);
-    }
 }
+
+impl Userfaultfds for Meddling {}
