@@ -155,9 +155,9 @@ fn size(kib: u64) -> String {
 fn print(processes: &[(u32, Taken)]) {
     let mut table = table(&["process", "anonymous memory", "KiB"]);
     for (index, (pid, taken)) in processes.iter().enumerate() {
-        let who = if index == 0 { "the VM's".to_owned() } else { format!("removes a path ({pid})") };
+        let process = if index == 0 { "the VM's".to_owned() } else { format!("removes a path ({pid})") };
         for (name, kib) in &taken.anonymous {
-            table.add_row([who.clone().into(), name.into(), number(kib)]);
+            table.add_row([process.clone().into(), name.into(), number(kib)]);
         }
     }
     println!("{table}");
