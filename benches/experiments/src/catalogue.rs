@@ -9,6 +9,7 @@ use crate::results::Results;
 mod a64fx;
 mod by_policy;
 mod consolidation;
+mod counters;
 mod evidence;
 mod fragmented;
 mod freebsd;
@@ -56,7 +57,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All experiments, in the order of the list.
-pub const ALL: [&dyn Catalogued; 11] = [
+pub const ALL: [&dyn Catalogued; 12] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
@@ -67,6 +68,7 @@ pub const ALL: [&dyn Catalogued; 11] = [
     &openmp::OpenMp,
     &a64fx::A64fx,
     &lwn::Lwn,
+    &counters::Counters,
     &evidence::Evidence,
 ];
 

@@ -153,6 +153,11 @@ pub enum Work {
     },
 }
 
+/// Name under which a simulation tells the cycles of the second level of the TLB and of walks.
+pub const TRANSLATION_CYCLES: &str = "translation_cycles";
+/// Name under which a simulation tells the cycles from load to use of all data lines, as if sequential.
+pub const DATA_CYCLES: &str = "data_cycles";
+
 /// Source of a sequence of loads and stores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "from", rename_all = "kebab-case")]

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use crate::simulate::source::Source;
 use wideleaf::failure::Failure;
 use wideleaf::interrupts::Interrupts;
-use wideleaf_experiments::definition::Accesses;
+use wideleaf_experiments::definition::{Accesses, DATA_CYCLES, TRANSLATION_CYCLES};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Evidence, Measured};
 use wideleaf_kernels::registry::by_name;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_recorder::{RecordError, Request, record};
+use wideleaf_simulator::machine::{Replacement, TlbArray};
 use wideleaf_simulator::streams::Access;
 use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
 use wideleaf_trace::TraceReader;
@@ -38,11 +39,22 @@ pub(super) struct Place {
 impl Place {
     /// Parses the names that a definition uses.
     pub(super) fn parse(name: &str, page: &str) -> Result<Place, Failure> {
-        let machine = machine(name).ok_or_else(|| {
+        let (model, rule) = name.split_once(':').map_or((name, None), |(model, rule)| (model, Some(rule)));
+        let machine = machine(model).ok_or_else(|| {
             Failure::Input(format!(
                 "cannot simulate {name:?}: there is no such machine; see `wideleaf-lab simulate --machine help`"
             ))
         })?;
+        let machine = match rule {
+            None => machine,
+            Some("tree-plru") => replacing(machine, Replacement::TreePlru),
+            Some("random") => replacing(machine, Replacement::Random),
+            Some(_) => {
+                return Err(Failure::Input(format!(
+                    "cannot simulate {name:?}: no such replacement rule; use :tree-plru or :random"
+                )));
+            }
+        };
         let (page, shift) = match page {
             "64k" => (PageSize::Base4K, 4),
             other => (
@@ -53,6 +65,23 @@ impl Place {
         };
         Ok(Place { machine, page, shift })
     }
+}
+
+/// The machine with another replacement rule for the entries of its first TLB level that hold only 2 MiB pages. It
+/// lives as long as the program, like the machines of the table.
+fn replacing(machine: &'static Machine, rule: Replacement) -> &'static Machine {
+    let changed = |mut of: TlbArray| {
+        if of.pages == [PageSize::Huge2M] {
+            of.array.replacement.value = rule;
+        }
+        of
+    };
+    let mut levels = machine.data_tlb.to_vec();
+    if let Some(first) = levels.first_mut() {
+        let arrays: Vec<TlbArray> = first.arrays.iter().copied().map(changed).collect();
+        first.arrays = arrays.leak();
+    }
+    Box::leak(Box::new(Machine { data_tlb: levels.leak(), ..*machine }))
 }
 
 /// Simulates the whole run; a simulation that takes longer than `timeout` is stopped.
@@ -153,6 +182,7 @@ fn generated(stream: &str, scale: f64, place: &Place, is_over: &dyn Fn() -> bool
 /// A simulator, and its counts so far.
 struct Counter {
     simulator: Simulator,
+    machine: &'static Machine,
     shift: u32,
     sums: Sums,
 }
@@ -164,13 +194,22 @@ struct Sums {
     dtlb: f64,
     walk_l2: f64,
     data_l2: f64,
+    /// Cycles of the second level of the TLB and of walks.
+    translation_cycles: f64,
+    /// Cycles from load to use of all data lines, as if sequential.
+    data_cycles: f64,
 }
 
 impl Counter {
     /// A process with `bytes` of memory; all caches are cold.
     fn new(place: &Place, bytes: u64) -> Counter {
         let space = AddressSpace::native(Bytes::new((bytes >> place.shift).max(1)), place.page);
-        Counter { simulator: Simulator::new(place.machine, space), shift: place.shift, sums: Sums::default() }
+        Counter {
+            simulator: Simulator::new(place.machine, space),
+            machine: place.machine,
+            shift: place.shift,
+            sums: Sums::default(),
+        }
     }
 
     fn run(&mut self, accesses: impl Iterator<Item = Access>) {
@@ -186,6 +225,11 @@ impl Counter {
         self.sums.dtlb += misses as f64 * weight;
         self.sums.walk_l2 += counts.references_missed(2) as f64 * weight;
         self.sums.data_l2 += counts.data.missed(2) as f64 * weight;
+        self.sums.translation_cycles += (counts.cycles_of_tlb + counts.cycles_of_walks) as f64 * weight;
+        let latencies = self.machine.caches.iter().map(|cache| u64::from(cache.cycles.value));
+        let by_caches: u64 = counts.data.caches.iter().zip(latencies).map(|(lines, cycles)| lines * cycles).sum();
+        let by_memory = counts.data.memory * u64::from(self.machine.memory_cycles.value);
+        self.sums.data_cycles += (by_caches + by_memory) as f64 * weight;
         self.simulator.reset_counts();
     }
 }
@@ -197,12 +241,20 @@ impl Sums {
             (Metric::DtlbMisses, self.dtlb),
             (Metric::WalkL2Misses, self.walk_l2),
         ];
+        let mut told = vec![(TRANSLATION_CYCLES, self.translation_cycles)];
         // Divided addresses are no data lines.
         if place.shift == 0 {
             metrics.push((Metric::DataL2Misses, self.data_l2));
+            told.push((DATA_CYCLES, self.data_cycles));
         }
         let notes = vec![format!("simulated: {}; a model, the same on any machine", place.machine.title)];
-        Measured { evidence: Evidence::Simulated, metrics: metrics.into_iter().collect(), notes, ..Measured::default() }
+        Measured {
+            evidence: Evidence::Simulated,
+            metrics: metrics.into_iter().collect(),
+            told: told.into_iter().map(|(name, cycles)| (name.to_owned(), cycles)).collect(),
+            notes,
+            ..Measured::default()
+        }
     }
 }
 
@@ -268,9 +320,29 @@ mod tests {
         let failure = of_trace(&whole[..whole.len() - 9], &k8("4k")).expect_err("it is cut");
         assert!(failure.to_string().starts_with("cannot read the recorded trace: "), "{failure}");
         assert!(Place::parse("z80", "4k").is_err_and(|why| why.to_string().contains("cannot simulate \"z80\"")));
-        assert!(Place::parse("k8", "3k").is_err());
+        assert!(Place::parse("k8", "3k").is_err() && Place::parse("k8:fifo", "4k").is_err());
         let ended = generated("gups", 1.0, &k8("4k"), &|| true);
         assert!(matches!(ended, Err(Failure::Interrupted)));
+    }
+
+    #[test]
+    fn published_counters_are_weighed_by_the_simulators_latencies() {
+        use wideleaf_experiments::published::a64fx::{SECOND_LEVEL_HIT_CYCLES, WALK_CYCLES};
+        let a64fx = machine("a64fx").expect("there is one");
+        let latencies = [a64fx.data_tlb[1].cycles.value, a64fx.memory_cycles.value].map(f64::from);
+        assert_eq!(latencies, [SECOND_LEVEL_HIT_CYCLES, WALK_CYCLES]);
+    }
+
+    #[test]
+    fn a_replacement_rule_changes_the_misses_of_2_mib_pages_alone() {
+        // Sixteen pages of 2 MiB in a loop: LRU misses with eight entries, a random entry is sometimes right.
+        let misses = |machine: &str, page: &str| {
+            let place = Place::parse(machine, page).expect("there is one");
+            generated("stride:log2_bytes=25,stride=2097152,loads=90000", 1.0, &place, &|| false).expect("a stream").dtlb
+        };
+        assert_eq!(misses("k8", "2m"), 90_000.0);
+        assert!(misses("k8:random", "2m") < 90_000.0);
+        assert_eq!(misses("k8:random", "4k"), misses("k8", "4k"));
     }
 
     #[test]
