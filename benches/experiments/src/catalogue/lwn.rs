@@ -283,6 +283,8 @@ mod tests {
         let cells = Lwn.define(&HostFacts { memory_available_mib: 1500, ..host() }).cases;
         assert_eq!(cells[1].cells[2], Cell::Absent("needs 2048 MiB: this host has 1500 MiB available".into()));
         let Cell::Job(job) = &cells[0].cells[0] else { panic!("a job") };
-        assert!(matches!(&job.work, Work::TlbCost { arguments } if arguments[..3] == ["tlbcost", "--native", "--host-page"]));
+        assert!(
+            matches!(&job.work, Work::TlbCost { arguments } if arguments[..3] == ["tlbcost", "--native", "--host-page"])
+        );
     }
 }
