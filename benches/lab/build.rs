@@ -1,11 +1,14 @@
-//! //! Tells the program its source revision, because results of experiments name it.
+//! Tells the program its source revision, because results of experiments name it.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo::rustc-env=WIDELEAF_REVISION={}", git(&["describe", "--always", "--dirty", "--abbrev=12"]));
-    println!("cargo::rerun-if-changed=src");
-    for file in ["HEAD", "logs/HEAD"] {
+    // `--dirty` depends on the sources of all crates that are built in.
+    for folder in ["benches", "cli", "guests", "measure", "memory", "operator", "policies", "vmm"] {
+        println!("cargo::rerun-if-changed=../../{folder}");
+    }
+    for file in ["HEAD", "logs/HEAD", "index"] {
         let path = git(&["rev-parse", "--git-path", file]);
         if std::path::Path::new(&path).exists() {
             println!("cargo::rerun-if-changed={path}");

@@ -194,9 +194,8 @@ impl GuestRam {
     /// words of this RAM were requested before, or if a guest has it. The manager may work on it all the same:
     /// it moves pages through the kernel, which keeps their contents, and reads words from outside, as it does
     /// with a guest's.
-    /// kernel, which keeps their contents, and looks at words from outside, as it does at a guest's.
     ///
-    /// If the RAM has no such range.
+    /// # Panics
     /// If the RAM has no such range.
     pub fn exclusive_words(&self, range: RamRange) -> Option<ExclusiveWords<'_>> {
         self.piece(range).exclusive_words()

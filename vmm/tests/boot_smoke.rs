@@ -2,7 +2,6 @@
 //! Without `/dev/kvm` every test here reports that it was skipped; `WIDELEAF_REQUIRE=kvm` makes that a failure. To
 //! run them on a machine without KVM: `cargo test -p wideleaf-vmm --no-run`, then
 //! `guest-tests/lab/lab npt --file target/…/boot_smoke-…:/boot_smoke -- /boot_smoke --test-threads 1`.
-//! `guest-tests/lab/lab npt --file target/…/boot_smoke-…:/boot_smoke -- /boot_smoke --test-threads 1`.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

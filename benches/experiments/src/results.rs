@@ -140,10 +140,11 @@ pub struct MemoryMap {
 pub struct MapColumn {
     /// Time since the start of the timed part, in seconds.
     pub at_s: f64,
-    /// One letter per window: `.` unbacked, `4` base pages, `2` a huge page, `1` part of a giant page, `a` detached;
-    /// a space outside guest RAM.
+    /// One letter per window: `.` unbacked, `4` base pages, `2` a huge page, `1` part of a giant page; a space
+    /// outside guest RAM.
     pub backing: String,
-    /// One digit per window for its heat, 0 to 9; a space if unknown.
+    /// One digit per window for the share of samples in which the guest had touched it: 0 never, 9 always; a space
+    /// if unknown.
     pub heat: String,
     /// One letter per window for the inferred mapping in the second level, as in `backing`; `?` if
     /// it cannot be inferred.

@@ -40,8 +40,8 @@ pub enum Pages {
 /// Refused while pages of a window are still aside because the kernel could not bring them back. They belong to the
 /// previous guest and would come back later, into the RAM of the next one.
 ///
+/// # Errors
 /// [`HostError`]; a part of RAM is then unchanged.
-/// [`HostError`]; a part of RAM is as it was then.
 pub fn clear(host: &dyn Host, ram: &GuestRam, pages: Pages) -> Result<(), HostError> {
     let _alone = ram.given_back().discarding();
     if ram.claims().parts_in_work() > 0 {

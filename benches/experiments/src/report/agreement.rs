@@ -3,7 +3,7 @@
 
 use crate::results::{MapColumn, MemoryMap};
 
-/// Both numbers at one instant.
+/// Both numbers at the last instant at which both are known, and their largest difference at any instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Number of windows inferred to have one 2 MiB entry.
