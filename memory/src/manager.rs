@@ -182,7 +182,7 @@ impl ManagerLoop {
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let firsts = sensing::firsts_of_second_levels(&vms);
         let state = |(vm, first): (ManagedVm, usize)| {
-            let giants = |vm: &mut ManagedVm| has_giants.then(|| GiantVm::new(vm, &giants)).flatten();
+            let giants = |vm: &mut ManagedVm, guard| has_giants.then(|| GiantVm::new(vm, guard, &giants)).flatten();
             VmState::new(&host, vm, first, giants, needs, &config, &mut report.unanswered)
         };
         let vms: Vec<_> = vms.into_iter().zip(firsts).map(state).collect();

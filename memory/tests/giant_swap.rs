@@ -12,7 +12,7 @@ use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapS
 use wideleaf_memory::aside::{self, AsideError, WindowMover};
 use wideleaf_memory::claims::Claimed;
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::second_level::own_logs::OwnLogs;
+use wideleaf_memory::second_level::guard::SecondLevelGuard;
 use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
@@ -285,7 +285,7 @@ fn a_log_that_somebody_else_switched_on_is_heard_of_before_anything_is_copied() 
     let theirs = vm.second_level.slots()[2];
     vm.second_level.set_dirty_log(theirs.id, true).unwrap();
     vm.second_level.write(theirs.range.start());
-    let own = OwnLogs::new(vm.second_level.clone(), vm.ram.claims().clone());
+    let own = SecondLevelGuard::new(vm.second_level.clone(), vm.ram.claims().clone());
     let swap = vm.giants.promote(SwapSite { second_level: &own, ..vm.site() }, GIANT);
     assert_eq!((swap.result, swap.cost.copied), (OutcomeResult::Refused(Refusal::Busy), Bytes::ZERO));
     let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
