@@ -26,7 +26,7 @@ use wideleaf_experiments::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::mover::READY_SLOTS;
 use wideleaf_policies::units::mib;

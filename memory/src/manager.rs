@@ -35,17 +35,17 @@ use crate::sensors::host_backing::HostBackingSensor;
 mod acting;
 mod attempt;
 mod giants;
-mod given_back;
 mod guards;
+mod guest_freed;
+mod huge_page_backoff;
 mod live;
 mod managed_vm;
 mod mechanisms;
 mod pacing;
-mod refills;
+mod refault_cost;
 mod releasing;
 mod report;
 mod sampling;
-mod scarcity;
 mod sensing;
 mod sensor_cost;
 mod steering;
@@ -55,13 +55,13 @@ mod thread;
 mod vm_state;
 
 use giants::{GiantVm, Giants};
+use huge_page_backoff::HugePageBackoff;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::SharedAccess;
-use scarcity::Scarcity;
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
@@ -156,7 +156,7 @@ pub struct ManagerLoop {
     /// Whether the host is short of memory; decides about memory that guests gave back.
     shortage: Watermark,
     /// Whether the host has huge pages.
-    scarcity: Scarcity,
+    huge_pages: HugePageBackoff,
     /// Whether the policy ever promotes.
     promotes: bool,
     steering: Arc<Steering>,
@@ -200,7 +200,7 @@ impl ManagerLoop {
             should_stop: Arc::default(),
             panics: Mutex::default(),
             shortage: shortage(config.given_back),
-            scarcity: Scarcity::default(),
+            huge_pages: HugePageBackoff::default(),
             promotes: policy.promotes(),
             began_with: policy.name(),
             steering: Arc::default(),
@@ -265,7 +265,7 @@ impl ManagerLoop {
             self.budget.set_limits(limits);
         }
         self.budget.refill(began_at);
-        self.scarcity.begin_tick();
+        self.huge_pages.begin_tick();
         self.ask_gates();
         let is_giant_over = self.finish_giant();
         self.finish_samples();

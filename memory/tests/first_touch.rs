@@ -242,7 +242,7 @@ fn stopping_lets_every_waiter_go() {
 }
 
 #[test]
-fn starting_and_stopping_under_load_loses_nobody() {
+fn starting_and_stopping_under_load_loses_no_thread() {
     if skip() {
         return;
     }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
-use wideleaf_memory::aside::{self, AsideError, WindowMover};
 use wideleaf_memory::claims::Claimed;
+use wideleaf_memory::detached::{self, AsideError, WindowMover};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::second_level::guard::SecondLevelGuard;
 use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
@@ -150,7 +150,7 @@ fn a_giant_goes_onto_one_page_and_back_with_all_its_words() {
 }
 
 #[test]
-fn whoever_comes_next_knows_the_giants_that_somebody_else_made() {
+fn the_next_manager_knows_the_giants_that_an_earlier_one_made() {
     let mut vm = FakeVm::new(PATIENT);
     assert_eq!(vm.promote().result, OutcomeResult::Done);
     vm.giants = GiantPages::new(HugetlbPools::at(vm.pool.path()), false, PATIENT);
@@ -317,7 +317,7 @@ fn a_giant_that_somebody_is_at_work_on_is_busy_and_nothing_is_done() {
 
 #[test]
 fn windows_of_a_giant_that_is_back_can_be_taken_aside_again() {
-    if let Err(why) = aside::probe() {
+    if let Err(why) = detached::probe() {
         println!("skipped: {why}");
         return;
     }

@@ -150,7 +150,7 @@ fn a_gate_that_closes_in_the_middle_of_a_tick_stops_what_is_not_done_yet() {
 }
 
 #[test]
-fn windows_with_holes_are_promoted_where_nobody_keeps_them_and_left_where_somebody_does() {
+fn windows_with_holes_are_promoted_unless_the_gate_keeps_holes() {
     for keeps_holes in [false, true] {
         let (host, gate) = (host(), TestGate::new(GateState::Open));
         gate.keeps_holes.store(keeps_holes, Ordering::Relaxed);

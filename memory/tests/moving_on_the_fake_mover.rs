@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{Aside, AsideError};
 use wideleaf_memory::claims::{Claimed, Claims};
+use wideleaf_memory::detached::{Aside, AsideError};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::testing::fake_host::FakeHost;
@@ -113,7 +113,7 @@ fn a_huge_page_stays_whole_where_base_pages_were_aside_before() {
 }
 
 #[test]
-fn a_touch_that_nobody_has_answered_yet_is_counted_at_the_end() {
+fn a_touch_that_is_not_answered_yet_is_counted_at_the_end() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let mut sensor = bed.sensor();
@@ -504,7 +504,7 @@ fn two_windows_are_copied_at_the_same_time() {
 }
 
 #[test]
-fn who_touches_a_window_in_mid_swap_goes_on_when_it_is_large() {
+fn a_thread_that_touches_a_window_in_mid_swap_continues_when_it_is_large() {
     let bed = Bed::new();
     bed.mover.write(W, ALL_PAGES);
     let (mover, aside) = (bed.mover.clone(), bed.aside.clone());

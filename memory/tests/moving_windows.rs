@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::WindowMover;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
+use wideleaf_memory::detached::WindowMover;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;

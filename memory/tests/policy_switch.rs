@@ -79,7 +79,7 @@ fn what_answers_faults_is_there_from_the_first_or_never() {
 }
 
 #[test]
-fn a_policy_is_refused_whose_question_nobody_can_answer_unless_the_run_began_with_it() {
+fn a_policy_is_refused_whose_question_no_sensor_can_answer_unless_the_run_began_with_it() {
     let host = Arc::<FakeHost>::default();
     let mut work = working(&host, "greedy");
     let refused = work.switch_policy(named("utilization")).unwrap_err();
@@ -134,7 +134,7 @@ fn a_recording_is_of_one_policy() {
 }
 
 #[test]
-fn whoever_asks_a_thread_is_answered_before_it_acts_and_after_its_end() {
+fn a_request_to_a_thread_is_answered_before_it_acts_and_after_its_end() {
     let host = Arc::<FakeHost>::default();
     let vm = ManagedVm { gate: Some(Arc::new(Gone)), ..vm(&host) };
     let manager = Manager::spawn(host, vec![vm], named("never"), ManagerConfig::default()).unwrap();

@@ -214,7 +214,7 @@ fn faults_of_the_kernel_are_served_and_every_range_of_every_vm() {
 }
 
 #[test]
-fn starting_and_stopping_under_load_loses_nobody() {
+fn starting_and_stopping_under_load_loses_no_thread() {
     if skip() {
         return;
     }

@@ -1,6 +1,6 @@
 //! What tests of moved windows share.
 
-use wideleaf_memory::aside::probe;
+use wideleaf_memory::detached::probe;
 
 /// Whether windows cannot be moved here, said with the reason; a failure where `WIDELEAF_REQUIRE` names `uffd_move`.
 pub fn are_missing() -> bool {
