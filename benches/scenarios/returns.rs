@@ -33,7 +33,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
-use wideleaf_memory::aside::WindowMover;
+use wideleaf_memory::detached::WindowMover;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;

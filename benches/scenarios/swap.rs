@@ -26,14 +26,13 @@ use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::mover::READY_SLOTS;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, WindowIndex};
 
 /// Number of sets, each with new memory.
-const SETS: usize = 8;
 /// Memory that each of the three copies in a set.
 const BYTES: Bytes = mib(64);
 const WINDOW: Bytes = PageSize::Huge2M.bytes();

@@ -79,7 +79,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         row(
             "uffd_move",
             "no access sensor for anonymous RAM, promotion by collapse alone, no zero page is released",
-            crate::aside::probe()
+            crate::detached::probe()
                 .map(|took| format!("moving a window away and back took {:.2} ms", took.as_secs_f64() * 1e3)),
         ),
         row("uffd_minor", "no access sensor for memfd and hugetlb RAM", probe_minor_faults()),

@@ -19,11 +19,11 @@
 //!
 //! - Two actions of the manager: its plan has one action for each window and tick (`WindowState`), and one loop acts
 //!   on a VM.
-//! - A swap or a release, and a sample, each with pages aside: [`crate::aside::Aside`] allows one state for each
+//! - A swap or a release, and a sample, each with pages aside: [`crate::detached::Aside`] allows one state for each
 //!   window. For two such instances, or another userfaultfd, the kernel refuses the second registration (`EBUSY`).
 //! - Collapse and split, and pages aside: the kernel does not collapse a watched window that has holes, and a hole is
 //!   not part of a huge page.
-//! - A release, a balloon and a reset, which discard pages: a lock ([`crate::given_back::GivenBack`]).
+//! - A release, a balloon and a reset, which discard pages: a lock ([`crate::guest_freed::GivenBack`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,7 +160,7 @@ impl Claims {
     }
 
     /// Number of claims on windows and logs now. While the manager rests and devices are stopped, each belongs to a
-    /// window with pages that are aside and cannot be brought back yet ([`crate::aside`]).
+    /// window with pages that are aside and cannot be brought back yet ([`crate::detached`]).
     pub(crate) fn parts_in_work(&self) -> u32 {
         self.giants().values().map(|giant| giant.parts).sum()
     }

@@ -6,16 +6,16 @@
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node`, `/proc/buddyinfo`, `/proc/*/smaps` | reading: none; of other users, and resizing: root |
-//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, `/proc/buddyinfo`, KVM statistics; access: [`aside`] | none; access: as below |
+//! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, `/proc/buddyinfo`, KVM statistics; access: [`detached`] | none; access: as below |
 //! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
 //! | [`sensors::kernel_flags`] | `/proc/kpageflags` | `CAP_SYS_ADMIN` |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin` | root |
-//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`aside`] | none; swap: as below |
-//! | [`actuators::release`] | [`aside`] | as that |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`detached`] | none; swap: as below |
+//! | [`actuators::release`] | [`detached`] | as that |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
-//! | [`aside`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
+//! | [`detached`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
 //! | [`input_file`] | `open(2)` of a file that a user named, without waiting | none |
@@ -34,17 +34,17 @@
 //! [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.
 
 pub mod actuators;
-pub mod aside;
 pub mod backing;
 pub mod capabilities;
 pub mod claims;
 pub mod deadline;
+pub mod detached;
 pub mod explain;
 mod faults;
 pub mod first_touch;
 pub mod gate;
 mod giant_page;
-pub mod given_back;
+pub mod guest_freed;
 pub mod host;
 pub mod input_file;
 pub mod kernel;

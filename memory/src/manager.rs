@@ -35,17 +35,17 @@ use crate::sensors::host_backing::HostBackingSensor;
 mod acting;
 mod attempt;
 mod giants;
-mod given_back;
 mod guards;
+mod guest_freed;
+mod huge_page_backoff;
 mod live;
 mod managed_vm;
 mod mechanisms;
 mod pacing;
-mod refills;
+mod refault_cost;
 mod releasing;
 mod report;
 mod sampling;
-mod scarcity;
 mod sensing;
 mod sensor_cost;
 mod steering;
@@ -55,13 +55,13 @@ mod thread;
 mod vm_state;
 
 use giants::{GiantVm, Giants};
+use huge_page_backoff::HugePageBackoff;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::SharedAccess;
-use scarcity::Scarcity;
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
@@ -156,7 +156,7 @@ pub struct ManagerLoop {
     /// Whether the host is short of memory; decides about memory that guests gave back.
     shortage: Watermark,
     /// Whether the host has huge pages.
-    scarcity: Scarcity,
+    huge_pages: HugePageBackoff,
     /// Whether the policy ever promotes.
     promotes: bool,
     steering: Arc<Steering>,
@@ -182,7 +182,7 @@ impl ManagerLoop {
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let firsts = sensing::firsts_of_second_levels(&vms);
         let state = |(vm, first): (ManagedVm, usize)| {
-            let giants = |vm: &mut ManagedVm| has_giants.then(|| GiantVm::new(vm, &giants)).flatten();
+            let giants = |vm: &mut ManagedVm, guard| has_giants.then(|| GiantVm::new(vm, guard, &giants)).flatten();
             VmState::new(&host, vm, first, giants, needs, &config, &mut report.unanswered)
         };
         let vms: Vec<_> = vms.into_iter().zip(firsts).map(state).collect();
@@ -200,7 +200,7 @@ impl ManagerLoop {
             should_stop: Arc::default(),
             panics: Mutex::default(),
             shortage: shortage(config.given_back),
-            scarcity: Scarcity::default(),
+            huge_pages: HugePageBackoff::default(),
             promotes: policy.promotes(),
             began_with: policy.name(),
             steering: Arc::default(),
@@ -265,7 +265,7 @@ impl ManagerLoop {
             self.budget.set_limits(limits);
         }
         self.budget.refill(began_at);
-        self.scarcity.begin_tick();
+        self.huge_pages.begin_tick();
         self.ask_gates();
         let is_giant_over = self.finish_giant();
         self.finish_samples();

@@ -27,7 +27,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 use crate::claims::Claims;
-use crate::given_back::GivenBack;
+use crate::guest_freed::GivenBack;
 use crate::host::HostError;
 use crate::host::linux::LinuxHost;
 pub use crate::ram_range::RamRange;

@@ -6,9 +6,8 @@
 
 use wideleaf_policies::{GpaRange, MappingStats};
 
-pub mod claimed;
 mod detect;
-pub mod own_logs;
+pub mod guard;
 
 pub use detect::{PagingError, detect_paging, emulates_guest_kernels};
 

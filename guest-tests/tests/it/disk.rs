@@ -30,7 +30,7 @@ use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
 use wideleaf_memory::actuators::giant::{GiantPages, SwapLimits, SwapSite};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::second_level::SecondLevel;
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};

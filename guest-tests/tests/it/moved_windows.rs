@@ -10,7 +10,7 @@ use wideleaf_guest_image::IMAGE;
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;

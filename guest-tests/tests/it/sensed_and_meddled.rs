@@ -12,7 +12,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
-use wideleaf_memory::aside::{Aside, WindowMover, probe};
+use wideleaf_memory::detached::{Aside, WindowMover, probe};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::guest_tables::{TableLevels, sample};
 use wideleaf_memory::sensors::written::{WindowWrites, WriteSensor};

@@ -22,7 +22,7 @@ use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::second_level::{SecondLevel, SecondLevelError};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Paging};
 use wideleaf_policies::units::{kib, mib};

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn ram_is_not_cleared_while_a_window_is_aside() {
-        use crate::aside::Aside;
+        use crate::detached::Aside;
         use crate::mover::ALL_PAGES;
         use crate::testing::fake_host::FakeHost;
         use crate::testing::fake_mover::FakeMover;

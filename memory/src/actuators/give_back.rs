@@ -26,7 +26,7 @@ use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowI
 
 use super::split::split_window;
 use crate::backing::BackingKind;
-use crate::given_back::{Book, PageSet};
+use crate::guest_freed::{Book, PageSet};
 use crate::host::{Advice, Host, HostError};
 use crate::region::{GuestRam, RamHasOwner, RamRange};
 use crate::sensors::host_backing::window_backing;

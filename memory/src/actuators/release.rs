@@ -22,7 +22,7 @@
 //!   as in a swap. `memory/README.md`, "pinned pages", has the table of all actuators.
 //!
 //! A page that was written between the two scans goes back with its contents. If the kernel cannot put it back, the
-//! window is stuck ([`crate::aside`]): the guest waits for it and does not read zeroes.
+//! window is stuck ([`crate::detached`]): the guest waits for it and does not read zeroes.
 //!
 //! A kernel without `UFFDIO_MOVE` (before Linux 6.8) releases nothing: there is no [`Aside`].
 
@@ -32,8 +32,8 @@ use std::time::Duration;
 use wideleaf_policies::{Backing, Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::actuators::split::split_window;
-use crate::aside::{Aside, AsideError, Held, Unmoved};
 use crate::backing::BackingKind;
+use crate::detached::{Aside, AsideError, Held, Unmoved};
 use crate::host::{Host, HostError};
 use crate::mover::Place;
 use crate::region::RamRange;
@@ -64,7 +64,7 @@ pub struct Release {
 /// hugetlb page cannot be released in parts, and the pages of a memfd belong to the file.
 ///
 /// The window must have no other userfaultfd (`Refused(Busy)`). Nothing else may discard pages of the window at the
-/// same time: see [`crate::given_back::GivenBack`].
+/// same time: see [`crate::guest_freed::GivenBack`].
 pub fn release_window(aside: &Aside, host: &dyn Host, range: RamRange, window: WindowIndex) -> Release {
     let began_cpu = host.thread_cpu_time();
     let mut release = Attempt { aside, host, range, window, done: Release::nothing() };
@@ -203,7 +203,7 @@ mod tests {
             release_window(&self.aside, self.host.as_ref(), Guest::range(), WINDOW)
         }
 
-        fn assert_nothing_is_lost_and_nobody_waits(&self, when: &str) {
+        fn assert_nothing_is_lost_and_no_thread_waits(&self, when: &str) {
             self.mover.fail_all(None);
             self.aside.serve().expect("nothing fails any more");
             assert!(self.mover.is_intact(), "{when}");
@@ -225,7 +225,7 @@ mod tests {
             assert_eq!((release.freed, release.was_split), (kib(4) * ZERO_PAGES, is_huge));
             assert_eq!(release.unmoved, Bytes::ZERO);
             assert!(release.read >= kib(8) * ZERO_PAGES, "each zero page is read twice");
-            guest.assert_nothing_is_lost_and_nobody_waits("released");
+            guest.assert_nothing_is_lost_and_no_thread_waits("released");
             let again = guest.release();
             assert_eq!((again.result, again.freed), (OutcomeResult::Skipped(Skip::AlreadyDone), Bytes::ZERO));
         }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(release.result, OutcomeResult::Done);
         assert_eq!((release.freed, release.unmoved), (kib(4) * (ZERO_PAGES - 1), kib(4)));
         assert!(guest.mover.is_there(WINDOW, 2), "the transfer ends in the page that the guest has");
-        guest.assert_nothing_is_lost_and_nobody_waits("released");
+        guest.assert_nothing_is_lost_and_no_thread_waits("released");
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
         let release = guest.release();
         assert_eq!((release.result, release.freed), (busy(), Bytes::ZERO));
         assert_eq!(release.unmoved, kib(4) * ZERO_PAGES);
-        guest.assert_nothing_is_lost_and_nobody_waits("refused");
+        guest.assert_nothing_is_lost_and_no_thread_waits("refused");
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
         let release = guest.release();
         assert_eq!((release.result, release.freed), (OutcomeResult::Done, kib(4) * (ZERO_PAGES - 3)));
         assert!((1..4).all(|page| guest.mover.is_there(WINDOW, page)));
-        guest.assert_nothing_is_lost_and_nobody_waits("released");
+        guest.assert_nothing_is_lost_and_no_thread_waits("released");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(guest.mover.touch(WINDOW, 4), Touch::Wrote, "a page that is not aside is the guest's");
         held.put_back().expect("nothing fails");
         assert_eq!(guest.mover.touch(WINDOW, 2), Touch::Wrote);
-        guest.assert_nothing_is_lost_and_nobody_waits("put back");
+        guest.assert_nothing_is_lost_and_no_thread_waits("put back");
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
                     release.result == OutcomeResult::Done && release.freed + release.unmoved == kib(4) * ZERO_PAGES;
                 let is_refused = matches!(release.result, OutcomeResult::Refused(_));
                 assert!(is_done || is_refused, "call {call}: {release:?}");
-                guest.assert_nothing_is_lost_and_nobody_waits(&format!("call {call}, errno {errno}"));
+                guest.assert_nothing_is_lost_and_no_thread_waits(&format!("call {call}, errno {errno}"));
                 let gone = kib(4) * (512 - guest.mover.pages_of(WINDOW) as u64);
                 assert_eq!(release.freed, gone, "call {call}, errno {errno}");
             }
@@ -328,7 +328,7 @@ mod tests {
         held.put_back().expect_err("nothing moves");
         assert_eq!(guest.mover.touch(WINDOW, 2), Touch::Waits);
         assert!(guest.aside.is_aside(WINDOW), "it is stuck, and tried again");
-        guest.assert_nothing_is_lost_and_nobody_waits("tried again");
+        guest.assert_nothing_is_lost_and_no_thread_waits("tried again");
     }
 
     #[test]
@@ -336,6 +336,6 @@ mod tests {
         let guest = Guest::new(false);
         guest.host.fail_call(0, libc::EBUSY);
         assert_eq!(guest.release().result, busy());
-        guest.assert_nothing_is_lost_and_nobody_waits("refused");
+        guest.assert_nothing_is_lost_and_no_thread_waits("refused");
     }
 }

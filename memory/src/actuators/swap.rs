@@ -30,8 +30,8 @@ use std::time::Duration;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
-use crate::aside::{Aside, AsideError};
 use crate::claims::Claimed;
+use crate::detached::{Aside, AsideError};
 use crate::host::{Host, HostError};
 use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 

@@ -15,8 +15,8 @@ use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, 
 
 use super::attempt::{Attempt, Target};
 use super::guards::Guarded;
+use super::huge_page_backoff::HugePageBackoff;
 use super::mechanisms::{Site, choose};
-use super::scarcity::Scarcity;
 use super::steering::Steering;
 use super::swaps::SwapHand;
 use super::vm_state::{SharedParts, VmState};
@@ -34,7 +34,7 @@ struct Means<'a> {
     vms: Vec<SharedParts<'a>>,
     should_stop: &'a AtomicBool,
     steering: &'a Steering,
-    scarcity: &'a Scarcity,
+    huge_pages: &'a HugePageBackoff,
     panics: &'a Mutex<Vec<(VmId, Panicked)>>,
 }
 
@@ -57,11 +57,11 @@ impl Means<'_> {
 
     /// Asks all guards, then performs the action.
     fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
-        let Means { host, should_stop, steering, scarcity, .. } = *self;
+        let Means { host, should_stop, steering, huge_pages, .. } = *self;
         let SharedParts { managed: vm, releasing } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
-        let guarded = Guarded { attempt, target, mechanism, host, vm, should_stop, steering, scarcity };
+        let guarded = Guarded { attempt, target, mechanism, host, vm, should_stop, steering, huge_pages };
         let (held, objection) = guarded.ask();
         let ended = match (objection, held.range) {
             (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
@@ -72,7 +72,7 @@ impl Means<'_> {
         let grounds = held.grounds;
         drop(held);
         if let Some(grounds) = grounds {
-            scarcity.learn(host, grounds, ended.result, ended.cost.cpu);
+            huge_pages.learn(host, grounds, ended.result, ended.cost.cpu);
         }
         ended
     }
@@ -126,9 +126,9 @@ impl ManagerLoop {
     }
 
     fn means(&self) -> Means<'_> {
-        let ManagerLoop { host, vms, should_stop, steering, scarcity, panics, .. } = self;
+        let ManagerLoop { host, vms, should_stop, steering, huge_pages, panics, .. } = self;
         let vms = vms.iter().map(VmState::shared_parts).collect();
-        Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics }
+        Means { host: host.as_ref(), vms, should_stop, steering, huge_pages, panics }
     }
 
     fn leave_alone_what_panicked(&mut self) {
@@ -151,9 +151,9 @@ impl ManagerLoop {
 
     /// Copies windows; each thread takes the next one from the list.
     fn copy(&mut self, copies: &[Attempt]) -> Vec<Attempt> {
-        let ManagerLoop { host, vms, should_stop, steering, scarcity, config, panics, .. } = self;
+        let ManagerLoop { host, vms, should_stop, steering, huge_pages, config, panics, .. } = self;
         let (vms, mut hands): (_, Vec<_>) = vms.iter_mut().map(VmState::parts_for_copies).unzip();
-        let means = Means { host: host.as_ref(), vms, should_stop, steering, scarcity, panics };
+        let means = Means { host: host.as_ref(), vms, should_stop, steering, huge_pages, panics };
         let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
         let next = AtomicUsize::new(0);

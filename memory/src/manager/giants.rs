@@ -33,7 +33,7 @@ use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
-use crate::second_level::claimed::ClaimedSecondLevel;
+use crate::second_level::guard::SecondLevelGuard;
 use crate::side_mapping::GIANT;
 
 /// Direction of a giant's move.
@@ -76,7 +76,7 @@ pub(super) struct Giants {
 #[derive(Clone)]
 pub(super) struct GiantVm {
     ram: Arc<GuestRam>,
-    /// The unwrapped second level, which no other part of the manager has.
+    /// The second level without claims, which no other part of the manager has.
     second_level: Arc<dyn SecondLevel>,
     pages: Arc<GiantPages>,
 }
@@ -87,15 +87,15 @@ struct UnderWay {
 }
 
 impl GiantVm {
-    /// Means of moving the giants of `vm`, if it has any that can be moved. Wraps the VM's second level: it then
-    /// leaves alone a giant that is being moved.
+    /// Means of moving the giants of `vm`, if it has any that can be moved. All other parts of the manager get a
+    /// second level that leaves alone a giant that is being moved.
     ///
     /// The pool is never grown: a giant page must come from the user's pool.
-    pub(super) fn new(vm: &mut ManagedVm, giants: &Giants) -> Option<GiantVm> {
-        let (ram, second_level) = (vm.ram.clone()?, vm.second_level.clone()?);
-        vm.second_level = Some(Arc::new(ClaimedSecondLevel::new(second_level.clone(), ram.claims().clone())));
+    pub(super) fn new(vm: &mut ManagedVm, guard: Arc<SecondLevelGuard>, giants: &Giants) -> Option<GiantVm> {
+        let ram = vm.ram.clone()?;
+        vm.second_level = Some(Arc::new(guard.claiming()));
         let pages = Arc::new(GiantPages::new(giants.pools.clone(), false, SwapLimits::default()));
-        (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level, pages })
+        (vm.backing.kind() == BackingKind::Anon).then_some(GiantVm { ram, second_level: guard, pages })
     }
 
     /// Direction of the move, if the action is about a giant.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   before any action of the tick   exists ─ panicked ─ backing off                       `ManagerLoop::begin`
-//!   right before the action         stopping ─ gate ─ scarcity ─ claim ─ discarding ─ RAM ─ given back ─ merged
+//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged
 //! ```
 //!
 //! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use wideleaf_policies::{Action, OutcomeResult, Refusal, Skip};
 
 use super::attempt::{Attempt, Mechanism, Target};
+use super::huge_page_backoff::{Grounds, HugePageBackoff};
 use super::managed_vm::ManagedVm;
-use super::scarcity::{Grounds, Scarcity};
 use super::steering::Steering;
 use crate::claims::PartClaim;
 use crate::gate::GateState;
@@ -32,7 +32,7 @@ pub(super) struct Guarded<'a> {
     pub vm: &'a ManagedVm,
     pub should_stop: &'a AtomicBool,
     pub steering: &'a Steering,
-    pub scarcity: &'a Scarcity,
+    pub huge_pages: &'a HugePageBackoff,
 }
 
 /// Everything that the guards took for an action. Dropped in the order of the fields.
@@ -67,7 +67,7 @@ impl From<Skip> for Objection {
 type Guard = for<'a> fn(&Guarded<'a>, &mut Held<'a>) -> Result<(), Objection>;
 
 /// The guards right before an action, in their order.
-const GUARDS: [Guard; 8] = [stopping, gate, scarcity, claim, discarding, ram, given_back, merged];
+const GUARDS: [Guard; 8] = [stopping, gate, huge_page, claim, discarding, ram, given_back, merged];
 
 impl<'a> Guarded<'a> {
     /// Asks all guards. Returns what they took, and the first objection.
@@ -98,9 +98,9 @@ fn gate<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
 }
 
 /// The host cannot supply a huge page for a copy.
-fn scarcity<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+fn huge_page<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
     if guarded.attempt.is_copy() {
-        held.grounds = Some(guarded.scarcity.may_ask(guarded.host).ok_or(Skip::NoHugePage)?);
+        held.grounds = Some(guarded.huge_pages.may_ask(guarded.host).ok_or(Skip::NoHugePage)?);
     }
     Ok(())
 }

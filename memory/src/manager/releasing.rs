@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::{OutcomeResult, Refusal, Skip, VmId};
 
-use crate::aside::{Aside, WindowMover};
+use crate::detached::{Aside, WindowMover};
 use crate::kernel::Kernel;
 use crate::mover::linux::MoverError;
 use crate::region::GuestRam;

@@ -33,7 +33,7 @@ pub(super) use access::SharedAccess;
 
 /// Part of a core that all samples of one VM may use: twenty VMs on a host cost a tenth of a core. At a third of a
 /// millisecond for each window that is 15 windows a second. The guest's losses count too
-/// ([`Refills`](super::refills::Refills)).
+/// ([`RefaultCost`](super::refault_cost::RefaultCost)).
 pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
 /// Core time that the access samples of one VM may use beyond that when much is new, as after a change of phase. That

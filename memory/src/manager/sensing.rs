@@ -22,7 +22,7 @@ use crate::gate::GateState;
 use crate::host::{Host, HostError};
 use crate::region::RamRange;
 use crate::second_level::SlotId;
-use crate::second_level::own_logs::OwnLogs;
+use crate::second_level::guard::SecondLevelGuard;
 use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
 
@@ -105,7 +105,7 @@ impl VmState {
     ) -> VmSnapshot {
         let mut rows = self.sense_rows(host, sensor, report);
         self.giants.iter().for_each(|giants| giants.mark(&mut rows));
-        leave_to_others(self.own_logs.as_deref(), &mut rows, &mut report.logs_of_others);
+        leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
         rows.given_back_tolerated = tolerated;
         self.sense_given_back(host, &mut rows);
@@ -231,8 +231,8 @@ fn host_backing(
 }
 
 /// Marks the windows of memslots with dirty logs that other parts of the VMM switched on: no action may name them.
-fn leave_to_others(own: Option<&OwnLogs>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
-    for slot in own.iter().flat_map(|own| own.of_others()) {
+fn leave_to_others(guard: Option<&SecondLevelGuard>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
+    for slot in guard.iter().flat_map(|guard| guard.of_others()) {
         told.insert((rows.vm, slot.id));
         let row_of = |gpa| rows.windows.partition_point(|window| window.start() < gpa);
         let (first, end) = (row_of(slot.range.start()), row_of(slot.range.end()));

@@ -23,7 +23,7 @@ use crate::explain::CannotBeHuge;
 use crate::gate::GateState;
 use crate::host::Host;
 use crate::kernel::Kernel;
-use crate::second_level::own_logs::OwnLogs;
+use crate::second_level::guard::SecondLevelGuard;
 
 /// State of one VM under the loop.
 pub(super) struct VmState {
@@ -39,8 +39,8 @@ pub(super) struct VmState {
     pub releasing: Releasing,
     /// Means of moving the VM's giants; `None` where giants cannot be moved.
     pub giants: Option<GiantVm>,
-    /// The dirty logs that the manager itself switched on; `None` without a second level.
-    pub own_logs: Option<Arc<OwnLogs>>,
+    /// Guard of the dirty logs; `None` without a second level.
+    pub second_level_guard: Option<Arc<SecondLevelGuard>>,
     /// Index of the first VM with the same second level, in the order given.
     pub first_of_second_level: usize,
     /// Whether an action of the VM has panicked. Such a VM gets no more actions and samples.
@@ -65,22 +65,21 @@ pub(super) struct SharedParts<'a> {
 }
 
 impl VmState {
-    /// A VM on which nothing was done yet. `giants` wraps its second level once more, so it runs before the sensors
-    /// start. Each missing sensor adds a line to `unanswered`.
+    /// A VM on which nothing was done yet. `giants` changes its second level, so it runs before the sensors start. Each missing sensor adds a line to `unanswered`.
     pub fn new(
         host: &Arc<dyn Kernel>,
         mut managed: ManagedVm,
         first_of_second_level: usize,
-        giants: impl FnOnce(&mut ManagedVm) -> Option<GiantVm>,
+        giants: impl FnOnce(&mut ManagedVm, Arc<SecondLevelGuard>) -> Option<GiantVm>,
         needs: Needs,
         config: &ManagerConfig,
         unanswered: &mut Vec<String>,
     ) -> VmState {
-        let own_logs = own_logs(&mut managed);
+        let second_level_guard = guard_second_level(&mut managed);
         if let Some(ram) = &managed.ram {
             ram.given_back().book().set_rules(config.given_back);
         }
-        let giants = giants(&mut managed);
+        let giants = second_level_guard.clone().and_then(|guard| giants(&mut managed, guard));
         let budget = (config.sampling, config.sampling_burst);
         let sampling = Sampling::new(host, &managed, needs, budget, unanswered);
         let windows = managed.ranges.iter().map(|range| range.gpa.windows().len()).sum();
@@ -90,7 +89,7 @@ impl VmState {
             sampling,
             releasing: Releasing::new(host.clone()),
             giants,
-            own_logs,
+            second_level_guard,
             first_of_second_level,
             is_left_alone: false,
             gate: GateState::Open,
@@ -144,10 +143,10 @@ impl VmState {
     }
 }
 
-/// Wraps a VM's second level in one that knows which dirty logs the manager switched on.
-fn own_logs(vm: &mut ManagedVm) -> Option<Arc<OwnLogs>> {
+/// Guards a VM's second level, so that the dirty logs of other programs are left alone.
+fn guard_second_level(vm: &mut ManagedVm) -> Option<Arc<SecondLevelGuard>> {
     let claims = vm.ram.as_ref().map_or_else(Arc::default, |ram| ram.claims().clone());
-    let own = Arc::new(OwnLogs::new(vm.second_level.take()?, claims));
-    vm.second_level = Some(own.clone());
-    Some(own)
+    let guard = Arc::new(SecondLevelGuard::new(vm.second_level.take()?, claims));
+    vm.second_level = Some(guard.clone());
+    Some(guard)
 }

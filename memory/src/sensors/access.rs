@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::{Moment, WindowIndex};
 
-use crate::aside::{Aside, AsideError};
+use crate::detached::{Aside, AsideError};
 use crate::host::Host;
 use crate::mover::{ASIDE_SLOTS, Place};
 pub use crate::sensors::access_sample::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};

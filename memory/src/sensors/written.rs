@@ -144,7 +144,7 @@ fn count(bits: &[u64], slot: Slot, window: WindowIndex) -> u16 {
 mod tests {
     use super::*;
     use crate::claims::Claims;
-    use crate::second_level::claimed::ClaimedSecondLevel;
+    use crate::second_level::guard::SecondLevelGuard;
     use crate::testing::fake_second_level::FakeSecondLevel;
     use std::sync::Arc;
     use wideleaf_policies::GpaRange;
@@ -215,7 +215,7 @@ mod tests {
         //        claimed at the begin   claimed at the end
         let slots = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + gib(slot), gib(1)).expect("fits"));
         let (guest, claims) = (Arc::new(FakeSecondLevel::new(&slots)), Arc::<Claims>::default());
-        let claimed = ClaimedSecondLevel::new(guest.clone(), claims.clone());
+        let claimed = SecondLevelGuard::new(guest.clone(), claims.clone()).claiming();
         let mut sensor = WriteSensor::default();
         let first = claims.giant(slots[0].start()).expect("free");
         assert_eq!(sensor.begin(&claimed, 2).expect("a claim is not a failure"), 1);

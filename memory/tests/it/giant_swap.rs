@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::turn_at_the_pools;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
-use wideleaf_memory::aside::{self, AsideError, WindowMover};
 use wideleaf_memory::claims::Claimed;
+use wideleaf_memory::detached::{self, AsideError, WindowMover};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::second_level::own_logs::OwnLogs;
+use wideleaf_memory::second_level::guard::SecondLevelGuard;
 use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
@@ -286,7 +286,7 @@ fn a_log_that_another_user_switched_on_is_reported_before_any_copy() {
     let theirs = vm.second_level.slots()[2];
     vm.second_level.set_dirty_log(theirs.id, true).unwrap();
     vm.second_level.write(theirs.range.start());
-    let own = OwnLogs::new(vm.second_level.clone(), vm.ram.claims().clone());
+    let own = SecondLevelGuard::new(vm.second_level.clone(), vm.ram.claims().clone());
     let swap = vm.giants.promote(SwapSite { second_level: &own, ..vm.site() }, GIANT);
     assert_eq!((swap.result, swap.cost.copied), (OutcomeResult::Refused(Refusal::Busy), Bytes::ZERO));
     let logged: Vec<bool> = vm.second_level.slots().iter().map(|slot| slot.is_dirty_logged).collect();
@@ -318,7 +318,7 @@ fn a_giant_with_a_claim_is_busy_and_is_not_changed() {
 
 #[test]
 fn windows_of_a_demoted_giant_can_be_taken_aside_again() {
-    if let Err(why) = aside::probe() {
+    if let Err(why) = detached::probe() {
         println!("skipped: {why}");
         return;
     }

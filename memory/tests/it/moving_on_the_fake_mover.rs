@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use wideleaf_memory::actuators::swap::Swapper;
-use wideleaf_memory::aside::{Aside, AsideError};
 use wideleaf_memory::claims::{Claimed, Claims};
+use wideleaf_memory::detached::{Aside, AsideError};
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Mover, Place, READY_SLOTS};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor, Seen};
 use wideleaf_memory::testing::fake_host::FakeHost;

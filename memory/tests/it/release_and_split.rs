@@ -9,7 +9,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::{Release, release_window};
 use wideleaf_memory::actuators::split::split_window;
-use wideleaf_memory::aside::{WindowMover, probe};
+use wideleaf_memory::detached::{WindowMover, probe};
 use wideleaf_memory::host::Host;
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::sensors::smaps::resident_memory;

@@ -14,11 +14,11 @@ use wideleaf_policies::{AccessHistory, Backing, PageSize, PerTenThousand, VmId, 
 
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::actuators::swap::Swapper;
-use crate::aside::WindowMover;
 use crate::backing::BackingKind;
+use crate::detached::WindowMover;
 use crate::host::Host;
 use crate::kernel::Kernel;
-use crate::manager::refills::Refills;
+use crate::manager::refault_cost::RefaultCost;
 use crate::manager::report::ManagerReport;
 use crate::manager::sensor_cost::SensorCost;
 use crate::mover::ASIDE_SLOTS;
@@ -122,7 +122,7 @@ struct AccessSampling {
     /// Cost that is not reported yet.
     cost: SensorCost,
     failures: u64,
-    refills: Refills,
+    refills: RefaultCost,
 }
 
 impl SlowSensor for SharedAccess {
@@ -165,7 +165,8 @@ impl AccessSampling {
             Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
         };
         // The kernel's monitor takes nothing aside.
-        let refills = Refills::new(vm.second_level.as_ref().filter(|_| name == "access").map(|level| level.paging()));
+        let refills =
+            RefaultCost::new(vm.second_level.as_ref().filter(|_| name == "access").map(|level| level.paging()));
         Ok(AccessSampling {
             mover,
             refills,
@@ -186,7 +187,7 @@ impl AccessSampling {
             name,
             sampler,
             mover: None,
-            refills: Refills::new(None),
+            refills: RefaultCost::new(None),
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],

@@ -1,6 +1,6 @@
 //! Common part of the tests of moved windows.
 
-use wideleaf_memory::aside::probe;
+use wideleaf_memory::detached::probe;
 
 /// Whether windows cannot be moved here, printed with the reason; a failure if `WIDELEAF_REQUIRE` names
 /// `uffd_move`.

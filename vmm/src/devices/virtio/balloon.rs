@@ -5,7 +5,7 @@
 //!   inflate ── page numbers ─┐                    ┌─ the window is free, or not huge ─▶ released
 //!   deflate ── page numbers ─┼─▶ the RAM's book ──┤
 //!   reports ── free pages ───┘                    └─ a piece of a huge page ──────────▶ kept
-//!                               [`wideleaf_memory::given_back`]
+//!                               [`wideleaf_memory::guest_freed`]
 //!
 //!   [`BalloonHandle`] ── target ──▶ num_pages ──▶ the driver ── actual
 //! ```

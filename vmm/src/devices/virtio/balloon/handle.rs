@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::GuestRam;
-use wideleaf_memory::given_back::GivenBackCounters;
+use wideleaf_memory::guest_freed::GivenBackCounters;
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::statistics::GuestStatistics;

@@ -21,20 +21,20 @@ const TDP_FAULT: Duration = Duration::from_micros(1);
 
 /// Number of faults that the windows of one sample may cause.
 #[derive(Debug)]
-pub(super) struct Refills {
+pub(super) struct RefaultCost {
     fault: Duration,
     mappings: BTreeMap<WindowIndex, u16>,
 }
 
-impl Refills {
+impl RefaultCost {
     /// For a guest with this paging. A process without a second level has its pages back together with the window.
-    pub(super) fn new(paging: Option<Paging>) -> Refills {
+    pub(super) fn new(paging: Option<Paging>) -> RefaultCost {
         let fault = match paging {
             None => Duration::ZERO,
             Some(Paging::Shadow) => SHADOW_FAULT,
             Some(Paging::Ept | Paging::Npt) => TDP_FAULT,
         };
-        Refills { fault, mappings: BTreeMap::new() }
+        RefaultCost { fault, mappings: BTreeMap::new() }
     }
 
     /// Notes the windows that go aside.
@@ -63,13 +63,13 @@ mod tests {
         let mut rows = VmSnapshot::with_capacity(VmId(0), 2);
         rows.push(WindowRow::new(base, 300, Backing::Base4K));
         rows.push(WindowRow::new(huge, 512, Backing::Huge2M));
-        let mut refills = Refills::new(Some(Paging::Shadow));
+        let mut refills = RefaultCost::new(Some(Paging::Shadow));
         refills.expect(&[base, huge], &rows);
         assert_eq!(
             [base, huge, other].map(|window| refills.cost(window)),
             [SHADOW_FAULT * 300, SHADOW_FAULT, Duration::ZERO]
         );
-        let mut native = Refills::new(None);
+        let mut native = RefaultCost::new(None);
         native.expect(&[base], &rows);
         assert_eq!(native.cost(base), Duration::ZERO);
     }

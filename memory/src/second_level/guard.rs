@@ -1,10 +1,13 @@
-//! The manager's view of the second level: it remembers which dirty logs a manager switched on, and leaves those of
-//! others alone. A migration, or another holder of memslots, needs the log's contents and needs it to stay on. The
+//! The manager's view of the second level, for dirty logs. It leaves alone the logs that other programs switched on:
+//! a migration, or another holder of memslots, needs the log's contents and needs it to stay on. It also leaves alone
+//! the log under a giant that is being moved (see [`crate::claims`]); only the mover of giants uses that one. The
 //! manager's own logs are recorded with the claims on guest RAM, so that the next manager knows them too.
 //!
 //! ```text
 //!   off ── on, by us ─────▶ ours    ── off ──▶ off       a hold, a sample of writes, the copy of a giant
 //!    └──── on, by others ─▶ others' ── off, fetch: refused, OfOthers
+//!
+//!   ours, in a slot with a giant on the move ── on, off, fetch: refused, Claimed, but for the mover
 //! ```
 
 use std::collections::BTreeSet;
@@ -13,18 +16,27 @@ use std::sync::Arc;
 use wideleaf_policies::MappingStats;
 
 use super::{Paging, SecondLevel, SecondLevelError, Slot, SlotId};
-use crate::claims::Claims;
+use crate::claims::{Claims, PartClaim};
 
 /// A [`SecondLevel`] that touches only the dirty logs that were switched on through it.
-pub struct OwnLogs {
+pub struct SecondLevelGuard {
     inner: Arc<dyn SecondLevel>,
     claims: Arc<Claims>,
+    /// Whether it claims a slot before it touches the slot's dirty log.
+    is_claiming: bool,
 }
 
-impl OwnLogs {
-    /// Wraps the second level of the RAM that has these claims.
-    pub fn new(inner: Arc<dyn SecondLevel>, claims: Arc<Claims>) -> OwnLogs {
-        OwnLogs { inner, claims }
+impl SecondLevelGuard {
+    /// Guards the second level of the RAM that has these claims. For the mover of giants, which has claimed the giant
+    /// already.
+    pub fn new(inner: Arc<dyn SecondLevel>, claims: Arc<Claims>) -> SecondLevelGuard {
+        SecondLevelGuard { inner, claims, is_claiming: false }
+    }
+
+    /// The same guard for all parts but the mover of giants.
+    #[must_use]
+    pub fn claiming(&self) -> SecondLevelGuard {
+        SecondLevelGuard { inner: self.inner.clone(), claims: self.claims.clone(), is_claiming: true }
     }
 
     /// The memslots with a dirty log that others switched on, ascending by address. A log that is off is free: it
@@ -34,6 +46,16 @@ impl OwnLogs {
         let slots = self.inner.slots();
         ours.retain(|own| slots.iter().any(|slot| slot.id == *own && slot.is_dirty_logged));
         slots.into_iter().filter(|slot| is_of_others(&ours, slot)).collect()
+    }
+
+    /// Claims the slot. `None` if it does not exist: the inner one then reports that.
+    fn claim(&self, id: SlotId) -> Result<Option<PartClaim>, SecondLevelError> {
+        if !self.is_claiming {
+            return Ok(None);
+        }
+        let slot = self.inner.slots().into_iter().find(|slot| slot.id == id);
+        let claim = slot.map(|slot| self.claims.dirty_log(slot.range)).transpose();
+        claim.map_err(|_| SecondLevelError::Claimed(id))
     }
 
     /// # Errors
@@ -51,7 +73,7 @@ fn is_of_others(ours: &BTreeSet<SlotId>, slot: &Slot) -> bool {
     slot.is_dirty_logged && !ours.contains(&slot.id)
 }
 
-impl SecondLevel for OwnLogs {
+impl SecondLevel for SecondLevelGuard {
     fn paging(&self) -> Paging {
         self.inner.paging()
     }
@@ -65,6 +87,7 @@ impl SecondLevel for OwnLogs {
     }
 
     fn set_dirty_log(&self, slot: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
+        let _claim = self.claim(slot)?;
         let mut ours = self.claims.own_logs();
         self.check(&ours, slot)?;
         self.inner.set_dirty_log(slot, is_on)?;
@@ -77,6 +100,7 @@ impl SecondLevel for OwnLogs {
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let _claim = self.claim(slot)?;
         let ours = self.claims.own_logs();
         self.check(&ours, slot)?;
         self.inner.take_dirty_log(slot)
@@ -99,7 +123,7 @@ impl SecondLevel for OwnLogs {
 mod tests {
     use super::*;
     use crate::testing::fake_second_level::FakeSecondLevel;
-    use wideleaf_policies::units::mib;
+    use wideleaf_policies::units::{gib, mib};
     use wideleaf_policies::{Gpa, GpaRange};
 
     #[test]
@@ -107,7 +131,7 @@ mod tests {
         let [first, second] = [0, 1].map(|slot| GpaRange::new(Gpa::new(0) + mib(2) * slot, mib(2)).expect("fits"));
         let guest = Arc::new(FakeSecondLevel::new(&[first, second]));
         let claims = Arc::<Claims>::default();
-        let own = OwnLogs::new(guest.clone(), claims.clone());
+        let own = SecondLevelGuard::new(guest.clone(), claims.clone());
         let (held, migrated) = (SlotId(0), SlotId(1));
         own.set_dirty_log(held, true).expect("it is off");
         guest.set_dirty_log(migrated, true).expect("by another part");
@@ -122,12 +146,36 @@ mod tests {
         assert_eq!(guest.take_dirty_log(migrated).expect("it is on")[0], 1, "what was written is there for its owner");
 
         own.take_dirty_log(held).expect("it is ours");
-        let next = OwnLogs::new(guest.clone(), claims);
+        let next = SecondLevelGuard::new(guest.clone(), claims);
         next.take_dirty_log(held).expect("it is the next manager's as well");
         guest.set_dirty_log(held, false).expect("by any part");
         assert_eq!(own.of_others().len(), 1);
         guest.set_dirty_log(held, true).expect("by another part");
         assert_eq!(own.of_others().len(), 2, "ownership of a log ends with it");
         assert!(matches!(own.set_dirty_log(SlotId(7), true), Err(SecondLevelError::NoSuchSlot(_))));
+    }
+
+    #[test]
+    fn the_dirty_log_of_a_giant_on_the_move_is_refused_to_others() {
+        let [first, second] = [0, 1].map(|number| GpaRange::new(Gpa::new(0) + gib(number), gib(1)).expect("fits"));
+        let fake = Arc::new(FakeSecondLevel::new(&[first, second]));
+        let claims = Arc::<Claims>::default();
+        let claimed = SecondLevelGuard::new(fake.clone(), claims.clone()).claiming();
+        claimed.set_dirty_log(SlotId(0), true).expect("no giant is being moved");
+
+        let giant = claims.giant(first.start()).expect("free");
+        fake.write(first.start());
+        assert!(matches!(claimed.take_dirty_log(SlotId(0)), Err(SecondLevelError::Claimed(SlotId(0)))));
+        assert!(matches!(claimed.set_dirty_log(SlotId(0), false), Err(SecondLevelError::Claimed(SlotId(0)))));
+        claimed.set_dirty_log(SlotId(1), true).expect("another slot");
+        assert_eq!(
+            fake.take_dirty_log(SlotId(0)).expect("it is on")[0],
+            1,
+            "the write is there for the mover of the giant"
+        );
+
+        drop(giant);
+        claimed.set_dirty_log(SlotId(0), false).expect("it is over");
+        assert!(matches!(claimed.set_dirty_log(SlotId(7), true), Err(SecondLevelError::NoSuchSlot(SlotId(7)))));
     }
 }

@@ -30,7 +30,7 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
 /// State of the host's huge pages, shared by the threads that copy.
 #[derive(Debug, Default)]
-pub(super) struct Scarcity(Mutex<Option<Scarce>>);
+pub(super) struct HugePageBackoff(Mutex<Option<Scarce>>);
 
 /// State of a host that had no huge page.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ pub(super) enum Grounds {
     Attempt,
 }
 
-impl Scarcity {
+impl HugePageBackoff {
     /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
         if let Some(scarce) = &mut *self.lock() {
@@ -135,70 +135,70 @@ mod tests {
     }
 
     /// A host that has just refused a huge page, with `kept` pages in free blocks that it does not hand out.
-    fn scarce(kept: u64) -> (FakeHost, Scarcity) {
-        let (host, scarcity) = (FakeHost::default(), Scarcity::default());
+    fn scarce(kept: u64) -> (FakeHost, HugePageBackoff) {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
         set_free(&host, kept);
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
-        scarcity.learn(&host, Grounds::Plenty, NO, CHEAP);
-        (host, scarcity)
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
+        backoff.learn(&host, Grounds::Plenty, NO, CHEAP);
+        (host, backoff)
     }
 
     #[test]
     fn every_request_is_allowed_before_a_refusal_for_want_of_a_page() {
-        let (host, scarcity) = (FakeHost::default(), Scarcity::default());
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
         for result in [OutcomeResult::Done, OutcomeResult::Refused(Refusal::Busy)] {
-            assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
-            scarcity.learn(&host, Grounds::Plenty, result, CHEAP);
+            assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
+            backoff.learn(&host, Grounds::Plenty, result, CHEAP);
         }
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Plenty));
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
         assert_eq!(host.calls(), 0, "and nothing is looked at");
     }
 
     #[test]
     fn after_a_refusal_there_are_as_many_requests_as_newly_free_blocks() {
-        let (host, scarcity) = scarce(3);
-        assert_eq!(scarcity.may_ask(&host), None);
+        let (host, backoff) = scarce(3);
+        assert_eq!(backoff.may_ask(&host), None);
         set_free(&host, 5);
-        assert_eq!(scarcity.may_ask(&host), None, "counted once a tick");
-        scarcity.begin_tick();
+        assert_eq!(backoff.may_ask(&host), None, "counted once a tick");
+        backoff.begin_tick();
         assert_eq!(
-            [(); 3].map(|()| scarcity.may_ask(&host)),
+            [(); 3].map(|()| backoff.may_ask(&host)),
             [Some(Grounds::FreeBlock), Some(Grounds::FreeBlock), None]
         );
         // The kernel gave those, and one that it had kept: now it has fewer to keep.
         set_free(&host, 2);
-        scarcity.learn(&host, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
-        scarcity.begin_tick();
-        assert_eq!(scarcity.may_ask(&host), None);
+        backoff.learn(&host, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
+        backoff.begin_tick();
+        assert_eq!(backoff.may_ask(&host), None);
         set_free(&host, 3);
-        scarcity.begin_tick();
-        assert_eq!([(); 2].map(|()| scarcity.may_ask(&host)), [Some(Grounds::FreeBlock), None]);
+        backoff.begin_tick();
+        assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::FreeBlock), None]);
     }
 
     #[test]
     fn free_blocks_that_the_kernel_keeps_are_not_requested_again() {
-        let (host, scarcity) = scarce(0);
+        let (host, backoff) = scarce(0);
         set_free(&host, 7);
-        scarcity.begin_tick();
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::FreeBlock));
-        scarcity.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        backoff.begin_tick();
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
+        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
         for _ in 0..3 {
-            assert_eq!(scarcity.may_ask(&host), None);
-            scarcity.begin_tick();
+            assert_eq!(backoff.may_ask(&host), None);
+            backoff.begin_tick();
         }
     }
 
     #[test]
     fn attempts_without_a_free_block_come_at_growing_intervals() {
-        let (host, scarcity) = scarce(0);
+        let (host, backoff) = scarce(0);
         let mut asked_at = Vec::new();
         for second in 0..200 {
-            if let Some(grounds) = scarcity.may_ask(&host) {
-                assert_eq!((grounds, scarcity.may_ask(&host)), (Grounds::Attempt, None), "one at a time");
-                scarcity.learn(&host, grounds, NO, CHEAP);
+            if let Some(grounds) = backoff.may_ask(&host) {
+                assert_eq!((grounds, backoff.may_ask(&host)), (Grounds::Attempt, None), "one at a time");
+                backoff.learn(&host, grounds, NO, CHEAP);
                 asked_at.push(second);
             }
-            scarcity.begin_tick();
+            backoff.begin_tick();
             host.sleep(Duration::from_secs(1));
         }
         assert_eq!(asked_at, [1, 3, 7, 15, 31, 63, 123, 183]);
@@ -207,40 +207,40 @@ mod tests {
     #[test]
     fn an_expensive_refusal_means_a_longer_wait_up_to_a_minute() {
         for (cpu_ms, second_attempt) in [(20, 10), (40, 20), (1000, 60)] {
-            let (host, scarcity) = (FakeHost::default(), Scarcity::default());
-            scarcity.learn(&host, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
+            let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+            backoff.learn(&host, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
             host.sleep(Duration::from_millis(second_attempt * 1000 - 1));
-            assert_eq!(scarcity.may_ask(&host), None, "{cpu_ms} ms");
+            assert_eq!(backoff.may_ask(&host), None, "{cpu_ms} ms");
             host.sleep(Duration::from_millis(1));
-            assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt), "{cpu_ms} ms");
+            assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt), "{cpu_ms} ms");
         }
     }
 
     #[test]
     fn an_attempt_that_was_not_made_waits_and_counts_as_no_refusal() {
-        let (host, scarcity) = scarce(0);
+        let (host, backoff) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
-        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy), CHEAP);
-        assert_eq!(scarcity.may_ask(&host), None);
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
+        backoff.learn(&host, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy), CHEAP);
+        assert_eq!(backoff.may_ask(&host), None);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
     }
 
     #[test]
     fn every_request_is_allowed_once_compaction_makes_pages_again() {
-        let (host, scarcity) = scarce(0);
+        let (host, backoff) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
-        scarcity.learn(&host, Grounds::Attempt, OutcomeResult::Done, CHEAP);
-        assert_eq!([(); 2].map(|()| scarcity.may_ask(&host)), [Some(Grounds::Plenty); 2]);
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
+        backoff.learn(&host, Grounds::Attempt, OutcomeResult::Done, CHEAP);
+        assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::Plenty); 2]);
     }
 
     #[test]
     fn threads_that_were_refused_together_wait_as_for_one() {
-        let (host, scarcity) = scarce(0);
-        (0..8).for_each(|_| scarcity.learn(&host, Grounds::Plenty, NO, CHEAP));
+        let (host, backoff) = scarce(0);
+        (0..8).for_each(|_| backoff.learn(&host, Grounds::Plenty, NO, CHEAP));
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(scarcity.may_ask(&host), Some(Grounds::Attempt));
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
     }
 }

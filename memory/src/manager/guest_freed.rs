@@ -13,7 +13,7 @@ use wideleaf_policies::{PageSize, VmSnapshot, WindowIndex};
 use super::vm_state::VmState;
 use super::{ManagedVm, ManagerLoop};
 use crate::actuators::give_back::GiveBack;
-use crate::given_back::PageSet;
+use crate::guest_freed::PageSet;
 use crate::host::{Host, HostError};
 use crate::kernel::Kernel;
 use crate::region::GuestRam;
