@@ -20,12 +20,6 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use wideleaf::args::FallbackArg;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::RunReport;
-use wideleaf::run::devices::DeviceArgs;
-use wideleaf::run::kernel::{Pages, least_ram};
-use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine, needs_kvm, number, table};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
@@ -33,6 +27,11 @@ use wideleaf_memory::host::linux::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::engine::execute;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::kernel::{Pages, least_ram};
+use wideleaf_run::report::RunReport;
+use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// One way to run a kernel.
@@ -208,7 +207,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         is_native: arm.is_native,
         cmdline: work.parameters.into(),
         initrd: None,
-        devices: DeviceArgs::default(),
+        devices: DeviceSpec::default(),
         memory,
         vcpus: arm.vcpus,
         backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
@@ -216,7 +215,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         policy: by_name("never").expect("never is in the table").into(),
         policy_delay: None,
         is_prefaulted: true,
-        fallback: FallbackArg::Fail,
+        fallback: Fallback::Fail,
         record: None,
         timeout: None,
         on_reset: OnReset::Stop,

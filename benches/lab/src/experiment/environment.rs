@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use wideleaf::environment::{chosen, read};
-use wideleaf::run::guest;
 use wideleaf_experiments::results::Environment;
+use wideleaf_run::environment::{chosen, read};
+use wideleaf_run::guest;
 
 /// Reads the environment; what cannot be read stays empty.
 pub(super) fn capture() -> Environment {
-    let base = wideleaf::environment::Environment::capture();
+    let base = wideleaf_run::environment::Environment::capture();
     let thp = |file: &str| chosen(&read(&format!("/sys/kernel/mm/transparent_hugepage/{file}")));
     let khugepaged = |file: &str| {
         read(&format!("/sys/kernel/mm/transparent_hugepage/khugepaged/{file}")).parse().unwrap_or_default()

@@ -12,9 +12,9 @@ use wideleaf_policies::units::mib;
 use crate::experiment::host_state::KeptState;
 use crate::experiment::jobs;
 use crate::experiment::store::Store;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::run::visible_bar;
+use wideleaf::progress::visible_bar;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 /// The remaining runs of an experiment.
 pub(super) struct Runner<'a> {
@@ -70,7 +70,7 @@ impl Runner<'_> {
         let job = experiment.job(turn.case, turn.arm).expect("only jobs have turns");
         // A map of one round suffices, because recording has a cost.
         let job = Job { wants_map: job.wants_map && turn.round == 1, ..job.clone() };
-        let load_1m = wideleaf::environment::Environment::capture().load_1m;
+        let load_1m = wideleaf_run::environment::Environment::capture().load_1m;
         let began = Instant::now();
         let outcome = match self.measure(&job, kept, case.working_set_mib) {
             Ok(measured) => RunOutcome::Measured(measured),

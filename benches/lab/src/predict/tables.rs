@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use comfy_table::Cell;
-use wideleaf::environment::Environment;
-use wideleaf::report::{number, table};
+use wideleaf::table::{number, table};
+use wideleaf_run::environment::Environment;
 
 use super::PredictReport;
 use super::laps::Way;
