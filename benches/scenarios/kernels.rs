@@ -20,12 +20,6 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use wideleaf::args::FallbackArg;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::RunReport;
-use wideleaf::run::devices::DeviceArgs;
-use wideleaf::run::kernel::{Pages, least_ram};
-use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
 use wideleaf_measure::environment::Environment;
@@ -35,6 +29,11 @@ use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::engine::execute;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::kernel::{Pages, least_ram};
+use wideleaf_run::report::RunReport;
+use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// One way to run a kernel.
@@ -210,7 +209,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         is_native: arm.is_native,
         cmdline: work.parameters.into(),
         initrd: None,
-        devices: DeviceArgs::default(),
+        devices: DeviceSpec::default(),
         memory,
         vcpus: arm.vcpus,
         backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
@@ -218,7 +217,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         policy: by_name("never").expect("never is in the table").into(),
         policy_delay: None,
         is_prefaulted: true,
-        fallback: FallbackArg::Fail,
+        fallback: Fallback::Fail,
         record: None,
         timeout: None,
         on_reset: OnReset::Stop,

@@ -33,6 +33,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, WindowIndex};
 
 /// Number of sets, each with new memory.
+const SETS: usize = 8;
 /// Memory that each of the three copies in a set.
 const BYTES: Bytes = mib(64);
 const WINDOW: Bytes = PageSize::Huge2M.bytes();

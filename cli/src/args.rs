@@ -10,13 +10,14 @@ use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
+use wideleaf_run::spec::Fallback;
+use wideleaf_run::suggest::did_you_mean;
 
 use crate::attach::AttachArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::kernels;
 use crate::run::devices::DeviceArgs;
-use crate::suggest::did_you_mean;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
 use crate::vm::VmSocketArgs;
@@ -577,6 +578,15 @@ pub enum FallbackArg {
     Fail,
     /// Use anonymous memory that starts with transparent huge pages
     Thp,
+}
+
+impl From<FallbackArg> for Fallback {
+    fn from(arg: FallbackArg) -> Fallback {
+        match arg {
+            FallbackArg::Fail => Fallback::Fail,
+            FallbackArg::Thp => Fallback::Thp,
+        }
+    }
 }
 
 /// Argument of `--format`.

@@ -13,19 +13,21 @@ use std::time::Duration;
 use clap::Args;
 use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
-use wideleaf_attach::session::{self, AttachError, Attached};
+use wideleaf_attach::session::{self, Attached};
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
 use wideleaf_policies::PolicyChoice;
+use wideleaf_run::engine::walk_cost;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::policy_switch::OFF;
+use wideleaf_run::text::clean;
 
 use crate::args::FormatArg;
-use crate::failure::Failure;
-use crate::guests::settings::{OFF, parse_path, parse_policy};
+use crate::guests::settings::{parse_path, parse_policy};
 use crate::guests::tables;
-use crate::interrupts::Interrupts;
 use crate::output::{Output, say};
-use crate::run::walk_cost;
-use crate::source::{SocketArg, too_late, vm_of};
+use crate::vm_source::{SocketArg, too_late, vm_of};
 
 /// Interval at which a guest that is managed from here is checked for its end, and this process for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -152,7 +154,7 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     if args.dry_run {
         let plan = session::plan(&args.guest()?, &args.session()?)?;
-        return output.write(&plan, |lines| lines.iter().map(|line| tables::clean(line) + "\n").collect());
+        return output.write(&plan, |lines| lines.iter().map(|line| clean(line) + "\n").collect());
     }
     if args.foreground {
         return manage(args, output);
@@ -170,7 +172,7 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
 
 /// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
 fn manage(args: &AttachArgs, output: Output) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let attached = Attached::start(args.guest()?, args.session()?)?;
     say(tables::care_line(&args.view(&attached)));
     while !interrupts.is_set() && !attached.has_ended() {
@@ -180,13 +182,4 @@ fn manage(args: &AttachArgs, output: Output) -> Result<(), Failure> {
     attached.stop();
     output.write(&view, tables::vm)?;
     interrupts.check()
-}
-
-impl From<AttachError> for Failure {
-    fn from(error: AttachError) -> Failure {
-        match error {
-            AttachError::Policy(_) => Failure::Usage(error.to_string()),
-            _ => Failure::Host(error.to_string()),
-        }
-    }
 }

@@ -15,12 +15,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use signal_hook::consts::SIGSYS;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::RunReport;
+use wideleaf_run::undo::TemporaryFolder;
 
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 use crate::program;
-use crate::report::RunReport;
-use crate::undo::TemporaryFolder;
 
 const SETPRIV: &str = "setpriv";
 

@@ -22,16 +22,20 @@ use wideleaf_measure::statistics::{Better, Comparison, Interval, Spread, ratios_
 use wideleaf_memory::warming::{warm_copy_bytes_per_second, warm_host_memory};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::environment::Environment;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::guest;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::{Gaps, Phase, RunReport};
+use wideleaf_run::setup::evidence;
 
 use crate::args::DemoArgs;
 use crate::child;
-use crate::environment::Environment;
-use crate::failure::Failure;
-use crate::held_pool::HeldPool;
-use crate::interrupts::Interrupts;
+use crate::guardian::pool::HeldPool;
 use crate::output::Output;
-use crate::report::{Gaps, Phase, RunReport, number, rate, table};
-use crate::run::{evidence, guest, visible_bar};
+use crate::progress::visible_bar;
+use crate::report::rate;
+use crate::table::{number, table};
 
 /// The promoted arm first runs this long on base pages, so that both stretches are visible.
 const POLICY_DELAY: Duration = Duration::from_millis(500);
@@ -113,7 +117,7 @@ pub struct Ratio {
 /// # Errors
 /// [`Failure`]; no pool page, file or process is left.
 pub fn main(args: &DemoArgs) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = run_all(args, &interrupts)?;
     output.write(&report, DemoReport::to_table)?;

@@ -2,22 +2,26 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_memory::capabilities::{Capability, probe};
 use wideleaf_memory::walk_cost::ChosenWalkCost;
+use wideleaf_policies::Bytes;
+use wideleaf_run::environment::Environment;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::front_end::FrontEnd;
+use wideleaf_run::guardian::cgroup;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::mappings::{MappingReport, check_all};
+use wideleaf_run::{devices, guest};
 use wideleaf_vmm::sandbox;
 
 use crate::args::DoctorArgs;
-use crate::environment::Environment;
-use crate::failure::Failure;
-use crate::held_path;
-use crate::interrupts::Interrupts;
-use crate::mappings::{MappingReport, check_all};
 use crate::output::Output;
-use crate::report::prose_table;
-use crate::run::{devices, guest};
+use crate::run::front_end::TerminalFrontEnd;
+use crate::table::{number, prose_table, table};
 
 /// Everything that the doctor found.
 #[derive(Serialize)]
@@ -40,14 +44,15 @@ pub struct DoctorReport {
 /// [`Failure`]. A wrong mapping is reported as a failure of the guest.
 pub fn main(args: &DoctorArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let front: Arc<dyn FrontEnd> = Arc::new(TerminalFrontEnd);
     let mut capabilities = guest::capabilities();
     capabilities.extend(probe(Path::new("/")));
     capabilities.extend(sandbox::probe::probe(Path::new("/")));
-    capabilities.push(held_path::cgroups());
+    capabilities.push(cgroup::cgroups());
     capabilities.extend(devices::capabilities());
     let walk = ChosenWalkCost::read(Path::new("/"));
-    let mappings = if args.mappings { Some(check_all(&interrupts)?) } else { None };
+    let mappings = if args.mappings { Some(check_all(&front, &interrupts)?) } else { None };
     let report = DoctorReport {
         environment: Environment::capture(),
         walk_cost: walk.to_string(),
@@ -84,8 +89,39 @@ impl DoctorReport {
             let _ = writeln!(out, "  {note}");
         }
         if let Some(mappings) = &self.mappings {
-            out.push_str(&mappings.to_table());
+            out.push_str(&mappings_table(mappings));
         }
         out
     }
+}
+
+/// The results as a table for people.
+fn mappings_table(report: &MappingReport) -> String {
+    let pattern = Bytes::new(report.pattern_bytes);
+    let mut out = format!("KVM's mappings of a guest that checks {pattern} of its RAM, paging: {}\n", report.paging);
+    let mut rows = table(&[
+        "vCPU", "guest", "backing", "host", "state", "expected", "pages_4k", "pages_2m", "pages_1g", "", "passes",
+    ]);
+    for row in &report.rows {
+        rows.add_row([
+            number(row.vcpus),
+            Cell::new(&row.guest_page),
+            Cell::new(&row.backing),
+            Cell::new(&row.host_page),
+            Cell::new(&row.state),
+            Cell::new(&row.expected),
+            number(row.kvm.pages_4k),
+            number(row.kvm.pages_2m),
+            number(row.kvm.pages_1g),
+            Cell::new(if row.is_as_expected { "ok" } else { "WRONG" }),
+            number(row.passes),
+        ]);
+    }
+    let _ = writeln!(out, "{rows}");
+    for why in &report.skipped {
+        let _ = writeln!(out, "  skipped: {why}");
+    }
+    let wrong = report.wrong();
+    let _ = writeln!(out, "  {} of {} as expected, no word lost", report.rows.len() - wrong, report.rows.len());
+    out
 }

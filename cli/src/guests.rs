@@ -11,11 +11,12 @@ pub mod tables;
 
 use clap::Args;
 use wideleaf_control::protocol::{Request, Settings};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::text::clean;
 
 use crate::args::FormatArg;
-use crate::failure::Failure;
 use crate::output::{Output, print};
-use crate::source::{SocketArg, SourceArg, done, vm_of};
+use crate::vm_source::{SocketArg, SourceArg, done, vm_of};
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
@@ -180,7 +181,7 @@ pub fn set(args: &SetArgs) -> Result<(), Failure> {
 /// [`Failure`] of the request, or of the output.
 pub fn detach(args: &DetachArgs) -> Result<(), Failure> {
     done(args.socket.ask(Request::Detach { vm: args.vm.clone() })?)?;
-    print(&format!("{} is no longer managed; its pages stay as they are\n", tables::clean(&args.vm)))
+    print(&format!("{} is no longer managed; its pages stay as they are\n", clean(&args.vm)))
 }
 
 /// Runs `wideleaf reload`.

@@ -39,9 +39,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use wideleaf_control::protocol::SOCKET_PATH;
+use wideleaf_run::failure::Failure;
 
 use crate::args::FormatArg;
-use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,12 +8,12 @@ use serde::Serialize;
 use wideleaf_kernels::parameters::Parameter;
 use wideleaf_kernels::registry::{KernelNames, MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::kernel::{self, meant};
 
 use crate::args::KernelsArgs;
-use crate::failure::Failure;
 use crate::output::Output;
-use crate::report::{number, prose_table};
-use crate::run::kernel::{self, meant};
+use crate::table::{number, prose_table};
 
 /// List of some kernels.
 #[derive(Debug, Serialize)]

@@ -2,15 +2,14 @@
 //! benches can call what a person would type.
 //!
 //! ```text
-//!   args ──▶ run ──▶ session (one guest or native kernel under the manager) ──▶ report ──▶ table | JSON
+//!   args ──▶ run ──▶ wideleaf-run (one guest or native kernel under the manager) ▶ report ─▶ table | JSON
 //!            kernels ▶ the table of built-in kernels ───────────────────────────▶ table | JSON
 //!            demo ─▶ several `wideleaf run`, alternating ───────────────────────▶ report
 //!            tlbcost ▶ several `wideleaf run latency` until they agree ─────────▶ table | JSON | auto's table
-//!            image ▶ an initramfs for a Linux guest; the log of its console ─▶ table | JSON
 //!            hook ─▶ what libvirt runs when a guest starts or ends; reports it to wideleafd
 //!            pool ─▶ the hugetlb pools: list, reserve, release ─────────────────▶ table | JSON
-//!            doctor ▶ capabilities, and with --mappings: mappings (small guests, counters against expectation)
-//!            list, info, explain, top ▶ source (the daemon, or the processes) ▶ table | JSON | screen
+//!            doctor ▶ capabilities, and with --mappings: small guests, counters against expectation
+//!            list, info, explain, top ▶ vm_source (the daemon, or the processes) ▶ table | JSON | screen
 //!            set, attach, detach, reload ▶ the daemon;  vm ▶ one VM's control socket
 //!            completions, man ▶ shell completions and manual pages
 //! ```
@@ -20,32 +19,23 @@ pub mod attach;
 pub mod child;
 pub mod demo;
 pub mod doctor;
-pub mod failure;
+pub mod guardian;
 pub mod guests;
-pub mod held;
-pub mod held_path;
-pub mod held_pool;
 pub mod hook;
-pub mod interrupts;
 pub mod kernels;
 pub mod limits;
 pub mod manual;
 #[path = "../../packaging/manual_page.rs"]
 mod manual_page;
-pub mod mappings;
 pub mod output;
 pub mod pool;
 pub mod program;
-mod queued;
+pub mod progress;
 pub mod report;
 pub mod run;
-pub mod session;
-pub mod source;
 pub mod stderr;
-pub mod suggest;
+pub mod table;
 pub mod tlbcost;
 pub mod top;
-pub mod undo;
 pub mod vm;
-
-pub use wideleaf_measure::environment;
+pub mod vm_source;

@@ -13,7 +13,7 @@ use signal_hook::consts::SIGXFSZ;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::{kib, mib};
 
-use crate::failure::Failure;
+use wideleaf_run::failure::Failure;
 
 /// Twice the smallest stack on which everything ran, 128 KiB.
 const STACK_MIN: Bytes = kib(256);

@@ -5,11 +5,9 @@ use std::time::Instant;
 
 use clap::CommandFactory as _;
 use wideleaf::args::{Cli, Command};
-use wideleaf::failure::Failure;
-use wideleaf::{
-    attach, demo, doctor, guests, held_path, held_pool, hook, kernels, manual, pool, program, run, stderr, tlbcost,
-    top, vm,
-};
+use wideleaf::guardian::{path, pool as pool_pages};
+use wideleaf::{attach, demo, doctor, guests, hook, kernels, manual, pool, program, run, stderr, tlbcost, top, vm};
+use wideleaf_run::failure::Failure;
 
 fn main() -> ExitCode {
     program::run("wideleaf", command)
@@ -43,7 +41,7 @@ fn command() -> Result<(), Failure> {
         Command::Pool(args) => pool::main(&args),
         Command::Completions(args) => manual::completions(&mut Cli::command(), &args),
         Command::Man(args) => manual::pages(Cli::command(), &args),
-        Command::HoldPool(args) => held_pool::main(&args),
-        Command::HoldPath(args) => held_path::main(&args),
+        Command::HoldPool(args) => pool_pages::main(&args),
+        Command::HoldPath(args) => path::main(&args),
     }
 }

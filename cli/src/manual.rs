@@ -7,9 +7,9 @@ use std::path::Path;
 
 use clap::Command;
 use clap_mangen::Man;
+use wideleaf_run::failure::Failure;
 
 use crate::args::{CompletionsArgs, ManArgs};
-use crate::failure::Failure;
 use crate::manual_page;
 
 /// Prints the completion script of a shell.

@@ -16,12 +16,12 @@ use wideleaf_memory::pool::{
     Returned,
 };
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 use crate::args::{PoolArgs, PoolChangeArgs, PoolCommand, PoolListArgs, PoolReleaseArgs, PoolReserveArgs};
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 use crate::output::{Output, say};
-use crate::report::{number, table};
+use crate::table::{number, table};
 
 mod kept;
 
@@ -448,7 +448,7 @@ fn reserve(args: &PoolReserveArgs) -> Result<(), Failure> {
 
 /// Makes the pool larger. Ctrl-C makes the kernel stop with fewer pages than requested, and all of them are given back.
 fn reserved(pools: &HugetlbPools, request: &Request) -> Result<u64, Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     // The kernel makes pages for as long as it takes, and partial results are given back.
     interrupts.stand_down();
     let result = pools.reserve(request);

@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::text::clean;
 
-use crate::failure::Failure;
-use crate::guests::tables;
 use crate::{limits, stderr};
 
 /// What the line of a failure begins with, by program.
@@ -52,7 +52,7 @@ pub fn start_log() -> Result<(), Failure> {
 fn failed(name: &str, failure: &Failure) -> ExitCode {
     // A failure may quote what a guest printed, and a file's name.
     let text = failure.to_string();
-    let lines: Vec<String> = text.lines().map(tables::clean).collect();
+    let lines: Vec<String> = text.lines().map(clean).collect();
     stderr::say(format_args!("{name}: {}", lines.join("\n")));
     ExitCode::from(failure.exit_code())
 }

@@ -23,8 +23,8 @@ use console::Term;
 use indicatif::TermLike;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::guests::tables::clean;
-use crate::queued::{PIECE, QueuedWriter};
+use wideleaf_run::queued::{PIECE, QueuedWriter};
+use wideleaf_run::text::clean;
 
 /// Most bytes of the guest that may wait: the boot of a Linux guest with its services, while a person reads the
 /// first page.
@@ -128,6 +128,16 @@ pub fn end() {
         let _ = serve(|| {});
     }
     queue.drain(|| PATIENCE_AT_REQUEST);
+}
+
+/// Last words of a program that a signal ends ([`wideleaf_run::interrupts::LastWords`]).
+pub fn interrupted(is_second: bool) {
+    let why = if is_second { "" } else { " in a call that does not return: a file system or a device does not answer" };
+    // After two Ctrl-C the user knows the reason.
+    if !(is_second && io::stderr().is_terminal()) {
+        say(format_args!("wideleaf: interrupted{why}"));
+        end();
+    }
 }
 
 /// A terminal for a progress bar: its drawings are queued like all lines.

@@ -20,14 +20,16 @@ use serde::Serialize;
 use wideleaf_memory::walk_cost::{ChosenWalkCost, CpuModel, SAVED_AT, SavedWalkCost};
 use wideleaf_policies::walk::cost::{Cells, WalkCost};
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::environment::Environment;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::guest;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::place::NamedPlace;
 
 use crate::args::FormatArg;
-use crate::environment::Environment;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::output::{NamedPlace, Output};
-use crate::run::{guest, visible_bar};
-use crate::source::SourceArg;
+use crate::output::Output;
+use crate::progress::visible_bar;
+use crate::vm_source::SourceArg;
 use counters::{LinuxPmu, WalkEvents, describe, select};
 use measure::{Cell, CellReport, RUNS_EXPECTED, measure};
 
@@ -133,7 +135,7 @@ pub fn main(args: &TlbCostArgs) -> Result<(), Failure> {
     if let (true, Some(why)) = (args.guest || args.guest_page.is_some() || args.save.is_some(), &why_no_kvm) {
         return Err(Failure::Host(format!("cannot run a guest here: {why}; use --native to measure in a process")));
     }
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let place = args.save.as_ref().map(|file| open_place(file.as_deref())).transpose()?;
     let mut report = args.survey(why_no_kvm, &interrupts)?;

@@ -19,13 +19,13 @@ use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::undo::Undo;
 
 use crate::args::parse_duration;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 use crate::output::print;
-use crate::source::{Source, SourceArg};
-use crate::undo::Undo;
+use crate::vm_source::{Source, SourceArg};
 use screen::{Effect, Screen, Tab};
 use watch::{Watch, look};
 
@@ -94,7 +94,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// [`Failure`]; the terminal is then restored.
 pub fn main(args: &TopArgs) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let source = args.source.source()?;
     let vm = args.vm.as_deref().map(|name| source.vm(name)).transpose()?.map(|vm| vm.pid);
     if args.once || !io::stdout().is_terminal() {

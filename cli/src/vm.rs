@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use wideleaf_control::vm::{
-    DeviceView, DriverView, StopHow, VcpuView, VmAnswer, VmClientError, VmRequest, VmState, VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, StopHow, VcpuView, VmAnswer, VmRequest, VmState, VmStatistics, VmStatus, ask,
 };
 use wideleaf_policies::Bytes;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::text::clean;
 
 use crate::args::FormatArg;
-use crate::failure::Failure;
 use crate::guests::{settings, tables};
 use crate::output::Output;
-use crate::report::{number, table};
+use crate::table::{number, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,15 +96,6 @@ enum StopArg {
     Kill,
 }
 
-impl From<VmClientError> for Failure {
-    fn from(error: VmClientError) -> Failure {
-        match error {
-            VmClientError::Refused(_) => Failure::Usage(error.to_string()),
-            _ => Failure::Host(error.to_string()),
-        }
-    }
-}
-
 /// Runs the subcommand `vm`.
 ///
 /// # Errors
@@ -147,7 +139,7 @@ fn status_table(status: &VmStatus) -> String {
     let of = |wanted| vcpus.iter().filter(|vcpu| **vcpu == wanted).count();
     let mut out = String::new();
     let mut line = |name: &str, value: &str| {
-        let _ = writeln!(out, "{name:<16} {}", tables::clean(value));
+        let _ = writeln!(out, "{name:<16} {}", clean(value));
     };
     line("state", state);
     line("workload", workload);
@@ -185,7 +177,7 @@ fn statistics_table(all: &VmStatistics) -> String {
     let mut out = tables::vm(&all.vm);
     for (device, counters) in &all.devices {
         for (name, count) in counters {
-            let _ = writeln!(out, "{} {}: {count}", tables::clean(device), tables::clean(name).replace('_', " "));
+            let _ = writeln!(out, "{} {}: {count}", clean(device), clean(name).replace('_', " "));
         }
     }
     if !all.virtio.is_empty() {
@@ -198,13 +190,13 @@ fn statistics_table(all: &VmStatistics) -> String {
 fn devices_table(devices: &[DeviceView]) -> String {
     let mut rows = table(&["device", "driver", "counted", ""]);
     for DeviceView { device, driver, counters } in devices {
-        let (mut device, mut driver) = (tables::clean(device), driver_text(*driver));
+        let (mut device, mut driver) = (clean(device), driver_text(*driver));
         let mut shown = counters.iter().filter(|(name, count)| **count > 0 || name.ends_with("_bytes")).peekable();
         if shown.peek().is_none() {
             rows.add_row([device.as_str(), driver]);
         }
         for (name, count) in shown {
-            let (name, count) = counter(&tables::clean(name), *count);
+            let (name, count) = counter(&clean(name), *count);
             // Shown once, in the first row.
             let first = Cell::new(std::mem::take(&mut device));
             rows.add_row([first, Cell::new(std::mem::take(&mut driver)), Cell::new(name), number(count)]);

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use wideleaf::args::some_time;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
 use wideleaf::output::{print, say};
-use wideleaf::report::prose_table;
-use wideleaf::suggest::did_you_mean;
+use wideleaf::table::prose_table;
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::report::Report;
 use wideleaf_experiments::results::Results;
 use wideleaf_experiments::{catalogue, compare, schedule};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::suggest::did_you_mean;
 
 mod against;
 mod environment;
@@ -193,7 +193,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let known = catalogue::by_name(&args.name).ok_or_else(|| unknown(&args.name))?;
     let format = Some(ReportFormat::Table);
     let rendering = Rendering::open(&RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() })?;
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let mut experiment = known.define(&host::facts());
     let own_rounds = experiment.rounds;
     let mut store = match &args.resume {

@@ -22,10 +22,11 @@ use crate::image::results::GuestReport;
 use crate::image::workload::Workload;
 use clap::{Args, Subcommand};
 use wideleaf::args::FormatArg;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::output::{NamedPlace, Output};
+use wideleaf::output::Output;
 use wideleaf_memory::input_file::InputFile;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::place::NamedPlace;
 
 pub mod archive;
 pub mod results;
@@ -123,7 +124,7 @@ pub fn main(args: &ImageArgs) -> Result<(), Failure> {
 fn make(args: &LinuxArgs) -> Result<(), Failure> {
     let workload = Workload::new(args.bench.as_deref(), &args.exec)?;
     // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let place = NamedPlace::open("--output", &args.output)?;
     let archive = archive::initramfs(&workload)?;
     interrupts.check()?;
@@ -131,7 +132,7 @@ fn make(args: &LinuxArgs) -> Result<(), Failure> {
 }
 
 fn read(args: &ResultsArgs) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = GuestReport::of_log(&log_text(args.log.as_deref())?)?;
     interrupts.check()?;

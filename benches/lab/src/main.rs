@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory as _, Parser as _};
-use wideleaf::failure::Failure;
+use wideleaf::guardian::{path, pool};
 use wideleaf::run::config_file::said_by_clap;
-use wideleaf::{held_path, held_pool, manual, program, run, stderr, tlbcost};
+use wideleaf::{manual, program, run, stderr, tlbcost};
 use wideleaf_lab::args::{Cli, Command};
 use wideleaf_lab::experiment::host_state::{fragmentation, khugepaged};
 use wideleaf_lab::{experiment, image, predict, simulate, trace};
+use wideleaf_run::failure::Failure;
 
 fn main() -> ExitCode {
     program::run("wideleaf-lab", command)
@@ -34,8 +35,8 @@ fn command() -> Result<(), Failure> {
         Command::Man(args) => manual::pages(Cli::command(), &args),
         Command::Run(args) => run::main(*args, process_start),
         Command::TlbCost(args) => tlbcost::main(&args),
-        Command::HoldPool(args) => held_pool::main(&args),
-        Command::HoldPath(args) => held_path::main(&args),
+        Command::HoldPool(args) => pool::main(&args),
+        Command::HoldPath(args) => path::main(&args),
         Command::HoldKhugepaged(args) => khugepaged::main(&args),
         Command::HoldFragments(args) => fragmentation::main(&args),
     }

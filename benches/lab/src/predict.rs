@@ -18,13 +18,14 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use wideleaf::args::FormatArg;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
 use wideleaf::output::Output;
-use wideleaf::run::visible_bar;
+use wideleaf::progress::visible_bar;
 use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
 use wideleaf_measure::environment::Environment;
 use wideleaf_memory::walk_cost::CpuModel;
+use wideleaf_run::environment::Environment;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 use prediction::{BESIDE_ROUNDS, IN_A_ROUND, Prediction, predict};
 use work::Work;
@@ -94,7 +95,7 @@ pub struct PredictReport {
 /// [`Failure`]; no process and no file is left.
 pub fn main(args: &PredictArgs) -> Result<(), Failure> {
     let work = args.work()?;
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let cpu = CpuModel::read(Path::new("/"));
     let events = select(&LinuxPmu, &cpu);

@@ -18,9 +18,9 @@ pub mod traced;
 
 pub use args::{MachinesArg, PoliciesArg, SimulateArgs};
 
-use wideleaf::failure::Failure;
 use wideleaf::output::Output;
 use wideleaf::run::list_policies;
+use wideleaf_run::failure::Failure;
 
 /// Runs the subcommand `simulate`.
 ///

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use wideleaf::args::FormatArg;
-use wideleaf::failure::Failure;
 use wideleaf_policies::Bytes;
+use wideleaf_run::failure::Failure;
 
 mod info;
 mod record;

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use wideleaf_control::protocol::{SettingName, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::PolicyChoice;
+use wideleaf_run::policy_switch::OFF;
 
 use crate::args::with_files;
-
-/// Policy of a VM that is only observed.
-pub const OFF: &str = "off";
 
 /// One setting of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]

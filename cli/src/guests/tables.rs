@@ -10,9 +10,10 @@ use wideleaf_control::view::{
 };
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::text::clean;
 
-use crate::report::{number, table};
-use crate::source::HostReport;
+use crate::table::{number, table};
+use crate::vm_source::HostReport;
 
 /// Number of latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
@@ -353,17 +354,6 @@ pub fn bytes(bytes: u64) -> String {
         MIB.. => format!("{} MiB", bytes / MIB),
         _ => Bytes::new(bytes).to_string(),
     }
-}
-
-/// Text of a guest or of another VM, for a terminal: a control character becomes `?`, a tab a space. Otherwise a
-/// guest's output or a VM's name could set the terminal's title, its colours or its clipboard.
-pub fn clean(text: &str) -> String {
-    let shown = |c: char| match c {
-        '\t' => ' ',
-        c if c.is_control() => '?',
-        c => c,
-    };
-    text.chars().map(shown).collect()
 }
 
 fn vmm_name(vmm: Vmm) -> &'static str {

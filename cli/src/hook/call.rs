@@ -15,11 +15,11 @@ use std::time::Duration;
 use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::Request;
 use wideleaf_control::view::Guarantee;
+use wideleaf_run::failure::Failure;
 
 use super::domain::Domain;
 use super::xml::DOCUMENT_BYTES_MAX;
 use super::{RunArgs, called, journal};
-use crate::failure::Failure;
 use crate::output::say;
 
 /// Time limit for an answer that changes nothing: long enough to see the daemon's refusal in most cases, short

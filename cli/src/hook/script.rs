@@ -23,8 +23,8 @@ use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 use wideleaf_control::protocol::SOCKET_PATH;
+use wideleaf_run::failure::Failure;
 
-use crate::failure::Failure;
 use crate::output::print;
 
 /// Beginning of the second line of each wideleaf script, in every version.

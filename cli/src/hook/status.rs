@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::Serialize;
+use wideleaf_run::failure::{Failure, HookFault};
 
 use super::script::{self, Found};
 use super::{called, libvirtd};
 use crate::args::FormatArg;
-use crate::failure::{Failure, HookFault};
 use crate::output::Output;
 
 /// State of the script.

@@ -10,7 +10,7 @@
 
 use wideleaf_policies::{Bytes, PageSize};
 
-use super::{Counters, ManagerSummary, RamAtEnd, RunReport, Verification};
+use wideleaf_run::report::{Counters, ManagerSummary, RamAtEnd, RunReport, Verification};
 
 /// Kernels that compare each word of their memory with its only valid value. All other kernels of the table check
 /// results.
@@ -19,91 +19,85 @@ const WORD_CHECKERS: [&str; 7] = ["balloon", "disk", "gups", "net", "pattern", "
 /// Beginning of the manager's reason for having no pages of 1 GiB.
 const NO_GIANT_PAGES: &str = "pages of 1 GiB: ";
 
-impl RunReport {
-    /// One line for people, from the rest of the report. `wants_giants`: whether a policy of the run may request
-    /// pages of 1 GiB.
-    pub(crate) fn make_headline(&self, wants_giants: bool) -> String {
-        let mut parts = Vec::new();
-        parts.extend(self.without_giants(wants_giants));
-        parts.extend(self.coverage());
-        parts.push(format!("cost {} of CPU", seconds(self.manager.cpu_s)));
-        parts.extend(self.verification.as_ref().map(|found| self.checked(found)));
-        format!("{}: {}", self.outcome, parts.join("; "))
-    }
+/// One line for people, from the rest of the report. `wants_giants`: whether a policy of the run may request
+/// pages of 1 GiB.
+pub fn headline(report: &RunReport, wants_giants: bool) -> String {
+    let mut parts = Vec::new();
+    parts.extend(without_giants(report, wants_giants));
+    parts.extend(coverage(report));
+    parts.push(format!("cost {} of CPU", seconds(report.manager.cpu_s)));
+    parts.extend(report.verification.as_ref().map(|found| checked(report, found)));
+    format!("{}: {}", report.outcome, parts.join("; "))
+}
 
-    /// The reason why a policy that wants pages of 1 GiB got none.
-    fn without_giants(&self, wants_giants: bool) -> Option<String> {
-        let has_none = self.ram_at_end.is_none_or(|ram| ram.counters.host_1g_bytes == 0);
-        (wants_giants && has_none).then(|| format!("nothing is on 1 GiB pages: {}", self.manager.why_no_giant()))
-    }
+/// The reason why a policy that wants pages of 1 GiB got none.
+fn without_giants(report: &RunReport, wants_giants: bool) -> Option<String> {
+    let has_none = report.ram_at_end.is_none_or(|ram| ram.counters.host_1g_bytes == 0);
+    (wants_giants && has_none).then(|| format!("nothing is on 1 GiB pages: {}", why_no_giant(&report.manager)))
+}
 
-    /// Amount of memory on large pages: windows of the guest's data if the guest reported their place, else all RAM.
-    fn coverage(&self) -> Option<String> {
-        let ram = self.ram_at_end?;
-        let windows: u64 = self.regions.iter().map(|region| region.windows).sum();
-        let large: u64 = self.regions.iter().map(|region| region.windows_host_large).sum();
-        let (what, bytes) = if windows > 0 {
-            (format!("{large} of {windows} windows"), large * PageSize::Huge2M.bytes().get())
-        } else {
-            let bytes = ram.large_bytes();
-            (format!("{} of {}", Bytes::new(bytes), Bytes::new(self.setup.memory_bytes)), bytes)
-        };
-        let pages = match (ram.counters.host_2m_bytes, ram.counters.host_1g_bytes) {
-            (_, 0) => "2 MiB pages",
-            (0, _) => "1 GiB pages",
-            (_, _) => "2 MiB and 1 GiB pages",
-        };
-        let when = (bytes > 0).then(|| self.manager.reached(bytes)).flatten();
-        Some(format!("{what} on {pages}{}", when.unwrap_or_else(|| " at the end".to_owned())))
-    }
+/// Amount of memory on large pages: windows of the guest's data if the guest reported their place, else all RAM.
+fn coverage(report: &RunReport) -> Option<String> {
+    let ram = report.ram_at_end?;
+    let windows: u64 = report.regions.iter().map(|region| region.windows).sum();
+    let large: u64 = report.regions.iter().map(|region| region.windows_host_large).sum();
+    let (what, bytes) = if windows > 0 {
+        (format!("{large} of {windows} windows"), large * PageSize::Huge2M.bytes().get())
+    } else {
+        let bytes = large_bytes(&ram);
+        (format!("{} of {}", Bytes::new(bytes), Bytes::new(report.setup.memory_bytes)), bytes)
+    };
+    let pages = match (ram.counters.host_2m_bytes, ram.counters.host_1g_bytes) {
+        (_, 0) => "2 MiB pages",
+        (0, _) => "1 GiB pages",
+        (_, _) => "2 MiB and 1 GiB pages",
+    };
+    let when = (bytes > 0).then(|| reached(&report.manager, bytes)).flatten();
+    Some(format!("{what} on {pages}{}", when.unwrap_or_else(|| " at the end".to_owned())))
+}
 
-    fn checked(&self, found: &Verification) -> String {
-        let kernel = self.hello.as_ref().map_or("", |hello| hello.kernel.as_str());
-        let what = match (WORD_CHECKERS.contains(&kernel), wideleaf_kernels::registry::by_name(kernel)) {
-            (true, _) => "word",
-            (false, Some(_)) => "result",
-            (false, None) => "word or result",
-        };
-        match found {
-            Verification { passed: true, errors: 0, checked, .. } => format!("no wrong {what} in {checked}"),
-            Verification { passed: true, errors, checked, .. } => {
-                format!("verified, with {errors} wrong {what}s in {checked}, which its rule allows")
-            }
-            Verification { errors, checked, .. } => format!("WRONG: {errors} of {checked} {what}s"),
+fn checked(report: &RunReport, found: &Verification) -> String {
+    let kernel = report.hello.as_ref().map_or("", |hello| hello.kernel.as_str());
+    let what = match (WORD_CHECKERS.contains(&kernel), wideleaf_kernels::registry::by_name(kernel)) {
+        (true, _) => "word",
+        (false, Some(_)) => "result",
+        (false, None) => "word or result",
+    };
+    match found {
+        Verification { passed: true, errors: 0, checked, .. } => format!("no wrong {what} in {checked}"),
+        Verification { passed: true, errors, checked, .. } => {
+            format!("verified, with {errors} wrong {what}s in {checked}, which its rule allows")
         }
+        Verification { errors, checked, .. } => format!("WRONG: {errors} of {checked} {what}s"),
     }
 }
 
-impl RamAtEnd {
-    /// RAM on pages of 2 MiB and more, in bytes.
-    fn large_bytes(&self) -> u64 {
-        self.counters.host_2m_bytes + self.counters.host_1g_bytes
-    }
+/// RAM on pages of 2 MiB and more, in bytes.
+fn large_bytes(ram: &RamAtEnd) -> u64 {
+    ram.counters.host_2m_bytes + ram.counters.host_1g_bytes
 }
 
-impl ManagerSummary {
-    /// Time at which this amount of RAM was first on large pages, according to the manager's samples.
-    fn reached(&self, large_bytes: u64) -> Option<String> {
-        let is_reached = |counters: &Counters| counters.host_2m_bytes + counters.host_1g_bytes >= large_bytes;
-        let first = self.samples.iter().position(|sample| is_reached(&sample.counters))?;
-        Some(match first {
-            0 => " from the start".to_owned(),
-            _ => format!(" after {}", seconds(self.samples[first].at_s)),
-        })
-    }
+/// Time at which this amount of RAM was first on large pages, according to the manager's samples.
+fn reached(manager: &ManagerSummary, large_bytes: u64) -> Option<String> {
+    let is_reached = |counters: &Counters| counters.host_2m_bytes + counters.host_1g_bytes >= large_bytes;
+    let first = manager.samples.iter().position(|sample| is_reached(&sample.counters))?;
+    Some(match first {
+        0 => " from the start".to_owned(),
+        _ => format!(" after {}", seconds(manager.samples[first].at_s)),
+    })
+}
 
-    /// Reason why no page of 1 GiB holds guest RAM: the manager's reason, or else the results of its attempts.
-    fn why_no_giant(&self) -> String {
-        if let Some(why) = self.unanswered.iter().find_map(|line| line.strip_prefix(NO_GIANT_PAGES)) {
-            return why.to_owned();
-        }
-        let of_giants =
-            self.outcomes.iter().filter_map(|(name, count)| Some((name.strip_prefix("giant_promote.")?, count)));
-        match of_giants.filter(|(result, _)| *result != "done").max_by_key(|(_, count)| **count) {
-            Some((result, count)) => format!("{count} attempts ended as {result}"),
-            None => "the manager made no attempt; it needs a whole GiB of guest RAM that begins at a multiple of 1 GiB"
-                .to_owned(),
-        }
+/// Reason why no page of 1 GiB holds guest RAM: the manager's reason, or else the results of its attempts.
+fn why_no_giant(manager: &ManagerSummary) -> String {
+    if let Some(why) = manager.unanswered.iter().find_map(|line| line.strip_prefix(NO_GIANT_PAGES)) {
+        return why.to_owned();
+    }
+    let of_giants =
+        manager.outcomes.iter().filter_map(|(name, count)| Some((name.strip_prefix("giant_promote.")?, count)));
+    match of_giants.filter(|(result, _)| *result != "done").max_by_key(|(_, count)| **count) {
+        Some((result, count)) => format!("{count} attempts ended as {result}"),
+        None => "the manager made no attempt; it needs a whole GiB of guest RAM that begins at a multiple of 1 GiB"
+            .to_owned(),
     }
 }
 
@@ -118,7 +112,8 @@ fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Hello, Region, SampleAt};
+    use wideleaf_run::report::{Hello, Region, SampleAt};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -143,8 +138,8 @@ mod tests {
 
     #[test]
     fn a_guest_without_a_verification_is_not_called_correct() {
-        let headline = report().make_headline(false);
-        assert_eq!(headline, "success: 512 MiB of 1 GiB on 2 MiB pages after 2.0 s; cost 85 ms of CPU");
+        let line = headline(&report(), false);
+        assert_eq!(line, "success: 512 MiB of 1 GiB on 2 MiB pages after 2.0 s; cost 85 ms of CPU");
     }
 
     #[test]
@@ -161,9 +156,8 @@ mod tests {
         report.verification = Some(Verification { passed: true, errors: 0, checked: 99, first_mismatch: None });
         report.manager.cpu_s = 4.14;
         report.outcome = "timed out".into();
-        let headline =
-            "timed out: 128 of 210 windows on 2 MiB pages after 1.0 s; cost 4.1 s of CPU; no wrong word in 99";
-        assert_eq!(report.make_headline(false), headline);
+        let line = "timed out: 128 of 210 windows on 2 MiB pages after 1.0 s; cost 4.1 s of CPU; no wrong word in 99";
+        assert_eq!(headline(&report, false), line);
     }
 
     #[test]
@@ -172,8 +166,8 @@ mod tests {
         let mut ends_with = |kernel: &str, passed, errors, end: &str| {
             report.hello = Some(Hello { kernel: kernel.into(), ..Hello::default() });
             report.verification = Some(Verification { passed, errors, checked: 50, first_mismatch: None });
-            let headline = report.make_headline(false);
-            assert!(headline.ends_with(end), "{headline}");
+            let line = headline(&report, false);
+            assert!(line.ends_with(end), "{line}");
         };
         ends_with("gups", false, 3, "; WRONG: 3 of 50 words");
         ends_with("npb.cg", true, 0, "; no wrong result in 50");
@@ -186,8 +180,8 @@ mod tests {
         let mut report = report();
         report.manager.unanswered = vec!["pages of 1 GiB: the pool has none".into()];
         let starts_with = |report: &RunReport, start: &str| {
-            let headline = report.make_headline(true);
-            assert!(headline.starts_with(start), "{headline}");
+            let line = headline(report, true);
+            assert!(line.starts_with(start), "{line}");
         };
         starts_with(&report, "success: nothing is on 1 GiB pages: the pool has none; 512 MiB of 1 GiB on ");
         report.manager.unanswered.clear();
@@ -206,8 +200,8 @@ mod tests {
     fn memory_that_is_large_at_the_first_sample_was_so_from_the_start() {
         let mut report = report();
         report.manager.samples[0].counters = large(512);
-        assert!(report.make_headline(false).contains(" on 2 MiB pages from the start; "));
+        assert!(headline(&report, false).contains(" on 2 MiB pages from the start; "));
         report.ram_at_end = None;
-        assert_eq!(report.make_headline(false), "success: cost 85 ms of CPU");
+        assert_eq!(headline(&report, false), "success: cost 85 ms of CPU");
     }
 }

@@ -22,9 +22,9 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
+use wideleaf_run::failure::Failure;
 
 use crate::args::{Cli, Command as Chosen};
-use crate::failure::Failure;
 use entries::Entry;
 
 mod entries;

@@ -16,14 +16,13 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use wideleaf_run::failure::Failure;
+use wideleaf_run::front_end::{GuestConsole, ThreadBegin};
+use wideleaf_run::guards::Noted;
+use wideleaf_run::interrupts::Interrupts;
 use wideleaf_vmm::Machine;
 use wideleaf_vmm::devices::SerialSink;
-use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
-use super::guards::Noted;
-use super::sandboxed;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
 use input::{Input, Source};
 use output::ConsoleOutput;
 use terminal::Terminal;
@@ -36,7 +35,7 @@ mod terminal;
 /// A console that is open until this is dropped.
 ///
 /// It has no threads before there is a machine, because the process must enter its sandbox with one thread.
-pub(crate) struct GuestConsole {
+pub(crate) struct TerminalConsole {
     source: Option<Source>,
     to: Option<File>,
     // Fields end in this order: no more input, all output written, the terminal restored.
@@ -46,41 +45,18 @@ pub(crate) struct GuestConsole {
     _noted: Noted,
 }
 
-impl GuestConsole {
+impl TerminalConsole {
     /// Uses standard input and output; a terminal is set to raw mode.
     ///
     /// # Errors
     /// [`Failure::Host`] if the kernel refuses.
-    pub(crate) fn open(interrupts: &Interrupts) -> Result<GuestConsole, Failure> {
+    pub(crate) fn open(interrupts: &Interrupts) -> Result<TerminalConsole, Failure> {
         let cannot = |error: std::io::Error| Failure::Host(format!("cannot open the console: {error}"));
         let source = Some(Source::open().map_err(cannot)?);
         let to = Some(output::standard_output().map_err(cannot)?);
         let terminal = Terminal::open(interrupts).map_err(cannot)?;
         let noted = Noted::taken("console");
-        Ok(GuestConsole { source, to, input: None, output: ConsoleOutput::new(), terminal, _noted: noted })
-    }
-
-    /// Sink for the guest's bytes.
-    pub(crate) fn sink(&self) -> SerialSink {
-        let output = Arc::clone(&self.output);
-        Box::new(move |bytes| output.push(bytes))
-    }
-
-    /// Connects the console to that machine's guest: typed bytes go to it, and its output is written.
-    ///
-    /// # Errors
-    /// [`Failure::Host`] if a thread cannot be started.
-    pub(crate) fn begin(&mut self, machine: &Machine, sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
-        let sandbox = sandbox.cloned();
-        let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console));
-        self.start_threads(machine, begin).map_err(|error| Failure::Host(format!("cannot serve the console: {error}")))
-    }
-
-    /// Ends the console. Returns the number of bytes that were not written because standard output was not read.
-    pub(crate) fn end(self) -> u64 {
-        let output = Arc::clone(&self.output);
-        drop(self);
-        output.lost()
+        Ok(TerminalConsole { source, to, input: None, output: ConsoleOutput::new(), terminal, _noted: noted })
     }
 
     fn start_threads(&mut self, machine: &Machine, begin: impl FnOnce() + Clone + Send + 'static) -> io::Result<()> {
@@ -98,7 +74,25 @@ impl GuestConsole {
     }
 }
 
-impl Drop for GuestConsole {
+impl GuestConsole for TerminalConsole {
+    fn sink(&self) -> SerialSink {
+        let output = Arc::clone(&self.output);
+        Box::new(move |bytes| output.push(bytes))
+    }
+
+    fn begin(&mut self, machine: &Machine, begin: ThreadBegin) -> Result<(), Failure> {
+        self.start_threads(machine, move || begin())
+            .map_err(|error| Failure::Host(format!("cannot serve the console: {error}")))
+    }
+
+    fn end(self: Box<Self>) -> u64 {
+        let output = Arc::clone(&self.output);
+        drop(self);
+        output.lost()
+    }
+}
+
+impl Drop for TerminalConsole {
     fn drop(&mut self) {
         drop(self.input.take());
         self.output.finish();

@@ -14,13 +14,13 @@ use serde::Serialize;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::guest;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::RunReport;
 
 use super::agreement::{Level, MATCHES, RUNS_MAX, Spread, TLB_LEVELS, agreed, levels, shows_no_level};
 use crate::child;
-use crate::failure::Failure;
-use crate::interrupts::Interrupts;
-use crate::report::RunReport;
-use crate::run::guest;
 
 /// Time limit of a run of the chase, which takes seconds.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);

@@ -8,14 +8,14 @@ use serde::Serialize;
 use wideleaf_control::view::VmView;
 use wideleaf_memory::walk_cost::SAVED_AT;
 use wideleaf_policies::Bytes;
+use wideleaf_run::environment::Environment;
+use wideleaf_run::setup::evidence;
+use wideleaf_run::text::clean;
 
 use super::agreement::{RUNS_MAX, Spread};
 use super::measure::{CellReport, LevelReport};
 use super::{TlbCostReport, agreement};
-use crate::environment::Environment;
-use crate::guests::tables::clean;
-use crate::report::{number, table};
-use crate::run::evidence;
+use crate::table::{number, table};
 
 /// Estimated share of its time that a VM spends in page walks.
 #[derive(Debug, Serialize)]

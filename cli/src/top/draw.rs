@@ -15,14 +15,14 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Widget, Wrap};
 use wideleaf_control::view::{BackingView, Explanation, Reason, VmView, WindowMap};
 use wideleaf_policies::PageSize;
+use wideleaf_run::failure::Failure;
 
 use super::heat_map::{Backing, Grid, MapCell, Row, lay_out};
 use super::screen::{Overlay, Screen, Tab};
-use crate::failure::Failure;
 use crate::guests::tables::{
     UNKNOWN, action_line, bytes, care, coverage, guest_line, huge_line, known_bytes, percent, ram, share_of,
 };
-use crate::source::HostReport;
+use crate::vm_source::HostReport;
 
 /// Width from which the list shows a VM's manager and its memory.
 const WIDE: u16 = 76;

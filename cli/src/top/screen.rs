@@ -12,10 +12,10 @@ use wideleaf_attach::refuse::refuse_policy;
 use wideleaf_control::view::{VmView, Vmm, WindowMap};
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
+use wideleaf_run::policy_switch::OFF;
 
 use super::watch::{Ask, Detail, Seen};
-use crate::guests::settings::OFF;
-use crate::source::HostReport;
+use crate::vm_source::HostReport;
 
 /// Content of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

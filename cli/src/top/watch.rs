@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Explanation, WindowMap};
+use wideleaf_run::failure::Failure;
 
-use crate::failure::Failure;
 use crate::guests::tables::care_line;
-use crate::source::{HostReport, Source};
+use crate::vm_source::{HostReport, Source};
 
 /// Request of the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]

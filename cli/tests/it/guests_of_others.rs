@@ -4,8 +4,8 @@
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf::source::Source;
-use wideleaf::source::looking::{Looking, WithoutDaemon};
+use wideleaf::vm_source::Source;
+use wideleaf::vm_source::looking::{Looking, WithoutDaemon};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};

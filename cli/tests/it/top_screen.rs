@@ -5,12 +5,12 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
-use wideleaf::failure::Failure;
-use wideleaf::source::HostReport;
 use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
 use wideleaf::top::watch::{Ask, Detail, Seen};
+use wideleaf::vm_source::HostReport;
 use wideleaf_control::view::{VmView, WindowMap, WindowRange};
+use wideleaf_run::failure::Failure;
 
 fn seen(windows: WindowMap) -> Seen {
     let report =

@@ -6,17 +6,16 @@
 
 use std::time::{Duration, Instant};
 
-use wideleaf::args::FallbackArg;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::RunReport;
-use wideleaf::run::devices::DeviceArgs;
-use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
+use wideleaf_run::engine::execute;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::RunReport;
+use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes all windows at one tick and splits all at the next, until the guest ends.
@@ -80,7 +79,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         is_native: false,
         cmdline: format!("bytes=16M {lasts}"),
         initrd: None,
-        devices: DeviceArgs::default(),
+        devices: DeviceSpec::default(),
         memory: mib(32),
         vcpus,
         backing: BackingConfig::new(kind, host_page).unwrap(),
@@ -88,7 +87,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         policy: policy.into(),
         policy_delay: None,
         is_prefaulted: false,
-        fallback: FallbackArg::Fail,
+        fallback: Fallback::Fail,
         record: None,
         timeout: Some(Duration::from_secs(300)),
         on_reset: OnReset::Stop,

@@ -17,11 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
-use wideleaf::args::FallbackArg;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::RunReport;
-use wideleaf::run::devices::DeviceArgs;
-use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_guest_tests::chaos::Chaos;
 use wideleaf_guest_tests::slow_disk::SlowDisk;
@@ -38,6 +33,10 @@ use wideleaf_policies::policy::{PolicyInfo, by_name};
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, PolicyChoice, Refusal, WindowIndex};
+use wideleaf_run::engine::execute;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::RunReport;
+use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
@@ -104,7 +103,7 @@ fn run(policy: impl Into<PolicyChoice>, kind: BackingKind, start: PageSize, imag
         is_native: false,
         cmdline: CMDLINE.into(),
         initrd: None,
-        devices: DeviceArgs { disks: vec![image.options()], ..DeviceArgs::default() },
+        devices: DeviceSpec { disks: vec![image.options()], ..DeviceSpec::default() },
         memory: mib(40),
         vcpus: 2,
         backing: BackingConfig::new(kind, start).unwrap(),
@@ -112,7 +111,7 @@ fn run(policy: impl Into<PolicyChoice>, kind: BackingKind, start: PageSize, imag
         policy: policy.into(),
         policy_delay: None,
         is_prefaulted: false,
-        fallback: FallbackArg::Fail,
+        fallback: Fallback::Fail,
         record: None,
         timeout: Some(TIMEOUT),
         on_reset: OnReset::Stop,

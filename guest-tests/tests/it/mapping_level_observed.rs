@@ -1,18 +1,22 @@
 //! Do not trust the flag, read the counter: for each backing and guest page size, after promotion, hold and
 //! recovery, KVM maps at the level that this host's paging should give. Needs KVM.
 
-use wideleaf::interrupts::Interrupts;
-use wideleaf::mappings::{check_all, expected_level, fits};
+use std::sync::Arc;
+
 use wideleaf_guest_tests::has_kvm;
 use wideleaf_policies::{MappingStats, PageSize};
+use wideleaf_run::front_end::{FrontEnd, Quiet};
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::mappings::{check_all, expected_level, fits};
 
 #[test]
 fn every_mapping_is_at_the_level_this_paging_should_give() {
     if !has_kvm() {
         return;
     }
-    let report = check_all(&Interrupts::install().unwrap()).unwrap();
-    println!("{}", report.to_table());
+    let front: Arc<dyn FrontEnd> = Arc::new(Quiet);
+    let report = check_all(&front, &Interrupts::install().unwrap()).unwrap();
+    println!("{report:#?}");
     assert_eq!(report.wrong(), 0);
     let has = |state: &str, backing: &str| report.rows.iter().any(|row| row.state == state && row.backing == backing);
     for state in ["start", "collapsed", "held at 4k", "recovered"] {

@@ -4,16 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-use wideleaf::args::FallbackArg;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::RunReport;
-use wideleaf::run::devices::DeviceArgs;
-use wideleaf::run::{Console, RunSpec, Workload, execute};
 use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::BackingConfig;
 use wideleaf_policies::policy::{Policy, PolicyInfo, RamStart, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Budget, Moment, PageSize, PerTenThousand, Plan, PolicyChoice, ReservationRules, Snapshot};
+use wideleaf_run::engine::execute;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::RunReport;
+use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// A policy that reserves frames for a host that is always short.
@@ -55,7 +54,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         is_native: false,
         cmdline: "bytes=128M seconds=2".into(),
         initrd: None,
-        devices: DeviceArgs::default(),
+        devices: DeviceSpec::default(),
         memory: mib(160),
         vcpus: 2,
         backing: BackingConfig::reservable(),
@@ -63,7 +62,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         policy,
         policy_delay: None,
         is_prefaulted: false,
-        fallback: FallbackArg::Fail,
+        fallback: Fallback::Fail,
         record: None,
         timeout: Some(Duration::from_secs(300)),
         on_reset: OnReset::Stop,

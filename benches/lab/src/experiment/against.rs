@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use wideleaf::failure::Failure;
 use wideleaf_experiments::definition::Experiment;
+use wideleaf_run::failure::Failure;
 
 /// The experiment with each arm repeated by `program`, which must be a wideleaf.
 pub(super) fn against(experiment: Experiment, program: &Path) -> Result<Experiment, Failure> {

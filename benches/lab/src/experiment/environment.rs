@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use wideleaf::run::guest;
 use wideleaf_experiments::results::Environment;
 use wideleaf_measure::environment::{chosen, read};
+use wideleaf_run::guest;
 
 /// Reads the environment; what cannot be read stays empty.
 pub(super) fn capture() -> Environment {

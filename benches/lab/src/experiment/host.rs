@@ -3,11 +3,12 @@
 use std::process::{Command, Stdio};
 
 use crate::experiment::jobs;
-use wideleaf::run::guest;
 use wideleaf_experiments::definition::HostFacts;
 use wideleaf_measure::environment::Environment;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
+use wideleaf_run::environment::Environment;
+use wideleaf_run::guest;
 
 /// Facts about this host.
 pub(super) fn facts() -> HostFacts {

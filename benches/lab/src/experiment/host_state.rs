@@ -1,11 +1,11 @@
 //! State that the host must have while a job runs. A child holds each part, so that it is restored however this
 //! process ends.
 
-use wideleaf::failure::Failure;
-use wideleaf::held_pool::HeldPool;
+use wideleaf::guardian::pool::HeldPool;
 use wideleaf_experiments::definition::HostState;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
+use wideleaf_run::failure::Failure;
 
 pub mod fragmentation;
 pub mod khugepaged;

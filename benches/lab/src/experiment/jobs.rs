@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::experiment::host_state::{HeldState, KeptState};
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
+use ::wideleaf_run::failure::Failure;
+use ::wideleaf_run::interrupts::Interrupts;
 use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
 use wideleaf_measure::environment;
@@ -93,7 +93,7 @@ mod tests {
                     if is_judged {
                         assert_eq!(kernel.figure.unit.as_str(), case.unit, "{what}");
                     }
-                    let cmdline = wideleaf::run::kernel::with_class(kernel, run.class.as_deref(), &run.cmdline);
+                    let cmdline = ::wideleaf_run::kernel::with_class(kernel, run.class.as_deref(), &run.cmdline);
                     let need = kernel.memory_for(&cmdline.expect(&what), usize::from(run.vcpus)).expect(&what);
                     if let (MemoryNeed::Bytes(bytes), Some(memory)) = (need, run.memory) {
                         assert!(bytes < memory.get(), "{what}: it needs {bytes} bytes");

@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use wideleaf::failure::Failure;
 use wideleaf_experiments::results::{Actions, MapColumn, MemoryMap};
 use wideleaf_policies::recording::{DecodeError, Decoder, Frame, RecordedOutcome};
 use wideleaf_policies::snapshot::{AccessHistory, Backing, GuestMapping, VmSnapshot, WindowRow};
 use wideleaf_policies::{MappingStats, PageSize};
+use wideleaf_run::failure::Failure;
 
 /// Most letters in all columns of a map. With its three columns per window it takes at most a megabyte in the file
 /// of results.

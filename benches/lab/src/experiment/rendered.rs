@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use wideleaf::failure::Failure;
-use wideleaf::output::{NamedPlace, print, say};
+use wideleaf::output::{print, say};
 use wideleaf_experiments::report::{Report, html, markdown, svg, text};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::place::NamedPlace;
 
 /// Output forms of a report.
 #[derive(Args, Clone, Debug, Default)]

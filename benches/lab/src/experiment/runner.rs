@@ -12,9 +12,9 @@ use wideleaf_policies::units::mib;
 use crate::experiment::host_state::KeptState;
 use crate::experiment::jobs;
 use crate::experiment::store::Store;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::run::visible_bar;
+use wideleaf::progress::visible_bar;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 /// The remaining runs of an experiment.
 pub(super) struct Runner<'a> {

@@ -13,8 +13,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 
 use crate::experiment::environment;
-use wideleaf::failure::Failure;
-use wideleaf::output::{NamedPlace, new_file_in};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::place::{NamedPlace, new_file_in};
 
 /// Largest file of results that is read: a thousand rounds of the longest experiment are some tens of MiB.
 const RESULTS_MAX: Bytes = mib(512);

@@ -13,9 +13,9 @@ use std::io::{self, Write};
 use crate::image::workload::Workload;
 use cpio::newc::{self, Builder, ModeFileType};
 use flate2::{Compression, GzBuilder};
-use wideleaf::failure::Failure;
 use wideleaf_linux_guest::INIT;
 use wideleaf_protocol::linux::{ARGUMENTS_FILE, KERNEL_FILE, PROGRAM_FILE};
+use wideleaf_run::failure::Failure;
 
 /// Folders, parents first.
 const FOLDERS: [&str; 5] = ["dev", "proc", "sys", "tmp", "wideleaf"];

@@ -16,15 +16,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use wideleaf::failure::Failure;
-use wideleaf::report::{
-    Figure, FigureBlock, Gaps, Hello, Measurement, Problem, Verification, number, rate, table, write_gaps,
-    write_results, write_verification,
-};
-use wideleaf::run::{outcome_of, verdict};
-use wideleaf::session::{rate_over, seconds_of};
+use wideleaf::report::{FigureBlock, rate, write_gaps, write_results, write_verification};
+use wideleaf::table::{number, table};
 use wideleaf_protocol::linux::PROGRAM_PHASE;
 use wideleaf_protocol::{ExitCode, Message, Mismatch, Name, PROTOCOL_VERSION, Status, parse};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::outcome::{outcome_of, verdict};
+use wideleaf_run::report::{Figure, Gaps, Hello, Measurement, Problem, Verification};
+use wideleaf_run::session::{rate_over, seconds_of};
 
 /// Most bytes that are read of a log: a serial line of 115200 baud takes a day for them.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;

@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use wideleaf::failure::Failure;
 use wideleaf_kernels::registry::{by_name, find};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::gib;
 use wideleaf_protocol::CommandLine;
+use wideleaf_run::failure::Failure;
 
 /// Longest program that is put into an initramfs, which a guest unpacks into its memory.
 const PROGRAM_MAX: Bytes = gib(1);

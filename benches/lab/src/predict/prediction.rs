@@ -25,9 +25,9 @@ use super::hull::{is_bounded, saved_at_most};
 use super::replay::{Pace, medians, replay};
 use super::sample::{self, Sample};
 use super::work::{Timed, Work};
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
 use wideleaf::tlbcost::counters::{WalkEvents, Walks};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 /// Length of a run, in seconds; it has at least one iteration. Long compared with the disturbance on a busy host,
 /// and short enough that the rounds of a comparison take minutes.

@@ -24,8 +24,8 @@ use wideleaf_policies::PageSize;
 use super::laps::{LAPS, Lap, Way};
 use super::sample::Sample;
 use super::work::Work;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 /// The first eighth of a burst is not timed: it fills caches and TLBs as the program has them at that moment. 64
 /// thousand visits of the longest bursts exceed the entries of a second-level TLB, and the lines of 4 MiB of cache.

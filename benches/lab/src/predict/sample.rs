@@ -7,8 +7,8 @@
 
 use std::io::{BufWriter, PipeReader, PipeWriter};
 
-use wideleaf::failure::Failure;
 use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
+use wideleaf_run::failure::Failure;
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader};
 
 /// Number of visits in a burst. Filling a TLB of 3072 entries at its begin takes less than a hundredth of it.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use comfy_table::Cell;
-use wideleaf::report::{number, table};
+use wideleaf::table::{number, table};
 use wideleaf_measure::environment::Environment;
 
 use super::PredictReport;

@@ -21,11 +21,12 @@ use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, kib, mib};
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_protocol::{Entry, ExitCode, GuestPage, Message};
 
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::run::{kernel, native_layout};
 use wideleaf::tlbcost::counters::{LinuxPmu, Meter, WalkEvents, Walks};
 use wideleaf_measure::environment::memory_available_kib;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::kernel;
+use wideleaf_run::native::layout;
 
 /// Time limit of a run.
 const RUN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -117,7 +118,7 @@ impl Work {
         }
         let backing = BackingConfig::new(BackingKind::Anon, page).map_err(|error| Failure::Host(error.to_string()))?;
         let host_error = |error: &dyn std::fmt::Display| Failure::Host(error.to_string());
-        let ram = GuestRam::map(&native_layout(self.ram)?, backing).map_err(|error| host_error(&error))?;
+        let ram = GuestRam::map(&layout(self.ram)?, backing).map_err(|error| host_error(&error))?;
         let host = LinuxHost::open().map_err(|error| host_error(&error))?;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let on_chunk = |_: Bytes| {

@@ -10,9 +10,9 @@ use wideleaf_policies::Bytes;
 use wideleaf_simulator::streams::{self, Access, Axis, Cube, Sort, Sparse, StreamKernel};
 
 use super::sweep3d::Sweep3d;
-use wideleaf::failure::Failure;
 use wideleaf::output::print;
-use wideleaf::report::prose_table;
+use wideleaf::table::prose_table;
+use wideleaf_run::failure::Failure;
 
 /// Accesses, in order.
 pub type Accesses = Box<dyn Iterator<Item = Access> + Send>;

@@ -1,10 +1,10 @@
 //! The machines that can be simulated, with the sources of their numbers: `--machine help`.
 
 use serde::Serialize;
-use wideleaf::failure::Failure;
 use wideleaf::output::Output;
-use wideleaf::report::prose_table;
+use wideleaf::table::prose_table;
 use wideleaf_policies::PageSize;
+use wideleaf_run::failure::Failure;
 use wideleaf_simulator::machine::{Array, Confidence, Number, TlbLevel};
 use wideleaf_simulator::{Machine, machines};
 

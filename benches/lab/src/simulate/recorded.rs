@@ -12,16 +12,16 @@ use std::path::Path;
 
 use comfy_table::Cell;
 use serde::Serialize;
-use wideleaf::failure::Failure;
 use wideleaf::output::Output;
-use wideleaf::report::{number, table};
-use wideleaf::run::WALK_COST_FACT;
+use wideleaf::table::{number, table};
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::gib;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PerTenThousand};
+use wideleaf_run::engine::WALK_COST_FACT;
+use wideleaf_run::failure::Failure;
 use wideleaf_simulator::replay::{Recording, Tally};
 
 /// Largest recording, which is read into memory whole; a busy host of a tebibyte needs weeks for this size.

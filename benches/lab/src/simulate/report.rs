@@ -12,8 +12,8 @@ use wideleaf_simulator::simulated::{HistorySample, Managed};
 
 use super::args::SimulateArgs;
 use super::source::SourceInfo;
-use wideleaf::guests::tables::clean;
-use wideleaf::report::{number, table};
+use wideleaf::table::{number, table};
+use wideleaf_run::text::clean;
 
 /// Number of cycles in a second of simulated time.
 const CYCLES_PER_S: f64 = 2e9;

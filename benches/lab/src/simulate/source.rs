@@ -9,7 +9,7 @@ use wideleaf_simulator::streams;
 use wideleaf_trace::{Access, TraceReader};
 
 use super::generated::{self, Accesses, Generated};
-use wideleaf::failure::Failure;
+use wideleaf_run::failure::Failure;
 
 /// Accesses of a generated block: a few pages of memory, so that the bar moves and Ctrl-C is checked.
 const BLOCK: usize = 16 * 1024;

@@ -26,10 +26,11 @@ use super::args::{MachinesArg, SimulateArgs};
 use super::report::{HistoryPoint, PolicySide, TraceInfo, TracedReport, TracedResult, TracedSetup};
 use super::source::{Blocks, Source, SourceInfo};
 use super::{machines, plot};
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
-use wideleaf::run::visible_bar;
+use wideleaf::output::Output;
+use wideleaf::progress::visible_bar;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::place::{NamedPlace, refuse_standard_output};
 
 /// Choice of the host's pages.
 #[derive(Clone, Debug)]
@@ -122,7 +123,7 @@ fn combinations(machines: &[&'static Machine], policies: &[PolicyChoice], pages:
 
 impl Setting<'_> {
     fn run_all(&self, combinations: &[Combination]) -> Result<Vec<TracedResult>, Failure> {
-        let interrupts = Interrupts::install()?;
+        let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
         let bar =
             visible_bar(BAR_STEPS * combinations.len() as u64, "{spinner} simulating {wide_bar} {percent}% {eta}");
         let next = AtomicUsize::new(0);

@@ -10,12 +10,12 @@ use wideleaf_memory::input_file::InputFile;
 use wideleaf_trace::{Access, GRANULE_BYTES, TraceReader, VERSION};
 
 use super::InfoArgs;
-use wideleaf::failure::Failure;
-use wideleaf::guests::tables::clean;
-use wideleaf::interrupts::Interrupts;
 use wideleaf::output::Output;
-use wideleaf::report::{number, table};
-use wideleaf::run::visible_bar;
+use wideleaf::progress::visible_bar;
+use wideleaf::table::{number, table};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::text::clean;
 
 /// Contents of a trace, and totals.
 #[derive(Debug, Serialize)]
@@ -91,7 +91,7 @@ pub struct Touched {
 /// # Errors
 /// [`Failure`] if the trace is unusable or the result could not be written.
 pub fn main(args: &InfoArgs) -> Result<(), Failure> {
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let output = Output::open(args.format, args.output.as_deref())?;
     let report = read(&args.file, &interrupts)?;
     output.write(&report, TraceReport::to_table)

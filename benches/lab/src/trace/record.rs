@@ -10,10 +10,12 @@ use wideleaf_recorder::{Progress, RecordError, Recorded, Request, record};
 use wideleaf_trace::{Header, Totals};
 
 use super::RecordArgs;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::output::{NamedPlace, Output, refuse_standard_output};
-use wideleaf::run::{kernel, visible_bar};
+use wideleaf::output::Output;
+use wideleaf::progress::visible_bar;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::kernel;
+use wideleaf_run::place::{NamedPlace, refuse_standard_output};
 
 /// Interval at which the line on a terminal is updated.
 const SHOWN_EVERY: Duration = Duration::from_millis(100);
@@ -69,7 +71,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
     request.arena_bytes().map_err(|error| from_record_error(args, error))?;
     let output = Output::open(args.format, None)?;
     // In this order: once the temporary file exists, a signal no longer ends this process without removing it.
-    let interrupts = Interrupts::install()?;
+    let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
     let file = NamedPlace::open("--output", &args.output)?.begin_new()?;
 
     let bar = visible_bar(0, "{spinner} {prefix} {msg}");

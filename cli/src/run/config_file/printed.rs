@@ -10,7 +10,7 @@ use clap::{ArgMatches, Command};
 use toml::Value;
 
 use super::{entries, key_of, options, paths};
-use crate::failure::Failure;
+use wideleaf_run::failure::Failure;
 
 /// Text of the file.
 ///

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use wideleaf_vmm::run_loop::RunControl;
 
-use crate::queued::{PIECE, QueuedWriter};
+use wideleaf_run::queued::{PIECE, QueuedWriter};
 
 /// Most bytes that wait: more than a screen, and the capacity of a pipe (pipe(7)).
 const WAITING_MAX: usize = 64 << 10;

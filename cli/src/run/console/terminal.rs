@@ -18,7 +18,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::interrupts::Interrupts;
+use wideleaf_run::interrupts::Interrupts;
 
 /// Exit code of a process that Ctrl-C ended.
 const INTERRUPTED: i32 = 130;

@@ -24,13 +24,13 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
-use wideleaf::failure::Failure;
-use wideleaf::held::{self, Held};
+use wideleaf::guardian::{self, Held};
 use wideleaf_memory::host::{Advice, HostError};
 use wideleaf_memory::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
 use wideleaf_memory::{Host as _, LinuxHost};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Hva, PageSize};
+use wideleaf_run::failure::Failure;
 
 const BLOCK: usize = PageSize::Huge2M.bytes().get() as usize;
 const PAGE: usize = PageSize::Base4K.bytes().get() as usize;
@@ -71,7 +71,7 @@ pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
     let [broken, left] = fragments
         .break_all_but(args.huge_pages_left)
         .map_err(|why| Failure::Host(format!("cannot break up free memory: {why}")))?;
-    held::until_nobody_wants_it(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
+    guardian::until_input_ends(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
 }
 
 /// Fragmented memory until this is dropped or the process ends.

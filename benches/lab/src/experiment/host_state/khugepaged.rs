@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf::failure::Failure;
-use wideleaf::held::{self, Held};
+use wideleaf::guardian::{self, Held};
 use wideleaf_experiments::definition::KhugepagedSettings;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings};
+use wideleaf_run::failure::Failure;
 
 /// Name of the kernel's thread.
 const THREAD: &str = "khugepaged";
@@ -37,7 +37,7 @@ pub fn main(args: &HoldKhugepagedArgs) -> Result<(), Failure> {
     let settings = Settings { scan_sleep_ms: args.scan_sleep_ms, pages_to_scan: args.pages_to_scan };
     let lease = Khugepaged::at(&args.root).lease(settings);
     let _lease = lease.map_err(|error| Failure::Host(error.to_string()))?;
-    held::until_nobody_wants_it("")
+    guardian::until_input_ends("")
 }
 
 /// Settings that are held until this is dropped or the process ends.

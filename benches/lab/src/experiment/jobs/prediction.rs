@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use wideleaf::child;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 
 /// The part of its report that is used.
 #[derive(Debug, Deserialize)]

@@ -27,9 +27,9 @@ use wideleaf_protocol::{Message, parse};
 use super::wideleaf_run::{COVERED_PERCENT, MIB, is_timed};
 use crate::image::results::GuestReport;
 use wideleaf::child;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::undo::TemporaryFolder;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::undo::TemporaryFolder;
 
 /// Interval between two samples of RAM: a sample of 512 MiB on base pages takes 2 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -10,14 +10,14 @@ use std::io::{BufWriter, Read};
 use std::time::{Duration, Instant};
 
 use crate::simulate::source::Source;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
 use wideleaf_experiments::definition::{Accesses, DATA_CYCLES, TRANSLATION_CYCLES};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Evidence, Measured};
 use wideleaf_kernels::registry::by_name;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_recorder::{RecordError, Request, record};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
 use wideleaf_simulator::machine::{Replacement, TlbArray};
 use wideleaf_simulator::streams::Access;
 use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};

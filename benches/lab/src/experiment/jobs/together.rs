@@ -20,10 +20,10 @@ use wideleaf_experiments::report::common_sections::number;
 use wideleaf_experiments::results::Measured;
 
 use super::wideleaf_run;
+use ::wideleaf_run::failure::Failure;
+use ::wideleaf_run::interrupts::Interrupts;
+use ::wideleaf_run::undo::TemporaryFolder;
 use wideleaf::child;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::undo::TemporaryFolder;
 
 /// The daemon's program, in the folder of this program.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";

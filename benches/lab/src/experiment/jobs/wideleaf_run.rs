@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::experiment::memory_map::{self, View};
 use wideleaf::child;
-use wideleaf::failure::Failure;
-use wideleaf::interrupts::Interrupts;
-use wideleaf::report::{Counters, OF_POLICIES, Phase, RunReport};
-use wideleaf::undo::TemporaryFolder;
 use wideleaf_experiments::definition::Job;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Actions, Measured, Sample};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::report::{Counters, OF_POLICIES, Phase, RunReport};
+use wideleaf_run::undo::TemporaryFolder;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
 /// Most progress marks that a picture can distinguish.

@@ -1,0 +1,32 @@
+//! Pages of the hugetlb pool that are given back however this process ends (`guardian.rs`).
+
+use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_policies::PageSize;
+use wideleaf_run::failure::Failure;
+
+use super::{Held, until_input_ends};
+use crate::args::HoldPoolArgs;
+
+/// 2 MiB pages of the pool, held until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
+
+impl HeldPool {
+    /// Adds this number of pages to the pool.
+    ///
+    /// # Errors
+    /// The reason why they are not available.
+    pub fn lease(pages: u64) -> Result<HeldPool, String> {
+        Held::start(&["hold-pool", "--pages", &pages.to_string()]).map(HeldPool)
+    }
+}
+
+/// The child: runs until its standard input ends.
+///
+/// # Errors
+/// [`Failure::Host`] if the pages are not available.
+pub fn main(args: &HoldPoolArgs) -> Result<(), Failure> {
+    let pools = HugetlbPools::at(&args.root);
+    let _lease = pools.lease(PageSize::Huge2M, args.pages).map_err(|error| Failure::Host(error.to_string()))?;
+    until_input_ends("")
+}

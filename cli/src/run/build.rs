@@ -1,0 +1,230 @@
+//! The specification of a run, from its arguments.
+
+use std::path::PathBuf;
+
+use wideleaf_control::protocol::SOCKET_PATH;
+use wideleaf_kernels::registry::{KernelNames, by_name};
+use wideleaf_memory::{BackingConfig, BackingKind};
+use wideleaf_policies::policy::RamStart;
+use wideleaf_policies::{PageSize, PolicyChoice};
+use wideleaf_run::failure::Failure;
+use wideleaf_run::kernel::{self, Pages, RamRequest};
+use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
+use wideleaf_vmm::run_loop::OnReset;
+
+use crate::args::{BackingArg, OnResetArg, RunArgs};
+use crate::output::say;
+
+/// Warning of `--no-sandbox`.
+const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this process has all rights of its user: \
+    files, network, programs";
+
+/// Specification of the run with these arguments.
+///
+/// # Errors
+/// [`Failure::Usage`] for arguments that contradict each other.
+pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Failure> {
+    let Some(name) = args.workload.as_deref() else {
+        let what = format!("a built-in kernel ({}) or an image file", KernelNames::ALL);
+        return Err(Failure::Usage(format!("nothing to run: name {what}; `wideleaf run --help` has examples")));
+    };
+    let kernel = by_name(name);
+    if kernel.is_none() && args.native {
+        let names = KernelNames::ALL;
+        let hint = kernel::meant(name);
+        return Err(Failure::Usage(format!(
+            "cannot run {name:?} with --native: it is not a built-in kernel ({names}){hint}"
+        )));
+    }
+    let on_reset = on_reset(args, &policy)?;
+    let ram_start = policy.make().ram_start();
+    let backing = backing_of(args, ram_start)?;
+    let (workload, cmdline, memory) = match kernel {
+        Some(kernel) => {
+            let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
+            let memory = kernel::ram_for(kernel, &cmdline, ram_request(args, backing.granule()))?;
+            (Workload::Kernel(kernel.name.as_str()), cmdline, memory)
+        }
+        None if args.class.is_some() => return Err(kernel::no_classes(name)),
+        None => {
+            let memory = args.memory.unwrap_or(kernel::MEMORY_DEFAULT);
+            (Workload::Image(PathBuf::from(name)), args.cmdline.clone(), memory)
+        }
+    };
+    Ok(RunSpec {
+        workload,
+        is_native: args.native,
+        cmdline,
+        initrd: args.initrd.clone(),
+        devices: DeviceSpec::from(&args.devices),
+        memory,
+        vcpus: args.vcpus,
+        backing,
+        guest_page: args.guest_page,
+        policy,
+        policy_delay: args.policy_delay,
+        is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
+        fallback: args.fallback.into(),
+        record: args.record.clone(),
+        timeout: args.timeout,
+        on_reset,
+        console: if args.console { Console::Bytes } else { Console::Lines },
+        daemon: (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into())),
+        control_socket: args.control_socket.clone(),
+        sandbox: sandbox(args)?,
+    })
+}
+
+/// RAM that the user requests for a kernel.
+fn ram_request(args: &RunArgs, host_page: PageSize) -> RamRequest {
+    let pages = Pages { host: host_page, guest: (!args.native).then_some(args.guest_page) };
+    RamRequest { memory: args.memory, vcpus: args.vcpus, pages }
+}
+
+/// The policy if the user names none: `auto`. With hugetlb backing it is `never`: there is nothing to decide, and
+/// monitoring would still cost the guest time.
+pub(super) fn default_policy(backing: Option<BackingArg>) -> PolicyChoice {
+    let name = if backing == Some(BackingArg::Hugetlb) { "never" } else { "auto" };
+    PolicyChoice::parse(name).expect("both are in the list")
+}
+
+/// The backing that the user chose, completed by the policy's needs.
+fn backing_of(args: &RunArgs, ram_start: RamStart) -> Result<BackingConfig, Failure> {
+    let chosen = args.backing.map(BackingKind::from);
+    if ram_start == RamStart::OnReservableFrames {
+        let is_fit =
+            matches!((chosen, args.host_page), (None | Some(BackingKind::Memfd), None | Some(PageSize::Base4K)));
+        return is_fit.then(BackingConfig::reservable).ok_or_else(|| {
+            let remedy = "use --backing memfd --host-page 4k, or omit both";
+            Failure::Usage(format!(
+                "cannot reserve frames with this RAM: the policy needs memfd RAM on 4k pages; {remedy}"
+            ))
+        });
+    }
+    let kind = chosen.unwrap_or(BackingKind::Anon);
+    let start_page = args.host_page.unwrap_or(match (kind, ram_start) {
+        (BackingKind::Hugetlb, _) | (_, RamStart::HugeAndPrefaulted) => PageSize::Huge2M,
+        (BackingKind::Anon | BackingKind::Memfd, _) => PageSize::Base4K,
+    });
+    BackingConfig::new(kind, start_page).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// Action at a reset, from the arguments.
+///
+/// # Errors
+/// [`Failure::Usage`] for arguments that apply to one boot only.
+fn on_reset(args: &RunArgs, policy: &PolicyChoice) -> Result<OnReset, Failure> {
+    if args.on_reset == OnResetArg::Stop {
+        return Ok(OnReset::Stop);
+    }
+    if args.record.is_some() {
+        return Err(Failure::Usage(
+            "cannot use --on-reset restart with --record: a recording is of one boot; omit --record, or use \
+            --on-reset stop"
+                .into(),
+        ));
+    }
+    if policy.make().answers_faults() {
+        return Err(Failure::Usage(format!(
+            "cannot use --on-reset restart with --policy {policy}: it decides at the first touch of a page, and only \
+            once; use another policy, or --on-reset stop"
+        )));
+    }
+    Ok(OnReset::Restart)
+}
+
+/// Settings from the arguments; `None` without a sandbox.
+///
+/// # Errors
+/// [`Failure::Usage`] if there is no such user.
+fn sandbox(args: &RunArgs) -> Result<Option<SandboxSpec>, Failure> {
+    if args.native {
+        return Ok(None);
+    }
+    if args.no_sandbox {
+        say(WITHOUT);
+        return Ok(None);
+    }
+    let user = args.user.as_deref().map(str::parse).transpose();
+    let user =
+        user.map_err(|error: wideleaf_vmm::sandbox::user::UserError| Failure::Usage(format!("--user: {error}")))?;
+    let must_be_complete = args.require_sandbox;
+    Ok(Some(SandboxSpec { user, jail: args.jail.clone(), must_be_complete, output_folder: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use wideleaf_policies::Bytes;
+    use wideleaf_policies::units::{gib, mib};
+    use wideleaf_run::kernel::{MEMORY_STEP, ram_for, with_class};
+
+    use crate::args::{Cli, Command};
+
+    /// RAM of a run with these arguments, of which the first names a kernel.
+    fn ram(arguments: &[&str]) -> Result<Bytes, String> {
+        let Command::Run(args) = Cli::parse_from([&["wideleaf", "run"], arguments].concat()).command else {
+            panic!("it is `run`")
+        };
+        let kernel = by_name(arguments[0]).expect("a kernel is named first");
+        let cmdline = with_class(kernel, args.class.as_deref(), &args.cmdline).map_err(|error| error.to_string())?;
+        let host_page = args.host_page.unwrap_or(PageSize::Base4K);
+        ram_for(kernel, &cmdline, ram_request(&args, host_page)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn automatic_ram_is_enough_for_the_kernel_and_never_less_than_the_default() {
+        let cases: [(&[&str], Bytes); 6] = [
+            (&["gups", "--native"], gib(1)),
+            (&["pattern"], gib(1)),
+            (&["gups", "--native", "--cmdline=log2_words=27"], gib(1)),
+            // The image and its page tables on top.
+            (&["gups", "--cmdline=log2_words=27"], gib(1) + MEMORY_STEP),
+            (&["gups", "--native", "--cmdline=log2_words=27 sparse=2M"], gib(1) + MEMORY_STEP),
+            (&["gups", "--cmdline=log2_words=27", "--guest-page=1g"], gib(2)),
+        ];
+        for (arguments, expected) in cases {
+            assert_eq!(ram(arguments), Ok(expected), "{arguments:?}");
+        }
+        let npb_is = ram(&["npb.is", "--class=C", "--native"]).expect("it has a class C");
+        assert!(npb_is > gib(1) && npb_is < gib(2), "1056 MiB are needed: {npb_is}");
+    }
+
+    #[test]
+    fn given_ram_is_accepted_if_it_is_enough_to_the_byte() {
+        assert_eq!(ram(&["gups", "--native", "--memory=256M"]), Ok(mib(256)));
+        let short = ram(&["gups", "--native", "--memory=254M"]).expect_err("the table alone has 256 MiB");
+        assert_eq!(
+            short,
+            "cannot run with --memory 254 MiB: gups needs 256 MiB; use at least --memory 256M, or omit it"
+        );
+        let short = ram(&["gups", "--memory=256M"]).expect_err("the guest needs some for itself");
+        let (_, remedy) = short.split_once("use at least --memory ").expect("it has a remedy");
+        let enough = remedy.split_once(',').map_or(remedy, |(size, _)| size);
+        assert!(ram(&["gups", &format!("--memory={enough}")]).is_ok(), "{short}");
+    }
+
+    #[test]
+    fn more_ram_than_advised_is_refused_if_the_hole_leaves_less_of_it() {
+        let with = |sparse_mib: u64, memory: &[&str]| {
+            let cmdline = format!("--cmdline=log2_words=20 sparse={sparse_mib}M");
+            ram(&[&["gups", &cmdline, "--guest-page=4k"], memory].concat())
+        };
+        // The most that fits below the hole: the last window that the tables for a further gibibyte would take is
+        // in use.
+        let most =
+            (0..=3072).rev().step_by(2).find(|sparse| with(*sparse, &[]) == Ok(gib(3))).expect("3 GiB hold some");
+        assert_eq!(with(most, &["--memory=3G"]), Ok(gib(3)));
+        let refused = with(most, &["--memory=4G"]).expect_err("its pieces are shorter");
+        assert!(refused.contains("in one piece") && refused.contains("; use --memory 3072M, or"), "{refused}");
+    }
+
+    #[test]
+    fn impossible_ram_is_refused_for_that_reason_first() {
+        let cut = ram(&["gups", "--native", "--memory=65M", "--host-page=2m"]).expect_err("half a page is left");
+        assert!(cut.starts_with("65 MiB of RAM is not a whole number of 2m host pages"), "{cut}");
+        let none = ram(&["gups", "--native", "--cmdline=log2_words=40 sparse=1024G"]);
+        assert_eq!(none, Ok(Bytes::new((8 + 1) << 40)), "whether the host has it is another question");
+    }
+}

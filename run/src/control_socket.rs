@@ -1,0 +1,329 @@
+//! `wideleaf run --control-socket PATH`: clients that may open the socket pause, resume, stop and query this VM
+//! ([`wideleaf_control::vm`] has the messages).
+//!
+//! ```text
+//!   clients ──▶ LineServer (one thread, bounds on all they send) ──▶ one thread that answers ──▶ RunControl, Session
+//!                                                                          the guest's threads wait for neither
+//! ```
+//!
+//! **Pauses.** A vCPU runs while no pause holds it ([`RunControl::pause`] counts them). The manager's own pauses
+//! take milliseconds and nest with the user's: a guest that the user paused stays paused after the manager's pause.
+//! All users together have one pause, so that another client can undo the pause of a client that died. During a
+//! pause, the manager continues to work on the guest's memory, `--timeout` and the guest's time stamp counter
+//! continue, and `stop` ends the VM.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_control::protocol::Reply;
+use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Replies, decode};
+use wideleaf_control::socket_file::SocketFile;
+use wideleaf_control::view::Care;
+use wideleaf_control::vm::{
+    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+};
+use wideleaf_policies::Bytes;
+use wideleaf_vmm::devices::{BusWatch, PowerButton};
+use wideleaf_vmm::run_loop::{OnReset, RunControl, VcpuState};
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
+use wideleaf_vmm::{GuestExit, Machine};
+
+use crate::devices::Watched;
+use crate::failure::Failure;
+use crate::guardian::path::HeldPath;
+use crate::guards::{Noted, step};
+use crate::policy_switch::PolicySwitch;
+use crate::sandboxed;
+use crate::session::Session;
+
+/// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
+const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
+
+const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
+
+/// Mode that admits only the user that started the VM: a process that can stop a VM controls its data.
+const MODE: u32 = 0o600;
+
+/// Capabilities at any time.
+const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
+
+/// Capability of a VM with a balloon.
+const BALLOON: &str = "balloon";
+
+/// Capability of a VM that boots again after a reset.
+const RESET: &str = "reset";
+
+/// Capability while the guest listens to its power button.
+const STOP_ASK: &str = "stop.ask";
+
+/// A socket that clients can connect to until this is dropped; the file is then removed. Clients wait until the VM
+/// is built.
+pub struct ControlSocket {
+    listening: Option<Listening>,
+    /// User that started the VM, whatever user it becomes in its sandbox.
+    user: u32,
+    server: Option<LineServer>,
+    /// After the socket: the file is removed after the socket is closed.
+    _file: HeldPath,
+    _noted: Noted,
+}
+
+impl ControlSocket {
+    /// Listens at `path`. No thread is started yet, because the process must enter its sandbox with one thread.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] if another process already listens there, or the kernel refuses.
+    pub fn open(path: &Path) -> Result<ControlSocket, Failure> {
+        let remedy = "name another path with --control-socket";
+        let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, owner: "another process", remedy };
+        let listening = Listening::at(&file).map_err(|error| Failure::Host(error.to_string()))?;
+        let held = HeldPath::hold(path).map_err(|error| {
+            let _ = std::fs::remove_file(path);
+            Failure::Host(format!(
+                "cannot use --control-socket {}: the process that removes it does not start: {error}",
+                path.display()
+            ))
+        })?;
+        let user = nix::unistd::geteuid().as_raw();
+        let noted = Noted::taken("control socket");
+        Ok(ControlSocket { listening: Some(listening), user, server: None, _file: held, _noted: noted })
+    }
+
+    /// Answers requests for that VM, in its own threads.
+    pub fn serve(&mut self, vm: ControlledVm, sandbox: Option<&Arc<Sandbox>>) {
+        let sandbox = sandbox.cloned();
+        let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Control));
+        let begin_too = begin.clone();
+        let listening = self.listening.take().expect("a socket is about one VM");
+        let user = self.user;
+        let answer = |jobs, replies| answer_in_a_thread(jobs, replies, vm, user, begin_too);
+        self.server = Some(listening.serve(PLACES, begin, answer));
+        step("control socket served");
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let problems = self.server.take().map(LineServer::stop);
+        problems.iter().flatten().for_each(|problem| tracing::warn!("{problem}"));
+    }
+}
+
+fn answer_in_a_thread(
+    jobs: Receiver<Job>,
+    replies: Replies,
+    vm: ControlledVm,
+    user: u32,
+    begin: impl FnOnce() + Send + 'static,
+) -> Vec<JoinHandle<()>> {
+    vec![std::thread::spawn(move || {
+        begin();
+        for job in jobs {
+            // A client that has gone left nothing behind.
+            let Job::Line { connection, peer, line } = job else { continue };
+            // The file's mode says the same, but between binding and setting the mode, the umask applies.
+            let answer = if peer.uid != 0 && peer.uid != user {
+                Err("only root and the user that runs this VM may use its control socket".to_owned())
+            } else {
+                decode::<VmRequest>(&line, DIALECT).and_then(|request| vm.answer(request))
+            };
+            let reply = answer.map_or_else(Reply::Error, |answer| Reply::Ok(Box::new(answer)));
+            replies.send(connection, &reply, false);
+        }
+    })]
+}
+
+/// Parts of a run that requests are about, beside its machine.
+pub struct Controlled {
+    pub session: Weak<Session>,
+    pub policy: Arc<PolicySwitch>,
+    /// View of the process's own guest; `None` if the process cannot read itself.
+    pub guest: Option<OwnGuest>,
+    pub devices: Arc<Watched>,
+    pub workload: String,
+}
+
+/// Target of the socket's requests.
+pub struct ControlledVm {
+    control: Arc<RunControl>,
+    bus: BusWatch,
+    button: PowerButton,
+    run: Controlled,
+    started: Instant,
+    /// Whether the users' single pause is among those of `control`.
+    is_paused: Mutex<bool>,
+}
+
+impl ControlledVm {
+    pub fn new(machine: &Machine, run: Controlled) -> ControlledVm {
+        let (control, bus, button) = (machine.control(), machine.bus(), machine.power_button());
+        ControlledVm { control, bus, button, run, started: machine.started(), is_paused: Mutex::new(false) }
+    }
+
+    fn answer(&self, request: VmRequest) -> Result<VmAnswer, String> {
+        match request {
+            VmRequest::Hello => return Ok(VmAnswer::Hello(self.hello())),
+            VmRequest::Pause => self.pause()?,
+            VmRequest::Resume => self.resume()?,
+            VmRequest::Stop { how: StopHow::Kill } => self.kill(),
+            VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
+            VmRequest::Reset => self.reset()?,
+            VmRequest::Status => {}
+            VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
+            VmRequest::SetPolicy { policy } => self.run.policy.set(&*self.session()?, &policy)?,
+            VmRequest::Balloon { target_bytes } => {
+                return self.run.devices.set_balloon(Bytes::new(target_bytes)).map(VmAnswer::Device);
+            }
+        }
+        Ok(VmAnswer::Status(self.status()))
+    }
+
+    fn hello(&self) -> VmHello {
+        let asks = self.button.is_listening().then_some(STOP_ASK);
+        let of_devices = self.run.devices.has_balloon().then_some(BALLOON);
+        let of_reset = (self.control.on_reset() == OnReset::Restart).then_some(RESET);
+        VmHello {
+            version: VM_VERSION,
+            wideleaf: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            capabilities: CAPABILITIES
+                .into_iter()
+                .chain(of_devices)
+                .chain(of_reset)
+                .chain(asks)
+                .map(str::to_owned)
+                .collect(),
+        }
+    }
+
+    /// Stops the VM, and waits for its end; [`ControlledVm::status`] tells whether it has ended.
+    fn kill(&self) {
+        self.control.stop(GuestExit::Stopped);
+        self.control.wait(Some(STOP_WAIT_MAX));
+    }
+
+    /// Presses the power button. The guest's reaction shows in its end.
+    fn ask(&self) -> Result<(), String> {
+        if self.control.is_stopping() {
+            return Err(self.is_over());
+        }
+        let remedy = "shut it down from inside, or stop it with kill";
+        self.button.press().map_err(|error| format!("{error}: {remedy}"))
+    }
+
+    fn reset(&self) -> Result<(), String> {
+        match self.control.on_reset() {
+            OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
+            OnReset::Restart if self.control.ask_for_reset() => Ok(()),
+            OnReset::Restart => Err(self.is_over()),
+        }
+    }
+
+    fn session(&self) -> Result<Arc<Session>, String> {
+        self.run.session.upgrade().ok_or_else(has_ended)
+    }
+
+    fn pause(&self) -> Result<(), String> {
+        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.control.is_stopping() {
+            return Err(self.is_over());
+        }
+        if !*is_paused {
+            self.control.pause().map_err(|error| format!("cannot pause the VM: {error}; try again"))?;
+            *is_paused = true;
+        }
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), String> {
+        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_paused {
+            self.control.resume().map_err(|error| error.to_string())?;
+            *is_paused = false;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> VmStatus {
+        let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let (states, waits_for) = self.ending();
+        let state = match (self.control.is_stopping(), is_paused) {
+            (true, _) if waits_for.is_some() => VmState::Ending,
+            (true, _) => VmState::Ended,
+            (false, true) => VmState::Paused,
+            (false, false) => VmState::Running,
+        };
+        let exit = self.control.exit().map(|exit| exit.to_string().lines().next().unwrap_or_default().to_owned());
+        VmStatus {
+            state,
+            workload: self.run.workload.clone(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            vcpus: states.into_iter().map(vcpu_view).collect(),
+            resets: self.control.resets(),
+            policy: self.run.policy.shown(),
+            virtio: self.run.devices.drivers(),
+            exit,
+            waits_for,
+        }
+    }
+
+    /// State of the vCPUs, and for a VM that is ending, what it waits for.
+    fn ending(&self) -> (Vec<VcpuState>, Option<String>) {
+        // In this order: a vCPU that has left does not come back, so `Ended` is reported only after all vCPUs have
+        // left.
+        let is_stopping = self.control.is_stopping();
+        let states = self.control.states();
+        let left = (0..states.len()).filter(|vcpu| states[*vcpu] != VcpuState::Finished).map(|vcpu| vcpu.to_string());
+        let left: Vec<String> = left.collect();
+        let waits_for = (is_stopping && !left.is_empty())
+            .then(|| format!("vCPU {}, in the guest, in a page fault of the host or in a device", left.join(", ")));
+        (states, waits_for)
+    }
+
+    fn is_over(&self) -> String {
+        self.ending().1.map_or_else(has_ended, |what| format!("this VM is ending, and waits for {what}"))
+    }
+
+    fn statistics(&self) -> Result<VmStatistics, String> {
+        let guest = self.run.guest.as_ref().ok_or("this process cannot read its own guest: /proc is not mounted")?;
+        let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
+        let mut vm = guest.view(&live, mapping);
+        vm.policy = Some(self.run.policy.shown());
+        vm.care = if self.run.policy.is_off() { Care::Off } else { Care::Managed };
+        let devices = BTreeMap::from([("bus".to_owned(), self.bus_counters())]);
+        Ok(VmStatistics { vm, devices, virtio: self.run.devices.views() })
+    }
+
+    fn bus_counters(&self) -> BTreeMap<String, u64> {
+        let counters = self.bus.counters();
+        let named = [
+            ("port_reads_unanswered", counters.port_reads_unanswered),
+            ("port_writes_unanswered", counters.port_writes_unanswered),
+            ("mmio_reads_unanswered", counters.mmio_reads_unanswered),
+            ("mmio_writes_unanswered", counters.mmio_writes_unanswered),
+        ];
+        named.map(|(name, count)| (name.to_owned(), count)).into()
+    }
+}
+
+/// Time for which [`StopHow::Kill`] waits for the VM's end: a vCPU leaves the guest within microseconds, or after a
+/// page fault of the host, perhaps of a giant page. Shorter than a client's wait for its answer.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(3);
+
+fn has_ended() -> String {
+    "this VM has ended".to_owned()
+}
+
+fn vcpu_view(state: VcpuState) -> VcpuView {
+    match state {
+        VcpuState::Running => VcpuView::Running,
+        VcpuState::Paused => VcpuView::Paused,
+        VcpuState::Finished => VcpuView::Finished,
+    }
+}

@@ -1,0 +1,412 @@
+//! A run, in three states. Each owns its guards, declared in the order in which they are given back.
+//!
+//! ```text
+//!   RunSpec ─▶ Prepared ──────────▶ Running ──────────▶ Over ────────────▶ Finished
+//!              files and RAM exist;  guest, console,     guest is gone;     report, and the failure
+//!              sandbox is planned    manager, sockets    manager still is   that the end stands for
+//! ```
+//!
+//! The order of the steps is in the log (`guards.rs`), and a test of the command line compares it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_memory::host::process::{self, ProcessHost};
+use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
+use wideleaf_memory::recorder::RecordTo;
+use wideleaf_memory::walk_cost::ChosenWalkCost;
+use wideleaf_memory::{BackingConfig, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
+use wideleaf_policies::VmId;
+use wideleaf_vmm::devices::virtio::VirtioDevice;
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
+
+use crate::control_socket::{ControlSocket, Controlled, ControlledVm};
+use crate::devices::{Devices, Watched};
+use crate::environment::{Environment, stolen_ms};
+use crate::failure::Failure;
+use crate::front_end::{FrontEnd, GuestConsole, Hidden, Progress, Quiet, ThreadBegin, Work};
+use crate::guardian::path::HeldPath;
+use crate::guards::{Noted, step};
+use crate::guest::{self, GuestPlan, Outside, RunningGuest};
+use crate::interrupts::Interrupts;
+use crate::outcome::{Ended, Judged, judge};
+use crate::place::NamedPlace;
+use crate::policy_switch::PolicySwitch;
+use crate::recording::QueuedFile;
+use crate::registered::Registered;
+use crate::report::{RamAtEnd, RunReport, Setup};
+use crate::restarts::Restarts;
+use crate::sandboxed::Sandboxed;
+use crate::session::{Observed, Session, summarize};
+use crate::setup::setup;
+use crate::spec::{Console, RunSpec};
+use crate::{native, ram, sandboxed};
+
+/// Name of the fact in a recording with the table of TLB miss costs that its policy used.
+pub const WALK_COST_FACT: &str = "walk_cost";
+
+/// A run that has begun and ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// Report of what was observed, with the outcome.
+    pub report: RunReport,
+    /// Failure that the end stands for, if any: a crash, a timeout or an interrupt.
+    pub end: Result<(), Failure>,
+}
+
+/// Runs `spec` until it ends, and shows nothing.
+///
+/// # Errors
+/// [`Failure`], also if the run was stopped or its guest crashed. The guest is then gone and its memory released.
+pub fn execute(spec: &RunSpec, interrupts: &Interrupts, process_start: Instant) -> Result<RunReport, Failure> {
+    let Finished { report, end } = run(spec, Arc::new(Quiet), interrupts, process_start)?;
+    end.map(|()| report)
+}
+
+/// Runs `spec` until it ends or is stopped, and reports what was observed in either case.
+///
+/// # Errors
+/// [`Failure`] of a run that did not begin, or of a guest that refused its arguments: then there is nothing to report.
+/// The guest is gone and its memory released.
+pub fn run(
+    spec: &RunSpec,
+    front: Arc<dyn FrontEnd>,
+    interrupts: &Interrupts,
+    process_start: Instant,
+) -> Result<Finished, Failure> {
+    Prepared::new(spec, front, interrupts)?.start()?.wait()?.report(process_start)
+}
+
+/// A run whose files and RAM exist, and whose sandbox is planned.
+struct Prepared<'a> {
+    spec: &'a RunSpec,
+    interrupts: &'a Interrupts,
+    front: Arc<dyn FrontEnd>,
+    stolen_before_ms: u64,
+    walk: ChosenWalkCost,
+    backing: BackingConfig,
+    /// Reason why the backing differs from the requested one, if it does.
+    fallback: Option<String>,
+    // From here on in the order in which they are given back: the reverse of the order in which they are taken.
+    session: Arc<Session>,
+    progress: Arc<dyn Progress>,
+    record: Option<File>,
+    host: Arc<LinuxHost>,
+    _ram_noted: Noted,
+    ram: Arc<GuestRam>,
+    socket: Option<ControlSocket>,
+    _claim: Claim,
+    sandbox: Option<Arc<Sandbox>>,
+    plan: Option<GuestPlan>,
+    _held: Vec<HeldPath>,
+    /// Observable parts of the devices, until the drivers are known.
+    watched: Watched,
+    /// Devices for the machine; empty once it has them.
+    devices: Vec<Box<dyn VirtioDevice>>,
+}
+
+/// Claim of this process on its own guest.
+type Claim = (Option<process::Claim>, Noted);
+
+impl<'a> Prepared<'a> {
+    /// Opens and checks everything that needs no guest. The process has one thread while the sandbox is planned.
+    fn new(spec: &'a RunSpec, front: Arc<dyn FrontEnd>, interrupts: &'a Interrupts) -> Result<Prepared<'a>, Failure> {
+        let stolen_before_ms = stolen_ms();
+        if spec.sandbox.is_none() {
+            serve_lines(&*front, None)?;
+        }
+        let walk = walk_cost();
+        let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
+        let (devices, watched, held) = Devices::open(&spec.devices, spec.memory, &*front)?.hand_over();
+        ram::check_size(spec)?;
+        let (backing, fallback) = ram::choose_backing(spec)?;
+        let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing, &*front)?) };
+        interrupts.stand_down();
+        let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec)).transpose()?;
+        let layout = plan.as_ref().map_or_else(|| native::layout(spec.memory), |plan| Ok(plan.layout()))?;
+        // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
+        // program's name, which any process may imitate. If the kernel does not lock that file, the name has to
+        // suffice.
+        let claim = (ProcessHost::claim_this_one().ok().flatten(), Noted::taken("claim"));
+        let socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
+        let ram = ram::map(&layout, backing)?;
+        let ram_noted = Noted::taken("RAM");
+        let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
+        if spec.is_prefaulted {
+            ram::check_available(spec.memory, backing)?;
+            ram::prefault_all(&host, &ram, &*front, interrupts)?;
+        }
+        // The sandbox allows what is opened and asked of the host from here on.
+        let record = record.map(NamedPlace::begin).transpose()?;
+        let progress: Arc<dyn Progress> = match spec.console {
+            Console::Bytes => Arc::new(Hidden),
+            Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),
+        };
+        let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, front.clone(), progress.clone());
+        Ok(Prepared {
+            spec,
+            interrupts,
+            front,
+            stolen_before_ms,
+            walk,
+            backing,
+            fallback,
+            progress,
+            session,
+            record,
+            host,
+            _ram_noted: ram_noted,
+            ram,
+            socket,
+            _claim: claim,
+            sandbox,
+            plan,
+            devices,
+            watched,
+            _held: held,
+        })
+    }
+
+    fn start(mut self) -> Result<Running<'a>, Failure> {
+        match self.plan.take() {
+            None => self.start_native(),
+            Some(plan) => self.start_guest(plan),
+        }
+    }
+
+    fn start_native(mut self) -> Result<Running<'a>, Failure> {
+        let manager = self.start_manager(None)?;
+        self.session.attach(None, Some(manager));
+        let watched = Arc::new(std::mem::take(&mut self.watched));
+        let work = Working::Native;
+        Ok(Running { work, paging: "none", environment: Environment::capture(), sandboxed: None, watched, of: self })
+    }
+
+    fn start_guest(mut self, plan: GuestPlan) -> Result<Running<'a>, Failure> {
+        let spec = self.spec;
+        let is_console = spec.console == Console::Bytes;
+        let mut console = is_console.then(|| self.front.open_console(self.interrupts)).transpose()?;
+        let bytes = console.as_ref().map(|console| console.sink());
+        let outside = Outside { bytes, devices: std::mem::take(&mut self.devices), sandbox: self.sandbox.clone() };
+        let guest = plan.start(self.ram.clone(), &self.session, &self.front, spec.console, outside)?;
+        let watched = Arc::new(std::mem::take(&mut self.watched).driven_by(guest.drivers()));
+        let kvm = guest.second_level();
+        let begun = serve_lines(&*self.front, self.sandbox.as_ref())
+            .and_then(|()| match &mut console {
+                Some(console) => console.begin(guest.machine(), begin_console(self.sandbox.as_ref())),
+                None => Ok(()),
+            })
+            .and_then(|()| spec.sandbox.as_ref().map_or(Ok(()), sandboxed::check_output))
+            .and_then(|()| self.start_manager(Some(kvm.clone())));
+        // Otherwise a vCPU that waits for the manager with its line would keep a stopped guest from ending.
+        let manager = begun.inspect_err(|_| self.session.attach(None, None))?;
+        self.session.attach(Some(kvm), Some(manager));
+        let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
+        self.serve_socket(&guest, &policy, &watched);
+        let registration = self.register(&policy);
+        // The environment is read while the guest starts: reading some files takes as long as the start itself.
+        let environment = Environment::capture();
+        self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
+        let sandboxed = guest.sandboxed();
+        let paging = plan.paging;
+        // The plan is given back with the sandbox.
+        self.plan = Some(plan);
+        let work = Working::Guest(GuestWork { guest, console, _registration: registration, policy });
+        Ok(Running { work, paging, environment, sandboxed, watched, of: self })
+    }
+
+    fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
+        let vm = ManagedVm::new(VmId(0), self.ram.clone(), second_level);
+        let policy = self.spec.policy.make_for(&self.walk.cost);
+        let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, manager_config());
+        if let Some(file) = self.record.take() {
+            let begin = begin_console(self.sandbox.as_ref());
+            let file = QueuedFile::start(file, move || begin());
+            let file = file.map_err(|error| Failure::Host(format!("cannot start the thread of --record: {error}")))?;
+            let to = RecordTo { file: Box::new(file), facts: facts(self.spec, &self.walk) };
+            work = work.recorded(to).map_err(|error| Failure::Usage(format!("cannot record (--record): {error}")))?;
+        }
+        Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
+    }
+
+    fn serve_socket(&mut self, guest: &RunningGuest, policy: &Arc<PolicySwitch>, watched: &Arc<Watched>) {
+        let Some(socket) = &mut self.socket else { return };
+        let parts = Controlled {
+            session: Arc::downgrade(&self.session),
+            policy: policy.clone(),
+            guest: OwnGuest::of_this_process(&self.ram, opened_at(&self.host)),
+            devices: watched.clone(),
+            workload: self.spec.workload_name(),
+        };
+        socket.serve(ControlledVm::new(guest.machine(), parts), self.sandbox.as_ref());
+    }
+
+    fn register(&self, policy: &Arc<PolicySwitch>) -> Option<Registered> {
+        let socket = self.spec.daemon.as_ref()?;
+        let guest = OwnGuest::of_this_process(&self.ram, opened_at(&self.host));
+        Some(Registered::start(socket, policy, guest, &self.session, self.sandbox.clone()))
+    }
+}
+
+/// A run whose guest or native kernel runs.
+struct Running<'a> {
+    // In the order in which they are given back.
+    work: Working,
+    /// Paging of the guest: `ept`, `npt` or `shadow`; `none` for a native run.
+    paging: &'static str,
+    environment: Environment,
+    sandboxed: Option<Sandboxed>,
+    watched: Arc<Watched>,
+    of: Prepared<'a>,
+}
+
+/// The running part.
+enum Working {
+    /// A kernel in threads of this process, which the waiting thread starts.
+    Native,
+    /// A guest.
+    Guest(GuestWork),
+}
+
+/// Guards of a running guest, in the order in which they are given back.
+struct GuestWork {
+    guest: RunningGuest,
+    console: Option<Box<dyn GuestConsole>>,
+    _registration: Option<Registered>,
+    policy: Arc<PolicySwitch>,
+}
+
+impl<'a> Running<'a> {
+    /// Waits for the end of the guest or kernel, the timeout or an interrupt. Afterwards the guest is gone.
+    fn wait(self) -> Result<Over<'a>, Failure> {
+        let Running { of, work, paging, environment, sandboxed, watched } = self;
+        let (ended, resets, ram_at_end, console_bytes_lost) = match work {
+            Working::Native => {
+                let ended = native::run(of.spec, &of.ram, &of.session, of.interrupts)?;
+                (ended, 0, of.session.at_end(), 0)
+            }
+            Working::Guest(GuestWork { guest, console, _registration, policy }) => {
+                let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
+                let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
+                let ram_at_end = of.session.at_end();
+                drop(guest);
+                (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end))
+            }
+        };
+        Ok(Over { ended, resets, ram_at_end, console_bytes_lost, paging, environment, sandboxed, watched, of })
+    }
+}
+
+/// A run whose guest is gone; its manager, its session and its RAM still exist.
+struct Over<'a> {
+    ended: Ended,
+    /// Number of boots after the first.
+    resets: u64,
+    ram_at_end: Option<RamAtEnd>,
+    console_bytes_lost: u64,
+    paging: &'static str,
+    environment: Environment,
+    sandboxed: Option<Sandboxed>,
+    watched: Arc<Watched>,
+    of: Prepared<'a>,
+}
+
+impl Over<'_> {
+    /// Stops the manager and reports what was observed. Without the headline, which is for people.
+    fn report(self, process_start: Instant) -> Result<Finished, Failure> {
+        // The preparation is bound first, so that it is given back last.
+        let Over { of, ended, resets, ram_at_end, console_bytes_lost, paging, mut environment, sandboxed, watched } =
+            self;
+        of.progress.finish();
+        let manager = of.session.stop_manager();
+        let mut observed = of.session.observed(manager.as_ref(), process_start);
+        let is_at_request = matches!(ended, Ended::TimedOut | Ended::Interrupted | Ended::Asked);
+        let lines_lost = of.front.settle(&|| is_at_request || of.interrupts.is_set());
+        step("standard error settled");
+        for (what, count) in [("console_bytes", console_bytes_lost), ("stderr_lines", lines_lost)] {
+            if count > 0 {
+                observed.cut.insert(what.to_owned(), count);
+            }
+        }
+        let devices = watched.reports();
+        let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
+        environment.steal_ms = stolen_ms() - of.stolen_before_ms;
+        let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;
+        let setup = setup(of.spec, of.backing, paging, of.fallback.clone(), &environment);
+        let report = RunReport {
+            headline: String::new(),
+            setup: Setup { walk_cost: of.walk.to_string(), sandbox: sandboxed, ..setup },
+            hello,
+            problem,
+            outcome,
+            crash,
+            resets,
+            figure,
+            verification,
+            results,
+            phases,
+            gaps,
+            regions,
+            ram_at_end,
+            manager: manager.as_ref().map(summarize).unwrap_or_default(),
+            devices,
+            cut,
+            vmm,
+            environment,
+        };
+        Ok(Finished { report, end })
+    }
+}
+
+/// Lets the front end write its lines, inside the sandbox if there is one.
+fn serve_lines(front: &dyn FrontEnd, sandbox: Option<&Arc<Sandbox>>) -> Result<(), Failure> {
+    front.serve(begin_console(sandbox))?;
+    step("standard error served");
+    Ok(())
+}
+
+/// First action of a thread that only writes, or reads the console.
+fn begin_console(sandbox: Option<&Arc<Sandbox>>) -> ThreadBegin {
+    let sandbox = sandbox.cloned();
+    Arc::new(move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Console)))
+}
+
+/// Wall-clock time at which that host's clock began.
+fn opened_at(host: &LinuxHost) -> SystemTime {
+    SystemTime::now() - host.now().since_start()
+}
+
+/// Cost of a TLB miss; a measurement that cannot be used is reported once.
+pub fn walk_cost() -> ChosenWalkCost {
+    let walk = ChosenWalkCost::read(Path::new("/"));
+    walk.note.iter().for_each(|note| tracing::warn!("{note}"));
+    walk
+}
+
+/// Facts about the run, for its recording.
+fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
+    let Environment { kernel, cpu, cpus, thp_enabled, is_virtual, wideleaf, .. } = Environment::capture();
+    let facts = [
+        ("workload", spec.workload_name()),
+        ("cmdline", spec.cmdline.clone()),
+        ("mode", if spec.is_native { "native" } else { "guest" }.to_owned()),
+        ("kernel", kernel),
+        ("cpu", cpu),
+        ("cpus", cpus.to_string()),
+        ("thp_enabled", thp_enabled),
+        ("is_virtual", is_virtual.to_string()),
+        ("wideleaf", wideleaf),
+        (WALK_COST_FACT, walk.cost.to_string()),
+    ];
+    facts.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+/// At most half of the CPUs, and at most four, copy at once. The guest needs the other half, and four saturate the
+/// memory of most hosts.
+fn manager_config() -> ManagerConfig {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    ManagerConfig { copy_threads: (cpus / 2).clamp(1, 4) as u16, ..ManagerConfig::default() }
+}

@@ -1,0 +1,4 @@
+//! Host resources that another process gives back however this one ends.
+
+pub mod cgroup;
+pub mod path;

@@ -1,0 +1,112 @@
+//! A cgroup (v2) that a run makes. It is removed however the process ends (`path.rs`).
+//!
+//! The process returns to its former cgroup through a file that it opened before its sandbox: the kernel checks the
+//! rights of the process that opened it (cgroup-v2, "Delegation Containment").
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+use wideleaf_memory::capabilities::Capability;
+
+use super::path::HeldPath;
+use crate::failure::Failure;
+use crate::guards::Noted;
+
+/// File through which a process joins a cgroup.
+const PROCESSES: &str = "cgroup.procs";
+
+/// File with the mounts of this process.
+const MOUNTS: &str = "/proc/self/mounts";
+
+const NONE: &str = "no cgroup2 is mounted here";
+
+/// The cgroup that this process is in until this is dropped.
+#[derive(Debug)]
+pub struct HeldCgroup {
+    /// File of the previous cgroup.
+    before: File,
+    /// Child that removes the folder, if the folder is new.
+    holder: Option<HeldPath>,
+    _noted: Noted,
+}
+
+impl HeldCgroup {
+    /// Joins the cgroup at `path`, which is absolute or relative to the cgroup mount. A missing cgroup is made.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] in one line; nothing is made then.
+    pub fn join(path: &Path) -> Result<HeldCgroup, Failure> {
+        let said = |why: &dyn std::fmt::Display| Failure::Host(format!("--cgroup {}: {why}", path.display()));
+        let mounts = fs::read_to_string(MOUNTS).map_err(|error| said(&error))?;
+        let root = mounted_at(&mounts).ok_or_else(|| said(&format_args!("{NONE}; mount one, or omit --cgroup")))?;
+        let folder = root.join(path);
+        if !folder.starts_with(&root) || folder.components().any(|part| part.as_os_str() == "..") {
+            return Err(said(&format_args!(
+                "it is not a cgroup: cgroups (v2) are in {}; name one of them",
+                root.display()
+            )));
+        }
+        let here = fs::read_to_string("/proc/self/cgroup").map_err(|error| said(&error))?;
+        let here = here.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let before = open(&root.join(here)).map_err(|error| said(&format_args!("cannot return from it: {error}")))?;
+        let holder = match fs::create_dir(&folder) {
+            Ok(()) => Some(HeldPath::hold(&folder).map_err(|error| {
+                let _ = fs::remove_dir(&folder);
+                said(&error)
+            })?),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(error) => return Err(said(&format_args!("cannot make it: {error}"))),
+        };
+        // From here on dropping it removes the new cgroup.
+        let held = HeldCgroup { before, holder, _noted: Noted::taken("cgroup") };
+        let joined = open(&folder).and_then(|mut processes| processes.write_all(b"0"));
+        joined.map_err(|error| said(&format_args!("cannot join it: {error}")))?;
+        Ok(held)
+    }
+}
+
+/// The doctor's row for `--cgroup`.
+pub fn cgroups() -> Capability {
+    let found = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}")).and_then(|mounts| {
+        let root = mounted_at(&mounts).ok_or(NONE)?;
+        let why_not = |errno| format!("{}: this user cannot make a cgroup there: {errno}", root.display());
+        access(&root, AccessFlags::W_OK).map_err(why_not)?;
+        Ok(root.display().to_string())
+    });
+    Capability::new("cgroup_v2", "--cgroup is refused: a guest has the limits of the process that starts it", found)
+}
+
+impl Drop for HeldCgroup {
+    fn drop(&mut self) {
+        if let Err(error) = self.before.write_all(b"0") {
+            tracing::error!("cannot leave the cgroup: {error}");
+        }
+        // The cgroup is empty now and can be removed.
+        drop(self.holder.take());
+    }
+}
+
+/// Mount point of the first cgroup2 (proc(5), `/proc/pid/mounts`).
+fn mounted_at(mounts: &str) -> Option<PathBuf> {
+    let fields = |line: &str| line.split(' ').take(3).map(str::to_owned).collect::<Vec<_>>();
+    let found = mounts.lines().map(fields).find(|fields| fields.get(2).is_some_and(|kind| kind == "cgroup2"));
+    found.map(|fields| PathBuf::from(&fields[1]))
+}
+
+fn open(folder: &Path) -> io::Result<File> {
+    File::options().write(true).open(folder.join(PROCESSES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_are_found_at_the_mount_of_version_two() {
+        let mounts = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(mounted_at(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(mounted_at("proc /proc proc rw 0 0\n"), None);
+    }
+}

@@ -1,0 +1,285 @@
+//! The guest of a run: from its specification to a machine, and from a machine's end to its meaning.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::capabilities::Capability;
+use wideleaf_memory::input_file::InputFile;
+use wideleaf_memory::second_level::{detect_paging, emulates_guest_kernels};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
+use wideleaf_policies::{Bytes, GpaRange, PageSize};
+use wideleaf_vmm::boot::BootImage;
+use wideleaf_vmm::devices::virtio::VirtioDevice;
+use wideleaf_vmm::devices::virtio::transport::DriverSeen;
+use wideleaf_vmm::devices::{SerialOutput, SerialSink};
+use wideleaf_vmm::kvm::KvmSystem;
+use wideleaf_vmm::kvm::memslot::default_slot_bytes;
+use wideleaf_vmm::sandbox::Sandbox;
+use wideleaf_vmm::x86::cpuid::has_page_size;
+use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+
+use crate::failure::Failure;
+use crate::front_end::FrontEnd;
+use crate::guards::Noted;
+use crate::interrupts::Interrupts;
+use crate::kernel;
+use crate::outcome::Ended;
+use crate::restarts::{NoRestart, Restarts};
+use crate::sandboxed::Sandboxed;
+use crate::session::Session;
+use crate::spec::{Console, RunSpec, Workload};
+
+/// A guest with arguments and an image that are valid on this host; it does not exist yet.
+pub struct GuestPlan {
+    config: VmConfig,
+    image: BootImage,
+    /// Paging of the guest: `ept`, `npt` or `shadow`.
+    pub paging: &'static str,
+}
+
+/// A running guest.
+pub struct RunningGuest {
+    machine: Machine,
+    _noted: Noted,
+}
+
+/// Reason why no guest can run here, if so.
+pub fn why_no_kvm() -> Option<String> {
+    KvmSystem::open().err().map(|error| error.to_string())
+}
+
+/// Kind of second-level paging on this host.
+///
+/// # Errors
+/// [`Failure::Host`] if it cannot be determined.
+pub fn paging_name() -> Result<&'static str, Failure> {
+    detect_paging(Path::new("/sys")).map(|paging| paging.name()).map_err(|error| Failure::Host(error.to_string()))
+}
+
+/// KVM's part of the doctor's table.
+pub fn capabilities() -> Vec<Capability> {
+    let row = Capability::new;
+    let system = KvmSystem::open().map_err(|error| error.to_string());
+    let on_system = |ask: &dyn Fn(&KvmSystem) -> Result<String, String>| match &system {
+        Ok(system) => ask(system),
+        Err(_) => Err("KVM is not usable".to_owned()),
+    };
+    let paging = paging_name().map_err(|error| error.to_string());
+    vec![
+        row(
+            "kvm",
+            "`run` and `demo` work only natively (--native); the labs have KVM in software",
+            system.as_ref().map(|kvm| format!("/dev/kvm, {} memslots", kvm.memslots_max())).map_err(Clone::clone),
+        ),
+        row(
+            "two_dimensional",
+            "mapping sizes are real, but speeds say nothing about EPT/NPT",
+            on_system(&|_| match paging.clone()? {
+                "shadow" => Err("KVM shadows the guest's page tables".into()),
+                name => Ok(name.to_owned()),
+            }),
+        ),
+        row(
+            "guest_kernels",
+            "Linux does not reach user space; images with a wideleaf note run at full speed",
+            on_system(&|_| {
+                if emulates_guest_kernels(Path::new("/")) {
+                    return Err("kvm_pvm emulates what a guest executes in ring 0, and lacks instructions".into());
+                }
+                Ok("run by the CPU".into())
+            }),
+        ),
+        row(
+            "kvm_stats",
+            "no mapping counters: promotion is checked only on the host's side",
+            on_system(&|kvm| {
+                kvm.has_binary_stats().then(|| "KVM_GET_STATS_FD".into()).ok_or("needs Linux 5.14".into())
+            }),
+        ),
+        row(
+            "whole_nx_huge_pages",
+            "KVM breaks huge pages that the guest executes (iTLB multihit); data are not affected",
+            nx_huge_pages(Path::new("/sys")),
+        ),
+    ]
+}
+
+/// Documentation/admin-guide/hw-vuln/multihit.rst.
+fn nx_huge_pages(sys: &Path) -> Result<String, String> {
+    let path = sys.join("module/kvm/parameters/nx_huge_pages");
+    match std::fs::read_to_string(&path).map(|text| text.trim().to_owned()) {
+        Ok(off) if off == "N" || off == "never" => Ok(format!("nx_huge_pages={off}")),
+        Ok(on) => Err(format!("nx_huge_pages={on}")),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
+}
+
+/// Warning before the start of such a guest, which takes minutes to reach its crash.
+const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emulates guest kernels and lacks many of \
+                               their instructions: Linux does not reach user space here; use a host with VT-x or SVM";
+
+/// Checks everything about the guest that needs no memory.
+pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Result<GuestPlan, Failure> {
+    let image = match &spec.workload {
+        Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
+        Workload::Image(path) => {
+            InputFile::open(path).map_err(|error| kernel::no_image(path, &error))?;
+            ImageSource::File(path.clone())
+        }
+    };
+    if let Some(initrd) = &spec.initrd {
+        let opened = InputFile::open(initrd);
+        opened.map_err(|error| Failure::Input(format!("cannot read --initrd {}: {error}", initrd.display())))?;
+    }
+    let mut options = VmOptions::new(image, backing);
+    options.memory = spec.memory;
+    options.vcpus = u32::from(spec.vcpus);
+    options.guest_page = spec.guest_page;
+    options.cmdline = spec.guest_cmdline();
+    options.initrd = spec.initrd.clone();
+    options.slot_bytes = slot_bytes(spec, backing);
+    options.on_reset = spec.on_reset;
+    let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
+    let config = config?;
+    let image = BootImage::read(&config).map_err(from_boot_error)?;
+    KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
+    if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
+        front.say(EMULATED_KERNEL);
+    }
+    Ok(GuestPlan { config, image, paging: paging_name()? })
+}
+
+/// Memslots that can hold a giant page if the policy may make giants, so that KVM can map them as such; otherwise
+/// the size that suits the backing. The price is that at least a gibibyte is held at 4 KiB.
+fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
+    let largest = spec.policy.make().largest_page();
+    let may_be_giant =
+        backing.kind() == BackingKind::Anon && largest == PageSize::Giant1G && spec.memory >= largest.bytes();
+    may_be_giant.then(|| default_slot_bytes(spec.memory, largest))
+}
+
+/// Resources from outside that a guest gets.
+#[derive(Default)]
+pub struct Outside {
+    /// Sink for the bytes of its serial port.
+    pub bytes: Option<SerialSink>,
+    /// Devices, in the order in which the guest finds them.
+    pub devices: Vec<Box<dyn VirtioDevice>>,
+    /// Restrictions of its process.
+    pub sandbox: Option<Arc<Sandbox>>,
+}
+
+impl GuestPlan {
+    /// Ranges of guest RAM.
+    pub fn layout(&self) -> Vec<GpaRange> {
+        self.config.ram_layout()
+    }
+
+    /// Builds the guest in `ram` and starts it; its protocol lines go to `session`, other lines to `front`.
+    pub fn start(
+        &self,
+        ram: Arc<GuestRam>,
+        session: &Arc<Session>,
+        front: &Arc<dyn FrontEnd>,
+        console: Console,
+        outside: Outside,
+    ) -> Result<RunningGuest, Failure> {
+        let (lines, front) = (session.clone(), front.clone());
+        let sink = move |line: &[u8]| {
+            let line = String::from_utf8_lossy(line);
+            let is_ours = lines.on_line(&line);
+            match console {
+                Console::Lines if !is_ours => front.guest_line(&line),
+                Console::Lines | Console::Bytes | Console::Nothing => {}
+            }
+        };
+        let Outside { bytes, devices, sandbox } = outside;
+        let output = SerialOutput { lines: Box::new(sink), bytes };
+        let hardware = Hardware { ram, output, devices, sandbox };
+        let machine = Machine::start_image(&self.config, &self.image, hardware).map_err(from_boot_error)?;
+        tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
+        Ok(RunningGuest { machine, _noted: Noted::taken("guest") })
+    }
+}
+
+fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {
+    use wideleaf_vmm::boot::BootError;
+    let text = error.to_string();
+    match error {
+        BootError::Kvm(_)
+        | BootError::Memory(_)
+        | BootError::Thread { .. }
+        | BootError::Event(_)
+        | BootError::Sandbox(_) => Failure::Host(text),
+        _ => Failure::Input(text),
+    }
+}
+
+impl RunningGuest {
+    /// KVM's mappings of its RAM.
+    pub fn second_level(&self) -> Arc<dyn SecondLevel> {
+        self.machine.second_level()
+    }
+
+    /// Restrictions of its process.
+    pub fn sandboxed(&self) -> Option<Sandboxed> {
+        self.machine.sandbox().map(Sandboxed::from)
+    }
+
+    /// State of its devices' drivers, in order.
+    pub fn drivers(&self) -> &[DriverSeen] {
+        self.machine.drivers()
+    }
+
+    /// Waits for the guest's end, or stops it at the timeout or an interrupt; the timeout covers all its boots.
+    /// Afterwards no vCPU runs, and KVM still has the VM. Returns how it ended, and the number of further boots.
+    pub fn wait(&self, timeout: Option<Duration>, interrupts: &Interrupts, mut restarts: Restarts<'_>) -> (Ended, u64) {
+        let began = Instant::now();
+        let mut left = timeout;
+        loop {
+            let exit = self.machine.wait(WaitLimits { timeout: left, stop: Some(interrupts.flag()) });
+            if exit != GuestExit::Reset || !self.machine.may_boot_again() {
+                return (Self::ended(exit, interrupts), self.machine.resets());
+            }
+            if let Err(why) = restarts.restart(&self.machine) {
+                self.machine.stop();
+                let ended = match why {
+                    NoRestart::Loop(_) => Ended::Crashed(why.to_string()),
+                    NoRestart::Failed(_) => Ended::NotBootedAgain(why.to_string()),
+                };
+                return (ended, self.machine.resets());
+            }
+            left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        }
+    }
+
+    fn ended(exit: GuestExit, interrupts: &Interrupts) -> Ended {
+        match exit {
+            GuestExit::ExitPort(code) => Ended::Exit(u8::try_from(code).unwrap_or(u8::MAX)),
+            GuestExit::Reset | GuestExit::PowerOff => Ended::Exit(0),
+            GuestExit::Stopped if interrupts.is_set() => Ended::Interrupted,
+            GuestExit::Stopped => Ended::Asked,
+            GuestExit::TimedOut => Ended::TimedOut,
+            crash => Ended::Crashed(crash.to_string()),
+        }
+    }
+
+    /// The machine, beside the waiting thread.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The machine, for a caller that observes the guest while it runs.
+    pub fn into_machine(self) -> Machine {
+        self.machine
+    }
+}
+
+/// Page sizes that a guest may use for its own tables on this host.
+pub fn guest_pages() -> Vec<PageSize> {
+    let cpuid = KvmSystem::open().and_then(|kvm| kvm.supported_cpuid());
+    let has = |size| cpuid.as_ref().is_ok_and(|cpuid| has_page_size(cpuid, size));
+    PageSize::ALL.into_iter().filter(|size| has(*size)).collect()
+}

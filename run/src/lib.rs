@@ -1,0 +1,41 @@
+//! One run: a guest, or a native kernel, under the manager. The command line, the tests and the benches use it alike;
+//! it parses no arguments and prints nothing.
+//!
+//! ```text
+//!   RunSpec ──▶ engine: Prepared ──▶ Running ──▶ Over ──▶ RunReport
+//!                          │            ├─ session: the guest's lines, and counters where the guest marks them
+//!                          │            ├─ control socket, wideleafd, policy switch, restarts
+//!                          │            └─ FrontEnd: lines, progress and a console, for the program that embeds it
+//!                          └─ devices, sandbox, RAM
+//! ```
+
+mod control_socket;
+pub mod devices;
+pub mod engine;
+pub mod failure;
+pub mod front_end;
+pub mod guardian;
+pub mod guards;
+pub mod guest;
+pub mod interrupts;
+pub mod kernel;
+pub mod mappings;
+pub mod native;
+pub mod outcome;
+pub mod place;
+pub mod policy_switch;
+pub mod queued;
+mod ram;
+mod recording;
+mod registered;
+pub mod report;
+mod restarts;
+pub mod sandboxed;
+pub mod session;
+pub mod setup;
+pub mod spec;
+pub mod suggest;
+pub mod text;
+pub mod undo;
+
+pub use wideleaf_measure::environment;

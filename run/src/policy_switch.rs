@@ -1,0 +1,88 @@
+//! Sets a run's policy while it runs, or switches it off, for wideleafd or for a client of the VM's control socket.
+//! The latest request counts.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use wideleaf_policies::walk::cost::WalkCost;
+use wideleaf_policies::{Policy, PolicyChoice};
+
+use crate::session::Session;
+
+/// Policy of a VM that is only observed.
+pub const OFF: &str = "off";
+
+/// The policy of a run, and whether it is off.
+#[derive(Debug)]
+pub struct PolicySwitch {
+    /// Cost of a TLB miss, for policies that use it.
+    walk: WalkCost,
+    set: Mutex<Set>,
+}
+
+#[derive(Debug)]
+struct Set {
+    policy: PolicyChoice,
+    is_off: bool,
+}
+
+impl PolicySwitch {
+    /// A policy that is on.
+    pub fn new(policy: PolicyChoice, walk: WalkCost) -> PolicySwitch {
+        PolicySwitch { walk, set: Mutex::new(Set { policy, is_off: false }) }
+    }
+
+    /// Whether it was set to `off`.
+    pub fn is_off(&self) -> bool {
+        self.lock().is_off
+    }
+
+    /// The policy as it is set.
+    pub fn shown(&self) -> String {
+        self.lock().shown()
+    }
+
+    /// Replaces the policy, or switches it off or on. Concurrent callers wait.
+    ///
+    /// # Errors
+    /// One line: the policy that stays, and why.
+    pub fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
+        let mut set = self.lock();
+        let shown = set.shown();
+        let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
+        if wanted == OFF {
+            if set.policy.make().answers_faults() {
+                return Err(stays(
+                    &"it serves the guest's page faults, which cannot wait; restart the VM with another --policy",
+                ));
+            }
+            set.is_off = true;
+            session.set_off(true);
+            return Ok(());
+        }
+        let wanted = PolicyChoice::parse(wanted).map_err(|error| stays(&error))?;
+        if wanted.to_string() != set.policy.to_string() {
+            session.set_policy(wanted.make_for(&self.walk)).map_err(|error| stays(&error))?;
+            set.policy = wanted;
+        }
+        set.is_off = false;
+        session.set_off(false);
+        Ok(())
+    }
+
+    /// Calls `work` with the policy as it is set, without its history, while no other caller sets one.
+    pub fn afresh<T>(&self, work: impl FnOnce(Box<dyn Policy>) -> T) -> T {
+        let set = self.lock();
+        work(set.policy.make_for(&self.walk))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        // Both fields are set after the calls that may fail.
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Set {
+    fn shown(&self) -> String {
+        if self.is_off { OFF.to_owned() } else { self.policy.to_string() }
+    }
+}

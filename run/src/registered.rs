@@ -1,0 +1,192 @@
+//! A run that registers its guest with wideleafd, so that `wideleaf list` and `top` show it and it shares the
+//! host's budget with the others.
+//!
+//! ```text
+//!            register                    limits
+//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
+//!     ▲                                            │  ▲────────┘ limits and settings
+//!     └── no daemon, or gone: again later ─────────┘
+//! ```
+//!
+//! A thread of its own does this, and the guest never waits for it. Without a daemon a run uses its own limits,
+//! which is not an error. The run's end closes the connection, which tells the daemon.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
+use wideleaf_control::protocol::{Answer, Limits, Request};
+use wideleaf_control::view::{Care, VmView};
+use wideleaf_memory::manager::ManagerConfig;
+use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
+use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
+
+use crate::guards::Noted;
+use crate::policy_switch::PolicySwitch;
+use crate::sandboxed;
+use crate::session::Session;
+
+/// Interval of the protocol ([`Request::Register`]); the daemon drops a client that is silent for five intervals.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// A daemon that is restarted or installed finds its guests soon after; a `connect(2)` without a listener costs
+/// microseconds.
+const TRY_EVERY: Duration = Duration::from_secs(5);
+
+/// A guest that is registered with wideleafd until this is dropped.
+pub struct Registered {
+    _stop: Sender<()>,
+    _noted: Noted,
+}
+
+impl Registered {
+    /// Starts to register with the daemon at `socket`, whether it exists yet or not. Without a thread the guest is
+    /// not registered.
+    pub fn start(
+        socket: &Path,
+        policy: &Arc<PolicySwitch>,
+        guest: Option<OwnGuest>,
+        session: &Arc<Session>,
+        sandbox: Option<Arc<Sandbox>>,
+    ) -> Registered {
+        let (stop, stopped) = mpsc::channel();
+        if let Some(guest) = guest {
+            let teller = Teller {
+                socket: socket.to_owned(),
+                policy: Arc::clone(policy),
+                guest,
+                session: Arc::downgrade(session),
+                connection: None,
+                limits: None,
+                said: None,
+                refused: None,
+                complaint: None,
+            };
+            // The thread is not waited for at the end: a daemon that hangs must not hold up a run that is over.
+            let work = move || {
+                sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Status));
+                teller.tell(&stopped);
+            };
+            if let Err(error) = thread::Builder::new().name("status".into()).spawn(work) {
+                tracing::info!("cannot register this guest with wideleafd: {error}");
+            }
+        }
+        Registered { _stop: stop, _noted: Noted::taken("registration") }
+    }
+}
+
+/// State of the thread. It does not own the session, so that a pending question does not hold up the run's end.
+struct Teller {
+    socket: PathBuf,
+    policy: Arc<PolicySwitch>,
+    guest: OwnGuest,
+    session: Weak<Session>,
+    /// Connection over which it is registered.
+    connection: Option<UnixStream>,
+    /// Limits from the daemon; `None`: the run's own.
+    limits: Option<BudgetLimits>,
+    /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
+    said: Option<String>,
+    /// Reason why the policy differs from the operator's.
+    refused: Option<String>,
+    /// Error of the latest try: it is logged once.
+    complaint: Option<String>,
+}
+
+impl Teller {
+    /// Runs until the end of the run.
+    fn tell(mut self, stopped: &Receiver<()>) {
+        while let Some(view) = self.view() {
+            let again_after = match self.ask(view) {
+                Ok(limits) => self.obey(&limits),
+                Err(error) => self.be_alone(&error),
+            };
+            if stopped.recv_timeout(again_after) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    /// View of the guest now; `None` once the run has ended.
+    fn view(&self) -> Option<VmView> {
+        let (live, mapping) = self.session.upgrade()?.seen()?;
+        let mut view = self.guest.view(&live, mapping);
+        view.policy = Some(self.policy.shown());
+        view.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
+        view.notes.extend(self.refused.clone());
+        Some(view)
+    }
+
+    /// Registers the guest, or reports its state.
+    fn ask(&mut self, view: VmView) -> Result<Limits, ClientError> {
+        let vm = Box::new(view);
+        let (connection, request) = match self.connection.take() {
+            Some(connection) => (connection, Request::Status { vm }),
+            None => (client::connect(&self.socket)?, Request::Register { vm }),
+        };
+        match client::ask_over(connection.try_clone()?, request, QUESTION_TIMEOUT)? {
+            Answer::Limits(limits) => {
+                self.connection = Some(connection);
+                Ok(limits)
+            }
+            _ => Err(ClientError::Malformed { why: "it answers another question".into() }),
+        }
+    }
+
+    /// Applies the daemon's limits and policy.
+    fn obey(&mut self, said: &Limits) -> Duration {
+        if self.complaint.take().is_some() {
+            tracing::info!("this guest is registered with wideleafd at {}", self.socket.display());
+        }
+        if let Some(session) = self.session.upgrade() {
+            let limits = limits_of(said);
+            if self.limits.replace(limits) != Some(limits) {
+                session.set_limits(limits);
+            }
+            if self.said != said.policy {
+                self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
+                self.said.clone_from(&said.policy);
+            }
+        }
+        STATUS_EVERY
+    }
+
+    /// Continues with the run's own limits. Operators' settings stay.
+    fn be_alone(&mut self, error: &ClientError) -> Duration {
+        let complaint = Some(error.to_string());
+        if self.complaint != complaint {
+            tracing::info!("not registered with wideleafd: {error}");
+            self.complaint = complaint;
+        }
+        if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
+            session.set_limits(ManagerConfig::default().limits);
+        }
+        TRY_EVERY
+    }
+}
+
+fn limits_of(said: &Limits) -> BudgetLimits {
+    BudgetLimits {
+        copy_per_second: Bytes::new(said.copy_per_second),
+        cpu_share: PerTenThousand::new(said.cpu_share),
+        ..ManagerConfig::default().limits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {
+        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None };
+        let limits = limits_of(&said);
+        assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
+        assert_eq!(limits.burst, BudgetLimits::default().burst);
+    }
+}

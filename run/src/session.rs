@@ -1,0 +1,780 @@
+//! One guest, or one native kernel, observed from its first line to its last. The session reads the counters
+//! exactly where the guest marks them, lets the policy act when it is time, and puts everything into a report.
+//!
+//! ```text
+//!   guest line ──▶ on_line ──┬─ begin, end   take counters now: the vCPU that wrote the line is out of the guest
+//!   (vCPU thread)            ├─ progress     (guest clock, host clock, work done): rates of any stretch afterwards
+//!                            └─ result, gaps, verify, …  kept as they are, up to the bounds of `session/kept.rs`
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SensorCost, SwitchError};
+use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_memory::sensors::smaps::resident_memory;
+use wideleaf_memory::{
+    BackingKind, FirstTouchReport, GuestRam, Host, LinuxHost, Manager, ReservedFramesReport, SecondLevel,
+};
+use wideleaf_policies::account::HostBacking;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
+use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize, Policy};
+use wideleaf_protocol::message::{Mismatch, PREFIX};
+use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
+
+use self::kept::{
+    Cut, GAPS_MAX, Looks, MALFORMED_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, REGIONS_OF_RAM_MAX, RESULTS_MAX,
+    begin_of,
+};
+use crate::front_end::{FrontEnd, Progress};
+use crate::guards::Noted;
+use crate::report::{
+    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, OF_POLICIES, Phase,
+    PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
+};
+use crate::text::clean;
+
+mod kept;
+
+/// Observes one run. Shared between the thread that waits and the vCPU threads that bring the lines.
+pub struct Session {
+    host: Arc<LinuxHost>,
+    ram: Arc<GuestRam>,
+    policy_delay: Option<Duration>,
+    front: Arc<dyn FrontEnd>,
+    progress: Arc<dyn Progress>,
+    /// Set once the guest is built; an earlier line waits for it.
+    attached: OnceLock<Attached>,
+    /// Whether the policy is switched off: nothing activates it until it is switched on again.
+    is_off: AtomicBool,
+    /// Observations and calls of the manager that lines may cause, over all boots.
+    looks: Mutex<Looks>,
+    log: Mutex<Log>,
+}
+
+struct Attached {
+    second_level: Option<Arc<dyn SecondLevel>>,
+    manager: Mutex<Option<(Manager, Noted)>>,
+}
+
+impl Attached {
+    /// Calls `look` while the manager's access sensor has no window of the guest detached.
+    fn in_place<T>(&self, look: impl FnOnce() -> T) -> T {
+        match self.manager.lock().expect("nothing panics under this lock").as_ref() {
+            Some((manager, _)) => manager.with_all_in_place(look),
+            None => look(),
+        }
+    }
+}
+
+/// A stretch between `begin` and `end`.
+struct PhaseLog {
+    name: String,
+    began_at: Moment,
+    begin_tsc: u64,
+    end_tsc: Option<u64>,
+    at_begin: Counters,
+    at_end: Option<Counters>,
+    is_complete: bool,
+    marks: Marks,
+}
+
+#[derive(Default)]
+struct Log {
+    entry: Option<Entry>,
+    hello: Option<Hello>,
+    problem: Option<Problem>,
+    tsc_hz: u64,
+    phases: Vec<PhaseLog>,
+    regions: Vec<(String, GpaRange)>,
+    regions_seen: Vec<Region>,
+    results: BTreeMap<String, Measurement>,
+    gaps: Vec<Gaps>,
+    verification: Option<Verification>,
+    mismatch: Option<String>,
+    panic: Option<String>,
+    kernel_panic: Option<String>,
+    exit: Option<ExitCode>,
+    malformed: Vec<String>,
+    cut: Cut,
+    /// Counters of the latest observation; they also stand for observations that were skipped.
+    latest: Counters,
+    resident_beyond_guest_ram: Option<Bytes>,
+    first_line_at: Option<Instant>,
+}
+
+impl Log {
+    fn figure(&self) -> Option<Figure> {
+        Figure::of(&self.hello.as_ref()?.kernel, &self.results)
+    }
+}
+
+/// Content of a run's lines, after the guest has ended.
+pub struct Observed {
+    /// Message of the kernel that said hello.
+    pub hello: Option<Hello>,
+    /// Problem that the kernel solves, if it has classes.
+    pub problem: Option<Problem>,
+    /// Timed parts of the run.
+    pub phases: Vec<Phase>,
+    /// Regions of the guest's data.
+    pub regions: Vec<Region>,
+    /// Main measurement of the run, for a built-in kernel.
+    pub figure: Option<Figure>,
+    /// All measurements of the guest, by name.
+    pub results: BTreeMap<String, Measurement>,
+    /// Gaps that the guest measured, by vCPU.
+    pub gaps: Vec<Gaps>,
+    /// Verification by the guest.
+    pub verification: Option<Verification>,
+    /// Message of the guest's panic, if it panicked.
+    pub panic: Option<String>,
+    /// Reason of its Linux kernel's panic, if any.
+    pub kernel_panic: Option<String>,
+    /// Exit code in its `exit` line.
+    pub exit: Option<ExitCode>,
+    /// Whether at least one protocol line came.
+    pub has_begun: bool,
+    /// First lines that begin like protocol lines but are malformed, without control characters.
+    pub malformed: Vec<String>,
+    /// Number of messages that were not kept, by kind.
+    pub cut: BTreeMap<String, u64>,
+    /// Memory and time that the VMM used.
+    pub vmm: VmmCost,
+}
+
+impl Session {
+    /// Makes a session over `ram`; `front` and `progress` show what the guest says and does.
+    pub fn new(
+        host: Arc<LinuxHost>,
+        ram: Arc<GuestRam>,
+        policy_delay: Option<Duration>,
+        front: Arc<dyn FrontEnd>,
+        progress: Arc<dyn Progress>,
+    ) -> Arc<Session> {
+        let (attached, is_off, log) = (OnceLock::new(), AtomicBool::new(false), Mutex::default());
+        let looks = Mutex::new(Looks::new(host.now()));
+        Arc::new(Session { host, ram, policy_delay, front, progress, attached, is_off, looks, log })
+    }
+
+    /// Attaches KVM's counters and the manager. From now on lines are processed.
+    pub fn attach(&self, second_level: Option<Arc<dyn SecondLevel>>, manager: Option<Manager>) {
+        if let Some(manager) = manager.as_ref().filter(|_| self.policy_delay.is_none()) {
+            manager.activate();
+        }
+        let manager = manager.map(|manager| (manager, Noted::taken("manager")));
+        let attached = Attached { second_level, manager: Mutex::new(manager) };
+        assert!(self.attached.set(attached).is_ok(), "a session is attached once");
+    }
+
+    /// Ends the manager and returns its report; `None` the second time, or if none was attached.
+    pub fn stop_manager(&self) -> Option<ManagerReport> {
+        let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
+        manager.map(|(manager, _noted)| manager.stop())
+    }
+
+    /// The manager's state at its latest tick, and KVM's totals now; `None` after the manager has ended, or if none
+    /// was attached.
+    pub fn seen(&self) -> Option<(Arc<Live>, Option<MappingStats>)> {
+        let live = self.with_manager(|manager| manager.live())?;
+        let second_level = self.attached.get()?.second_level.as_ref();
+        Some((live, second_level.and_then(|kvm| kvm.mapping_stats().ok())))
+    }
+
+    /// Sets the limits on the cost of actions from now on.
+    pub fn set_limits(&self, limits: BudgetLimits) {
+        self.with_manager(|manager| manager.set_limits(limits));
+    }
+
+    /// Switches the policy off or on. With a delay, it acts again after the guest's next sign of progress.
+    pub fn set_off(&self, is_off: bool) {
+        self.with_manager(|manager| {
+            self.is_off.store(is_off, Ordering::Relaxed);
+            match (is_off, self.policy_delay) {
+                (true, _) => manager.pause(),
+                (false, None) => manager.activate(),
+                (false, Some(_)) => {}
+            }
+        });
+    }
+
+    /// Replaces the policy; it is on or off like the one before.
+    ///
+    /// # Errors
+    /// [`SwitchError`]; the previous policy stays.
+    pub fn set_policy(&self, policy: Box<dyn Policy>) -> Result<(), SwitchError> {
+        // Waits for the answer outside the lock: a vCPU's line may need the lock, and a giant promotion in progress
+        // waits for that vCPU.
+        let answer = self.with_manager(|manager| manager.set_policy(policy));
+        answer.map_or(Err(SwitchError::Ended), PolicyAnswer::wait)
+    }
+
+    /// Asks the manager to rest, if there is one.
+    pub fn ask_to_rest(&self) -> Option<RestAnswer> {
+        self.with_manager(Manager::ask_to_rest)
+    }
+
+    /// The guest has reset its machine and boots again: its messages belong to a boot that is over. The panic of a
+    /// kernel is reported, because it would otherwise have ended the run. A policy with a delay waits again.
+    pub fn forget_guest(&self) {
+        let mut log = self.log();
+        if let Some(why) = &log.kernel_panic {
+            self.front.say(&format!("wideleaf: the guest's kernel panicked and boots again: {why}"));
+        }
+        *log = Log { first_line_at: log.first_line_at, cut: std::mem::take(&mut log.cut), ..Log::default() };
+        drop(log);
+        self.progress.set_position(0);
+        if self.policy_delay.is_some() {
+            self.with_manager(Manager::pause);
+        }
+    }
+
+    fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
+        self.attached
+            .get()?
+            .manager
+            .lock()
+            .expect("nothing panics under this lock")
+            .as_ref()
+            .map(|(manager, _)| tell(manager))
+    }
+
+    /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.
+    pub fn on_line(&self, line: &str) -> bool {
+        match parse(line) {
+            // A line that was cut off when the guest was stopped may be the beginning of a protocol line; an empty
+            // line is not.
+            None => {
+                if let Some(why) = kernel_panic(line) {
+                    self.log().kernel_panic.get_or_insert(why);
+                }
+                return !line.is_empty() && PREFIX.starts_with(line);
+            }
+            Some(Ok(message)) => self.on_message(&message),
+            Some(Err(error)) => {
+                let log = &mut *self.log();
+                let line = begin_of(&clean(&format!("{error}: {line}")));
+                log.cut.keep("malformed_lines", &mut log.malformed, MALFORMED_MAX, line);
+            }
+        }
+        true
+    }
+
+    /// Processes a message, from a line or directly from a native kernel.
+    pub fn on_message(&self, message: &Message<'_>) {
+        let attached = self.attached.wait();
+        let at = self.host.now();
+        let mut log = self.log();
+        let log = &mut *log;
+        log.first_line_at.get_or_insert_with(Instant::now);
+        match *message {
+            Message::Hello { kernel, vcpus, guest_page, tsc_hz, entry, .. } => {
+                log.hello = Some(Hello::new(kernel, vcpus, guest_page, entry));
+                log.tsc_hz = tsc_hz;
+                log.entry = Some(entry);
+            }
+            Message::Problem { class, size, iterations } => log.problem = Some(Problem::new(class, size, iterations)),
+            Message::Region { name, address, bytes } => {
+                let start = match log.entry {
+                    Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
+                    // An address of a process in the guest: only Linux knows its place in RAM.
+                    Some(Entry::Linux) => None,
+                    _ => Some(address),
+                };
+                if let Some(range) = start.and_then(|start| GpaRange::new(Gpa::new(start), Bytes::new(bytes))) {
+                    self.keep_region(log, name.as_str(), range);
+                }
+            }
+            Message::Begin { phase, tsc } => {
+                // An observation costs the guest the restoration of its detached windows, so it is skipped if its
+                // result is not kept.
+                if log.phases.len() >= PHASES_MAX {
+                    return log.cut.count("phases", 1);
+                }
+                if self.may_look(log, at) {
+                    log.latest = attached.in_place(|| self.counters(attached));
+                }
+                self.progress.set_part(phase.as_str());
+                log.phases.push(PhaseLog {
+                    name: begin_of(phase.as_str()),
+                    began_at: self.host.now(),
+                    begin_tsc: tsc,
+                    end_tsc: None,
+                    at_begin: log.latest,
+                    at_end: None,
+                    is_complete: true,
+                    marks: Marks::default(),
+                });
+            }
+            Message::End { phase, tsc } => {
+                let is_open = |open: &PhaseLog| open.end_tsc.is_none() && open.name == phase.as_str();
+                let Some(index) = log.phases.iter().rposition(is_open) else {
+                    return log.cut.count("ends_of_no_phase", 1);
+                };
+                if self.may_look(log, at) {
+                    let look = || {
+                        let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                        (self.counters(attached), regions)
+                    };
+                    (log.latest, log.regions_seen) = attached.in_place(look);
+                    log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
+                }
+                (log.phases[index].end_tsc, log.phases[index].at_end) = (Some(tsc), Some(log.latest));
+            }
+            Message::Progress { phase, tsc, done, total } => {
+                self.progress.set_length(total.max(done));
+                self.progress.set_position(done);
+                if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
+                    log.cut.count("progress_marks", open.marks.add(Mark { at, tsc, done }));
+                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay)
+                        && self.looks().may_call(at)
+                    {
+                        self.activate();
+                    }
+                }
+            }
+            Message::Result { name, value, unit } => {
+                if log.results.len() < RESULTS_MAX || log.results.contains_key(name.as_str()) {
+                    log.results.insert(begin_of(name.as_str()), Measurement { value, unit: begin_of(unit.as_str()) });
+                } else {
+                    log.cut.count("results", 1);
+                }
+            }
+            Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
+                let gaps = Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns };
+                log.cut.keep("gaps", &mut log.gaps, GAPS_MAX, gaps);
+            }
+            Message::Mismatch(Mismatch { address, expected, found, kind }) => {
+                log.mismatch = Some(format!("at {address:#x}: expected {expected:#x}, found {found:#x} ({kind})"));
+            }
+            Message::Verify { status, errors, checked } => {
+                log.verification =
+                    Some(Verification { passed: status == Status::Pass, errors, checked, first_mismatch: None });
+            }
+            Message::Panic { message } => log.panic = Some(begin_of(&clean(message))),
+            Message::Exit { code } => log.exit = Some(code),
+        }
+    }
+
+    /// The number of times that a phase has reached its `total`, or its number of units done. A caller that waits
+    /// for the guest to touch its memory again watches this.
+    pub fn units_done(&self, phase: &str) -> Option<u64> {
+        let log = self.log();
+        let open = log.phases.iter().rev().find(|open| open.name == phase)?;
+        Some(open.marks.last().map_or(0, |mark| mark.done))
+    }
+
+    /// Place of the guest's data, once the guest has reported it.
+    pub fn region_of(&self, name: &str) -> Option<GpaRange> {
+        self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
+    }
+
+    /// Observes guest RAM once more before the manager and the VM are gone: when the guest has ended, or is no
+    /// longer waited for. A phase without an `end` line gets its counters now.
+    pub fn at_end(&self) -> Option<RamAtEnd> {
+        let attached = self.attached.get()?;
+        let named = self.log().regions.clone();
+        let look = || {
+            let regions: Vec<_> = named.iter().map(|(name, range)| self.region(name, *range)).collect();
+            (self.counters(attached), regions)
+        };
+        let (counters, regions) = attached.in_place(look);
+        let mut log = self.log();
+        let mut is_cut_off = log.phases.is_empty();
+        for open in log.phases.iter_mut().filter(|phase| phase.at_end.is_none()) {
+            (open.at_end, open.is_complete, is_cut_off) = (Some(counters), false, true);
+        }
+        if is_cut_off {
+            log.regions_seen = regions;
+        }
+        Some(RamAtEnd::new(counters, self.ram.bytes().get()))
+    }
+
+    /// Everything that the guest reported, with the rates before and after the manager's actions.
+    pub fn observed(&self, manager: Option<&ManagerReport>, process_start: Instant) -> Observed {
+        let mut log = self.log();
+        let tsc_hz = log.tsc_hz;
+        let phases = log.phases.iter().map(|phase| phase.report(tsc_hz, manager)).collect();
+        let mut verification = log.verification.take();
+        if let Some(verification) = &mut verification {
+            verification.first_mismatch = log.mismatch.take();
+        }
+        Observed {
+            phases,
+            regions: std::mem::take(&mut log.regions_seen),
+            figure: log.figure(),
+            hello: log.hello.take(),
+            problem: log.problem.take(),
+            results: std::mem::take(&mut log.results),
+            gaps: std::mem::take(&mut log.gaps),
+            verification,
+            panic: log.panic.take(),
+            kernel_panic: log.kernel_panic.take(),
+            exit: log.exit,
+            has_begun: log.first_line_at.is_some(),
+            malformed: std::mem::take(&mut log.malformed),
+            cut: log.cut.by_name(),
+            vmm: VmmCost {
+                resident_beyond_guest_ram_bytes: log.resident_beyond_guest_ram.map(Bytes::get),
+                first_byte_ms: log
+                    .first_line_at
+                    .filter(|_| log.entry != Some(Entry::Native))
+                    .map(|at| at.duration_since(process_start).as_secs_f64() * 1e3),
+            },
+        }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn looks(&self) -> MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether a line may cause an observation of the host now. A refused line is counted, and uses the latest
+    /// observation.
+    fn may_look(&self, log: &mut Log, now: Moment) -> bool {
+        let may = self.looks().take(now);
+        log.cut.count("looks_at_begin_or_end", u64::from(!may));
+        may
+    }
+
+    /// Keeps a region, while there are few of them and their total size is a small multiple of the guest's RAM.
+    fn keep_region(&self, log: &mut Log, name: &str, range: GpaRange) {
+        let kept: u64 = log.regions.iter().map(|(_, range)| range.bytes().get()).fold(0, u64::saturating_add);
+        let most = self.ram.bytes().get().saturating_mul(REGIONS_OF_RAM_MAX);
+        if kept.saturating_add(range.bytes().get()) > most {
+            return log.cut.count("regions", 1);
+        }
+        log.cut.keep("regions", &mut log.regions, REGIONS_MAX, (begin_of(name), range));
+    }
+
+    fn activate(&self) {
+        self.with_manager(|manager| {
+            if !self.is_off.load(Ordering::Relaxed) {
+                manager.activate();
+            }
+        });
+    }
+
+    fn fixed_page(&self) -> Option<PageSize> {
+        let backing = self.ram.backing();
+        (backing.kind() == BackingKind::Hugetlb).then(|| backing.start_page())
+    }
+
+    fn counters(&self, attached: &Attached) -> Counters {
+        let host = self.ram.claims().steadily(|| self.host_backing());
+        let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
+        counters(host, kvm)
+    }
+
+    fn host_backing(&self) -> HostBacking {
+        let mut host = HostBacking::default();
+        let mut sensor = HostBackingSensor::default();
+        for range in self.ram.ranges() {
+            match sensor.sample(self.host.as_ref(), *range, self.fixed_page()) {
+                Err(error) => tracing::warn!("host backing: {error}"),
+                Ok(rows) => {
+                    for row in rows.map(|row| self.ram.claims().known(row)) {
+                        host.add_window(row.resident, row.backing);
+                    }
+                }
+            }
+        }
+        host
+    }
+
+    fn region(&self, name: &str, range: GpaRange) -> Region {
+        let windows = range.windows().len() as u64;
+        let windows_host_large = self.ram.claims().steadily(|| self.windows_host_large(range));
+        Region { name: name.to_owned(), bytes: range.bytes().get(), windows, windows_host_large }
+    }
+
+    fn windows_host_large(&self, range: GpaRange) -> u64 {
+        let mut windows = 0;
+        let mut sensor = HostBackingSensor::default();
+        for part in self.ram.ranges().iter().filter_map(|ram| ram.part(range)) {
+            if let Ok(rows) = sensor.sample(self.host.as_ref(), part, self.fixed_page()) {
+                let is_whole = |row: &WindowBacking| row.backing.is_large() && row.resident == BASE_PAGES_PER_WINDOW;
+                windows += rows.filter(is_whole).count() as u64;
+            }
+        }
+        windows
+    }
+
+    fn resident_beyond_guest_ram(&self) -> Option<Bytes> {
+        let smaps = self.host.read_text("/proc/self/smaps").ok()?;
+        let ram: Vec<_> = self.ram.ranges().iter().map(|range| (range.hva, range.gpa.bytes())).collect();
+        match resident_memory(&smaps, &ram) {
+            Ok(memory) => Some(memory.beyond_guest_ram),
+            Err(error) => {
+                tracing::warn!("{error}");
+                None
+            }
+        }
+    }
+}
+
+/// Reason of a Linux kernel's panic, if this line reports one (kernel/panic.c).
+fn kernel_panic(line: &str) -> Option<String> {
+    const SAYS: &str = "Kernel panic - not syncing: ";
+    const CHARACTERS_MAX: usize = 200;
+    let (_, why) = line.split_once(SAYS)?;
+    Some(why.chars().filter(|character| !character.is_control()).take(CHARACTERS_MAX).collect())
+}
+
+fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> Counters {
+    Counters {
+        host_4k_bytes: host.base_4k.get(),
+        host_2m_bytes: host.huge_2m.get(),
+        host_1g_bytes: host.giant_1g.get(),
+        kvm: kvm.map(Into::into),
+    }
+}
+
+impl PhaseLog {
+    fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
+        let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
+        // In ticks, if the clock's frequency is unknown.
+        let hz_or_one = tsc_hz.max(1) as f64;
+        let seconds = end_tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one;
+        let units = self.marks.last().map_or(0, |mark| mark.done);
+        let first_done = manager.and_then(|manager| manager.first_done_at);
+        let last_done = manager.and_then(|manager| manager.last_done_at);
+        let start = Mark { at: self.began_at, tsc: self.begin_tsc, done: 0 };
+        let before = first_done.and_then(|first| self.marks.all().iter().rev().find(|mark| mark.at <= first));
+        let after = last_done.and_then(|last| {
+            // If a promotion was over before the phase began, the whole phase ran on its result.
+            if last <= self.began_at { Some(&start) } else { self.marks.all().iter().find(|mark| mark.at >= last) }
+        });
+        Phase {
+            name: self.name.clone(),
+            seconds,
+            began_at_s: self.began_at.since_start().as_secs_f64(),
+            at_begin: self.at_begin,
+            at_end: self.at_end.unwrap_or(self.at_begin),
+            is_complete: self.is_complete,
+            units,
+            rate_per_s: self.marks.last().and_then(|last| rate_between(&start, last, tsc_hz)).unwrap_or(0.0),
+            rate_before_promotion_per_s: before.and_then(|mark| rate_between(&start, mark, tsc_hz)),
+            rate_after_promotion_per_s: after
+                .and_then(|mark| self.marks.last().and_then(|last| rate_between(mark, last, tsc_hz))),
+            progress: self
+                .marks
+                .all()
+                .iter()
+                .map(|mark| (mark.tsc.saturating_sub(self.begin_tsc) as f64 / hz_or_one, mark.done))
+                .collect(),
+        }
+    }
+}
+
+/// Units per second between two marks, by the guest's clock; `None` if they are too close to be meaningful.
+fn rate_between(from: &Mark, to: &Mark, tsc_hz: u64) -> Option<f64> {
+    rate_over(to.done.saturating_sub(from.done), to.tsc.saturating_sub(from.tsc), tsc_hz)
+}
+
+/// Units per second over a number of ticks; `None` if they are too few to be meaningful.
+pub fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
+    /// A progress mark is late by at most one line's exit, tens of microseconds: 1 % of this.
+    const SHORTEST_S: f64 = 0.01;
+    seconds_of(ticks, tsc_hz).filter(|seconds| *seconds >= SHORTEST_S).map(|seconds| units as f64 / seconds)
+}
+
+/// Ticks of the guest's clock in seconds; `None` if its frequency is unknown.
+pub fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
+    (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
+}
+
+/// The manager's part of a report.
+pub fn summarize(report: &ManagerReport) -> ManagerSummary {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let times = &report.unavailable_ns;
+    let unavailable = (!times.is_empty()).then(|| Histogram {
+        count: times.len(),
+        p50_us: us(times.value_at_quantile(0.5)),
+        p90_us: us(times.value_at_quantile(0.9)),
+        p99_us: us(times.value_at_quantile(0.99)),
+        max_us: us(times.max()),
+        buckets: times
+            .iter_log(1_000, 2.0)
+            .map(|bucket| (us(bucket.value_iterated_to()), bucket.count_since_last_iteration()))
+            .filter(|(_, count)| *count > 0)
+            .collect(),
+    });
+    let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
+    let logs_of_others = Some(report.logs_of_others.len() as u64).filter(|slots| *slots > 0).into_iter();
+    let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
+    let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
+    ManagerSummary {
+        policy_changes: report
+            .policy_changes
+            .iter()
+            .map(|(at, policy)| PolicyChange { at_s: at.since_start().as_secs_f64(), policy: (*policy).to_owned() })
+            .collect(),
+        ticks: report.ticks,
+        outcomes: report
+            .outcomes
+            .iter()
+            .map(|((m, result), n)| (format!("{m}.{result}"), *n))
+            .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
+            .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
+            .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
+            .chain(report.policy_figures.iter().map(|(name, n)| (format!("{OF_POLICIES}{name}"), *n)))
+            .collect(),
+        sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
+        budget_refusals: report.budget_refusals,
+        copied_bytes: report.copied.get(),
+        bloat_bytes: report.bloat.get(),
+        cpu_s: report.total_cpu.as_secs_f64(),
+        first_done_at_s: report.first_done_at.map(|at| at.since_start().as_secs_f64()),
+        last_done_at_s: report.last_done_at.map(|at| at.since_start().as_secs_f64()),
+        copy_gib_per_s: report.copy_bytes_per_second().map(|rate| rate / f64::from(1 << 30)),
+        unavailable,
+        kvm_check: report.kvm_checks.first().copied().flatten().map(|check| KvmCheckSummary {
+            large_windows_at_first: check.large_at_first,
+            large_windows_at_most: check.large_at_most,
+            contradictions: check.contradictions,
+        }),
+        samples: samples
+            .iter()
+            .map(|sample| SampleAt {
+                at_s: sample.at.since_start().as_secs_f64(),
+                counters: counters(sample.host, sample.mapping),
+            })
+            .collect(),
+        sensors: report
+            .sensor_costs
+            .iter()
+            .map(|(name, cost)| {
+                let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } = *cost;
+                let cpu_s = cpu.as_secs_f64();
+                let summary = SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s };
+                ((*name).to_owned(), summary)
+            })
+            .collect(),
+        unanswered: report.unanswered.clone(),
+        panics: report.panics.clone(),
+        released_bytes: report.released.get(),
+        recording: report.recording.as_ref().map(|recording| RecordingSummary {
+            frames: recording.frames,
+            frames_lost: recording.frames_lost,
+            bytes: recording.bytes,
+            error: recording.error.as_ref().map(ToString::to_string),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_memory::BackingConfig;
+    use wideleaf_policies::units::mib;
+
+    use super::kept::TEXT_MAX;
+    use super::*;
+    use crate::front_end::{Hidden, Quiet};
+
+    fn session() -> Arc<Session> {
+        let layout = [GpaRange::new(Gpa::new(0), mib(4)).expect("it fits")];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
+        let ram = GuestRam::map(&layout, backing).expect("4 MiB can be mapped");
+        let host = Arc::new(LinuxHost::open().expect("this host"));
+        let session = Session::new(host, ram, Some(Duration::ZERO), Arc::new(Quiet), Arc::new(Hidden));
+        session.attach(None, None);
+        session
+    }
+
+    /// Lower bound of the bytes that the log keeps.
+    fn kept_bytes(log: &Log) -> usize {
+        let texts = log
+            .regions
+            .iter()
+            .map(|(name, _)| name.len())
+            .chain(log.malformed.iter().map(String::len))
+            .chain(log.results.iter().map(|(name, result)| name.len() + result.unit.len()))
+            .chain(log.phases.iter().map(|phase| phase.name.len()))
+            .chain(log.regions_seen.iter().map(|region| region.name.len()))
+            .chain(log.panic.iter().chain(&log.kernel_panic).chain(&log.mismatch).map(String::len));
+        let marks: usize = log.phases.iter().map(|phase| size_of_val(phase.marks.all())).sum();
+        let lists = size_of_val(&log.regions[..]) + size_of_val(&log.phases[..]) + size_of_val(&log.gaps[..]);
+        texts.sum::<usize>() + marks + lists + log.results.len() * size_of::<(String, Measurement)>()
+    }
+
+    fn feed(session: &Session, lines: u64, line: &dyn Fn(u64) -> String) {
+        for number in 0..lines {
+            session.on_line(&line(number));
+        }
+    }
+
+    /// More than a million lines: first one kind after the other, then all kinds in turn.
+    #[test]
+    fn the_log_of_any_guest_is_bounded_to_a_few_mebibytes_and_the_rest_is_counted() {
+        const LINES: u64 = 100_000;
+        type Kind<'a> = &'a dyn Fn(u64) -> String;
+        let long = "x".repeat(4000);
+        let kinds: [(&str, Kind<'_>); 12] = [
+            ("malformed_lines", &|_| format!("@wideleaf {long}")),
+            ("phases", &|number| format!("@wideleaf begin phase=p{number} tsc={number}")),
+            ("", &|number| format!("@wideleaf end phase=p{} tsc={number}", number % 256)),
+            ("ends_of_no_phase", &|number| format!("@wideleaf end phase=p{number} tsc={number}")),
+            ("progress_marks", &|number| {
+                format!("@wideleaf progress phase=p{} tsc={number} done={number} total=0", number % 2)
+            }),
+            ("regions", &|number| format!("@wideleaf region name=r{number} address={number:#x} bytes=4096")),
+            ("results", &|number| format!("@wideleaf result name=r{number} value=1 unit=s")),
+            ("gaps", &|vcpu| format!("@wideleaf gaps vcpu={vcpu} count=1 p50_ns=1 p99_ns=1 p999_ns=1 max_ns=1")),
+            ("", &|number| format!("@wideleaf panic message={number}{long}")),
+            ("", &|number| format!("Kernel panic - not syncing: {number}{long}")),
+            ("", &|number| format!("@wideleaf mismatch address={number:#x} expected=0x1 found=0x2 kind=stale")),
+            ("", &|number| {
+                format!("@wideleaf hello version=1 kernel=k{number} vcpus=1 guest_page=4k tsc_hz=1 entry=pvh")
+            }),
+        ];
+        let session = session();
+        for (cut, line) in kinds {
+            feed(&session, LINES, line);
+            let (log, line) = (session.log(), line(0));
+            let counted = log.cut.by_name().get(cut).copied();
+            assert!(cut.is_empty() || counted > Some(LINES / 2), "{line:.60}: {:?}", log.cut);
+            assert!(kept_bytes(&log) < 10 << 20, "{line:.60}: {} bytes", kept_bytes(&log));
+        }
+        feed(&session, LINES, &|number| kinds[number as usize % kinds.len()].1(number));
+        assert!(kept_bytes(&session.log()) < 10 << 20);
+        let observed = session.observed(None, Instant::now());
+        assert_eq!(
+            (observed.phases.len(), observed.gaps.len(), observed.results.len()),
+            (PHASES_MAX, GAPS_MAX, RESULTS_MAX)
+        );
+        assert_eq!(observed.malformed.len(), MALFORMED_MAX);
+        assert!(observed.malformed.iter().chain(&observed.panic).all(|text| text.chars().count() <= TEXT_MAX));
+        assert!(
+            observed.cut["looks_at_begin_or_end"] > 0,
+            "the host is not observed for each line: {:?}",
+            observed.cut
+        );
+    }
+
+    #[test]
+    fn lines_that_were_not_kept_are_counted_over_all_boots() {
+        let session = session();
+        feed(&session, 100, &|_| "@wideleaf nonsense".to_owned());
+        session.forget_guest();
+        feed(&session, 100, &|_| "@wideleaf nonsense".to_owned());
+        let observed = session.observed(None, Instant::now());
+        assert_eq!((observed.malformed.len(), observed.cut["malformed_lines"]), (64, 2 * 36));
+    }
+
+    #[test]
+    fn a_kernels_panic_is_known_by_its_reason() {
+        let line = "[    1.5] Kernel panic - not syncing: Attempted to kill init!\u{1b}[0m exitcode=0x00000300";
+        assert_eq!(kernel_panic(line).expect("a panic"), "Attempted to kill init![0m exitcode=0x00000300");
+        assert_eq!(kernel_panic("[    1.5] ---[ end Kernel panic - not syncing"), None);
+        assert_eq!(
+            kernel_panic(&format!("Kernel panic - not syncing: {}", "x".repeat(5000))).expect("a panic").len(),
+            200
+        );
+    }
+}
