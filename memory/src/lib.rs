@@ -24,11 +24,13 @@
 //! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
-//! | [`manager`] | all of the above through [`host::Host`] and [`second_level::SecondLevel`] | none |
+//! | [`warming`] | `madvise(2)`: memory made fast before a measurement | none |
+//! | [`manager`] | all of the above through [`kernel::Kernel`] and [`second_level::SecondLevel`] | none |
 //!
-//! Every effect on the kernel goes through one of three doors: [`host::Host`] (an address space), [`mover::Mover`]
-//! (the pages of one VM) and [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at
-//! every call, and a wrapper of the real one that fails at random (module `testing`, behind the feature of that name). There are exceptions. In
+//! Every effect on the kernel goes through one of three doors: [`kernel::Kernel`] (an address space, of which
+//! [`host::Host`] is the part that also another process has), [`mover::Mover`] (the pages of one VM) and
+//! [`second_level::SecondLevel`] (KVM's side of it). Each has a fake that can fail at every call, and a wrapper of
+//! the real one that fails at random (module `testing`, with the feature of that name). There are exceptions. In
 //! [`first_touch`] and [`reserved_frames`] the kernel reports the faults, so their userfaultfd is always the real
 //! one. [`reserved_frames`] and [`sensors::minor_faults`] have small doors of their own, with fakes.
 //! [`sensors::damon`] reads and writes files under a root that tests choose. `unsafe` is in `sys` alone.

@@ -22,6 +22,7 @@ use wideleaf_policies::{Bytes, PageSize};
 #[cfg(test)]
 mod fake_kernel;
 mod files;
+mod granted;
 mod holders;
 mod intent;
 mod lease;
@@ -31,11 +32,12 @@ mod resize;
 mod room;
 
 use files::{KernelFiles, PoolFiles};
+pub use granted::{Granted, NodePages};
 pub use holders::{Holder, Holders};
 pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
 pub use mounts::HugetlbMount;
-pub use resize::{Granted, NodePages, Note, OnShortage, Plan, Release, Request, Returned};
+pub use resize::{Note, OnShortage, Plan, Release, Request, Returned};
 pub use room::{Blocks, NoRoom, NodeRoom};
 
 /// Maximum number of reads of a pool with numbers that contradict each other, before that is an error. The numbers

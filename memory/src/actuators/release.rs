@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_whose_zero_pages_are_all_pinned_is_busy() {
+    fn a_window_with_all_its_zero_pages_pinned_is_busy() {
         let guest = Guest::new(false);
         ALL_PAGES.for_each(|page| guest.mover.pin(Place::Guest(WINDOW), page));
         let release = guest.release();

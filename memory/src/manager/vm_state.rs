@@ -1,8 +1,8 @@
 //! Everything that the loop keeps for one VM, from its first tick to its last.
 //!
 //! ```text
-//!   ManagedVm ──▶ guarded second level ──▶ sensors ──▶ swappers
-//!                 └─▶ giants: the level below the claims
+//!   ManagedVm ──▶ guard of its second level ─┬─ claiming ──────▶ sensors ──▶ swappers
+//!                                            └─ without claims ─▶ giants
 //! ```
 
 use std::collections::BTreeSet;
@@ -65,7 +65,8 @@ pub(super) struct SharedParts<'a> {
 }
 
 impl VmState {
-    /// A VM on which nothing was done yet. `giants` changes its second level, so it runs before the sensors start. Each missing sensor adds a line to `unanswered`.
+    /// A VM on which nothing was done yet. `giants` changes its second level, so it runs before the sensors start.
+    /// Each missing sensor adds a line to `unanswered`.
     pub fn new(
         host: &Arc<dyn Kernel>,
         mut managed: ManagedVm,

@@ -18,7 +18,7 @@
 use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;
 
-use super::resize::by_name;
+use super::granted::by_name;
 use super::{Granted, NodePages};
 
 /// A change that is about to be made to a pool.

@@ -18,10 +18,9 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use wideleaf_policies::PageSize;
 
-use super::{HugetlbPools, Intent, NoRoom, NodeRoom, PoolError, PoolStatus, Settled};
+use super::{Granted, HugetlbPools, Intent, NoRoom, NodePages, NodeRoom, PoolError, PoolStatus, Settled};
 
 /// Growth of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,65 +72,8 @@ pub struct Plan {
     pub room: Vec<NodeRoom>,
 }
 
-/// Pages added to a pool: all that is needed to undo it, also in a process that starts later.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Granted {
-    /// Page size of the pool.
-    #[serde(with = "by_name")]
-    size: PageSize,
-    /// Number of new pages.
-    pages: u64,
-    /// Growth of `nr_hugepages` by node: the new pages, and surplus ones that became persistent.
-    added: Vec<NodePages>,
-    /// Identifier of the boot (`/proc/sys/kernel/random/boot_id`): the pages do not survive it.
-    boot: String,
-}
-
-/// A number of pages on a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodePages {
-    /// Number of the node; `None` if the kernel does not count by node.
-    pub node: Option<u32>,
-    /// Number of pages.
-    pub pages: u64,
-}
-
 /// Called with the intent before a pool changes. If it fails, the pool stays as it is.
 pub type Note<'a> = &'a mut dyn FnMut(&Intent) -> Result<(), String>;
-
-impl Granted {
-    pub(super) fn new(size: PageSize, pages: u64, added: Vec<NodePages>, boot: &str) -> Granted {
-        Granted { size, pages, added, boot: boot.to_owned() }
-    }
-
-    /// Page size of the pool that grew.
-    pub fn size(&self) -> PageSize {
-        self.size
-    }
-
-    /// Number of new unused pages.
-    pub fn pages(&self) -> u64 {
-        self.pages
-    }
-
-    /// Pages still to be given back, by node.
-    pub fn added(&self) -> &[NodePages] {
-        &self.added
-    }
-
-    /// Whether everything is given back.
-    pub fn is_undone(&self) -> bool {
-        self.added.is_empty()
-    }
-
-    pub(super) fn added_mut(&mut self) -> std::slice::IterMut<'_, NodePages> {
-        self.added.iter_mut()
-    }
-
-    pub(super) fn drop_empty_parts(&mut self) {
-        self.added.retain(|part| part.pages > 0);
-    }
-}
 
 /// Result of giving pages back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -441,21 +383,6 @@ fn by_node(before: &PoolStatus, after: &PoolStatus, node: Option<u32>, added: u6
 
 fn no_room(request: &Request, made: Option<u64>, room: Vec<NodeRoom>) -> PoolError {
     PoolError::NoRoom(Box::new(NoRoom { size: request.size, needed: request.pages, made, room }))
-}
-
-/// Serialises a page size by its name, as everywhere else.
-pub(super) mod by_name {
-    use serde::{Deserialize, Deserializer, Serializer, de};
-    use wideleaf_policies::PageSize;
-
-    pub(in crate::pool) fn serialize<S: Serializer>(size: &PageSize, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(size.name())
-    }
-
-    pub(in crate::pool) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<PageSize, D::Error> {
-        let name = String::deserialize(from)?;
-        PageSize::parse(&name).map_err(de::Error::custom)
-    }
 }
 
 #[cfg(test)]

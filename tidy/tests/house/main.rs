@@ -1,6 +1,7 @@
 //! The repository is as CONTRIBUTING.md says.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod cycles;
 mod dependencies;
 mod english;
 mod size;
