@@ -214,7 +214,7 @@ impl<'a> Prepared<'a> {
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
-        let work = Working::Guest(GuestWork { guest, console, _registration: registration, policy });
+        let work = Working::Guest(Box::new(GuestWork { guest, console, _registration: registration, policy }));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
     }
 
@@ -268,7 +268,7 @@ enum Working {
     /// A kernel in threads of this process, which the waiting thread starts.
     Native,
     /// A guest.
-    Guest(GuestWork),
+    Guest(Box<GuestWork>),
 }
 
 /// Guards of a running guest, in the order in which they are given back.
@@ -288,7 +288,8 @@ impl<'a> Running<'a> {
                 let ended = native::run(of.spec, &of.ram, &of.session, of.interrupts)?;
                 (ended, 0, of.session.at_end(), 0)
             }
-            Working::Guest(GuestWork { guest, console, _registration, policy }) => {
+            Working::Guest(work) => {
+                let GuestWork { guest, console, _registration, policy } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
                 let ram_at_end = of.session.at_end();

@@ -23,7 +23,6 @@ use wideleaf::progress::visible_bar;
 use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
 use wideleaf_measure::environment::Environment;
 use wideleaf_memory::walk_cost::CpuModel;
-use wideleaf_run::environment::Environment;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 

@@ -156,14 +156,14 @@ fn definition(
         let child: Module = module.iter().cloned().chain([name.to_owned()]).collect();
         files.contains_key(&child).then_some(child)
     };
-    let mut segments = path.iter().peekable();
+    let mut segments = path.iter();
     let mut at = match segments.next()?.as_str() {
         "crate" => Module::new(),
         "self" => file.clone(),
         "super" => file[..file.len().checked_sub(1)?].to_vec(),
         name => child(file, name)?,
     };
-    while let Some(segment) = segments.next() {
+    for segment in segments {
         if segment == "super" {
             at.pop();
         } else if let Some(child) = child(&at, segment) {

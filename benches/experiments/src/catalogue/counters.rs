@@ -182,8 +182,11 @@ fn grid(caption: &str, numbers: &[&str], rows: Vec<Vec<String>>) -> Grid {
 const NEAR_BY: f64 = 2.0;
 const GUPS_WITHIN_PERCENT: f64 = 2.0;
 
+/// A count of ours and the published one, for two page sizes.
+type Pairs = [(Option<f64>, Option<f64>); 2];
+
 /// Number of counts within [`NEAR_BY`] of the published ones, and of all counts that both have.
-fn near(rows: &[Counted], of: fn(&Counted) -> [(Option<f64>, Option<f64>); 2]) -> (usize, usize) {
+fn near(rows: &[Counted], of: fn(&Counted) -> Pairs) -> (usize, usize) {
     let ratios: Vec<f64> = rows.iter().flat_map(of).filter_map(|(ours, theirs)| Some(ours? / theirs?)).collect();
     (ratios.iter().filter(|ratio| (1.0 / NEAR_BY..=NEAR_BY).contains(*ratio)).count(), ratios.len())
 }

@@ -7,7 +7,6 @@ use wideleaf_experiments::definition::HostFacts;
 use wideleaf_measure::environment::Environment;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
-use wideleaf_run::environment::Environment;
 use wideleaf_run::guest;
 
 /// Facts about this host.
