@@ -1,22 +1,19 @@
 //! The command line as types. Parsing starts nothing on the machine, so that `--help` and every message about a
 //! wrong argument work anywhere.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
-use wideleaf_memory::input_file::InputFile;
-use wideleaf_policies::policy::POLICIES;
-use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice, PolicyError};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_run::spec::Fallback;
-use wideleaf_run::suggest::did_you_mean;
 
 use crate::attach::AttachArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
-use crate::kernels;
+use crate::kernels::{self, KernelsArgs};
+use crate::options::{FormatArg, no_policy, parse_duration, parse_some_bytes, parse_timeout, with_files};
 use crate::run::devices::DeviceArgs;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
@@ -466,30 +463,6 @@ pub enum OnResetArg {
     Restart,
 }
 
-const KERNELS_EXAMPLES: &str = "\
-Examples:
-  List all of them:
-    wideleaf kernels
-
-  Show one, with its parameters:
-    wideleaf kernels npb.is
-
-  All details of all of them, for programs:
-    wideleaf kernels --format json";
-
-/// Arguments of `wideleaf kernels`.
-#[derive(Args, Debug)]
-#[command(after_long_help = KERNELS_EXAMPLES)]
-pub struct KernelsArgs {
-    /// Show only this kernel, with its parameters
-    #[arg(value_name = "KERNEL")]
-    pub kernel: Option<String>,
-
-    /// Format of the output
-    #[arg(long, value_enum, default_value = "table")]
-    pub format: FormatArg,
-}
-
 const DEMO_EXAMPLES: &str = "\
 Examples:
   In guests if /dev/kvm is usable, otherwise natively:
@@ -589,15 +562,6 @@ impl From<FallbackArg> for Fallback {
     }
 }
 
-/// Argument of `--format`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FormatArg {
-    /// Table for people
-    Table,
-    /// JSON for programs
-    Json,
-}
-
 /// Argument of `--policy`.
 #[derive(Clone, Debug)]
 pub enum PolicyArg {
@@ -614,83 +578,11 @@ fn parse_policy(text: &str) -> Result<PolicyArg, String> {
     }
 }
 
-/// Message for an invalid policy, with the name that was probably meant.
-pub fn no_policy(error: &PolicyError) -> String {
-    let hint = match error {
-        PolicyError::UnknownPolicy { name } => did_you_mean(name, POLICIES.iter().map(|policy| policy.name)),
-        PolicyError::UnknownKey { key, known, .. } => did_you_mean(key, known.iter().copied()),
-        _ => String::new(),
-    };
-    format!("{error}{hint}")
-}
-
 /// As [`PageSize::parse`], without base pages, which have no pool.
 fn parse_pool_size(text: &str) -> Result<PageSize, &'static str> {
     match PageSize::parse(text) {
         Ok(size @ (PageSize::Huge2M | PageSize::Giant1G)) => Ok(size),
         _ => Err("the hugetlb pools have pages of two sizes: write 2m or 1g"),
-    }
-}
-
-/// As [`Bytes::parse`], but refuses zero.
-pub fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
-    match Bytes::parse(text).map_err(|error| error.to_string())? {
-        Bytes::ZERO => Err("the size is zero: write at least one byte".into()),
-        bytes => Ok(bytes),
-    }
-}
-
-/// Replaces each value `@FILE` in `name:key=value,…` by the contents of the file.
-pub fn with_files(text: &str) -> Result<String, String> {
-    let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
-    let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
-        Some((key, path)) => Ok(format!("{key}={}", lines_of(path)?)),
-        None => Ok(setting.to_owned()),
-    });
-    Ok(format!("{name}:{}", settings.collect::<Result<Vec<String>, String>>()?.join(",")))
-}
-
-/// Largest file that may be a policy's value. The rules of `schemes` are some lines.
-const VALUE_FILE_MAX: Bytes = mib(1);
-
-/// The lines of a file joined by `;`, without comments (from `#` on) and empty lines.
-fn lines_of(path: &str) -> Result<String, String> {
-    let text = InputFile::open_stream(Path::new(path)).and_then(|file| file.read_text(VALUE_FILE_MAX));
-    let text = text.map_err(|error| format!("cannot read {path}: {error}"))?;
-    if text.contains(',') {
-        return Err(format!("cannot use {path}: it has a comma, and no policy parameter may contain one"));
-    }
-    let line = |line: &str| line.split('#').next().unwrap_or("").trim().trim_end_matches(';').trim_end().to_owned();
-    let lines: Vec<String> = text.lines().map(line).filter(|line| !line.is_empty()).collect();
-    Ok(lines.join("; "))
-}
-
-/// Parses `250ms`, `10s`, `2m`, `1h`. A bare number means seconds, as in timeout(1) and sleep(1).
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    const FORM: &str = "not a time: write a whole number of seconds, or one followed by ms, s, m or h (10, 250ms, 2m)";
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| FORM)?;
-    let milliseconds = match unit {
-        "ms" => Some(number),
-        "" | "s" => number.checked_mul(1_000),
-        "m" => number.checked_mul(60_000),
-        "h" => number.checked_mul(3_600_000),
-        _ => return Err(FORM.into()),
-    };
-    milliseconds.map(Duration::from_millis).ok_or_else(|| "the time is too long: use fewer hours".into())
-}
-
-/// As [`parse_duration`], but refuses zero.
-pub fn parse_timeout(text: &str) -> Result<Duration, String> {
-    some_time(text, "omit --timeout to wait without a limit")
-}
-
-/// As [`parse_duration`], but refuses zero and then names the remedy.
-pub fn some_time(text: &str, remedy: &str) -> Result<Duration, String> {
-    match parse_duration(text)? {
-        Duration::ZERO => Err(format!("the time is zero: {remedy}")),
-        time => Ok(time),
     }
 }
 
@@ -702,16 +594,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn times_have_a_unit() {
-        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        assert!(parse_timeout("0s").is_err());
-        assert_eq!(parse_duration("5"), Ok(Duration::from_secs(5)));
-        for wrong in ["", "s", "-1s", "1.5s", "1 s", "99999999999999999999s"] {
-            assert!(parse_duration(wrong).is_err(), "{wrong:?}");
-        }
     }
 }

@@ -23,9 +23,9 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::policy_switch::OFF;
 use wideleaf_run::text::clean;
 
-use crate::args::FormatArg;
 use crate::guests::settings::{parse_path, parse_policy};
 use crate::guests::tables;
+use crate::options::FormatArg;
 use crate::output::{Output, say};
 use crate::vm_source::{SocketArg, too_late, vm_of};
 

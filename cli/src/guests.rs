@@ -14,7 +14,7 @@ use wideleaf_control::protocol::{Request, Settings};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::text::clean;
 
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 use crate::output::{Output, print};
 use crate::vm_source::{SocketArg, SourceArg, done, vm_of};
 use settings::Setting;

@@ -41,7 +41,7 @@ use clap::{Args, Subcommand};
 use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_run::failure::Failure;
 
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_kernels::parameters::Parameter;
@@ -11,9 +12,33 @@ use wideleaf_kernels::{KERNELS, Kernel};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::kernel::{self, meant};
 
-use crate::args::KernelsArgs;
+use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, prose_table};
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  List all of them:
+    wideleaf kernels
+
+  Show one, with its parameters:
+    wideleaf kernels npb.is
+
+  All details of all of them, for programs:
+    wideleaf kernels --format json";
+
+/// Arguments of `wideleaf kernels`.
+#[derive(Args, Debug)]
+#[command(after_long_help = KERNELS_EXAMPLES)]
+pub struct KernelsArgs {
+    /// Show only this kernel, with its parameters
+    #[arg(value_name = "KERNEL")]
+    pub kernel: Option<String>,
+
+    /// Format of the output
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+}
 
 /// List of some kernels.
 #[derive(Debug, Serialize)]

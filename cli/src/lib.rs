@@ -27,6 +27,7 @@ pub mod limits;
 pub mod manual;
 #[path = "../../packaging/manual_page.rs"]
 mod manual_page;
+pub mod options;
 pub mod output;
 pub mod pool;
 pub mod program;

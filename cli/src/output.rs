@@ -13,7 +13,7 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::place::{NamedPlace, is_standard_output};
 use wideleaf_run::queued::PIECE;
 
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 
 pub use crate::stderr::say;
 

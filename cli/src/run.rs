@@ -20,7 +20,8 @@ use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::RunSpec;
 
 use self::front_end::TerminalFrontEnd;
-use crate::args::{FormatArg, PolicyArg, RunArgs};
+use crate::args::{PolicyArg, RunArgs};
+use crate::options::FormatArg;
 use crate::output::{Output, print, say};
 use crate::report::headline::headline;
 use crate::table::prose_table;

@@ -26,7 +26,7 @@ use wideleaf_run::guest;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::place::NamedPlace;
 
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 use crate::output::Output;
 use crate::progress::visible_bar;
 use crate::vm_source::SourceArg;

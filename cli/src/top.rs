@@ -23,7 +23,7 @@ use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::undo::Undo;
 
-use crate::args::parse_duration;
+use crate::options::parse_duration;
 use crate::output::print;
 use crate::vm_source::{Source, SourceArg};
 use screen::{Effect, Screen, Tab};

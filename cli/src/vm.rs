@@ -12,8 +12,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::text::clean;
 
-use crate::args::FormatArg;
 use crate::guests::{settings, tables};
+use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, table};
 

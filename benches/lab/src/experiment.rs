@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use wideleaf::args::some_time;
+use wideleaf::options::some_time;
 use wideleaf::output::{print, say};
 use wideleaf::table::prose_table;
 use wideleaf_experiments::definition::Experiment;

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use crate::image::results::GuestReport;
 use crate::image::workload::Workload;
 use clap::{Args, Subcommand};
-use wideleaf::args::FormatArg;
+use wideleaf::options::FormatArg;
 use wideleaf::output::Output;
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_run::failure::Failure;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use wideleaf::args::FormatArg;
+use wideleaf::options::FormatArg;
 use wideleaf::output::Output;
 use wideleaf::progress::visible_bar;
 use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};

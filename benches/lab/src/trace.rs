@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use wideleaf::args::FormatArg;
+use wideleaf::options::FormatArg;
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 

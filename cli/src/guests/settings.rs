@@ -7,7 +7,7 @@ use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::PolicyChoice;
 use wideleaf_run::policy_switch::OFF;
 
-use crate::args::with_files;
+use crate::options::with_files;
 
 /// One setting of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use wideleaf_run::failure::{Failure, HookFault};
 
 use super::script::{self, Found};
 use super::{called, libvirtd};
-use crate::args::FormatArg;
+use crate::options::FormatArg;
 use crate::output::Output;
 
 /// State of the script.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf::args::{FormatArg, parse_some_bytes, parse_timeout, with_files};
+use wideleaf::options::{FormatArg, parse_some_bytes, parse_timeout, with_files};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_simulator::{Machine, machine, machines};
 
