@@ -6,7 +6,7 @@
 //!   khugepaged  attached, the host's khugepaged at its fastest and at its defaults: time to 99 % huge, CPU time
 //! ```
 //!
-//! `speed`: a library keeps QEMU's advice to use huge pages from the kernel (`wideleaf_guest_tests::qemu_guest`), so
+//! `speed`: a library keeps QEMU's advice to use huge pages from the kernel (`wideleaf_testing::qemu_guest`), so
 //! RAM starts on base pages. Arms take turns, with one guest each, and each guest checks its table at its end.
 //! `khugepaged`: the guest starts on huge pages, the default in QEMU. Once it is full, the bench splits each huge
 //! page from outside, so that khugepaged may collapse it again. The clock starts then.
@@ -23,7 +23,6 @@ use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
 use wideleaf_benches::cpu::Threads;
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
@@ -36,6 +35,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange}
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, PolicyChoice};
 use wideleaf_protocol::{Message, parse};
+use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
 /// RAM beyond the table.
 const BESIDE_TABLE: Bytes = mib(64);

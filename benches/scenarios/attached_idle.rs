@@ -19,10 +19,10 @@ use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
-use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 use wideleaf_measure::environment::Environment;
 use wideleaf_measure::statistics::median;
 use wideleaf_policies::units::mib;
+use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
 /// Time after which promotions are over and every loop is at its longest pause.
 const SETTLES_IN: Duration = Duration::from_secs(30);

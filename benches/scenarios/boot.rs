@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
 use wideleaf_benches::scenario::{Arguments, Ended, run};
-use wideleaf_guest_tests::tiny_guest::prints_one_byte;
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
+use wideleaf_testing::tiny_guest::prints_one_byte;
 
 const ROUNDS: u32 = 31;
 const MEMORY: &str = "512M";

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use under_libvirt::{ask, is_running, libvirt_with_hook, passes, start_wideleafd, vms};
 use wideleaf_control::protocol::{Answer, Request};
-use wideleaf_guest_tests::libvirt::{Domain, Libvirt};
-use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
+use wideleaf_testing::libvirt::{Domain, Libvirt};
+use wideleaf_testing::{has_kvm, number_from_environment};
 
 const BASE: Domain<'static> = Domain { is_on_base_pages: true, ..Domain::PATTERN };
 const GUESTS: [Domain<'static>; 4] = [

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use wideleaf_guest_tests::programs::built;
-use wideleaf_guest_tests::{Need, is_there, lab_guest, lab_images, lab_kernel, prepare_images, prepare_lab};
+use wideleaf_testing::programs::built;
+use wideleaf_testing::{Need, is_there, lab_guest, lab_images, lab_kernel, prepare_images, prepare_lab};
 
 const LAB_SECONDS: &str = "1500";
 

@@ -17,10 +17,10 @@ use std::time::Duration;
 use under_libvirt::{ask, care, is_running, libvirt_with_hook, passes, program, start_wideleafd};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings};
 use wideleaf_control::view::Care;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::libvirt::{Domain, IMAGES, Libvirt};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::libvirt::{Domain, IMAGES, Libvirt};
 
 /// Time limit of one request: a guest of 128 MiB starts within a second on an idle machine.
 const REQUEST_MAX: Duration = Duration::from_secs(60);

@@ -26,12 +26,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
-use wideleaf_guest_tests::programs::wideleaf;
-use wideleaf_guest_tests::slow_disk::SlowDisk;
-use wideleaf_guest_tests::tiny_guest::{direct, image, prints_for_ever, pvh};
-use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
+use wideleaf_testing::programs::wideleaf;
+use wideleaf_testing::slow_disk::SlowDisk;
+use wideleaf_testing::tiny_guest::{direct, image, prints_for_ever, pvh};
+use wideleaf_testing::{has_kvm, number_from_environment};
 
 const SECONDS_DEFAULT: u64 = 20;
 /// Number of parallel runs, more than a small machine has processors.

@@ -19,10 +19,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use wideleaf_guest_tests::chaos::Chaos;
-use wideleaf_guest_tests::holdings::Holdings;
-use wideleaf_guest_tests::pattern_guest::PatternGuest;
-use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::ManagedVm;
 use wideleaf_memory::testing::failing_host::FailingHost;
@@ -31,6 +27,10 @@ use wideleaf_memory::testing::fault_injection::{Dice, FaultInjection};
 use wideleaf_memory::{BackingKind, LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, VmId};
+use wideleaf_testing::chaos::Chaos;
+use wideleaf_testing::holdings::Holdings;
+use wideleaf_testing::pattern_guest::PatternGuest;
+use wideleaf_testing::{has_kvm, number_from_environment};
 
 const SECONDS_DEFAULT: u64 = 60;
 const KINDS: [BackingKind; 2] = [BackingKind::Anon, BackingKind::Memfd];

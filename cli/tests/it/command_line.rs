@@ -16,9 +16,9 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use predicates::prelude::*;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
 use wideleaf_kernels::KERNELS;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_testing::scratch::Running;
 use wideleaf_vmm::HostLimits;
 
 /// A native GUPS on a table of 512 KiB: over in some milliseconds.

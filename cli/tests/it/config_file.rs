@@ -3,7 +3,7 @@
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 /// A native GUPS on a table of 512 KiB: over in some milliseconds.
 const SMALL: &str = "workload = \"gups\"\nnative = true\ncmdline = \"log2_words=16\"\nmemory = \"64M\"\n";

@@ -10,11 +10,11 @@ use crate::program::new_scratch;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_protocol::ExitCode;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{image, pvh};
 
 /// A guest that prints `>`, then each byte that it reads, up to a `q`.
 fn echo() -> Vec<u8> {

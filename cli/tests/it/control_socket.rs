@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::program::new_scratch;
 use serde_json::{Value, json};
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{image, pvh};
 use wideleaf_policies::units::mib;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{image, pvh};
 
 const ARGUMENTS: [&str; 7] = [
     "run",

@@ -14,10 +14,10 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::{Need, has_kvm, is_there};
 
 /// Options that restrict a run: the defaults, and as much as root can.
 const DEFAULT: &[&str] = &[];

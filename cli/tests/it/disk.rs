@@ -5,8 +5,8 @@ use std::fs::File;
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Scratch;
 use wideleaf_vmm::devices::virtio::block::{DiskImage, DiskOptions};
 
 fn scratch_with_disk(bytes: u64) -> Scratch {

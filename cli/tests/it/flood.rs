@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::tiny_guest::prints_for_ever;
 use wideleaf_policies::units::mib;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::tiny_guest::prints_for_ever;
 
 /// Limit for the private memory of the process beyond its guest's 64 MiB: code, stacks of its threads (2 MiB
 /// each), and kept lines.

@@ -4,10 +4,10 @@
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_policies::PageSize;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::{GiantPage, has_kvm};
 use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use nix::unistd::geteuid;
-use wideleaf_guest_tests::has_kvm;
+use wideleaf_testing::has_kvm;
 
 use crate::program::new_scratch;
 

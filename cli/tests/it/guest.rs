@@ -12,11 +12,11 @@ use crate::turn_at_the_pool;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, image32, note, pvh};
 use wideleaf_protocol::{ExitCode, Message, Name, Status};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{CODE_AT, LOADED_AT, direct, elf, image, image32, note, pvh};
 
 /// Code of `jmp` to itself.
 const HANG: &[u8] = &[0xeb, 0xfe];

@@ -8,10 +8,10 @@ use wideleaf::vm_source::Source;
 use wideleaf::vm_source::looking::{Looking, WithoutDaemon};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Care, VmView, Vmm};
-use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::{Need, is_there};
 use wideleaf_policies::units::mib;
+use wideleaf_testing::qemu_guest::{QEMU, QemuGuest, QemuRam, QemuSetup};
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::{Need, is_there};
 
 /// Workload of the guest: it checks this memory over and over.
 const WORK: &str = "pattern bytes=33554432 seconds=600";

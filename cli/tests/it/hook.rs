@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use crate::program::new_scratch;
 use wideleaf::hook::script::{Trust, text_for};
 use wideleaf_control::protocol::{Answer, Envelope, OrdinaryMemory, PoolRequest, Reply, Request};
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 /// Domain with 64 pages of 2 MiB and a guarantee.
 const LIVE: &str = include_str!("../domains/live.xml");

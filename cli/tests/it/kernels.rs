@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_kernels::{KERNELS, Kernel};
 use wideleaf_protocol::VCPUS_MAX;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
 
 /// Lock for one run at a time: vCPUs and threads spin while they wait for each other, and would take the CPUs
 /// that the others need.

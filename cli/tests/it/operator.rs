@@ -18,8 +18,8 @@ use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 use serde_json::{Value, json};
 use wideleaf_control::protocol::{Answer, Envelope, Reply, Request, Settings, Target, VERSION};
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
 
 /// A daemon in a test's folder: it records its requests and ends with the test.
 struct FakeDaemon {

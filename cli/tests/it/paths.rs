@@ -15,8 +15,8 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use wideleaf::args::Cli;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
 
 /// Time limit for a command that ends, also on a host with a load of 40.
 const LONG: Duration = Duration::from_secs(120);

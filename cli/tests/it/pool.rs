@@ -11,7 +11,7 @@ use crate::program::new_scratch;
 use crate::turn_at_the_pool;
 use predicates::prelude::*;
 use serde_json::{Value, json};
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
 

@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use crate::program::new_scratch;
 use nix::pty::{OpenptyResult, openpty};
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{image, pvh};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{image, pvh};
 
 /// A guest that enables the event, prints `>`, waits for the event's status, clears it, and switches off
 /// once it is clear.

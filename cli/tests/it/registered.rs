@@ -8,8 +8,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use crate::program::new_scratch;
 use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
 use wideleaf_control::view::{Care, VmView, Vmm};
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
 
 /// The daemon's side of a connection.
 struct Told(BufReader<UnixStream>);

@@ -6,10 +6,10 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{image, pvh};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{image, pvh};
 
 /// Checks that a word of each page of [16 MiB, 32 MiB), and the word at 0x5000, is zero, and prints `C` if so and `D`
 /// if not. Then it prints its command line and, after it has written all these pages, a newline. It then obeys keys:

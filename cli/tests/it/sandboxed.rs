@@ -9,8 +9,8 @@ use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
 
 /// Arguments of a guest that lives until the test ends it.
 const LONG: [&str; 6] =

@@ -4,8 +4,8 @@
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Scratch;
 
 fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     let all = [&["tlbcost", "--format=json"], arguments].concat();

@@ -12,10 +12,10 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::pty::openpty;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::tiny_guest::{elf, prints_for_ever, pvh};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::tiny_guest::{elf, prints_for_ever, pvh};
 
 /// Time limit of an end: more than ten times the time on a busy machine. A run that hangs never ends.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);

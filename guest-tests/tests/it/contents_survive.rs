@@ -6,8 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use wideleaf_guest_tests::chaos::Chaos;
-use wideleaf_guest_tests::{has_kvm, number_from_environment};
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
@@ -16,6 +14,8 @@ use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_testing::chaos::Chaos;
+use wideleaf_testing::{has_kvm, number_from_environment};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes all windows at one tick and splits all at the next, until the guest ends.

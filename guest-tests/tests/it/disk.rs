@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 use wideleaf_guest_image::IMAGE;
-use wideleaf_guest_tests::chaos::Chaos;
-use wideleaf_guest_tests::slow_disk::SlowDisk;
-use wideleaf_guest_tests::{GiantPage, Need, has_kvm, is_there};
 use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
 use wideleaf_memory::actuators::giant::{GiantPages, SwapLimits, SwapSite};
 use wideleaf_memory::actuators::prefault::prefault;
@@ -37,6 +34,9 @@ use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_testing::chaos::Chaos;
+use wideleaf_testing::slow_disk::SlowDisk;
+use wideleaf_testing::{GiantPage, Need, has_kvm, is_there};
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
@@ -57,7 +57,7 @@ const SLOW: Duration = Duration::from_millis(1);
 enum Image {
     /// A file of the host, which the kernel copies from its page cache.
     Cached(NamedTempFile),
-    /// A disk served by [`wideleaf_guest_tests::slow_disk`].
+    /// A disk served by [`wideleaf_testing::slow_disk`].
     Slow(SlowDisk),
 }
 

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use crate::pattern_guest::PatternGuest;
-use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::{LinuxHost, Paging};
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Gpa, OutcomeResult, PageSize};
+use wideleaf_testing::{GiantPage, has_kvm};
 
 const TIMES: u32 = 4;
 /// Limits for the emulated processors of a lab, which are a hundred times slower than real ones.

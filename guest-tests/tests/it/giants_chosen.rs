@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::pattern_guest::PatternGuest;
-use wideleaf_guest_tests::{GiantPage, has_kvm};
 use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::manager::{ManagedVm, ManagerLoop, ManagerReport};
 use wideleaf_memory::{LinuxHost, Manager, ManagerConfig};
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, VmSnapshot};
+use wideleaf_testing::{GiantPage, has_kvm};
 
 /// Minimum number of round trips of the giant.
 const ROUND_TRIPS: u64 = 4;

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use wideleaf_guest_tests::has_kvm;
 use wideleaf_policies::{MappingStats, PageSize};
 use wideleaf_run::front_end::{FrontEnd, Quiet};
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::mappings::{check_all, expected_level, fits};
+use wideleaf_testing::has_kvm;
 
 #[test]
 fn every_mapping_is_at_the_level_this_paging_should_give() {

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::pool::HugetlbPools;
@@ -18,6 +17,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange}
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{OutcomeResult, PageSize, WindowIndex};
+use wideleaf_testing::{Need, has_kvm, is_there};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);

@@ -4,7 +4,6 @@
 
 use std::time::{Duration, Instant};
 
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::BackingConfig;
 use wideleaf_policies::policy::{Policy, PolicyInfo, RamStart, by_name};
 use wideleaf_policies::units::mib;
@@ -13,6 +12,7 @@ use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_testing::{Need, has_kvm, is_there};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// A policy that reserves frames for a host that is always short.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
@@ -20,6 +19,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, mib};
 use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize};
 use wideleaf_protocol::{Message, Status, parse};
+use wideleaf_testing::{Need, has_kvm, is_there};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 /// Time limit of a guest: ten times the need of any guest here on an idle machine.

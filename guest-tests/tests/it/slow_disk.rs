@@ -1,6 +1,6 @@
 //! A transfer that has pages of guest RAM pinned ends in the guest's current pages, whatever an actuator does to
 //! them during the transfer. The disk is a file system of this test's own, which answers on request
-//! ([`wideleaf_guest_tests::slow_disk`]). While a transfer is under way, each actuator of `memory` is asked to work
+//! ([`wideleaf_testing::slow_disk`]). While a transfer is under way, each actuator of `memory` is asked to work
 //! on its pages. Needs root and `/dev/fuse`.
 //!
 //! ```text
@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend as _};
-use wideleaf_guest_tests::slow_disk::{SlowDisk, is_mounted};
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::actuators::prefault::prefault;
@@ -27,6 +25,8 @@ use wideleaf_memory::second_level::{SecondLevel, SecondLevelError};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, Paging};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_testing::slow_disk::{SlowDisk, is_mounted};
+use wideleaf_testing::{Need, has_kvm, is_there};
 use wideleaf_vmm::devices::virtio::block::{DiskImage, DiskOptions};
 use wideleaf_vmm::dma::DeviceMemory;
 use wideleaf_vmm::kvm::second_level::KvmSecondLevel;

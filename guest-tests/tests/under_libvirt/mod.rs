@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use wideleaf_control::client::{self, ClientError};
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::{Care, VmView};
-use wideleaf_guest_tests::libvirt::Libvirt;
-use wideleaf_guest_tests::programs::built;
+use wideleaf_testing::libvirt::Libvirt;
+use wideleaf_testing::programs::built;
 
 pub fn program() -> &'static str {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

@@ -6,9 +6,9 @@ use wideleaf_attach::find::{self, FindError};
 use wideleaf_attach::process::ProcessError;
 use wideleaf_attach::{AttachError, Attached, Places, Settings, Survey, VmProcess};
 use wideleaf_control::view::VmView;
-use wideleaf_guest_tests::stuck_process::{StuckProcess, be_the_stuck_process};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PolicyChoice;
+use wideleaf_testing::stuck_process::{StuckProcess, be_the_stuck_process};
 
 #[test]
 #[ignore = "the process that the tests start"]

@@ -9,7 +9,7 @@ use place::{Daemon, Place, eventually};
 use wideleaf_control::client::{ClientError, ask};
 use wideleaf_control::protocol::{Answer, Request, Settings, Target};
 use wideleaf_control::view::{Care, VmView};
-use wideleaf_guest_tests::stuck_process::{StuckProcess, be_the_stuck_process};
+use wideleaf_testing::stuck_process::{StuckProcess, be_the_stuck_process};
 
 #[test]
 #[ignore = "the process that the tests start"]

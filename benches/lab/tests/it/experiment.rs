@@ -9,7 +9,7 @@ use crate::program::new_scratch;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
+use wideleaf_testing::scratch::Running;
 
 /// Arguments of three runs per round, half a second each.
 const SHORT: [&str; 5] = ["experiment", "run", "quick", "--case", "EP W"];

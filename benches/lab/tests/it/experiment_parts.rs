@@ -13,9 +13,9 @@ use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, Gu
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::{Need, has_kvm, is_there};
 
 /// A table of 8 MiB, updated for some milliseconds.
 fn small() -> Guest {

@@ -8,7 +8,7 @@ use predicates::prelude::*;
 use wideleaf_experiments::definition::{Arm, Case, Cell, Experiment, Job};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Environment, FORMAT, Measured, Results, Run, RunOutcome, Sample};
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 /// Six rounds of two arms; `auto` is `ratio` times as fast as `base`.
 fn results(name: &str, ratio: f64) -> Results {

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::program::new_scratch;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
-use wideleaf_guest_tests::{Need, has_kvm, is_there, lab_kernel, prepare_lab};
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_testing::{Need, has_kvm, is_there, lab_kernel, prepare_lab};
 
 /// Time limit of a guest. A boot takes some seconds, or a minute if the machine compiles on all cores.
 const TIMEOUT: Duration = Duration::from_secs(300);

@@ -3,7 +3,7 @@
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::{Running, Scratch};
+use wideleaf_testing::scratch::{Running, Scratch};
 
 fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
     let all = [&["predict", "--format=json"], arguments].concat();

@@ -6,8 +6,8 @@ use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
 
 /// Arguments of a run that is longer than the manager's first pause between samples, also if other
 /// builds share the machine.

@@ -9,8 +9,8 @@ use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use predicates::prelude::*;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Running;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::Scratch;
 
 /// Arguments of a recording that ends soon.
 const RECORD: [&str; 6] = ["trace", "record", "npb.cg", "--class=s", "--iterations=1", "--output=f"];

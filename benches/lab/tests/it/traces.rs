@@ -6,7 +6,7 @@ use std::fs;
 use crate::program::new_scratch;
 use predicates::prelude::*;
 use serde_json::Value;
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 use wideleaf_trace::{Access, Header, TraceWriter};
 
 /// Stream of 20 passes over 64 MiB: 2 s of simulated time at 12 us per access.

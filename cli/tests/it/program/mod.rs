@@ -1,6 +1,6 @@
 //! The program under test: `wideleaf`.
 
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 /// A folder for one test of the program: the one in `WIDELEAF_BIN`, or the one built together with this test.
 pub fn new_scratch() -> Scratch {

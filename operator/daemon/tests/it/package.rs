@@ -13,8 +13,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use wideleaf_guest_tests::programs::built;
-use wideleaf_guest_tests::{Need, is_there};
+use wideleaf_testing::programs::built;
+use wideleaf_testing::{Need, is_there};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 

@@ -10,9 +10,9 @@ use nix::sys::signal::Signal;
 use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{VmView, Vmm, WorkView};
-use wideleaf_guest_tests::has_kvm;
-use wideleaf_guest_tests::programs::built;
 use wideleaf_policies::units::mib;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::programs::built;
 
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

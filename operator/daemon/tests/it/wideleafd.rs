@@ -12,9 +12,9 @@ use nix::sys::signal::Signal;
 use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Envelope, PoolRequest, Request, Settings, Target};
 use wideleaf_control::view::VmView;
-use wideleaf_guest_tests::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
 use wideleaf_policies::units::mib;
+use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+use wideleaf_testing::{Need, has_kvm, is_there};
 
 /// Standard error of a program that ends with `code`.
 fn error_of(command: Command, code: i32) -> String {

@@ -1,6 +1,6 @@
 //! The program under test: `wideleaf-lab`.
 
-use wideleaf_guest_tests::scratch::Scratch;
+use wideleaf_testing::scratch::Scratch;
 
 /// A folder for one test of the program that was built together with this test.
 pub fn new_scratch() -> Scratch {

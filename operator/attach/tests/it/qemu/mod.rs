@@ -1,12 +1,12 @@
-//! Real QEMU guests, as [`wideleaf_guest_tests`] starts them, from this crate's view.
+//! Real QEMU guests, as [`wideleaf_testing`] starts them, from this crate's view.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
-use wideleaf_guest_tests::qemu_guest::{QEMU, QemuGuest};
-use wideleaf_guest_tests::{Need, has_kvm, is_there};
+use wideleaf_testing::qemu_guest::{QEMU, QemuGuest};
+use wideleaf_testing::{Need, has_kvm, is_there};
 
 /// Work of the guest: it walks over 64 MiB for as long as it lives.
 const WORK: &str = "pattern bytes=64M seconds=600";

@@ -1,0 +1,183 @@
+//! Support for tests that need more than a compiler: they ask for a need, and skip with a reason if it is absent.
+//! Also a guest that notices every lost word, and a policy that asks for random actions.
+
+pub mod chaos;
+pub mod holdings;
+pub mod libvirt;
+pub mod pattern_guest;
+pub mod programs;
+pub mod qemu_guest;
+pub mod scratch;
+pub mod slow_disk;
+pub mod stuck_process;
+pub mod tiny_guest;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use wideleaf_memory::pool::{HugetlbPools, PoolLease, PoolStatus};
+use wideleaf_policies::PageSize;
+
+/// A feature of the machine that a test may need; the names of `WIDELEAF_REQUIRE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A usable `/dev/kvm`.
+    Kvm,
+    /// A free page of 1 GiB in the hugetlb pool, or the right and the memory to make one.
+    Hugetlb1G,
+    /// Room for pages of 2 MiB in the hugetlb pool, or the right and the memory to make it.
+    Hugetlb,
+    /// Debian's tools for building and unpacking a package.
+    Dpkg,
+    /// The labs: QEMU or Bochs, and a Debian kernel for them.
+    Lab,
+    /// libvirt's daemons, and root to start them in namespaces of their own.
+    Libvirt,
+    /// `/dev/fuse`, and root to mount a file system of the test's own.
+    Fuse,
+    /// QEMU, and the labs' kernel for it.
+    Qemu,
+    /// The kernel's taps, and root to create a network namespace for them.
+    Tap,
+    /// A kernel that moves pages of anonymous memory, and permits it.
+    UffdMove,
+    /// A kernel that reports minor faults of memfd and hugetlb memory, and permits it.
+    UffdMinor,
+    /// A userfaultfd that sees the kernel's own faults.
+    Userfaultfd,
+}
+
+impl Need {
+    const fn name(self) -> &'static str {
+        match self {
+            Need::Kvm => "kvm",
+            Need::Hugetlb1G => "hugetlb1g",
+            Need::Hugetlb => "hugetlb",
+            Need::Dpkg => "dpkg",
+            Need::Lab => "lab",
+            Need::Libvirt => "libvirt",
+            Need::Fuse => "fuse",
+            Need::Qemu => "qemu",
+            Need::Tap => "tap",
+            Need::UffdMove => "uffd_move",
+            Need::UffdMinor => "uffd_minor",
+            Need::Userfaultfd => "userfaultfd",
+        }
+    }
+}
+
+/// Whether the test can run: `found` confirms it, or gives the reason why not, which is printed.
+/// `WIDELEAF_REQUIRE`, a list of needs separated by commas, turns the skip into a failure.
+///
+/// # Panics
+/// Panics if the need is required and absent.
+pub fn is_there(need: Need, found: Result<(), String>) -> bool {
+    let Err(why) = found else { return true };
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    let name = need.name();
+    assert!(
+        !required.split(',').any(|word| word == name),
+        "WIDELEAF_REQUIRE={required}, but there is no {name}: {why}"
+    );
+    println!("skipped, no {name}: {why}");
+    false
+}
+
+/// The number in this environment variable, if it is set.
+///
+/// # Panics
+/// Panics if its value is not a number.
+pub fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+/// Prepares the NPT lab, or returns the reason why it is not available here.
+///
+/// # Errors
+/// The reason why it is not available.
+pub fn prepare_lab() -> Result<(), String> {
+    prepare("npt")
+}
+
+/// Prepares the images that guests inside the labs boot beside the lab's own kernel, or returns the reason why they
+/// are not available here.
+///
+/// # Errors
+/// The reason why they are not available.
+pub fn prepare_images() -> Result<(), String> {
+    prepare("images")
+}
+
+fn prepare(what: &str) -> Result<(), String> {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-tests/lab/lab");
+    let prepared = Command::new(lab).args(["prepare", what]).stdin(Stdio::null()).output();
+    let prepared = prepared.map_err(|error| error.to_string())?;
+    let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
+    if prepared.status.success() { Ok(()) } else { Err(why) }
+}
+
+/// Path of the labs' Debian kernel, an ELF file, once they are prepared.
+pub fn lab_kernel() -> PathBuf {
+    let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab");
+    std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from).join("kernel/vmlinux")
+}
+
+/// Folder with the files that Linux guests inside the labs boot: `vmlinuz`, that kernel as packaged; the drivers of
+/// virtio devices, numbered in load order; and `tun.ko`, for their host.
+pub fn lab_guest() -> PathBuf {
+    lab_kernel().with_file_name("guest")
+}
+
+/// Folder with other images for guests inside the labs, as packaged by Debian: `vmlinuz-6.1` and
+/// `memtest86+x64.bin`.
+pub fn lab_images() -> PathBuf {
+    lab_kernel().parent().map_or_else(PathBuf::new, Path::to_owned).with_file_name("images")
+}
+
+/// Whether `/dev/kvm` can be opened for reading and writing.
+pub fn has_kvm() -> bool {
+    let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
+    is_there(Need::Kvm, kvm.map(drop).map_err(|error| format!("/dev/kvm: {error}")))
+}
+
+/// A giant page in this machine's pool that a test may use while this lives.
+pub struct GiantPage {
+    pools: HugetlbPools,
+    before: PoolStatus,
+    _lease: Option<PoolLease>,
+    _turn: std::fs::File,
+}
+
+/// Lock of the tests that use its pages: each checks whether the pool is as before.
+const GIANT_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
+
+impl GiantPage {
+    /// A page that is free, or one that is added to the pool; `None` if the test is to be skipped. The kernel may
+    /// have to move a gibibyte of memory for it, so call it while no guest waits.
+    pub fn of_this_machine() -> Option<GiantPage> {
+        let pools = HugetlbPools::of_this_machine();
+        let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
+        let turn = turn.map_err(|error| format!("{GIANT_POOL}: {error}"));
+        let lease = match pools.check(PageSize::Giant1G, PageSize::Giant1G.bytes()) {
+            Ok(()) => Ok(None),
+            Err(_) => pools.lease(PageSize::Giant1G, 1).map(Some).map_err(|error| error.to_string()),
+        };
+        let status = pools.status(PageSize::Giant1G).map_err(|error| error.to_string());
+        let found = turn.and_then(|turn| Ok((turn, lease?, status?)));
+        let has_page = found.as_ref().map(|_| ()).map_err(Clone::clone);
+        is_there(Need::Hugetlb1G, has_page).then_some(())?;
+        let (turn, lease, before) = found.ok()?;
+        Some(GiantPage { pools, before, _lease: lease, _turn: turn })
+    }
+
+    /// The pools of this machine.
+    pub fn pools(&self) -> &HugetlbPools {
+        &self.pools
+    }
+
+    /// # Panics
+    /// Panics if the pool has changed: the page is still in use, or the pool has another size.
+    pub fn assert_given_back(&self) {
+        assert_eq!(self.pools.status(PageSize::Giant1G).ok().as_ref(), Some(&self.before), "the pool is as it was");
+    }
+}
