@@ -27,8 +27,8 @@ use wideleaf_benches::experiment::{self, Arguments, Ended, Waiting, bar, machine
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
 use wideleaf_experiments::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
-use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::pool::HugetlbPools;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::mib;

@@ -27,8 +27,8 @@ use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::detached::{WindowMover, probe};
-use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::mover::READY_SLOTS;
+use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, OutcomeResult, PageSize, WindowIndex};
 
