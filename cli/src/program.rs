@@ -19,7 +19,8 @@ use crate::{limits, stderr};
 const PREFIXES: [&str; 2] = ["wideleaf: ", "wideleaf-lab: "];
 
 /// Runs a program's work, and prints one line that begins with `name` where it fails.
-pub fn run(name: &str, work: fn() -> Result<(), Failure>) -> ExitCode {
+pub fn run(name: &'static str, work: fn() -> Result<(), Failure>) -> ExitCode {
+    stderr::set_program(name);
     // This function's frame is small so that a stack that is too small is still large enough for the message.
     let result = limits::prepare().and_then(|()| work());
     let code = match result {

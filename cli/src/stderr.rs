@@ -130,12 +130,20 @@ pub fn end() {
     queue.drain(|| PATIENCE_AT_REQUEST);
 }
 
+/// Name of the program that runs, before its lines.
+static NAME: OnceLock<&'static str> = OnceLock::new();
+
+/// Sets the program's name.
+pub fn set_program(name: &'static str) {
+    let _ = NAME.set(name);
+}
+
 /// Last words of a program that a signal ends ([`wideleaf_run::interrupts::LastWords`]).
 pub fn interrupted(is_second: bool) {
     let why = if is_second { "" } else { " in a call that does not return: a file system or a device does not answer" };
     // After two Ctrl-C the user knows the reason.
     if !(is_second && io::stderr().is_terminal()) {
-        say(format_args!("wideleaf: interrupted{why}"));
+        say(format_args!("{}: interrupted{why}", NAME.get().unwrap_or(&"wideleaf")));
         end();
     }
 }

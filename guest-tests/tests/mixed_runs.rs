@@ -128,8 +128,9 @@ impl Lane<'_> {
             std::thread::sleep(after);
             run.signal(signal);
         }
+        let is_unprepared = run.is_unprepared;
         let end = run.end();
-        self.judge(kind, fate, &end, &arguments);
+        self.judge(kind, fate, is_unprepared, &end, &arguments);
         assert_nothing_is_left(&folder, &arguments);
         self.tally.lock().unwrap().add(kind, end.status, end.report.as_ref());
     }
@@ -177,11 +178,14 @@ impl Lane<'_> {
     }
 
     /// Asserts that an undisturbed run ends as it should, and every other by its signal, or before that.
-    fn judge(&self, kind: Kind, fate: Fate, end: &End, arguments: &[String]) {
+    fn judge(&self, kind: Kind, fate: Fate, is_unprepared: bool, end: &End, arguments: &[String]) {
         let said = &end.standard_error;
         assert!(!said.contains("panicked at"), "{arguments:?}: {said}");
         let signal = end.status.signal();
-        let is_killed = matches!(fate, Fate::Signalled(Signal::SIGKILL, _)) && signal == Some(libc::SIGKILL);
+        let is_killed = match fate {
+            Fate::Signalled(sent, _) => signal == Some(sent as i32) && (sent == Signal::SIGKILL || is_unprepared),
+            Fate::Left => false,
+        };
         assert!(signal.is_none() || is_killed, "{arguments:?} {fate:?}: ended by signal {signal:?}: {said}");
         if let Some(report) = &end.report {
             assert_eq!(report["verification"]["errors"].as_u64().unwrap_or(0), 0, "{arguments:?}: {report}");
@@ -199,12 +203,22 @@ struct Run {
     child: Child,
     standard_output: std::thread::JoinHandle<String>,
     standard_error: std::thread::JoinHandle<String>,
+    /// Whether the process had no handler yet when it was sent a signal: then it has begun nothing.
+    is_unprepared: bool,
 }
 
 struct End {
     status: ExitStatus,
     report: Option<Value>,
     standard_error: String,
+}
+
+/// Whether a process has a handler for a signal (`SigCgt` of proc_pid_status(5)).
+fn catches(process: u32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & (1 << (signal as i32 - 1)) != 0
 }
 
 impl Run {
@@ -216,12 +230,13 @@ impl Run {
         let mut child = command.spawn().unwrap();
         let standard_output = read_all(child.stdout.take().unwrap());
         let standard_error = read_all(child.stderr.take().unwrap());
-        Run { child, standard_output, standard_error }
+        Run { child, standard_output, standard_error, is_unprepared: false }
     }
 
     /// Sends a signal, but not to a run that has ended: its number may be another process's by then.
     fn signal(&mut self, signal: Signal) {
         if self.child.try_wait().unwrap().is_none() {
+            self.is_unprepared = !catches(self.child.id(), signal);
             kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
         }
     }

@@ -106,9 +106,9 @@ pub fn ratios_within_rounds(of: &[f64], to: &[f64]) -> Vec<f64> {
 pub struct Spread {
     /// Median of the values.
     pub median: f64,
-    /// Lowest value.
+    /// Lowest value of the sample.
     pub lowest: f64,
-    /// Highest value.
+    /// Highest value of the sample.
     pub highest: f64,
 }
 

@@ -267,7 +267,7 @@ struct Running<'a> {
 enum Working {
     /// A kernel in threads of this process, which the waiting thread starts.
     Native,
-    /// A guest.
+    /// A guest in KVM.
     Guest(Box<GuestWork>),
 }
 

@@ -106,7 +106,7 @@ pub fn capabilities() -> Vec<Capability> {
     ]
 }
 
-/// Documentation/admin-guide/hw-vuln/multihit.rst.
+/// State of the mitigation that splits executable huge pages (Documentation/admin-guide/hw-vuln/multihit.rst).
 fn nx_huge_pages(sys: &Path) -> Result<String, String> {
     let path = sys.join("module/kvm/parameters/nx_huge_pages");
     match std::fs::read_to_string(&path).map(|text| text.trim().to_owned()) {

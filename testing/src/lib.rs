@@ -3,7 +3,9 @@
 
 pub mod chaos;
 pub mod holdings;
+pub mod json;
 pub mod libvirt;
+pub mod paths;
 pub mod pattern_guest;
 pub mod programs;
 pub mod qemu_guest;

@@ -78,7 +78,7 @@ fn payload(frame: u64) -> Vec<u8> {
 fn in_a_network_of_its_own(test: impl FnOnce() + Send) {
     let has_network = || -> Result<(), String> {
         fs::metadata("/dev/net/tun").map_err(|error| format!("/dev/net/tun: {error}"))?;
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("a network of its own takes root: {error}"))?;
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("a network namespace needs root: {error}"))?;
         let ip = Command::new("ip").args(["link", "set", "lo", "up"]).status();
         ip.map(drop).map_err(|error| format!("ip (Debian: iproute2): {error}"))
     };

@@ -22,10 +22,10 @@ fn refuses(scratch: &Scratch, disk: &str, code: i32, words: &[&str]) {
 #[test]
 fn a_file_that_is_not_a_disk_is_refused_in_one_line() {
     let scratch = scratch_with_disk(1000);
-    refuses(&scratch, "none.img", 3, &["disk none.img does not exist", "truncate"]);
-    refuses(&scratch, ".", 3, &["disk . is a folder"]);
-    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero is a character device"]);
-    refuses(&scratch, "disk.img", 3, &["disk disk.img has 1000 bytes", "512"]);
+    refuses(&scratch, "none.img", 3, &["cannot open disk none.img: it does not exist", "truncate"]);
+    refuses(&scratch, ".", 3, &["disk .: it is a folder"]);
+    refuses(&scratch, "/dev/zero", 3, &["disk /dev/zero: it is a character device"]);
+    refuses(&scratch, "disk.img", 3, &["disk disk.img: it has 1000 bytes", "512"]);
     // clap's own error has several lines.
     scratch.wideleaf(&["run", "gups", "--native", "--disk", "disk.img"]).assert().code(2).stdout("");
 }
@@ -37,7 +37,7 @@ fn the_options_of_a_disk_are_checked() {
         scratch.wideleaf(&["run", "gups", "--disk", "disk.img,ro"]).assert().code(2).get_output().stderr.clone();
     let text = String::from_utf8(output).unwrap();
     assert!(text.contains("\"ro\" after the file") && text.contains("readonly"), "{text}");
-    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["20 at most"]);
+    refuses(&scratch, "disk.img,id=a-name-of-21-bytes---", 3, &["at most 20 bytes"]);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn an_unusable_disk_fails_the_guest_that_writes_it() {
         scratch.refuses(&["run", "disk", "--memory=64M", cmdline, "--no-daemon", "--disk", disk], 3, words);
     };
     run("disk.img,readonly", &["disk cannot run: the disk failed a request"]);
-    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["there is no virtio disk"]);
+    scratch.refuses(&["run", "disk", "--memory=64M", "--no-daemon"], 3, &["no virtio disk found"]);
     File::options().write(true).open(scratch.path("disk.img")).unwrap().set_len(1 << 20).unwrap();
     run("disk.img", &["the disk is smaller than bytes="]);
 }

@@ -42,7 +42,11 @@ fn an_unreadable_image_is_named() {
     }
     let scratch = new_scratch();
     fs::create_dir(scratch.path("folder")).unwrap();
-    scratch.refuses(&["run", "no-such-image", "--memory=64M"], 3, &["\"no-such-image\" is neither", "nor a file"]);
+    scratch.refuses(
+        &["run", "no-such-image", "--memory=64M"],
+        3,
+        &["cannot run \"no-such-image\": it is neither", "nor a file"],
+    );
     scratch.refuses(&["run", "./folder", "--memory=64M"], 3, &["cannot read the image ./folder", "it is a folder"]);
     scratch.refuses(
         &["run", "/dev/zero", "--memory=64M"],

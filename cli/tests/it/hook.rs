@@ -65,7 +65,7 @@ fn the_script_is_written_once_shown_as_installed_and_removed() {
     assert_eq!(siblings, 1, "libvirt runs whatever is left there");
     assert!(says(&scratch, &["hook", "uninstall", "--root", &root]).starts_with("removed "));
     assert!(!script.exists());
-    assert!(says(&scratch, &["hook", "uninstall", "--root", &root]).starts_with("there is no "));
+    assert!(says(&scratch, &["hook", "uninstall", "--root", &root]).starts_with("nothing to remove: there is no "));
 }
 
 #[test]
@@ -187,7 +187,11 @@ fn a_hook_is_not_installed_for_a_program_that_other_users_can_replace() {
         let output = Command::new(&program).args(arguments).output().unwrap();
         let text = stderr(&output);
         assert_eq!((output.status.code(), text.lines().count()), (Some(4), 1), "{text}");
-        assert!(text.starts_with("wideleaf: libvirtd would run ") && text.contains(" can be written by "), "{text}");
+        assert!(
+            text.starts_with("wideleaf: cannot install the hook: libvirtd would run ")
+                && text.contains(" can be written by "),
+            "{text}"
+        );
     }
     assert!(!script.exists());
 }
@@ -314,7 +318,7 @@ fn a_mistake_in_the_metadata_keeps_a_guest_from_starting_with_a_suggestion() {
     for (right, wrong, why) in [
         ("guarantee=", "garantee=", "unknown attribute garantee: did you mean guarantee? the attributes are policy, "),
         ("pool=\"yes\"", "pool=\"maybe\"", "pool=\"maybe\": write yes or no"),
-        ("policy=\"auto\"", "policy=\"at-fault\"", "is for guests of `wideleaf run` alone"),
+        ("policy=\"auto\"", "policy=\"at-fault\"", "works only for guests of `wideleaf run`"),
         ("wideleaf:memory xmlns", "wideleaf:memry xmlns", "unknown element <memry>: the only element is <memory>"),
     ] {
         let output = call(&script, "prepare", &LIVE.replace(right, wrong));

@@ -108,7 +108,7 @@ fn a_dry_run_describes_its_writes_and_their_cost_and_writes_nothing() {
     assert!(plan.starts_with("2 pages of 2m would be added: 4 MiB\nwould write 1 to "), "{plan}");
     assert!(plan.contains("node1/compact\nwould write 8 to "), "{plan}");
     assert!(plan.contains("node 1 has 2 MiB free: 1 whole blocks of 2 MiB now"), "{plan}");
-    assert!(plan.contains("now: 16 in the pool, 6 in use, 3 promised; process 30 (qemu?[31m) has 5"), "{plan}");
+    assert!(plan.contains("now: 16 in the pool, 6 in use, 3 reserved; process 30 (qemu?[31m) has 5"), "{plan}");
     let plan = said(&scratch, &["release", "--size=2m", "--all-unused", "--dry-run"]);
     assert!(plan.starts_with("7 pages of 2m would be released: 14 MiB\nwould write 9 to "), "{plan}");
     assert_eq!([POOL, &node(0), &node(1)].map(|folder| total(&scratch, folder)), ["16", "10", "6"]);

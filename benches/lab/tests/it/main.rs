@@ -4,7 +4,9 @@
 mod experiment;
 mod experiment_parts;
 mod experiment_reports;
+mod help;
 mod linux_guest;
+mod paths;
 mod predict;
 mod program;
 mod recording;

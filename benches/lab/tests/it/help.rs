@@ -1,0 +1,43 @@
+//! Help of the laboratory's commands, refused times, and the names of numbers in its results.
+
+use crate::program::new_scratch;
+use predicates::prelude::*;
+use serde_json::Value;
+use wideleaf_testing::json::numbers_without_unit;
+
+#[test]
+fn help_has_examples_and_the_words_of_a_linux_guest() {
+    let scratch = new_scratch();
+    for (arguments, words) in [
+        (&["simulate", "--help"][..], "Examples:"),
+        (&["predict", "--help"], "Examples:"),
+        (&["image", "linux", "--help"], "wideleaf.page=4k|thp|2m|1g"),
+        (&["--help"], "First steps:"),
+    ] {
+        scratch.wideleaf(arguments).assert().success().stdout(predicate::str::contains(words));
+    }
+}
+
+#[test]
+fn a_budget_of_no_time_is_refused() {
+    let wrong = ["experiment", "run", "quick", "--budget", "0s"];
+    let refused = new_scratch().wideleaf(&wrong).assert().code(2).stdout("");
+    refused.stderr(predicate::str::contains("the time is zero: omit --budget"));
+}
+
+#[test]
+fn every_number_of_a_simulation_in_json_has_its_unit_in_its_name() {
+    let scratch = new_scratch();
+    let run = ["run", "--native", "gups", "--cmdline=log2_words=16", "--memory", "64M", "--record=f"];
+    scratch.wideleaf(&run).assert().success();
+    let simulated = scratch.wideleaf(&["simulate", "--recording=f", "--format=json"]).assert().success();
+    let simulation: Value = serde_json::from_slice(&simulated.get_output().stdout).unwrap();
+    assert_eq!(numbers_without_unit("", &simulation), [""; 0]);
+}
+
+#[test]
+fn an_unknown_log_level_is_refused_in_one_line() {
+    let scratch = new_scratch();
+    let refused = scratch.wideleaf(&["experiment", "list"]).env("WIDELEAF_LOG", "wideleaf=loud").assert().code(2);
+    refused.stderr(predicate::str::starts_with("wideleaf-lab: cannot use WIDELEAF_LOG=wideleaf=loud: "));
+}
