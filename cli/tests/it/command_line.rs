@@ -111,7 +111,11 @@ fn a_missing_or_unknown_workload_is_refused() {
         2,
         &[&format!("with --native: it is not a built-in kernel ({kernels})"), "gusp"],
     );
-    scratch.refuses(&["run", "gusp"], 3, &[&format!("\"gusp\" is neither a built-in kernel ({kernels}) nor a file")]);
+    scratch.refuses(
+        &["run", "gusp"],
+        3,
+        &[&format!("\"gusp\": it is neither a built-in kernel ({kernels}) nor a file")],
+    );
     scratch.refuses(&["run", "GUPS"], 3, &["nor a file; did you mean gups?"]);
     scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
     scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
