@@ -119,7 +119,7 @@ fn a_missing_or_unknown_workload_is_refused() {
     scratch.refuses(&["run", "GUPS"], 3, &["nor a file; did you mean gups?"]);
     scratch.refuses(&["run", "--native", "gupz"], 2, &["; did you mean gups?"]);
     scratch.refuses(&["run", "./nosuch"], 3, &["cannot read the image ./nosuch: No such file"]);
-    scratch.refuses(&["run", ""], 3, &["\"\" is neither"]);
+    scratch.refuses(&["run", ""], 3, &["\"\": it is neither"]);
     scratch.refuses(&["kernels", "gusp"], 2, &[&format!("unknown kernel \"gusp\"; the kernels are {kernels}")]);
 }
 

@@ -67,7 +67,8 @@ static SHUTTLE: PolicyInfo = PolicyInfo {
     make: |_| Box::new(Shuttle { splits_next: false }),
 };
 
-const SECONDS: u64 = 4;
+/// Duration of a guest, in seconds: many times what the manager needs on a quiet machine.
+const SECONDS: u64 = 10;
 
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
     let lasts = match number_from_environment("WIDELEAF_PATTERN_PASSES") {
