@@ -154,7 +154,7 @@ fn a_full_disk_loses_no_stored_run() {
 fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     let scratch = new_scratch();
     scratch.refuses(&["experiment", "run", "qick"], 2, &["no experiment \"qick\"", "quick"]);
-    scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["no \"EP Z\"", "EP W"]);
+    scratch.refuses(&["experiment", "run", "quick", "--case=EP Z"], 2, &["cannot run --case \"EP Z\"", "EP W"]);
     scratch.refuses(
         &["experiment", "run", "quick", "--output=no/such/folder.json"],
         7,
@@ -162,7 +162,7 @@ fn an_invalid_experiment_or_file_is_refused_in_one_line() {
     );
     scratch.refuses(&["experiment", "report", "missing.json"], 3, &["cannot read missing.json"]);
     let other = scratch.file("other.json", b"{\"wideleaf_experiment\": 99}");
-    scratch.refuses(&["experiment", "report", &other], 3, &["form 99", "form 1"]);
+    scratch.refuses(&["experiment", "report", &other], 3, &["its format is 99", "format 1"]);
     let foreign = scratch.file("foreign.json", b"{\"figure\": 1}");
     scratch.refuses(&["experiment", "report", &foreign], 3, &["is not a file of results"]);
     let broken = scratch.file("broken.json", b"{\"wideleaf_experiment\": 1");

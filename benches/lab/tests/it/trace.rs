@@ -80,14 +80,14 @@ fn an_invalid_recording_gives_one_clear_line_and_leaves_nothing() {
         scratch.refuses(&[&["trace", "record"], arguments].concat(), code, words);
     };
     let quick = "--cmdline=log2_words=10";
-    refuses(&["npb.dc", "-of"], 2, &["no kernel \"npb.dc\"", "npb.cg"]);
+    refuses(&["npb.dc", "-of"], 2, &["cannot record \"npb.dc\": there is no such kernel", "npb.cg"]);
     refuses(&["npb.cg", "--class=Z", "-of"], 2, &["no class \"Z\""]);
     refuses(&["gups", "--cmdline=words=1", "-of"], 2, &["unknown parameter words="]);
     refuses(&["pattern", "-of"], 2, &["set its size with bytes="]);
     refuses(&["gups", quick, "--iterations=1", "-of"], 2, &["--iterations: ", "has no iterations"]);
     refuses(&["gups", quick, "--phase=compute", "-of"], 2, &["--phase: ", "no phase \"compute\""]);
     refuses(&["gups", quick, "-ogone/f"], 7, &["--output gone/f", "no folder"]);
-    refuses(&["gups", "--cmdline=log2_words=20", "-o/dev/full"], 7, &["--output /dev/full", "No space left"]);
+    refuses(&["gups", "--cmdline=log2_words=20", "-o/dev/full"], 7, &["cannot write /dev/full", "No space left"]);
     refuses(&["gups", "--cmdline=log2_words=10 seconds=1", "-of"], 2, &["--cmdline: ", "goes by time", "rounds="]);
 }
 
