@@ -367,7 +367,7 @@ pub struct RunArgs {
 
     /// Policy that chooses which windows (2 MiB of guest RAM) become large pages, and when. `--policy help` lists
     /// the policies and their parameters; @FILE as a value reads it from a file [default: auto; with --backing
-    /// hugetlb, whose pages do not change, never]
+    /// hugetlb pages do not change: never]
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
     pub policy: Option<PolicyArg>,
 

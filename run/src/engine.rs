@@ -80,7 +80,7 @@ pub fn run(
     Prepared::new(spec, front, interrupts)?.start()?.wait()?.report(process_start)
 }
 
-/// A run whose files and RAM exist, and whose sandbox is planned.
+/// A run with its files, its RAM and a planned sandbox.
 struct Prepared<'a> {
     spec: &'a RunSpec,
     interrupts: &'a Interrupts,
@@ -251,7 +251,7 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// A run whose guest or native kernel runs.
+/// A run with a running guest or native kernel.
 struct Running<'a> {
     // In the order in which they are given back.
     work: Working,
@@ -301,7 +301,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// A run whose guest is gone; its manager, its session and its RAM still exist.
+/// A run after the end of its guest; its manager, its session and its RAM still exist.
 struct Over<'a> {
     ended: Ended,
     /// Number of boots after the first.

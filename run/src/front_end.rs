@@ -14,7 +14,7 @@ use crate::interrupts::Interrupts;
 /// First action of a thread of the front end: it enters the sandbox of the run, if there is one.
 pub type ThreadBegin = Arc<dyn Fn() + Send + Sync>;
 
-/// Work whose progress a front end may show.
+/// Work with a progress that a front end may show.
 #[derive(Clone, Copy, Debug)]
 pub enum Work<'a> {
     /// Work of the guest or native kernel of this name.

@@ -170,9 +170,9 @@ pub fn ram_for(kernel: &Kernel, cmdline: &str, request: RamRequest) -> Result<By
             // RAM beyond the hole at 3 GiB can leave less in one piece than RAM that ends there.
             let at_least = if enough > memory { "at least " } else { "" };
             let (name, enough_mib) = (kernel.name, enough.get() >> 20);
-            let whose = if pages.guest.is_none() { "" } else { " in one piece, and the guest needs some for itself" };
+            let note = if pages.guest.is_none() { "" } else { " in one piece, and the guest needs some for itself" };
             Err(Failure::Usage(format!(
-                "cannot run with --memory {memory}: {name} needs {needed}{whose}; use {at_least}--memory \
+                "cannot run with --memory {memory}: {name} needs {needed}{note}; use {at_least}--memory \
                 {enough_mib}M, or omit it"
             )))
         }

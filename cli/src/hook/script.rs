@@ -92,14 +92,14 @@ impl Trust<'_> {
         for part in path.ancestors().take_while(|part| part.starts_with(self.top)) {
             let (uid, gid, mode) =
                 fs::symlink_metadata(part).map(|part| (part.uid(), part.gid(), part.mode())).map_err(at(part))?;
-            let who = match () {
+            let writer = match () {
                 () if uid != self.owner => format!("user {uid}, its owner"),
                 () if mode & 0o002 != 0 => "all users".to_owned(),
                 () if mode & 0o020 != 0 => format!("group {gid}"),
                 () => continue,
             };
             return Err(Failure::Host(format!(
-                "cannot install the hook: libvirtd would run {} as root, and {} can be written by {who}; install \
+                "cannot install the hook: libvirtd would run {} as root, and {} can be written by {writer}; install \
                 wideleaf where only root can write, as in /usr/bin",
                 path.display(),
                 part.display()
@@ -241,14 +241,14 @@ mod tests {
         let check = |owner| Trust { owner, top: &top }.check(&program).map_err(|failure| failure.to_string());
         assert_eq!(check(owner), Ok(()));
         let error = check(owner + 1).expect_err("another's");
-        let whose = format!("{} can be written by user {owner}, its owner", program.display());
-        assert!(error.contains(&whose) && error.lines().count() == 1, "{error}");
-        for (path, mode, who) in
+        let expected = format!("{} can be written by user {owner}, its owner", program.display());
+        assert!(error.contains(&expected) && error.lines().count() == 1, "{error}");
+        for (path, mode, writer) in
             [(&program, 0o775, "group "), (&folder, 0o1777, "all users"), (&top, 0o757, "all users")]
         {
             chmod(path, mode);
             let error = check(owner).expect_err("other users can write there");
-            assert!(error.contains(&format!("{} can be written by {who}", path.display())), "{error}");
+            assert!(error.contains(&format!("{} can be written by {writer}", path.display())), "{error}");
             chmod(path, 0o755);
         }
         std::os::unix::fs::symlink(&program, top.join("link")).expect("it is new");

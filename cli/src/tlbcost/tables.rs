@@ -76,8 +76,9 @@ impl TlbCostReport {
         let _ = writeln!(out, "measured on {cpus} x {}, kernel {kernel}, load {load_1m} at the start", self.cpu.name);
         if let Some(saved) = &self.saved {
             let is_read = *saved == Path::new("/").join(SAVED_AT);
-            let who = if is_read { "`run` and wideleafd read it when they start" } else { "no program reads it there" };
-            let _ = writeln!(out, "saved in {}: {who}", saved.display());
+            let reader =
+                if is_read { "`run` and wideleafd read it when they start" } else { "no program reads it there" };
+            let _ = writeln!(out, "saved in {}: {reader}", saved.display());
         }
         let _ = writeln!(out, "auto uses {}", self.walk_cost);
         if let Some(note) = &self.walk_cost_note {
