@@ -58,7 +58,8 @@ fn failed(name: &str, failure: &Failure) -> ExitCode {
     ExitCode::from(failure.exit_code())
 }
 
-/// Why a program of ours failed, from what it printed on standard error: its last line with its name, without the name. Log lines come
+/// Why a program of ours failed, from what it printed on standard error: its last line with its name, without the name.
+/// Log lines come
 /// before it.
 pub fn reason(stderr: &str) -> &str {
     let text = stderr.trim();

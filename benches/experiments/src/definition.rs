@@ -254,7 +254,8 @@ impl Job {
         Job { is_exact: true, ..Job::of(work, seconds_guess) }
     }
 
-    /// A job of `wideleaf tlbcost` or `wideleaf-lab predict`. One round is enough, because both repeat their measurement.
+    /// A job of `wideleaf tlbcost` or `wideleaf-lab predict`. One round is enough, because both repeat their
+    /// measurement.
     pub fn tlbcost(arguments: &[&str], seconds_guess: f64) -> Job {
         Job { is_exact: true, ..Job::of(Work::TlbCost { arguments: words(arguments) }, seconds_guess) }
     }

@@ -37,7 +37,8 @@ Environment:
 pub enum Command {
     /// Run the experiments: whole comparisons with their statistics, reports and pictures
     Experiment(ExperimentArgs),
-    /// Show what policies would have done in a recorded run, or with the accesses of a kernel on machines of your choice
+    /// Show what policies would have done in a recorded run, or with the accesses of a kernel on machines of your
+    /// choice
     Simulate(SimulateArgs),
     /// Predict from its accesses what 2 MiB pages should gain for a kernel, then measure it
     Predict(PredictArgs),
@@ -56,13 +57,16 @@ pub enum Command {
     /// A measurement of an experiment: `wideleaf tlbcost`
     #[command(hide = true, name = "tlbcost")]
     TlbCost(TlbCostArgs),
-    /// Hold room in the hugetlb pool until standard input ends: an experiment starts this, so that it cannot keep the room
+    /// Hold room in the hugetlb pool until standard input ends: an experiment starts this, so that it cannot keep the
+    /// room
     #[command(hide = true)]
     HoldPool(HoldPoolArgs),
-    /// Remove a cgroup when standard input ends: a run in a new one starts this, so that it cannot leave the cgroup behind
+    /// Remove a cgroup when standard input ends: a run in a new one starts this, so that it cannot leave the cgroup
+    /// behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
-    /// Hold settings of khugepaged until standard input ends: an experiment starts this, so that it cannot leave them behind
+    /// Hold settings of khugepaged until standard input ends: an experiment starts this, so that it cannot leave them
+    /// behind
     #[command(hide = true)]
     HoldKhugepaged(HoldKhugepagedArgs),
     /// Keep free memory fragmented until standard input ends: an experiment starts this, so that it cannot leave it so

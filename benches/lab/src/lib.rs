@@ -8,7 +8,8 @@
 //!   image ─────▶ an initramfs for a Linux guest; the log of its console ──▶ table | JSON
 //! ```
 //!
-//! A run of an experiment is `wideleaf run` in a process of its own; this program has that command as well, hidden, so that an experiment
+//! A run of an experiment is `wideleaf run` in a process of its own; this program has that command as well, hidden, so
+//! that an experiment
 //! always runs the revision it was built with.
 
 pub mod args;

@@ -1,4 +1,5 @@
-//! `wideleaf-lab simulate --trace`: accesses through the TLBs of machines, on fixed pages or on pages that policies choose.
+//! `wideleaf-lab simulate --trace`: accesses through the TLBs of machines, on fixed pages or on pages that policies
+//! choose.
 //!
 //! ```text
 //!                    ┌─ thread ── source from its start ──▶ policy on a simulated host ──▶ machine ──┐

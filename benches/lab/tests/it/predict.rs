@@ -1,4 +1,5 @@
-//! `wideleaf-lab predict` as a person types it. What it measures depends on the machine's load, so what is checked holds either way.
+//! `wideleaf-lab predict` as a person types it. What it measures depends on the machine's load, so what is checked
+//! holds either way.
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
