@@ -77,3 +77,8 @@ pub use manager::{Manager, ManagerConfig, ManagerReport};
 pub use region::{GuestRam, RamRange};
 pub use reserved_frames::{ReservedFrames, ReservedFramesReport};
 pub use second_level::{Paging, SecondLevel};
+
+/// The example in the repository's README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
