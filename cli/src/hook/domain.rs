@@ -300,8 +300,10 @@ mod tests {
               <memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>
               <memory model='dimm'><source><pagesize unit='GiB'>1</pagesize><nodemask>1</nodemask></source>
                 <target><size unit='GiB'>1</size></target></memory>
-              <memory model='nvdimm'><source><path>/x</path></source><target><size unit='MiB'>64</size></target></memory>
-              <memory model='virtio-mem'><target><size unit='MiB'>64</size><requested unit='MiB'>10</requested></target></memory>
+              <memory model='nvdimm'><source><path>/x</path></source>
+                <target><size unit='MiB'>64</size></target></memory>
+              <memory model='virtio-mem'>
+                <target><size unit='MiB'>64</size><requested unit='MiB'>10</requested></target></memory>
             </devices>";
         // Initial: 1408 - 128 - 1024 - 64 - 64 = 128 MiB; with the DIMM and the requested part of virtio-mem's 64,
         // 133 pages.
@@ -384,10 +386,14 @@ mod tests {
             let [a, b, c, d, e, f] = numbers[..] else { unreachable!("six") };
             let text = format!(
                 "<domain><memory unit='{unit}'>{a}</memory>
-                 <memoryBacking><hugepages><page size='{b}' unit='{unit}'/><page size='2' unit='M' nodeset='{c}'/></hugepages>
-                 </memoryBacking><cpu><numa><cell id='{c}' memory='{d}' unit='{unit}'/><cell memory='{d}'/></numa></cpu>
-                 <devices><memory model='dimm'><source><pagesize>2048</pagesize></source><target><size>{e}</size></target></memory>
-                 <memory model='dimm'><source><pagesize>2048</pagesize></source><target><size>{f}</size></target></memory>
+                 <memoryBacking><hugepages><page size='{b}' unit='{unit}'/>
+                   <page size='2' unit='M' nodeset='{c}'/></hugepages></memoryBacking>
+                 <cpu><numa><cell id='{c}' memory='{d}' unit='{unit}'/><cell memory='{d}'/></numa></cpu>
+                 <devices>
+                 <memory model='dimm'><source><pagesize>2048</pagesize></source>
+                   <target><size>{e}</size></target></memory>
+                 <memory model='dimm'><source><pagesize>2048</pagesize></source>
+                   <target><size>{f}</size></target></memory>
                  </devices></domain>"
             );
             let domain = Domain::parse(&text, HUGE).expect("a domain");

@@ -62,8 +62,10 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x13, 0x0e, 0),
         ],
         second_level_cycles: &[],
-        source: "Intel's event list for SPR (linux/tools/perf/pmu-events/arch/x86/sapphirerapids/virtual-memory.json): all four; EMR has SPR's list; \
-                 in GNR's only WALK_COMPLETED was found, the two events of cycles are SPR's (unverified)",
+        source: "Intel's event list for SPR \
+                 (linux/tools/perf/pmu-events/arch/x86/sapphirerapids/virtual-memory.json): all four; \
+                 EMR has SPR's list; in GNR's only WALK_COMPLETED was found, the two events of cycles are SPR's \
+                 (unverified)",
     },
     WalkEvents {
         name: "Ice Lake-SP",
@@ -78,7 +80,8 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
         ],
         second_level_cycles: &[],
-        source: "Intel's event list for ICX (linux/tools/perf/pmu-events/arch/x86/icelakex/virtual-memory.json): all four",
+        source: "Intel's event list for ICX (linux/tools/perf/pmu-events/arch/x86/icelakex/virtual-memory.json): \
+                 all four",
     },
     WalkEvents {
         name: "Skylake-SP and Cascade Lake",
@@ -94,7 +97,8 @@ pub const EVENTS: &[WalkEvents] = &[
         ],
         // The others exclude walks of the EPT on this microarchitecture.
         second_level_cycles: &[event("EPT.WALK_PENDING", 0x4f, 0x10, 0)],
-        source: "Intel's event list for SKX (linux/tools/perf/pmu-events/arch/x86/skylakex/virtual-memory.json): all five; CLX was not looked up",
+        source: "Intel's event list for SKX (linux/tools/perf/pmu-events/arch/x86/skylakex/virtual-memory.json): \
+                 all five; CLX was not looked up",
     },
     WalkEvents {
         name: "Broadwell-EP and -DE",
@@ -109,8 +113,8 @@ pub const EVENTS: &[WalkEvents] = &[
             event("DTLB_STORE_MISSES.WALK_COMPLETED", 0x49, 0x0e, 0),
         ],
         second_level_cycles: &[event("EPT.WALK_CYCLES", 0x4f, 0x10, 0)],
-        source: "Intel's event list for BDX (linux/tools/perf/pmu-events/arch/x86/broadwellx/virtual-memory.json): all five; erratum BDM69 may count \
-                 too much; BDW-DE was not looked up",
+        source: "Intel's event list for BDX (linux/tools/perf/pmu-events/arch/x86/broadwellx/virtual-memory.json): \
+                 all five; erratum BDM69 may count too much; BDW-DE was not looked up",
     },
     WalkEvents {
         name: "Zen 2 to Zen 5",
@@ -119,8 +123,8 @@ pub const EVENTS: &[WalkEvents] = &[
         walk_cycles: &[],
         walks: &[event("LS_L1_D_TLB_MISS.ALL_L2_MISS", 0x45, 0xf0, 0)],
         second_level_cycles: &[],
-        source: "AMD's PMCx045, unit mask f0, as the event lists of Linux have it (tools/perf/pmu-events/arch/x86/amdzen*: \
-                 ls_l1_d_tlb_miss.all_l2_miss); the PPR itself was not read",
+        source: "AMD's PMCx045, unit mask f0, as the event lists of Linux have it \
+                 (tools/perf/pmu-events/arch/x86/amdzen*: ls_l1_d_tlb_miss.all_l2_miss); the PPR itself was not read",
     },
 ];
 

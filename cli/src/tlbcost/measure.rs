@@ -1,9 +1,9 @@
 //! One cell of the measurement: `latency` in a process or in a guest, on pages of chosen sizes, until three runs agree.
 //!
 //! ```text
-//!   cell: native or guest page, host page ─▶ `wideleaf run latency …` ─▶ entriesN, miss_ticksN ─▶ agreed? ─ no, at most ten times ─┐
-//!                                                ▲                                                                                └┐
-//!                                                └─────────────────────────────────────────────────────────────────────────────────┘
+//!   cell: native or guest page, host page ─▶ `wideleaf run latency …` ─▶ entriesN, miss_ticksN ─▶ agreed? ─┐
+//!                                                ▲                                                         │
+//!                                                └──────────────────────────────── no, at most ten times ──┘
 //! ```
 
 use std::path::Path;
@@ -289,7 +289,8 @@ mod tests {
 
     #[test]
     fn a_cell_is_a_run_of_latency_on_its_pages() {
-        let native = "run latency --policy never --prefault --cmdline bytes=67108864 page=4096 --memory 67108864 --host-page 4k --native";
+        let native = "run latency --policy never --prefault --cmdline bytes=67108864 page=4096 \
+                      --memory 67108864 --host-page 4k --native";
         assert_eq!(line(None, Base4K, None).as_deref(), Ok(native));
         // 2 MiB pages of the guest over the host's 4 KiB: the entries are of 4 KiB.
         let splintered = line(Some(Huge2M), Base4K, None).expect("it can be run");

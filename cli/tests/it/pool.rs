@@ -132,7 +132,9 @@ fn pages_are_added_to_the_pool_and_released_on_the_given_node() {
 fn room(pages: u64, node: Option<u32>, has_started: bool) -> Value {
     let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let wanted = json!([{ "page_bytes": 2 << 20, "pages": pages, "node": node }]);
-    json!({ "uuid": "u", "domain": "web", "wanted": wanted, "grown": [], "has_started": has_started, "made_at_s": made_at_s })
+    json!({
+        "uuid": "u", "domain": "web", "wanted": wanted, "grown": [], "has_started": has_started, "made_at_s": made_at_s
+    })
 }
 
 #[test]

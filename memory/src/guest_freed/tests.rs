@@ -119,8 +119,10 @@ proptest! {
             model.happens(event);
             for window in 0..WINDOWS {
                 let index = WindowIndex::new(window);
-                let all = model.count(window, |model, page| model.inflated.contains(&page) || model.reported.contains(&page));
-                let kept = model.count(window, |model, page| model.inflated.contains(&page) && !model.released.contains(&page));
+                let all = model
+                    .count(window, |model, page| model.inflated.contains(&page) || model.reported.contains(&page));
+                let kept = model
+                    .count(window, |model, page| model.inflated.contains(&page) && !model.released.contains(&page));
                 prop_assert_eq!((book.count(index), book.kept(index).count()), (all, kept), "{}: {:?}", index, event);
             }
             prop_assert_eq!(book.counters().inflated_now, model.inflated.len() as u64);

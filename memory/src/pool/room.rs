@@ -5,7 +5,7 @@
 //!   a block, 2 MiB       now              after compaction       never
 //!   ┌────────────┐ ┌────────────┐        ┌────────────┐    ┌────────────┐
 //!   │            │ │ x   x    x │ ─────▶ │            │    │ x  U   x   │   x movable page in use
-//!   └────────────┘ └────────────┘        └────────────┘    └────────────┘   U page of the kernel's, which cannot be moved
+//!   └────────────┘ └────────────┘        └────────────┘    └────────────┘   U the kernel's page, which cannot be moved
 //! ```
 //!
 //! Files: `/proc/buddyinfo` and `/proc/pagetypeinfo` (Documentation/filesystems/proc.rst; the second for root alone)
@@ -223,20 +223,7 @@ mod tests {
     use crate::pool::fake_kernel::Tree;
     use wideleaf_policies::units::{kib, mib};
 
-    const TYPES: &str = "\
-Page block order: 9
-Pages per block:  512
-
-Free pages count per migrate type at order       0      1      2      3      4      5      6      7      8      9     10 
-Node    0, zone   Normal, type    Unmovable      0      0      0      0      0      0      0      0      9      0      0 
-Node    0, zone   Normal, type      Movable      0      0      0      0      0      0      0      0      5      3      1 
-Node    1, zone   Normal, type      Movable >100000    0      0      0      0      0      0      0      0      0      0 
-
-Number of blocks type     Unmovable      Movable  Reclaimable   HighAtomic      Isolate 
-Node 0, zone      DMA            1            7            0            0            0 
-Node 0, zone   Normal          139          256           57            2            0 
-Node 1, zone   Normal            4            8            0            0            0 
-";
+    const TYPES: &str = include_str!("../../tests/proc/pagetypeinfo.txt");
 
     #[test]
     fn free_memory_is_listed_by_node_with_whole_and_compactable_blocks() {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   /sys/module/kvm_intel/parameters/ept = Y ─▶ ept ┐
-//!   /sys/module/kvm_amd/parameters/npt   = Y ─▶ npt ┼─ else one of them, or kvm_pvm, is loaded ─▶ shadow │ nothing is: an error
+//!   /sys/module/kvm_amd/parameters/npt   = Y ─▶ npt ┼─ else one of them or kvm_pvm is loaded ─▶ shadow │ none: error
 //! ```
 
 use std::io;
@@ -14,7 +14,10 @@ use super::Paging;
 #[derive(Debug, thiserror::Error)]
 pub enum PagingError {
     /// No vendor module of KVM is loaded, or sysfs is not mounted.
-    #[error("cannot detect paging: no KVM vendor module under {}; load one, and check that sysfs is mounted", modules.display())]
+    #[error(
+        "cannot detect paging: no KVM vendor module under {}; load one, and check that sysfs is mounted",
+        modules.display()
+    )]
     NoVendorModule {
         /// Path of the searched directory.
         modules: PathBuf,

@@ -193,7 +193,12 @@ impl<'a> Piece<'a> {
         // SAFETY: reads eight aligned bytes inside the piece, which is mapped as for `words`, and writes
         // a register only.
         unsafe {
-            asm!("mov {word}, [{at}]", word = out(reg) word, at = in(reg) at, options(nostack, readonly, preserves_flags))
+            asm!(
+                "mov {word}, [{at}]",
+                word = out(reg) word,
+                at = in(reg) at,
+                options(nostack, readonly, preserves_flags)
+            )
         };
         word
     }

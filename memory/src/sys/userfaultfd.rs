@@ -475,7 +475,9 @@ mod tests {
         }
 
         #[test]
-        fn any_other_event_is_its_number(mut bytes: [u8; 32], event in any::<u8>().prop_filter("no fault", |e| *e != 0x12)) {
+        fn any_other_event_is_its_number(
+            mut bytes: [u8; 32], event in any::<u8>().prop_filter("no fault", |e| *e != 0x12)
+        ) {
             bytes[0] = event;
             prop_assert_eq!(Message::parse(&bytes), Message::Other(event));
         }

@@ -38,9 +38,11 @@ fn text() -> impl Strategy<Value = String> {
         4 => any::<u64>().prop_map(|n| n.to_string()),
         2 => Just(u64::MAX.to_string()),
         6 => prop::sample::select(vec![
-            "Node 0, zone Normal", "Node 0, zone Normal, type Movable", "Page block order: 9", "\n", "\n", " ", " kB\n", ">100000",
+            "Node 0, zone Normal", "Node 0, zone Normal, type Movable", "Page block order: 9",
+            "\n", "\n", " ", " kB\n", ">100000",
             "Number of blocks type Unmovable Movable Reclaimable\n", "HugetlbPages:", "KernelPageSize:  2048 kB\n",
-            "Private_Hugetlb:  ", "Shared_Hugetlb: ", "Active(file): ", "Inactive(file): ", "none /a\\040b hugetlbfs pagesize=",
+            "Private_Hugetlb:  ", "Shared_Hugetlb: ", "Active(file): ", "Inactive(file): ",
+            "none /a\\040b hugetlbfs pagesize=",
         ])
         .prop_map(str::to_owned),
         1 => "\\PC{0,8}",

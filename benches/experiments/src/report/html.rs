@@ -7,7 +7,8 @@ use crate::report::svg::svg;
 use crate::report::{Grid, Plot, Report, Section};
 
 const STYLE: &str = "\
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto;
+  padding: 0 1rem; }
 h1 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #999; }
 p.lead { font-size: 1.1rem; }
 nav ol { columns: 2; }
@@ -15,7 +16,8 @@ a { color: #004b78; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.85rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: 0.3rem; }
-th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; overflow-wrap: break-word; }
+th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top;
+  overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #333; vertical-align: bottom; }
 th.n, td.n { text-align: right; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
 figure { margin: 1.5rem 0; } svg { max-width: 100%; height: auto; }
@@ -28,7 +30,8 @@ code { font-size: 0.95em; }
 @media print {
   body { font-size: 10pt; margin: 0; max-width: none; } nav { display: none; }
   @page { margin: 14mm; }
-  .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding: 0.15rem 0.35rem; } thead { display: table-header-group; }
+  .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding: 0.15rem 0.35rem; }
+  thead { display: table-header-group; }
   tr, figure { break-inside: avoid; } h2, caption { break-after: avoid; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }";

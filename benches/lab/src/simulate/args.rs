@@ -33,7 +33,8 @@ Examples:
 pub struct SimulateArgs {
     /// Recording that `wideleaf run --record` wrote
     // The input is checked later: --policy help and --machine help need none.
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["trace", "policy", "machine"], conflicts_with = "trace")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["trace", "policy", "machine"],
+          conflicts_with = "trace")]
     pub recording: Option<PathBuf>,
 
     /// Accesses: a file of `wideleaf-lab trace record`, or a generated stream such as gups:log2_words=25; `--trace
@@ -51,12 +52,14 @@ pub struct SimulateArgs {
     pub machine: Option<MachinesArg>,
 
     /// Page size of the guest's own tables: 4k, 2m or 1g
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = PageSize::parse, conflicts_with = "recording")]
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = PageSize::parse,
+          conflicts_with = "recording")]
     pub guest_page: PageSize,
 
     /// Fixed page sizes of the host, each of which is simulated too: 4k, 2m or 1g, separated by commas [default: 4k
     /// without --policy]
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = PageSize::parse, conflicts_with = "recording")]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = PageSize::parse,
+          conflicts_with = "recording")]
     pub host_page: Vec<PageSize>,
 
     /// Simulate a process instead of a guest: one table to walk, and pages of --host-page or of the policy
@@ -81,7 +84,8 @@ pub struct SimulateArgs {
     pub smt: bool,
 
     /// Simulated time between two plans of a policy
-    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout, conflicts_with = "recording")]
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout,
+          conflicts_with = "recording")]
     pub interval: Duration,
 
     /// Cycles of simulated time, at 2 GHz, from one access to the next. With more of them a short trace stands for

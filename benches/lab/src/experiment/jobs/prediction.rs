@@ -133,7 +133,8 @@ mod tests {
         let level = format!(r#"{{"level": 1, "entries": 64, "miss_ticks": {SPREAD}, "miss_ns": {SPREAD}}}"#);
         let of_walk = |walk: &str| {
             of(&format!(
-                r#"{{"cells": [{{"agreed": true, "levels": [{level}], "walk_ticks": {walk}, "walk_ns": {walk}, "skipped": null}}], "prediction": null}}"#
+                r#"{{"cells": [{{"agreed": true, "levels": [{level}], "walk_ticks": {walk}, "walk_ns": {walk},
+                     "skipped": null}}], "prediction": null}}"#
             ))
         };
         let all = of_walk(r#"{"median": 50.0}"#).expect("a cost");
@@ -156,7 +157,8 @@ mod tests {
     fn a_report_without_a_measurement_is_a_failure_with_the_reason() {
         let cost = |agreed: bool, skipped: &str| {
             of(&format!(
-                r#"{{"cells": [{{"agreed": {agreed}, "levels": [], "walk_ticks": null, "walk_ns": null, "skipped": {skipped}}}], "prediction": null}}"#
+                r#"{{"cells": [{{"agreed": {agreed}, "levels": [], "walk_ticks": null, "walk_ns": null,
+                     "skipped": {skipped}}}], "prediction": null}}"#
             ))
         };
         assert_eq!(cost(false, r#""no free giant page""#), Err("no free giant page".into()));
