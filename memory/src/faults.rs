@@ -7,7 +7,7 @@
 //!   Service    what is done with a touch  ◀──────┤
 //!      └─ Faults    window   0    1    2    3    │  Some: registered, and the service's own state of it
 //!                          [Some None None Some] ┘  None: let go, the kernel answers
-//!                           ▔▔▔▔           ▔▔▔▔  the end unregisters only these: others may be registered elsewhere by now
+//!                           ▔▔▔▔           ▔▔▔▔  the end unregisters only these: others may be registered elsewhere
 //! ```
 
 use std::io::{self, PipeReader, PipeWriter};

@@ -3,7 +3,7 @@
 //! memory (see [`crate::actuators::give_back`]).
 //!
 //! ```text
-//!             inflate                       released                        present again (a touch, pages that were aside)
+//!             inflate                       released                        present again (touched, or was aside)
 //!   in use ──────────▶ [inflated, kept] ──────────▶ [inflated, released] ────────────────▶ [inflated, kept]
 //!      ▲                     └────────── deflate ───────────┘
 //!      ├──────────────────────────────────────┘

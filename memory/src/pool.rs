@@ -3,7 +3,7 @@
 //! ```text
 //!   total (nr_hugepages) = in use + free          persistent = total - surplus: what is written to nr_hugepages
 //!   ┌────────────────────┬──────────┬─────────┐
-//!   │ in use             │ promised │ unused  │   lease     room until it is dropped, as surplus if the size has surplus
+//!   │ in use             │ promised │ unused  │   lease     room until it is dropped, as surplus if the size has it
 //!   │                    │◀────── free ──────▶│   reserve   more unused pages, until they are given back
 //!   └────────────────────┴──────────┴─────────┘   release   fewer unused pages
 //! ```

@@ -2,7 +2,7 @@
 //! start of each thread.
 //!
 //! ```text
-//!   keep_userfaultfd ─▶ /dev/userfaultfd stays open ─▶ the process drops its capabilities ─▶ userfaultfds are still available
+//!   keep_userfaultfd ─▶ /dev/userfaultfd stays open ─▶ capabilities are dropped ─▶ userfaultfds are still available
 //!   on_thread_start ──▶ every thread of this crate calls it before all other work, with the kind of its work
 //! ```
 //!

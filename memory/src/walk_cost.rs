@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   /var/lib/wideleaf/tlbcost.json ── of this CPU, under the paging that KVM uses here? ── yes ─▶ measured
-//!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that, or the prior
+//!                 (`wideleaf tlbcost --save`)  └ no, note ─▶ /proc/cpuinfo in policies' FAMILIES? ─▶ that or the prior
 //! ```
 //!
 //! Every table knows whether KVM shadows the guests' tables: then no host page saves cost under base pages

@@ -2,8 +2,8 @@
 //! the runs and the report; this module executes them.
 //!
 //! ```text
-//!   catalogue::by_name ─▶ define(this host) ─▶ schedule ─▶ jobs: one child a run ─▶ store: the file, whole after each run ─▶ report
-//!                          or a file, --resume ┘     ▲ budget, Ctrl-C
+//!   catalogue::by_name ─▶ define(this host) ─▶ schedule ─▶ jobs: one child a run ─▶ store ─▶ report
+//!                          or a file, --resume ┘     ▲ budget, Ctrl-C                └ the file, whole after each run
 //! ```
 
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! `wideleaf-lab predict`: the gain of 2 MiB pages for a kernel, predicted from its accesses and measured.
 //!
 //! ```text
-//!   accesses of a kernel, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain and bound, side by side
+//!   a kernel's accesses, recorded ─▶ in turn it runs on both page sizes, and they are replayed ─▶ gain beside bound
 //! ```
 
 pub mod hull;

@@ -1,7 +1,7 @@
 //! Clear: all of a guest's RAM reads zero again, as when it was mapped, for a machine that was reset and boots again.
 //!
 //! ```text
-//!   anonymous, memfd ── released ──▶ MADV_DONTNEED, a hole in the file; advice as at the start ──▶ zero when it is touched again
+//!   anonymous, memfd ── released ──▶ MADV_DONTNEED, a hole in the file; advice as at the start ──▶ zero at next touch
 //!   the pool's pages, giants, prefaulted RAM ── kept ──▶ written over with zeroes
 //! ```
 //!

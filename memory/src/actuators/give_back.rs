@@ -4,7 +4,7 @@
 //! ```text
 //!   inflate, report ─▶ claim the window ─▶ look ─▶ decide ─┬─ release ─▶ discard, or punch holes ─▶ book: released
 //!   manager, later ──▶   └ claimed: due later              ├─ split ───▶ split, then the same
-//!                                                          └─ keep ────▶ inflated: later, perhaps   reported: forgotten
+//!                                                          └─ keep ────▶ inflated: perhaps later   reported: forgotten
 //! ```
 //!
 //! The book is locked from the scan until the pages are gone, so a deflating guest waits for that, and then has pages

@@ -3,8 +3,8 @@
 //! and past the cache.
 //!
 //! ```text
-//!   look ─▶ take aside ─▶ copy into the ready huge page ─▶ drop the empty page table ─▶ move it in ─▶ wake ─▶ look again
-//!           └───────────────── a thread that touches it waits ─────────────────────────────────────┘
+//!   look ─▶ take aside ─▶ copy into the ready huge page ─▶ drop empty page table ─▶ move it in ─▶ wake ─▶ look again
+//!           └───────────────── a thread that touches it waits ─────────────────────────────────┘
 //! ```
 //!
 //! The page table must go (Linux 6.14 gives it back with `MADV_DONTNEED`), since a huge page that is moved under a
@@ -14,7 +14,7 @@
 //! ```text
 //!   trial slot   populated, split, given back ─▶ populated again: huge? ── yes ─▶ page tables are given back
 //!                                                        │ no
-//!   ready slot   never had a page table  ──────▶ populated: huge? ── no ─▶ not known yet: the host is short of huge pages
+//!   ready slot   never had a page table  ──────▶ populated: huge? ── no ─▶ not known yet: the host lacks huge pages
 //!                                                        └── yes, as often as it is compared ─▶ page tables are kept
 //! ```
 //!

@@ -2,7 +2,7 @@
 //! is checked here.
 //!
 //! ```text
-//!   sense   book ─▶ rows: pages given back        a window with more pages present than the book says: looked at page by page
+//!   sense   book ─▶ rows: pages given back   window with more pages present than the book says: looked at page by page
 //!   act     due, or kept while memory is short ─▶ [`GiveBack::look_again`], some windows a tick
 //! ```
 

@@ -3,7 +3,7 @@
 //! more than the wait for it.
 //!
 //! ```text
-//!   aside ─▶ KVM drops 512 leaves of 4 KiB, or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults, or one
+//!   aside ─▶ KVM drops 512 leaves of 4 KiB or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults or one
 //! ```
 
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 //! whole but rarely. A new sensor is one file, and one line in [`SENSORS`].
 //!
 //! ```text
-//!   tick:  finish ──▶ sense (host backing, all windows) ──▶ decide ──▶ act ──▶ start
-//!            │ what was touched or written since                                 │ the next share goes aside, or is logged
-//!            └───────────────── between two ticks the guest runs ────────────────┘
+//!   tick:  finish ─▶ sense (host backing, all windows) ─▶ decide ─▶ act ─▶ start
+//!            │ what was touched or written since                             │ the next share goes aside, or is logged
+//!            └─────────────── between two ticks the guest runs ──────────────┘
 //! ```
 //!
 //! A window that is aside looks unbacked, and a slot that is logged looks held, so no sample is under way while the

@@ -2,8 +2,8 @@
 //! Values of a sensor stay where both policies ask for it.
 //!
 //! ```text
-//!   a wish ─▶ recorded? at faults? RAM, memslots? ─▶ the giant under way arrives ─▶ missing sensors start ─▶ sensors that the policy
-//!                └───────── SwitchError: the policy before goes on ◀────────────────── one is not available    does not need end
+//!   wish ─▶ recorded? at faults? RAM, memslots? ─▶ giant under way arrives ─▶ missing sensors start ─▶ unused ones end
+//!              └───────── SwitchError: the policy before goes on ◀────────────── one is not available
 //! ```
 //!
 //! When the guest begins anew, so does its policy: the loop rests while the RAM is cleared, and forgets

@@ -2,7 +2,7 @@
 //! window is measured, not assumed, and the sensor slows down while nothing changes.
 //!
 //! ```text
-//!   credit   += time × budget × tempo         at most what the largest sample costs; a sample that cost more leaves a debt
+//!   credit   += time × budget × tempo         at most what the largest sample costs; one that cost more leaves a debt
 //!   sample   when the credit pays for the least share: as many windows as it pays for, up to the most
 //!   tempo    1 after a change ──▶ ½ ──▶ ¼ ──▶ ⅛        a step for each round of all windows without a change
 //!   burst    when much is new: the credit for bursts, until a round of all windows brought nothing new

@@ -2,7 +2,7 @@
 //! part 5: a deeper look at TLBs and costs".
 //!
 //! ```text
-//!   cost (a chase) ──▶ prediction (a kernel's own accesses, replayed) ──▶ check (the kernel on both page sizes, in pairs)
+//!   cost (a chase) ──▶ prediction (a kernel's accesses, replayed) ──▶ check (the kernel on both page sizes, in pairs)
 //! ```
 
 use crate::catalogue::Catalogued;

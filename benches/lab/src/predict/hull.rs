@@ -1,13 +1,17 @@
 //! The largest saving that a page size can give a program which makes its visits at its own pace.
 //!
 //! ```text
-//!   saved of a visit                       ╭────── 1 chain     The program is some mix of these, and of arithmetic, which no page size
-//!          │                 ╭─ 2 chains ──╯                   changes. A mix takes the mean of their times and saves the mean of their
-//!          │      ╭─ 4 ──────╯                                 savings, so no mix that is as fast as the program saves more than the
-//!          │ free ╯                                            hull over them at the program's own time a visit.
+//!   saved of a visit                       ╭────── 1 chain
+//!          │                 ╭─ 2 chains ──╯
+//!          │      ╭─ 4 ──────╯
+//!          │ free ╯
 //!          └──────────────▲───────────────▶ time of a visit on base pages
 //!                         pace of the program
 //! ```
+//!
+//! The program is some mix of these laps, and of arithmetic, which no page size changes. A mix takes the mean of their
+//! times and saves the mean of their savings, so no mix that is as fast as the program saves more than the hull over
+//! them at the program's own time a visit.
 //!
 //! Laps that prefetch their lines ([`Asking`]) belong to the mix only if the program is faster than every lap that
 //! prefetches less: such a program prefetches, or has hardware prefetchers that do, and gains most of its time that

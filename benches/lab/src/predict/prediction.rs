@@ -3,10 +3,10 @@
 //! pace at which the kernel makes them.
 //!
 //! ```text
-//!   one iteration ─ recorder ─▶ visits of lines ───────────────┐
-//!   round: kernel on base │ kernel on huge │ visits replayed on both, 1 chain … asked ─▶ median time of a visit on both ──┐
-//!                 │        └▶ time saved within the round: median and interval                                            │
-//!                 └─▶ median time of a visit in the kernel: its pace ─────────────────────────▶ saved_at_most ÷ pace = the bound
+//!   one iteration ─ recorder ─▶ visits of lines ────────┐
+//!   round: kernel on base │ on huge │ visits replayed on both, 1 chain … asked ─▶ median time of a visit on both ──┐
+//!                 │        └▶ time saved within the round: median and interval                                     │
+//!                 └─▶ median time of a visit in the kernel: its pace ──────────────────▶ saved_at_most ÷ pace = bound
 //! ```
 //!
 //! A count of misses times the cost of a miss in a chase is not such a bound. Misses overlap with other work and

@@ -2,10 +2,10 @@
 //! line of cells after another.
 //!
 //! ```text
-//!   octant ─▶ diagonal of (j, k) ─▶ angle ─▶ line     an angle is one diagonal behind the angle before it, so each line comes six times
+//!   octant ─▶ diagonal of (j, k) ─▶ angle ─▶ line   an angle is a diagonal behind the one before: each line six times
 //!                                             │
-//!     phi = source 1 │ phi += source 2 │ … 4 │ cells: total, in flight along j and k │ flux 1 += phi │ … 4 │ faces along i, j, k
-//!     └── one loop ──┘└── one loop ───┘      └────────────── one loop ──────────────┘└── one loop ──┘     └───── one loop ─────┘
+//!   phi = source 1 │ phi += source 2 │ … 4 │ cells: total, in flight along j, k │ flux 1 += phi │ … 4 │ faces i, j, k
+//!  └── one loop ──┘ └── one loop ───┘       └──────────── one loop ────────────┘ └─ one loop ──┘       └─ one loop ──┘
 //! ```
 //!
 //! The kernel `sweep3d` computes the same, but all angles of a line at once and in one loop: thirteen arrays in

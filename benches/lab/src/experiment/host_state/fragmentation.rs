@@ -1,9 +1,9 @@
 //! Host memory that is fragmented on purpose: memory is free, but almost no 2 MiB of it in one piece.
 //!
 //! ```text
-//!   a free block of 2 MiB ─ fault ─▶ a huge page ─ MADV_COLD ─▶ 512 base pages ─ vmsplice ─▶ one of them is in a pipe as well
-//!                                                                               └ unmap ──▶ 511 are free again, and the block is
-//!                                                                                           no block for as long as the pipe is
+//!   a free block of 2 MiB ─ fault ─▶ a huge page ─ MADV_COLD ─▶ 512 base pages ─ vmsplice ─▶ one is in a pipe as well
+//!                                                                               └ unmap ──▶ 511 are free, but no block
+//!                                                                                           as long as the pipe is
 //! ```
 //!
 //! The reader of the pipe needs that page in place, so compaction cannot move it (mm/migrate.c counts references).

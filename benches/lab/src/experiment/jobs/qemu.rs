@@ -1,8 +1,8 @@
 //! Runs the built-in image as a QEMU guest: its console output, and the backing of its RAM as seen from outside.
 //!
 //! ```text
-//!   exec ──▶ first line ─▶ region lines ─▶ begin ─▶ … ─▶ end ─▶ exit line     the console, each line with the time it came
-//!              │ start time                  ▲ looks at RAM, every 50 ms ▲     series, coverage of the regions, resident memory
+//!   exec ──▶ first line ─▶ region lines ─▶ begin ─▶ … ─▶ end ─▶ exit line   console: each line with the time it came
+//!              │ start time                  ▲ looks at RAM, every 50 ms ▲   series, coverage of regions, resident RAM
 //! ```
 
 use std::fs;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   kernel, one iteration ── recorder ── trace ── pipe ──▶ simulator ──▶ counts of each phase
-//!                                                              init × 1, compute × iterations of the class, verify × 1 ──▶ a whole run
+//!                                            init × 1, compute × iterations of the class, verify × 1 ──▶ a whole run
 //! ```
 
 use std::io::{BufWriter, Read};

@@ -2,8 +2,8 @@
 //! wideleafd that serves only them.
 //!
 //! ```text
-//!   temporary folder ── wideleafd.toml, control.sock, state.json ──▶ wideleafd ◀── registers, obeys ── wideleaf run × n
-//!                                                                       └ CPU time
+//!   temporary folder ─ wideleafd.toml, control.sock, state.json ─▶ wideleafd ◀── registers, obeys ── wideleaf run × n
+//!                                                                     └ CPU time
 //! ```
 
 use std::collections::BTreeMap;
