@@ -10,17 +10,16 @@ use serde_json::Value;
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Envelope, Reply, VERSION};
 
-/// The lines that begin with `mark`.
-fn examples(mark: &str) -> Vec<&'static str> {
-    include_str!("../../README.md").lines().filter_map(|line| line.strip_prefix(mark)).collect()
+use crate::examples;
+
+const README: &str = include_str!("../../README.md");
+
+fn requests() -> Vec<String> {
+    examples(README, "> ")
 }
 
-fn requests() -> Vec<&'static str> {
-    examples("> ")
-}
-
-fn replies() -> Vec<&'static str> {
-    examples("< ")
+fn replies() -> Vec<String> {
+    examples(README, "< ")
 }
 
 /// Parses a line as `T`, and compares it with what `T` writes.
@@ -40,25 +39,25 @@ fn known_names(error: serde_json::Error) -> BTreeSet<String> {
 
 #[test]
 fn every_example_of_a_request_parses_and_none_is_missing() {
-    let name_of = |line: &str| {
+    let name_of = |line: &String| {
         assert_eq!(round_trip::<Envelope>(line).version, VERSION);
         serde_json::from_str::<Value>(line).unwrap()["request"].as_str().unwrap().to_owned()
     };
-    let shown: BTreeSet<String> = requests().into_iter().map(name_of).collect();
+    let shown: BTreeSet<String> = requests().iter().map(name_of).collect();
     let unknown = serde_json::from_str::<Envelope>(r#"{"version":1,"request":"none of them"}"#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
 }
 
 #[test]
 fn every_example_of_a_reply_parses_and_none_is_missing() {
-    let name_of = |line: &str| match round_trip::<Reply>(line) {
+    let name_of = |line: &String| match round_trip::<Reply>(line) {
         Reply::Error(_) | Reply::Unsaved(_) => None,
         Reply::Ok(answer) => match serde_json::to_value(answer).unwrap() {
             Value::String(name) => Some(name),
             object => object.as_object().unwrap().keys().next().cloned(),
         },
     };
-    let shown: BTreeSet<String> = replies().into_iter().filter_map(name_of).collect();
+    let shown: BTreeSet<String> = replies().iter().filter_map(name_of).collect();
     let unknown = serde_json::from_str::<Answer>(r#""none of them""#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
     let is_shown = |is_it: fn(&Reply) -> bool| replies().iter().any(|line| is_it(&round_trip::<Reply>(line)));
@@ -71,7 +70,7 @@ proptest! {
     fn damage_to_a_reply_is_an_error_in_one_line_or_another_reply(
         which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte: u8,
     ) {
-        let mut line = which.get(&replies()).as_bytes().to_vec();
+        let mut line = which.get(&replies()).clone().into_bytes();
         let at = at.index(line.len());
         line[at] = byte;
         if let Err(error) = client::parse(&line) {
@@ -83,13 +82,12 @@ proptest! {
     fn damage_to_a_request_is_an_error_or_another_request(
         which in any::<prop::sample::Index>(), end in any::<prop::sample::Index>(), byte: u8,
     ) {
-        let line = which.get(&requests()).as_bytes();
+        let mut line = which.get(&requests()).clone().into_bytes();
         let whole = end.index(line.len());
         // A request cut short never parses.
         prop_assert!(serde_json::from_slice::<Envelope>(&line[..whole]).is_err());
-        let mut damaged = line.to_vec();
-        damaged[whole] = byte;
-        if let Ok(envelope) = serde_json::from_slice::<Envelope>(&damaged) {
+        line[whole] = byte;
+        if let Ok(envelope) = serde_json::from_slice::<Envelope>(&line) {
             prop_assert!(serde_json::to_string(&envelope).is_ok());
         }
     }

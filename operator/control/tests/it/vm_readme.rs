@@ -9,10 +9,9 @@ use serde_json::Value;
 use wideleaf_control::protocol::{Envelope, Reply};
 use wideleaf_control::vm::{DriverView, VM_VERSION, VmAnswer, VmRequest};
 
-/// The lines that begin with `mark`.
-fn examples(mark: &str) -> impl Iterator<Item = &'static str> {
-    include_str!("../../VM.md").lines().filter_map(move |line| line.strip_prefix(mark))
-}
+use crate::examples;
+
+const DOCUMENT: &str = include_str!("../../VM.md");
 
 /// Parses a line as `T`, and compares it with what `T` writes.
 fn round_trip<T: DeserializeOwned + Serialize>(line: &str) -> T {
@@ -29,29 +28,29 @@ fn known_names(error: serde_json::Error) -> BTreeSet<String> {
 
 #[test]
 fn every_example_of_a_request_parses_and_none_is_missing() {
-    let name_of = |line: &str| {
+    let name_of = |line: &String| {
         assert_eq!(round_trip::<Envelope<VmRequest>>(line).version, VM_VERSION);
         serde_json::from_str::<Value>(line).unwrap()["request"].as_str().unwrap().to_owned()
     };
-    let shown: BTreeSet<String> = examples("> ").map(name_of).collect();
+    let shown: BTreeSet<String> = examples(DOCUMENT, "> ").iter().map(name_of).collect();
     let unknown = serde_json::from_str::<VmRequest>(r#"{"request":"none of them"}"#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
 }
 
 #[test]
 fn every_example_of_a_reply_parses_and_none_is_missing() {
-    let name_of = |line: &str| match round_trip::<Reply<VmAnswer>>(line) {
+    let name_of = |line: &String| match round_trip::<Reply<VmAnswer>>(line) {
         Reply::Error(_) | Reply::Unsaved(_) => None,
         Reply::Ok(answer) => serde_json::to_value(answer).unwrap().as_object().unwrap().keys().next().cloned(),
     };
-    let shown: BTreeSet<String> = examples("< ").filter_map(name_of).collect();
+    let shown: BTreeSet<String> = examples(DOCUMENT, "< ").iter().filter_map(name_of).collect();
     let unknown = serde_json::from_str::<VmAnswer>(r#""none of them""#).unwrap_err();
     assert_eq!(shown, known_names(unknown));
 }
 
 #[test]
 fn every_state_of_a_driver_is_in_the_table() {
-    let rows = || include_str!("../../VM.md").lines().skip_while(|line| !line.starts_with("| `driver`")).skip(2);
+    let rows = || DOCUMENT.lines().skip_while(|line| !line.starts_with("| `driver`")).skip(2);
     let of_row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
     let shown: BTreeSet<String> = rows().map_while(of_row).collect();
     let unknown = serde_json::from_str::<DriverView>(r#""none of them""#).unwrap_err();
