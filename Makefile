@@ -15,7 +15,7 @@ BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
 	cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
-.PHONY: build demo check test lab bench fuzz tools deb
+.PHONY: build demo check test lints lab bench fuzz tools deb
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -41,10 +41,13 @@ check:
 
 test: tools
 	cargo fmt --all --check
+	guest-tests/suite
+
+# What `make test` checks besides formatting and tests. The suite runs it beside tests that leave a processor free.
+lints:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(FUZZ_CHECK)
-	guest-tests/suite
 
 # The mapping tables of both labs, printed by the wideleaf binary: real two-dimensional paging in software. The labs
 # show function, not speed. NPT takes two minutes, EPT about twenty, because Bochs interprets every instruction.

@@ -31,10 +31,11 @@ fn texts(extensions: &[&str]) -> Vec<Text> {
         let entry = entry.unwrap();
         let path = entry.path().strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
         let extension = Path::new(&path).extension().map_or("", |extension| extension.to_str().unwrap());
-        let others = [".git/", "LICENSE", "target/", "benches/results/"];
+        // Seeds of fuzz targets are bytes in the format of their target.
+        let others = [".git/", "LICENSE", "target/", "benches/results/", "fuzz/seeds/"];
         let is_ours = !others.iter().any(|start| path.starts_with(start));
         if is_ours && entry.file_type().is_some_and(|kind| kind.is_file()) && extensions.contains(&extension) {
-            // Inputs of fuzz targets are bytes.
+            // Captured data may be bytes.
             texts.extend(fs::read_to_string(entry.path()).ok().map(|text| Text { path, text }));
         }
     }
