@@ -157,21 +157,22 @@ fn size(kib: u64) -> String {
 }
 
 fn figures(processes: &[(u32, Taken)]) -> Figures {
-    let mut table = Table::new(["process", "anonymous memory"], ["KiB"]);
+    let size_of = |kib: u64| Cell::number(kib as f64, 0, "KiB");
+    let mut table = Table::new(["process", "anonymous memory"], ["size"]);
     for (index, (pid, taken)) in processes.iter().enumerate() {
         let process = if index == 0 { "the VM's".to_owned() } else { format!("removes a path ({pid})") };
         for (name, kib) in &taken.anonymous {
-            table.row([process.clone().into(), name.as_str().into(), Cell::count(*kib)]);
+            table.row([process.clone().into(), name.as_str().into(), size_of(*kib)]);
         }
     }
     let sum: u64 = processes.iter().map(|(_, taken)| taken.sum()).sum();
     let of_files: u64 = processes.iter().map(|(_, taken)| taken.of_files).sum();
     let count = processes.len();
-    let mut sums = Table::new(["all processes"], ["KiB"]);
-    sums.row(["anonymous memory beyond guest RAM".into(), Cell::count(sum)]);
-    sums.row(["pages of files".into(), Cell::count(of_files)]);
+    let mut sums = Table::new(["all processes"], ["size"]);
+    sums.row(["anonymous memory beyond guest RAM".into(), size_of(sum)]);
+    sums.row(["pages of files".into(), size_of(of_files)]);
     Figures::of(format!("{sum} KiB beyond guest RAM in {count} processes, and {of_files} KiB of files"))
         .table(table)
         .table(sums)
-        .bar(format!("at most {KIB_MAX} KiB with all devices"), sum as f64, Limit::AtMost(KIB_MAX as f64))
+        .bar(format!("at most {KIB_MAX} KiB with all devices"), sum as f64, "KiB", Limit::AtMost(KIB_MAX as f64))
 }

@@ -250,18 +250,18 @@ fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
     let name = format!("{} {}", work.kernel, work.parameters);
     Some(match work.expected {
         Expected::Rate(slower, faster) => {
-            let rate = measured.figure(0).median;
+            let (rate, unit) = (measured.figure(0).median, kernel(work.kernel).figure.unit.as_str());
             let text = format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below");
-            Bar::new(text, rate, Limit::AtLeast(SPEED_MIN * slower))
+            Bar::new(text, rate, unit, Limit::AtLeast(SPEED_MIN * slower))
         }
         Expected::Ratio(low, high) => {
             let ratio = measured.speed_up().median;
             let text = format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}");
-            Bar::new(text, ratio, Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
+            Bar::new(text, ratio, "", Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
         }
         Expected::AtLeast(least) => {
             let ratio = measured.speed_up().median;
-            Bar::new(format!("{name}: {ratio:.3}, at least {least}"), ratio, Limit::AtLeast(least))
+            Bar::new(format!("{name}: {ratio:.3}, at least {least}"), ratio, "", Limit::AtLeast(least))
         }
         Expected::Shown => return None,
     })
@@ -305,20 +305,20 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
 fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Figures {
     let arms = comparison.arms.iter().map(|arm| arm.name);
     let ratio = (comparison.arms.len() > 1).then_some("second : first");
-    let mut rows = Table::new(["kernel", "unit"], arms.chain(ratio));
+    let mut rows = Table::new(["kernel"], arms.chain(ratio));
     for (work, measured) in all {
         let unit = kernel(work.kernel).figure.unit.as_str();
-        let mut row: Vec<Cell> = vec![format!("{} {}", work.kernel, work.parameters).into(), unit.into()];
+        let mut row: Vec<Cell> = vec![format!("{} {}", work.kernel, work.parameters).into()];
         row.extend((0..comparison.arms.len()).map(|arm| {
             let figure = measured.figure(arm);
-            Cell::interval(figure, if figure.median < 10.0 { 4 } else { 1 }, "")
+            Cell::interval(figure, if figure.median < 10.0 { 4 } else { 1 }, unit)
         }));
         row.extend(ratio.map(|_| Cell::interval(measured.speed_up(), 3, "")));
         rows.row(row);
     }
     let mean = geometric_mean(all).filter(|_| all.len() > 1).map(|mean| {
         let text = format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1");
-        Bar::new(text, mean, Limit::AtLeast(1.0))
+        Bar::new(text, mean, "", Limit::AtLeast(1.0))
     });
     Figures::of(comparison.name)
         .table(rows)
@@ -328,7 +328,7 @@ fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Fig
 
 /// Levels that `latency` finds in each arm, run by run.
 fn levels(comparison: &Comparison, rounds: u32, interrupts: &Interrupts, waiting: &Waiting) -> Result<Figures, Ended> {
-    let mut rows = Table::new(["arm"], ["level", "entries", "miss", "miss, ticks", "spread, ticks", "agreed, of 3"]);
+    let mut rows = Table::new(["arm"], ["level", "entries", "miss", "miss in ticks", "spread", "agreed"]);
     for index in (1..=rounds).flat_map(|round| arms_of_round(comparison.arms.len(), round)) {
         let arm = &comparison.arms[index];
         waiting.pass(Duration::ZERO)?;
@@ -345,9 +345,9 @@ fn levels(comparison: &Comparison, rounds: u32, interrupts: &Interrupts, waiting
                 Cell::count(level as u64),
                 Cell::number(entries, 0, ""),
                 Cell::number(ns, 2, "ns"),
-                Cell::number(ticks("miss_ticks"), 1, ""),
-                Cell::number(ticks("spread_ticks"), 1, ""),
-                Cell::number(result("matches").unwrap_or(0.0), 0, ""),
+                Cell::number(ticks("miss_ticks"), 1, "ticks"),
+                Cell::number(ticks("spread_ticks"), 1, "ticks"),
+                Cell::number(result("matches").unwrap_or(0.0), 0, "of 3"),
             ]);
         }
     }

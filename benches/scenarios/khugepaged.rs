@@ -264,7 +264,7 @@ fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
             if !runs[arm].is_empty() && !runs[other].is_empty() {
                 let times = median_s(&runs[other], limit) / median_s(&runs[arm], limit);
                 let text = format!("auto, {name}: {times:.2} times as fast as {of}, at least {least}");
-                bars.push(Bar::new(text, times, Limit::AtLeast(least)));
+                bars.push(Bar::new(text, times, "", Limit::AtLeast(least)));
             }
         }
     }
@@ -272,7 +272,7 @@ fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
         // The manager also completes its work on a busy machine; khugepaged never finishes.
         let share = ours.ran / theirs.wanted;
         let text = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
-        bars.push(Bar::new(text, share, Limit::AtMost(OF_FASTEST_CPU_MAX)));
+        bars.push(Bar::new(text, share, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
     }
     bars
 }

@@ -153,10 +153,16 @@ fn figures(title: String, sets: &[Set]) -> Figures {
         .table(sensors(sets))
         .table(speed)
         .note(format!("medians of {count} turns of {slice_s} s in {set_count} sets of guests, 95 % interval"))
-        .bar(format!("slow-down {lost_percent:.2} %, at most {lost_max:.0} %"), lost_percent, Limit::AtMost(lost_max))
+        .bar(
+            format!("slow-down {lost_percent:.2} %, at most {lost_max:.0} %"),
+            lost_percent,
+            "%",
+            Limit::AtMost(lost_max),
+        )
         .bar(
             format!("manager and sensors {used_percent:.2} % of a CPU, at most {used_max:.0} %"),
             used_percent,
+            "%",
             Limit::AtMost(used_max),
         )
 }

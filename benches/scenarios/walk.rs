@@ -63,7 +63,7 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.number::<usize>(1, 5)?);
     let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
-    let mut rows = Table::new(["machine", "accesses"], ["million/s", "ns", "walks", "entries read per walk"]);
+    let mut rows = Table::new(["machine", "accesses"], ["speed", "time", "walks", "entries read per walk"]);
     let mut bars = Vec::new();
     for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
         let mut medians = Vec::new();
@@ -73,8 +73,8 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
             rows.row([
                 name.into(),
                 case.name.into(),
-                Cell::number(1e3 / ns, 1, ""),
-                Cell::number(ns, 1, ""),
+                Cell::number(1e3 / ns, 1, "million/s"),
+                Cell::number(ns, 1, "ns"),
                 Cell::number(100.0 * counts.walks() as f64 / counts.accesses as f64, 1, "%"),
                 Cell::number(counts.references() as f64 / counts.walks().max(1) as f64, 2, ""),
             ]);
@@ -117,11 +117,11 @@ fn judge(name: &str, ns: &[f64]) -> Vec<Bar> {
     let speed = |what: &str, ns: f64, least: f64| {
         let speed = 1e3 / ns;
         let text = format!("{name}, {what}: {speed:.1} million accesses per second, at least {least}");
-        Bar::new(text, speed, Limit::AtLeast(least))
+        Bar::new(text, speed, "million/s", Limit::AtLeast(least))
     };
     let growth = |what: &str, ratio: f64| {
         let text = format!("{name}, {what} in 1 TiB : in 1 GiB {ratio:.2}, at most {GROWTH_MAX}");
-        Bar::new(text, ratio, Limit::AtMost(GROWTH_MAX))
+        Bar::new(text, ratio, "", Limit::AtMost(GROWTH_MAX))
     };
     vec![
         speed("sparse", sparse, SPARSE_MIN),

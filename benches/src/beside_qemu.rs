@@ -200,7 +200,7 @@ pub fn compared(title: String, figures: &[Figure], promise: f64) -> Figures {
             Cell::range(lowest, highest, 2, ""),
         ]);
         let text = format!("{name}, wideleaf : qemu {ratio:.2}, at least {promise}");
-        bars.push(Bar::new(text, ratio, Limit::AtLeast(promise)));
+        bars.push(Bar::new(text, ratio, "", Limit::AtLeast(promise)));
     }
     Figures::of(title).table(table).bars(bars)
 }

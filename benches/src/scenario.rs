@@ -286,7 +286,7 @@ mod tests {
     use wideleaf_measure::figures::Limit;
 
     fn figures() -> Figures {
-        Figures::of("one run").bar("speed 0.5, at least 1", 0.5, Limit::AtLeast(1.0))
+        Figures::of("one run").bar("speed 0.5, at least 1", 0.5, "", Limit::AtLeast(1.0))
     }
 
     #[test]

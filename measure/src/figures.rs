@@ -40,7 +40,9 @@ pub struct Bar {
     pub text: String,
     /// Measured value; `None` if it is not a finite number.
     pub value: Option<f64>,
-    /// Limit of the value, in the value's unit.
+    /// Unit of value and limit; empty for a ratio.
+    pub unit: String,
+    /// Limit of the value.
     pub limit: Limit,
     /// Whether the value is within the limit.
     pub is_met: bool,
@@ -90,8 +92,8 @@ impl Figures {
 
     /// Adds a target.
     #[must_use]
-    pub fn bar(mut self, text: impl Into<String>, value: f64, limit: Limit) -> Figures {
-        self.bars.push(Bar::new(text, value, limit));
+    pub fn bar(mut self, text: impl Into<String>, value: f64, unit: &str, limit: Limit) -> Figures {
+        self.bars.push(Bar::new(text, value, unit, limit));
         self
     }
 
@@ -105,9 +107,9 @@ impl Figures {
 
 impl Bar {
     /// A target, judged by its value. No limit allows a value that is not a number.
-    pub fn new(text: impl Into<String>, value: f64, limit: Limit) -> Bar {
+    pub fn new(text: impl Into<String>, value: f64, unit: &str, limit: Limit) -> Bar {
         let finite = value.is_finite().then_some(value);
-        Bar { text: text.into(), value: finite, limit, is_met: limit.allows(value) }
+        Bar { text: text.into(), value: finite, unit: unit.into(), limit, is_met: limit.allows(value) }
     }
 }
 
@@ -154,8 +156,8 @@ mod tests {
         let figures = Figures::of("GUPS in turns")
             .table(table)
             .note("medians of 6 rounds")
-            .bar("auto : never 1.200, at least 1", 1.2, Limit::AtLeast(1.0))
-            .bar("memory 1.500, at most 1.02", 1.5, Limit::AtMost(1.02));
+            .bar("auto : never 1.200, at least 1", 1.2, "", Limit::AtLeast(1.0))
+            .bar("memory 1.5 MiB, at most 1.02", 1.5, "MiB", Limit::AtMost(1.02));
         let environment = Environment { cpu: "a CPU".into(), cpus: 2, kernel: "6.1".into(), ..Environment::default() };
         Figures { name: "made_up".into(), environment, ..figures }
     }
@@ -174,7 +176,7 @@ Rates
   -: one round only
   medians of 6 rounds
   met:    auto : never 1.200, at least 1
-  MISSED: memory 1.500, at most 1.02
+  MISSED: memory 1.5 MiB, at most 1.02
   2 x a CPU, kernel 6.1, load 0 at the start";
         assert_eq!(figures().to_string(), expected);
     }
@@ -184,18 +186,19 @@ Rates
         let json = serde_json::to_value(figures()).expect("figures are JSON");
         let cell = serde_json::json!({"kind": "number", "value": 1.25, "unit": "M/s", "decimals": 2});
         assert_eq!(json["tables"][0]["rows"][1][1], cell);
-        assert_eq!(json["bars"][1]["limit"], serde_json::json!({"at_most": 1.02}));
+        let bar = &json["bars"][1];
+        assert_eq!((&bar["limit"], &bar["unit"]), (&serde_json::json!({"at_most": 1.02}), &serde_json::json!("MiB")));
         let back: Figures = serde_json::from_str(&json.to_string()).expect("JSON is figures");
         assert_eq!(back, figures());
     }
 
     #[test]
     fn a_value_at_its_limit_is_within_and_no_number_is_not() {
-        let is_met = |value, limit| Bar::new("", value, limit).is_met;
+        let is_met = |value, limit| Bar::new("", value, "", limit).is_met;
         let limits = [Limit::AtLeast(2.0), Limit::AtMost(2.0), Limit::Between(1.0, 2.0)];
         assert_eq!(limits.map(|limit| is_met(2.0, limit)), [true; 3]);
         assert_eq!(limits.map(|limit| is_met(f64::NAN, limit)), [false; 3]);
         assert_eq!(limits.map(|limit| is_met(3.0, limit)), [true, false, false]);
-        assert_eq!(Bar::new("", f64::INFINITY, Limit::AtLeast(2.0)).value, None);
+        assert_eq!(Bar::new("", f64::INFINITY, "", Limit::AtLeast(2.0)).value, None);
     }
 }
