@@ -22,10 +22,11 @@ use wideleaf_attach::process::Places;
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
 use wideleaf_benches::cpu::Threads;
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_measure::environment::Environment;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Interval, bootstrap_median, median};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::khugepaged::{Khugepaged, Settings as KhugepagedSettings};
@@ -69,7 +70,7 @@ struct Promotion {
     window_max_ms: f64,
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     needs_kvm()?;
     match arguments.word(0, &["speed", "khugepaged"], "speed or khugepaged")? {
         0 => speed(arguments.number(1, 5)?, arguments.number(2, 28)?, waiting),
@@ -77,7 +78,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
 }
 
-fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<(), Ended> {
+fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<Figures, Ended> {
     let memory = Bytes::new(8 << log2_words) + BESIDE_TABLE;
     let (mut attached, mut control, mut promotions) = (Vec::new(), Vec::new(), Vec::<Promotion>::new());
     for round in 1..=rounds {
@@ -105,8 +106,7 @@ fn speed(rounds: u32, log2_words: u32, waiting: &Waiting) -> Result<(), Ended> {
             if is_attached { &mut attached } else { &mut control }.push(run);
         }
     }
-    report_speed(&attached, &control, &promotions);
-    Ok(())
+    Ok(figures_of_speed(log2_words, [&attached, &control], &promotions))
 }
 
 fn start(memory: Bytes, ram: QemuRam, cmdline: &str) -> Result<QemuGuest, Ended> {
@@ -200,50 +200,54 @@ fn gaps(guest: &QemuGuest) -> (f64, f64) {
     said.lines.iter().find_map(gaps).expect("GUPS reports its gaps before its verification")
 }
 
-fn report_speed(attached: &[Run], control: &[Run], promotions: &[Promotion]) {
+fn figures_of_speed(log2_words: u32, [attached, control]: [&[Run]; 2], promotions: &[Promotion]) -> Figures {
     let gain = |runs: &[Run]| interval(runs.iter().map(|run| run.after / run.before));
     let median_of = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of).collect());
-    let mut rows = table(&["arm", "before", "after", "after : before", "gap p99", "longest gap"]);
+    let mut rows = Table::new(["arm"], ["before", "after", "after : before", "gap p99", "longest gap"]);
     for (name, runs) in [("attached", attached), ("control", control)] {
-        let mega = |of: fn(&Run) -> f64| number(format!("{:.1} M/s", median_of(runs, of) / 1e6));
-        rows.add_row([
+        let mega = |of: fn(&Run) -> f64| Cell::number(median_of(runs, of) / 1e6, 1, "M/s");
+        rows.row([
             name.into(),
             mega(|run| run.before),
             mega(|run| run.after),
-            number(gain(runs)),
-            number(format!("{:.1} us", median_of(runs, |run| run.gap_p99_ns) / 1e3)),
-            number(format!("{:.2} ms", median_of(runs, |run| run.gap_max_ns) / 1e6)),
+            Cell::interval(gain(runs), 3, ""),
+            Cell::number(median_of(runs, |run| run.gap_p99_ns) / 1e3, 1, "us"),
+            Cell::number(median_of(runs, |run| run.gap_max_ns) / 1e6, 2, "ms"),
         ]);
     }
-    println!("{rows}");
     let of_promotions = |of: fn(&Promotion) -> f64| median(promotions.iter().map(of).collect());
     let window_p99 = of_promotions(|promotion| promotion.window_p99_ms);
-    println!(
-        "  medians of {} rounds; all guests verified their table. To {:.1} % on huge pages in {:.2} s; host's time \
-         per window {window_p99:.2} ms (p99), {:.2} ms (max)",
-        attached.len(),
-        of_promotions(|promotion| promotion.reached),
-        of_promotions(|promotion| promotion.took.as_secs_f64()),
-        of_promotions(|promotion| promotion.window_max_ms),
-    );
+    let mut promotion = Table::new([], ["on huge pages", "after", "host's time per window, p99", "max"]);
+    promotion.row([
+        Cell::number(of_promotions(|promotion| promotion.reached), 1, "%"),
+        Cell::number(of_promotions(|promotion| promotion.took.as_secs_f64()), 2, "s"),
+        Cell::number(window_p99, 2, "ms"),
+        Cell::number(of_promotions(|promotion| promotion.window_max_ms), 2, "ms"),
+    ]);
     let speed_up = gain(attached).median;
-    println!(
-        "{}",
-        bar(&format!("speed after : before {speed_up:.3}, at least {SPEED_UP_MIN}"), speed_up >= SPEED_UP_MIN)
-    );
-    println!(
-        "{}",
-        bar(
-            &format!("host's time per window, p99: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
-            window_p99 <= GAP_MAX_MS
-        )
-    );
     let gap = (median_of(attached, |run| run.gap_p99_ns) - median_of(control, |run| run.gap_p99_ns)) / 1e6;
-    println!(
-        "{}",
-        bar(&format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"), gap <= GAP_MAX_MS)
-    );
-    println!("  {}", Environment::capture());
+    Figures::of(format!("speed: GUPS, 2^{log2_words} words, before and after attach"))
+        .table(rows)
+        .table(promotion)
+        .note(format!("medians of {} rounds; all guests verified their table", attached.len()))
+        .bar(
+            format!("speed after : before {speed_up:.3}, at least {SPEED_UP_MIN}"),
+            speed_up,
+            "",
+            Limit::AtLeast(SPEED_UP_MIN),
+        )
+        .bar(
+            format!("host's time per window, p99: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
+            window_p99,
+            "ms",
+            Limit::AtMost(GAP_MAX_MS),
+        )
+        .bar(
+            format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"),
+            gap,
+            "ms",
+            Limit::AtMost(GAP_MAX_MS),
+        )
 }
 
 fn interval(values: impl Iterator<Item = f64>) -> Interval {
@@ -265,7 +269,7 @@ const PROMOTERS: [(&str, Promoter); 3] = [
 /// Index of the arm at defaults. It takes minutes, and one run is enough for a factor of hundreds.
 const DEFAULTS: usize = 2;
 
-fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
+fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<Figures, Ended> {
     let mut runs: [Vec<Taken>; PROMOTERS.len()] = Default::default();
     for round in 1..=rounds {
         for index in arms_of_round(PROMOTERS.len(), round) {
@@ -274,21 +278,19 @@ fn khugepaged(rounds: u32, hot: Bytes, waiting: &Waiting) -> Result<(), Ended> {
             }
         }
     }
-    let mut rows = table(&["arm", "runs", "to 99 % on 2m", "CPU until then", "reached"]);
+    let mut rows = Table::new(["arm"], ["runs", "to 99 % on 2m", "CPU until then", "reached"]);
     for ((name, _), runs) in PROMOTERS.iter().zip(&runs) {
-        rows.add_row([
+        let median_of = |of: fn(&Taken) -> f64| median(runs.iter().map(of).collect());
+        rows.row([
             (*name).into(),
-            number(runs.len()),
-            number(format!("{:.3} s", median(runs.iter().map(|run| run.took.as_secs_f64()).collect()))),
-            number(format!("{:.1} ms", median(runs.iter().map(|run| run.cpu.as_secs_f64() * 1e3).collect()))),
-            number(format!("{:.1} %", median(runs.iter().map(|run| run.reached * 100.0).collect()))),
+            Cell::count(runs.len() as u64),
+            Cell::number(median_of(|run| run.took.as_secs_f64()), 3, "s"),
+            Cell::number(median_of(|run| run.cpu.as_secs_f64() * 1e3), 1, "ms"),
+            Cell::number(median_of(|run| run.reached * 100.0), 1, "%"),
         ]);
     }
-    println!(
-        "{rows}\n  medians; {hot} of hot memory in a guest that checks and rewrites it; {}",
-        Environment::capture()
-    );
-    Ok(())
+    let title = format!("khugepaged: {hot} of hot memory in a guest that checks and rewrites it, medians");
+    Ok(Figures::of(title).table(rows))
 }
 
 /// Results of one arm.

@@ -15,12 +15,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_control::client;
 use wideleaf_control::protocol::{Answer, Request};
 use wideleaf_control::view::Care;
-use wideleaf_measure::environment::Environment;
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_policies::units::mib;
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
@@ -29,11 +30,11 @@ const SETTLES_IN: Duration = Duration::from_secs(30);
 const SCRAPES: usize = 50;
 
 /// Targets of the bench.
-const CPU_MAX: f64 = 0.01;
+const CPU_MAX_PERCENT: f64 = 1.0;
 const RESIDENT_MAX_MIB: f64 = 30.0;
 const SCRAPE_MAX_MS: f64 = 20.0;
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     needs_kvm()?;
     let (guests, seconds) = (arguments.number(0, 50)?, arguments.number(1, 60)?);
     let guests = (0..guests).map(|number| standing(number, waiting)).collect::<Result<Vec<_>, _>>()?;
@@ -51,9 +52,13 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let (began, before) = (Instant::now(), daemon.cpu_s());
     waiting.pass(Duration::from_secs(seconds))?;
     let (after, seconds) = (daemon.cpu_s(), began.elapsed().as_secs_f64());
-    let used = |(name, cpu): (&String, &f64)| (name.clone(), (cpu - before.get(name).unwrap_or(&0.0)) / seconds);
-    let shares: BTreeMap<String, f64> = after.iter().map(used).collect();
-    let share: f64 = shares.values().sum();
+    let mut threads = Table::new(["thread of wideleafd"], ["CPU, of one core"]);
+    let mut cpu_percent = 0.0;
+    for (name, cpu_s) in &after {
+        let percent = (cpu_s - before.get(name).unwrap_or(&0.0)) / seconds * 100.0;
+        threads.row([name.as_str().into(), Cell::number(percent, 2, "%")]);
+        cpu_percent += percent;
+    }
     let resident = daemon.resident_mib();
     let mut scrapes = Vec::new();
     for _ in 0..SCRAPES {
@@ -62,26 +67,33 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
     let longest = scrapes.iter().copied().fold(0.0, f64::max);
     let scrape = median(scrapes);
-    println!("attached_idle: {} stopped QEMU guests, {seconds:.0} s", guests.len());
-    println!(
-        "{}",
-        bar(&format!("CPU {:.2} % of one core, at most {:.0} %", share * 100.0, CPU_MAX * 100.0), share <= CPU_MAX)
-    );
-    let by_thread: Vec<_> = shares.iter().map(|(name, share)| format!("{name} {:.2}", share * 100.0)).collect();
-    println!("  by thread: {} %", by_thread.join(", "));
-    println!(
-        "{}",
-        bar(&format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"), resident <= RESIDENT_MAX_MIB)
-    );
-    println!(
-        "{}",
-        bar(
-            &format!("scrape {scrape:.1} ms (median of {SCRAPES}, longest {longest:.1}), at most {SCRAPE_MAX_MS}"),
-            scrape <= SCRAPE_MAX_MS
+    let mut all = Table::new(["figure"], ["value"]);
+    all.row(["CPU, of one core".into(), Cell::number(cpu_percent, 2, "%")]);
+    all.row(["resident memory".into(), Cell::number(resident, 1, "MiB")]);
+    all.row([format!("scrape, median of {SCRAPES}").into(), Cell::number(scrape, 1, "ms")]);
+    all.row(["longest scrape".into(), Cell::number(longest, 1, "ms")]);
+    let figures = Figures::of(format!("{} stopped QEMU guests, {seconds:.0} s", guests.len()))
+        .table(all)
+        .table(threads)
+        .bar(
+            format!("CPU {cpu_percent:.2} % of one core, at most {CPU_MAX_PERCENT:.0} %"),
+            cpu_percent,
+            "%",
+            Limit::AtMost(CPU_MAX_PERCENT),
         )
-    );
-    println!("  {}", Environment::capture());
-    Ok(())
+        .bar(
+            format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"),
+            resident,
+            "MiB",
+            Limit::AtMost(RESIDENT_MAX_MIB),
+        )
+        .bar(
+            format!("scrape {scrape:.1} ms (median of {SCRAPES}, longest {longest:.1}), at most {SCRAPE_MAX_MS}"),
+            scrape,
+            "ms",
+            Limit::AtMost(SCRAPE_MAX_MS),
+        );
+    Ok(figures)
 }
 
 /// A guest that has filled its RAM and is stopped.

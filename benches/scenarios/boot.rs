@@ -16,13 +16,18 @@ use std::time::{Duration, Instant};
 
 use wideleaf_benches::beside_qemu::BesideQemu;
 use wideleaf_benches::scenario::{Arguments, Ended, run};
+use wideleaf_measure::figures::Figures;
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_testing::tiny_guest::prints_one_byte;
 
 const ROUNDS: u32 = 31;
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "kernel=gups log2_words=10";
+/// Names of the two images.
+const SMALL: &str = "five instructions";
+const OURS: &str = "wideleaf's guest image";
 
 /// Time from spawn to the guest's first byte on standard output; the process is then killed.
 fn first_byte(mut command: Command) -> Duration {
@@ -38,36 +43,36 @@ fn first_byte(mut command: Command) -> Duration {
     took
 }
 
-/// A command to time: its name, what starts it, and the arm that it is compared with.
+/// A command to time: its image and program, what starts it, and the arm that it is compared with.
 struct Arm<'a> {
-    name: String,
+    image: &'static str,
+    program: String,
     command: Box<dyn Fn() -> Command + 'a>,
     of: Option<usize>,
 }
 
 impl<'a> Arm<'a> {
-    fn new(name: &str, of: Option<usize>, command: impl Fn() -> Command + 'a) -> Arm<'a> {
-        Arm { name: name.into(), command: Box::new(command), of }
+    fn new(image: &'static str, program: &str, of: Option<usize>, command: impl Fn() -> Command + 'a) -> Arm<'a> {
+        Arm { image, program: program.into(), command: Box::new(command), of }
     }
 }
 
-/// Prints an arm's median time, and its ratio to the arm that it is compared with.
-fn print(arm: &Arm<'_>, times: &[Vec<f64>], index: usize) {
-    let (name, time) = (&arm.name, median(times[index].clone()));
+/// An arm's median time, and its ratio to the arm that it is compared with.
+fn row(arm: &Arm<'_>, times: &[Vec<f64>], index: usize) -> [Cell; 5] {
     let ratios = arm.of.map(|of| ratios_within_rounds(&times[index], &times[of]));
-    match ratios.and_then(|ratios| Spread::of(&ratios)) {
-        None => println!("boot: {name} {time:.2} ms"),
-        Some(Spread { median, lowest, highest }) => {
-            println!("boot: {name} {time:.2} ms, {name} : wideleaf {median:.2} ({lowest:.2} to {highest:.2})");
-        }
-    }
+    let [ratio, range] = match ratios.and_then(|ratios| Spread::of(&ratios)) {
+        None => ["", ""].map(Cell::from),
+        Some(Spread { median, lowest, highest }) => [Cell::number(median, 2, ""), Cell::range(lowest, highest, 2, "")],
+    };
+    let time = Cell::number(median(times[index].clone()), 2, "ms");
+    [arm.image.into(), arm.program.as_str().into(), time, ratio, range]
 }
 
 fn main() -> ExitCode {
     run("boot", |arguments, _| experiment(arguments))
 }
 
-fn experiment(arguments: &Arguments) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments) -> Result<Figures, Ended> {
     let rounds: u32 = arguments.number(0, ROUNDS)?;
     let other = arguments.text(1).map(Path::new);
     let beside = BesideQemu::new(MEMORY)?;
@@ -75,14 +80,14 @@ fn experiment(arguments: &Arguments) -> Result<(), Ended> {
     std::fs::write(&small_image, prints_one_byte()).expect("a file of a temporary folder");
     let (beside, small_image) = (&beside, &small_image);
     let mut arms = vec![
-        Arm::new("image of five instructions: wideleaf", None, || beside.wideleaf_with(small_image, "")),
-        Arm::new("qemu microvm", Some(0), || beside.qemu_with(small_image, "")),
-        Arm::new("wideleaf's guest image: wideleaf", None, || beside.wideleaf(CMDLINE)),
-        Arm::new("qemu microvm", Some(2), || beside.qemu(CMDLINE)),
+        Arm::new(SMALL, "wideleaf", None, || beside.wideleaf_with(small_image, "")),
+        Arm::new(SMALL, "qemu microvm", Some(0), || beside.qemu_with(small_image, "")),
+        Arm::new(OURS, "wideleaf", None, || beside.wideleaf(CMDLINE)),
+        Arm::new(OURS, "qemu microvm", Some(2), || beside.qemu(CMDLINE)),
     ];
     if let Some(program) = other {
         let name = program.display().to_string();
-        arms.push(Arm::new(&name, Some(2), move || beside.wideleaf_of(program, CMDLINE)));
+        arms.push(Arm::new(OURS, &name, Some(2), move || beside.wideleaf_of(program, CMDLINE)));
     }
     let mut times = vec![Vec::new(); arms.len()];
     for round in 1..=rounds {
@@ -90,7 +95,10 @@ fn experiment(arguments: &Arguments) -> Result<(), Ended> {
             times[index].push(first_byte((arms[index].command)()).as_secs_f64() * 1e3);
         }
     }
-    println!("boot: exec to the guest's first byte, {MEMORY} of RAM, medians of {rounds} alternating rounds");
-    arms.iter().enumerate().for_each(|(index, arm)| print(arm, &times, index));
-    Ok(())
+    let mut table = Table::new(["image", "program"], ["time", ": wideleaf", "range"]);
+    for (index, arm) in arms.iter().enumerate() {
+        table.row(row(arm, &times, index));
+    }
+    let title = format!("exec to the guest's first byte, {MEMORY} of RAM, medians of {rounds} alternating rounds");
+    Ok(Figures::of(title).table(table))
 }

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, in_turns, print, results};
+use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, compared, in_turns, results};
 use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
-use wideleaf_measure::environment::Environment;
+use wideleaf_measure::figures::Figures;
 
 const ROUNDS: u32 = 11;
 const MEMORY: &str = "256M";
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     run("disk", experiment)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let rounds: u32 = arguments.number(0, ROUNDS)?;
     let way = WAYS[arguments.word(1, &WAYS, "threads or io_uring")?];
     let beside = BesideQemu::new(MEMORY)?;
@@ -44,10 +44,8 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
         Program::Wideleaf => figures(ours(&beside, &file), waiting),
         Program::Qemu => figures(qemu(&beside, &file, way), waiting),
     })?;
-    println!("disk: {CMDLINE}; QEMU: cache=writeback, aio={way}; medians of {} alternating rounds", rounds.len());
-    println!("{}", Environment::capture());
-    print(&Figure::all(FIGURES, &rounds), PROMISE);
-    Ok(())
+    let title = format!("{CMDLINE}; QEMU: cache=writeback, aio={way}; medians of {} alternating rounds", rounds.len());
+    Ok(compared(title, &Figure::all(FIGURES, &rounds), PROMISE))
 }
 
 fn ours(beside: &BesideQemu, file: &Path) -> Command {

@@ -21,8 +21,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use nix::sched::{CloneFlags, unshare};
 use wideleaf_benches::beside_qemu::program;
-use wideleaf_benches::scenario::{Ended, bar, needs_kvm, number, run, table};
+use wideleaf_benches::scenario::{Ended, needs_kvm, run};
 use wideleaf_control::vm::{VmAnswer, VmRequest, ask};
+use wideleaf_measure::figures::{Figures, Limit};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_protocol::{Message, parse};
 
 const KIB_MAX: u64 = 8 << 10;
@@ -34,12 +36,13 @@ fn main() -> ExitCode {
     run("footprint", |_, _| experiment())
 }
 
-fn experiment() -> Result<(), Ended> {
+fn experiment() -> Result<Figures, Ended> {
     needs_kvm()?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = fs::File::create(folder.path().join("disk.img")).expect("a file");
     file.set_len(DISK_BYTES).expect("a file");
-    let mut vm = Vm(start(&program()?, folder.path()));
+    let (child, has_card) = start(&program()?, folder.path());
+    let mut vm = Vm(child);
     let console = BufReader::new(vm.0.stdout.take().expect("piped"));
     assert!(console.lines().map_while(Result::ok).any(|line| is_at_work(&line)), "the guest ended or did no work");
     let statistics = match ask(&folder.path().join("vm.sock"), VmRequest::Statistics) {
@@ -48,8 +51,8 @@ fn experiment() -> Result<(), Ended> {
     };
     let ram: Vec<Range<u64>> = statistics.vm.ram.iter().map(|ram| ram.hva..ram.hva + ram.bytes).collect();
     let taken = processes(vm.0.id()).into_iter().map(|pid| (pid, taken(pid, &ram))).collect::<Vec<_>>();
-    print(&taken);
-    Ok(())
+    let figures = figures(&taken);
+    Ok(if has_card { figures } else { figures.note("without a network card: a tap needs root and /dev/net/tun") })
 }
 
 /// Whether a line says that the guest has made enough passes over its disk that all one-time set-up of a VM is done.
@@ -67,7 +70,8 @@ impl Drop for Vm {
     }
 }
 
-fn start(program: &Path, folder: &Path) -> Child {
+/// Starts a VM. Returns also whether it has a network card.
+fn start(program: &Path, folder: &Path) -> (Child, bool) {
     let mut command = Command::new(program);
     command.args([
         "run",
@@ -80,12 +84,12 @@ fn start(program: &Path, folder: &Path) -> Child {
     ]);
     command.args(["--disk=disk.img", "--vsock=cid=3,socket=v.sock", "--balloon", "--rng", "--control-socket=vm.sock"]);
     // The tap is in a network namespace of the bench, so the machine's network is neither visible nor changed.
-    match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) if Path::new("/dev/net/tun").exists() => drop(command.arg("--net=tap=wl-footprint")),
-        _ => println!("footprint: without a network card: a tap needs root and /dev/net/tun"),
+    let has_card = unshare(CloneFlags::CLONE_NEWNET).is_ok() && Path::new("/dev/net/tun").exists();
+    if has_card {
+        command.arg("--net=tap=wl-footprint");
     }
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    command.spawn().expect("the program was found a moment ago")
+    (command.spawn().expect("the program was found a moment ago"), has_card)
 }
 
 /// A process, then its children.
@@ -152,17 +156,23 @@ fn size(kib: u64) -> String {
     if kib < 1 << 10 { "less than 1 MiB".into() } else { format!("{} MiB", kib >> 10) }
 }
 
-fn print(processes: &[(u32, Taken)]) {
-    let mut table = table(&["process", "anonymous memory", "KiB"]);
+fn figures(processes: &[(u32, Taken)]) -> Figures {
+    let size_of = |kib: u64| Cell::number(kib as f64, 0, "KiB");
+    let mut table = Table::new(["process", "anonymous memory"], ["size"]);
     for (index, (pid, taken)) in processes.iter().enumerate() {
         let process = if index == 0 { "the VM's".to_owned() } else { format!("removes a path ({pid})") };
         for (name, kib) in &taken.anonymous {
-            table.add_row([process.clone().into(), name.into(), number(kib)]);
+            table.row([process.clone().into(), name.as_str().into(), size_of(*kib)]);
         }
     }
-    println!("{table}");
     let sum: u64 = processes.iter().map(|(_, taken)| taken.sum()).sum();
     let of_files: u64 = processes.iter().map(|(_, taken)| taken.of_files).sum();
-    println!("footprint: {sum} KiB beyond guest RAM in {} processes, and {of_files} KiB of files", processes.len());
-    println!("{}", bar(&format!("at most {KIB_MAX} KiB with all devices"), sum <= KIB_MAX));
+    let count = processes.len();
+    let mut sums = Table::new(["all processes"], ["size"]);
+    sums.row(["anonymous memory beyond guest RAM".into(), size_of(sum)]);
+    sums.row(["pages of files".into(), size_of(of_files)]);
+    Figures::of(format!("{sum} KiB beyond guest RAM in {count} processes, and {of_files} KiB of files"))
+        .table(table)
+        .table(sums)
+        .bar(format!("at most {KIB_MAX} KiB with all devices"), sum as f64, "KiB", Limit::AtMost(KIB_MAX as f64))
 }

@@ -8,9 +8,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_benches::scenario;
+use wideleaf_benches::scenario::{self, Ended, Waiting};
 use wideleaf_guest_image::IMAGE;
+use wideleaf_measure::figures::Figures;
 use wideleaf_measure::statistics::quantile;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::warming::warm_host_memory;
@@ -41,40 +43,38 @@ fn start(pattern: &str) -> (Arc<GuestRam>, Machine) {
     (ram, machine)
 }
 
-fn print(way: &str, swaps: &[GiantSwap]) {
+/// Figures of all swaps in one direction.
+fn table(caption: &str, swaps: &[GiantSwap]) -> Table {
     let done: Vec<&GiantSwap> = swaps.iter().filter(|swap| swap.result == OutcomeResult::Done).collect();
-    println!("  {way}: {} of {} done", done.len(), swaps.len());
-    let quantiles = |values: Vec<f64>| [0.0, 0.5, 0.9, 1.0].map(|share| quantile(&values, share).unwrap_or(f64::NAN));
-    let line = |name: &str, of: &dyn Fn(&GiantSwap) -> f64| {
-        let [least, median, ninety, most] = quantiles(done.iter().map(|swap| of(swap)).collect());
-        println!("    {name:<24} {least:>10.2} {median:>10.2} {ninety:>10.2} {most:>10.2}");
+    let mut table = Table::new(["figure"], ["min", "median", "p90", "max"]);
+    let mut row = |name: &str, unit: &str, of: &dyn Fn(&GiantSwap) -> f64| {
+        let values: Vec<f64> = done.iter().map(|swap| of(swap)).collect();
+        let cells = [0.0, 0.5, 0.9, 1.0].map(|share| match quantile(&values, share) {
+            Some(value) => Cell::number(value, 2, unit),
+            None => Cell::missing("no swap was done"),
+        });
+        table.row(std::iter::once(Cell::from(name)).chain(cells));
     };
-    println!("    {:<24} {:>10} {:>10} {:>10} {:>10}", "", "min", "median", "p90", "max");
-    line("pause, ms", &|swap| swap.unavailable.as_secs_f64() * 1e3);
-    line("whole swap, ms", &|swap| swap.elapsed.as_secs_f64() * 1e3);
-    line("CPU, ms", &|swap| swap.cost.cpu.as_secs_f64() * 1e3);
-    line("copied, GiB/s", &|swap| swap.cost.copied.get() as f64 / gib(1).get() as f64 / swap.elapsed.as_secs_f64());
-    line("pages written per s", &|swap| swap.written_pages as f64 / swap.elapsed.as_secs_f64());
-    line("rounds", &|swap| f64::from(swap.rounds));
-    line("pauses", &|swap| f64::from(swap.pauses));
+    row("pause", "ms", &|swap| swap.unavailable.as_secs_f64() * 1e3);
+    row("whole swap", "ms", &|swap| swap.elapsed.as_secs_f64() * 1e3);
+    row("CPU", "ms", &|swap| swap.cost.cpu.as_secs_f64() * 1e3);
+    row("copied", "GiB/s", &|swap| swap.cost.copied.get() as f64 / gib(1).get() as f64 / swap.elapsed.as_secs_f64());
+    row("pages written", "1/s", &|swap| swap.written_pages as f64 / swap.elapsed.as_secs_f64());
+    row("rounds", "", &|swap| f64::from(swap.rounds));
+    row("pauses", "", &|swap| f64::from(swap.pauses));
+    table.captioned(format!("{caption}: {} of {} done", done.len(), swaps.len()))
 }
 
 fn main() -> ExitCode {
-    scenario::run("giant", |_, _| {
-        measure();
-        Ok(())
-    })
+    scenario::run("giant", |_, waiting| measure(waiting))
 }
 
-fn measure() {
+fn measure(waiting: &Waiting) -> Result<Figures, Ended> {
     let pools = HugetlbPools::of_this_machine();
-    let lease = pools.lease(PageSize::Giant1G, 1);
-    if let Err(error) = &lease {
-        println!("skipped: {error}");
-        return;
-    }
+    let _lease = pools.lease(PageSize::Giant1G, 1).map_err(|error| Ended::Skipped(error.to_string()))?;
     let host = LinuxHost::open().expect("/proc is mounted");
     warm_host_memory(gib(3)).expect("memory to warm");
+    let mut figures = Figures::of("moves of 1 GiB onto a giant page and back, under a guest with one vCPU");
     for pattern in ["16M", "900M"] {
         let (ram, machine) = start(pattern);
         let second_level = machine.second_level();
@@ -83,14 +83,14 @@ fn measure() {
         let (mut there, mut back) = (Vec::new(), Vec::new());
         for _ in 0..SWAPS {
             there.push(giants.promote(site, GIANT));
-            std::thread::sleep(REST);
+            waiting.pass(REST)?;
             back.push(giants.demote(site, GIANT, PageSize::Huge2M));
-            std::thread::sleep(REST);
+            waiting.pass(REST)?;
         }
-        println!("a guest that rewrites {pattern} of its RAM, one vCPU:");
-        print("onto a giant page", &there);
-        print("and back", &back);
+        let guest = format!("a guest that rewrites {pattern} of its RAM");
+        figures = figures.table(table(&format!("{guest}, onto a giant page"), &there));
+        figures = figures.table(table(&format!("{guest}, and back"), &back));
         machine.stop();
     }
-    drop(lease);
+    Ok(figures)
 }

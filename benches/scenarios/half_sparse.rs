@@ -25,9 +25,10 @@ use std::time::Duration;
 use wideleaf_benches::coverage::{NEARLY_ALL, host_backing_of_all, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_measure::environment::Environment;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -170,7 +171,7 @@ fn over_sets(sets: &[Set], of: impl Fn(&[HostBacking]) -> Bytes) -> f64 {
     median(sets.iter().map(|set| in_mib(of(&set.backings))).collect())
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let (log2_words, sets) = (arguments.number(0, 26)?, arguments.number(1, 3)?);
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
@@ -180,38 +181,41 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     if sets.iter().all(|set| set.turns.is_empty()) {
         return Err(Ended::Skipped("the guests ended their updates before the first turn: use a larger table".into()));
     }
-    report(log2_words, &sets);
-    Ok(())
+    Ok(figures(log2_words, &sets))
 }
 
-fn report(log2_words: u32, sets: &[Set]) {
+fn figures(log2_words: u32, sets: &[Set]) -> Figures {
     let turns: Vec<Vec<Vec<f64>>> = sets.iter().map(|set| set.turns.clone()).collect();
-    println!("half_sparse: GUPS over {} of {} of RAM, the rest sparse", half(log2_words), memory(log2_words));
-    let mut rows = table(&["arm", "updates", ": hugetlb", "resident", "on 2m", "bloat"]);
+    let mut rows = Table::new(["arm"], ["updates", ": hugetlb", "resident", "on 2m", "bloat"]);
     let resident = |arm: usize| over_sets(sets, |backings| backings[arm].resident());
     for (index, arm) in ARMS.iter().enumerate() {
         let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
-        rows.add_row([
+        rows.row([
             arm.name.into(),
-            number(format!("{:.2} M/s", bootstrap_median(&rates).median)),
-            number(ratio_within_turns(&turns, index, HUGETLB)),
-            number(format!("{:.1} MiB", resident(index))),
-            number(format!("{:.0} MiB", over_sets(sets, |backings| backings[index].huge_2m))),
-            number(format!("{:.1} MiB", resident(index) - resident(NEVER))),
+            Cell::number(bootstrap_median(&rates).median, 2, "M/s"),
+            Cell::interval(ratio_within_turns(&turns, index, HUGETLB), 3, ""),
+            Cell::number(resident(index), 1, "MiB"),
+            Cell::number(over_sets(sets, |backings| backings[index].huge_2m), 0, "MiB"),
+            Cell::number(resident(index) - resident(NEVER), 1, "MiB"),
         ]);
     }
-    println!("{rows}");
     let count: usize = turns.iter().map(Vec::len).sum();
-    println!(
-        "  medians of {count} turns of {} ms in {} sets of guests, 95 % intervals; all memory verified",
-        SLICE.as_millis(),
-        sets.len()
-    );
+    let (slice_ms, set_count) = (SLICE.as_millis(), sets.len());
     let speed = ratio_within_turns(&turns, AUTO, HUGETLB).median;
-    println!("{}", bar(&format!("auto : hugetlb {speed:.3}, at least {SPEED_MIN}"), speed >= SPEED_MIN));
     let grown = resident(AUTO) / resident(NEVER);
-    println!("{}", bar(&format!("resident auto : never {grown:.3}, at most {RESIDENT_MAX}"), grown <= RESIDENT_MAX));
-    println!("  {}", Environment::capture());
+    Figures::of(format!("GUPS over {} of {} of RAM, the rest sparse", half(log2_words), memory(log2_words)))
+        .table(rows)
+        .note(format!(
+            "medians of {count} turns of {slice_ms} ms in {set_count} sets of guests, 95 % intervals; all memory \
+             verified"
+        ))
+        .bar(format!("auto : hugetlb {speed:.3}, at least {SPEED_MIN}"), speed, "", Limit::AtLeast(SPEED_MIN))
+        .bar(
+            format!("resident auto : never {grown:.3}, at most {RESIDENT_MAX}"),
+            grown,
+            "",
+            Limit::AtMost(RESIDENT_MAX),
+        )
 }
 
 fn main() -> ExitCode {

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
-use wideleaf_measure::statistics::{Interval, bootstrap_median, ratio_within_turns};
+use wideleaf_measure::figures::Figures;
+use wideleaf_measure::statistics::{bootstrap_median, ratio_within_turns};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::warming::warm_host_memory;
@@ -105,7 +107,7 @@ fn run_set(log2_words: u32, waiting: &Waiting) -> Result<Vec<Vec<f64>>, Ended> {
     Ok(turns)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let log2_words = arguments.number(0, 25)?;
     needs_kvm()?;
     let pages = memory(log2_words).pages(PageSize::Huge2M);
@@ -113,18 +115,23 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     let _lease = lease.map_err(|error| Ended::Skipped(error.to_string()))?;
     let sets = (0..SETS).map(|_| run_set(log2_words, waiting)).collect::<Result<Vec<_>, _>>()?;
 
-    println!("interleaved: GUPS, 2^{log2_words} words, {SETS} sets of guests, slices of {} ms", SLICE.as_millis());
     let turns: usize = sets.iter().map(Vec::len).sum();
+    let mut rates = Table::new(["arm"], ["updates"]);
     for (index, arm) in ARMS.iter().enumerate() {
-        let rates: Vec<f64> = sets.iter().flatten().map(|turn| turn[index] / 1e6).collect();
-        let Interval { median, low, high } = bootstrap_median(&[rates]);
-        println!("interleaved: {:<8} {median:7.2} M updates/s ({low:.2} - {high:.2})", arm.name);
+        let of_arm: Vec<f64> = sets.iter().flatten().map(|turn| turn[index] / 1e6).collect();
+        rates.row([arm.name.into(), Cell::interval(bootstrap_median(&[of_arm]), 2, "M/s")]);
     }
+    let mut ratios = Table::new(["ratio within a turn"], ["speed"]);
     for (a, b) in [(PROMOTED, BASE), (PROMOTED, HUGETLB), (HUGETLB, BASE)] {
-        println!("interleaved: {} : {} {}", ARMS[a].name, ARMS[b].name, ratio_within_turns(&sets, a, b));
+        let name = format!("{} : {}", ARMS[a].name, ARMS[b].name);
+        ratios.row([name.into(), Cell::interval(ratio_within_turns(&sets, a, b), 3, "")]);
     }
-    println!("interleaved: medians of {turns} turns, 95 % intervals by resampling sets and turns; all tables verified");
-    Ok(())
+    let slice_ms = SLICE.as_millis();
+    let figures = Figures::of(format!("GUPS, 2^{log2_words} words, {SETS} sets of guests, slices of {slice_ms} ms"))
+        .table(rates)
+        .table(ratios)
+        .note(format!("medians of {turns} turns, 95 % intervals by resampling sets and turns; all tables verified"));
+    Ok(figures)
 }
 
 fn main() -> ExitCode {

@@ -20,11 +20,12 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
 use wideleaf_kernels::registry::{self, Kernel, MemoryNeed};
-use wideleaf_measure::environment::Environment;
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::{arms_of_round, round};
 use wideleaf_measure::statistics::{Interval, bootstrap_median};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::policy::by_name;
@@ -244,25 +245,23 @@ fn measure(work: &Work, arms: &[Arm], rounds: u32, interrupts: &Interrupts) -> R
     Ok(measured)
 }
 
-/// A line that says whether the expectation is met; `None` without expectation.
-fn judge(work: &Work, measured: &Rounds) -> Option<String> {
+/// The expectation and whether it is met; `None` without expectation.
+fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
     let name = format!("{} {}", work.kernel, work.parameters);
     Some(match work.expected {
         Expected::Rate(slower, faster) => {
-            let rate = measured.figure(0).median;
-            bar(
-                &format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below"),
-                rate >= SPEED_MIN * slower,
-            )
+            let (rate, unit) = (measured.figure(0).median, kernel(work.kernel).figure.unit.as_str());
+            let text = format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below");
+            Bar::new(text, rate, unit, Limit::AtLeast(SPEED_MIN * slower))
         }
         Expected::Ratio(low, high) => {
             let ratio = measured.speed_up().median;
-            let is_near = (low - RATIO_NEAR..=high + RATIO_NEAR).contains(&ratio);
-            bar(&format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}"), is_near)
+            let text = format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}");
+            Bar::new(text, ratio, "", Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
         }
         Expected::AtLeast(least) => {
             let ratio = measured.speed_up().median;
-            bar(&format!("{name}: {ratio:.3}, at least {least}"), ratio >= least)
+            Bar::new(format!("{name}: {ratio:.3}, at least {least}"), ratio, "", Limit::AtLeast(least))
         }
         Expected::Shown => return None,
     })
@@ -278,7 +277,7 @@ fn geometric_mean(works: &[(&Work, Rounds)]) -> Option<f64> {
     Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let names = COMPARISONS.map(|comparison| comparison.name);
     let comparison = &COMPARISONS[arguments.word(0, &names, "speed, guest, vcpus, pages, verify or tlb")?];
     let rounds = arguments.number(1, comparison.rounds)?;
@@ -293,58 +292,43 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     }
     let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;
     if comparison.name == TLB {
-        return report_levels(comparison, rounds, &interrupts, waiting);
+        return levels(comparison, rounds, &interrupts, waiting);
     }
     let mut all = Vec::new();
     for work in works {
         waiting.pass(Duration::ZERO)?;
         all.push((work, measure(work, comparison.arms, rounds, &interrupts)?));
     }
-    report(comparison, rounds, &all);
-    Ok(())
+    Ok(figures(comparison, rounds, &all))
 }
 
-fn report(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) {
-    println!("kernels, {}", comparison.name);
-    let mut header = vec!["kernel"];
-    header.extend(comparison.arms.iter().map(|arm| arm.name));
-    header.extend(["unit", "second : first"].into_iter().take(comparison.arms.len()));
-    let mut rows = table(&header);
+fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Figures {
+    let arms = comparison.arms.iter().map(|arm| arm.name);
+    let ratio = (comparison.arms.len() > 1).then_some("second : first");
+    let mut rows = Table::new(["kernel"], arms.chain(ratio));
     for (work, measured) in all {
-        let figures = (0..comparison.arms.len()).map(|arm| measured.figure(arm));
-        let mut row = vec![format!("{} {}", work.kernel, work.parameters).into()];
-        row.extend(figures.map(|figure| {
-            let digits = if figure.median < 10.0 { 4 } else { 1 };
-            number(format!("{figure:.digits$}"))
+        let unit = kernel(work.kernel).figure.unit.as_str();
+        let mut row: Vec<Cell> = vec![format!("{} {}", work.kernel, work.parameters).into()];
+        row.extend((0..comparison.arms.len()).map(|arm| {
+            let figure = measured.figure(arm);
+            Cell::interval(figure, if figure.median < 10.0 { 4 } else { 1 }, unit)
         }));
-        row.push(kernel(work.kernel).figure.unit.as_str().into());
-        if comparison.arms.len() > 1 {
-            row.push(number(measured.speed_up()));
-        }
-        rows.add_row(row);
+        row.extend(ratio.map(|_| Cell::interval(measured.speed_up(), 3, "")));
+        rows.row(row);
     }
-    println!("{rows}\n  medians of {rounds} rounds, 95 % intervals; all runs verified");
-    all.iter().filter_map(|(work, measured)| judge(work, measured)).for_each(|line| println!("{line}"));
-    if let Some(mean) = geometric_mean(all).filter(|_| all.len() > 1) {
-        println!(
-            "{}",
-            bar(
-                &format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1"),
-                mean >= 1.0
-            )
-        );
-    }
-    println!("  {}", Environment::capture());
+    let mean = geometric_mean(all).filter(|_| all.len() > 1).map(|mean| {
+        let text = format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1");
+        Bar::new(text, mean, "", Limit::AtLeast(1.0))
+    });
+    Figures::of(comparison.name)
+        .table(rows)
+        .note(format!("medians of {rounds} rounds, 95 % intervals; all runs verified"))
+        .bars(all.iter().filter_map(|(work, measured)| judge(work, measured)).chain(mean))
 }
 
-/// Prints the levels that `latency` finds in each arm, run by run.
-fn report_levels(
-    comparison: &Comparison,
-    rounds: u32,
-    interrupts: &Interrupts,
-    waiting: &Waiting,
-) -> Result<(), Ended> {
-    let mut rows = table(&["arm", "level", "entries", "miss", "spread", "agreed"]);
+/// Levels that `latency` finds in each arm, run by run.
+fn levels(comparison: &Comparison, rounds: u32, interrupts: &Interrupts, waiting: &Waiting) -> Result<Figures, Ended> {
+    let mut rows = Table::new(["arm"], ["level", "entries", "miss", "miss in ticks", "spread", "agreed"]);
     for index in (1..=rounds).flat_map(|round| arms_of_round(comparison.arms.len(), round)) {
         let arm = &comparison.arms[index];
         waiting.pass(Duration::ZERO)?;
@@ -356,18 +340,18 @@ fn report_levels(
                 continue;
             };
             let ticks = |name: &str| result(&format!("{name}{level}")).unwrap_or(f64::NAN);
-            rows.add_row([
+            rows.row([
                 arm.name.into(),
-                number(level),
-                number(entries),
-                number(format!("{ns:.2} ns, {:.1} ticks", ticks("miss_ticks"))),
-                number(format!("{:.1} ticks", ticks("spread_ticks"))),
-                number(format!("{} of 3", result("matches").unwrap_or(0.0))),
+                Cell::count(level as u64),
+                Cell::number(entries, 0, ""),
+                Cell::number(ns, 2, "ns"),
+                Cell::number(ticks("miss_ticks"), 1, "ticks"),
+                Cell::number(ticks("spread_ticks"), 1, "ticks"),
+                Cell::number(result("matches").unwrap_or(0.0), 0, "of 3"),
             ]);
         }
     }
-    println!("kernels, {TLB}: pointer chases, {rounds} runs of each arm in turn\n{rows}\n  {}", Environment::capture());
-    Ok(())
+    Ok(Figures::of(format!("{TLB}: pointer chases, {rounds} runs of each arm in turn")).table(rows))
 }
 
 fn main() -> ExitCode {

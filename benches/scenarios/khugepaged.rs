@@ -27,10 +27,11 @@ use wideleaf_benches::coverage::{host_coverage, is_nearly_all_large};
 use wideleaf_benches::cpu::{CpuUse, Threads};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_measure::environment::Environment;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::khugepaged::{Khugepaged, Settings, SettingsLease};
 use wideleaf_memory::warming::warm_host_memory;
@@ -201,12 +202,12 @@ fn median_idle(runs: &[Run]) -> Option<Idle> {
     (!idle.is_empty()).then(|| Idle { ran: of(|idle| idle.ran), wanted: of(|idle| idle.wanted) })
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let hot = mib(arguments.number(0, 64)?);
     let (often, at_defaults) = (arguments.number(1, 5)?, arguments.number(2, 1)?);
     let limit = Duration::from_secs(arguments.number(3, 180)?);
     needs_kvm()?;
-    println!("khugepaged: {hot} hot; the host's settings now: {:?}", Khugepaged::of_this_machine().settings()?);
+    let settings = Khugepaged::of_this_machine().settings()?;
     let mut runs: [Vec<Run>; ARMS.len()] = Default::default();
     for repetition in 0..often.max(at_defaults) {
         for index in arms_of_round(ARMS.len(), repetition + 1) {
@@ -216,13 +217,12 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
             }
         }
     }
-    report(&runs, limit);
-    Ok(())
+    Ok(figures(format!("{hot} hot; the host's settings before: {settings:?}"), &runs, limit))
 }
 
-fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
+fn figures(title: String, runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Figures {
     let mut rows =
-        table(&["arm", "runs", "to 99 % on 2m", "min - max", "reached", "CPU until then", "idle CPU", "wanted"]);
+        Table::new(["arm"], ["runs", "to 99 % on 2m", "min - max", "reached", "CPU until then", "idle CPU", "wanted"]);
     for ((name, _), runs) in ARMS.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
         let seconds = |run: &Run| run.took.unwrap_or(limit).as_secs_f64();
         let least = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
@@ -230,44 +230,51 @@ fn report(runs: &[Vec<Run>; ARMS.len()], limit: Duration) {
         let reached = runs.iter().map(|run| run.reached.as_fraction()).fold(1.0, f64::min);
         let cpu_ms = median(runs.iter().map(|run| run.cpu.as_secs_f64() * 1e3).collect());
         let idle = median_idle(runs);
-        let percent = |of: fn(Idle) -> f64| idle.map_or("-".into(), |idle| format!("{:.2} %", of(idle) * 100.0));
-        rows.add_row([
+        let percent = |of: fn(Idle) -> f64| match idle {
+            Some(idle) => Cell::number(of(idle) * 100.0, 2, "%"),
+            None => Cell::missing("no run of this arm reached 99 % within the limit"),
+        };
+        rows.row([
             (*name).into(),
-            number(runs.len()),
-            number(format!("{:.3} s", median_s(runs, limit))),
-            number(format!("{least:.3} - {most:.3} s")),
-            number(format!("{:.1} %", reached * 100.0)),
-            number(format!("{cpu_ms:.1} ms")),
-            number(percent(|idle| idle.ran)),
-            number(percent(|idle| idle.wanted)),
+            Cell::count(runs.len() as u64),
+            Cell::number(median_s(runs, limit), 3, "s"),
+            Cell::range(least, most, 3, "s"),
+            Cell::number(reached * 100.0, 1, "%"),
+            Cell::number(cpu_ms, 1, "ms"),
+            percent(|idle| idle.ran),
+            percent(|idle| idle.wanted),
         ]);
     }
-    println!("{rows}");
-    println!("  medians; time limit {} s; reached: minimum of all runs", limit.as_secs());
-    println!(
-        "  idle CPU: share of one CPU over {} s, while the guest works; wanted: including the time ready to run but \
-         waiting",
-        IDLE_TIME.as_secs()
-    );
+    Figures::of(title)
+        .table(rows)
+        .note(format!("medians; time limit {} s; reached: minimum of all runs", limit.as_secs()))
+        .note(format!(
+            "idle CPU: share of one CPU over {} s, while the guest works; wanted: including the time ready to run but \
+             waiting",
+            IDLE_TIME.as_secs()
+        ))
+        .bars(bars(runs, limit))
+}
+
+fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
+    let mut bars = Vec::new();
     for (arm, name) in [(LET_IN, "let in at once"), (IDLING, "idling")] {
         for (other, least, of) in [(DEFAULTS, TIMES_DEFAULTS_MIN, "defaults"), (FASTEST, OF_FASTEST_MIN, "its fastest")]
         {
             if !runs[arm].is_empty() && !runs[other].is_empty() {
                 let times = median_s(&runs[other], limit) / median_s(&runs[arm], limit);
-                println!(
-                    "{}",
-                    bar(&format!("auto, {name}: {times:.2} times as fast as {of}, at least {least}"), times >= least)
-                );
+                let text = format!("auto, {name}: {times:.2} times as fast as {of}, at least {least}");
+                bars.push(Bar::new(text, times, "", Limit::AtLeast(least)));
             }
         }
     }
     if let (Some(ours), Some(theirs)) = (median_idle(&runs[LET_IN]), median_idle(&runs[FASTEST])) {
         // The manager also completes its work on a busy machine; khugepaged never finishes.
         let share = ours.ran / theirs.wanted;
-        let what = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
-        println!("{}", bar(&what, share <= OF_FASTEST_CPU_MAX));
+        let text = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
+        bars.push(Bar::new(text, share, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
     }
-    println!("  {}", Environment::capture());
+    bars
 }
 
 fn main() -> ExitCode {

@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::scenario;
+use wideleaf_benches::scenario::{self, Ended};
+use wideleaf_measure::figures::Figures;
 use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::gib;
@@ -48,30 +50,23 @@ fn round(system: &KvmSystem, ram: &Arc<GuestRam>, count: u64) -> [Duration; 4] {
 }
 
 fn main() -> ExitCode {
-    scenario::run("memslots", |_, _| {
-        measure();
-        Ok(())
-    })
+    scenario::run("memslots", |_, _| measure())
 }
 
-fn measure() {
-    let system = match KvmSystem::open() {
-        Ok(system) => system,
-        Err(error) => {
-            println!("skipped: {error}");
-            return;
-        }
-    };
+fn measure() -> Result<Figures, Ended> {
+    let system = KvmSystem::open().map_err(|error| Ended::Skipped(error.to_string()))?;
     let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
     let range = GpaRange::new(Gpa::new(0), RAM).expect("the range fits");
     let ram = GuestRam::map(&[range], backing).expect("addresses for the RAM");
-    println!("{RAM} of RAM, medians of {ROUNDS} rounds, us per slot:");
-    println!("{:>6} {:>9} {:>9} {:>9} {:>9} {:>9}", "slots", "each", "make", "log on", "fetch", "log off");
+    let mut table = Table::new([], ["slots", "each", "make", "log on", "fetch", "log off"]);
     for count in COUNTS {
         let rounds: Vec<[Duration; 4]> = (0..ROUNDS).map(|_| round(&system, &ram, count)).collect();
         let us_per_slot = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
-        let column = |index: usize| median(rounds.iter().map(|round| us_per_slot(round[index])).collect());
+        let column = |index: usize| {
+            Cell::number(median(rounds.iter().map(|round| us_per_slot(round[index])).collect()), 1, "us")
+        };
         let each = Bytes::new(RAM.get() / count).to_string();
-        println!("{count:>6} {each:>9} {:>9.1} {:>9.1} {:>9.1} {:>9.1}", column(0), column(1), column(2), column(3));
+        table.row([Cell::count(count), each.into(), column(0), column(1), column(2), column(3)]);
     }
+    Ok(Figures::of(format!("{RAM} of RAM, medians of {ROUNDS} rounds, time per slot")).table(table))
 }

@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
-use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, in_turns, print, results};
+use wideleaf_benches::beside_qemu::{BesideQemu, Figure, Program, compared, in_turns, results};
 use wideleaf_benches::scenario::{Arguments, Ended, Waiting, run};
 use wideleaf_kernels::words::{FIRST_GENERATION, word};
-use wideleaf_measure::environment::Environment;
+use wideleaf_measure::figures::Figures;
 
 const ROUNDS: u32 = 11;
 const MEMORY: &str = "128M";
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     run("net", experiment)
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let rounds: u32 = arguments.number(0, ROUNDS)?;
     let beside = BesideQemu::new(MEMORY)?;
     let socket = network()?;
@@ -55,16 +55,14 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
         Program::Wideleaf => figures(ours(&beside), &socket, waiting),
         Program::Qemu => figures(qemu(&beside), &socket, waiting),
     })?;
-    println!("net: {CMDLINE}; QEMU: tap, vhost=off; medians of {} alternating rounds", rounds.len());
-    println!("{}", Environment::capture());
+    let title = format!("{CMDLINE}; QEMU: tap, vhost=off; medians of {} alternating rounds", rounds.len());
     let mut figures = Figure::all(FIGURES, &rounds);
     figures.extend(figures.clone().into_iter().zip(["sent bytes", "received bytes"]).map(|(figure, name)| {
         let mib =
             |frames: Vec<f64>| frames.iter().map(|frames| frames * FRAME_BYTES as f64 / f64::from(1 << 20)).collect();
         Figure { name, unit: "MiB/s", ours: mib(figure.ours), theirs: mib(figure.theirs) }
     }));
-    print(&figures, PROMISE);
-    Ok(())
+    Ok(compared(title, &figures, PROMISE))
 }
 
 /// A network namespace of this process with the tap, and the host's socket in it.

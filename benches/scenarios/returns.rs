@@ -2,7 +2,7 @@
 //! tables and in KVM's.
 //!
 //! ```text
-//!   large ████████┐                    ┌████████      guest: checks and rewrites every word of its hot set, all the time
+//!   large ████████┐                    ┌████████      guest: always checks and rewrites all words of its hot set
 //!                 │  auto observes     │
 //!   small         └░░░░░░░░░░░░░░░░░░░░┘
 //!                 ▲ made small         ▲ ◀─────▶ time: from the moment auto may act
@@ -13,7 +13,7 @@
 //! | dirty log, by its owner | KVM's dirty log over all slots (an abandoned migration); its owner switches it off |
 //! | dirty log, by auto | the same log, left on: `auto` recovers the slots |
 //! | split | each huge page is split, as in a demotion |
-//! | release | all pages zero and released before the guest fills them, with an idle manager; timed from the end of the fill |
+//! | release | all pages released before the guest fills them, with an idle manager; timed from the end of the fill |
 //!
 //! `cargo bench -p wideleaf-benches --bench returns [-- HOT_MIB REPETITIONS]` (default 64 and 5; needs KVM)
 
@@ -25,10 +25,11 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage, is_nearly_all_large, windows_mapped_large};
 use wideleaf_benches::guest::{Guest, GuestSetup};
 use wideleaf_benches::managed::{Leave, Managed, OnLeave, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_measure::environment::Environment;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::arms_of_round;
 use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::release::release_window;
@@ -195,7 +196,7 @@ fn populate_and_release(ram: &Arc<GuestRam>) {
     }
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let (hot, repetitions) = (mib(arguments.number(0, 64)?), arguments.number(1, 5)?);
     needs_kvm()?;
     let mut times: [Vec<Option<Duration>>; WAYS.len()] = Default::default();
@@ -210,31 +211,30 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     for repetition in 0..repetitions {
         times[release].push(after_release(hot, STEADY + SHIFT * repetition, waiting)?);
     }
-    println!("returns: {hot} hot, on small pages for {:.1} s or a little longer", SMALL.as_secs_f64());
-    report(&times);
-    Ok(())
+    let small_s = SMALL.as_secs_f64();
+    Ok(figures(format!("{hot} hot, on small pages for {small_s:.1} s or a little longer"), &times))
 }
 
-fn report(times: &[Vec<Option<Duration>>; WAYS.len()]) {
-    let mut rows = table(&["way", "runs", "back", "median", "max"]);
-    let mut bars = Vec::new();
+fn figures(title: String, times: &[Vec<Option<Duration>>; WAYS.len()]) -> Figures {
+    let mut rows = Table::new(["way"], ["runs", "back", "median", "max"]);
+    let (mut bars, most) = (Vec::new(), RETURN_MAX.as_secs_f64());
     for ((name, _), times) in WAYS.iter().zip(times).filter(|(_, times)| !times.is_empty()) {
         let seconds: Vec<f64> = times.iter().map(|took| took.unwrap_or(LIMIT).as_secs_f64()).collect();
         let longest = seconds.iter().copied().fold(0.0, f64::max);
-        rows.add_row([
+        rows.row([
             (*name).into(),
-            number(times.len()),
-            number(times.iter().flatten().count()),
-            number(format!("{:.3} s", median(seconds))),
-            number(format!("{longest:.3} s")),
+            Cell::count(times.len() as u64),
+            Cell::count(times.iter().flatten().count() as u64),
+            Cell::number(median(seconds), 3, "s"),
+            Cell::number(longest, 3, "s"),
         ]);
-        let what = format!("{name}: back in {longest:.2} s, at most {} s", RETURN_MAX.as_secs());
-        bars.push(bar(&what, longest <= RETURN_MAX.as_secs_f64()));
+        let text = format!("{name}: back in {longest:.2} s, at most {most:.0} s");
+        bars.push(Bar::new(text, longest, "s", Limit::AtMost(most)));
     }
-    println!("{rows}");
-    println!("  time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs());
-    bars.iter().for_each(|bar| println!("{bar}"));
-    println!("  {}", Environment::capture());
+    Figures::of(title)
+        .table(rows)
+        .note(format!("time until 99 % is on 2m in the host and in KVM; time limit {} s", LIMIT.as_secs()))
+        .bars(bars)
 }
 
 fn main() -> ExitCode {

@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 use wideleaf_benches::coverage::{NEARLY_ALL, host_coverage};
 use wideleaf_benches::guest::{Guest, GuestSetup, take_turns};
 use wideleaf_benches::managed::{Managed, policy};
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, needs_kvm, number, table};
-use wideleaf_measure::environment::Environment;
-use wideleaf_measure::statistics::{Interval, bootstrap_median, median, ratio_within_turns};
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, needs_kvm};
+use wideleaf_measure::figures::{Figures, Limit};
+use wideleaf_measure::statistics::{bootstrap_median, median, ratio_within_turns};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::ManagerReport;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
@@ -113,7 +114,7 @@ fn run_set(log2_words: u32, memory: Bytes, waiting: &Waiting) -> Result<Set, End
     Ok(Set { turns, cpu_shares, reports })
 }
 
-fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let (log2_words, sets) = (arguments.number(0, 24)?, arguments.number(1, 3)?);
     let memory = gib(arguments.number(2, 16)?);
     needs_kvm()?;
@@ -121,67 +122,66 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
     if sets.iter().all(|set| set.turns.is_empty()) {
         return Err(Ended::TooLate { what: "the first turn", limit: UPDATE_TIME });
     }
-    println!("sensing: GUPS over {} of {memory} of RAM, all of it on huge pages", Bytes::new(8 << log2_words));
-    report(&sets);
-    Ok(())
+    let table = Bytes::new(8 << log2_words);
+    Ok(figures(format!("GUPS over {table} of {memory} of RAM, all of it on huge pages"), &sets))
 }
 
-fn report(sets: &[Set]) {
+fn figures(title: String, sets: &[Set]) -> Figures {
     let turns: Vec<Vec<Vec<f64>>> = sets.iter().map(|set| set.turns.clone()).collect();
     let cpu_share = |arm: usize| median(sets.iter().map(|set| set.cpu_shares[arm]).collect());
-    let mut rows = table(&["arm", "updates", "manager and sensors", "ticks", "promotions"]);
+    let mut arms = Table::new(["arm"], ["updates", "manager and sensors, of a CPU", "ticks", "promotions"]);
     for (index, arm) in ARMS.iter().enumerate() {
         let rates = turns.iter().map(|set| set.iter().map(|turn| turn[index] / 1e6).collect()).collect::<Vec<_>>();
         let sum = |of: &dyn Fn(&ManagerReport) -> u64| sets.iter().map(|set| of(&set.reports[index])).sum::<u64>();
-        rows.add_row([
+        arms.row([
             (*arm).into(),
-            number(format!("{:.2} M/s", bootstrap_median(&rates).median)),
-            number(format!("{:.3} % of a CPU", cpu_share(index) * 100.0)),
-            number(sum(&|report| report.ticks)),
-            number(sum(&|report| report.done("collapse") + report.done("swap"))),
+            Cell::number(bootstrap_median(&rates).median, 2, "M/s"),
+            Cell::number(cpu_share(index) * 100.0, 3, "%"),
+            Cell::count(sum(&|report| report.ticks)),
+            Cell::count(sum(&|report| report.done("collapse") + report.done("swap"))),
         ]);
     }
-    println!("{rows}");
-    sensors(sets);
+    let ratio = ratio_within_turns(&turns, AUTO, NEVER);
+    let mut speed = Table::new(["ratio within a turn"], ["speed"]);
+    speed.row(["auto : never".into(), Cell::interval(ratio, 4, "")]);
     let count: usize = turns.iter().map(Vec::len).sum();
-    let Interval { median, low, high } = ratio_within_turns(&turns, AUTO, NEVER);
-    println!(
-        "  auto : never {median:.4} ({low:.4} - {high:.4}), median of {count} turns of {} s in {} sets of guests, 95 \
-         % interval",
-        SLICE.as_secs(),
-        sets.len()
-    );
-    let lost = 1.0 - median;
-    println!(
-        "{}",
-        bar(&format!("slow-down {:.2} %, at most {:.0} %", lost * 100.0, SLOWDOWN_MAX * 100.0), lost <= SLOWDOWN_MAX)
-    );
-    let used = cpu_share(AUTO);
-    println!(
-        "{}",
-        bar(
-            &format!("manager and sensors {:.2} % of a CPU, at most {:.0} %", used * 100.0, CPU_SHARE_MAX * 100.0),
-            used <= CPU_SHARE_MAX
+    let (slice_s, set_count) = (SLICE.as_secs(), sets.len());
+    let (lost_percent, used_percent) = ((1.0 - ratio.median) * 100.0, cpu_share(AUTO) * 100.0);
+    let (lost_max, used_max) = (SLOWDOWN_MAX * 100.0, CPU_SHARE_MAX * 100.0);
+    Figures::of(title)
+        .table(arms)
+        .table(sensors(sets))
+        .table(speed)
+        .note(format!("medians of {count} turns of {slice_s} s in {set_count} sets of guests, 95 % interval"))
+        .bar(
+            format!("slow-down {lost_percent:.2} %, at most {lost_max:.0} %"),
+            lost_percent,
+            "%",
+            Limit::AtMost(lost_max),
         )
-    );
-    println!("  {}", Environment::capture());
+        .bar(
+            format!("manager and sensors {used_percent:.2} % of a CPU, at most {used_max:.0} %"),
+            used_percent,
+            "%",
+            Limit::AtMost(used_max),
+        )
 }
 
-/// Prints the work of the sensors other than the host backing, over all sets.
-fn sensors(sets: &[Set]) {
-    let mut rows = table(&["sensor of auto", "samples", "windows", "guest waited", "CPU, in the loop's thread"]);
+/// Work of the sensors other than the host backing, over all sets.
+fn sensors(sets: &[Set]) -> Table {
+    let mut rows = Table::new(["sensor of auto"], ["samples", "windows", "guest waited", "CPU, in the loop's thread"]);
     let names = sets.iter().flat_map(|set| set.reports[AUTO].sensor_costs.keys().copied());
     for name in names.collect::<std::collections::BTreeSet<_>>() {
         let costs = || sets.iter().filter_map(|set| set.reports[AUTO].sensor_costs.get(name));
-        rows.add_row([
+        rows.row([
             name.into(),
-            number(costs().map(|cost| cost.samples).sum::<u64>()),
-            number(costs().map(|cost| cost.windows).sum::<u64>()),
-            number(costs().map(|cost| cost.waits).sum::<u64>()),
-            number(format!("{:.1} ms", costs().map(|cost| cost.cpu.as_secs_f64() * 1e3).sum::<f64>())),
+            Cell::count(costs().map(|cost| cost.samples).sum()),
+            Cell::count(costs().map(|cost| cost.windows).sum()),
+            Cell::count(costs().map(|cost| cost.waits).sum()),
+            Cell::number(costs().map(|cost| cost.cpu.as_secs_f64() * 1e3).sum(), 1, "ms"),
         ]);
     }
-    println!("{rows}");
+    rows
 }
 
 fn main() -> ExitCode {

@@ -21,8 +21,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use wideleaf_benches::{populated_ram, scenario};
+use wideleaf_benches::populated_ram;
+use wideleaf_benches::scenario::{self, Ended};
+use wideleaf_measure::figures::{Figures, Limit};
 use wideleaf_measure::statistics::{Interval, bootstrap_median};
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::swap::Swapper;
@@ -117,44 +120,42 @@ fn burst(host: &Arc<LinuxHost>, threads: u16) -> Option<Burst> {
     are_done.then(|| Burst { took, cpu: swaps.iter().map(|swap| swap.cost.cpu).sum() })
 }
 
-/// Prints the gain and the cost of a second thread.
-fn compare_threads(host: &Arc<LinuxHost>) {
+/// Gain and cost of a second thread: times, and their ratio.
+fn compare_threads(host: &Arc<LinuxHost>) -> [Table; 2] {
     let bursts: Vec<Vec<[Burst; 2]>> =
         (0..BURSTS).filter_map(|_| Some(vec![[burst(host, 1)?, burst(host, 2)?]])).collect();
     let windows = BYTES.pages(PageSize::Huge2M) as f64;
     let median = |of: &dyn Fn(&[Burst; 2]) -> f64| {
         bootstrap_median(&bursts.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
     };
+    let mut times = Table::new([], ["threads", "per window", "CPU per window"]);
     for threads in [1, 2] {
         let us =
             |of: fn(&Burst) -> Duration| median(&|pair| of(&pair[threads - 1]).as_secs_f64() * 1e6 / windows).median;
         let (took, cpu) = (us(|burst| burst.took), us(|burst| burst.cpu));
-        println!("swap: {threads} thread(s): {took:.0} us per window, {cpu:.0} us of CPU each");
+        times.row([Cell::count(threads as u64), Cell::number(took, 0, "us"), Cell::number(cpu, 0, "us")]);
     }
-    let Interval { median, low, high } = median(&|[one, two]| one.took.as_secs_f64() / two.took.as_secs_f64());
-    println!("swap: speed of two threads : one {median:.2} ({low:.2} - {high:.2}), from {} pairs", bursts.len());
+    let ratio = median(&|[one, two]| one.took.as_secs_f64() / two.took.as_secs_f64());
+    let mut speed = Table::new(["ratio within a pair"], ["speed", "pairs"]);
+    let pairs = Cell::count(bursts.len() as u64);
+    speed.row(["two threads : one".into(), Cell::interval(ratio, 2, ""), pairs]);
+    [times, speed]
 }
 
 fn main() -> ExitCode {
-    scenario::run("swap", |_, _| {
-        measure();
-        Ok(())
-    })
+    scenario::run("swap", |_, _| measure())
 }
 
-fn measure() {
-    if let Err(why) = probe() {
-        return println!("swap: skipped: {why}");
-    }
+fn measure() -> Result<Figures, Ended> {
+    probe().map_err(|why| Ended::Skipped(why.to_string()))?;
     let host = Arc::new(LinuxHost::open().expect("/proc is mounted"));
     let sets: Vec<Vec<Turn>> = (0..SETS).map(|_| run_set(&host)).collect();
     let median = |of: &dyn Fn(&Turn) -> f64| {
         bootstrap_median(&sets.iter().map(|set| set.iter().map(of).collect()).collect::<Vec<_>>())
     };
 
-    println!("swap: {} turns in {SETS} sets, medians with 95 % intervals by resampling", sets.iter().flatten().count());
     type Part = fn(&Turn) -> Duration;
-    let rows: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 6] = [
         ("swap", |turn| turn.swap),
         ("unavailable in swap", |turn| turn.unavailable),
         ("preparation", |turn| turn.refill),
@@ -162,20 +163,20 @@ fn measure() {
         ("collapse", |turn| turn.collapse),
         ("memcpy", |turn| turn.memcpy),
     ];
-    for (name, of) in rows {
+    let mut speeds = Table::new(["part"], ["speed", "per window"]);
+    for (name, of) in parts {
         let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64());
         let gib = |seconds: f64| WINDOW.get() as f64 / f64::from(1 << 30) / seconds;
-        let us = median * 1e6;
-        println!(
-            "swap: {name:<20} {:6.2} GiB/s ({:.2} - {:.2}), {us:.0} us per window",
-            gib(median),
-            gib(high),
-            gib(low)
-        );
+        let speed = Interval { median: gib(median), low: gib(high), high: gib(low) };
+        speeds.row([name.into(), Cell::interval(speed, 2, "GiB/s"), Cell::number(median * 1e6, 0, "us")]);
     }
-    for (name, of, bar) in [("collapse", rows[4].1, "at least 1.2"), ("memcpy", rows[5].1, "at least 0.5")] {
-        let Interval { median, low, high } = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
-        println!("swap: speed of swap : {name:<8} {median:.2} ({low:.2} - {high:.2}), target: {bar}");
+    let turns = sets.iter().flatten().count();
+    let mut figures =
+        Figures::of(format!("{turns} turns in {SETS} sets, medians with 95 % intervals by resampling")).table(speeds);
+    for (name, of, least) in [("collapse", parts[4].1, 1.2), ("memcpy", parts[5].1, 0.5)] {
+        let ratio = median(&|turn| of(turn).as_secs_f64() / turn.swap.as_secs_f64());
+        let text = format!("speed of swap : {name} {ratio:.2}, at least {least}");
+        figures = figures.bar(text, ratio.median, "", Limit::AtLeast(least));
     }
-    compare_threads(&host);
+    Ok(compare_threads(&host).into_iter().fold(figures, Figures::table))
 }

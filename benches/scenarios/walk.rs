@@ -2,9 +2,9 @@
 //! of 1 TiB on machines with two levels of TLB and nested paging.
 //!
 //! ```text
-//!   sparse        CG's product: values and columns in order, random parts of a vector   at least 60 million per second
-//!   gups          random stores, almost each of which walks                          at least 10 million per second
-//!   .. in 1 TiB   the same accesses in the last GiB of 1 TiB                        at most 1.3 times the time of 1 GiB
+//!   sparse        CG's product: values and columns in order, random vector parts   at least 60 million per second
+//!   gups          random stores, almost each of which walks                        at least 10 million per second
+//!   .. in 1 TiB   the same accesses in the last GiB of 1 TiB                     at most 1.3 times the time of 1 GiB
 //!   .. tables     without data lines: TLBs, walks and the lines of tables
 //!   .. no lines   translation alone: TLBs, walk caches, and the number of entries that walks read
 //! ```
@@ -21,9 +21,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use wideleaf_benches::cpu::Threads;
-use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting, bar, number, table};
-use wideleaf_measure::environment::Environment;
+use wideleaf_benches::scenario::{self, Arguments, Ended, Waiting};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::statistics::median;
+use wideleaf_measure::table::{Cell, Table};
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
 use wideleaf_simulator::simulator::{Lines, Options};
@@ -58,24 +59,24 @@ fn main() -> ExitCode {
     scenario::run("walk", measure)
 }
 
-fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
+fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended> {
     let (millions, rounds) = (arguments.number::<usize>(0, 10)?, arguments.number::<usize>(1, 5)?);
     let machines = arguments.number::<usize>(2, MACHINES.len())?;
     let cases = cases(millions.max(1) * 1_000_000);
-    let mut rows = table(&["machine", "accesses", "million/s", "ns", "walks", "entries read per walk"]);
+    let mut rows = Table::new(["machine", "accesses"], ["speed", "time", "walks", "entries read per walk"]);
     let mut bars = Vec::new();
     for (n, name) in MACHINES.into_iter().take(machines.max(1)).enumerate() {
         let mut medians = Vec::new();
         for case in &cases {
             let measured = repeat(name, case, rounds.max(1), waiting)?;
             let (ns, counts) = (median(measured.nanoseconds), &measured.counts);
-            rows.add_row([
+            rows.row([
                 name.into(),
                 case.name.into(),
-                number(format!("{:.1}", 1e3 / ns)),
-                number(format!("{ns:.1}")),
-                number(format!("{:.1} %", 100.0 * counts.walks() as f64 / counts.accesses as f64)),
-                number(format!("{:.2}", counts.references() as f64 / counts.walks().max(1) as f64)),
+                Cell::number(1e3 / ns, 1, "million/s"),
+                Cell::number(ns, 1, "ns"),
+                Cell::number(100.0 * counts.walks() as f64 / counts.accesses as f64, 1, "%"),
+                Cell::number(counts.references() as f64 / counts.walks().max(1) as f64, 2, ""),
             ]);
             medians.push(ns);
         }
@@ -83,12 +84,9 @@ fn measure(arguments: &Arguments, waiting: &Waiting) -> Result<(), Ended> {
             bars = judge(name, &medians);
         }
     }
-    println!(
-        "walk: guests of 4 KiB pages over 4 KiB pages, {millions} million accesses, medians of {rounds} rounds\n{rows}"
-    );
-    bars.iter().for_each(|bar| println!("{bar}"));
-    println!("  {}", Environment::capture());
-    Ok(())
+    let title =
+        format!("guests of 4 KiB pages over 4 KiB pages, {millions} million accesses, medians of {rounds} rounds");
+    Ok(Figures::of(title).table(rows).bars(bars))
 }
 
 /// Cases in the order that [`judge`] expects.
@@ -114,14 +112,16 @@ fn cases(accesses: usize) -> Vec<Case> {
     ]
 }
 
-fn judge(name: &str, ns: &[f64]) -> Vec<String> {
+fn judge(name: &str, ns: &[f64]) -> Vec<Bar> {
     let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
     let speed = |what: &str, ns: f64, least: f64| {
         let speed = 1e3 / ns;
-        bar(&format!("{name}, {what}: {speed:.1} million accesses per second, at least {least}"), speed >= least)
+        let text = format!("{name}, {what}: {speed:.1} million accesses per second, at least {least}");
+        Bar::new(text, speed, "million/s", Limit::AtLeast(least))
     };
     let growth = |what: &str, ratio: f64| {
-        bar(&format!("{name}, {what} in 1 TiB : in 1 GiB {ratio:.2}, at most {GROWTH_MAX}"), ratio <= GROWTH_MAX)
+        let text = format!("{name}, {what} in 1 TiB : in 1 GiB {ratio:.2}, at most {GROWTH_MAX}");
+        Bar::new(text, ratio, "", Limit::AtMost(GROWTH_MAX))
     };
     vec![
         speed("sparse", sparse, SPARSE_MIN),

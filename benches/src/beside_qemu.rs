@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   round   wideleaf run guest.elf …      ─▶ results by the guest's clock ─┐
-//!           qemu-system-x86_64 -M microvm ─▶ the same                     ─┴▶ wideleaf : qemu per round, and its median
+//!           qemu-system-x86_64 -M microvm ─▶ the same                     ─┴▶ wideleaf : qemu per round, their median
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -12,9 +12,11 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 use wideleaf_protocol::{Message, Status, parse};
 
-use crate::scenario::{Ended, needs_kvm, number, table};
+use crate::scenario::{Ended, needs_kvm};
+use wideleaf_measure::figures::{Bar, Figures, Limit};
 use wideleaf_measure::order::round;
 use wideleaf_measure::statistics::{Spread, median, ratios_within_rounds};
+use wideleaf_measure::table::{Cell, Table};
 
 /// CPU model for QEMU. QEMU 7.2 reads `ARCH_CAPABILITIES` from KVM, and on some AMD hosts it then may not set it.
 const CPU: &str = "host,arch-capabilities=off";
@@ -181,31 +183,26 @@ impl Figure {
         let figure = |(index, (name, unit))| Figure { name, unit, ours: of(0, index), theirs: of(1, index) };
         names.into_iter().enumerate().map(figure).collect()
     }
-
-    /// Ratios of our value to QEMU's within each round.
-    pub fn ratios(&self) -> Vec<f64> {
-        ratios_within_rounds(&self.ours, &self.theirs)
-    }
 }
 
-/// Prints a line for each figure, and whether its median ratio meets the target.
-pub fn print(figures: &[Figure], promise: f64) {
-    let mut table = table(&["figure", "unit", "wideleaf", "qemu", "wideleaf : qemu", "range", "target"]);
-    for figure in figures {
-        let Some(Spread { median: ratio, lowest, highest }) = Spread::of(&figure.ratios()) else { continue };
-        let range = format!("{lowest:.2} - {highest:.2}");
-        let met = if ratio >= promise { "met" } else { "MISSED" };
-        table.add_row([
-            figure.name.into(),
-            figure.unit.into(),
-            number(format!("{:.0}", median(figure.ours.clone()))),
-            number(format!("{:.0}", median(figure.theirs.clone()))),
-            number(format!("{ratio:.2}")),
-            number(range),
-            format!("{promise}: {met}").into(),
+/// A table with a row for each figure, and a bar for its median ratio.
+pub fn compared(title: String, figures: &[Figure], promise: f64) -> Figures {
+    let mut table = Table::new(["figure"], ["wideleaf", "qemu", "wideleaf : qemu", "range"]);
+    let mut bars = Vec::new();
+    for Figure { name, unit, ours, theirs } in figures {
+        let Some(spread) = Spread::of(&ratios_within_rounds(ours, theirs)) else { continue };
+        let Spread { median: ratio, lowest, highest } = spread;
+        table.row([
+            (*name).into(),
+            Cell::number(median(ours.clone()), 0, unit),
+            Cell::number(median(theirs.clone()), 0, unit),
+            Cell::number(ratio, 2, ""),
+            Cell::range(lowest, highest, 2, ""),
         ]);
+        let text = format!("{name}, wideleaf : qemu {ratio:.2}, at least {promise}");
+        bars.push(Bar::new(text, ratio, "", Limit::AtLeast(promise)));
     }
-    println!("{table}");
+    Figures::of(title).table(table).bars(bars)
 }
 
 #[cfg(test)]
@@ -213,10 +210,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_one_ratio_per_round() {
+    fn figures_are_compared_round_by_round_and_judged() {
         let rounds = [[[10.0, 1.0], [5.0, 2.0]], [[9.0, 1.0], [9.0, 1.0]]];
         let figures = Figure::all([("read", "MiB/s"), ("write", "MiB/s")], &rounds);
-        assert_eq!((figures[0].ratios(), figures[1].ratios()), (vec![2.0, 1.0], vec![0.5, 1.0]));
+        assert_eq!((&figures[0].ours, &figures[0].theirs), (&vec![10.0, 9.0], &vec![5.0, 9.0]));
+        let compared = compared("a guest twice".into(), &figures, 0.8);
+        let row = ["read", "10 MiB/s", "7 MiB/s", "1.50", "1.00 - 2.00"];
+        assert_eq!(compared.tables[0].rows[0].iter().map(Cell::to_string).collect::<Vec<_>>(), row);
+        let bars: Vec<String> = compared.bars.iter().map(Bar::to_string).collect();
+        let told =
+            ["met:    read, wideleaf : qemu 1.50, at least 0.8", "MISSED: write, wideleaf : qemu 0.75, at least 0.8"];
+        assert_eq!(bars, told);
     }
 
     #[test]

@@ -1,5 +1,12 @@
 //! Common parts of the scenarios, which are benches with their own `main`: start and end, waiting, printing.
 //!
+//! ```text
+//!   arguments ─▶ scenario ─▶ Figures ─▶ standard output: a table, or JSON with `-- --json`
+//!                      └───▶ Ended ───▶ one line: skipped (success), or interrupted, late, wrong argument (failure)
+//! ```
+//!
+//! Standard output has only the result; lines about progress belong on standard error.
+//!
 //! Leases of pools and settings are values on the stack of [`run`]'s `scenario` and are returned on drop. For this
 //! reason no function here ends the process: Ctrl-C sets a flag, each wait checks it and returns
 //! [`Ended::Interrupted`], and a panic unwinds.
@@ -13,8 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use wideleaf_measure::environment::{Environment, stolen_ms};
+use wideleaf_measure::figures::Figures;
 use wideleaf_memory::khugepaged::KhugepagedError;
 
 /// Maximum number of lines in a failure message.
@@ -58,20 +66,76 @@ impl From<KhugepagedError> for Ended {
     }
 }
 
-/// Runs a scenario if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints the
-/// reason if there is no result. A skip is not a failure.
-pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<(), Ended>) -> ExitCode {
-    let (options, given): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|word| word.starts_with("--"));
-    if !options.iter().any(|option| option == "--bench") {
+/// Runs a scenario if `cargo bench` asks for it (`cargo test --benches` runs the same program), and prints its
+/// figures: a table for people, or JSON with `--json`. Adds the name, and the machine as it was at the start. If there
+/// are no figures, prints the reason instead. A skip is not a failure.
+pub fn run(name: &str, scenario: impl FnOnce(&Arguments, &Waiting) -> Result<Figures, Ended>) -> ExitCode {
+    let CommandLine { is_asked_for, form, arguments } = CommandLine::parse(std::env::args().skip(1));
+    if !is_asked_for {
         return ExitCode::SUCCESS;
     }
-    in_five_lines(name, || match scenario(&Arguments(given), &Waiting::until_interrupted()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(ended) => {
-            println!("{name}: {}", shortened(&ended.to_string()));
-            if matches!(ended, Ended::Skipped(_)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
+    in_five_lines(name, || {
+        let (environment, stolen_before) = (Environment::capture(), stolen_ms());
+        let result = scenario(&arguments, &Waiting::until_interrupted());
+        let steal_ms = stolen_ms().saturating_sub(stolen_before);
+        let environment = Environment { steal_ms, ..environment };
+        let said = Said::of(name, form, result.map(|figures| Figures { name: name.into(), environment, ..figures }));
+        print!("{}", said.on_stdout);
+        eprint!("{}", said.on_stderr);
+        if said.is_success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     })
+}
+
+/// Form of the figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Table,
+    Json,
+}
+
+/// Command line of a scenario.
+#[derive(Debug)]
+struct CommandLine {
+    /// Whether `cargo bench` runs the program.
+    is_asked_for: bool,
+    form: Form,
+    arguments: Arguments,
+}
+
+impl CommandLine {
+    /// Words that begin with `--` are options; other options than `--bench` and `--json` are those of criterion, which
+    /// `cargo bench` gives to all benches.
+    fn parse(words: impl Iterator<Item = String>) -> CommandLine {
+        let (options, given): (Vec<_>, Vec<_>) = words.partition(|word| word.starts_with("--"));
+        let has = |option: &str| options.iter().any(|given| given == option);
+        let form = if has("--json") { Form::Json } else { Form::Table };
+        CommandLine { is_asked_for: has("--bench"), form, arguments: Arguments(given) }
+    }
+}
+
+/// What a scenario prints at its end.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    on_stdout: String,
+    on_stderr: String,
+    is_success: bool,
+}
+
+impl Said {
+    /// A program that reads JSON finds the figures or nothing on standard output.
+    fn of(name: &str, form: Form, result: Result<Figures, Ended>) -> Said {
+        let is_success = matches!(result, Ok(_) | Err(Ended::Skipped(_)));
+        let (on_stdout, on_stderr) = match (result, form) {
+            (Ok(figures), Form::Table) => (format!("{figures}\n"), String::new()),
+            (Ok(figures), Form::Json) => {
+                let json = serde_json::to_string_pretty(&figures).expect("figures have only names as keys");
+                (json + "\n", String::new())
+            }
+            (Err(ended), Form::Table) => (format!("{name}: {}\n", shortened(&ended.to_string())), String::new()),
+            (Err(ended), Form::Json) => (String::new(), format!("{name}: {}\n", shortened(&ended.to_string()))),
+        };
+        Said { on_stdout, on_stderr, is_success }
+    }
 }
 
 /// Does the work of a bench. A panic unwinds and so returns all leases. The panic message has at most
@@ -216,26 +280,43 @@ impl Waiting {
     }
 }
 
-/// A table in the common style.
-pub fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
-    table
-}
-
-/// A table cell with a number.
-pub fn number(text: impl ToString) -> Cell {
-    Cell::new(text).set_alignment(CellAlignment::Right)
-}
-
-/// A line that says whether a target is met.
-pub fn bar(what: &str, is_met: bool) -> String {
-    format!("  {} {what}", if is_met { "met:   " } else { "MISSED:" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wideleaf_measure::figures::Limit;
+
+    fn figures() -> Figures {
+        Figures::of("one run").bar("speed 0.5, at least 1", 0.5, "", Limit::AtLeast(1.0))
+    }
+
+    #[test]
+    fn json_is_an_option_and_numbers_are_arguments() {
+        let parsed = |words: &[&str]| CommandLine::parse(words.iter().map(|word| (*word).to_owned()));
+        let line = parsed(&["1", "--json", "2", "--bench"]);
+        assert_eq!((line.is_asked_for, line.form, line.arguments.0), (true, Form::Json, vec!["1".into(), "2".into()]));
+        let line = parsed(&["1"]);
+        assert_eq!((line.is_asked_for, line.form), (false, Form::Table));
+    }
+
+    #[test]
+    fn a_bar_that_is_missed_is_said_and_is_no_failure() {
+        let said = Said::of("made up", Form::Table, Ok(figures()));
+        assert!(said.is_success && said.on_stdout.contains("MISSED: speed 0.5, at least 1"), "{said:?}");
+        let said = Said::of("made up", Form::Json, Ok(figures()));
+        let read: Figures = serde_json::from_str(&said.on_stdout).expect("JSON of figures");
+        assert_eq!((read, said.on_stderr.as_str(), said.is_success), (figures(), "", true));
+    }
+
+    #[test]
+    fn a_scenario_that_fails_prints_no_json_and_a_skip_is_no_failure() {
+        let said = |form, ended| Said::of("made up", form, Err(ended));
+        let failed = said(Form::Json, Ended::Interrupted);
+        assert_eq!((failed.on_stdout.as_str(), failed.on_stderr.as_str()), ("", "made up: interrupted\n"));
+        assert!(!failed.is_success && !said(Form::Table, Ended::Interrupted).is_success);
+        let skipped = said(Form::Json, Ended::Skipped("no KVM".into()));
+        assert_eq!((skipped.on_stdout.as_str(), skipped.is_success), ("", true));
+        assert_eq!(said(Form::Table, Ended::Skipped("no KVM".into())).on_stdout, "made up: skipped: no KVM\n");
+    }
 
     #[test]
     fn an_invalid_number_is_named() {

@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use serde::{Deserialize, Serialize};
 
 /// Environment that is recorded with every result.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Environment {
     /// Release of the kernel.
     pub kernel: String,
@@ -74,7 +74,7 @@ impl fmt::Display for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpu = if self.cpu.is_empty() { "an unknown CPU" } else { &self.cpu };
         let Environment { cpus, kernel, load_1m, .. } = self;
-        write!(f, "{cpus} x {cpu}, kernel {kernel}, load {load_1m} at this time")
+        write!(f, "{cpus} x {cpu}, kernel {kernel}, load {load_1m} at the start")
     }
 }
 

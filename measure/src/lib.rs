@@ -1,8 +1,8 @@
 //! Common parts of all measurements: experiments, scenario benches and the demo.
 //!
 //! ```text
-//!   order: which arm runs next ──▶ (a run) ──▶ values by round ──▶ statistics: ratios, median, 95 % interval
-//!   environment: the machine ────────────────────────────────────▶ beside every result
+//!   order: next arm ─▶ (a run) ─▶ values by round ─▶ statistics: ratios, median, 95 % interval ─▶ figures, tables
+//!   environment: the machine ──────────────────────────────────────────────────────────────────▶ beside every result
 //! ```
 //!
 //! | module | contents |
@@ -10,7 +10,11 @@
 //! | [`order`] | order of the arms within a round |
 //! | [`statistics`] | ratios of pairs, medians and their intervals |
 //! | [`environment`] | the machine of a measurement |
+//! | [`table`] | a table with typed cells, and its text form |
+//! | [`figures`] | a bench's result: tables, targets, notes and the machine |
 
 pub mod environment;
+pub mod figures;
 pub mod order;
 pub mod statistics;
+pub mod table;

@@ -1,9 +1,9 @@
 //! Ctrl-C and `SIGTERM` set a flag that every waiting loop checks; a second signal ends the process.
 //!
 //! ```text
-//!   first signal ──▶ flag ──▶ checked in time: the command ends by itself and restores what it changed
-//!                      └────▶ not checked within GRACE: a call does not return (a file system that hangs) ───┐
-//!   second signal ───────────────────────────────────────────────────────────────────────────────────────────┴▶ undo, exit code 130
+//!   first signal ──▶ flag ─┬▶ checked in time: the command ends by itself and restores what it changed
+//!                          └▶ not checked within GRACE: a call does not return (a hung file system) ─┬▶ undo,
+//!   second signal ───────────────────────────────────────────────────────────────────────────────────┘  exit code 130
 //! ```
 //!
 //! A thread does the actions on the right, because a signal handler may not. A run stops it before it enters its

@@ -1,9 +1,9 @@
 //! The sandbox of a run: from its specification to the restrictions of the process, and their report.
 //!
 //! ```text
-//!   user, jail, result, daemon ─▶ SandboxSpec ─▶ planned, before there is RAM ─▶ entered by the machine, before a vCPU runs
-//!                                                          │                                ─▶ entered by each thread as it begins
-//!   no sandbox ─▶ none                                    └ userfaultfd's device stays open
+//!   user, jail, result, daemon ─▶ SandboxSpec ─▶ planned, before there is RAM ─┬─▶ entered by the machine, before a
+//!   no sandbox ─▶ none                           userfaultfd's device is kept  │   vCPU runs
+//!                                                                              └─▶ entered by each thread as it begins
 //! ```
 
 use std::sync::Arc;

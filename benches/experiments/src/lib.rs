@@ -23,6 +23,7 @@
 //! | [`published`] | published measurements by other authors |
 //! | [`report`] | results as text, Markdown, HTML and SVG |
 //! | [`compare`] | a comparison of two results of one experiment |
+//! | [`scenarios`] | the list of the scenarios, which `cargo bench` runs |
 
 pub mod catalogue;
 pub mod compare;
@@ -32,4 +33,5 @@ pub mod peers;
 pub mod published;
 pub mod report;
 pub mod results;
+pub mod scenarios;
 pub mod schedule;

@@ -3,11 +3,15 @@
 //!
 //! ```text
 //!   Results ──▶ the experiment's own sections ─┐
-//!           └─▶ sections of every report ─────┴▶ Report ──▶ text | markdown | html (with the pictures inside) | svg files
+//!           └─▶ sections of every report ─────┴▶ Report ──▶ text | markdown | html (with its pictures) | svg files
 //! ```
+
+use wideleaf_measure::table::Table;
 
 use crate::catalogue;
 use crate::results::Results;
+
+pub use wideleaf_measure::table::Column;
 
 mod agreement;
 pub mod common_sections;
@@ -45,36 +49,7 @@ pub struct Section {
 }
 
 /// A table with text cells.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Grid {
-    /// Caption of the table.
-    pub caption: String,
-    /// Columns with their headings and units.
-    pub columns: Vec<Column>,
-    /// Cells as they are printed.
-    pub rows: Vec<Vec<String>>,
-}
-
-/// A column of a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Column {
-    /// Heading of the column.
-    pub title: String,
-    /// Whether the cells are numbers, which are aligned to the right.
-    pub is_number: bool,
-}
-
-impl Column {
-    /// A column of text.
-    pub fn text(title: impl Into<String>) -> Column {
-        Column { title: title.into(), is_number: false }
-    }
-
-    /// A column of numbers.
-    pub fn number(title: impl Into<String>) -> Column {
-        Column { title: title.into(), is_number: true }
-    }
-}
+pub type Grid = Table<String>;
 
 /// A picture as data.
 #[derive(Clone, Debug, PartialEq)]

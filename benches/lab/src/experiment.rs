@@ -17,7 +17,7 @@ use wideleaf::table::prose_table;
 use wideleaf_experiments::definition::Experiment;
 use wideleaf_experiments::report::Report;
 use wideleaf_experiments::results::Results;
-use wideleaf_experiments::{catalogue, compare, schedule};
+use wideleaf_experiments::{catalogue, compare, scenarios, schedule};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::suggest::did_you_mean;
@@ -70,7 +70,7 @@ pub struct ExperimentArgs {
 /// Subcommands of `wideleaf-lab experiment`.
 #[derive(Debug, Subcommand)]
 pub enum ExperimentCommand {
-    /// List the experiments, their questions, and their duration on this host
+    /// List the experiments, their questions, and their duration on this host; then the scenarios of `cargo bench`
     List,
     /// Run one: arms in turn, host memory warmed before each run, the file of results complete after every run
     Run(RunExperimentArgs),
@@ -186,7 +186,17 @@ fn list() -> Result<(), Failure> {
         let [rounds, runs] = [experiment.rounds.to_string(), turns.len().to_string()];
         list.add_row([known.name(), known.summary(), &rounds, &runs, &minutes]);
     }
-    print(&format!("{list}\n"))
+    print(&format!("{list}\n\nScenarios, run in the source folder:\n{}\n", list_of_scenarios()))
+}
+
+/// Scenarios of `cargo bench`, with their questions.
+fn list_of_scenarios() -> impl std::fmt::Display {
+    let mut list = prose_table(&["scenario", "what it asks", "about", "command"]);
+    for scenario in scenarios::ALL {
+        let minutes = scenario.expected().map_or("-".into(), |time| format!("{} min", time.as_secs() / 60));
+        list.add_row([scenario.name, scenario.question, &minutes, &scenario.command()]);
+    }
+    list
 }
 
 fn run(args: &RunExperimentArgs) -> Result<(), Failure> {

@@ -19,6 +19,17 @@ fn help_has_examples_and_the_words_of_a_linux_guest() {
 }
 
 #[test]
+fn the_list_has_the_experiments_and_then_the_scenarios_with_their_command() {
+    let list = new_scratch().wideleaf(&["experiment", "list"]).assert().success();
+    let text = String::from_utf8(list.get_output().stdout.clone()).unwrap();
+    let (experiments, scenarios) = text.split_once("\nScenarios, run in the source folder:\n").unwrap();
+    assert!(experiments.contains("two-dimensional") && !experiments.contains("half_sparse"), "{text}");
+    for word in ["half_sparse", "cargo bench", "4 min"] {
+        assert!(scenarios.contains(word), "no {word:?} in {scenarios}");
+    }
+}
+
+#[test]
 fn a_budget_of_no_time_is_refused() {
     let wrong = ["experiment", "run", "quick", "--budget", "0s"];
     let refused = new_scratch().wideleaf(&wrong).assert().code(2).stdout("");
