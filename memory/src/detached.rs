@@ -137,7 +137,7 @@ pub enum AsideError {
     #[error("cannot bring {0} back: it is not aside")]
     NotAside(WindowIndex),
     /// Another part has claimed its giant.
-    #[error("{0} cannot be taken aside: {1}")]
+    #[error("cannot take {0} aside: {1}")]
     Claimed(WindowIndex, Claimed),
     /// The kernel refused. The window is where it was, or is stuck and will be retried.
     #[error(transparent)]

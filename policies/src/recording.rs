@@ -227,7 +227,7 @@ impl fmt::Display for DecodeError {
             DecodeError::UnknownVersion(version) => {
                 write!(f, "a recording of version {version}; this program reads versions {VERSION_OLDEST} to {VERSION}")
             }
-            DecodeError::CutOff { offset } => write!(f, "cut off behind byte {offset}"),
+            DecodeError::CutOff { offset } => write!(f, "cut off after byte {offset}"),
             DecodeError::OutOfRange { offset, what, value } => {
                 write!(f, "damaged at byte {offset}: {value} is not a valid {what}")
             }

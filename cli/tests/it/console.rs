@@ -106,7 +106,7 @@ fn on_a_terminal_every_key_goes_to_the_guest_and_ctrl_a_x_stops_it() {
     terminal.press(b"\x01x");
     let stderr = terminal.ends(0);
     assert!(stderr.contains("Ctrl-A x  stop the VM"), "{stderr}");
-    assert!(stderr.contains("cannot press the power button: its guest listens to no power button"), "{stderr}");
+    assert!(stderr.contains("cannot press the power button: the guest listens to no power button"), "{stderr}");
 }
 
 #[test]

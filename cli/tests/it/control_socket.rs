@@ -152,7 +152,7 @@ fn a_recorded_run_and_a_run_whose_policy_serves_faults_keep_their_policy() {
         return;
     }
     for (more, why) in [
-        (&["--policy=greedy", "--record=frames"][..], "its policy stays greedy: it is recorded"),
+        (&["--policy=greedy", "--record=frames"][..], "its policy stays greedy: the run is recorded"),
         (&["--policy=at-fault"], "its policy stays at-fault: at-fault answers the guest's faults"),
     ] {
         let scratch = new_scratch();
@@ -272,7 +272,7 @@ fn malformed_requests_do_not_stop_the_vm_from_answering_other_clients() {
     assert!(error(r#"{"version":2,"request":"pause"}"#).starts_with("this VM speaks version 1, not 2"));
     assert!(error(r#"{"version":1,"request":"explode"}"#).contains("unknown variant `explode`"));
     assert!(error(r#"{"version":1,"request":"stop"}"#).contains("missing field `how`"));
-    assert!(error("hello?").starts_with("not a request: "));
+    assert!(error("hello?").starts_with("cannot read the request: "));
     // A request longer than the limit, without an end.
     let endless = connect();
     let chunk = vec![b'x'; 1 << 20];

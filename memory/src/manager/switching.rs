@@ -28,7 +28,7 @@ use crate::side_mapping::GIANT;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
     /// The recording names one policy, and a replay compares all plans with that one.
-    #[error("it is recorded, and a recording holds one policy; start it without --record")]
+    #[error("the run is recorded, and a recording holds one policy; start it without --record")]
     Recorded,
     /// The present policy answers faults, or has RAM that no other policy can use.
     #[error("{0} answers the guest's faults and cannot be replaced at run time; start it with another --policy")]

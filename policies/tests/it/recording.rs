@@ -310,13 +310,13 @@ fn each_kind_of_damage_has_its_own_message() {
     let line = |bytes: &[u8]| decode(bytes).1.unwrap().to_string();
     assert_eq!(line(b""), "not a recording of wideleaf");
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
-    assert_eq!(line(&bytes[..9]), "cut off behind byte 8");
-    assert_eq!(line(&bytes[..20]), "cut off behind byte 8");
+    assert_eq!(line(&bytes[..9]), "cut off after byte 8");
+    assert_eq!(line(&bytes[..20]), "cut off after byte 8");
     assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 3");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));
     assert_eq!(with(&[4, 1, 0]), format!("damaged at byte {}: the content does not end where its block ends", at + 2));
     assert_eq!(with(&[3, 2, 1, 0xff]), format!("damaged at byte {}: a text is not UTF-8", at + 3));
-    assert_eq!(with(&[2, 9]), format!("cut off behind byte {at}"));
+    assert_eq!(with(&[2, 9]), format!("cut off after byte {at}"));
 }

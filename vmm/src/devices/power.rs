@@ -34,10 +34,10 @@ pub type InterruptLine = Box<dyn Fn(bool) -> Result<(), KvmError> + Send>;
 #[derive(Debug, thiserror::Error)]
 pub enum PressError {
     /// No driver in the guest would receive the event.
-    #[error("its guest listens to no power button (Linux does with its module `button`)")]
+    #[error("the guest listens to no power button (Linux does with its module `button`)")]
     NobodyListens,
     /// KVM cannot interrupt the guest.
-    #[error("the power button does not reach its guest: {0}")]
+    #[error("cannot send the power button's event to the guest: {0}")]
     Kvm(#[from] KvmError),
 }
 

@@ -72,7 +72,7 @@ impl GuestMemory {
             );
         }
         let view = GuestMemoryMmap::from_regions(regions)
-            .map_err(|_| GuestMemoryError::Collection("it is empty, or its ranges overlap or descend"))?;
+            .map_err(|_| GuestMemoryError::Collection("the memory is empty, or its ranges overlap or descend"))?;
         Ok(GuestMemory { view, ram })
     }
 

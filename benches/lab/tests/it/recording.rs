@@ -143,7 +143,7 @@ fn a_file_that_is_not_a_recording_gives_one_clear_line() {
     };
     refuses(b"", &["not a recording of wideleaf"]);
     refuses(b"{\"setup\": {}}", &["not a recording of wideleaf"]);
-    refuses(&bytes[..30], &["cut off behind byte 8"]);
+    refuses(&bytes[..30], &["cut off after byte 8"]);
     let mut other = bytes.clone();
     other[8] = 9;
     refuses(&other, &["a recording of version 9; this program reads versions 2 to 3"]);

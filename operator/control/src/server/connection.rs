@@ -240,13 +240,13 @@ pub struct Dialect {
 pub fn decode<R: DeserializeOwned>(line: &[u8], dialect: Dialect) -> Result<R, String> {
     let Dialect { server, version: ours } = dialect;
     let Version { version } = serde_json::from_slice(line).map_err(|error| {
-        format!("not a request: {}; write a line like {{\"version\":{ours},\"request\":…}}", words(&error))
+        format!("cannot read the request: {}; write a line like {{\"version\":{ours},\"request\":…}}", words(&error))
     })?;
     if version != ours {
         return Err(format!("{server} speaks version {ours}, not {version}: use the wideleaf of its release"));
     }
-    let envelope: Envelope<R> =
-        serde_json::from_slice(line).map_err(|error| format!("not a request of version {ours}: {}", words(&error)))?;
+    let envelope: Envelope<R> = serde_json::from_slice(line)
+        .map_err(|error| format!("cannot read the request of version {ours}: {}", words(&error)))?;
     Ok(envelope.request)
 }
 

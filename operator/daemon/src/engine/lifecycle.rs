@@ -115,7 +115,7 @@ impl Engine {
     /// settings and stays.
     pub(super) fn take(&self, found: &Found, said: Settings, before: WorkView) -> Result<(), String> {
         if found.vmm == Vmm::Wideleaf {
-            return Err("it is run by `wideleaf run`, which has a manager of its own".into());
+            return Err("the guest runs under `wideleaf run`, which has a manager of its own".into());
         }
         let wanted = {
             let mut table = self.table();
@@ -125,7 +125,7 @@ impl Engine {
             }
             let wanted = table.config.wanted(&found.believed_name(), &said)?;
             if !table.being_attached.insert(found.process) {
-                return Err("it is being attached already".into());
+                return Err("the guest is being attached already; ask again in a moment".into());
             }
             wanted
         };
@@ -163,7 +163,7 @@ impl Engine {
             let (Some(key), Some(earlier)) = (vm.settled_otherwise(said), vm.remembered()) else { return Ok(false) };
             let wanted = table.config.wanted(&vm.found.believed_name(), said)?;
             if !table.being_attached.insert(found.process) {
-                return Err("it is being attached already".into());
+                return Err("the guest is being attached already; ask again in a moment".into());
             }
             // If this daemon is killed now, the next one takes the guest up.
             table.pending.push(earlier.clone());
@@ -187,7 +187,7 @@ impl Engine {
     pub(super) fn set(&self, process: ProcessId, changes: &Settings) -> Result<(), String> {
         let (said, wanted, care) = {
             let table = self.table();
-            let vm = table.vms.get(&process).ok_or("it has just ended")?;
+            let vm = table.vms.get(&process).ok_or("the VM has just ended")?;
             let said = vm::merged(&vm.said, changes);
             let wanted = vm.keeping_settled(changes, table.config.wanted(&vm.found.believed_name(), &said)?)?;
             if (&vm.said, &vm.wanted) == (&said, &wanted) {
@@ -196,7 +196,7 @@ impl Engine {
             (said, wanted, vm.care())
         };
         if let Some(care) = care {
-            told(&care, |care| care.apply(&wanted)).unwrap_or(Err("it has just ended".into()))?;
+            told(&care, |care| care.apply(&wanted)).unwrap_or(Err("the VM has just ended".into()))?;
         }
         if let Some(vm) = self.table().vms.get_mut(&process) {
             tracing::info!("{} is set: policy {}, guarantee {}", vm.found.name, wanted.policy, wanted.guarantee);

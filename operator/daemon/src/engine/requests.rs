@@ -66,7 +66,7 @@ impl Answers for Service {
         match saved {
             Ok(()) => Reply::Ok(Box::new(self.engine.with_mistakes(answer))),
             Err(why) => Reply::Unsaved(format!(
-                "it is in force until wideleafd ends, but could not be saved: {why}; make room there"
+                "the change is in force until wideleafd ends, but cannot be saved: {why}; make room there"
             )),
         }
     }
@@ -196,7 +196,7 @@ impl Engine {
 
     fn view_of(&self, process: ProcessId) -> Result<Answer, String> {
         let table = self.table();
-        let vm = table.vms.get(&process).ok_or("it has just ended")?;
+        let vm = table.vms.get(&process).ok_or("the VM has just ended")?;
         Ok(Answer::Vm(Box::new(vm.view())))
     }
 
@@ -223,7 +223,7 @@ impl Engine {
     ) -> Result<T, String> {
         let (care, found) = {
             let table = self.table();
-            let vm = table.vms.get(&process).ok_or("it has just ended")?;
+            let vm = table.vms.get(&process).ok_or("the VM has just ended")?;
             (vm.care(), vm.found.clone())
         };
         match care {

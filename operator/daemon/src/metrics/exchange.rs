@@ -172,7 +172,7 @@ fn answer(head: &[u8], page: &mut dyn FnMut(Format) -> Page) -> Option<Reply> {
         Ok(Status::Complete(_)) => true,
         Ok(Status::Partial) => false,
         Err(httparse::Error::TooManyHeaders) => return Some(too_long()),
-        Err(error) => return Some(text("400 Bad Request", &format!("not a request: {error}\n"))),
+        Err(error) => return Some(text("400 Bad Request", &format!("cannot read the request: {error}\n"))),
     };
     if !is_whole {
         return (head.len() >= HEAD_BYTES_MAX).then(too_long);
