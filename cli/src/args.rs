@@ -1,4 +1,4 @@
-//! The command line as types. Parsing starts nothing on the machine, so that `--help` and every message about a
+//! The command line as types. Parsing starts nothing on the machine and opens no file, so that `--help` and every message about a
 //! wrong argument work anywhere.
 
 use std::path::PathBuf;
@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use wideleaf_memory::BackingKind;
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::spec::Fallback;
 
 use crate::attach::AttachArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::kernels::{self, KernelsArgs};
-use crate::options::{FormatArg, no_policy, parse_duration, parse_some_bytes, parse_timeout, with_files};
+use crate::options::{FormatArg, parse_duration, parse_some_bytes, parse_timeout};
+use crate::policy_arg::{PolicyArg, no_policy};
 use crate::run::devices::DeviceArgs;
 use crate::tlbcost::TlbCostArgs;
 use crate::top::TopArgs;
@@ -369,7 +370,7 @@ pub struct RunArgs {
     /// the policies and their parameters; @FILE as a value reads it from a file [default: auto; with --backing
     /// hugetlb pages do not change: never]
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
-    pub policy: Option<PolicyArg>,
+    pub policy: Option<PolicyOrHelp>,
 
     /// Delay of the policy's first action after the guest's timed part has begun: a number of seconds, or one with
     /// ms, s, m or h [default: the policy may act from the guest's start]
@@ -564,17 +565,17 @@ impl From<FallbackArg> for Fallback {
 
 /// Argument of `--policy`.
 #[derive(Clone, Debug)]
-pub enum PolicyArg {
+pub enum PolicyOrHelp {
     /// List the policies and exit.
     Help,
     /// Use this policy.
-    Use(PolicyChoice),
+    Use(PolicyArg),
 }
 
-fn parse_policy(text: &str) -> Result<PolicyArg, String> {
+fn parse_policy(text: &str) -> Result<PolicyOrHelp, String> {
     match text {
-        "help" => Ok(PolicyArg::Help),
-        text => PolicyChoice::parse(&with_files(text)?).map(PolicyArg::Use).map_err(|error| no_policy(&error)),
+        "help" => Ok(PolicyOrHelp::Help),
+        text => PolicyArg::parse(text).map(PolicyOrHelp::Use).map_err(|error| no_policy(&error)),
     }
 }
 

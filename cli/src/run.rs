@@ -20,7 +20,7 @@ use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::RunSpec;
 
 use self::front_end::TerminalFrontEnd;
-use crate::args::{PolicyArg, RunArgs};
+use crate::args::{PolicyOrHelp, RunArgs};
 use crate::options::FormatArg;
 use crate::output::{Output, print, say};
 use crate::report::headline::headline;
@@ -39,8 +39,8 @@ pub mod front_end;
 /// [`Failure`]; nothing is left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let policy = match &args.policy {
-        Some(PolicyArg::Help) => return list_policies(),
-        Some(PolicyArg::Use(policy)) => policy.clone(),
+        Some(PolicyOrHelp::Help) => return list_policies(),
+        Some(PolicyOrHelp::Use(policy)) => policy.choice("--policy")?,
         None => build::default_policy(args.backing),
     };
     let mut spec = build::spec(&args, policy)?;
