@@ -19,14 +19,15 @@ use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::RunSpec;
 
+use self::args::{PolicyOrHelp, RunArgs};
 use self::front_end::TerminalFrontEnd;
-use crate::args::{PolicyOrHelp, RunArgs};
 use crate::options::FormatArg;
 use crate::output::{Output, print, say};
 use crate::report::headline::headline;
 use crate::table::prose_table;
 use crate::{report, stderr};
 
+pub mod args;
 mod build;
 pub mod config_file;
 mod console;

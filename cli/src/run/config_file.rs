@@ -26,7 +26,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 use wideleaf_run::failure::Failure;
 
-use crate::args::{Cli, Command as Chosen, PolicyOrHelp};
+use super::args::PolicyOrHelp;
+use crate::args::{Cli, Command as Chosen};
 use entries::Entry;
 
 mod entries;
