@@ -23,7 +23,7 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::policy_switch::OFF;
 use wideleaf_run::text::clean;
 
-use crate::guests::settings::{parse_path, parse_policy};
+use crate::guests::settings::{PolicyOrOff, absolute, parse_path};
 use crate::guests::tables;
 use crate::options::FormatArg;
 use crate::output::{Output, say};
@@ -68,8 +68,8 @@ pub struct AttachArgs {
 
     /// Policy as for `wideleaf run`, or `off` to only observe the guest [default: from wideleafd's configuration,
     /// else auto]
-    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
-    policy: Option<String>,
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = PolicyOrOff::parse)]
+    policy: Option<PolicyOrOff>,
 
     /// Share of the guest's present memory to keep in large pages, or best-effort; a lower share is reported
     /// [default: from wideleafd's configuration]
@@ -101,48 +101,59 @@ fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
 }
 
 impl AttachArgs {
-    /// A number is a process id. If a domain's name is a number, use its UUID.
-    fn target(&self) -> Result<Target, Failure> {
-        match (&self.target, &self.qmp) {
-            (Some(text), _) => Ok(text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid)),
-            (None, Some(path)) => Ok(Target::Qmp(path.clone())),
-            (None, None) => Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into())),
-        }
-    }
-
-    fn settings(&self) -> Settings {
-        Settings {
-            policy: self.policy.clone(),
+    /// The request to the daemon.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if a file that the policy names cannot be used, or no guest is named.
+    fn wish(&self) -> Result<Wish, Failure> {
+        let settings = Settings {
+            policy: self.policy.as_ref().map(|policy| policy.read("--policy")).transpose()?,
             guarantee: self.guarantee.map(|guarantee| guarantee.to_string()),
             collapse_shared: self.collapse_shared.then_some(true),
-            qmp: self.qmp.clone(),
+            qmp: self.qmp.as_deref().map(|path| absolute(path, "--qmp")).transpose()?,
             ..Settings::default()
-        }
+        };
+        // A number is a process id. If a domain's name is a number, its UUID names it.
+        let target = match (&self.target, &settings.qmp) {
+            (Some(text), _) => text.parse().map_or_else(|_| Target::Domain(text.clone()), Target::Pid),
+            (None, Some(path)) => Target::Qmp(path.clone()),
+            (None, None) => {
+                return Err(Failure::Usage("no guest: name a process, a libvirt domain or --qmp SOCKET".into()));
+            }
+        };
+        Ok(Wish { target, settings, guarantee: self.guarantee.unwrap_or_default() })
     }
 }
 
-impl AttachArgs {
+/// A guest, and how it is to be managed: by the daemon, or in the same way by this process.
+struct Wish {
+    target: Target,
+    settings: Settings,
+    guarantee: Guarantee,
+}
+
+impl Wish {
     fn guest(&self) -> Result<VmProcess, Failure> {
-        Ok(find::resolve(&Places::default(), &self.target()?)?)
+        Ok(find::resolve(&Places::default(), &self.target)?)
     }
 
     /// The same settings for a manager in this process.
     fn session(&self) -> Result<session::Settings, Failure> {
-        let policy = match self.policy.as_deref().unwrap_or(DEFAULT_POLICY) {
+        let policy = match self.settings.policy.as_deref().unwrap_or(DEFAULT_POLICY) {
             OFF => None,
             text => Some(PolicyChoice::parse(text).map_err(|error| Failure::Usage(error.to_string()))?),
         };
         Ok(session::Settings {
             policy,
-            may_collapse_shared: self.collapse_shared,
-            qmp: self.qmp.clone(),
+            may_collapse_shared: self.settings.collapse_shared.unwrap_or(false),
+            qmp: self.settings.qmp.clone(),
             walk: walk_cost().cost,
             ..session::Settings::default()
         })
     }
 
     fn view(&self, attached: &Attached) -> VmView {
-        VmView { guarantee: self.guarantee.unwrap_or_default(), ..attached.view() }
+        VmView { guarantee: self.guarantee, ..attached.view() }
     }
 }
 
@@ -152,33 +163,34 @@ impl AttachArgs {
 /// [`Failure`] of the request, or of the management.
 pub fn main(args: &AttachArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
+    let wish = args.wish()?;
     if args.dry_run {
-        let plan = session::plan(&args.guest()?, &args.session()?)?;
+        let plan = session::plan(&wish.guest()?, &wish.session()?)?;
         return output.write(&plan, |lines| lines.iter().map(|line| clean(line) + "\n").collect());
     }
     if args.foreground {
-        return manage(args, output);
+        return manage(&wish, output);
     }
-    let request = Request::Attach { target: args.target()?, settings: args.settings() };
+    let request = Request::Attach { target: wish.target.clone(), settings: wish.settings.clone() };
     match args.socket.reply(request) {
         Ok(answer) => output.write(&vm_of(answer)?, |vm| format!("{}\n", tables::care_line(vm))),
         Err(error) if args.socket.may_do_without(&error) => {
             say(format_args!("{error}; until then this command manages the guest"));
-            manage(args, output)
+            manage(&wish, output)
         }
         Err(error) => Err(too_late(error)),
     }
 }
 
 /// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
-fn manage(args: &AttachArgs, output: Output) -> Result<(), Failure> {
+fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let attached = Attached::start(args.guest()?, args.session()?)?;
-    say(tables::care_line(&args.view(&attached)));
+    let attached = Attached::start(wish.guest()?, wish.session()?)?;
+    say(tables::care_line(&wish.view(&attached)));
     while !interrupts.is_set() && !attached.has_ended() {
         thread::sleep(LOOK_EVERY);
     }
-    let view = args.view(&attached);
+    let view = wish.view(&attached);
     attached.stop();
     output.write(&view, tables::vm)?;
     interrupts.check()

@@ -12,9 +12,11 @@
 //! for a few seconds costs ten times as much, and the demo would measure that instead.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use comfy_table::Cell;
 use serde::{Deserialize, Serialize};
 use wideleaf_measure::order::arms_of_round;
@@ -29,13 +31,49 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::{Gaps, Phase, RunReport};
 use wideleaf_run::setup::evidence;
 
-use crate::args::DemoArgs;
 use crate::child;
 use crate::guardian::pool::HeldPool;
+use crate::options::FormatArg;
 use crate::output::Output;
 use crate::progress::visible_bar;
 use crate::report::rate;
 use crate::table::{number, table};
+
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  In guests if /dev/kvm is usable, otherwise natively:
+    wideleaf demo
+
+  A table of 1 GiB, natively in any case:
+    wideleaf demo --log2-words 27 --native
+
+  The whole report of every run, for programs:
+    wideleaf demo --rounds 9 --format json --output demo.json";
+
+/// Arguments of `wideleaf demo`.
+#[derive(Args, Debug)]
+#[command(after_long_help = DEMO_EXAMPLES)]
+pub struct DemoArgs {
+    /// Size of the table: 2^N words of 8 bytes (25 is 256 MiB). Each run has 256 MiB of RAM more than its table
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u8).range(20..=30))]
+    pub log2_words: u8,
+
+    /// Number of runs of each arm (a way to back RAM); the arms take turns, and a run takes some seconds
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+
+    /// Run natively even if /dev/kvm is usable
+    #[arg(long)]
+    pub native: bool,
+
+    /// Format of the output
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result to this file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
 
 /// The promoted arm first runs this long on base pages, so that both stretches are visible.
 const POLICY_DELAY: Duration = Duration::from_millis(500);

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use clap::Args;
 use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_memory::capabilities::{Capability, probe};
@@ -18,10 +19,34 @@ use wideleaf_run::mappings::{MappingReport, check_all};
 use wideleaf_run::{devices, guest};
 use wideleaf_vmm::sandbox;
 
-use crate::args::DoctorArgs;
+use crate::options::FormatArg;
 use crate::output::Output;
 use crate::run::front_end::TerminalFrontEnd;
 use crate::table::{number, prose_table, table};
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  What is available, and what replaces the rest:
+    wideleaf doctor
+
+  Whether KVM maps guests as expected; exit code 1 if it does not:
+    wideleaf doctor --mappings
+
+  The same, for programs:
+    wideleaf doctor --mappings --format json";
+
+/// Arguments of `wideleaf doctor`.
+#[derive(Args, Debug)]
+#[command(after_long_help = DOCTOR_EXAMPLES)]
+pub struct DoctorArgs {
+    /// Also run small guests and compare KVM's mapping counters with the expected ones (needs KVM, half a minute)
+    #[arg(long)]
+    pub mappings: bool,
+
+    /// Format of the output
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+}
 
 /// Everything that the doctor found.
 #[derive(Serialize)]

@@ -170,7 +170,7 @@ pub fn explain(args: &VmArgs) -> Result<(), Failure> {
 pub fn set(args: &SetArgs) -> Result<(), Failure> {
     let output = Output::open(args.format, None)?;
     let mut changes = Settings::default();
-    args.changes.iter().for_each(|setting| setting.clone().put_into(&mut changes));
+    args.changes.iter().try_for_each(|setting| setting.clone().put_into(&mut changes))?;
     let vm = vm_of(args.socket.ask(Request::Set { vm: args.vm.clone(), changes })?)?;
     output.write(&vm, |vm| format!("{}\n", tables::care_line(vm)))
 }

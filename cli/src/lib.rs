@@ -29,6 +29,7 @@ pub mod manual;
 mod manual_page;
 pub mod options;
 pub mod output;
+pub mod policy_arg;
 pub mod pool;
 pub mod program;
 pub mod progress;

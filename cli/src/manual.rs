@@ -3,14 +3,28 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::Command;
+use clap::{Args, Command};
 use clap_mangen::Man;
 use wideleaf_run::failure::Failure;
 
-use crate::args::{CompletionsArgs, ManArgs};
 use crate::manual_page;
+
+/// Arguments of `wideleaf completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Shell to complete for
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `wideleaf man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder to write to
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
 
 /// Prints the completion script of a shell.
 ///

@@ -1,14 +1,9 @@
 //! Values of options that several commands share.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use wideleaf_memory::input_file::InputFile;
-use wideleaf_policies::policy::POLICIES;
-use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, PolicyError};
-use wideleaf_run::suggest::did_you_mean;
+use wideleaf_policies::Bytes;
 
 /// Argument of `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -19,47 +14,12 @@ pub enum FormatArg {
     Json,
 }
 
-/// Message for an invalid policy, with the name that was probably meant.
-pub fn no_policy(error: &PolicyError) -> String {
-    let hint = match error {
-        PolicyError::UnknownPolicy { name } => did_you_mean(name, POLICIES.iter().map(|policy| policy.name)),
-        PolicyError::UnknownKey { key, known, .. } => did_you_mean(key, known.iter().copied()),
-        _ => String::new(),
-    };
-    format!("{error}{hint}")
-}
-
 /// As [`Bytes::parse`], but refuses zero.
 pub fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
     match Bytes::parse(text).map_err(|error| error.to_string())? {
         Bytes::ZERO => Err("the size is zero: write at least one byte".into()),
         bytes => Ok(bytes),
     }
-}
-
-/// Replaces each value `@FILE` in `name:key=value,…` by the contents of the file.
-pub fn with_files(text: &str) -> Result<String, String> {
-    let Some((name, settings)) = text.split_once(':') else { return Ok(text.to_owned()) };
-    let settings = settings.split(',').map(|setting| match setting.split_once("=@") {
-        Some((key, path)) => Ok(format!("{key}={}", lines_of(path)?)),
-        None => Ok(setting.to_owned()),
-    });
-    Ok(format!("{name}:{}", settings.collect::<Result<Vec<String>, String>>()?.join(",")))
-}
-
-/// Largest file that may be a policy's value. The rules of `schemes` are some lines.
-const VALUE_FILE_MAX: Bytes = mib(1);
-
-/// The lines of a file joined by `;`, without comments (from `#` on) and empty lines.
-fn lines_of(path: &str) -> Result<String, String> {
-    let text = InputFile::open_stream(Path::new(path)).and_then(|file| file.read_text(VALUE_FILE_MAX));
-    let text = text.map_err(|error| format!("cannot read {path}: {error}"))?;
-    if text.contains(',') {
-        return Err(format!("cannot use {path}: it has a comma, and no policy parameter may contain one"));
-    }
-    let line = |line: &str| line.split('#').next().unwrap_or("").trim().trim_end_matches(';').trim_end().to_owned();
-    let lines: Vec<String> = text.lines().map(line).filter(|line| !line.is_empty()).collect();
-    Ok(lines.join("; "))
 }
 
 /// Parses `250ms`, `10s`, `2m`, `1h`. A bare number means seconds, as in timeout(1) and sleep(1).

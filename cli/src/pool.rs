@@ -19,12 +19,13 @@ use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
-use crate::args::{PoolArgs, PoolChangeArgs, PoolCommand, PoolListArgs, PoolReleaseArgs, PoolReserveArgs};
 use crate::output::{Output, say};
 use crate::table::{number, table};
 
+pub mod args;
 mod kept;
 
+use args::{PoolArgs, PoolChangeArgs, PoolCommand, PoolListArgs, PoolReleaseArgs, PoolReserveArgs};
 use kept::Kept;
 
 /// Page sizes that have pools.

@@ -8,8 +8,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::PerTenThousand;
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, PolicyChange, Problem, RamAtEnd,
-    RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification,
+    Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd,
+    RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
 
@@ -127,85 +127,16 @@ fn write_devices(out: &mut String, devices: &[DeviceReport]) {
 /// The report as a table for people; with `is_verbose`, also policies' counters of their own decisions.
 pub fn to_table(report: &RunReport, is_verbose: bool) -> String {
     let mut out = format!("{}\n", report.headline);
-    let Setup { workload, cmdline, mode, paging, evidence, .. } = &report.setup;
-    let _ = writeln!(out, "{workload} {cmdline}\n  {mode}, paging: {paging} ({evidence})");
-    let _ = writeln!(
-        out,
-        "  {} RAM{}, {} vCPU, {} backing, {} host pages at the start, guest pages {}, policy {}",
-        Bytes::new(report.setup.memory_bytes),
-        report.setup.memory_needed_bytes.map_or(String::new(), |needed| format!(" (needs {})", mebibytes(needed))),
-        report.setup.vcpus,
-        report.setup.backing,
-        report.setup.host_page,
-        report.setup.guest_page.as_deref().unwrap_or("unknown"),
-        report.setup.policy
-    );
-    if is_verbose && report.setup.policy.starts_with("auto") {
-        let _ = writeln!(out, "  auto uses {}", report.setup.walk_cost);
-    }
-    for PolicyChange { at_s, policy } in &report.manager.policy_changes {
-        let _ = writeln!(out, "  policy {policy} from {at_s:.1} s on");
-    }
-    if let Some(why) = &report.setup.fallback {
-        let _ = writeln!(out, "  fallback: {why}");
-    }
-    if let Some(Sandboxed { layers, capabilities_kept, missing }) = &report.setup.sandbox {
-        let _ = writeln!(out, "  sandbox: {}", layers.join(", "));
-        capabilities_kept.iter().chain(missing).for_each(|line| {
-            let _ = writeln!(out, "    {line}");
-        });
-    }
-    if !report.phases.is_empty() {
-        let mut phases =
-            table(&["phase", "seconds", "rate", "before promotion", "after", "host 4k", "host 2m", "host 1g"]);
-        for phase in &report.phases {
-            let optional = |r: Option<f64>| r.map_or("-".into(), rate);
-            let whole = (phase.units > 0).then_some(phase.rate_per_s);
-            let cut_off = if phase.is_complete { "" } else { " (cut off)" };
-            phases.add_row([
-                Cell::new(format!("{}{cut_off}", phase.name)),
-                number(format!("{:.3}", phase.seconds)),
-                number(optional(whole)),
-                number(optional(phase.rate_before_promotion_per_s)),
-                number(optional(phase.rate_after_promotion_per_s)),
-                number(Bytes::new(phase.at_end.host_4k_bytes)),
-                number(Bytes::new(phase.at_end.host_2m_bytes)),
-                number(Bytes::new(phase.at_end.host_1g_bytes)),
-            ]);
-        }
-        let _ = writeln!(out, "{phases}");
-        for phase in report.phases.iter().filter(|phase| phase.at_end.kvm.is_some()) {
-            let (from, to) = (phase.at_begin.kvm.unwrap_or_default(), phase.at_end.kvm.unwrap_or_default());
-            let _ = writeln!(
-                out,
-                "  {}: KVM maps pages_4k {} -> {}, pages_2m {} -> {}, pages_1g {} -> {}",
-                phase.name, from.pages_4k, to.pages_4k, from.pages_2m, to.pages_2m, from.pages_1g, to.pages_1g
-            );
-        }
-    }
-    for region in &report.regions {
-        let share = PerTenThousand::of(region.windows_host_large, region.windows);
-        let Region { name, windows, windows_host_large, bytes } = region;
-        let _ = writeln!(
-            out,
-            "  {name}: {}, {windows_host_large} of {windows} windows on large host pages ({share})",
-            Bytes::new(*bytes)
-        );
-    }
-    write_ram_at_end(report, &mut out);
+    write_setup(&mut out, &report.setup, &report.manager.policy_changes, is_verbose);
+    write_phases(&mut out, &report.phases);
+    write_regions(&mut out, &report.regions);
+    write_ram_at_end(&mut out, report);
     write_results(&mut out, &report.results);
     write_gaps(&mut out, &report.gaps);
-    write_manager(&report.manager, &mut out, is_verbose);
+    write_manager(&mut out, &report.manager, is_verbose);
     write_devices(&mut out, &report.devices);
-    for (what, count) in &report.cut {
-        let _ = writeln!(out, "  not kept of the guest's output: {} {count}", what.replace('_', " "));
-    }
-    if let Some(bytes) = report.vmm.resident_beyond_guest_ram_bytes {
-        let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
-    }
-    if let Some(ms) = report.vmm.first_byte_ms {
-        let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
-    }
+    write_not_kept(&mut out, &report.cut);
+    write_vmm_cost(&mut out, &report.vmm);
     if let (Some(hello), Some(figure)) = (&report.hello, &report.figure) {
         let (problem, verification) = (report.problem.as_ref(), report.verification.as_ref());
         FigureBlock { hello, problem, figure, results: &report.results, verification }.write(&mut out);
@@ -218,7 +149,97 @@ pub fn to_table(report: &RunReport, is_verbose: bool) -> String {
     out
 }
 
-fn write_ram_at_end(report: &RunReport, out: &mut String) {
+/// The run as it was asked for: workload, RAM, policies in their order, sandbox.
+fn write_setup(out: &mut String, setup: &Setup, policy_changes: &[PolicyChange], is_verbose: bool) {
+    let Setup { workload, cmdline, mode, paging, evidence, .. } = setup;
+    let _ = writeln!(out, "{workload} {cmdline}\n  {mode}, paging: {paging} ({evidence})");
+    let _ = writeln!(
+        out,
+        "  {} RAM{}, {} vCPU, {} backing, {} host pages at the start, guest pages {}, policy {}",
+        Bytes::new(setup.memory_bytes),
+        setup.memory_needed_bytes.map_or(String::new(), |needed| format!(" (needs {})", mebibytes(needed))),
+        setup.vcpus,
+        setup.backing,
+        setup.host_page,
+        setup.guest_page.as_deref().unwrap_or("unknown"),
+        setup.policy
+    );
+    if is_verbose && setup.policy.starts_with("auto") {
+        let _ = writeln!(out, "  auto uses {}", setup.walk_cost);
+    }
+    for PolicyChange { at_s, policy } in policy_changes {
+        let _ = writeln!(out, "  policy {policy} from {at_s:.1} s on");
+    }
+    if let Some(why) = &setup.fallback {
+        let _ = writeln!(out, "  fallback: {why}");
+    }
+    if let Some(Sandboxed { layers, capabilities_kept, missing }) = &setup.sandbox {
+        let _ = writeln!(out, "  sandbox: {}", layers.join(", "));
+        capabilities_kept.iter().chain(missing).for_each(|line| {
+            let _ = writeln!(out, "    {line}");
+        });
+    }
+}
+
+/// The timed parts, a row each, and KVM's mappings at their begin and end.
+fn write_phases(out: &mut String, phases: &[Phase]) {
+    if phases.is_empty() {
+        return;
+    }
+    let mut rows = table(&["phase", "seconds", "rate", "before promotion", "after", "host 4k", "host 2m", "host 1g"]);
+    for phase in phases {
+        let optional = |r: Option<f64>| r.map_or("-".into(), rate);
+        let whole = (phase.units > 0).then_some(phase.rate_per_s);
+        let cut_off = if phase.is_complete { "" } else { " (cut off)" };
+        rows.add_row([
+            Cell::new(format!("{}{cut_off}", phase.name)),
+            number(format!("{:.3}", phase.seconds)),
+            number(optional(whole)),
+            number(optional(phase.rate_before_promotion_per_s)),
+            number(optional(phase.rate_after_promotion_per_s)),
+            number(Bytes::new(phase.at_end.host_4k_bytes)),
+            number(Bytes::new(phase.at_end.host_2m_bytes)),
+            number(Bytes::new(phase.at_end.host_1g_bytes)),
+        ]);
+    }
+    let _ = writeln!(out, "{rows}");
+    for phase in phases.iter().filter(|phase| phase.at_end.kvm.is_some()) {
+        let (from, to) = (phase.at_begin.kvm.unwrap_or_default(), phase.at_end.kvm.unwrap_or_default());
+        let _ = writeln!(
+            out,
+            "  {}: KVM maps pages_4k {} -> {}, pages_2m {} -> {}, pages_1g {} -> {}",
+            phase.name, from.pages_4k, to.pages_4k, from.pages_2m, to.pages_2m, from.pages_1g, to.pages_1g
+        );
+    }
+}
+
+/// How much of each region of the guest's data is on large pages of the host.
+fn write_regions(out: &mut String, regions: &[Region]) {
+    for Region { name, windows, windows_host_large, bytes } in regions {
+        let (size, share) = (Bytes::new(*bytes), PerTenThousand::of(*windows_host_large, *windows));
+        let _ =
+            writeln!(out, "  {name}: {size}, {windows_host_large} of {windows} windows on large host pages ({share})");
+    }
+}
+
+/// Messages of the guest that exceeded the bounds of the session, by kind.
+fn write_not_kept(out: &mut String, cut: &BTreeMap<String, u64>) {
+    for (what, count) in cut {
+        let _ = writeln!(out, "  not kept of the guest's output: {} {count}", what.replace('_', " "));
+    }
+}
+
+/// Memory and time of the VMM itself.
+fn write_vmm_cost(out: &mut String, vmm: &VmmCost) {
+    if let Some(bytes) = vmm.resident_beyond_guest_ram_bytes {
+        let _ = writeln!(out, "  resident beyond guest RAM: {:.2} MiB", bytes as f64 / f64::from(1 << 20));
+    }
+    if let Some(ms) = vmm.first_byte_ms {
+        let _ = writeln!(out, "  start to the guest's first byte: {ms:.2} ms");
+    }
+}
+
+fn write_ram_at_end(out: &mut String, report: &RunReport) {
     let Some(RamAtEnd { counters, host_unbacked_bytes }) = report.ram_at_end else { return };
     let bytes = Bytes::new;
     let _ = writeln!(
@@ -234,7 +255,7 @@ fn write_ram_at_end(report: &RunReport, out: &mut String) {
     }
 }
 
-fn write_manager(manager: &ManagerSummary, out: &mut String, is_verbose: bool) {
+fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     let is_shown = |name: &&String| is_verbose || !name.starts_with(OF_POLICIES);
     for (name, count) in manager.outcomes.iter().filter(|(name, _)| is_shown(name)) {
         let _ = writeln!(out, "  manager: {name}: {count}");

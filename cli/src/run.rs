@@ -19,14 +19,15 @@ use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::RunSpec;
 
+use self::args::{PolicyOrHelp, RunArgs};
 use self::front_end::TerminalFrontEnd;
-use crate::args::{PolicyArg, RunArgs};
 use crate::options::FormatArg;
 use crate::output::{Output, print, say};
 use crate::report::headline::headline;
 use crate::table::prose_table;
 use crate::{report, stderr};
 
+pub mod args;
 mod build;
 pub mod config_file;
 mod console;
@@ -39,8 +40,8 @@ pub mod front_end;
 /// [`Failure`]; nothing is left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     let policy = match &args.policy {
-        Some(PolicyArg::Help) => return list_policies(),
-        Some(PolicyArg::Use(policy)) => policy.clone(),
+        Some(PolicyOrHelp::Help) => return list_policies(),
+        Some(PolicyOrHelp::Use(policy)) => policy.choice("--policy")?,
         None => build::default_policy(args.backing),
     };
     let mut spec = build::spec(&args, policy)?;

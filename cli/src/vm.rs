@@ -12,7 +12,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::text::clean;
 
-use crate::guests::{settings, tables};
+use crate::guests::settings::PolicyOrOff;
+use crate::guests::tables;
 use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, table};
@@ -77,8 +78,8 @@ enum VmCommand {
     /// Replace its policy, or switch it off
     SetPolicy {
         /// off, or a policy as for --policy of `wideleaf run`; a policy that needs preparation at the start is refused
-        #[arg(value_name = "NAME[:KEY=VALUE,...]", value_parser = settings::parse_policy)]
-        policy: String,
+        #[arg(value_name = "NAME[:KEY=VALUE,...]", value_parser = PolicyOrOff::parse)]
+        policy: PolicyOrOff,
     },
     /// Set the size of its balloon, taken from the guest's RAM
     Balloon {
@@ -101,7 +102,7 @@ enum StopArg {
 /// # Errors
 /// [`Failure`] in one line.
 pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
-    let answer = ask(&args.socket, request(&args.command))?;
+    let answer = ask(&args.socket, request(&args.command)?)?;
     let output = Output::open(args.format, None)?;
     match answer {
         VmAnswer::Status(status) => output.write(&status, status_table),
@@ -114,8 +115,8 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
     }
 }
 
-fn request(command: &VmCommand) -> VmRequest {
-    match command {
+fn request(command: &VmCommand) -> Result<VmRequest, Failure> {
+    Ok(match command {
         VmCommand::Pause => VmRequest::Pause,
         VmCommand::Resume => VmRequest::Resume,
         VmCommand::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask },
@@ -123,9 +124,9 @@ fn request(command: &VmCommand) -> VmRequest {
         VmCommand::Reset => VmRequest::Reset,
         VmCommand::Status => VmRequest::Status,
         VmCommand::Statistics => VmRequest::Statistics,
-        VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.clone() },
+        VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.read("set-policy")? },
         VmCommand::Balloon { target } => VmRequest::Balloon { target_bytes: target.get() },
-    }
+    })
 }
 
 fn status_table(status: &VmStatus) -> String {

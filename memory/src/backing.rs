@@ -10,7 +10,7 @@ use crate::sys::mapping::{MapError, create_memfd};
 use crate::sys::tmpfs;
 
 /// Kinds of memory behind guest RAM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackingKind {
     /// Private anonymous memory: THP and collapse work best here.

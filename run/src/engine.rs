@@ -40,9 +40,10 @@ use crate::registered::Registered;
 use crate::report::{RamAtEnd, RunReport, Setup};
 use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
-use crate::session::{Observed, Session, summarize};
+use crate::session::{Observed, Session};
 use crate::setup::setup;
 use crate::spec::{Console, RunSpec};
+use crate::summary::summarize;
 use crate::{native, ram, sandboxed};
 
 /// Name of the fact in a recording with the table of TLB miss costs that its policy used.

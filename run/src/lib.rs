@@ -35,6 +35,7 @@ pub mod session;
 pub mod setup;
 pub mod spec;
 pub mod suggest;
+mod summary;
 pub mod text;
 pub mod undo;
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use wideleaf_kernels::registry;
 use wideleaf_policies::MappingStats;
+use wideleaf_policies::account::HostBacking;
 use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::devices::DeviceReport;
@@ -201,6 +202,18 @@ pub struct Counters {
     pub host_1g_bytes: u64,
     /// KVM's leaf mappings, if there is a second level.
     pub kvm: Option<KvmPages>,
+}
+
+impl Counters {
+    /// Counters of one observation; `kvm` is `None` without a second level.
+    pub fn new(host: HostBacking, kvm: Option<MappingStats>) -> Counters {
+        Counters {
+            host_4k_bytes: host.base_4k.get(),
+            host_2m_bytes: host.huge_2m.get(),
+            host_1g_bytes: host.giant_1g.get(),
+            kvm: kvm.map(Into::into),
+        }
+    }
 }
 
 /// Backing of guest RAM at the end of a run, and KVM's mappings of it: no vCPU runs any more, and the VM still exists.

@@ -12,12 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SensorCost, SwitchError};
+use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SwitchError};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::smaps::resident_memory;
-use wideleaf_memory::{
-    BackingKind, FirstTouchReport, GuestRam, Host, LinuxHost, Manager, ReservedFramesReport, SecondLevel,
-};
+use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize, Policy};
@@ -31,8 +29,7 @@ use self::kept::{
 use crate::front_end::{FrontEnd, Progress};
 use crate::guards::Noted;
 use crate::report::{
-    Counters, Figure, Gaps, Hello, Histogram, KvmCheckSummary, ManagerSummary, Measurement, OF_POLICIES, Phase,
-    PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, SampleAt, SensorSummary, Verification, VmmCost,
+    Counters, Figure, Gaps, Hello, Measurement, Phase, Problem, RamAtEnd, Region, Verification, VmmCost,
 };
 use crate::text::clean;
 
@@ -106,6 +103,15 @@ struct Log {
 }
 
 impl Log {
+    /// Keeps a result; the latest of a name counts.
+    fn keep_result(&mut self, name: &str, result: Measurement) {
+        if self.results.len() < RESULTS_MAX || self.results.contains_key(name) {
+            self.results.insert(begin_of(name), result);
+        } else {
+            self.cut.count("results", 1);
+        }
+    }
+
     fn figure(&self) -> Option<Figure> {
         Figure::of(&self.hello.as_ref()?.kernel, &self.results)
     }
@@ -276,71 +282,16 @@ impl Session {
                 log.entry = Some(entry);
             }
             Message::Problem { class, size, iterations } => log.problem = Some(Problem::new(class, size, iterations)),
-            Message::Region { name, address, bytes } => {
-                let start = match log.entry {
-                    Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
-                    // An address of a process in the guest: only Linux knows its place in RAM.
-                    Some(Entry::Linux) => None,
-                    _ => Some(address),
-                };
-                if let Some(range) = start.and_then(|start| GpaRange::new(Gpa::new(start), Bytes::new(bytes))) {
-                    self.keep_region(log, name.as_str(), range);
-                }
-            }
-            Message::Begin { phase, tsc } => {
-                // An observation costs the guest the restoration of its detached windows, so it is skipped if its
-                // result is not kept.
-                if log.phases.len() >= PHASES_MAX {
-                    return log.cut.count("phases", 1);
-                }
-                if self.may_look(log, at) {
-                    log.latest = attached.in_place(|| self.counters(attached));
-                }
-                self.progress.set_part(phase.as_str());
-                log.phases.push(PhaseLog {
-                    name: begin_of(phase.as_str()),
-                    began_at: self.host.now(),
-                    begin_tsc: tsc,
-                    end_tsc: None,
-                    at_begin: log.latest,
-                    at_end: None,
-                    is_complete: true,
-                    marks: Marks::default(),
-                });
-            }
-            Message::End { phase, tsc } => {
-                let is_open = |open: &PhaseLog| open.end_tsc.is_none() && open.name == phase.as_str();
-                let Some(index) = log.phases.iter().rposition(is_open) else {
-                    return log.cut.count("ends_of_no_phase", 1);
-                };
-                if self.may_look(log, at) {
-                    let look = || {
-                        let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
-                        (self.counters(attached), regions)
-                    };
-                    (log.latest, log.regions_seen) = attached.in_place(look);
-                    log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
-                }
-                (log.phases[index].end_tsc, log.phases[index].at_end) = (Some(tsc), Some(log.latest));
-            }
+            Message::Region { name, address, bytes } => self.place_region(log, name.as_str(), address, bytes),
+            Message::Begin { phase, tsc } => self.begin_phase(log, attached, phase.as_str(), at, tsc),
+            Message::End { phase, tsc } => self.end_phase(log, attached, phase.as_str(), at, tsc),
             Message::Progress { phase, tsc, done, total } => {
                 self.progress.set_length(total.max(done));
                 self.progress.set_position(done);
-                if let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase.as_str()) {
-                    log.cut.count("progress_marks", open.marks.add(Mark { at, tsc, done }));
-                    if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay)
-                        && self.looks().may_call(at)
-                    {
-                        self.activate();
-                    }
-                }
+                self.mark_progress(log, phase.as_str(), Mark { at, tsc, done });
             }
             Message::Result { name, value, unit } => {
-                if log.results.len() < RESULTS_MAX || log.results.contains_key(name.as_str()) {
-                    log.results.insert(begin_of(name.as_str()), Measurement { value, unit: begin_of(unit.as_str()) });
-                } else {
-                    log.cut.count("results", 1);
-                }
+                log.keep_result(name.as_str(), Measurement { value, unit: begin_of(unit.as_str()) });
             }
             Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
                 let gaps = Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns };
@@ -355,6 +306,69 @@ impl Session {
             }
             Message::Panic { message } => log.panic = Some(begin_of(&clean(message))),
             Message::Exit { code } => log.exit = Some(code),
+        }
+    }
+
+    /// Keeps a region of the guest's data, if the place of its address in RAM is known.
+    fn place_region(&self, log: &mut Log, name: &str, address: u64, bytes: u64) {
+        let start = match log.entry {
+            Some(Entry::Native) => address.checked_sub(self.ram.base().get()),
+            // An address of a process in the guest: only Linux knows its place in RAM.
+            Some(Entry::Linux) => None,
+            _ => Some(address),
+        };
+        if let Some(range) = start.and_then(|start| GpaRange::new(Gpa::new(start), Bytes::new(bytes))) {
+            self.keep_region(log, name, range);
+        }
+    }
+
+    /// Opens a phase, with an observation of the host if one is allowed now.
+    fn begin_phase(&self, log: &mut Log, attached: &Attached, phase: &str, at: Moment, tsc: u64) {
+        // An observation costs the guest the restoration of its detached windows, so it is skipped if its result is
+        // not kept.
+        if log.phases.len() >= PHASES_MAX {
+            return log.cut.count("phases", 1);
+        }
+        if self.may_look(log, at) {
+            log.latest = attached.in_place(|| self.counters(attached));
+        }
+        self.progress.set_part(phase);
+        log.phases.push(PhaseLog {
+            name: begin_of(phase),
+            began_at: self.host.now(),
+            begin_tsc: tsc,
+            end_tsc: None,
+            at_begin: log.latest,
+            at_end: None,
+            is_complete: true,
+            marks: Marks::default(),
+        });
+    }
+
+    /// Closes the latest open phase of this name, with an observation of the host if one is allowed now.
+    fn end_phase(&self, log: &mut Log, attached: &Attached, phase: &str, at: Moment, tsc: u64) {
+        let is_open = |open: &PhaseLog| open.end_tsc.is_none() && open.name == phase;
+        let Some(index) = log.phases.iter().rposition(is_open) else {
+            return log.cut.count("ends_of_no_phase", 1);
+        };
+        if self.may_look(log, at) {
+            let look = || {
+                let regions = log.regions.iter().map(|(name, range)| self.region(name, *range)).collect();
+                (self.counters(attached), regions)
+            };
+            (log.latest, log.regions_seen) = attached.in_place(look);
+            log.resident_beyond_guest_ram = self.resident_beyond_guest_ram();
+        }
+        (log.phases[index].end_tsc, log.phases[index].at_end) = (Some(tsc), Some(log.latest));
+    }
+
+    /// Keeps a mark of a phase's progress; once the policy's delay is over, the policy may act.
+    fn mark_progress(&self, log: &mut Log, phase: &str, mark: Mark) {
+        let at = mark.at;
+        let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase) else { return };
+        log.cut.count("progress_marks", open.marks.add(mark));
+        if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.looks().may_call(at) {
+            self.activate();
         }
     }
 
@@ -468,7 +482,7 @@ impl Session {
     fn counters(&self, attached: &Attached) -> Counters {
         let host = self.ram.claims().steadily(|| self.host_backing());
         let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
-        counters(host, kvm)
+        Counters::new(host, kvm)
     }
 
     fn host_backing(&self) -> HostBacking {
@@ -526,15 +540,6 @@ fn kernel_panic(line: &str) -> Option<String> {
     Some(why.chars().filter(|character| !character.is_control()).take(CHARACTERS_MAX).collect())
 }
 
-fn counters(host: HostBacking, kvm: Option<wideleaf_policies::MappingStats>) -> Counters {
-    Counters {
-        host_4k_bytes: host.base_4k.get(),
-        host_2m_bytes: host.huge_2m.get(),
-        host_1g_bytes: host.giant_1g.get(),
-        kvm: kvm.map(Into::into),
-    }
-}
-
 impl PhaseLog {
     fn report(&self, tsc_hz: u64, manager: Option<&ManagerReport>) -> Phase {
         let end_tsc = self.end_tsc.or(self.marks.last().map(|mark| mark.tsc)).unwrap_or(self.begin_tsc);
@@ -587,85 +592,6 @@ pub fn rate_over(units: u64, ticks: u64, tsc_hz: u64) -> Option<f64> {
 /// Ticks of the guest's clock in seconds; `None` if its frequency is unknown.
 pub fn seconds_of(ticks: u64, tsc_hz: u64) -> Option<f64> {
     (tsc_hz > 0).then(|| ticks as f64 / tsc_hz as f64)
-}
-
-/// The manager's part of a report.
-pub fn summarize(report: &ManagerReport) -> ManagerSummary {
-    let us = |ns: u64| ns as f64 / 1e3;
-    let times = &report.unavailable_ns;
-    let unavailable = (!times.is_empty()).then(|| Histogram {
-        count: times.len(),
-        p50_us: us(times.value_at_quantile(0.5)),
-        p90_us: us(times.value_at_quantile(0.9)),
-        p99_us: us(times.value_at_quantile(0.99)),
-        max_us: us(times.max()),
-        buckets: times
-            .iter_log(1_000, 2.0)
-            .map(|bucket| (us(bucket.value_iterated_to()), bucket.count_since_last_iteration()))
-            .filter(|(_, count)| *count > 0)
-            .collect(),
-    });
-    let samples = report.samples.first().map_or(&[][..], |(_, samples)| samples);
-    let logs_of_others = Some(report.logs_of_others.len() as u64).filter(|slots| *slots > 0).into_iter();
-    let first_touch = report.first_touch.iter().flat_map(FirstTouchReport::by_name);
-    let reserved_frames = report.reserved_frames.iter().flat_map(ReservedFramesReport::by_name);
-    ManagerSummary {
-        policy_changes: report
-            .policy_changes
-            .iter()
-            .map(|(at, policy)| PolicyChange { at_s: at.since_start().as_secs_f64(), policy: (*policy).to_owned() })
-            .collect(),
-        ticks: report.ticks,
-        outcomes: report
-            .outcomes
-            .iter()
-            .map(|((m, result), n)| (format!("{m}.{result}"), *n))
-            .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
-            .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
-            .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
-            .chain(report.policy_figures.iter().map(|(name, n)| (format!("{OF_POLICIES}{name}"), *n)))
-            .collect(),
-        sensor_failures: report.sensor_failures.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
-        budget_refusals: report.budget_refusals,
-        copied_bytes: report.copied.get(),
-        bloat_bytes: report.bloat.get(),
-        cpu_s: report.total_cpu.as_secs_f64(),
-        first_done_at_s: report.first_done_at.map(|at| at.since_start().as_secs_f64()),
-        last_done_at_s: report.last_done_at.map(|at| at.since_start().as_secs_f64()),
-        copy_gib_per_s: report.copy_bytes_per_second().map(|rate| rate / f64::from(1 << 30)),
-        unavailable,
-        kvm_check: report.kvm_checks.first().copied().flatten().map(|check| KvmCheckSummary {
-            large_windows_at_first: check.large_at_first,
-            large_windows_at_most: check.large_at_most,
-            contradictions: check.contradictions,
-        }),
-        samples: samples
-            .iter()
-            .map(|sample| SampleAt {
-                at_s: sample.at.since_start().as_secs_f64(),
-                counters: counters(sample.host, sample.mapping),
-            })
-            .collect(),
-        sensors: report
-            .sensor_costs
-            .iter()
-            .map(|(name, cost)| {
-                let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } = *cost;
-                let cpu_s = cpu.as_secs_f64();
-                let summary = SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s };
-                ((*name).to_owned(), summary)
-            })
-            .collect(),
-        unanswered: report.unanswered.clone(),
-        panics: report.panics.clone(),
-        released_bytes: report.released.get(),
-        recording: report.recording.as_ref().map(|recording| RecordingSummary {
-            frames: recording.frames,
-            frames_lost: recording.frames_lost,
-            bytes: recording.bytes,
-            error: recording.error.as_ref().map(ToString::to_string),
-        }),
-    }
 }
 
 #[cfg(test)]

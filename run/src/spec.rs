@@ -1,8 +1,10 @@
-//! Specification of a run: plain values, with which nothing has been opened or changed yet.
+//! Specification of a run: plain values, with which nothing has been opened or changed yet. A program can keep it as
+//! JSON, or in any other format of serde; `form.rs` has the forms of sizes, times and names.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use wideleaf_kernels::Kernel;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
@@ -15,7 +17,9 @@ use wideleaf_vmm::sandbox::User;
 
 use crate::kernel;
 
-/// Kernel or image to run.
+mod form;
+
+/// Kernel or image to run: `{"kernel": "gups"}` or `{"image": "/boot/vmlinuz"}`.
 #[derive(Clone, Debug)]
 pub enum Workload {
     /// A built-in kernel, in the embedded guest image or natively.
@@ -25,7 +29,36 @@ pub enum Workload {
 }
 
 /// A run with checked arguments.
-#[derive(Clone, Debug)]
+///
+/// It can be written and read with serde, with units at the end of the names. Reading checks each value, refuses an
+/// unknown name and opens no file; [`crate::engine::run`] checks the rest. An option that is missing is `None`, except
+/// `sandbox`: a specification must say `null` for a run without one. Paths must be UTF-8.
+///
+/// ```
+/// let spec: wideleaf_run::spec::RunSpec = serde_json::from_str(
+///     r#"{
+///         "workload": {"kernel": "gups"},
+///         "is_native": false,
+///         "cmdline": "log2_words=25",
+///         "devices": {"disks": [{"path": "disk.img", "is_read_only": true}]},
+///         "memory_bytes": 1073741824,
+///         "vcpus": 1,
+///         "backing": {"kind": "anon", "start_page": "4k"},
+///         "guest_page": "2m",
+///         "policy": "thp:max_ptes_none=64",
+///         "policy_delay_s": 0.5,
+///         "is_prefaulted": false,
+///         "fallback": "fail",
+///         "on_reset": "stop",
+///         "console": "nothing",
+///         "sandbox": {"must_be_complete": false}
+///     }"#,
+/// )?;
+/// assert_eq!(spec.policy.name(), "thp");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RunSpec {
     /// Kernel or image to run.
     pub workload: Workload,
@@ -34,43 +67,56 @@ pub struct RunSpec {
     /// Command line of the guest or kernel.
     pub cmdline: String,
     /// File with the initial RAM disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initrd: Option<PathBuf>,
     /// Devices of the guest.
+    #[serde(default)]
     pub devices: DeviceSpec,
     /// Size of guest RAM.
+    #[serde(rename = "memory_bytes", with = "form::scalar")]
     pub memory: Bytes,
     /// Number of vCPUs, or of threads of a native kernel.
     pub vcpus: u8,
     /// Memory that backs guest RAM.
+    #[serde(with = "form::backing")]
     pub backing: BackingConfig,
     /// Page size of the guest's tables.
+    #[serde(with = "form::scalar")]
     pub guest_page: PageSize,
     /// Policy of the manager.
+    #[serde(with = "form::scalar")]
     pub policy: PolicyChoice,
     /// Delay before the policy may act.
+    #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none", rename = "policy_delay_s")]
     pub policy_delay: Option<Duration>,
     /// Whether all RAM is faulted in first.
     pub is_prefaulted: bool,
     /// Action when the pool is too small.
     pub fallback: Fallback,
     /// File that records what the manager observes, plans and does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<PathBuf>,
     /// Time after which the guest is stopped.
+    #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none", rename = "timeout_s")]
     pub timeout: Option<Duration>,
     /// Action when the guest resets its machine.
     pub on_reset: OnReset,
     /// Place of the guest's serial console.
     pub console: Console,
     /// Socket of the wideleafd that the guest registers with, if it listens; `None`: no registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub daemon: Option<PathBuf>,
     /// Control socket of the VM itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_socket: Option<PathBuf>,
     /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
+    #[serde(deserialize_with = "form::present")]
     pub sandbox: Option<SandboxSpec>,
 }
 
 /// Place of the guest's serial console.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Console {
     /// The front end's console, byte by byte.
     Bytes,
@@ -81,7 +127,8 @@ pub enum Console {
 }
 
 /// Action when the hugetlb pool is too small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Fallback {
     /// The run is refused.
     Fail,
@@ -90,31 +137,37 @@ pub enum Fallback {
 }
 
 /// Devices that a guest has.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeviceSpec {
     /// Disks, in the order in which the guest finds them.
     pub disks: Vec<DiskOptions>,
     /// Network cards, in the order in which the guest finds them.
     pub cards: Vec<NetOptions>,
     /// Sockets between guest and host.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockOptions>,
     /// Balloon, with the size that it takes of the guest's RAM at first.
+    #[serde(rename = "balloon_bytes", with = "form::optional", skip_serializing_if = "Option::is_none")]
     pub balloon: Option<Bytes>,
     /// Whether there is a source of random bytes.
     pub has_rng: bool,
 }
 
 /// Settings of a network card.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NetOptions {
     /// Name of the tap.
     pub tap: String,
     /// Address of the card, if it is not derived from names.
+    #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
 }
 
 /// Settings of the sockets between guest and host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VsockOptions {
     /// Context id (address) of the guest.
     pub cid: u32,
@@ -123,15 +176,19 @@ pub struct VsockOptions {
 }
 
 /// Settings of a run's sandbox.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SandboxSpec {
-    /// User to become.
+    /// User to become, in JSON as `UID:GID`.
+    #[serde(with = "form::optional", skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
     /// Folder that becomes the root directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub jail: Option<PathBuf>,
     /// Whether the run is refused if this host's kernel lacks a part.
     pub must_be_complete: bool,
     /// Folder of the result: files can be made nowhere else.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub output_folder: Option<PathBuf>,
 }
 
@@ -169,6 +226,112 @@ impl RunSpec {
         match &self.workload {
             Workload::Kernel(name) => (*name).to_owned(),
             Workload::Image(path) => path.display().to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A specification with a value for each field.
+    fn whole() -> Value {
+        json!({
+            "workload": {"image": "/boot/vmlinuz"},
+            "is_native": false,
+            "cmdline": "console=ttyS0",
+            "initrd": "/boot/initrd",
+            "devices": {
+                "disks": [{"path": "a.img", "is_read_only": true, "id": "root"}],
+                "cards": [{"tap": "tap0", "mac": "02:00:00:00:00:01"}],
+                "vsock": {"cid": 3, "socket": "/run/vsock"},
+                "balloon_bytes": 4096,
+                "has_rng": true,
+            },
+            "memory_bytes": 1_u64 << 40,
+            "vcpus": 2,
+            "backing": {"kind": "memfd", "start_page": "4k", "is_reservable": true},
+            "guest_page": "1g",
+            "policy": "schemes:rules=min max 10% max min max promote,quota_windows=8",
+            "policy_delay_s": 0.25,
+            "is_prefaulted": true,
+            "fallback": "thp",
+            "record": "run.rec",
+            "timeout_s": 120.0,
+            "on_reset": "restart",
+            "console": "bytes",
+            "daemon": "/run/daemon.sock",
+            "control_socket": "/run/vm.sock",
+            "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
+        })
+    }
+
+    fn read(json: &Value) -> Result<RunSpec, String> {
+        serde_json::from_str(&json.to_string()).map_err(|error| error.to_string())
+    }
+
+    /// The specification with `value` at `pointer`, or without it for `None`.
+    fn with(pointer: &str, value: Option<Value>) -> Value {
+        let mut json = whole();
+        let (parent, key) = pointer.rsplit_once('/').expect("a pointer begins with a slash");
+        let parent = json.pointer_mut(parent).and_then(Value::as_object_mut).expect("it is an object");
+        match value {
+            Some(value) => drop(parent.insert(key.to_owned(), value)),
+            None => drop(parent.remove(key).expect("it is there")),
+        }
+        json
+    }
+
+    #[test]
+    fn a_specification_that_is_written_and_read_again_is_the_same() {
+        let spec = read(&whole()).expect("it is valid");
+        let written = serde_json::to_value(&spec).expect("its paths are UTF-8");
+        assert_eq!(written, whole());
+        let again = read(&written).expect("it is valid");
+        assert_eq!(format!("{again:?}"), format!("{spec:?}"));
+    }
+
+    #[test]
+    fn a_missing_option_is_none_but_a_missing_sandbox_is_refused() {
+        for pointer in ["/initrd", "/policy_delay_s", "/record", "/timeout_s", "/daemon", "/control_socket", "/devices"]
+        {
+            read(&with(pointer, None)).expect("it may be missing");
+        }
+        let error = read(&with("/sandbox", None)).expect_err("a run without a sandbox says so");
+        assert!(error.starts_with("missing field `sandbox`"), "{error}");
+        assert!(read(&with("/sandbox", Some(Value::Null))).expect("it may be null").sandbox.is_none());
+        assert!(read(&with("/memory_bytes", None)).is_err());
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_at_every_level() {
+        for parent in ["", "/devices", "/devices/vsock", "/backing", "/sandbox"] {
+            let error = read(&with(&format!("{parent}/colour"), Some(json!(1)))).expect_err("no such field exists");
+            assert!(error.starts_with("unknown field `colour`"), "{parent}: {error}");
+        }
+        let disk = json!([{"path": "a.img", "colour": 1}]);
+        assert!(read(&with("/devices/disks", Some(disk))).is_err_and(|error| error.starts_with("unknown field")));
+        let card = json!([{"tap": "tap0", "colour": 1}]);
+        assert!(read(&with("/devices/cards", Some(card))).is_err_and(|error| error.starts_with("unknown field")));
+    }
+
+    #[test]
+    fn a_value_that_does_not_exist_is_refused_with_the_reason() {
+        let cases = [
+            ("/workload", json!({"kernel": "gusp"}), "unknown kernel \"gusp\"; the kernels are "),
+            ("/guest_page", json!("3m"), "write 4k, 2m or 1g"),
+            ("/policy", json!("gready"), "there is no policy \"gready\""),
+            ("/timeout_s", json!(-1.0), "-1 is no time in seconds"),
+            ("/backing/start_page", json!("1g"), "only the hugetlb pool has them"),
+            ("/backing/kind", json!("anon"), "only for memfd RAM on 4k pages"),
+            ("/devices/cards", json!([{"tap": "tap0", "mac": "1"}]), "write six bytes in hexadecimal"),
+            ("/sandbox/user", json!("root"), "cannot use the user \"root\": write UID:GID"),
+        ];
+        for (pointer, value, why) in cases {
+            let error = read(&with(pointer, Some(value))).expect_err("it does not exist");
+            assert!(error.contains(why), "{pointer}: {error}");
         }
     }
 }

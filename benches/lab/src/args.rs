@@ -1,7 +1,10 @@
 //! What a person types after `wideleaf-lab`, as types.
 
 use clap::{Parser, Subcommand};
-use wideleaf::args::{CompletionsArgs, HoldPathArgs, HoldPoolArgs, ManArgs, RunArgs};
+use wideleaf::guardian::path::HoldPathArgs;
+use wideleaf::guardian::pool::HoldPoolArgs;
+use wideleaf::manual::{CompletionsArgs, ManArgs};
+use wideleaf::run::args::RunArgs;
 use wideleaf::tlbcost::TlbCostArgs;
 
 use crate::experiment::ExperimentArgs;

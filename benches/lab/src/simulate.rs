@@ -20,6 +20,7 @@ pub use args::{MachinesArg, PoliciesArg, SimulateArgs};
 
 use wideleaf::output::Output;
 use wideleaf::run::list_policies;
+use wideleaf_policies::PolicyChoice;
 use wideleaf_run::failure::Failure;
 
 /// Runs the subcommand `simulate`.
@@ -29,18 +30,20 @@ use wideleaf_run::failure::Failure;
 pub fn main(args: &SimulateArgs) -> Result<(), Failure> {
     let policies = match &args.policy {
         Some(PoliciesArg::Help) => return list_policies(),
-        Some(PoliciesArg::Use(policies)) => policies.as_slice(),
-        None => &[],
+        Some(PoliciesArg::Use(policies)) => {
+            policies.iter().map(|policy| policy.choice("--policy")).collect::<Result<Vec<PolicyChoice>, Failure>>()?
+        }
+        None => Vec::new(),
     };
     if let Some(MachinesArg::Help) = args.machine {
         return machines::list(Output::open(args.format, args.output.as_deref())?);
     }
     match (&args.recording, &args.trace) {
         (Some(recording), _) => {
-            recorded::main(recording, policies, Output::open(args.format, args.output.as_deref())?)
+            recorded::main(recording, &policies, Output::open(args.format, args.output.as_deref())?)
         }
         (None, Some(source)) if source == "help" => generated::list(),
-        (None, Some(source)) => traced::main(source, policies, args),
+        (None, Some(source)) => traced::main(source, &policies, args),
         (None, None) => Err(Failure::Usage(
             "nothing to simulate: use --recording FILE of `wideleaf run --record FILE`, or --trace, a file or a stream \
              (--trace help)"

@@ -1,11 +1,25 @@
 //! Pages of the hugetlb pool that are given back however this process ends (`guardian.rs`).
 
+use std::path::PathBuf;
+
+use clap::Args;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
 
 use super::{Held, until_input_ends};
-use crate::args::HoldPoolArgs;
+
+/// Arguments of the child that holds the pool for a demo.
+#[derive(Debug, Args)]
+pub struct HoldPoolArgs {
+    /// Number of 2 MiB pages
+    #[arg(long, value_name = "N")]
+    pub pages: u64,
+
+    /// The folder that holds `sys/`
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    pub root: PathBuf,
+}
 
 /// 2 MiB pages of the pool, held until this is dropped or the process ends.
 #[derive(Debug)]

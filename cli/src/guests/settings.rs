@@ -1,19 +1,19 @@
 //! `KEY=VALUE` of `wideleaf set`, checked before any request: mistakes are reported even without a daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use wideleaf_control::protocol::{SettingName, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
-use wideleaf_policies::PolicyChoice;
+use wideleaf_run::failure::Failure;
 use wideleaf_run::policy_switch::OFF;
 
-use crate::options::with_files;
+use crate::policy_arg::PolicyArg;
 
 /// One setting of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// Policy, in the daemon's form.
-    Policy(String),
+    /// Policy, or `off`.
+    Policy(PolicyOrOff),
     /// Share of memory to reach.
     Guarantee(Guarantee),
     /// Whether shared memory may be collapsed.
@@ -41,23 +41,26 @@ impl Setting {
         };
         match name {
             _ if value.is_empty() => Ok(Setting::Unset(name)),
-            SettingName::Policy => parse_policy(value).map(Setting::Policy),
+            SettingName::Policy => PolicyOrOff::parse(value).map(Setting::Policy),
             SettingName::Guarantee => {
                 value.parse().map(Setting::Guarantee).map_err(|error: GuaranteeError| error.to_string())
             }
             SettingName::CollapseShared => parse_yes_or_no(value).map(Setting::CollapseShared),
-            SettingName::Qmp => parse_path(value).map(Setting::Qmp),
+            SettingName::Qmp => Ok(parse_path(value).map(Setting::Qmp)?),
         }
     }
 
     /// Writes it in the daemon's form; of two values for one setting, the later one counts.
-    pub fn put_into(self, settings: &mut Settings) {
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if a file that the value names cannot be used, or a path cannot be made absolute.
+    pub fn put_into(self, settings: &mut Settings) -> Result<(), Failure> {
         settings.unset.retain(|name| *name != self.name());
         match self {
-            Setting::Policy(policy) => settings.policy = Some(policy),
+            Setting::Policy(policy) => settings.policy = Some(policy.read("policy=")?),
             Setting::Guarantee(guarantee) => settings.guarantee = Some(guarantee.to_string()),
             Setting::CollapseShared(is_allowed) => settings.collapse_shared = Some(is_allowed),
-            Setting::Qmp(path) => settings.qmp = Some(path),
+            Setting::Qmp(path) => settings.qmp = Some(absolute(&path, "qmp=")?),
             Setting::Unset(name) => {
                 match name {
                     SettingName::Policy => settings.policy = None,
@@ -68,6 +71,7 @@ impl Setting {
                 settings.unset.push(name);
             }
         }
+        Ok(())
     }
 
     const fn name(&self) -> SettingName {
@@ -81,25 +85,54 @@ impl Setting {
     }
 }
 
-/// A policy or `off`, with `@FILE` read, in the daemon's form.
-///
-/// # Errors
-/// Message with the valid forms.
-pub fn parse_policy(text: &str) -> Result<String, String> {
-    if text == OFF {
-        return Ok(text.to_owned());
-    }
-    let text = with_files(text)?;
-    PolicyChoice::parse(&text).map_err(|error| format!("{error}; or {OFF}"))?;
-    Ok(text)
+/// A policy, or [`OFF`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyOrOff {
+    /// The guest is only observed.
+    Off,
+    /// The guest has this policy.
+    Use(PolicyArg),
 }
 
-/// An absolute path, because the daemon's folder is another one.
+impl PolicyOrOff {
+    /// Parses a policy, or `off`.
+    ///
+    /// # Errors
+    /// Message with the valid forms.
+    pub fn parse(text: &str) -> Result<PolicyOrOff, String> {
+        match text {
+            OFF => Ok(PolicyOrOff::Off),
+            text => PolicyArg::parse(text).map(PolicyOrOff::Use).map_err(|error| format!("{error}; or {OFF}")),
+        }
+    }
+
+    /// The daemon's form, with the contents of the files that the text names. `option` is where the user wrote it.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if a file cannot be read, or its contents are no value of that parameter.
+    pub fn read(&self, option: &str) -> Result<String, Failure> {
+        match self {
+            PolicyOrOff::Off => Ok(OFF.to_owned()),
+            PolicyOrOff::Use(policy) => policy.read(option),
+        }
+    }
+}
+
+/// A path that is not empty.
 ///
 /// # Errors
 /// If the path is empty.
-pub fn parse_path(text: &str) -> Result<PathBuf, String> {
-    std::path::absolute(text).map_err(|error| format!("not a path: {error}"))
+pub fn parse_path(text: &str) -> Result<PathBuf, &'static str> {
+    if text.is_empty() { Err("not a path: it is empty") } else { Ok(PathBuf::from(text)) }
+}
+
+/// The path from the root, because the daemon's folder is another one. `option` is where the user wrote it.
+///
+/// # Errors
+/// [`Failure::Usage`] if this process has no folder to begin at.
+pub fn absolute(path: &Path, option: &str) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| Failure::Usage(format!("invalid value '{}' for '{option}': {error}", path.display())))
 }
 
 fn parse_yes_or_no(text: &str) -> Result<bool, String> {
@@ -120,7 +153,7 @@ mod tests {
     fn the_last_of_two_counts_and_settings_that_are_not_named_are_left_out() {
         let mut settings = Settings::default();
         for text in ["policy=off", "guarantee=99.5%", "policy=schemes:quota_windows=8"] {
-            Setting::parse(text).unwrap().put_into(&mut settings);
+            Setting::parse(text).unwrap().put_into(&mut settings).unwrap();
         }
         let expected = Settings {
             policy: Some("schemes:quota_windows=8".into()),
@@ -134,7 +167,7 @@ mod tests {
     fn a_key_with_an_empty_value_is_unset_unless_it_is_set_later() {
         let said = |texts: &[&str]| {
             let mut settings = Settings::default();
-            texts.iter().for_each(|text| Setting::parse(text).unwrap().put_into(&mut settings));
+            texts.iter().for_each(|text| Setting::parse(text).unwrap().put_into(&mut settings).unwrap());
             settings
         };
         let all = [SettingName::Policy, SettingName::Guarantee, SettingName::CollapseShared, SettingName::Qmp];
@@ -146,7 +179,9 @@ mod tests {
 
     #[test]
     fn a_path_is_absolute_for_a_daemon_in_another_folder() {
-        let Setting::Qmp(path) = Setting::parse("qmp=web.qmp").unwrap() else { panic!("another setting") };
+        let mut settings = Settings::default();
+        Setting::parse("qmp=web.qmp").unwrap().put_into(&mut settings).unwrap();
+        let path = settings.qmp.unwrap();
         assert!(path.is_absolute() && path.ends_with("web.qmp"), "{}", path.display());
     }
 
@@ -156,6 +191,7 @@ mod tests {
             ("policy", "write policy=, guarantee="),
             ("colour=red", "unknown setting colour=: write policy="),
             ("policy=nope", "never, prealloc"),
+            ("policy=nope:rules=@file", "never, prealloc"),
             ("guarantee=95", "best-effort, or a share"),
             ("collapse-shared=maybe", "write yes or no"),
         ] {

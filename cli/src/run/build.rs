@@ -12,7 +12,7 @@ use wideleaf_run::kernel::{self, Pages, RamRequest};
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
-use crate::args::{BackingArg, OnResetArg, RunArgs};
+use super::args::{BackingArg, OnResetArg, RunArgs};
 use crate::output::say;
 
 /// Warning of `--no-sandbox`.

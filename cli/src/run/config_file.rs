@@ -7,6 +7,8 @@
 //!                 └─ --key=value …  as typed  ─────────────────────────────▶
 //! ```
 //!
+//! The file is read here, in a step before clap parses the whole command line. Clap's own parsers open no file.
+//!
 //! There is no second description of the options: the file's entries become arguments, which clap parses like the
 //! command line. So an option that is added to `run` can be in a file from then on, with the same form, default and
 //! conflicts.
@@ -24,6 +26,7 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
 use wideleaf_run::failure::Failure;
 
+use super::args::PolicyOrHelp;
 use crate::args::{Cli, Command as Chosen};
 use entries::Entry;
 
@@ -151,8 +154,20 @@ fn wrong_at(path: &Path, line: usize, why: &str) -> Failure {
 fn check_alone(entry: &Entry) -> Result<(), String> {
     let words = ["wideleaf", RUN, "--config=-"].map(OsString::from);
     match Cli::command().try_get_matches_from(words.iter().chain(&entry.arguments)) {
+        Ok(matches) => check_policy(entry, &matches),
         Err(error) if !matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument) => {
             Err(format!("{}: {}", entry.key, one_line(&error)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks the files that a policy names, so that a mistake there is reported with the line of the policy.
+fn check_policy(entry: &Entry, matches: &ArgMatches) -> Result<(), String> {
+    let run = matches.subcommand_matches(RUN).expect("it is the subcommand");
+    match run.try_get_one(&entry.id) {
+        Ok(Some(PolicyOrHelp::Use(policy))) => {
+            policy.choice("--policy").map(drop).map_err(|error| format!("{}: {error}", entry.key))
         }
         _ => Ok(()),
     }

@@ -51,6 +51,23 @@ fn rules_of_a_policy_come_from_a_file() {
     assert_eq!(report["setup"]["policy"], format!("schemes:{rules}"));
 }
 
+/// Parsing opens no file, so that `--help` and the refusals of other arguments come first.
+#[test]
+fn a_file_that_a_policy_names_is_read_after_all_arguments_are_parsed() {
+    let scratch = new_scratch();
+    let policy = "--policy=schemes:rules=@none";
+    let words = ["invalid value 'schemes:rules=@none' for '--policy': cannot read none: No such file"];
+    scratch.refuses(&small_and(&[policy]), 2, &words);
+    scratch.refuses(&["attach", "1", policy, "--dry-run"], 2, &words);
+    let words = ["invalid value 'schemes:rules=@none' for 'policy=': cannot read none: No such file"];
+    scratch.refuses(&["set", "web", "policy=schemes:rules=@none"], 2, &words);
+    let words = ["invalid value 'schemes:rules=@none' for 'set-policy': cannot read none: No such file"];
+    scratch.refuses(&["vm", "vm.sock", "set-policy", "schemes:rules=@none"], 2, &words);
+    is_no_argument(&small_and(&[policy, "--vcpus=17"]), "1..=16");
+    is_no_argument(&small_and(&["--policy=shemes:rules=@none"]), "there is no policy \"shemes\"");
+    scratch.wideleaf(&small_and(&[policy, "--help"])).assert().success();
+}
+
 /// The parser refuses the arguments: clap's own form, with the option and `why` in it.
 fn is_no_argument(arguments: &[&str], why: &str) {
     let scratch = new_scratch();
@@ -66,7 +83,6 @@ fn an_invalid_value_of_an_option_is_refused_with_the_valid_ones() {
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_nine=1"]), "; did you mean max_ptes_none?");
     is_no_argument(&small_and(&["--policy", "thp:pace=1"]), "choose one of pages_to_scan");
     is_no_argument(&small_and(&["--policy", "thp:max_ptes_none=512"]), "from 0 to 511 (base pages)");
-    is_no_argument(&small_and(&["--policy", "schemes:rules=@none"]), "cannot read none: No such file");
     is_no_argument(&small_and(&["--backing", "nope"]), "anon, memfd, hugetlb");
     is_no_argument(&small_and(&["--fallback", "nope"]), "fail, thp");
     is_no_argument(&small_and(&["--format", "nope"]), "table, json");

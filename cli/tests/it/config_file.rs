@@ -84,6 +84,11 @@ fn mistakes_in_a_file_are_reported_with_their_line() {
     );
     is_refused("memory = \"1.5\"", &[], &["vm.toml:1: memory: invalid value '1.5'", "a number with K, M, G or T"]);
     is_refused("\nbacking = \"nope\"", &[], &["vm.toml:2: backing: invalid value 'nope'", "anon, memfd, hugetlb"]);
+    is_refused(
+        &format!("{SMALL}policy = \"schemes:rules=@none\""),
+        &[],
+        &["vm.toml:5: policy: invalid value 'schemes:rules=@none'", "cannot read none: No such file"],
+    );
     is_refused("vcpus = 17", &[], &["vm.toml:1: vcpus: ", "1..=16"]);
     is_refused("vcpus = [1, 2]", &[], &["vm.toml:1: vcpus takes one value"]);
     is_refused("native = \"yes\"", &[], &["vm.toml:1: native is a flag", "write native = true"]);

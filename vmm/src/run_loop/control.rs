@@ -51,7 +51,8 @@ pub struct RunControl {
 }
 
 /// The effect of a machine reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnReset {
     /// End of the VM.
     #[default]

@@ -52,6 +52,14 @@ impl FromStr for User {
 }
 
 impl User {
+    /// Parses `UID:GID` without looking up names.
+    ///
+    /// # Errors
+    /// [`UserError`] for a name, and for a number without a group.
+    pub fn from_numbers(text: &str) -> Result<User, UserError> {
+        User::parse(text, "", "")
+    }
+
     /// Parses like [`User::from_str`], with the text of passwd(5) and of group(5).
     fn parse(text: &str, passwd: &str, groups: &str) -> Result<User, UserError> {
         let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));

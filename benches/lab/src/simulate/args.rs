@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf::options::{FormatArg, parse_some_bytes, parse_timeout, with_files};
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf::options::{FormatArg, parse_some_bytes, parse_timeout};
+use wideleaf::policy_arg::PolicyArg;
+use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_simulator::{Machine, machine, machines};
 
 const EXAMPLES: &str = "\
@@ -117,7 +118,7 @@ pub enum PoliciesArg {
     /// List the policies and exit.
     Help,
     /// Use these policies.
-    Use(Vec<PolicyChoice>),
+    Use(Vec<PolicyArg>),
 }
 
 /// Argument of `--machine`.
@@ -133,8 +134,8 @@ fn parse_policies(text: &str) -> Result<PoliciesArg, String> {
     if text == "help" {
         return Ok(PoliciesArg::Help);
     }
-    let choose = |one: String| PolicyChoice::parse(&with_files(&one)?).map_err(|error| error.to_string());
-    split_policies(text).into_iter().map(choose).collect::<Result<_, _>>().map(PoliciesArg::Use)
+    let parse = |one: String| PolicyArg::parse(&one).map_err(|error| error.to_string());
+    split_policies(text).into_iter().map(parse).collect::<Result<_, _>>().map(PoliciesArg::Use)
 }
 
 /// A comma separates policies, and the parameters of one: a part `key=value` belongs to the policy before it.

@@ -27,13 +27,16 @@ pub const ID_BYTES: usize = 20;
 const ZEROES: usize = 1 << 20;
 
 /// The options of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DiskOptions {
     /// Path of the file.
     pub path: PathBuf,
     /// Whether the guest cannot write it.
+    #[serde(default)]
     pub is_read_only: bool,
     /// Name that the guest reads, at most [`ID_BYTES`] long; `None` uses the file's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 }
 

@@ -1,0 +1,270 @@
+//! Arguments of `wideleaf run`, other than those for devices.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use wideleaf_memory::BackingKind;
+use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::spec::Fallback;
+
+use super::devices::DeviceArgs;
+use crate::kernels;
+use crate::options::{FormatArg, parse_duration, parse_timeout};
+use crate::policy_arg::{PolicyArg, no_policy};
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  GUPS in a guest: RAM starts on base pages and is promoted while the guest runs, if that pays off:
+    wideleaf run gups --memory 1G --cmdline 'log2_words=26'
+
+  The same kernel in a process instead of a guest, never promoted:
+    wideleaf run --native gups --memory 1G --cmdline 'log2_words=26' --policy never
+
+  A disk of 1 GiB that the guest writes, and random bytes:
+    truncate -s 1G disk.img
+    wideleaf run vmlinux --initrd initrd --disk disk.img --rng
+
+  Two vCPUs that check every word of their RAM for 30 seconds, on the hugetlb pool, as JSON:
+    wideleaf run pattern --vcpus 2 --cmdline 'seconds=30' --backing hugetlb --host-page 2m --format json
+
+  NPB CG of class B on two vCPUs, in as much RAM as it needs:
+    wideleaf run npb.cg --class B --vcpus 2
+
+  As another user, in an empty folder as root directory (as root):
+    wideleaf run gups --user nobody --jail /var/empty --no-daemon
+
+  A Linux kernel with an initrd:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0 panic=-1' --timeout 2m
+
+  The same, with `reboot` in the guest rebooting it:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --cmdline 'console=ttyS0' --on-reset restart --console
+
+  The same options in a file, and run from it with more memory:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 512M --print-config > vm.toml
+    wideleaf run --config vm.toml --memory 1G
+
+  Its serial port on this terminal:
+    wideleaf run --config vm.toml --cmdline 'console=ttyS0' --console";
+
+/// End of `wideleaf run --help`: the built-in kernels, from the table that runs them, and examples.
+fn after_run_help() -> String {
+    let title = "Built-in kernels, with the memory they need by class; `wideleaf kernels NAME` shows their parameters:";
+    format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
+}
+
+/// Arguments of `wideleaf run`.
+#[derive(Args, Debug)]
+#[command(after_long_help = after_run_help())]
+pub struct RunArgs {
+    /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
+    // Optional only for `--policy help`, and with --config, because the file may name it.
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config"])]
+    pub workload: Option<String>,
+
+    /// Read options from this TOML file: a key for each long option, `workload` for the kernel or image. Options on
+    /// the command line win. Paths in the file are relative to its folder
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Print these options as a file for --config, and exit
+    #[arg(long)]
+    pub print_config: bool,
+
+    /// Text that --print-config prints.
+    #[arg(skip)]
+    pub effective: Option<String>,
+
+    /// Run the built-in kernel in this process instead of in a guest: the baseline, without second-level page tables
+    #[arg(long)]
+    pub native: bool,
+
+    /// The guest's command line; for a built-in kernel its parameters, for example `log2_words=25`
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub cmdline: String,
+
+    /// Problem size, for kernels that have classes; the same as class= in --cmdline
+    #[arg(long, value_name = "LETTER")]
+    pub class: Option<String>,
+
+    /// Initial RAM disk for a Linux kernel
+    #[arg(long, value_name = "FILE", conflicts_with = "native")]
+    pub initrd: Option<PathBuf>,
+
+    /// Devices of the guest
+    #[command(flatten)]
+    pub devices: DeviceArgs,
+
+    /// Guest RAM, in whole pages: a number with K, M, G or T (powers of 1024), or bytes [default: 1G, or the need
+    /// of the built-in kernel if that is more]
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse)]
+    pub memory: Option<Bytes>,
+
+    /// Number of virtual CPUs; with --native, of threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub vcpus: u8,
+
+    /// Memory that backs guest RAM [default: anon; with --policy reservation memfd]
+    #[arg(long, value_enum)]
+    pub backing: Option<BackingArg>,
+
+    /// Size of the host pages that back RAM at the start [default: 4k; with --backing hugetlb 2m]
+    #[arg(long, value_name = "4k|2m|1g", value_parser = PageSize::parse)]
+    pub host_page: Option<PageSize>,
+
+    /// Page size of the guest's own page tables, for images that support the choice
+    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
+    pub guest_page: PageSize,
+
+    /// Policy that chooses which windows (2 MiB of guest RAM) become large pages, and when. `--policy help` lists
+    /// the policies and their parameters; @FILE as a value reads it from a file [default: auto; with --backing
+    /// hugetlb pages do not change: never]
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = parse_policy)]
+    pub policy: Option<PolicyOrHelp>,
+
+    /// Delay of the policy's first action after the guest's timed part has begun: a number of seconds, or one with
+    /// ms, s, m or h [default: the policy may act from the guest's start]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub policy_delay: Option<Duration>,
+
+    /// Fault in all guest RAM before the guest starts
+    #[arg(long)]
+    pub prefault: bool,
+
+    /// Action when the hugetlb pool is too small: fail, or use transparent huge pages instead
+    #[arg(long, value_enum, default_value = "fail")]
+    pub fallback: FallbackArg,
+
+    /// Connect the guest's serial port to this terminal, or to standard input and output if they are no terminal.
+    /// Ctrl-A x stops the VM, Ctrl-A h shows help. The result goes to standard error, or to --output. Without
+    /// --console, the guest's lines other than results go to standard error
+    #[arg(long, conflicts_with = "native")]
+    pub console: bool,
+
+    /// Format of the output
+    #[arg(long, value_enum, default_value = "table")]
+    pub format: FormatArg,
+
+    /// Write the result to this file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Also show in the table the policies' counters of their own decisions, and the assumed cost of a TLB miss;
+    /// JSON always has both
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    /// Record to this file the manager's observations, plans and actions, for `wideleaf-lab simulate`; the file is kept
+    /// even if the run fails
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
+    /// Register the guest with the wideleafd at this socket, which lists it and gives it a share of its budget. If
+    /// no daemon listens, the run manages the guest alone until one does [default: /run/wideleaf/control.sock]
+    #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
+    pub daemon: Option<PathBuf>,
+
+    /// Do not register the guest with wideleafd: for measurements, which must not share a budget with other guests
+    #[arg(long, conflicts_with = "daemon")]
+    pub no_daemon: bool,
+
+    /// Socket over which programs pause, resume, stop or query this VM: `wideleaf vm SOCKET status`. Only the user
+    /// that runs the VM, and root, may connect. The file is removed at the end
+    #[arg(long, value_name = "SOCKET", conflicts_with = "native")]
+    pub control_socket: Option<PathBuf>,
+
+    /// Stop the guest after this time, with its report and exit code 6: a number of seconds, or one with ms, s, m
+    /// or h [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_timeout)]
+    pub timeout: Option<Duration>,
+
+    /// Action when the guest resets: end the run, or boot the same image again in the same memory with the same
+    /// devices. Ten resets within a minute end the run, with exit code 5
+    #[arg(long, value_enum, default_value = "stop", conflicts_with = "native")]
+    pub on_reset: OnResetArg,
+
+    /// Do not restrict this process while the guest runs: a guest that breaks out then has all rights of its user
+    #[arg(long, conflicts_with_all = ["native", "user", "jail"])]
+    pub no_sandbox: bool,
+
+    /// Refuse to run the guest if this host's kernel cannot fully restrict the process (Landlock, Linux 6.12)
+    #[arg(long, conflicts_with_all = ["native", "no_sandbox"])]
+    pub require_sandbox: bool,
+
+    /// Become this user before the guest runs: a name or a number, optionally followed by :GROUP; requires root
+    #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "native")]
+    pub user: Option<String>,
+
+    /// Make this empty folder the root directory before the guest runs, without network; the process then sees only
+    /// what the run needs; requires root
+    #[arg(long, value_name = "FOLDER", conflicts_with = "native")]
+    pub jail: Option<PathBuf>,
+
+    /// Run in this cgroup (v2), a path below the cgroup mount; a new cgroup is removed at the end
+    #[arg(long, value_name = "PATH", conflicts_with = "native")]
+    pub cgroup: Option<PathBuf>,
+}
+
+/// Argument of `--on-reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnResetArg {
+    /// The run ends, with the report
+    Stop,
+    /// The guest boots again
+    Restart,
+}
+
+/// Argument of `--backing`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackingArg {
+    /// Private anonymous memory
+    Anon,
+    /// Shared memory of a memfd
+    Memfd,
+    /// Pages of the hugetlb pool
+    Hugetlb,
+}
+
+impl From<BackingArg> for BackingKind {
+    fn from(arg: BackingArg) -> BackingKind {
+        match arg {
+            BackingArg::Anon => BackingKind::Anon,
+            BackingArg::Memfd => BackingKind::Memfd,
+            BackingArg::Hugetlb => BackingKind::Hugetlb,
+        }
+    }
+}
+
+/// Argument of `--fallback`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FallbackArg {
+    /// Refuse to start
+    Fail,
+    /// Use anonymous memory that starts with transparent huge pages
+    Thp,
+}
+
+impl From<FallbackArg> for Fallback {
+    fn from(arg: FallbackArg) -> Fallback {
+        match arg {
+            FallbackArg::Fail => Fallback::Fail,
+            FallbackArg::Thp => Fallback::Thp,
+        }
+    }
+}
+
+/// Argument of `--policy`.
+#[derive(Clone, Debug)]
+pub enum PolicyOrHelp {
+    /// List the policies and exit.
+    Help,
+    /// Use this policy.
+    Use(PolicyArg),
+}
+
+fn parse_policy(text: &str) -> Result<PolicyOrHelp, String> {
+    match text {
+        "help" => Ok(PolicyOrHelp::Help),
+        text => PolicyArg::parse(text).map(PolicyOrHelp::Use).map_err(|error| no_policy(&error)),
+    }
+}
