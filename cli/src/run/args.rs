@@ -113,7 +113,8 @@ pub struct RunArgs {
     pub host_page: Option<PageSize>,
 
     /// Page size of the guest's own page tables, for images that support the choice
-    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse, conflicts_with = "native")]
+    #[arg(long, value_name = "4k|2m|1g", default_value = "2m", value_parser = PageSize::parse)]
+    #[arg(conflicts_with = "native")]
     pub guest_page: PageSize,
 
     /// Policy that chooses which windows (2 MiB of guest RAM) become large pages, and when. `--policy help` lists

@@ -124,7 +124,8 @@ fn numbers_and_flags_need_no_quotes_and_a_flag_may_be_off() {
 
 #[test]
 fn paths_begin_at_the_files_folder() {
-    let text = "workload = \"./vmlinuz\"\ninitrd = \"/boot/initrd\"\nrecord = \"../a.rec\"\npolicy = \"schemes:rules=@a.txt,quota_windows=8\"";
+    let text = "workload = \"./vmlinuz\"\ninitrd = \"/boot/initrd\"\nrecord = \"../a.rec\"\n\
+                policy = \"schemes:rules=@a.txt,quota_windows=8\"";
     assert_eq!(
         words_of(text),
         [
