@@ -76,7 +76,8 @@ pub struct AttachArgs {
     #[arg(long, value_name = "SHARE", value_parser = parse_guarantee)]
     guarantee: Option<Guarantee>,
 
-    /// Also collapse shared memory, which stops the guest for 15 to 30 ms per window
+    /// Also collapse shared memory, which stops the guest for 15 to 30 ms per window, and longer where other work keeps
+    /// the host's processors
     #[arg(long)]
     collapse_shared: bool,
 
