@@ -3,6 +3,7 @@
 #   make test   checks formatting, lints and documentation, and runs all tests
 # The others:
 #   make check  checks formatting and lints, and runs the tests that need no guest: the short loop
+#   make lints  checks lints, documentation and the types of the fuzz targets
 #   make build  builds wideleaf
 #   make deb    builds a Debian package in target/debian
 #   make lab    prints the mapping tables of both labs
