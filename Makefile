@@ -3,7 +3,6 @@
 #   make test   checks formatting, lints and documentation, and runs all tests
 # The others:
 #   make check  checks formatting and lints, and runs the tests that need no guest: the short loop
-#   make lints  checks lints, documentation and the types of the fuzz targets
 #   make build  builds wideleaf
 #   make deb    builds a Debian package in target/debian
 #   make lab    prints the mapping tables of both labs
@@ -16,7 +15,7 @@ BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
 	cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
-.PHONY: build demo check test lints lab bench fuzz tools deb
+.PHONY: build demo check test lab bench fuzz tools deb
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -42,13 +41,10 @@ check:
 
 test: tools
 	cargo fmt --all --check
-	guest-tests/suite
-
-# What `make test` checks besides formatting and tests. The suite runs it beside tests that leave a processor free.
-lints:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(FUZZ_CHECK)
+	guest-tests/suite
 
 # The mapping tables of both labs, printed by the wideleaf binary: real two-dimensional paging in software. The labs
 # show function, not speed. NPT takes two minutes, EPT about twenty, because Bochs interprets every instruction.
