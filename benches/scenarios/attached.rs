@@ -230,24 +230,9 @@ fn figures_of_speed(log2_words: u32, [attached, control]: [&[Run]; 2], promotion
         .table(rows)
         .table(promotion)
         .note(format!("medians of {} rounds; all guests verified their table", attached.len()))
-        .bar(
-            format!("speed after : before {speed_up:.3}, at least {SPEED_UP_MIN}"),
-            speed_up,
-            "",
-            Limit::AtLeast(SPEED_UP_MIN),
-        )
-        .bar(
-            format!("host's time per window, p99: {window_p99:.2} ms, at most {GAP_MAX_MS}"),
-            window_p99,
-            "ms",
-            Limit::AtMost(GAP_MAX_MS),
-        )
-        .bar(
-            format!("guest's gap p99, less the control's: {gap:.4} ms, at most {GAP_MAX_MS}"),
-            gap,
-            "ms",
-            Limit::AtMost(GAP_MAX_MS),
-        )
+        .bar("speed after : before", Cell::number(speed_up, 3, ""), Limit::AtLeast(SPEED_UP_MIN))
+        .bar("host's time per window, p99:", Cell::number(window_p99, 2, "ms"), Limit::AtMost(GAP_MAX_MS))
+        .bar("guest's gap p99, less the control's:", Cell::number(gap, 4, "ms"), Limit::AtMost(GAP_MAX_MS))
 }
 
 fn interval(values: impl Iterator<Item = f64>) -> Interval {

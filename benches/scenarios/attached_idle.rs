@@ -75,24 +75,9 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     let figures = Figures::of(format!("{} stopped QEMU guests, {seconds:.0} s", guests.len()))
         .table(all)
         .table(threads)
-        .bar(
-            format!("CPU {cpu_percent:.2} % of one core, at most {CPU_MAX_PERCENT:.0} %"),
-            cpu_percent,
-            "%",
-            Limit::AtMost(CPU_MAX_PERCENT),
-        )
-        .bar(
-            format!("resident {resident:.1} MiB, at most {RESIDENT_MAX_MIB}"),
-            resident,
-            "MiB",
-            Limit::AtMost(RESIDENT_MAX_MIB),
-        )
-        .bar(
-            format!("scrape {scrape:.1} ms (median of {SCRAPES}, longest {longest:.1}), at most {SCRAPE_MAX_MS}"),
-            scrape,
-            "ms",
-            Limit::AtMost(SCRAPE_MAX_MS),
-        );
+        .bar("CPU", Cell::number(cpu_percent, 2, "% of one core"), Limit::AtMost(CPU_MAX_PERCENT))
+        .bar("resident", Cell::number(resident, 1, "MiB"), Limit::AtMost(RESIDENT_MAX_MIB))
+        .bar(format!("scrape, median of {SCRAPES}:"), Cell::number(scrape, 1, "ms"), Limit::AtMost(SCRAPE_MAX_MS));
     Ok(figures)
 }
 

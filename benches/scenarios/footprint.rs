@@ -174,5 +174,5 @@ fn figures(processes: &[(u32, Taken)]) -> Figures {
     Figures::of(format!("{sum} KiB beyond guest RAM in {count} processes, and {of_files} KiB of files"))
         .table(table)
         .table(sums)
-        .bar(format!("at most {KIB_MAX} KiB with all devices"), sum as f64, "KiB", Limit::AtMost(KIB_MAX as f64))
+        .bar("with all devices", size_of(sum), Limit::AtMost(KIB_MAX as f64))
 }

@@ -209,13 +209,8 @@ fn figures(log2_words: u32, sets: &[Set]) -> Figures {
             "medians of {count} turns of {slice_ms} ms in {set_count} sets of guests, 95 % intervals; all memory \
              verified"
         ))
-        .bar(format!("auto : hugetlb {speed:.3}, at least {SPEED_MIN}"), speed, "", Limit::AtLeast(SPEED_MIN))
-        .bar(
-            format!("resident auto : never {grown:.3}, at most {RESIDENT_MAX}"),
-            grown,
-            "",
-            Limit::AtMost(RESIDENT_MAX),
-        )
+        .bar("auto : hugetlb", Cell::number(speed, 3, ""), Limit::AtLeast(SPEED_MIN))
+        .bar("resident auto : never", Cell::number(grown, 3, ""), Limit::AtMost(RESIDENT_MAX))
 }
 
 fn main() -> ExitCode {

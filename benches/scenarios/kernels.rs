@@ -251,17 +251,17 @@ fn judge(work: &Work, measured: &Rounds) -> Option<Bar> {
     Some(match work.expected {
         Expected::Rate(slower, faster) => {
             let (rate, unit) = (measured.figure(0).median, kernel(work.kernel).figure.unit.as_str());
-            let text = format!("{name}: {rate:.0}, references {slower:.0} to {faster:.0}, at most 10 % below");
-            Bar::new(text, rate, unit, Limit::AtLeast(SPEED_MIN * slower))
+            let what = format!("{name}, references {slower:.0} to {faster:.0}:");
+            Bar::new(what, Cell::number(rate, 0, unit), Limit::AtLeast(SPEED_MIN * slower))
         }
         Expected::Ratio(low, high) => {
             let ratio = measured.speed_up().median;
-            let text = format!("{name}: {ratio:.3}, references {low} to {high}, within {RATIO_NEAR}");
-            Bar::new(text, ratio, "", Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
+            let what = format!("{name}, references {low} to {high}:");
+            Bar::new(what, Cell::number(ratio, 3, ""), Limit::Between(low - RATIO_NEAR, high + RATIO_NEAR))
         }
         Expected::AtLeast(least) => {
             let ratio = measured.speed_up().median;
-            Bar::new(format!("{name}: {ratio:.3}, at least {least}"), ratio, "", Limit::AtLeast(least))
+            Bar::new(format!("{name}:"), Cell::number(ratio, 3, ""), Limit::AtLeast(least))
         }
         Expected::Shown => return None,
     })
@@ -317,8 +317,8 @@ fn figures(comparison: &Comparison, rounds: u32, all: &[(&Work, Rounds)]) -> Fig
         rows.row(row);
     }
     let mean = geometric_mean(all).filter(|_| all.len() > 1).map(|mean| {
-        let text = format!("geometric mean relative to the middle of the references: {mean:.3}, at least 1");
-        Bar::new(text, mean, "", Limit::AtLeast(1.0))
+        let what = "geometric mean relative to the middle of the references:";
+        Bar::new(what, Cell::number(mean, 3, ""), Limit::AtLeast(1.0))
     });
     Figures::of(comparison.name)
         .table(rows)

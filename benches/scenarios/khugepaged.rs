@@ -263,16 +263,16 @@ fn bars(runs: &[Vec<Run>; ARMS.len()], limit: Duration) -> Vec<Bar> {
         {
             if !runs[arm].is_empty() && !runs[other].is_empty() {
                 let times = median_s(&runs[other], limit) / median_s(&runs[arm], limit);
-                let text = format!("auto, {name}: {times:.2} times as fast as {of}, at least {least}");
-                bars.push(Bar::new(text, times, "", Limit::AtLeast(least)));
+                let what = format!("auto, {name}: speed, of {of}:");
+                bars.push(Bar::new(what, Cell::number(times, 2, "times"), Limit::AtLeast(least)));
             }
         }
     }
     if let (Some(ours), Some(theirs)) = (median_idle(&runs[LET_IN]), median_idle(&runs[FASTEST])) {
         // The manager also completes its work on a busy machine; khugepaged never finishes.
         let share = ours.ran / theirs.wanted;
-        let text = format!("idle CPU, auto : wanted by khugepaged's fastest {share:.3}, at most {OF_FASTEST_CPU_MAX}");
-        bars.push(Bar::new(text, share, "", Limit::AtMost(OF_FASTEST_CPU_MAX)));
+        let what = "idle CPU, auto : wanted by khugepaged's fastest";
+        bars.push(Bar::new(what, Cell::number(share, 3, ""), Limit::AtMost(OF_FASTEST_CPU_MAX)));
     }
     bars
 }

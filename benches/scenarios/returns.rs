@@ -228,8 +228,7 @@ fn figures(title: String, times: &[Vec<Option<Duration>>; WAYS.len()]) -> Figure
             Cell::number(median(seconds), 3, "s"),
             Cell::number(longest, 3, "s"),
         ]);
-        let text = format!("{name}: back in {longest:.2} s, at most {most:.0} s");
-        bars.push(Bar::new(text, longest, "s", Limit::AtMost(most)));
+        bars.push(Bar::new(format!("{name}: back in"), Cell::number(longest, 2, "s"), Limit::AtMost(most)));
     }
     Figures::of(title)
         .table(rows)

@@ -153,18 +153,8 @@ fn figures(title: String, sets: &[Set]) -> Figures {
         .table(sensors(sets))
         .table(speed)
         .note(format!("medians of {count} turns of {slice_s} s in {set_count} sets of guests, 95 % interval"))
-        .bar(
-            format!("slow-down {lost_percent:.2} %, at most {lost_max:.0} %"),
-            lost_percent,
-            "%",
-            Limit::AtMost(lost_max),
-        )
-        .bar(
-            format!("manager and sensors {used_percent:.2} % of a CPU, at most {used_max:.0} %"),
-            used_percent,
-            "%",
-            Limit::AtMost(used_max),
-        )
+        .bar("slow-down", Cell::number(lost_percent, 2, "%"), Limit::AtMost(lost_max))
+        .bar("manager and sensors", Cell::number(used_percent, 2, "% of a CPU"), Limit::AtMost(used_max))
 }
 
 /// Work of the sensors other than the host backing, over all sets.

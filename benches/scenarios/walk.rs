@@ -115,13 +115,11 @@ fn cases(accesses: usize) -> Vec<Case> {
 fn judge(name: &str, ns: &[f64]) -> Vec<Bar> {
     let &[sparse_large, sparse, gups_large, gups, ..] = ns else { unreachable!("nine cases") };
     let speed = |what: &str, ns: f64, least: f64| {
-        let speed = 1e3 / ns;
-        let text = format!("{name}, {what}: {speed:.1} million accesses per second, at least {least}");
-        Bar::new(text, speed, "million/s", Limit::AtLeast(least))
+        let speed = Cell::number(1e3 / ns, 1, "million accesses/s");
+        Bar::new(format!("{name}, {what}:"), speed, Limit::AtLeast(least))
     };
     let growth = |what: &str, ratio: f64| {
-        let text = format!("{name}, {what} in 1 TiB : in 1 GiB {ratio:.2}, at most {GROWTH_MAX}");
-        Bar::new(text, ratio, "", Limit::AtMost(GROWTH_MAX))
+        Bar::new(format!("{name}, {what} in 1 TiB : in 1 GiB"), Cell::number(ratio, 2, ""), Limit::AtMost(GROWTH_MAX))
     };
     vec![
         speed("sparse", sparse, SPARSE_MIN),

@@ -284,9 +284,10 @@ impl Waiting {
 mod tests {
     use super::*;
     use wideleaf_measure::figures::Limit;
+    use wideleaf_measure::table::Cell;
 
     fn figures() -> Figures {
-        Figures::of("one run").bar("speed 0.5, at least 1", 0.5, "", Limit::AtLeast(1.0))
+        Figures::of("one run").bar("speed", Cell::number(0.5, 1, ""), Limit::AtLeast(1.0))
     }
 
     #[test]

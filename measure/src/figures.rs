@@ -14,7 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
-use crate::table::Table;
+use crate::table::{Cell, Table};
 
 /// Figures of one run of a bench.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -36,13 +36,11 @@ pub struct Figures {
 /// A target of a bench, with the value that was measured.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Bar {
-    /// Value, unit and target in words.
-    pub text: String,
-    /// Measured value; `None` if it is not a finite number.
-    pub value: Option<f64>,
-    /// Unit of value and limit; empty for a ratio.
-    pub unit: String,
-    /// Limit of the value.
+    /// What was measured, in words.
+    pub what: String,
+    /// Measured value with its unit; missing if it is not a finite number.
+    pub value: Cell,
+    /// Limit of the value, in its unit.
     pub limit: Limit,
     /// Whether the value is within the limit.
     pub is_met: bool,
@@ -70,6 +68,18 @@ impl Limit {
     }
 }
 
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Four decimals at most: a computed limit has digits that nothing measured.
+        let short = |limit: f64| (limit * 1e4).round() / 1e4;
+        match *self {
+            Limit::AtLeast(least) => write!(f, "at least {}", short(least)),
+            Limit::AtMost(most) => write!(f, "at most {}", short(most)),
+            Limit::Between(least, most) => write!(f, "{} to {}", short(least), short(most)),
+        }
+    }
+}
+
 impl Figures {
     /// Figures with a title, and nothing else yet. The program that runs the bench adds name and machine.
     pub fn of(title: impl Into<String>) -> Figures {
@@ -92,9 +102,8 @@ impl Figures {
 
     /// Adds a target.
     #[must_use]
-    pub fn bar(mut self, text: impl Into<String>, value: f64, unit: &str, limit: Limit) -> Figures {
-        self.bars.push(Bar::new(text, value, unit, limit));
-        self
+    pub fn bar(self, what: impl Into<String>, value: Cell, limit: Limit) -> Figures {
+        self.bars([Bar::new(what, value, limit)])
     }
 
     /// Adds targets that were judged before.
@@ -106,16 +115,17 @@ impl Figures {
 }
 
 impl Bar {
-    /// A target, judged by its value. No limit allows a value that is not a number.
-    pub fn new(text: impl Into<String>, value: f64, unit: &str, limit: Limit) -> Bar {
-        let finite = value.is_finite().then_some(value);
-        Bar { text: text.into(), value: finite, unit: unit.into(), limit, is_met: limit.allows(value) }
+    /// A target, judged by its value. No limit allows a value that is missing.
+    pub fn new(what: impl Into<String>, value: Cell, limit: Limit) -> Bar {
+        let is_met = matches!(value, Cell::Number { value, .. } if limit.allows(value));
+        Bar { what: what.into(), value, limit, is_met }
     }
 }
 
 impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", if self.is_met { "met:   " } else { "MISSED:" }, self.text)
+        let Bar { what, value, limit, is_met } = self;
+        write!(f, "{} {what} {value}, {limit}", if *is_met { "met:   " } else { "MISSED:" })
     }
 }
 
@@ -146,7 +156,6 @@ impl fmt::Display for Figures {
 mod tests {
     use super::*;
     use crate::statistics::Interval;
-    use crate::table::Cell;
 
     fn figures() -> Figures {
         let mut table = Table::new(["arm"], ["rate", "range"]).captioned("Rates");
@@ -156,8 +165,8 @@ mod tests {
         let figures = Figures::of("GUPS in turns")
             .table(table)
             .note("medians of 6 rounds")
-            .bar("auto : never 1.200, at least 1", 1.2, "", Limit::AtLeast(1.0))
-            .bar("memory 1.5 MiB, at most 1.02", 1.5, "MiB", Limit::AtMost(1.02));
+            .bar("auto : never", Cell::number(1.2, 3, ""), Limit::AtLeast(1.0))
+            .bar("memory", Cell::number(1.5, 1, "MiB"), Limit::AtMost(1.02));
         let environment = Environment { cpu: "a CPU".into(), cpus: 2, kernel: "6.1".into(), ..Environment::default() };
         Figures { name: "made_up".into(), environment, ..figures }
     }
@@ -187,18 +196,20 @@ Rates
         let cell = serde_json::json!({"kind": "number", "value": 1.25, "unit": "M/s", "decimals": 2});
         assert_eq!(json["tables"][0]["rows"][1][1], cell);
         let bar = &json["bars"][1];
-        assert_eq!((&bar["limit"], &bar["unit"]), (&serde_json::json!({"at_most": 1.02}), &serde_json::json!("MiB")));
+        let limit = serde_json::json!({"at_most": 1.02});
+        assert_eq!((&bar["limit"], &bar["value"]["unit"]), (&limit, &serde_json::json!("MiB")));
         let back: Figures = serde_json::from_str(&json.to_string()).expect("JSON is figures");
         assert_eq!(back, figures());
     }
 
     #[test]
     fn a_value_at_its_limit_is_within_and_no_number_is_not() {
-        let is_met = |value, limit| Bar::new("", value, "", limit).is_met;
+        let is_met = |value, limit| Bar::new("", Cell::number(value, 1, ""), limit).is_met;
         let limits = [Limit::AtLeast(2.0), Limit::AtMost(2.0), Limit::Between(1.0, 2.0)];
         assert_eq!(limits.map(|limit| is_met(2.0, limit)), [true; 3]);
         assert_eq!(limits.map(|limit| is_met(f64::NAN, limit)), [false; 3]);
         assert_eq!(limits.map(|limit| is_met(3.0, limit)), [true, false, false]);
-        assert_eq!(Bar::new("", f64::INFINITY, "", Limit::AtLeast(2.0)).value, None);
+        assert!(!is_met(f64::INFINITY, Limit::AtLeast(2.0)));
+        assert_eq!(Limit::Between(1.05 - 0.08, 1.2).to_string(), "0.97 to 1.2");
     }
 }

@@ -1,8 +1,6 @@
 //! The scenarios: benches of whole guests and machines, with their own `main` (`benches/scenarios/`). They are listed
 //! beside the experiments, and run by `cargo bench`.
 
-use std::time::Duration;
-
 /// A scenario of `cargo bench`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scenario {
@@ -10,8 +8,8 @@ pub struct Scenario {
     pub name: &'static str,
     /// Question that the bench answers.
     pub question: &'static str,
-    /// Sum of the turns and pauses that its source fixes, with default arguments, in minutes. `None` if the machine
-    /// alone decides.
+    /// Sum of the turns and pauses that its source fixes, with default arguments, in minutes, without the start of
+    /// guests and the filling of their memory. `None` if the machine alone decides.
     pub minutes: Option<u32>,
 }
 
@@ -19,11 +17,6 @@ impl Scenario {
     /// Command that runs the scenario in the source folder.
     pub fn command(&self) -> String {
         format!("cargo bench -p wideleaf-benches --bench {}", self.name)
-    }
-
-    /// Approximate duration; the start of guests and the filling of their memory are not in it.
-    pub fn expected(&self) -> Option<Duration> {
-        self.minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)))
     }
 }
 
@@ -75,6 +68,6 @@ mod tests {
     fn a_scenario_has_its_command_and_its_time() {
         let sensing = ALL.iter().find(|scenario| scenario.name == "sensing").expect("in the list");
         assert_eq!(sensing.command(), "cargo bench -p wideleaf-benches --bench sensing");
-        assert_eq!(sensing.expected(), Some(Duration::from_secs(240)));
+        assert_eq!(sensing.minutes, Some(4));
     }
 }

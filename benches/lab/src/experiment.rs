@@ -193,7 +193,7 @@ fn list() -> Result<(), Failure> {
 fn list_of_scenarios() -> impl std::fmt::Display {
     let mut list = prose_table(&["scenario", "what it asks", "about", "command"]);
     for scenario in scenarios::ALL {
-        let minutes = scenario.expected().map_or("-".into(), |time| format!("{} min", time.as_secs() / 60));
+        let minutes = scenario.minutes.map_or("-".into(), |minutes| format!("{minutes} min"));
         list.add_row([scenario.name, scenario.question, &minutes, &scenario.command()]);
     }
     list
