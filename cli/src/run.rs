@@ -18,6 +18,7 @@ use wideleaf_run::outcome::verdict;
 use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::RunSpec;
+use wideleaf_vmm::sandbox::before_first_thread;
 
 use self::args::{PolicyOrHelp, RunArgs};
 use self::front_end::TerminalFrontEnd;
@@ -39,6 +40,8 @@ pub mod front_end;
 /// # Errors
 /// [`Failure`]; nothing is left behind.
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
+    // The process enters its sandbox later. Before that it starts threads, for signals and for messages.
+    before_first_thread();
     let policy = match &args.policy {
         Some(PolicyOrHelp::Help) => return list_policies(),
         Some(PolicyOrHelp::Use(policy)) => policy.choice("--policy")?,

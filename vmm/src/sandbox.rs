@@ -36,7 +36,14 @@ use files::Files;
 use seccomp::Filters;
 pub use user::User;
 
-use crate::sys::allocator::use_one_arena;
+use crate::sys::allocator::{arenas, use_one_arena};
+
+/// Prepares the process for a sandbox. A program that starts a thread before it plans its sandbox calls this before
+/// that thread: even a thread that has ended leaves an arena of the allocator, in which a later thread would open files
+/// that its filter forbids ([`SandboxError::Arenas`]).
+pub fn before_first_thread() {
+    use_one_arena();
+}
 
 /// The rights that a sandbox must leave, beside those of every guest.
 #[derive(Clone, Debug, Default)]
@@ -82,6 +89,13 @@ pub enum SandboxError {
         "the process already has {0} threads, and only the calling one would be restricted: start the others afterwards"
     )]
     NotAlone(usize),
+    /// Threads that have ended left arenas of the allocator. A later thread would take one over, and die when the
+    /// allocator opens a file to shrink it.
+    #[error(
+        "an earlier thread left an arena of the allocator, one of {0}: call sandbox::before_first_thread before the \
+         process starts its first thread"
+    )]
+    Arenas(usize),
     /// A filter cannot be compiled.
     #[error("cannot compile the system call filter of {kind}: {source}")]
     Filter {
@@ -139,7 +153,7 @@ pub struct Entered {
 
 impl Sandbox {
     /// Compiles the filters and opens the files. Nothing is restricted yet, but later threads allocate from the
-    /// same arena as this one ([`use_one_arena`]), so the process must not have other threads yet.
+    /// same arena as this one. A process that has had other threads calls [`before_first_thread`] before them.
     ///
     /// # Errors
     /// [`SandboxError`] where the requested sandbox is not available here.
@@ -150,7 +164,7 @@ impl Sandbox {
         if let Some(user) = &config.user {
             user::check(user)?;
         }
-        use_one_arena();
+        before_first_thread();
         let filters = Filters::compile(&config)?;
         let files = Files::open(&config);
         Ok(Sandbox { config, filters, files })
@@ -162,6 +176,7 @@ impl Sandbox {
     /// [`SandboxError`]; the process may then be partly restricted, and has to end.
     pub fn enter_process(&self) -> Result<Entered, SandboxError> {
         alone()?;
+        in_one_arena()?;
         violation::say_what_was_called()?;
         no_core()?;
         let mut layers = Vec::new();
@@ -203,6 +218,15 @@ fn alone() -> Result<(), SandboxError> {
     let threads = std::fs::read_dir("/proc/self/task");
     let threads = threads.map_err(call("count the threads of this process in /proc/self/task"))?.count();
     if threads == 1 { Ok(()) } else { Err(SandboxError::NotAlone(threads)) }
+}
+
+/// Checks that all threads will allocate from one arena. A C library that does not tell the number of its arenas has
+/// none per thread.
+fn in_one_arena() -> Result<(), SandboxError> {
+    match arenas() {
+        Some(count) if count > 1 => Err(SandboxError::Arenas(count)),
+        _ => Ok(()),
+    }
 }
 
 /// Prevents the guest's memory from landing in a file on the host, whatever ends the process.

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::ptr::{null, null_mut};
 
-use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind};
+use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind, before_first_thread};
 
 /// Environment variable of a child: its attempt and the kind of its thread, as `NAME KIND`.
 const ATTEMPT: &str = "WIDELEAF_SANDBOX_ATTEMPT";
@@ -188,8 +188,34 @@ fn config() -> SandboxConfig {
 /// Value of [`ATTEMPT`] for a child that only prints its remaining rights.
 const KEPT: &str = "kept";
 
+/// Values of [`ATTEMPT`] for a child in which a thread has allocated memory and ended, with and without preparation.
+const PREPARED: &str = "prepared";
+const UNPREPARED: &str = "unprepared";
+
+/// The child with an earlier thread: enters the sandbox, and frees much memory in the kind of thread that may open no
+/// file.
+fn after_an_earlier_thread(is_prepared: bool) {
+    if is_prepared {
+        before_first_thread();
+    }
+    assert_eq!(std::thread::spawn(|| vec![1_u8; 64]).join().unwrap().len(), 64);
+    let sandbox = Sandbox::plan(config()).unwrap();
+    if let Err(refused) = sandbox.enter_process() {
+        return println!("{refused}");
+    }
+    let later = || {
+        sandbox.enter_thread(ThreadKind::Io).unwrap();
+        let answer = if free_much_memory() { SUCCEEDED } else { REFUSED };
+        std::io::stdout().write_all(answer.as_bytes()).unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(later).join().unwrap());
+}
+
 /// The child: enters the sandbox, and makes the attempt.
 fn child(said: &str) {
+    if let PREPARED | UNPREPARED = said {
+        return after_an_earlier_thread(said == PREPARED);
+    }
     if said == KEPT {
         let sandbox = Sandbox::plan(SandboxConfig { keeps_ptrace: true, ..config() }).unwrap();
         let entered = sandbox.enter_process().unwrap();
@@ -264,6 +290,19 @@ fn a_process_with_a_second_thread_does_not_enter() {
     assert!(other.join().unwrap().is_err());
 }
 
+/// Result of a child with an earlier thread that allocated memory: the words of the refusal, or that it entered.
+fn earlier_thread(is_prepared: bool) -> (Option<i32>, String, String) {
+    run_child(if is_prepared { PREPARED } else { UNPREPARED })
+}
+
+/// An arena outlives its thread. A thread that took it over would open a file to shrink it, and die by its filter.
+fn a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none() {
+    let (signal, out, err) = earlier_thread(false);
+    assert_eq!((signal, err.as_str()), (None, ""));
+    assert!(out.starts_with("an earlier thread left an arena of the allocator, one of 2: call sandbox::"), "{out}");
+    assert_eq!(earlier_thread(true), (None, SUCCEEDED.to_owned(), String::new()), "as a device's thread");
+}
+
 fn a_capability_that_is_kept_is_named_with_its_reason() {
     if !nix::unistd::geteuid().is_root() {
         return println!("skipped: only root has a capability to keep: run the test as root");
@@ -280,6 +319,10 @@ type Claim = (&'static str, fn());
 const CLAIMS: &[Claim] = &[
     ("each_kind_of_thread_is_stopped", each_kind_of_thread_is_stopped),
     ("without_a_sandbox_the_same_things_are_not_stopped", without_a_sandbox_the_same_things_are_not_stopped),
+    (
+        "a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none",
+        a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none,
+    ),
     ("a_capability_that_is_kept_is_named_with_its_reason", a_capability_that_is_kept_is_named_with_its_reason),
     ("a_process_with_a_second_thread_does_not_enter", a_process_with_a_second_thread_does_not_enter),
 ];

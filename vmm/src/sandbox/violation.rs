@@ -14,7 +14,7 @@
 )]
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use vmm_sys_util::signal::register_signal_handler;
 
@@ -83,6 +83,9 @@ const NAMES: &[(libc::c_long, &str)] = &[
     (libc::SYS_vfork, "vfork"),
 ];
 
+/// Longest end of a path in the line.
+const PATH_SHOWN_MAX: usize = 60;
+
 /// Installs the handler of the signal.
 pub(super) fn say_what_was_called() -> Result<(), SandboxError> {
     // All other signals wait while the handler runs: nothing comes between the line and the end.
@@ -105,7 +108,7 @@ struct SigsysInfo {
     _arch: u32,
 }
 
-extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives a handler that is set with SA_SIGINFO a valid siginfo_t, which for SIGSYS has this
     // shape and is larger; no other code refers to it.
     let number = unsafe { (*info.cast::<SigsysInfo>()).number };
@@ -118,6 +121,14 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut libc::siginfo_t, _: *mut c_
     line.add(if name.is_some() { " (" } else { "" });
     line.add_number(number.unsigned_abs());
     line.add(if name.is_some() { ")" } else { "" });
+    if libc::c_long::from(number) == libc::SYS_openat {
+        line.add(" of ");
+        // SAFETY: the kernel gives the handler the thread's registers, which no other code refers to.
+        let path = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RSI as usize] };
+        // SAFETY: the second argument of openat(2) is the address of a path that ends with a zero byte. A thread that
+        // gives another address dies of reading it, without the line.
+        line.add_path(unsafe { CStr::from_ptr(path as *const c_char) });
+    }
     line.add(" that its filter forbids; report it if the guest is trusted; --no-sandbox runs it unrestricted\n");
     if takes_a_line(libc::STDERR_FILENO) {
         // SAFETY: the bytes are on this stack and as many as said. What is written, and whether, makes no difference
@@ -142,13 +153,13 @@ fn takes_a_line(file: c_int) -> bool {
 
 /// A line of bounded length, on the stack. Bytes that do not fit are cut off.
 struct Line {
-    bytes: [u8; 256],
+    bytes: [u8; 320],
     length: usize,
 }
 
 impl Default for Line {
     fn default() -> Line {
-        Line { bytes: [0; 256], length: 0 }
+        Line { bytes: [0; 320], length: 0 }
     }
 }
 
@@ -157,6 +168,17 @@ impl Line {
         for (place, byte) in self.bytes[self.length..].iter_mut().zip(text.bytes()) {
             *place = byte;
             self.length += 1;
+        }
+    }
+
+    /// The last bytes of a path, with a `?` for each that is not a printable character of ASCII.
+    fn add_path(&mut self, path: &CStr) {
+        let bytes = path.to_bytes();
+        let shown = &bytes[bytes.len().saturating_sub(PATH_SHOWN_MAX)..];
+        self.add(if shown.len() < bytes.len() { "..." } else { "" });
+        for byte in shown {
+            let printable = if byte.is_ascii_graphic() { *byte } else { b'?' };
+            self.add(std::str::from_utf8(&[printable]).unwrap_or_default());
         }
     }
 
