@@ -9,7 +9,7 @@ use serde_json::Value;
 use wideleaf_testing::programs::built;
 use wideleaf_testing::{Need, is_there, lab_guest, lab_images, lab_kernel, prepare_images, prepare_lab};
 
-const LAB_SECONDS: &str = "1500";
+const LAB_SECONDS: &str = "900";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The handler may interrupt the thread anywhere, so it only does what is safe there (signal-safety(7)): arithmetic
-//! on its own stack and one `write(2)`. An attacker that has taken over the thread and blocks the signal also dies
-//! by it, without the line (signal(7): a blocked signal that the kernel forces is not held back).
+//! on its own stack, reading the path of an `openat`, and one `write(2)`. An attacker that has taken over the thread
+//! and blocks the signal also dies by it, without the line (signal(7): a blocked signal that the kernel forces is not
+//! held back).
 #![expect(
     unsafe_code,
     reason = "a signal handler receives a pointer, writes without the library, and calls the kernel by number"
@@ -197,6 +198,8 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
 
     fn line(number: u32) -> String {
@@ -209,6 +212,19 @@ mod tests {
     #[test]
     fn a_number_is_written_with_all_its_digits() {
         assert_eq!([line(0), line(59), line(u32::MAX)], ["call 0", "call 59", "call 4294967295"]);
+    }
+
+    #[test]
+    fn a_path_is_shown_by_its_end_and_only_as_printable_characters() {
+        let shown = |path: &CStr| {
+            let mut line = Line::default();
+            line.add_path(path);
+            String::from_utf8(line.bytes[..line.length].to_vec()).unwrap()
+        };
+        assert_eq!(shown(c"/proc/sys/vm/overcommit_memory"), "/proc/sys/vm/overcommit_memory");
+        assert_eq!(shown(c"/a b\x1b[2J\xff"), "/a?b?[2J?");
+        let long = CString::new(format!("/{}/end", "x".repeat(200))).unwrap();
+        assert_eq!(shown(&long), format!("...{}/end", "x".repeat(PATH_SHOWN_MAX - 4)));
     }
 
     #[test]

@@ -23,8 +23,10 @@ pub fn arenas() -> Option<usize> {
     if stream.is_null() {
         return None;
     }
-    // SAFETY: the stream is open, and closed once. Closing it completes the text.
-    let is_told = unsafe { [libc::malloc_info(0, stream), libc::fclose(stream)] } == [0, 0];
+    // SAFETY: the stream is open.
+    let told = unsafe { libc::malloc_info(0, stream) };
+    // SAFETY: nothing uses the stream after this, which completes the text.
+    let closed = unsafe { libc::fclose(stream) };
     if text.is_null() {
         return None;
     }
@@ -32,5 +34,5 @@ pub fn arenas() -> Option<usize> {
     let arenas = unsafe { CStr::from_ptr(text) }.to_str().ok().map(|text| text.matches("<heap nr=").count());
     // SAFETY: the text is the caller's to free, and nothing refers to it any more.
     unsafe { libc::free(text.cast()) };
-    arenas.filter(|_| is_told)
+    arenas.filter(|_| [told, closed] == [0, 0])
 }
