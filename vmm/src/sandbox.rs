@@ -164,7 +164,7 @@ impl Sandbox {
         if let Some(user) = &config.user {
             user::check(user)?;
         }
-        before_first_thread();
+        use_one_arena();
         let filters = Filters::compile(&config)?;
         let files = Files::open(&config);
         Ok(Sandbox { config, filters, files })

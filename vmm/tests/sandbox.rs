@@ -192,23 +192,16 @@ const KEPT: &str = "kept";
 const PREPARED: &str = "prepared";
 const UNPREPARED: &str = "unprepared";
 
-/// The child with an earlier thread: enters the sandbox, and frees much memory in the kind of thread that may open no
-/// file.
+/// The child with an earlier thread: a prepared one then frees much memory in the kind of thread that may open no file.
 fn after_an_earlier_thread(is_prepared: bool) {
     if is_prepared {
         before_first_thread();
     }
     assert_eq!(std::thread::spawn(|| vec![1_u8; 64]).join().unwrap().len(), 64);
-    let sandbox = Sandbox::plan(config()).unwrap();
-    if let Err(refused) = sandbox.enter_process() {
-        return println!("{refused}");
+    if is_prepared {
+        return child("free_much_memory Io");
     }
-    let later = || {
-        sandbox.enter_thread(ThreadKind::Io).unwrap();
-        let answer = if free_much_memory() { SUCCEEDED } else { REFUSED };
-        std::io::stdout().write_all(answer.as_bytes()).unwrap();
-    };
-    std::thread::scope(|scope| scope.spawn(later).join().unwrap());
+    println!("{}", Sandbox::plan(config()).unwrap().enter_process().unwrap_err());
 }
 
 /// The child: enters the sandbox, and makes the attempt.
@@ -290,17 +283,12 @@ fn a_process_with_a_second_thread_does_not_enter() {
     assert!(other.join().unwrap().is_err());
 }
 
-/// Result of a child with an earlier thread that allocated memory: the words of the refusal, or that it entered.
-fn earlier_thread(is_prepared: bool) -> (Option<i32>, String, String) {
-    run_child(if is_prepared { PREPARED } else { UNPREPARED })
-}
-
 /// An arena outlives its thread. A thread that took it over would open a file to shrink it, and die by its filter.
 fn a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none() {
-    let (signal, out, err) = earlier_thread(false);
+    let (signal, out, err) = run_child(UNPREPARED);
     assert_eq!((signal, err.as_str()), (None, ""));
     assert!(out.starts_with("an earlier thread left an arena of the allocator, one of 2: call sandbox::"), "{out}");
-    assert_eq!(earlier_thread(true), (None, SUCCEEDED.to_owned(), String::new()), "as a device's thread");
+    assert_eq!(run_child(PREPARED), (None, SUCCEEDED.to_owned(), String::new()), "as a device's thread");
 }
 
 fn a_capability_that_is_kept_is_named_with_its_reason() {
