@@ -38,7 +38,7 @@ use wideleaf_memory::detached::WindowMover;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, GpaRange, OutcomeResult, PageSize};
+use wideleaf_policies::{Bytes, GpaRange, OutcomeResult, PageSize, Skip};
 
 /// RAM beyond the hot set.
 const BESIDE_HOT: Bytes = mib(64);
@@ -146,7 +146,10 @@ impl HotGuest {
             for range in self.guest.ram().ranges().iter().filter_map(|range| range.part(self.hot)) {
                 for window in range.gpa.windows() {
                     let split = split_window(&host, BackingKind::Anon, range, window);
-                    assert_eq!(split.result, OutcomeResult::Done, "{window:?}");
+                    // The hot set counts as large with 1 % of it on base pages.
+                    let is_small =
+                        matches!(split.result, OutcomeResult::Done | OutcomeResult::Skipped(Skip::AlreadyDone));
+                    assert!(is_small, "{window:?}: {:?}", split.result);
                 }
             }
         });
