@@ -1,7 +1,7 @@
 //! The machines that the simulator knows, one file each. To add one, add a file and an entry of the list.
 //!
 //! Counts of TLB entries come from CPUID dumps and are mostly reliable. Page-walk caches and replacement are hardly
-//! documented, and mostly unreliable. `Confidence` marks this number by number. `tests/it/walk_machines.rs` compares
+//! documented, and mostly unreliable. `Confidence` marks this number by number. `tests/hermetic/walk_machines.rs` compares
 //! the entries with `tests/data/tlb_geometry.csv`.
 
 use super::machine::{

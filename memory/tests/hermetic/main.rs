@@ -1,0 +1,5 @@
+//! The manager and the window mover on a fake host, which can fail at every call.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod manager_on_the_fake_host;
+mod moving_on_the_fake_mover;
