@@ -1,8 +1,8 @@
 //! The machines that the simulator knows, one file each. To add one, add a file and an entry of the list.
 //!
 //! Counts of TLB entries come from CPUID dumps and are mostly reliable. Page-walk caches and replacement are hardly
-//! documented, and mostly unreliable. `Confidence` marks this number by number. `tests/hermetic/walk_machines.rs` compares
-//! the entries with `tests/data/tlb_geometry.csv`.
+//! documented, and mostly unreliable. `Confidence` marks this number by number. `tests/hermetic/walk_machines.rs`
+//! compares the entries with `tests/data/tlb_geometry.csv`.
 
 use super::machine::{
     Array, CacheLevel, Fill, Known, Machine, Number, Replacement, TlbArray, TlbLevel, WalkCache, high, low, medium,
