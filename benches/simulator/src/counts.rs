@@ -73,8 +73,11 @@ pub struct Counts {
     pub host_of_data: References,
     /// Data lines of loads and stores, by the level that served them.
     pub data: Served,
-    /// Cycles of all references of walks, one after another: walks do not overlap with other work.
+    /// Cycles of walks: all their references, one after another, and
+    /// [`Machine::walk_cycles`](super::machine::Machine::walk_cycles). Walks do not overlap with other work.
     pub cycles_of_walks: u64,
+    /// Cycles of the references to the host's tables among them.
+    pub cycles_of_host: u64,
     /// Cycles of hits in the second level of a TLB.
     pub cycles_of_tlb: u64,
     /// Number of times that all entries of the TLBs and walk caches were dropped, by
@@ -91,6 +94,7 @@ impl Counts {
         *at(&mut self.host_of_data.read) += host_of_data;
         *at(&mut self.data) += data;
         self.cycles_of_walks += cycles * (guest + host_of_tables + host_of_data);
+        self.cycles_of_host += cycles * (host_of_tables + host_of_data);
     }
 
     /// Number of walks of loads, stores and fetches.
@@ -111,6 +115,11 @@ impl Counts {
     /// Number of entries that walks read, in all dimensions.
     pub fn references(&self) -> u64 {
         self.guest.read.total() + self.host_of_tables.read.total() + self.host_of_data.read.total()
+    }
+
+    /// Share of the host's tables in the cycles of walks; 0 without walks.
+    pub fn share_of_host(&self) -> f64 {
+        self.cycles_of_host as f64 / self.cycles_of_walks.max(1) as f64
     }
 
     /// Number of entries that walks read and that missed cache `level` (1 to 3).

@@ -184,6 +184,9 @@ pub struct Machine {
     pub caches: &'static [CacheLevel],
     /// First cache that walks read: 1 or 2.
     pub walks_read_from: Number,
+    /// Cycles that a walk keeps its handler busy besides its reads: from the miss to the first read, and from the
+    /// last read to the entry in the TLB.
+    pub walk_cycles: Number,
     /// Cycles from load to use if no cache has the line.
     pub memory_cycles: Number,
     /// Number of paging levels that it can walk.

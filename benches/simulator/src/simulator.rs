@@ -98,7 +98,7 @@ impl Simulator {
             second_is_shared: machine.second_level_is_shared.value,
             lines: options.lines,
             block: Block::new(),
-            walker: Walker::new(machine, is_halved, options.seed + 256),
+            walker: Walker::new(machine, options, options.seed + 256),
             caches: Caches::new(machine, space.end() >> 6, options, options.seed + 512),
             space,
             counts: Counts::default(),

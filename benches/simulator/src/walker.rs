@@ -18,6 +18,7 @@ use super::caches::{Caches, OF_AN_ACCESS, Purpose, Reference};
 use super::counts::{Counts, References};
 use super::machine::{Machine, WalkCache};
 use super::sets::{FewWays, Found, Sets};
+use super::simulator::{Lines, Options};
 use super::space::{AddressSpace, shift_of_level};
 use super::tlb::{Level, key};
 
@@ -29,16 +30,20 @@ pub(crate) struct Walker {
     /// Whether the guest's walk caches hold host-physical addresses.
     guest_is_combined: bool,
     pub(crate) second_level_holds_pdes: bool,
+    /// Cycles of a walk besides its reads.
+    cycles: u64,
 }
 
 impl Walker {
-    pub(crate) fn new(machine: &Machine, is_halved: bool, seed: u64) -> Walker {
+    pub(crate) fn new(machine: &Machine, options: Options, seed: u64) -> Walker {
+        let is_halved = options.is_core_shared;
         Walker {
             guest: WalkCaches::new(machine.walk_caches, is_halved, seed),
             host: WalkCaches::new(machine.host_walk_caches, is_halved, seed + 16),
             nested_tlb: machine.nested_tlb.map(|array| Sets::new(&array, is_halved, KEYS, seed + 32)),
             guest_is_combined: machine.walk_caches_are_combined.value,
             second_level_holds_pdes: machine.second_level_holds_pdes.value,
+            cycles: if options.lines == Lines::None { 0 } else { machine.walk_cycles.value.into() },
         }
     }
 
@@ -86,6 +91,7 @@ impl Walker {
         let top = u32::from(space.paging().guest_levels);
         let from = if has_pde { PDE_LEVEL - 1 } else { self.guest.first_to_read(address, leaf, top) };
         counts.guest.skipped_by_walk_cache += u64::from(top - from);
+        counts.cycles_of_walks += self.cycles;
         let mut len = 0;
         for level in (leaf..=from).rev() {
             let entry = space.guest_entry(level, address);

@@ -86,6 +86,7 @@ impl MachineInfo {
             numbers.push(fact(format!("L{} cache, cycles", n + 1), &cache.cycles));
         }
         numbers.push(fact("cache level that walks read from".into(), &machine.walks_read_from));
+        numbers.push(fact("a walk besides its reads, cycles".into(), &machine.walk_cycles));
         numbers.push(fact("memory, cycles".into(), &machine.memory_cycles));
         numbers.push(fact("levels of page tables at most".into(), &machine.levels_max));
         numbers.push(fact("threads of a core".into(), &machine.threads));

@@ -92,6 +92,10 @@ pub struct TracedResult {
     pub cycles_of_walks: u64,
     /// Cycles of walks per access.
     pub cycles_of_walks_per_access: f64,
+    /// Cycles of walks that read the host's tables.
+    pub cycles_of_host_walks: u64,
+    /// Share of the host's tables in the cycles of walks, 0 to 1.
+    pub host_share_of_walk_cycles: f64,
     /// Cycles of hits in the second level of the TLB.
     pub cycles_of_tlb: u64,
     /// Number of times that all translations were dropped because a page had changed.
@@ -212,6 +216,8 @@ impl TracedResult {
             references_by_dimension: dimensions.map(|(name, references)| (name, references.read.total())).into(),
             cycles_of_walks: counts.cycles_of_walks,
             cycles_of_walks_per_access: per(counts.cycles_of_walks, counts.accesses),
+            cycles_of_host_walks: counts.cycles_of_host,
+            host_share_of_walk_cycles: counts.share_of_host(),
             cycles_of_tlb: counts.cycles_of_tlb,
             flushes: counts.flushes,
             policy,
@@ -291,6 +297,7 @@ impl TracedReport {
             });
         }
         row("walk cycles per access", &|result| format!("{:.3}", result.cycles_of_walks_per_access));
+        row("  share of the host's tables", &|result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));
         if self.results.iter().any(|result| result.policy.is_some()) {
             let mut of_policy = |name: &str, value: &dyn Fn(&PolicySide) -> String| {
                 row(name, &|result| result.policy.as_ref().map_or("-".to_owned(), value));

@@ -32,6 +32,7 @@ pub(super) const A64FX: Machine = Machine {
         cache(unverified(8192, MANUAL), unverified(16, MANUAL), FILLED_BY_MISSES, unverified(40, MANUAL)),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: unverified(286, REMEMBERED),
     levels_max: high(5, "4 in hardware at the 4 KiB granule; 5 are simulated for comparison"),
     threads: high(1, "a core of the A64FX has one"),

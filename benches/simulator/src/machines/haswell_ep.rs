@@ -48,6 +48,7 @@ pub(super) const HASWELL_EP: Machine = Machine {
         ),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(230, REMEMBERED),
     levels_max: high(5, "4 in hardware (SDM vol. 3, 4.5); 5 are simulated for comparison"),
     threads: high(2, CPUID),

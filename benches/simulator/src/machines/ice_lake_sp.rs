@@ -60,6 +60,7 @@ pub(super) const ICE_LAKE_SP: Machine = Machine {
         ),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(230, REMEMBERED),
     levels_max: high(5, "LA57: SDM vol. 3, 4.5"),
     threads: high(2, CPUID),

@@ -48,6 +48,7 @@ pub(super) const K8: Machine = Machine {
         },
     ],
     walks_read_from: medium(2, EVENTS),
+    walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: low(
         124,
         "GUPS with superpages, 2^27: 56.8 ns an update at 2.2 GHz, which is nearly one miss of a data line",

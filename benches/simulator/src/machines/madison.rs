@@ -30,6 +30,7 @@ pub(super) const MADISON: Machine = Machine {
         cache(medium(3072, SEVEN_CPU), unverified(12, REMEMBERED), FILLED_BY_MISSES, medium(16, SEVEN_CPU)),
     ],
     walks_read_from: medium(2, SEVEN_CPU),
+    walk_cycles: medium(15, "7-cpu.com: a miss that the VHPT walker serves costs 15 cycles more"),
     memory_cycles: medium(224, "7-cpu.com: L3 + 160 ns at 1.3 GHz"),
     levels_max: high(5, "simulated"),
     threads: high(1, "a core of Madison has one"),

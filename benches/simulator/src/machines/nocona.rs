@@ -28,6 +28,7 @@ pub(super) const NOCONA: Machine = Machine {
         cache(unverified(1024, REMEMBERED), unverified(8, REMEMBERED), FILLED_BY_MISSES, unverified(28, REMEMBERED)),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(330, REMEMBERED),
     levels_max: high(5, "4 in hardware (SDM vol. 3, 4.5); 5 are simulated for comparison"),
     threads: high(2, CPUID),

@@ -40,6 +40,7 @@ pub(super) const WOODCREST: Machine = Machine {
         cache(unverified(4096, REMEMBERED), unverified(16, REMEMBERED), FILLED_BY_MISSES, unverified(14, REMEMBERED)),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(300, REMEMBERED),
     levels_max: high(5, "4 in hardware (SDM vol. 3, 4.5); 5 are simulated for comparison"),
     threads: high(1, CPUID),

@@ -33,6 +33,7 @@ pub(super) const YONAH: Machine = Machine {
         cache(unverified(2048, REMEMBERED), unverified(8, REMEMBERED), FILLED_BY_MISSES, unverified(14, REMEMBERED)),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(184, REMEMBERED),
     levels_max: high(5, "3 in hardware (PAE, SDM vol. 3, 4.4); 4 and 5 are simulated for comparison"),
     threads: high(1, CPUID),

@@ -51,6 +51,7 @@ pub(super) const ZEN2: Machine = Machine {
         ),
     ],
     walks_read_from: super::WALKS_READ_L1,
+    walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: unverified(300, REMEMBERED),
     levels_max: high(5, "4 in hardware; 5 are simulated for comparison"),
     threads: high(2, CPUID),
