@@ -16,7 +16,7 @@ use self::queue::Queue;
 pub(crate) use self::queue::{OF_AN_ACCESS, Purpose, Reference};
 use super::counts::Counts;
 use super::machine::{Fill, Machine};
-use super::sets::{Found, Sets, by_shape};
+use super::sets::{Found, Sets, Shape, by_shape};
 use super::simulator::{Lines, Options};
 
 mod queue;
@@ -38,6 +38,8 @@ struct Level {
     takes_victims: bool,
     /// Whether this level's evicted lines go to the next level.
     gives_victims: bool,
+    /// Whether each line that comes into this level brings the other one of its pair with it.
+    completes_pairs: bool,
     /// Path of walks to this level: they begin at the first level that they read.
     walks: Walks,
 }
@@ -55,11 +57,12 @@ impl Caches {
         assert!(machine.caches.len() <= LEVELS_MAX, "{} has {} caches", machine.name, machine.caches.len());
         let (last, is_shared) = (machine.caches.len() - 1, options.is_core_shared);
         let takes_victims = |n: usize| machine.caches.get(n).is_some_and(|cache| cache.fill.value == Fill::Victims);
-        let levels = (machine.caches.iter().enumerate())
+        let levels: Vec<Level> = (machine.caches.iter().enumerate())
             .map(|(n, cache)| Level {
                 sets: Sets::new(&cache.array, is_shared && (n < last || last == 0), lines, seed + n as u64),
                 takes_victims: takes_victims(n),
                 gives_victims: takes_victims(n + 1),
+                completes_pairs: n == 1 && machine.second_cache_completes_pairs.value,
                 walks: match (n + 1).cmp(&(machine.walks_read_from.value as usize)) {
                     core::cmp::Ordering::Less => Walks::PassBy,
                     core::cmp::Ordering::Equal => Walks::BeginHere,
@@ -67,6 +70,12 @@ impl Caches {
                 },
             })
             .collect();
+        let is_simple = |level: &Level| !level.takes_victims && level.sets.shape() != Shape::Other;
+        assert!(
+            levels.iter().all(|level| !level.completes_pairs || is_simple(level)),
+            "{}: a cache that completes pairs is filled by misses and has LRU replacement",
+            machine.name
+        );
         let mut cycles = [u64::from(machine.memory_cycles.value); LEVELS_MAX + 1];
         for (cycles, cache) in cycles.iter_mut().zip(machine.caches) {
             *cycles = u64::from(cache.cycles.value);
@@ -111,9 +120,10 @@ impl Level {
         if self.takes_victims && !is_first || self.walks == Walks::PassBy {
             return self.sift_one_by_one(queue, is_first);
         }
-        by_shape!(self.sets, sets => match self.gives_victims {
-            false => queue.keep_missing(&mut sets, is_first),
-            true => queue.keep_missing_with_victims(&mut sets),
+        by_shape!(self.sets, sets => match (self.completes_pairs, self.gives_victims) {
+            (true, gives_victims) => queue.keep_missing_with_pairs(&mut sets, gives_victims),
+            (false, false) => queue.keep_missing(&mut sets, is_first),
+            (false, true) => queue.keep_missing_with_victims(&mut sets),
         }, _ => self.sift_one_by_one(queue, is_first))
     }
 

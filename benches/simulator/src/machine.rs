@@ -182,6 +182,8 @@ pub struct Machine {
     pub nested_tlb: Option<Array>,
     /// Caches of lines, first level first. At most three.
     pub caches: &'static [CacheLevel],
+    /// Whether a line that comes into the second cache brings the other line of its 128 aligned bytes with it.
+    pub second_cache_completes_pairs: Known<bool>,
     /// First cache that walks read: 1 or 2.
     pub walks_read_from: Number,
     /// Cycles that a walk keeps its handler busy besides its reads: from the miss to the first read, and from the

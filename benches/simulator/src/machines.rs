@@ -148,4 +148,13 @@ const INTEL_WALK_CYCLES: Number = low(
 /// Cycles of reads alone.
 const NO_WALK_CYCLES: Number = unverified(0, "no measurement was found: only the reads are counted");
 
+/// It can be switched off (MSR 1A4h, bit 1), which firmware by default does not do.
+const SPATIAL_PREFETCHER: Known<bool> = medium(
+    true,
+    "Intel's optimisation manual, from Sandy Bridge on: the spatial prefetcher completes every line fetched to the L2 \
+     to an aligned pair",
+);
+
+const NO_PAIRS_KNOWN: Known<bool> = unverified(false, "no document was found that names such a prefetcher");
+
 const L1_FILL: Known<Fill> = high(Fill::OnMiss, "as every first level");

@@ -5,7 +5,7 @@ use wideleaf::output::Output;
 use wideleaf::table::prose_table;
 use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
-use wideleaf_simulator::machine::{Array, Confidence, Number, TlbLevel};
+use wideleaf_simulator::machine::{Array, Confidence, Known, Number, TlbLevel};
 use wideleaf_simulator::{Machine, machines};
 
 /// List of all machines.
@@ -84,6 +84,11 @@ impl MachineInfo {
         for (n, cache) in machine.caches.iter().enumerate() {
             numbers.push(array(format!("L{} cache, lines of 64 bytes", n + 1), &cache.array));
             numbers.push(fact(format!("L{} cache, cycles", n + 1), &cache.cycles));
+        }
+        if machine.second_cache_completes_pairs.value {
+            let Known { confidence, source, .. } = machine.second_cache_completes_pairs;
+            let what = "L2 cache, lines that a miss brings".to_owned();
+            numbers.push(Fact { what, value: "2".to_owned(), confidence: confidence.name(), source });
         }
         numbers.push(fact("cache level that walks read from".into(), &machine.walks_read_from));
         numbers.push(fact("a walk besides its reads, cycles".into(), &machine.walk_cycles));

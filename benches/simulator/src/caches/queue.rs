@@ -15,8 +15,8 @@ use crate::simulator::block;
 /// data are one.
 pub(crate) const OF_AN_ACCESS: usize = 36;
 
-/// Capacity for the references of a block.
-const ROOM: usize = block::ROOM * OF_AN_ACCESS;
+/// Capacity for the references of a block, each with the other line of its pair.
+const ROOM: usize = 2 * block::ROOM * OF_AN_ACCESS;
 
 /// Number of sets that a level prefetches at a time: at most the number of loads that the host CPU can
 /// have in flight.
@@ -40,21 +40,30 @@ impl Purpose {
     pub(crate) const ALL: usize = 4;
 }
 
-/// A line number, above two bits of purpose.
+/// A line number, above a bit that says that it completes a pair, and two bits of purpose.
 #[derive(Clone, Copy)]
 pub(crate) struct Reference(u64);
 
+const LINE_SHIFT: u32 = 3;
+
+const COMPLETES: u64 = 4;
+
 /// Line number that stands for none.
-const NONE: u64 = u64::MAX >> 2;
+const NONE: u64 = u64::MAX >> LINE_SHIFT;
 
 impl Reference {
     #[inline(always)]
     pub(crate) fn to(address: u64, purpose: Purpose) -> Reference {
-        Reference(address >> 6 << 2 | purpose as u64)
+        Reference(address >> 6 << LINE_SHIFT | purpose as u64)
+    }
+
+    /// The other line of its 128 aligned bytes. It is fetched, but not counted.
+    fn other_of_pair(self) -> Reference {
+        Reference((self.0 ^ 1 << LINE_SHIFT) | COMPLETES)
     }
 
     pub(crate) fn line(self) -> u64 {
-        self.0 >> 2
+        self.0 >> LINE_SHIFT
     }
 
     pub(crate) fn purpose(self) -> Purpose {
@@ -67,11 +76,11 @@ impl Reference {
     }
 
     fn as_found(self) -> Reference {
-        Reference(NONE << 2 | self.0 & 3)
+        Reference(NONE << LINE_SHIFT | self.0 & (COMPLETES | 3))
     }
 }
 
-/// Number of references by purpose, 16 bits each.
+/// Number of references by purpose, 16 bits each, without those that complete pairs.
 #[derive(Clone, Copy, Default)]
 struct Tally(u64);
 
@@ -80,7 +89,8 @@ const _: () = assert!(ROOM <= u16::MAX as usize, "a field of the tally holds all
 impl Tally {
     #[inline(always)]
     fn add(&mut self, reference: Reference, is_one: bool) {
-        self.0 += u64::from(is_one) << (16 * (reference.0 & 3));
+        let is_counted = u64::from(is_one) & !(reference.0 / COMPLETES) & 1;
+        self.0 += is_counted << (16 * (reference.0 & 3));
     }
 
     fn by_purpose(self) -> [u64; Purpose::ALL] {
@@ -90,6 +100,8 @@ impl Tally {
 
 pub(crate) struct Queue {
     waiting: Vec<Reference>,
+    /// Room for those that go on, where there may be more of them than came.
+    next: Vec<Reference>,
     /// Number of waiting references.
     len: usize,
     /// Victim of each reference in the level above; `NONE` if it has no victim, or the next level takes no victims.
@@ -98,7 +110,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new() -> Queue {
-        Queue { waiting: vec![Reference(0); ROOM], len: 0, victims: vec![NONE; ROOM] }
+        Queue { waiting: vec![Reference(0); ROOM], next: vec![Reference(0); ROOM], len: 0, victims: vec![NONE; ROOM] }
     }
 
     #[inline]
@@ -163,6 +175,43 @@ impl Queue {
                 kept += usize::from(is_missing);
             }
         }
+        self.len = kept;
+        self.begin()
+    }
+
+    /// Does the same as [`Queue::keep_missing`], and stores the victim of each reference if `gives_victims`. After
+    /// each missing line, the other line of its pair comes into the sets too. If it is missing, it waits behind.
+    #[inline(always)]
+    pub(crate) fn keep_missing_with_pairs<T: Lane, const LANES: usize>(
+        &mut self,
+        sets: &mut LruSets<'_, T, LANES>,
+        gives_victims: bool,
+    ) -> [u64; Purpose::ALL] {
+        let (waiting, next, mut kept) = (&self.waiting[..self.len], &mut self.next[..2 * self.len], 0);
+        let victims = &mut self.victims[..2 * self.len];
+        let mut places = [(0, T::EMPTY); AHEAD];
+        for start in (0..waiting.len()).step_by(AHEAD) {
+            let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
+            for (n, &place) in places[..sought].iter().enumerate() {
+                let reference = waiting[start + n];
+                if gives_victims {
+                    victims[kept] = sets.oldest(place).unwrap_or(NONE);
+                }
+                if !sets.access_at(place, false) {
+                    continue;
+                }
+                next[kept] = reference;
+                kept += 1;
+                let other = reference.other_of_pair();
+                let place = sets.place(other.line());
+                if gives_victims {
+                    victims[kept] = sets.oldest(place).unwrap_or(NONE);
+                }
+                next[kept] = other;
+                kept += usize::from(sets.complete_at(place));
+            }
+        }
+        core::mem::swap(&mut self.waiting, &mut self.next);
         self.len = kept;
         self.begin()
     }

@@ -31,6 +31,7 @@ pub(super) const A64FX: Machine = Machine {
         cache(unverified(64, MANUAL), unverified(4, MANUAL), super::L1_FILL, unverified(5, MANUAL)),
         cache(unverified(8192, MANUAL), unverified(16, MANUAL), FILLED_BY_MISSES, unverified(40, MANUAL)),
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: unverified(286, REMEMBERED),

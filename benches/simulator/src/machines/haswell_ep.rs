@@ -47,6 +47,7 @@ pub(super) const HASWELL_EP: Machine = Machine {
             low(60, REVIEW),
         ),
     ],
+    second_cache_completes_pairs: super::SPATIAL_PREFETCHER,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(230, REMEMBERED),

@@ -47,6 +47,7 @@ pub(super) const K8: Machine = Machine {
             cycles: unverified(13, super::REMEMBERED),
         },
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: medium(2, EVENTS),
     walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: low(

@@ -29,6 +29,7 @@ pub(super) const MADISON: Machine = Machine {
         cache(medium(256, SEVEN_CPU), medium(8, SEVEN_CPU), FILLED_BY_MISSES, medium(6, SEVEN_CPU)),
         cache(medium(3072, SEVEN_CPU), unverified(12, REMEMBERED), FILLED_BY_MISSES, medium(16, SEVEN_CPU)),
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: medium(2, SEVEN_CPU),
     walk_cycles: medium(15, "7-cpu.com: a miss that the VHPT walker serves costs 15 cycles more"),
     memory_cycles: medium(224, "7-cpu.com: L3 + 160 ns at 1.3 GHz"),

@@ -27,6 +27,7 @@ pub(super) const NOCONA: Machine = Machine {
         cache(unverified(16, REMEMBERED), unverified(8, REMEMBERED), super::L1_FILL, unverified(4, REMEMBERED)),
         cache(unverified(1024, REMEMBERED), unverified(8, REMEMBERED), FILLED_BY_MISSES, unverified(28, REMEMBERED)),
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(330, REMEMBERED),

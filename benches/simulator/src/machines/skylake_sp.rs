@@ -58,6 +58,7 @@ pub(super) const SKYLAKE_SP: Machine = Machine {
             unverified(70, REMEMBERED),
         ),
     ],
+    second_cache_completes_pairs: super::SPATIAL_PREFETCHER,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(220, REMEMBERED),

@@ -32,6 +32,7 @@ pub(super) const YONAH: Machine = Machine {
         cache(unverified(32, REMEMBERED), unverified(8, REMEMBERED), super::L1_FILL, unverified(3, REMEMBERED)),
         cache(unverified(2048, REMEMBERED), unverified(8, REMEMBERED), FILLED_BY_MISSES, unverified(14, REMEMBERED)),
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::INTEL_WALK_CYCLES,
     memory_cycles: unverified(184, REMEMBERED),

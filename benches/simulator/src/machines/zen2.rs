@@ -50,6 +50,7 @@ pub(super) const ZEN2: Machine = Machine {
             unverified(39, REMEMBERED),
         ),
     ],
+    second_cache_completes_pairs: super::NO_PAIRS_KNOWN,
     walks_read_from: super::WALKS_READ_L1,
     walk_cycles: super::NO_WALK_CYCLES,
     memory_cycles: unverified(300, REMEMBERED),

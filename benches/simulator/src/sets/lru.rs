@@ -59,6 +59,24 @@ impl<T: Lane, const LANES: usize> LruSets<'_, T, LANES> {
         access(tags, tag, self.last)
     }
 
+    /// Inserts a tag that is missing, and leaves the order as it is otherwise. Returns whether it was missing.
+    #[inline(always)]
+    pub(crate) fn complete_at(&mut self, (set, tag): (u32, T)) -> bool {
+        let tags = &mut self.sets[set as usize];
+        let is_missing = T::found(tags, tag) == 0;
+        if is_missing {
+            T::push(tags, tag, self.last as u32);
+        }
+        is_missing
+    }
+
+    /// The set of a key, and its tag in that set.
+    #[inline(always)]
+    pub(crate) fn place(&self, key: u64) -> (u32, T) {
+        let (set, tag) = self.place.of(key);
+        (set as u32, T::new(tag))
+    }
+
     /// The key that the next insertion into the set evicts.
     #[inline(always)]
     pub(crate) fn oldest(&self, (set, _): (u32, T)) -> Option<u64> {
