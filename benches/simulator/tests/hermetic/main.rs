@@ -6,3 +6,4 @@ mod replay;
 mod walk_cost;
 mod walk_gups;
 mod walk_machines;
+mod walk_nested;

@@ -221,3 +221,39 @@ fn fetches_use_a_second_level_they_share_with_data() {
     let counts = simulator.counts();
     assert_eq!([counts.fetch_tlb_hits, [counts.fetches, counts.walks()]], [[1, 1], [2, 1]]);
 }
+
+/// Loads 64 bytes apart, each once: the second line of a pair is there when it is loaded, and counts once.
+#[test]
+fn the_second_line_of_a_pair_comes_with_the_first() {
+    use wideleaf_simulator::machine::high;
+    use wideleaf_simulator::streams::strided;
+    let with = *machine("skylake-sp").expect("a machine");
+    let without = Machine { second_cache_completes_pairs: high(false, "made for this test"), ..with };
+    let data = |machine: &Machine, stride| {
+        let space = AddressSpace::native(gib(1), PageSize::Huge2M);
+        let mut simulator = Simulator::new(machine, space);
+        simulator.run(strided(gib(1).get(), stride).take(10_000));
+        simulator.counts().data
+    };
+    assert_eq!((data(&with, 64).caches, data(&with, 64).memory), ([0, 5_000, 0], 5_000));
+    assert_eq!((data(&without, 64).caches, data(&without, 64).memory), ([0, 0, 0], 10_000));
+    assert_eq!(data(&with, 128).memory, 10_000);
+}
+
+#[test]
+fn a_walk_costs_its_reads_and_its_start() {
+    use wideleaf_simulator::machine::high;
+    use wideleaf_simulator::streams::gups;
+    let machine = *machine("skylake-sp").expect("a machine");
+    let counts = |cycles| {
+        let machine = Machine { walk_cycles: high(cycles, "made for this test"), ..machine };
+        let space = AddressSpace::nested(gib(1), PageSize::Base4K, PageSize::Base4K, Paging::FOUR_LEVELS);
+        let mut simulator = Simulator::new(&machine, space);
+        simulator.run(gups(1 << 24, 7).take(10_000));
+        simulator.counts().clone()
+    };
+    let (none, ten) = (counts(0), counts(10));
+    assert_eq!(ten.cycles_of_walks, none.cycles_of_walks + 10 * none.walks());
+    assert_eq!(ten.cycles_of_host, none.cycles_of_host);
+    assert!(0 < none.cycles_of_host && none.cycles_of_host < none.cycles_of_walks);
+}
