@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A touch is a load and a store to one word of a table of 64 GiB, at random. The one-dimensional rows are shadow
-//! paging, whose tables the processor walks as it would walk native ones.
+//! paging: the processor walks the shadow tables as it would walk native ones.
 
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{Bytes, gib};
@@ -38,7 +38,7 @@ type Rows = [[Walks; 2]; 2];
 
 const PAGES: [PageSize; 2] = [PageSize::Base4K, PageSize::Huge2M];
 
-/// The rows whose tables are on the node of the thread.
+/// The rows with tables on the node of the thread.
 fn measured() -> Rows {
     let lines = include_str!("../../../data/published/vmitosis_gups.csv").lines().skip(1);
     let rows: Vec<Vec<&str>> = lines.map(|line| line.split(',').collect()).collect();
