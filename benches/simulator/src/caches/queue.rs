@@ -189,7 +189,7 @@ impl Queue {
     ) -> [u64; Purpose::ALL] {
         let (waiting, next, mut kept) = (&self.waiting[..self.len], &mut self.next[..2 * self.len], 0);
         let victims = &mut self.victims[..2 * self.len];
-        let mut places = [(0, T::EMPTY); AHEAD];
+        let (mut places, mut tally) = ([(0, T::EMPTY); AHEAD], Tally::default());
         for start in (0..waiting.len()).step_by(AHEAD) {
             let sought = sets.places(waiting[start..].iter().map(|reference| reference.line()), &mut places);
             for (n, &place) in places[..sought].iter().enumerate() {
@@ -202,6 +202,7 @@ impl Queue {
                 }
                 next[kept] = reference;
                 kept += 1;
+                tally.add(reference, true);
                 let other = reference.other_of_pair();
                 let place = sets.place(other.line());
                 if gives_victims {
@@ -213,7 +214,7 @@ impl Queue {
         }
         core::mem::swap(&mut self.waiting, &mut self.next);
         self.len = kept;
-        self.begin()
+        tally.by_purpose()
     }
 
     /// Keeps the references with a missing line or a victim. `access` gets a reference with its previous victim,
