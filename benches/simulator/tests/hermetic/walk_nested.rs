@@ -17,8 +17,8 @@ use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, machine};
 
 const TABLE: Bytes = gib(64);
 /// Touches that warm the caches: the last one is full after 300,000.
-const WARMING: usize = 600_000;
-const COUNTED: usize = 400_000;
+const WARMING: usize = 400_000;
+const COUNTED: usize = 250_000;
 
 /// Cycles of walks of a touch.
 #[derive(Clone, Copy)]
