@@ -1,5 +1,8 @@
 //! All tests that need KVM, once more in the NPT lab: a Linux host with a real TDP MMU in KVM, emulated by QEMU.
 //! On a machine without KVM they run only here. The lab shows function, never speed.
+//!
+//! Memory that moves under a guest is tested on the newest kernel, which swaps windows. On 6.12 are tests of what that
+//! kernel alone shows, the fallback to collapse, and of what depends on no kernel. `lab/README.md` has the table.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use wideleaf_testing::programs::built;
-use wideleaf_testing::{Need, is_there, lab_guest, lab_images, lab_kernel, prepare_images, prepare_lab};
+use wideleaf_testing::{LabKernel, Need, is_there, lab_images, prepare_images};
 
 const LAB_SECONDS: &str = "900";
 
@@ -21,9 +24,9 @@ fn lab() -> Command {
     lab
 }
 
-/// Whether the NPT lab is available here.
-fn has_lab() -> bool {
-    is_there(Need::Lab, prepare_lab())
+/// Whether the NPT lab with this kernel is available here.
+fn has_lab(kernel: LabKernel) -> bool {
+    is_there(Need::Lab, kernel.prepare())
 }
 
 /// The program itself.
@@ -40,9 +43,9 @@ fn stripped(program: &Path, folder: &Path) -> PathBuf {
 }
 
 /// Runs a command in the NPT lab with these files under `/bin`.
-fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
+fn in_lab(kernel: LabKernel, files: &[(&Path, &str)], command: &str) -> Output {
     let mut lab = lab();
-    lab.args(["npt", "--timeout", LAB_SECONDS]);
+    lab.args(["npt", "--kernel", kernel.name(), "--timeout", LAB_SECONDS]);
     let folder = tempfile::tempdir().unwrap();
     for (file, name) in files {
         let is_ours = ["wideleaf", "test-under-lab"].contains(name);
@@ -54,69 +57,82 @@ fn in_lab(files: &[(&Path, &str)], command: &str) -> Output {
     output
 }
 
-/// Runs the tests of one executable in the lab with `filter` in their names. None of them may skip for lack of KVM,
-/// of a giant page or of DAMON.
-fn tests_pass_in_lab(package: &str, test: &str, filter: &str) {
-    if !has_lab() {
+/// Features of the lab that no test may skip for lack of.
+fn required(kernel: LabKernel) -> &'static str {
+    match kernel {
+        LabKernel::V6_12 => "kvm,hugetlb1g,damon,no_swap",
+        LabKernel::Newest => "kvm,hugetlb,hugetlb1g,damon,uffd_move,uffd_minor,userfaultfd,swap",
+    }
+}
+
+/// Runs the tests of one executable in the lab, those with one of these words in their names. None of them may skip for
+/// lack of what the lab has.
+fn tests_pass_in_lab(kernel: LabKernel, package: &str, test: &str, filters: &[&str]) {
+    if !has_lab(kernel) {
         return;
     }
     let wideleaf = program();
     let executable = built(&["test", "--no-run", "-p", package, "--test", test], true);
-    let command = "WIDELEAF_REQUIRE=kvm,hugetlb1g,damon WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1";
-    let command = format!("{command} {filter}");
-    let output = in_lab(&[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], &command);
-    assert!(output.status.success(), "{test} {filter} in the lab: {}", output.status);
+    let command = format!(
+        "WIDELEAF_REQUIRE={} WIDELEAF_BIN=/bin/wideleaf test-under-lab --test-threads 1 {}",
+        required(kernel),
+        filters.join(" ")
+    );
+    let output = in_lab(kernel, &[(&wideleaf, "wideleaf"), (&executable, "test-under-lab")], &command);
+    assert!(output.status.success(), "{test} {filters:?} in the lab: {}", output.status);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("test result: ok.") && !text.contains(" 0 passed"), "{test} {filter} ran");
+    assert!(text.contains("test result: ok."), "{test} {filters:?} ran");
+    for filter in filters {
+        assert!(text.lines().any(|line| line.starts_with("test ") && line.contains(filter)), "no test is {filter}");
+    }
+    assert!(!text.contains(" 0 passed"), "{test} {filters:?} ran");
 }
 
 #[test]
 fn the_vmm_boots_and_stops_guests_in_the_lab() {
-    tests_pass_in_lab("wideleaf-vmm", "boot_smoke", "");
+    tests_pass_in_lab(LabKernel::V6_12, "wideleaf-vmm", "boot_smoke", &[]);
 }
 
 #[test]
-fn contents_survive_in_the_lab() {
-    tests_pass_in_lab("wideleaf-guest-tests", "it", "contents_survive::");
+fn a_kernel_that_keeps_empty_page_tables_collapses_and_contents_survive_in_the_lab() {
+    let fallback = ["fallback_to_collapse", "memfd_ram_survives_promotion"];
+    tests_pass_in_lab(LabKernel::V6_12, "wideleaf-guest-tests", "it", &fallback);
+}
+
+#[test]
+fn contents_survive_windows_that_are_swapped_sampled_and_split_in_the_lab() {
+    let windows = ["contents_survive::", "moved_windows::", "minor_faults::", "sensed_and_meddled::"];
+    tests_pass_in_lab(LabKernel::Newest, "wideleaf-guest-tests", "it", &windows);
+}
+
+#[test]
+fn contents_survive_reserved_frames_and_giant_pages_that_kvm_maps_as_such_in_the_lab() {
+    let giants = ["reserved_frames::", "giant_swap::", "giants_chosen::"];
+    tests_pass_in_lab(LabKernel::Newest, "wideleaf-guest-tests", "it", &giants);
 }
 
 #[test]
 fn nothing_is_lost_in_the_lab_whatever_fails() {
-    tests_pass_in_lab("wideleaf-guest-tests", "soak", "");
-}
-
-#[test]
-fn contents_survive_giant_pages_that_kvm_maps_as_such_in_the_lab() {
-    tests_pass_in_lab("wideleaf-guest-tests", "it", "giant_swap::");
-}
-
-#[test]
-fn contents_survive_giants_chosen_by_a_policy_in_the_lab() {
-    tests_pass_in_lab("wideleaf-guest-tests", "it", "giants_chosen::");
+    tests_pass_in_lab(LabKernel::Newest, "wideleaf-guest-tests", "soak", &[]);
 }
 
 #[test]
 fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
-    tests_pass_in_lab("wideleaf-memory", "damon", "");
+    tests_pass_in_lab(LabKernel::Newest, "wideleaf-memory", "damon", &[]);
 }
 
 #[test]
-fn guests_that_reset_boot_again_in_the_lab() {
-    tests_pass_in_lab("wideleaf", "it", "restart::");
-}
-
-#[test]
-fn bad_guests_end_with_one_clear_line_in_the_lab() {
-    tests_pass_in_lab("wideleaf", "it", "guest::");
+fn guests_that_reset_boot_again_and_bad_ones_end_with_one_clear_line_in_the_lab() {
+    tests_pass_in_lab(LabKernel::V6_12, "wideleaf", "it", &["restart::", "guest::"]);
 }
 
 /// Runs a script of `linux_guests` with the files that a Linux guest needs, and more files. Returns its output.
-fn script_in_lab(script: &str, more: &[(&Path, &str)]) -> String {
+fn script_in_lab(kernel: LabKernel, script: &str, more: &[(&Path, &str)]) -> String {
     let scripts = root().join("guest-tests/tests/linux_guests");
     let (wideleaf, script, user_space) = (program(), scripts.join(script), scripts.join("user_space.sh"));
-    let (guest, files) = (lab_guest(), [(&*script, "script.sh"), (&*user_space, "user_space.sh")]);
+    let (guest, files) = (kernel.guest(), [(&*script, "script.sh"), (&*user_space, "user_space.sh")]);
     let files = [&[(&*wideleaf, "wideleaf"), (&*guest, "guest")], &files[..], more].concat();
-    let output = in_lab(&files, "sh /bin/script.sh");
+    let output = in_lab(kernel, &files, "sh /bin/script.sh");
     assert!(output.status.success(), "{}", output.status);
     String::from_utf8(output.stdout).unwrap()
 }
@@ -128,10 +144,10 @@ fn said_by_guest(text: &str) -> Vec<&str> {
 
 #[test]
 fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::Newest) {
         return;
     }
-    let text = script_in_lab("boots.sh", &[(&lab_kernel(), "vmlinux")]);
+    let text = script_in_lab(LabKernel::Newest, "boots.sh", &[(&LabKernel::Newest.elf(), "vmlinux")]);
     let boots: Vec<&str> = text.split("boots: ").skip(1).collect();
     let [off, again, panic] = boots[..] else { panic!("three runs") };
     for (boot, lines) in [(off, 5), (again, 5), (panic, 4)] {
@@ -158,10 +174,10 @@ fn linux_guests_boot_to_user_space_on_two_vcpus_and_end_in_every_way_in_the_lab(
 
 #[test]
 fn debians_older_kernel_and_its_memory_tester_boot_as_they_are_packaged_in_the_lab() {
-    if !has_lab() || !is_there(Need::Lab, prepare_images()) {
+    if !has_lab(LabKernel::V6_12) || !is_there(Need::Lab, prepare_images()) {
         return;
     }
-    let text = script_in_lab("images.sh", &[(&lab_images(), "images")]);
+    let text = script_in_lab(LabKernel::V6_12, "images.sh", &[(&lab_images(), "images")]);
     let [linux] = said_by_guest(&text)[..] else { panic!("one line, and no complaint: {:?}", said_by_guest(&text)) };
     assert!(linux.starts_with("Linux 6.1."), "{linux}");
     let number =
@@ -177,10 +193,10 @@ fn debians_older_kernel_and_its_memory_tester_boot_as_they_are_packaged_in_the_l
 
 #[test]
 fn a_linux_guest_switches_itself_off_at_its_power_button_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::V6_12) {
         return;
     }
-    let text = script_in_lab("asked.sh", &[(&lab_kernel(), "vmlinux")]);
+    let text = script_in_lab(LabKernel::V6_12, "asked.sh", &[(&LabKernel::V6_12.elf(), "vmlinux")]);
     assert_eq!(said_by_guest(&text), ["is up", "listens", "was asked, by interrupts: 1"], "and no complaint");
     for line in ["too early: 2", "listens to no power button", "in time: 0", "status 0"] {
         assert!(text.contains(line), "{line}");
@@ -211,12 +227,12 @@ fn compiled(name: &str, folder: &Path) -> PathBuf {
 
 #[test]
 fn linux_uses_its_disks_card_sockets_and_random_bytes_and_finds_its_files_after_a_reset_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::Newest) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let connect = compiled("connect.c", folder.path());
-    let text = script_in_lab("devices.sh", &[(&connect, "connect")]);
+    let text = script_in_lab(LabKernel::Newest, "devices.sh", &[(&connect, "connect")]);
     let said = said_by_guest(&text);
     // Checksum of some bytes by name: from a line of the guest, or from one of the host.
     let guest = |name: &str| said.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
@@ -252,10 +268,10 @@ fn seen(text: &str, state: &str) -> (u64, u64) {
 
 #[test]
 fn memory_that_linux_frees_returns_to_the_host_and_huge_pages_in_use_stay_whole_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::Newest) {
         return;
     }
-    let text = script_in_lab("give_back.sh", &[]);
+    let text = script_in_lab(LabKernel::Newest, "give_back.sh", &[]);
     let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
     let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
     // The file has 64 MiB. Its first and last pages share windows with others, and some of its windows may have
@@ -291,12 +307,12 @@ done
 
 #[test]
 fn a_linux_guest_of_ours_runs_a_kernel_to_its_verified_end_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::V6_12) {
         return;
     }
     let (wideleaf, laboratory) = (program(), built(&["build", "-p", "wideleaf-lab"], false));
-    let files = [(&*wideleaf, "wideleaf"), (&*laboratory, "wideleaf-lab"), (&*lab_kernel(), "vmlinux")];
-    let output = in_lab(&files, BENCH_LINUX);
+    let files = [(&*wideleaf, "wideleaf"), (&*laboratory, "wideleaf-lab"), (&*LabKernel::V6_12.elf(), "vmlinux")];
+    let output = in_lab(LabKernel::V6_12, &files, BENCH_LINUX);
     let text = String::from_utf8(output.stdout).unwrap();
     let (json, rest) = text[text.find("\n{").unwrap()..].split_once("status 0").unwrap();
     let report: Value = serde_json::from_str(json).unwrap();
@@ -308,11 +324,11 @@ fn a_linux_guest_of_ours_runs_a_kernel_to_its_verified_end_in_the_lab() {
 
 #[test]
 fn every_mapping_is_at_its_level_in_the_lab() {
-    if !has_lab() {
+    if !has_lab(LabKernel::Newest) {
         return;
     }
     let wideleaf = program();
-    let output = in_lab(&[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
+    let output = in_lab(LabKernel::Newest, &[(&wideleaf, "wideleaf")], "wideleaf doctor --mappings --format json");
     assert!(output.status.success(), "{}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let mappings = &report["mappings"];

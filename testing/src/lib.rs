@@ -12,6 +12,7 @@ pub mod qemu_guest;
 pub mod scratch;
 pub mod slow_disk;
 pub mod stuck_process;
+pub mod swaps;
 pub mod tiny_guest;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +50,11 @@ pub enum Need {
     UffdMinor,
     /// A userfaultfd that sees the kernel's own faults.
     Userfaultfd,
+    /// A kernel on which a window can be swapped: it moves pages, and frees the empty page table on the way (Linux
+    /// 6.14).
+    Swap,
+    /// A kernel that moves pages and keeps empty page tables, so that promotion falls back to collapse.
+    NoSwap,
 }
 
 impl Need {
@@ -66,6 +72,8 @@ impl Need {
             Need::UffdMove => "uffd_move",
             Need::UffdMinor => "uffd_minor",
             Need::Userfaultfd => "userfaultfd",
+            Need::Swap => "swap",
+            Need::NoSwap => "no_swap",
         }
     }
 }
@@ -95,12 +103,46 @@ pub fn number_from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Prepares the NPT lab, or returns the reason why it is not available here.
-///
-/// # Errors
-/// The reason why it is not available.
-pub fn prepare_lab() -> Result<(), String> {
-    prepare("npt")
+/// Kernels of the labs; `guest-tests/lab/README.md` says which test runs on which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LabKernel {
+    /// Keeps empty page tables: promotion is by collapse.
+    V6_12,
+    /// The newest of the Debian suite: promotion is by swap.
+    Newest,
+}
+
+impl LabKernel {
+    /// Name of the kernel for `lab --kernel`, and of its folder in the cache.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LabKernel::V6_12 => "6.12",
+            LabKernel::Newest => "newest",
+        }
+    }
+
+    fn folder(self) -> PathBuf {
+        lab_cache().join("kernels").join(self.name())
+    }
+
+    /// Path of the kernel, an ELF file, once it is prepared.
+    pub fn elf(self) -> PathBuf {
+        self.folder().join("vmlinux")
+    }
+
+    /// Folder with the files that Linux guests inside the labs boot: `vmlinuz`, this kernel as packaged; the drivers
+    /// of virtio devices, numbered in load order; and `tun.ko`, for their host.
+    pub fn guest(self) -> PathBuf {
+        self.folder().join("guest")
+    }
+
+    /// Prepares the NPT lab with this kernel, or returns the reason why it is not available here.
+    ///
+    /// # Errors
+    /// The reason why it is not available.
+    pub fn prepare(self) -> Result<(), String> {
+        prepare(&["npt", "--kernel", self.name()])
+    }
 }
 
 /// Prepares the images that guests inside the labs boot beside the lab's own kernel, or returns the reason why they
@@ -109,33 +151,26 @@ pub fn prepare_lab() -> Result<(), String> {
 /// # Errors
 /// The reason why they are not available.
 pub fn prepare_images() -> Result<(), String> {
-    prepare("images")
+    prepare(&["images"])
 }
 
-fn prepare(what: &str) -> Result<(), String> {
+fn prepare(what: &[&str]) -> Result<(), String> {
     let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-tests/lab/lab");
-    let prepared = Command::new(lab).args(["prepare", what]).stdin(Stdio::null()).output();
+    let prepared = Command::new(lab).arg("prepare").args(what).stdin(Stdio::null()).output();
     let prepared = prepared.map_err(|error| error.to_string())?;
     let why = String::from_utf8_lossy(&prepared.stderr).trim().to_owned();
     if prepared.status.success() { Ok(()) } else { Err(why) }
 }
 
-/// Path of the labs' Debian kernel, an ELF file, once they are prepared.
-pub fn lab_kernel() -> PathBuf {
-    let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab");
-    std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from).join("kernel/vmlinux")
-}
-
-/// Folder with the files that Linux guests inside the labs boot: `vmlinuz`, that kernel as packaged; the drivers of
-/// virtio devices, numbered in load order; and `tun.ko`, for their host.
-pub fn lab_guest() -> PathBuf {
-    lab_kernel().with_file_name("guest")
-}
-
 /// Folder with other images for guests inside the labs, as packaged by Debian: `vmlinuz-6.1` and
 /// `memtest86+x64.bin`.
 pub fn lab_images() -> PathBuf {
-    lab_kernel().parent().map_or_else(PathBuf::new, Path::to_owned).with_file_name("images")
+    lab_cache().join("images")
+}
+
+fn lab_cache() -> PathBuf {
+    let ours = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab");
+    std::env::var_os("WIDELEAF_LAB_CACHE").map_or_else(ours, PathBuf::from)
 }
 
 /// Whether `/dev/kvm` can be opened for reading and writing.

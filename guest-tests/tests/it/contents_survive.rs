@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use wideleaf_memory::{BackingConfig, BackingKind};
-use wideleaf_policies::policy::{Policy, PolicyInfo, by_name};
+use wideleaf_policies::policy::{Needs, Policy, PolicyInfo, by_name};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmSnapshot};
 use wideleaf_run::engine::execute;
@@ -15,17 +15,24 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_testing::chaos::Chaos;
+use wideleaf_testing::swaps::{can_swap, keeps_page_tables};
 use wideleaf_testing::{has_kvm, number_from_environment};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes all windows at one tick and splits all at the next, until the guest ends.
 struct Shuttle {
     splits_next: bool,
+    /// Whether it asks for accesses. Where pages can be moved for that, windows are swapped instead of collapsed.
+    needs_access: bool,
 }
 
 impl Policy for Shuttle {
     fn name(&self) -> &'static str {
         "shuttle"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: self.needs_access, ..Needs::default() }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
@@ -64,7 +71,14 @@ static SHUTTLE: PolicyInfo = PolicyInfo {
     name: "shuttle",
     summary: "promotes and splits all windows in turn",
     parameters: &[],
-    make: |_| Box::new(Shuttle { splits_next: false }),
+    make: |_| Box::new(Shuttle { splits_next: false, needs_access: false }),
+};
+
+static SAMPLING_SHUTTLE: PolicyInfo = PolicyInfo {
+    name: "sampling_shuttle",
+    summary: "the same, and asks for accesses",
+    make: |_| Box::new(Shuttle { splits_next: false, needs_access: true }),
+    ..SHUTTLE
 };
 
 /// Duration of a guest, in seconds: many times what the manager needs on a quiet machine.
@@ -136,6 +150,41 @@ fn shuttled(kind: BackingKind, vcpus: u8) {
     }
 }
 
+/// Samples, promotes and splits the windows of a guest, and asserts that `mechanism` promoted them and the other one
+/// never did.
+fn shuttled_beside_samples(vcpus: u8, mechanism: &str, other: &str) {
+    let report = run(&SAMPLING_SHUTTLE, BackingKind::Anon, PageSize::Base4K, vcpus);
+    let outcomes = &report.manager.outcomes;
+    println!("{outcomes:?}");
+    assert!(report.manager.unanswered.is_empty(), "{:?}", report.manager.unanswered);
+    let by = |mechanism: &str| count(&report, &format!("{mechanism}.done"));
+    assert!(by(mechanism) >= 8 && by("split") > 0, "{outcomes:?}");
+    assert_eq!(by(other), 0, "{outcomes:?}");
+}
+
+fn swapped(vcpus: u8) {
+    if has_kvm() && can_swap() {
+        shuttled_beside_samples(vcpus, "swap", "collapse");
+    }
+}
+
+#[test]
+fn anonymous_ram_survives_swaps_and_splitting_with_one_vcpu() {
+    swapped(1);
+}
+
+#[test]
+fn anonymous_ram_survives_swaps_and_splitting_with_two_vcpus() {
+    swapped(2);
+}
+
+#[test]
+fn anonymous_ram_survives_the_fallback_to_collapse_and_splitting_with_two_vcpus() {
+    if has_kvm() && keeps_page_tables() {
+        shuttled_beside_samples(2, "collapse", "swap");
+    }
+}
+
 #[test]
 fn anonymous_ram_survives_promotion_with_one_vcpu() {
     promoted(BackingKind::Anon, 1);
@@ -169,6 +218,7 @@ fn anything_anywhere(kind: BackingKind) {
     let promoted = count(&report, "swap.done") + count(&report, "collapse.done");
     let demoted = if kind == BackingKind::Anon { "split.done" } else { "hold_at_4k.done" };
     assert!(promoted > 0 && count(&report, demoted) > 0, "{:?}", report.manager.outcomes);
+    println!("{:?}", report.manager.outcomes);
     for sensor in ["zero_pages", "written", "guest_tables"] {
         assert!(report.manager.sensors[sensor].samples > 0, "{sensor}: {:?}", report.manager.sensors);
     }

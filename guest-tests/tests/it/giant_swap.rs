@@ -11,7 +11,7 @@ use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Gpa, OutcomeResult, PageSize};
 use wideleaf_testing::{GiantPage, has_kvm};
 
-const TIMES: u32 = 4;
+const TIMES: u32 = 5;
 /// Limits for the emulated processors of a lab, which are a hundred times slower than real ones.
 const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
 const GIANT: Gpa = Gpa::new(0);

@@ -12,10 +12,13 @@ use crate::program::new_scratch;
 use serde_json::Value;
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
-use wideleaf_testing::{Need, has_kvm, is_there, lab_kernel, prepare_lab};
+use wideleaf_testing::{LabKernel, Need, has_kvm, is_there};
 
 /// Time limit of a guest. A boot takes some seconds, or a minute if the machine compiles on all cores.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Kernel of the guests.
+const KERNEL: LabKernel = LabKernel::V6_12;
 
 /// Command line for Linux: its console; no check of timer ticks, which may be late if the emulator waits for a
 /// processor; no mitigations on an emulated processor; no wait for entropy.
@@ -23,7 +26,7 @@ const LINUX_WORDS: &str =
     "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on 8250.nr_uarts=1";
 
 fn can_boot() -> bool {
-    is_there(Need::Qemu, prepare_lab())
+    is_there(Need::Qemu, KERNEL.prepare())
 }
 
 /// A Linux guest that has ended, with the log of its console.
@@ -45,7 +48,7 @@ impl Guest {
             .args(["-append", &format!("{LINUX_WORDS} {words}"), "-initrd"])
             .arg(scratch.path("guest.cpio.gz"))
             .arg("-kernel")
-            .arg(lab_kernel())
+            .arg(KERNEL.elf())
             .stdin(Stdio::null())
             .stdout(log)
             .spawn()
@@ -85,7 +88,7 @@ fn linux_prints_its_first_lines_in_our_guest() {
     if !can_boot() || !has_kvm() {
         return;
     }
-    let (scratch, kernel) = (new_scratch(), lab_kernel().into_os_string().into_string().unwrap());
+    let (scratch, kernel) = (new_scratch(), KERNEL.elf().into_os_string().into_string().unwrap());
     let words = "--cmdline=console=ttyS0 earlyprintk=serial,ttyS0,115200";
     let mut guest =
         Running::start(&scratch, &["run", &kernel, words, "--memory=128M", "--policy=never", "--timeout=10m"]);
