@@ -103,6 +103,16 @@ pub fn number_from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
+/// Duration of a guest that runs the kernel `pattern`, as a word of its command line: a number of seconds, by the time
+/// stamp counter. An emulated counter may count instructions, of which a second has too few for the manager's work. In
+/// that case `WIDELEAF_PATTERN_PASSES` sets the number of passes instead.
+pub fn pattern_lasts(seconds: u64) -> String {
+    match number_from_environment("WIDELEAF_PATTERN_PASSES") {
+        Some(passes) => format!("passes={passes}"),
+        None => format!("seconds={seconds}"),
+    }
+}
+
 /// Kernels of the labs; `guest-tests/lab/README.md` says which test runs on which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabKernel {

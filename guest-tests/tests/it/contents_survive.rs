@@ -1,8 +1,5 @@
 //! No guest may lose a byte because the manager moves its memory. A guest that checks and rewrites every word of
 //! its RAM runs while its pages are promoted, its mappings split and recovered, again and again. Needs KVM.
-//!
-//! Each guest works for four seconds by the time stamp counter. An emulated counter may count instructions: a
-//! second then takes minutes. In that case `WIDELEAF_PATTERN_PASSES` sets the number of passes instead.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +13,7 @@ use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
 use wideleaf_testing::chaos::Chaos;
 use wideleaf_testing::swaps::{can_swap, keeps_page_tables};
-use wideleaf_testing::{has_kvm, number_from_environment};
+use wideleaf_testing::{has_kvm, pattern_lasts};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes all windows at one tick and splits all at the next, until the guest ends.
@@ -85,14 +82,10 @@ static SAMPLING_SHUTTLE: PolicyInfo = PolicyInfo {
 const SECONDS: u64 = 10;
 
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
-    let lasts = match number_from_environment("WIDELEAF_PATTERN_PASSES") {
-        Some(passes) => format!("passes={passes}"),
-        None => format!("seconds={SECONDS}"),
-    };
     let spec = RunSpec {
         workload: Workload::Kernel("pattern"),
         is_native: false,
-        cmdline: format!("bytes=16M {lasts}"),
+        cmdline: format!("bytes=16M {}", pattern_lasts(SECONDS)),
         initrd: None,
         devices: DeviceSpec::default(),
         memory: mib(32),

@@ -17,7 +17,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, RamRange}
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{OutcomeResult, PageSize, WindowIndex};
-use wideleaf_testing::{Need, has_kvm, is_there};
+use wideleaf_testing::{Need, has_kvm, is_there, pattern_lasts};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -94,7 +94,7 @@ fn sampled_under_a_pattern(kind: BackingKind) {
     let mut options = VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing);
     options.memory = mib(RAM_MIB);
     options.vcpus = 2;
-    options.cmdline = format!("kernel=pattern bytes={}M seconds=8", PATTERN_WINDOWS * 2);
+    options.cmdline = format!("kernel=pattern bytes={}M {}", PATTERN_WINDOWS * 2, pattern_lasts(8));
     let config = VmConfig::new(options, &HostLimits::none()).unwrap();
     let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
     let host = LinuxHost::open().unwrap();

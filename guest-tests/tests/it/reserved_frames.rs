@@ -12,7 +12,7 @@ use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
 use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
-use wideleaf_testing::{Need, has_kvm, is_there};
+use wideleaf_testing::{Need, has_kvm, is_there, pattern_lasts};
 use wideleaf_vmm::run_loop::OnReset;
 
 /// A policy that reserves frames for a host that is always short.
@@ -52,7 +52,7 @@ fn run(policy: PolicyChoice) -> RunReport {
     let spec = RunSpec {
         workload: Workload::Kernel("pattern"),
         is_native: false,
-        cmdline: "bytes=128M seconds=2".into(),
+        cmdline: format!("bytes=128M {}", pattern_lasts(2)),
         initrd: None,
         devices: DeviceSpec::default(),
         memory: mib(160),

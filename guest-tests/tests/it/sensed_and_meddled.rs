@@ -19,7 +19,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, mib};
 use wideleaf_policies::{GuestMapping, OutcomeResult, PageSize};
 use wideleaf_protocol::{Message, Status, parse};
-use wideleaf_testing::{Need, has_kvm, is_there};
+use wideleaf_testing::{Need, has_kvm, is_there, pattern_lasts};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 /// Time limit of a guest: ten times the need of any guest here on an idle machine.
@@ -107,7 +107,7 @@ fn the_dirty_log_counts_the_guest_s_writes_and_all_slots_are_as_before() {
     if !has_kvm() {
         return;
     }
-    let guest = Guest::start(PageSize::Huge2M, 1, "bytes=8M seconds=2");
+    let guest = Guest::start(PageSize::Huge2M, 1, &format!("bytes=8M {}", pattern_lasts(2)));
     guest.wait_until_it_works();
     let second_level = guest.machine.second_level();
     let mut sensor = WriteSensor::default();
@@ -160,7 +160,7 @@ fn a_guest_loses_nothing_while_its_windows_are_split_collapsed_and_released() {
     }
     for guest_page in [PageSize::Base4K, PageSize::Huge2M] {
         // Before the guest's first store, so that its fill meets the release of pages that are still zero.
-        let guest = Guest::start(guest_page, 2, "bytes=16M seconds=4");
+        let guest = Guest::start(guest_page, 2, &format!("bytes=16M {}", pattern_lasts(8)));
         let host = Arc::new(LinuxHost::open().unwrap());
         let mover = WindowMover::start(host.clone(), guest.machine.ram().clone()).unwrap();
         let mut done = Done::default();
