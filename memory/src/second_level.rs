@@ -10,8 +10,10 @@ use wideleaf_policies::{GpaRange, MappingStats};
 
 mod detect;
 pub mod guard;
+mod paging_mode;
 
 pub use detect::{PagingError, detect_paging, emulates_guest_kernels};
+pub use paging_mode::{ControlRegisters, PagingMode, TableLevels};
 
 /// Kind of tables of the second level on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -116,11 +118,11 @@ pub trait SecondLevel: Send + Sync {
     /// [`SecondLevelError`] if nothing was paused.
     fn resume(&self) -> Result<(), SecondLevelError>;
 
-    /// The page-table root (CR3) of each vCPU, in order. The vCPUs must be paused.
+    /// Paging mode of each vCPU, in order, with the root of its tables. The vCPUs must be paused.
     ///
     /// # Errors
     /// [`SecondLevelError`], also if the VM is not paused.
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError>;
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError>;
 }
 
 /// Why KVM's side did not answer.

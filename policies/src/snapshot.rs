@@ -160,7 +160,7 @@ const _: () = assert!(bucket_of(AccessHistory::TOUCHES_PER_S_MAX) < u8::MAX as u
 /// Page size with which the guest's own tables map a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GuestMapping {
-    /// No sensor has looked.
+    /// No sensor has looked, or only the guest's kernel maps the window, as it maps all memory.
     #[default]
     Unknown,
     /// No entry maps the window.

@@ -19,8 +19,10 @@ mod exit;
 
 use std::sync::{Arc, PoisonError};
 
+use kvm_bindings::kvm_sregs;
 use kvm_ioctls::VcpuExit;
 use vm_memory::{Bytes as _, GuestAddress};
+use wideleaf_memory::second_level::{ControlRegisters, PagingMode};
 use wideleaf_policies::Gpa;
 
 use crate::devices::{Bus, BusEvent};
@@ -118,10 +120,10 @@ impl VcpuThread {
 
     /// Waits until the last pause is undone and no reset is under way; during a reset it restores its vCPU.
     fn paused(&mut self) -> VcpuState {
-        let root = self.root();
+        let paging = self.paging();
         let (index, control) = (self.index(), Arc::clone(&self.control));
         let mut inner = control.lock();
-        inner.vcpus[index] = VcpuRecord { state: VcpuState::Paused, page_table_root: root };
+        inner.vcpus[index] = VcpuRecord { state: VcpuState::Paused, paging };
         control.changed.notify_all();
         loop {
             if matches!(inner.reset, Reset::PuttingBack { .. }) && self.put_back_at != inner.resets {
@@ -135,7 +137,7 @@ impl VcpuThread {
             if next != VcpuState::Paused {
                 // `finished` reports the end, after all work is done.
                 inner.vcpus[index].state = VcpuState::Running;
-                inner.vcpus[index].page_table_root = None;
+                inner.vcpus[index].paging = None;
                 return next;
             }
             inner = control.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
@@ -149,25 +151,29 @@ impl VcpuThread {
         if let Err(error) = fresh.put_back(&self.vcpu) {
             return self.control.stop(GuestExit::NotPutBack { vcpu: self.vcpu.index(), why: error.to_string() });
         }
-        let (root, index) = (self.root(), self.index());
+        let (paging, index) = (self.paging(), self.index());
         let mut inner = self.control.lock();
-        inner.vcpus[index].page_table_root = root;
+        inner.vcpus[index].paging = paging;
         if let Reset::PuttingBack { left } = &mut inner.reset {
             *left -= 1;
         }
         self.control.changed.notify_all();
     }
 
-    fn root(&self) -> Option<u64> {
-        self.vcpu.sregs().ok().map(|sregs| sregs.cr3)
+    fn paging(&self) -> Option<PagingMode> {
+        let of = |sregs: kvm_sregs| {
+            let kvm_sregs { cr0, cr3, cr4, efer, .. } = sregs;
+            PagingMode::of(ControlRegisters { cr0, cr3, cr4, efer })
+        };
+        self.vcpu.sregs().ok().map(of)
     }
 
     /// Finishes the vCPU. The last one flushes the devices; earlier, another vCPU might still be in the middle of a
     /// line. The guard reports the end.
     fn finished(&mut self) {
-        let (root, index) = (self.root(), self.index());
+        let (paging, index) = (self.paging(), self.index());
         let mut inner = self.control.lock();
-        inner.vcpus[index].page_table_root = root;
+        inner.vcpus[index].paging = paging;
         inner.silent += 1;
         let is_last = inner.silent == inner.vcpus.len();
         drop(inner);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes as _, GuestAddress};
-use wideleaf_memory::second_level::{FaultCounters, SecondLevelError};
+use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{gib, mib};
@@ -359,13 +359,14 @@ fn a_paused_guest_stands_still_and_continues_where_it_was() {
     second_level.pause().unwrap();
     eprintln!("pause of 2 vcpus: {:?}", started.elapsed());
     second_level.pause().unwrap();
-    let roots = second_level.page_table_roots().unwrap();
-    assert_eq!(roots.len(), 2);
-    assert_eq!(roots[0], CODE + 0x1000, "the tables follow the image");
+    let modes = second_level.paging_modes().unwrap();
+    assert_eq!(modes.len(), 2);
+    let (root, levels) = (CODE + 0x1000, TableLevels::Four);
+    assert_eq!(modes[0], PagingMode::Long { root, levels }, "the tables follow the image");
     second_level.resume().unwrap();
     assert_eq!(machine.vcpu_states(), [VcpuState::Paused; 2]);
     second_level.resume().unwrap();
-    assert!(matches!(second_level.page_table_roots(), Err(SecondLevelError::WrongState(_))));
+    assert!(matches!(second_level.paging_modes(), Err(SecondLevelError::WrongState(_))));
     assert!(second_level.resume().is_err());
     assert_eq!(machine.stop(), GuestExit::Stopped);
 }

@@ -13,7 +13,7 @@ use wideleaf_memory::actuators::release::release_window;
 use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::detached::{Aside, WindowMover, probe};
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::sensors::guest_tables::{TableLevels, sample};
+use wideleaf_memory::sensors::guest_tables::sample;
 use wideleaf_memory::sensors::written::{WindowWrites, WriteSensor};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, mib};
@@ -94,7 +94,7 @@ fn the_guest_s_tables_show_the_page_size_it_was_started_with() {
         let guest = Guest::start(page, 2, "bytes=8M seconds=60");
         guest.wait_until_it_works();
         let ram = guest.machine.ram();
-        let found = sample(&*guest.machine.second_level(), ram, TableLevels::Four).unwrap();
+        let found = sample(&*guest.machine.second_level(), ram).unwrap();
         assert!(found.is_complete);
         let expected: Vec<_> = ram.ranges()[0].gpa.windows().map(|window| (window, expected)).collect();
         assert_eq!(found.windows, expected, "{page}");

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
-use super::{FaultCounters, Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use super::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::claims::{Claims, PartClaim};
 
 /// A [`SecondLevel`] that touches only the dirty logs that were switched on through it.
@@ -118,8 +118,8 @@ impl SecondLevel for SecondLevelGuard {
         self.inner.resume()
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
-        self.inner.page_table_roots()
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
+        self.inner.paging_modes()
     }
 }
 

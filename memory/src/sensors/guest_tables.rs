@@ -12,6 +12,10 @@
 //! any time. As for the CPU, an entry with reserved bits maps nothing. A table outside RAM is not followed. Each
 //! table is read once per level, so a loop ends, and the number of tables is bounded. Reading an absent table touches
 //! the page, as the guest's own walk would.
+//!
+//! Mappings for user mode count. A kernel maps all memory to itself with large pages, whatever page sizes its programs
+//! use. So a window that only supervisor mappings lead to is unknown: it may be memory of a process that runs on no
+//! vCPU at this moment, and then the roots do not lead to its mapping.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,7 +28,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, GuestMapping, PageSize, WindowInde
 use crate::host::HostError;
 use crate::host::process::ProcessHost;
 use crate::region::{GuestRam, RamRange};
-use crate::second_level::{SecondLevel, SecondLevelError};
+use crate::second_level::{PagingMode, SecondLevel, SecondLevelError, TableLevels};
 
 /// Maximum number of tables read in one walk: 512 MiB of them, enough for 256 GiB in base pages. Reading all takes
 /// well below a second; for a guest with more tables, the answer is marked as incomplete.
@@ -88,15 +92,6 @@ fn has_table(range: GpaRange, at: Gpa) -> bool {
     range.contains(at) && range.end() - at >= TABLE
 }
 
-/// Number of levels of the guest's tables: five if CR4.LA57 is set (SDM vol. 3, 4.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TableLevels {
-    /// Four levels, 48 bits of address.
-    Four,
-    /// Five levels, 57 bits of address.
-    Five,
-}
-
 /// Result of a walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestTables {
@@ -147,7 +142,7 @@ pub enum NoTables {
     TooOld(String),
 }
 
-/// Tables of a guest of this process. `wideleaf_vmm` never offers a guest five levels.
+/// Tables of a guest of this process.
 pub struct OwnTables {
     /// RAM of the guest.
     pub ram: Arc<GuestRam>,
@@ -163,35 +158,51 @@ impl TableSource for OwnTables {
 
     /// Fails for a guest that has ended, or that another part keeps paused for long.
     fn sample(&self) -> Result<Walked, NoTables> {
-        let tables = sample(self.second_level.as_ref(), &self.ram, TableLevels::Four);
-        let walked = |tables| Walked { tables, waits: 1, cpu_elsewhere: Duration::ZERO };
-        tables.map(walked).map_err(|error| NoTables::NotNow(error.to_string()))
+        let tables = sample(self.second_level.as_ref(), &self.ram)?;
+        Ok(Walked { tables, waits: 1, cpu_elsewhere: Duration::ZERO })
     }
 }
 
-/// Walks the tables of every vCPU. The guest is paused while the roots are fetched, and runs during the walk. The
-/// vCPUs must be in 64-bit mode: CR3 does not say so.
+/// Walks the tables of every vCPU. The guest is paused while the roots are fetched, and runs during the walk.
 ///
 /// # Errors
-/// [`SecondLevelError`] if the guest cannot be paused, asked or resumed. It runs again, unless
-/// resuming itself failed.
-pub fn sample(
-    second_level: &dyn SecondLevel,
-    ram: &GuestRam,
-    levels: TableLevels,
-) -> Result<GuestTables, SecondLevelError> {
-    second_level.pause()?;
-    let roots = second_level.page_table_roots();
-    second_level.resume()?;
+/// [`NoTables`] if the guest cannot be paused, asked or resumed, or has no tables of a supported kind. It runs again,
+/// unless resuming itself failed.
+pub fn sample(second_level: &dyn SecondLevel, ram: &GuestRam) -> Result<GuestTables, NoTables> {
+    let not_now = |error: SecondLevelError| NoTables::NotNow(error.to_string());
+    second_level.pause().map_err(not_now)?;
+    let modes = second_level.paging_modes();
+    second_level.resume().map_err(not_now)?;
+    let (levels, roots) = roots(&modes.map_err(not_now)?)?;
     let ranges: Vec<GpaRange> = ram.ranges().iter().map(|range| range.gpa).collect();
-    Ok(walk(ram, &ranges, &roots?, levels, TABLES_MAX))
+    Ok(walk(ram, &ranges, &roots, levels, TABLES_MAX))
+}
+
+/// The roots of the vCPUs with as many levels as the first: CR4.LA57 differs only while vCPUs start.
+///
+/// # Errors
+/// [`NoTables`] if no vCPU is in 64-bit mode with paging.
+pub fn roots(modes: &[PagingMode]) -> Result<(TableLevels, Vec<u64>), NoTables> {
+    let long = |mode: &PagingMode| match *mode {
+        PagingMode::Long { root, levels } => Some((levels, root)),
+        PagingMode::Off | PagingMode::Pae | PagingMode::Legacy => None,
+    };
+    if let Some((levels, _)) = modes.iter().find_map(long) {
+        let roots = modes.iter().filter_map(long).filter(|(of, _)| *of == levels).map(|(_, root)| root).collect();
+        return Ok((levels, roots));
+    }
+    let refused = |what: &str| NoTables::NotThese(format!("the guest uses {what}, which is not supported"));
+    match modes {
+        _ if modes.contains(&PagingMode::Pae) => Err(refused("32-bit mode with PAE (three levels)")),
+        _ if modes.contains(&PagingMode::Legacy) => Err(refused("32-bit mode (two levels)")),
+        _ => Err(NoTables::NotNow("no vCPU that was asked has paging switched on".into())),
+    }
 }
 
 /// Follows `roots` (values of CR3) through `memory` and merges their mappings of `ram`, reading at
 /// most `tables_max` tables.
 ///
-/// Mappings for user mode count first. A window shows its supervisor mappings only if it has no others: a kernel maps
-/// all memory to itself with large pages, which says nothing of how programs use it.
+/// A window without a mapping for user mode is unknown if a supervisor mapping leads to it.
 pub fn walk(
     memory: &dyn TableMemory,
     ram: &[GpaRange],
@@ -263,22 +274,27 @@ impl Entry {
     }
 }
 
-/// Page sizes that a window or a giant is mapped with, one bit each, separate for the two privileges.
+/// Mappings of a window or a giant.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
+    /// Page sizes for user mode, one bit each.
     user: u8,
-    supervisor: u8,
+    /// Whether there is a mapping for the supervisor alone.
+    is_supervisors: bool,
 }
 
 impl Seen {
     fn add(&mut self, size: PageSize, is_user: bool) {
-        let sizes = if is_user { &mut self.user } else { &mut self.supervisor };
-        *sizes |= bit(size);
+        if is_user {
+            self.user |= bit(size);
+        } else {
+            self.is_supervisors = true;
+        }
     }
 
     fn merged(self, other: Seen) -> GuestMapping {
-        let (user, supervisor) = (self.user | other.user, self.supervisor | other.supervisor);
-        match if user != 0 { user } else { supervisor } {
+        match self.user | other.user {
+            0 if self.is_supervisors || other.is_supervisors => GuestMapping::Unknown,
             0 => GuestMapping::Unmapped,
             sizes if sizes == bit(PageSize::Base4K) => GuestMapping::Base4K,
             sizes if sizes == bit(PageSize::Huge2M) => GuestMapping::Huge2M,
@@ -362,6 +378,7 @@ mod tests {
     use crate::testing::fake_second_level::FakeSecondLevel;
     use crate::{BackingConfig, BackingKind};
     use proptest::prelude::*;
+    use std::sync::atomic::Ordering;
     use wideleaf_policies::units::mib;
 
     const LINK: u64 = PRESENT | USER | 2;
@@ -455,14 +472,12 @@ mod tests {
     }
 
     #[test]
-    fn what_user_mode_maps_counts_before_what_the_kernel_maps_to_itself() {
+    fn what_user_mode_maps_counts_and_what_only_the_kernel_maps_is_unknown() {
         let mut ram = chain();
         ram.set(0x4000, 0, LINK);
         ram.set(0x2000, 1, (LINK | LARGE) & !USER);
-        assert_eq!(
-            mappings(&ram.walk(&[0x1000], TableLevels::Four)),
-            [GuestMapping::Base4K, GuestMapping::Giant1G, GuestMapping::Giant1G, GuestMapping::Giant1G]
-        );
+        use GuestMapping::{Base4K, Unknown};
+        assert_eq!(mappings(&ram.walk(&[0x1000], TableLevels::Four)), [Base4K, Unknown, Unknown, Unknown]);
     }
 
     #[test]
@@ -491,17 +506,104 @@ mod tests {
         assert_eq!((found.tables, found.is_complete), (2, false));
     }
 
+    fn mapped_ram(bytes: Bytes) -> (GpaRange, Arc<GuestRam>) {
+        let range = GpaRange::new(Gpa::new(0), bytes).expect("fits");
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("exists");
+        (range, GuestRam::map(&[range], backing).expect("some mebibytes"))
+    }
+
+    fn store(ram: &GuestRam, table: u64, index: u64, entry: u64) {
+        ram.words(ram.ranges()[0])[(table / 8 + index) as usize].store(entry, Ordering::Relaxed);
+    }
+
+    /// A Linux guest with two processes, and memory of 8 MiB that the kernel maps to itself by huge pages.
+    ///
+    /// ```text
+    ///   0x1000  ─▶ 0x2000 ─▶ 0x3000  base pages of window 0, at 0x4000       root of one process
+    ///   0x11000 ─▶ 0x12000 ─▶ 0x13000  window 1 as a huge page               root of the other
+    ///   both    ─▶ 0x6000 ─▶ 0x7000  all windows, for the supervisor alone
+    /// ```
+    fn two_processes() -> (FakeSecondLevel, Arc<GuestRam>) {
+        let (range, ram) = mapped_ram(mib(8));
+        for (root, third, second) in [(0x1000, 0x2000, 0x3000), (0x1_1000, 0x1_2000, 0x1_3000)] {
+            store(&ram, root, 0, third | LINK);
+            store(&ram, third, 0, second | LINK);
+            store(&ram, root, 273, 0x6000 | (LINK & !USER)); // Linux' direct map: Documentation/arch/x86/x86_64/mm.rst
+        }
+        store(&ram, 0x3000, 0, 0x4000 | LINK);
+        store(&ram, 0x4000, 7, 0x5000 | LINK);
+        store(&ram, 0x1_3000, 0, 0x0020_0000 | LINK | LARGE);
+        store(&ram, 0x6000, 0, 0x7000 | (LINK & !USER));
+        (0..4).for_each(|window| store(&ram, 0x7000, window, window << 21 | ((LINK | LARGE) & !USER)));
+        (FakeSecondLevel::new(&[range]), ram)
+    }
+
+    const fn four_levels(root: u64) -> PagingMode {
+        PagingMode::Long { root, levels: TableLevels::Four }
+    }
+
+    #[test]
+    fn memory_of_a_process_on_no_vcpu_is_unknown_and_not_as_large_as_the_kernels_own_mapping() {
+        let (guest, ram) = two_processes();
+        use GuestMapping::{Base4K, Huge2M, Unknown};
+        for (modes, expected) in [
+            (&[four_levels(0x1000), four_levels(0x1_1000)][..], [Base4K, Huge2M, Unknown, Unknown]),
+            (&[four_levels(0x1000)], [Base4K, Unknown, Unknown, Unknown]),
+            (&[four_levels(0x1_1000)], [Unknown, Huge2M, Unknown, Unknown]),
+        ] {
+            guest.set_paging_modes(modes);
+            assert_eq!(mappings(&sample(&guest, &ram).expect("64-bit mode")), expected, "{modes:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_with_five_levels_is_read_as_such_and_not_as_one_with_four() {
+        let (guest, ram) = two_processes();
+        store(&ram, 0x8000, 0, 0x1_1000 | LINK);
+        guest.set_paging_modes(&[PagingMode::Long { root: 0x8000, levels: TableLevels::Five }]);
+        let found = sample(&guest, &ram).expect("64-bit mode");
+        use GuestMapping::{Huge2M, Unknown};
+        assert_eq!(mappings(&found), [Unknown, Huge2M, Unknown, Unknown]);
+    }
+
+    #[test]
+    fn a_vcpu_that_waits_to_be_started_has_no_root_to_follow() {
+        let (guest, ram) = two_processes();
+        // Its CR3 is 0, where a table of the guest may lie by chance: this one would map window 2 with a huge page.
+        store(&ram, 0, 0, 0x9000 | LINK);
+        store(&ram, 0x9000, 0, 0xa000 | LINK);
+        store(&ram, 0xa000, 2, 0x0040_0000 | LINK | LARGE);
+        guest.set_paging_modes(&[four_levels(0x1000), PagingMode::Off]);
+        use GuestMapping::{Base4K, Unknown};
+        assert_eq!(mappings(&sample(&guest, &ram).expect("one is at work")), [Base4K, Unknown, Unknown, Unknown]);
+        guest.set_paging_modes(&[PagingMode::Off]);
+        assert!(matches!(sample(&guest, &ram), Err(NoTables::NotNow(_))));
+        guest.set_paging_modes(&[PagingMode::Off, PagingMode::Legacy]);
+        assert!(matches!(sample(&guest, &ram), Err(NoTables::NotThese(_))));
+    }
+
+    #[test]
+    fn vcpus_without_paging_are_ignored_and_32_bit_ones_are_refused_by_name() {
+        let long = |root, levels| PagingMode::Long { root, levels };
+        let (four, five) = (TableLevels::Four, TableLevels::Five);
+        let mixed = [PagingMode::Off, long(1, four), PagingMode::Pae, long(2, five), long(3, four)];
+        assert_eq!(roots(&mixed).ok(), Some((four, vec![1, 3])));
+        let refused = |modes: &[PagingMode]| roots(modes).expect_err("nothing to follow");
+        assert!(matches!(refused(&[PagingMode::Off, PagingMode::Pae]), NoTables::NotThese(why) if why.contains("PAE")));
+        assert!(matches!(refused(&[PagingMode::Legacy]), NoTables::NotThese(why) if why.contains("two levels")));
+        assert!(matches!(refused(&[PagingMode::Off]), NoTables::NotNow(_)));
+        assert!(matches!(refused(&[]), NoTables::NotNow(_)), "a monitor that names no vCPU");
+    }
+
     #[test]
     fn a_guest_runs_again_after_any_failure_but_that_of_resume() {
-        let range = GpaRange::new(Gpa::new(0), mib(2)).expect("fits");
-        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("exists");
-        let ram = GuestRam::map(&[range], backing).expect("two mebibytes");
+        let (range, ram) = mapped_ram(mib(2));
         let guest = FakeSecondLevel::new(&[range]);
-        assert!(sample(&guest, &ram, TableLevels::Four).is_ok());
+        assert!(sample(&guest, &ram).is_ok());
         for call in 0..3 {
             guest.fail_call(call, libc::EINTR);
-            assert!(sample(&guest, &ram, TableLevels::Four).is_err(), "call {call}");
-            let is_paused = guest.page_table_roots().is_ok();
+            assert!(matches!(sample(&guest, &ram), Err(NoTables::NotNow(_))), "call {call}");
+            let is_paused = guest.paging_modes().is_ok();
             assert_eq!(is_paused, call == 2, "only a resume that failed leaves it paused");
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
-use crate::second_level::{FaultCounters, Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::second_level::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a second level; see the module. `resume` never fails: it may do so only if nothing was paused.
@@ -72,9 +72,9 @@ impl SecondLevel for FailingSecondLevel {
         self.real.resume()
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
-        self.refuse("page_table_roots", &[libc::EINTR])?;
-        self.real.page_table_roots()
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
+        self.refuse("paging_modes", &[libc::EINTR])?;
+        self.real.paging_modes()
     }
 }
 

@@ -8,7 +8,7 @@ use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
 use crate::testing::fake_calls::FakeCalls;
 
-use crate::second_level::{FaultCounters, Paging, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::second_level::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId, TableLevels};
 
 /// A fake second level; see the module.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ struct State {
     paused: u32,
     calls: FakeCalls,
     ignores_dirty_log: bool,
+    paging_modes: Vec<PagingMode>,
     /// Frames written while their slot was logged, until the log is fetched.
     dirty: BTreeSet<u64>,
 }
@@ -47,6 +48,7 @@ impl FakeSecondLevel {
                 paused: 0,
                 calls: FakeCalls::default(),
                 ignores_dirty_log: false,
+                paging_modes: vec![PagingMode::Long { root: 0x1000, levels: TableLevels::Four }],
                 dirty: BTreeSet::new(),
             }),
         }
@@ -66,6 +68,11 @@ impl FakeSecondLevel {
     /// Sets the kind of tables from now on.
     pub fn set_paging(&self, paging: Paging) {
         self.state().paging = paging;
+    }
+
+    /// Sets the answer of [`SecondLevel::paging_modes`] from now on.
+    pub fn set_paging_modes(&self, modes: &[PagingMode]) {
+        self.state().paging_modes = modes.to_vec();
     }
 
     /// The `call`-th call that can fail from now on (the next is 0) fails with `errno`, once.
@@ -156,11 +163,11 @@ impl SecondLevel for FakeSecondLevel {
         Ok(())
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         let state = self.enter("fake roots")?;
         if state.paused == 0 {
             return Err(SecondLevelError::WrongState("the VM is not paused"));
         }
-        Ok(vec![0x1000])
+        Ok(state.paging_modes.clone())
     }
 }

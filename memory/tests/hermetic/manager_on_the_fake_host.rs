@@ -572,5 +572,5 @@ fn an_unknown_slot_is_an_error() {
     assert!(kvm.set_dirty_log(SlotId(9), true).is_err());
     assert!(kvm.take_dirty_log(SlotId(0)).is_err(), "the log is off");
     assert!(kvm.resume().is_err(), "nothing is paused");
-    assert!(kvm.page_table_roots().is_err(), "not paused");
+    assert!(kvm.paging_modes().is_err(), "not paused");
 }

@@ -13,7 +13,7 @@ use wideleaf_memory::claims::Claimed;
 use wideleaf_memory::detached::{self, AsideError, WindowMover};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::second_level::guard::SecondLevelGuard;
-use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
+use wideleaf_memory::second_level::{PagingMode, SecondLevelError, Slot, SlotId};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host, LinuxHost, Paging, SecondLevel};
@@ -445,7 +445,7 @@ impl SecondLevel for Writers {
         Ok(())
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         Ok(Vec::new())
     }
 }

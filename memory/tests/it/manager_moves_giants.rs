@@ -9,7 +9,7 @@ use std::time::Duration;
 use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
+use wideleaf_memory::second_level::{PagingMode, SecondLevelError, Slot, SlotId};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host, Paging, SecondLevel};
@@ -101,8 +101,8 @@ impl SecondLevel for Gated {
         Ok(())
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
-        self.inner.page_table_roots()
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
+        self.inner.paging_modes()
     }
 }
 

@@ -10,7 +10,7 @@
 //! This needs the monitor twice: for CR3, and for exact guest-physical addresses. To print its registers a vCPU
 //! leaves the guest once, and QEMU's main loop waits for it: 0.4 ms each on the build machine, 2.5 ms where there
 //! are more vCPUs than cores. So this happens rarely and for a few vCPUs at a time, each in its own turn of the
-//! main loop. It covers the address spaces that run on these vCPUs at that moment, and the kernel's own mappings.
+//! main loop. It covers the address spaces that run on these vCPUs at that moment; other memory is unknown.
 //!
 //! The watcher reads the tables. The manager's loop never waits for a monitor: it receives the latest result, until
 //! that is too old.
@@ -24,16 +24,15 @@ use wideleaf_memory::RamRange;
 use wideleaf_memory::host::Host as _;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::panicked::caught;
-use wideleaf_memory::sensors::guest_tables::{
-    NoTables, ProcessRam, TABLES_MAX, TableLevels, TableSource, Walked, walk,
-};
+use wideleaf_memory::second_level::PagingMode;
+use wideleaf_memory::sensors::guest_tables::{NoTables, ProcessRam, TABLES_MAX, TableSource, Walked, roots, walk};
 use wideleaf_policies::GpaRange;
 
 use crate::monitor::Monitor;
 use crate::process::NEEDED_TO_LOOK;
 use crate::qmp::Question;
 use crate::ram::RamMap;
-use crate::registers::PagingMode;
+use crate::registers::paging_mode;
 
 /// Interval between reads. Page sizes change over minutes (a database that starts, khugepaged in the guest), and
 /// `auto` weighs a benefit by them.
@@ -199,7 +198,7 @@ impl Looker {
         while modes.len() < vcpus.len().min(VCPUS_MAX) && (modes.is_empty() || began.elapsed() < ASK_FOR) {
             let text = self.ask(Question::Registers(vcpus[self.asked % vcpus.len()]))?;
             self.asked = self.asked.wrapping_add(1);
-            let mode = text.as_str().and_then(PagingMode::parse);
+            let mode = text.as_str().and_then(paging_mode);
             modes.push(mode.ok_or_else(|| NoTables::NotNow("QEMU's registers are not understood".into()))?);
         }
         Ok(modes)
@@ -214,24 +213,6 @@ impl Looker {
 /// Parses `[{"cpu-index": 0, …}, …]`.
 fn indexes(cpus: &Value) -> Vec<u64> {
     cpus.as_array().into_iter().flatten().filter_map(|cpu| cpu["cpu-index"].as_u64()).collect()
-}
-
-/// The roots of the vCPUs with as many levels as the first: CR4.LA57 differs only while vCPUs start.
-fn roots(modes: &[PagingMode]) -> Result<(TableLevels, Vec<u64>), NoTables> {
-    let long = |mode: &PagingMode| match *mode {
-        PagingMode::Long { root, levels } => Some((levels, root)),
-        PagingMode::Off | PagingMode::Pae | PagingMode::Legacy => None,
-    };
-    if let Some((levels, _)) = modes.iter().find_map(long) {
-        let roots = modes.iter().filter_map(long).filter(|(of, _)| *of == levels).map(|(_, root)| root).collect();
-        return Ok((levels, roots));
-    }
-    let refused = |what: &str| NoTables::NotThese(format!("the guest uses {what}, which is not supported"));
-    match modes {
-        _ if modes.contains(&PagingMode::Pae) => Err(refused("32-bit mode with PAE (three levels)")),
-        _ if modes.contains(&PagingMode::Legacy) => Err(refused("32-bit mode (two levels)")),
-        _ => Err(NoTables::NotNow("no vCPU that was asked has paging switched on".into())),
-    }
 }
 
 #[cfg(test)]
@@ -297,18 +278,5 @@ mod tests {
             json!([{ "cpu-index": 0, "target": "x86_64" }, { "cpu-index": 4, "thread-id": 7 }, { "thread-id": 8 }]);
         assert_eq!(indexes(&cpus), [0, 4]);
         assert!(indexes(&json!({ "cpu-index": 0 })).is_empty());
-    }
-
-    #[test]
-    fn vcpus_without_paging_are_ignored_and_32_bit_ones_are_refused_by_name() {
-        let long = |root, levels| PagingMode::Long { root, levels };
-        let (four, five) = (TableLevels::Four, TableLevels::Five);
-        let mixed = [PagingMode::Off, long(1, four), PagingMode::Pae, long(2, five), long(3, four)];
-        assert_eq!(roots(&mixed).ok(), Some((four, vec![1, 3])));
-        let refused = |modes: &[PagingMode]| roots(modes).expect_err("nothing to follow");
-        assert!(matches!(refused(&[PagingMode::Off, PagingMode::Pae]), NoTables::NotThese(why) if why.contains("PAE")));
-        assert!(matches!(refused(&[PagingMode::Legacy]), NoTables::NotThese(why) if why.contains("two levels")));
-        assert!(matches!(refused(&[PagingMode::Off]), NoTables::NotNow(_)));
-        assert!(matches!(refused(&[]), NoTables::NotNow(_)), "a monitor that names no vCPU");
     }
 }

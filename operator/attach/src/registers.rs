@@ -1,65 +1,24 @@
-//! Paging mode of a vCPU, from the registers that QEMU prints (`info registers`).
-//!
-//! ```text
-//!   CR0.PG = 0 ───────────────────────────▶ nothing: it starts, or waits to be started
-//!   CR0.PG = 1 ─┬─ EFER.LMA = 1 ─┬─ CR4.LA57 = 0 ─▶ four levels from CR3
-//!               │                └─ CR4.LA57 = 1 ─▶ five levels from CR3
-//!               └─ EFER.LMA = 0 ─┬─ CR4.PAE = 1 ──▶ 32-bit, three levels: not followed
-//!                                └─ CR4.PAE = 0 ──▶ 32-bit, two levels: not followed
-//! ```
-//!
-//! SDM vol. 3, 4.1.1. In system management mode a vCPU has the firmware's tables or none, so it has no mode either.
+//! Paging mode of a vCPU, from the registers that QEMU prints (`info registers`). In system management mode a vCPU has
+//! the firmware's tables or none, so it has no mode.
 
-use wideleaf_memory::sensors::guest_tables::TableLevels;
+use wideleaf_memory::second_level::{ControlRegisters, PagingMode};
 
-/// Paging mode of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PagingMode {
-    /// Paging is off for now.
-    Off,
-    /// Paging in 64-bit mode.
-    Long {
-        /// Value of CR3.
-        root: u64,
-        /// Number of levels.
-        levels: TableLevels,
-    },
-    /// Paging in 32-bit mode with physical address extension.
-    Pae,
-    /// Paging in 32-bit mode.
-    Legacy,
-}
-
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_LA57: u64 = 1 << 12;
-const EFER_LMA: u64 = 1 << 10;
-
-impl PagingMode {
-    /// Parses one vCPU's registers; `None` where a register that matters is missing or malformed.
-    pub fn parse(text: &str) -> Option<PagingMode> {
-        let register = |name: &str| {
-            let value = text.split_whitespace().find_map(|word| word.strip_prefix(name))?;
-            u64::from_str_radix(value, 16).ok()
-        };
-        let (cr0, cr3, cr4, efer) = (register("CR0=")?, register("CR3=")?, register("CR4=")?, register("EFER=")?);
-        let is_in_smm = register("SMM=")? != 0;
-        Some(match () {
-            () if cr0 & CR0_PG == 0 || is_in_smm => PagingMode::Off,
-            () if efer & EFER_LMA != 0 => {
-                let levels = if cr4 & CR4_LA57 == 0 { TableLevels::Four } else { TableLevels::Five };
-                PagingMode::Long { root: cr3, levels }
-            }
-            () if cr4 & CR4_PAE != 0 => PagingMode::Pae,
-            () => PagingMode::Legacy,
-        })
-    }
+/// Parses one vCPU's registers; `None` where a register that matters is missing or malformed.
+pub fn paging_mode(text: &str) -> Option<PagingMode> {
+    let register = |name: &str| {
+        let value = text.split_whitespace().find_map(|word| word.strip_prefix(name))?;
+        u64::from_str_radix(value, 16).ok()
+    };
+    let (cr0, cr3, cr4, efer) = (register("CR0=")?, register("CR3=")?, register("CR4=")?, register("EFER=")?);
+    let is_in_smm = register("SMM=")? != 0;
+    Some(if is_in_smm { PagingMode::Off } else { PagingMode::of(ControlRegisters { cr0, cr3, cr4, efer }) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use wideleaf_memory::second_level::TableLevels;
 
     /// Output of QEMU 7.2 for a vCPU at work in 64-bit mode.
     const LONG: &str = "\r\nCPU#0\r
@@ -84,14 +43,14 @@ EFER=0000000000000000\r\n";
     #[test]
     fn a_vcpu_in_64_bit_mode_has_a_root_and_one_that_waits_has_none() {
         let long = PagingMode::Long { root: 0x2e_e000, levels: TableLevels::Four };
-        assert_eq!(PagingMode::parse(LONG), Some(long));
-        assert_eq!(PagingMode::parse(WAITING), Some(PagingMode::Off));
+        assert_eq!(paging_mode(LONG), Some(long));
+        assert_eq!(paging_mode(WAITING), Some(PagingMode::Off));
     }
 
     #[test]
-    fn every_paging_mode_is_recognised_by_its_bits() {
+    fn the_registers_that_choose_a_mode_are_read() {
         let with = |cr4: &str, efer: &str| {
-            PagingMode::parse(&LONG.replace("CR4=00000620", cr4).replace("EFER=0000000000000500", efer))
+            paging_mode(&LONG.replace("CR4=00000620", cr4).replace("EFER=0000000000000500", efer))
         };
         let five = PagingMode::Long { root: 0x2e_e000, levels: TableLevels::Five };
         assert_eq!(with("CR4=00001620", "EFER=0000000000000d01"), Some(five));
@@ -101,21 +60,21 @@ EFER=0000000000000000\r\n";
 
     #[test]
     fn a_vcpu_in_system_management_mode_has_no_root() {
-        assert_eq!(PagingMode::parse(&LONG.replace("SMM=0", "SMM=1")), Some(PagingMode::Off));
+        assert_eq!(paging_mode(&LONG.replace("SMM=0", "SMM=1")), Some(PagingMode::Off));
     }
 
     #[test]
     fn text_without_a_register_that_matters_is_refused() {
         for missing in ["CR0=", "CR3=", "CR4=", "EFER=", "SMM="] {
-            assert_eq!(PagingMode::parse(&LONG.replace(missing, "X=")), None, "{missing}");
+            assert_eq!(paging_mode(&LONG.replace(missing, "X=")), None, "{missing}");
         }
-        assert_eq!(PagingMode::parse(&LONG.replace("CR3=00000000002ee000", "CR3=2ee000h")), None);
+        assert_eq!(paging_mode(&LONG.replace("CR3=00000000002ee000", "CR3=2ee000h")), None);
     }
 
     proptest! {
         #[test]
         fn no_text_causes_a_panic(text in "(CR0=|CR3=|CR4=|EFER=|SMM=|[0-9a-f]{0,20}|\\PC| |\n){0,60}") {
-            let _ = PagingMode::parse(&text);
+            let _ = paging_mode(&text);
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use wideleaf_memory::second_level::{SecondLevelError, Slot, SlotId};
+use wideleaf_memory::second_level::{PagingMode, SecondLevelError, Slot, SlotId};
 use wideleaf_memory::{Paging, SecondLevel};
 use wideleaf_policies::MappingStats;
 
@@ -193,7 +193,7 @@ impl SecondLevel for OutsideView {
         Err(SecondLevelError::WrongState(NOT_FROM_OUTSIDE))
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         Err(SecondLevelError::WrongState(NOT_FROM_OUTSIDE))
     }
 }
@@ -295,7 +295,7 @@ mod tests {
         let refused = view.set_dirty_log(SlotId(0), true).expect_err("not from outside");
         assert_eq!(refused.to_string(), NOT_FROM_OUTSIDE);
         for refused in
-            [view.pause(), view.resume(), view.take_dirty_log(SlotId(0)).map(drop), view.page_table_roots().map(drop)]
+            [view.pause(), view.resume(), view.take_dirty_log(SlotId(0)).map(drop), view.paging_modes().map(drop)]
         {
             assert!(refused.is_err());
         }

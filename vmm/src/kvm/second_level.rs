@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use wideleaf_memory::Paging;
 use wideleaf_memory::actuators::giant::SwapLimits;
-use wideleaf_memory::second_level::{FaultCounters, SecondLevel, SecondLevelError, Slot, SlotId};
+use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use wideleaf_policies::MappingStats;
 
 use super::stats::{StatsError, VcpuCounts};
@@ -129,8 +129,8 @@ impl SecondLevel for KvmSecondLevel {
         Ok(())
     }
 
-    fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
-        self.control.page_table_roots()
+    fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
+        self.control.paging_modes()
     }
 }
 

@@ -16,7 +16,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use wideleaf_memory::second_level::SecondLevelError;
+use wideleaf_memory::second_level::{PagingMode, SecondLevelError};
 
 use super::GuestExit;
 use crate::kvm::Kicker;
@@ -91,14 +91,14 @@ pub(super) struct Inner {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VcpuRecord {
     pub(super) state: VcpuState,
-    /// Value of CR3 when the vCPU was last paused or finished.
-    pub(super) page_table_root: Option<u64>,
+    /// Paging mode when the vCPU was last paused or finished.
+    pub(super) paging: Option<PagingMode>,
 }
 
 impl RunControl {
     /// Creates the control for one vCPU per kicker; all of them are about to run.
     pub fn new(kickers: Vec<Kicker>, on_reset: OnReset) -> Arc<RunControl> {
-        let vcpus = vec![VcpuRecord { state: VcpuState::Running, page_table_root: None }; kickers.len()];
+        let vcpus = vec![VcpuRecord { state: VcpuState::Running, paging: None }; kickers.len()];
         let inner = Inner { pauses: 0, reset: Reset::No, resets: 0, is_stopping: false, exit: None, silent: 0, vcpus };
         Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
     }
@@ -192,11 +192,11 @@ impl RunControl {
         Ok(())
     }
 
-    /// Value of CR3 of each vCPU.
+    /// Paging mode of each vCPU.
     ///
     /// # Errors
     /// [`SecondLevelError::WrongState`] unless all are paused or finished.
-    pub fn page_table_roots(&self) -> Result<Vec<u64>, SecondLevelError> {
+    pub fn paging_modes(&self) -> Result<Vec<PagingMode>, SecondLevelError> {
         let inner = self.lock();
         // A vCPU that was resumed and has not yet reacted is still `Paused`, and may run before the caller
         // uses the answer.
@@ -205,8 +205,8 @@ impl RunControl {
             VcpuState::Paused => inner.pauses > 0,
             VcpuState::Finished => true,
         });
-        let roots = inner.vcpus.iter().map(|vcpu| vcpu.page_table_root).collect::<Option<Vec<u64>>>();
-        roots.filter(|_| is_still).ok_or(SecondLevelError::WrongState("pause the vcpus before their CR3 is asked for"))
+        let modes = inner.vcpus.iter().map(|vcpu| vcpu.paging).collect::<Option<Vec<PagingMode>>>();
+        modes.filter(|_| is_still).ok_or(SecondLevelError::WrongState("pause the vcpus before their CR3 is asked for"))
     }
 
     /// State of each vCPU.
@@ -334,8 +334,13 @@ pub(crate) mod threadless {
         RunControl::new((0..vcpus).map(|_| kicker()).collect(), OnReset::Restart)
     }
 
+    /// Paging mode of a vCPU after [`set_state`].
+    pub(crate) fn paging(vcpu: usize) -> PagingMode {
+        PagingMode::Long { root: 0x1000 * vcpu as u64, levels: wideleaf_memory::second_level::TableLevels::Four }
+    }
+
     pub(crate) fn set_state(control: &RunControl, vcpu: usize, state: VcpuState) {
-        control.lock().vcpus[vcpu] = VcpuRecord { state, page_table_root: Some(0x1000 * vcpu as u64) };
+        control.lock().vcpus[vcpu] = VcpuRecord { state, paging: Some(paging(vcpu)) };
         control.changed.notify_all();
     }
 
@@ -347,7 +352,7 @@ pub(crate) mod threadless {
 
 #[cfg(test)]
 mod tests {
-    use super::threadless::{control, set_state};
+    use super::threadless::{control, paging, set_state};
     use super::*;
 
     #[test]
@@ -363,7 +368,7 @@ mod tests {
             });
             control.pause().unwrap();
         });
-        assert_eq!(control.page_table_roots().unwrap(), [0, 0x1000]);
+        assert_eq!(control.paging_modes().unwrap(), [0, 1].map(paging));
     }
 
     #[test]
@@ -452,13 +457,13 @@ mod tests {
     }
 
     #[test]
-    fn page_table_roots_are_available_only_during_a_pause() {
+    fn paging_modes_are_available_only_during_a_pause() {
         let control = control(1);
-        let is_refused = || matches!(control.page_table_roots(), Err(SecondLevelError::WrongState(_)));
+        let is_refused = || matches!(control.paging_modes(), Err(SecondLevelError::WrongState(_)));
         assert!(is_refused(), "running");
         set_state(&control, 0, VcpuState::Paused);
         control.pause().unwrap();
-        assert_eq!(control.page_table_roots().unwrap(), [0]);
+        assert_eq!(control.paging_modes().unwrap(), [paging(0)]);
         control.resume().unwrap();
         assert!(is_refused(), "resumed, and its thread has not reacted yet");
         set_state(&control, 0, VcpuState::Finished);
