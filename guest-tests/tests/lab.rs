@@ -44,8 +44,13 @@ fn stripped(program: &Path, folder: &Path) -> PathBuf {
 
 /// Runs a command in the NPT lab with these files under `/bin`.
 fn in_lab(kernel: LabKernel, files: &[(&Path, &str)], command: &str) -> Output {
+    in_lab_with(&[], kernel, files, command)
+}
+
+/// The same with more options of `lab`.
+fn in_lab_with(options: &[&str], kernel: LabKernel, files: &[(&Path, &str)], command: &str) -> Output {
     let mut lab = lab();
-    lab.args(["npt", "--kernel", kernel.name(), "--timeout", LAB_SECONDS]);
+    lab.args(["npt", "--kernel", kernel.name(), "--timeout", LAB_SECONDS]).args(options);
     let folder = tempfile::tempdir().unwrap();
     for (file, name) in files {
         let is_ours = ["wideleaf", "test-under-lab"].contains(name);
@@ -128,11 +133,16 @@ fn guests_that_reset_boot_again_and_bad_ones_end_with_one_clear_line_in_the_lab(
 
 /// Runs a script of `linux_guests` with the files that a Linux guest needs, and more files. Returns its output.
 fn script_in_lab(kernel: LabKernel, script: &str, more: &[(&Path, &str)]) -> String {
+    script_in_lab_with(&[], kernel, script, more)
+}
+
+/// The same with more options of `lab`.
+fn script_in_lab_with(options: &[&str], kernel: LabKernel, script: &str, more: &[(&Path, &str)]) -> String {
     let scripts = root().join("guest-tests/tests/linux_guests");
     let (wideleaf, script, user_space) = (program(), scripts.join(script), scripts.join("user_space.sh"));
     let (guest, files) = (kernel.guest(), [(&*script, "script.sh"), (&*user_space, "user_space.sh")]);
     let files = [&[(&*wideleaf, "wideleaf"), (&*guest, "guest")], &files[..], more].concat();
-    let output = in_lab(kernel, &files, "sh /bin/script.sh");
+    let output = in_lab_with(options, kernel, &files, "sh /bin/script.sh");
     assert!(output.status.success(), "{}", output.status);
     String::from_utf8(output.stdout).unwrap()
 }
@@ -294,6 +304,51 @@ fn memory_that_linux_frees_returns_to_the_host_and_huge_pages_in_use_stay_whole_
     assert!(counted(report, "balloon", "pages_reported") >= 2 * 48 * MIB / 4096);
     assert!(counted(report, "balloon", "pages_split_windows") > 0);
     assert_eq!(counted(report, "balloon", "chains_malformed"), 0);
+}
+
+/// What the guest's process with pages of this size said of itself: windows on huge pages by its smaps, and windows of
+/// physical memory.
+fn own_pages(said: &[&str], size: &str) -> (u64, u64) {
+    let line = said.iter().find_map(|line| line.strip_prefix("pages ")?.strip_prefix(size)?.strip_prefix(' '));
+    let numbers: Vec<u64> = line.unwrap().split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [huge_kib, windows] = numbers[..] else { panic!("two numbers in {line:?}") };
+    (huge_kib / 2048, windows)
+}
+
+#[test]
+fn page_sizes_of_linux_processes_are_those_of_their_smaps_and_unknown_off_a_vcpu_in_the_lab() {
+    const WINDOWS: u64 = 256 / 2;
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pages = compiled("pages.c", folder.path());
+    let text = script_in_lab_with(&["--five-levels"], LabKernel::Newest, "page_sizes.sh", &[(&pages, "pages")]);
+    let guests: Vec<&str> = text.split("report: ").collect();
+    for (levels, guest) in ["4", "5"].into_iter().zip(guests) {
+        let said = said_by_guest(guest);
+        assert!(said.contains(&&*format!("has {levels} levels")), "{said:?}");
+        let ((none, base), (huge, huge_windows)) = (own_pages(&said, "base"), own_pages(&said, "huge"));
+        assert!(none == 0 && base >= 16 && huge >= 8 && huge_windows == 16, "{said:?}");
+        let seen = |state: &str| -> Value {
+            let of = format!("{levels} {state} ");
+            serde_json::from_str(guest.lines().find_map(|line| line.strip_prefix(&of)).unwrap()).unwrap()
+        };
+        let counts = |seen: &Value| {
+            ["base_4k", "huge_2m", "giant_1g", "mixed", "unmapped", "unknown"].map(|size| seen[size].as_u64().unwrap())
+        };
+        let [base_seen, huge_seen, giant_seen, mixed, unmapped, unknown] = counts(&seen("running"));
+        assert_eq!((huge_seen, giant_seen, mixed), (huge, 0, 0), "as its smaps says, and no direct map");
+        // Beside the process with base pages, the other one's program and stack.
+        assert!((base..base + 16).contains(&base_seen), "{base_seen} for {base}");
+        assert_eq!(base_seen + huge_seen + unmapped + unknown, WINDOWS);
+        let [base_seen, huge_seen, giant_seen, mixed, unmapped, unknown] = counts(&seen("stopped"));
+        assert_eq!((huge_seen, giant_seen, mixed), (0, 0, 0), "only the kernel's own mapping leads there");
+        // The shells that run now have some base pages.
+        assert!(base_seen < base && unknown >= huge, "{base_seen} of {base}, {unknown}");
+        assert_eq!(base_seen + unmapped + unknown, WINDOWS);
+    }
+    assert_eq!(reports(&text).len(), 2);
 }
 
 /// A Linux guest of ours that runs one of our kernels and switches off; then one that its /init refuses.

@@ -25,7 +25,7 @@ boots() {
     local image=$1 policy=$2 words=$3
     shift 3
     wideleaf run "$image" --initrd guest.cpio --memory 256M --vcpus 2 --policy "$policy" --timeout 15m "$@" \
-        --cmdline "console=ttyS0 quiet panic=-1 $words"
+        --cmdline "console=ttyS0 quiet panic=-1 noxsave $words"
     echo "status $?"
 }
 boots /bin/guest/vmlinuz auto then=off

@@ -74,7 +74,7 @@ boot() {
     shift
     wideleaf run /bin/guest/vmlinuz --initrd guest.cpio --memory 192M --vcpus 2 --policy auto --timeout 15m \
         --disk disk.img --disk readonly.img,readonly --rng "$@" --format json --output "$name.json" \
-        --cmdline "console=ttyS0 quiet panic=-1 pci=off then=$name" 2>&1 | tee "$name.log"
+        --cmdline "console=ttyS0 quiet panic=-1 noxsave pci=off then=$name" 2>&1 | tee "$name.log"
 }
 
 # Waits for a guest's end, and prints its report.

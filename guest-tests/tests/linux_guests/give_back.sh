@@ -49,7 +49,7 @@ trap 'cat console' EXIT
 mkfifo keys && exec 3<>keys || exit
 wideleaf run /bin/guest/vmlinuz --initrd guest.cpio --memory 256M --vcpus 2 --policy auto --balloon=${BALLOON_MIB}M \
     --timeout 20m --control-socket /tmp/vm --console --format json --output run.json \
-    --cmdline "console=ttyS0 quiet panic=-1 pci=off" <keys >console &
+    --cmdline "console=ttyS0 quiet panic=-1 noxsave pci=off" <keys >console &
 vm=$!
 
 # Sends the guest a command, and waits for the answer that begins with that word.
