@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use wideleaf_attach::mtree::{PIECES_MAX, ram_pieces};
-use wideleaf_attach::registers::PagingMode;
+use wideleaf_attach::registers::paging_mode;
 use wideleaf_attach::virsh::job_of_status;
 use wideleaf_policies::Bytes;
 
@@ -11,6 +11,6 @@ fuzz_target!(|text: &str| {
     let pieces = ram_pieces(text, |block| block != "vga.vram");
     assert!(pieces.len() <= PIECES_MAX.min(text.lines().count()));
     assert!(pieces.iter().all(|piece| piece.gpa.bytes() > Bytes::ZERO && piece.block != "vga.vram"));
-    let _ = PagingMode::parse(text);
+    let _ = paging_mode(text);
     let _ = job_of_status(text);
 });
