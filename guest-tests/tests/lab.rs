@@ -2,7 +2,8 @@
 //! On a machine without KVM they run only here. The lab shows function, never speed.
 //!
 //! Memory that moves under a guest is tested on the newest kernel, which swaps windows. On 6.12 are tests of what that
-//! kernel alone shows, the fallback to collapse, and of what depends on no kernel. `lab/README.md` has the table.
+//! kernel alone shows, the fallback to collapse, of giants that a policy chooses, and of what depends on no kernel.
+//! `lab/README.md` has the table.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::{Path, PathBuf};
