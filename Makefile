@@ -32,9 +32,8 @@ tools:
 	@guest-tests/install-tools
 
 # Formatting, lints, and the tests that need nothing of the machine: unit tests, and those of the programs `hermetic`
-# and `house`. They start no guest, so the programs that run in guests are left out of this build, which has a profile
-# of its own. One cargo command builds all tests: a second one would build some crates again, with other features.
-check: export WIDELEAF_GUEST_PROGRAMS := none
+# and `house`. The build has a profile of its own, which compiles fast. One cargo command builds all tests: a second one
+# would build some crates again, with other features.
 check:
 	cargo fmt --all --check
 	cargo clippy --profile quick --workspace --all-targets --locked -- -D warnings

@@ -11,10 +11,6 @@ use std::process::Command;
 /// The target that is always installed, because the host's own crates are built for it.
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Variable that leaves the programs out of a build: `none` embeds empty files in their place, for tests that start no
-/// guest (`make check`).
-const PROGRAMS: &str = "WIDELEAF_GUEST_PROGRAMS";
-
 /// A program that an inner cargo builds.
 pub struct Inner<'a> {
     /// Folder of the package.
@@ -31,12 +27,6 @@ impl Inner<'_> {
     /// Builds the program and leaves it in `OUT_DIR` under `name`. A failure ends the outer build with the reason.
     pub fn build_as(&self, name: &str) {
         let out = PathBuf::from(required("OUT_DIR"));
-        if are_left_out() {
-            if let Err(error) = std::fs::write(out.join(name), []) {
-                stop(&format!("cannot write {}: {error}", out.join(name).display()));
-            }
-            return;
-        }
         let target_dir = out.join(self.program);
         let mut cargo = Command::new(required("CARGO"));
         cargo
@@ -63,16 +53,6 @@ impl Inner<'_> {
         if let Err(error) = std::fs::copy(&built, &wanted) {
             stop(&format!("cannot copy {} to {}: {error}", built.display(), wanted.display()));
         }
-    }
-}
-
-/// Whether the environment leaves the programs out.
-fn are_left_out() -> bool {
-    println!("cargo::rerun-if-env-changed={PROGRAMS}");
-    match env::var(PROGRAMS) {
-        Err(env::VarError::NotPresent) => false,
-        Ok(value) if value == "none" => true,
-        other => stop(&format!("cannot build with {PROGRAMS}={other:?}: unset it, or set it to none")),
     }
 }
 
