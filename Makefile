@@ -36,8 +36,8 @@ tools:
 # would build some crates again, with other features.
 check:
 	cargo fmt --all --check
-	cargo clippy --profile quick --workspace --all-targets --locked -- -D warnings
-	cargo test --profile quick --workspace --locked --lib --test hermetic --test house
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo test --workspace --locked --lib --test hermetic --test house
 
 test: tools
 	cargo fmt --all --check
