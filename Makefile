@@ -32,8 +32,7 @@ tools:
 	@guest-tests/install-tools
 
 # Formatting, lints, and the tests that need nothing of the machine: unit tests, and those of the programs `hermetic`
-# and `house`. The build has a profile of its own, which compiles fast. One cargo command builds all tests: a second one
-# would build some crates again, with other features.
+# and `house`. One cargo command builds all tests: a second one would build some crates again, with other features.
 check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
