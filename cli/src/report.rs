@@ -8,7 +8,7 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::PerTenThousand;
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd,
+    FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd,
     RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
@@ -255,6 +255,12 @@ fn write_ram_at_end(out: &mut String, report: &RunReport) {
     }
 }
 
+/// Price of a second-level fault, with its source.
+fn fault_price(FaultPriceSummary { us, source, faults }: &FaultPriceSummary) -> String {
+    let of = if *faults > 0 { format!(" over {faults} faults") } else { String::new() };
+    format!("a second-level fault takes {us:.2} us ({source}{of})")
+}
+
 fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     let is_shown = |name: &&String| is_verbose || !name.starts_with(OF_POLICIES);
     for (name, count) in manager.outcomes.iter().filter(|(name, _)| is_shown(name)) {
@@ -270,6 +276,9 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
             {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {waits} guest \
             stalls, {cpu_ms:.1} ms of CPU"
         );
+    }
+    if let Some(price) = &manager.fault_price {
+        let _ = writeln!(out, "  manager: {}", fault_price(price));
     }
     for question in &manager.unanswered {
         let _ = writeln!(out, "  manager: cannot answer {question}");

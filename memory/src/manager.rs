@@ -34,6 +34,7 @@ use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
 mod attempt;
+mod fault_price;
 mod giants;
 mod guards;
 mod guest_freed;
@@ -54,6 +55,7 @@ mod switching;
 mod thread;
 mod vm_state;
 
+pub use fault_price::{FaultPrice, PriceSource};
 use giants::{GiantVm, Giants};
 use huge_page_backoff::HugePageBackoff;
 use live::Publisher;

@@ -4,6 +4,8 @@
 //! KVM counts leaf mappings per VM, not per window. The mapping of a window is inferred from its host backing and the
 //! state of its memslot, and checked against these totals.
 
+use std::time::Duration;
+
 use wideleaf_policies::{GpaRange, MappingStats};
 
 mod detect;
@@ -52,6 +54,18 @@ pub struct Slot {
     pub is_dirty_logged: bool,
 }
 
+/// Counts of a VM's vCPUs since they began. Of a VM with many vCPUs they may be those of some, always the same ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Number of second-level faults after which KVM had entered a mapping.
+    pub faults: u64,
+    /// Number of times that a vCPU left the guest, for any reason.
+    pub exits: u64,
+    /// CPU time of the vCPUs' threads in the kernel, without the time in the guest. It grows by ticks of the kernel's
+    /// timer.
+    pub system_time: Duration,
+}
+
 /// KVM's side of one VM. Every call may fail, and none may block for longer than a vCPU needs to leave the guest.
 pub trait SecondLevel: Send + Sync {
     /// Kind of tables of the second level.
@@ -62,6 +76,14 @@ pub trait SecondLevel: Send + Sync {
     /// # Errors
     /// [`SecondLevelError`] if the statistics cannot be read.
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError>;
+
+    /// Counts of the vCPUs' faults and of the time that they take, now.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`]; [`SecondLevelError::NoSuchStatistic`] where they are never known.
+    fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
+        Err(SecondLevelError::NoSuchStatistic("pf_fixed"))
+    }
 
     /// All memslots that hold guest RAM, ascending by address.
     fn slots(&self) -> Vec<Slot>;

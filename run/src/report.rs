@@ -351,6 +351,9 @@ pub struct ManagerSummary {
     pub samples: Vec<SampleAt>,
     /// Work of the sensors that do not run at every tick, by name.
     pub sensors: BTreeMap<String, SensorSummary>,
+    /// Price of a second-level fault; `None` if no sensor caused such faults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_price: Option<FaultPriceSummary>,
     /// Questions of the policy that this host cannot answer, each with the reason.
     pub unanswered: Vec<String>,
     /// Panics during actions, and the ranges that are left alone since.
@@ -387,6 +390,17 @@ pub struct SensorSummary {
     pub waits: u64,
     /// CPU time in the manager's thread, in seconds.
     pub cpu_s: f64,
+}
+
+/// Price of a second-level fault, which the manager's sensors pay for the guest.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct FaultPriceSummary {
+    /// Time of one fault, in microseconds.
+    pub us: f64,
+    /// Source of the price: `assumed`, `measured at first touches`, `measured at refaults`.
+    pub source: String,
+    /// Number of faults that it was measured from; 0 if it is assumed.
+    pub faults: u64,
 }
 
 /// State of a recording.

@@ -7,7 +7,7 @@ use wideleaf_memory::{FirstTouchReport, ReservedFramesReport};
 use wideleaf_policies::Moment;
 
 use crate::report::{
-    Counters, Histogram, KvmCheckSummary, ManagerSummary, OF_POLICIES, PolicyChange, RecordingSummary, SampleAt,
+    Counters, FaultPriceSummary, Histogram, KvmCheckSummary, ManagerSummary, OF_POLICIES, PolicyChange, RecordingSummary, SampleAt,
     SensorSummary,
 };
 
@@ -33,6 +33,11 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
         }),
         samples: samples(report),
         sensors: sensors(report),
+        fault_price: report.fault_prices.values().next().map(|price| FaultPriceSummary {
+            us: price.time.as_secs_f64() * 1e6,
+            source: price.source.name().to_owned(),
+            faults: price.faults,
+        }),
         unanswered: report.unanswered.clone(),
         panics: report.panics.clone(),
         released_bytes: report.released.get(),

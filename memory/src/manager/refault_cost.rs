@@ -5,51 +5,45 @@
 //! ```text
 //!   aside ─▶ KVM drops 512 leaves of 4 KiB or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults or one
 //! ```
+//!
+//! The price of a fault is measured: `fault_price.rs`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use wideleaf_policies::{Backing, VmSnapshot, WindowIndex};
 
-use crate::second_level::Paging;
-
-/// Cost of a fault for which KVM combines both tables into one. GUPS in a window of base pages lost 2.1 ms each
-/// time the window was aside, 0.3 ms of it the wait; EP lost 3 ms (kvm_pvm on a fourth-generation EPYC).
-const SHADOW_FAULT: Duration = Duration::from_micros(5);
-/// Cost of a fault that only fills an EPT or NPT entry, exit and entry included; not measured on hardware yet.
-const TDP_FAULT: Duration = Duration::from_micros(1);
-
-/// Number of faults that the windows of one sample may cause.
-#[derive(Debug)]
+/// Number of faults that the windows of one sample may cause, and their price.
+#[derive(Debug, Default)]
 pub(super) struct RefaultCost {
     fault: Duration,
     mappings: BTreeMap<WindowIndex, u16>,
 }
 
 impl RefaultCost {
-    /// For a guest with this paging. A process without a second level has its pages back together with the window.
-    pub(super) fn new(paging: Option<Paging>) -> RefaultCost {
-        let fault = match paging {
-            None => Duration::ZERO,
-            Some(Paging::Shadow) => SHADOW_FAULT,
-            Some(Paging::Ept | Paging::Npt) => TDP_FAULT,
-        };
-        RefaultCost { fault, mappings: BTreeMap::new() }
+    /// Maximum cost of each of these windows, if all are touched: their mean. `fault`: price of one fault.
+    pub(super) fn of_each(windows: &[WindowIndex], rows: &VmSnapshot, fault: Duration) -> Duration {
+        let faults: u64 = windows.iter().filter_map(|window| mappings(*window, rows)).map(u64::from).sum();
+        let mean = faults.checked_div(windows.len() as u64).unwrap_or(0);
+        fault * u32::try_from(mean).unwrap_or(u32::MAX)
     }
 
-    /// Notes the windows that go aside.
-    pub(super) fn expect(&mut self, share: &[WindowIndex], rows: &VmSnapshot) {
-        let mappings = |window: &WindowIndex| {
-            let row = rows.row(*window)?;
-            Some((*window, if rows.backing[row] == Backing::Base4K { rows.resident[row] } else { 1 }))
-        };
-        self.mappings = share.iter().filter_map(mappings).collect();
+    /// Notes the windows that go aside, and the price of a fault.
+    pub(super) fn expect(&mut self, share: &[WindowIndex], rows: &VmSnapshot, fault: Duration) {
+        self.fault = fault;
+        self.mappings = share.iter().filter_map(|window| Some((*window, mappings(*window, rows)?))).collect();
     }
 
     /// Maximum cost for such a window, if it was touched.
     pub(super) fn cost(&self, window: WindowIndex) -> Duration {
         self.fault * u32::from(self.mappings.get(&window).copied().unwrap_or(0))
     }
+}
+
+/// Number of mappings that KVM can have for a window of the snapshot.
+fn mappings(window: WindowIndex, rows: &VmSnapshot) -> Option<u16> {
+    let row = rows.row(window)?;
+    Some(if rows.backing[row] == Backing::Base4K { rows.resident[row] } else { 1 })
 }
 
 #[cfg(test)]
@@ -59,18 +53,17 @@ mod tests {
 
     #[test]
     fn a_window_costs_one_fault_per_base_page_or_one_for_a_huge_page() {
+        const FAULT: Duration = Duration::from_micros(5);
         let [base, huge, other] = [0, 1, 2].map(WindowIndex::new);
         let mut rows = VmSnapshot::with_capacity(VmId(0), 2);
-        rows.push(WindowRow::new(base, 300, Backing::Base4K));
+        rows.push(WindowRow::new(base, 301, Backing::Base4K));
         rows.push(WindowRow::new(huge, 512, Backing::Huge2M));
-        let mut refills = RefaultCost::new(Some(Paging::Shadow));
-        refills.expect(&[base, huge], &rows);
-        assert_eq!(
-            [base, huge, other].map(|window| refills.cost(window)),
-            [SHADOW_FAULT * 300, SHADOW_FAULT, Duration::ZERO]
-        );
-        let mut native = RefaultCost::new(None);
-        native.expect(&[base], &rows);
-        assert_eq!(native.cost(base), Duration::ZERO);
+        let mut refills = RefaultCost::default();
+        refills.expect(&[base, huge], &rows, FAULT);
+        assert_eq!([base, huge, other].map(|window| refills.cost(window)), [FAULT * 301, FAULT, Duration::ZERO]);
+        assert_eq!(RefaultCost::of_each(&[base, huge], &rows, FAULT), FAULT * 151);
+        assert_eq!(RefaultCost::of_each(&[], &rows, FAULT), Duration::ZERO);
+        refills.expect(&[base], &rows, Duration::ZERO);
+        assert_eq!(refills.cost(base), Duration::ZERO, "a process has its pages back with the window");
     }
 }

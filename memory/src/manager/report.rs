@@ -13,6 +13,7 @@ use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::{Bytes, MappingStats, Moment, OutcomeResult, VmId};
 
 use super::attempt::{Attempt, Mechanism};
+use super::fault_price::FaultPrice;
 use super::managed_vm::ManagedVm;
 use super::sensor_cost::SensorCosts;
 use crate::first_touch::FirstTouchReport;
@@ -89,6 +90,8 @@ pub struct ManagerReport {
     pub recording: Option<RecorderReport>,
     /// Work and cost of the sensors that do not run at every tick.
     pub sensor_costs: SensorCosts,
+    /// Price of a second-level fault, by VM. Only of VMs with a sensor that causes such faults.
+    pub fault_prices: BTreeMap<VmId, FaultPrice>,
     /// Questions of the policy that no sensor here can answer, each with the reason.
     pub unanswered: Vec<String>,
     /// Memslots with a dirty log that another part of the VMM had switched on; the manager does not lift such a hold.
@@ -132,6 +135,7 @@ impl ManagerReport {
             reserved_frames: None,
             recording: None,
             sensor_costs: SensorCosts::new(),
+            fault_prices: BTreeMap::new(),
             unanswered: Vec::new(),
             logs_of_others: BTreeSet::new(),
             panics: Vec::new(),

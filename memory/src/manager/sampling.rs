@@ -18,10 +18,12 @@ use std::time::Duration;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::{Backing, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
 
+use super::fault_price::{FaultMeter, FaultPrice};
 use super::managed_vm::ManagedVm;
 use super::report::ManagerReport;
 use crate::host::Host;
 use crate::kernel::Kernel;
+use crate::second_level::SecondLevelError;
 use crate::sensors::share::{Share, ShareLimits};
 
 mod access;
@@ -37,7 +39,8 @@ pub(super) use access::SharedAccess;
 pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
 /// Core time that the access samples of one VM may use beyond that when much is new, as after a change of phase. That
-/// is 300 windows, or 600 MiB of RAM, at once. It is earned back in twenty seconds.
+/// is 300 windows, or 600 MiB of RAM, at once. It is earned in twenty seconds, also at first: a guest that ends earlier
+/// never gains so much by what the samples say.
 pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
 
 /// All slower sensors, in the order in which they start and in which reports name the missing ones.
@@ -53,6 +56,8 @@ struct Kind {
     is_needed: fn(&Needs) -> bool,
     /// Whether it uses an equal part of the budget. A sensor with a pace of its own does not.
     shares_budget: bool,
+    /// Whether the guest pays second-level faults for its samples.
+    causes_faults: bool,
     /// Starts the sensor, or says why this VM or host cannot have it.
     start: fn(&Starting<'_>) -> Result<Box<dyn SlowSensor>, String>,
 }
@@ -83,6 +88,8 @@ struct EndOfTick<'a> {
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
     resident_before: &'a [u16],
+    /// Price of a second-level fault of this VM.
+    fault: FaultPrice,
 }
 
 /// A sensor that does not run at every tick. It keeps its latest values, by row of the VM's snapshot.
@@ -122,6 +129,10 @@ pub(super) struct Sampling {
     resident: Vec<u16>,
     /// The running sensors with their kinds, by turn.
     sensors: Vec<(&'static Kind, Box<dyn SlowSensor>)>,
+    /// Price of a second-level fault of this VM.
+    fault_meter: FaultMeter,
+    /// Whether KVM counts the faults of this VM.
+    counts_faults: bool,
 }
 
 /// A question of a policy that no sensor here can answer.
@@ -171,7 +182,13 @@ impl Sampling {
         unanswered: &mut Vec<String>,
     ) -> Sampling {
         let windows: Vec<_> = vm.ranges.iter().flat_map(|range| range.gpa.windows()).collect();
-        let mut sampling = Sampling { resident: vec![0; windows.len()], windows, sensors: Vec::new() };
+        let mut sampling = Sampling {
+            resident: vec![0; windows.len()],
+            windows,
+            sensors: Vec::new(),
+            fault_meter: FaultMeter::new(vm.second_level.as_ref().map(|kvm| kvm.paging())),
+            counts_faults: vm.second_level.is_some(),
+        };
         let missing = sampling.start_sensors(host, vm, needs, budget);
         unanswered.extend(missing.iter().map(|missing| missing.line(vm.id)));
         sampling
@@ -238,11 +255,36 @@ impl Sampling {
         acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
-        let backed = backed_by_pages_of_their_own(rows);
-        let Sampling { windows, resident, sensors } = self;
-        let tick = EndOfTick { host, vm, windows, rows, backed: &backed, acted_on, resident_before: resident };
+        self.measure_faults(vm, rows, report);
+        let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
+        let Sampling { windows, resident, sensors, .. } = self;
+        let tick = EndOfTick { host, vm, windows, rows, backed: &backed, acted_on, resident_before: resident, fault };
         sensors.iter_mut().for_each(|(_, sensor)| sensor.start(&tick, report));
         resident.clone_from(&rows.resident);
+    }
+
+    /// Measures the price of the faults since the latest tick, where a sensor has to know it.
+    fn measure_faults(&mut self, vm: &ManagedVm, rows: &VmSnapshot, report: &mut ManagerReport) {
+        let Some(kvm) = vm.second_level.as_ref().filter(|_| self.sensors.iter().any(|(kind, _)| kind.causes_faults))
+        else {
+            return;
+        };
+        if self.counts_faults {
+            let new_pages = rows.resident.iter().zip(&self.resident);
+            let new_pages = new_pages.map(|(now, before)| u64::from(now.saturating_sub(*before))).sum();
+            match kvm.fault_counters() {
+                Ok(counters) => self.fault_meter.record(counters, new_pages),
+                Err(why @ SecondLevelError::NoSuchStatistic(_)) => {
+                    tracing::debug!("{}: faults keep their assumed price: {why}", vm.id);
+                    self.counts_faults = false;
+                }
+                Err(error) => {
+                    tracing::debug!("{}: price of a fault: {error}", vm.id);
+                    *report.sensor_failures.entry("fault_price").or_default() += 1;
+                }
+            }
+        }
+        report.fault_prices.insert(vm.id, self.fault_meter.price());
     }
 
     /// Whether much is new, so that the next share should be sampled soon.

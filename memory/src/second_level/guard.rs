@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
-use super::{Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
+use super::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::claims::{Claims, PartClaim};
 
 /// A [`SecondLevel`] that touches only the dirty logs that were switched on through it.
@@ -80,6 +80,10 @@ impl SecondLevel for SecondLevelGuard {
 
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
         self.inner.mapping_stats()
+    }
+
+    fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
+        self.inner.fault_counters()
     }
 
     fn slots(&self) -> Vec<Slot> {

@@ -6,6 +6,7 @@
 //!   sample   when the credit pays for the least share: as many windows as it pays for, up to the most
 //!   tempo    1 after a change ──▶ ½ ──▶ ¼ ──▶ ⅛        a step for each round of all windows without a change
 //!   burst    when much is new: the credit for bursts, until a round of all windows brought nothing new
+//!   begin    the credit of the largest sample and of a burst; nothing, if samples cost the guest too
 //! ```
 
 use std::time::Duration;
@@ -63,13 +64,16 @@ impl Share {
         share
     }
 
-    /// Lowers the initial credit to the cost of the smallest sample: for samples that cost the guest too, which may
-    /// end before a large first sample is earned back. If that sample brings much news, a burst follows.
+    /// Without any credit at the beginning, nor for bursts: for samples that cost the guest too. Whenever the guest
+    /// ends, it has then lost no more than the budget, twice with a burst.
     #[must_use]
-    pub fn beginning_with_the_least(mut self) -> Share {
-        let least = u32::try_from(self.limits.least).unwrap_or(u32::MAX);
-        self.credit_ns = nanoseconds(self.cost.saturating_mul(least));
-        self
+    pub fn beginning_with_nothing(self) -> Share {
+        Share { credit_ns: 0, burst_ns: 0, ..self }
+    }
+
+    /// Sets the expected cost of a window, where it is known better than by the samples so far. Credit and debt stay.
+    pub fn expect(&mut self, cost: Duration) {
+        self.cost = cost;
     }
 
     /// Sets the part of a core from now on; credit and debt stay.
@@ -183,9 +187,23 @@ mod tests {
     }
 
     #[test]
-    fn beginning_with_the_least_sample_keeps_the_same_rate_afterwards() {
-        let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_the_least();
-        assert_eq!(samples(&mut share, 0..4, COST), [4, 20, 20, 20]);
+    fn beginning_with_nothing_it_earns_its_first_sample_and_its_bursts() {
+        let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_nothing();
+        assert_eq!(samples(&mut share, 0..4, COST), [0, 20, 20, 20]);
+        share.burst();
+        // Now the budget counts twice, up to the largest sample.
+        assert_eq!(samples(&mut share, 4..7, COST), [32, 32, 32]);
+        let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_nothing();
+        share.burst();
+        assert_eq!(samples(&mut share, 0..2, COST), [0, 32], "a burst at once has no credit either");
+    }
+
+    #[test]
+    fn a_window_that_is_expected_to_cost_five_times_as_much_is_sampled_five_times_less() {
+        let mut share = Share::new(LIMITS, COST, at(0)).beginning_with_nothing();
+        samples(&mut share, 0..2, COST);
+        share.expect(COST * 5);
+        assert_eq!(samples(&mut share, 2..7, COST * 5), [4, 4, 4, 4, 4]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::MappingStats;
 
-use crate::second_level::{Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
+use crate::second_level::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a second level; see the module. `resume` never fails: it may do so only if nothing was paused.
@@ -32,6 +32,11 @@ impl SecondLevel for FailingSecondLevel {
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
         self.refuse("mapping_stats", &[libc::EIO])?;
         self.real.mapping_stats()
+    }
+
+    fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
+        self.refuse("fault_counters", &[libc::EIO])?;
+        self.real.fault_counters()
     }
 
     fn slots(&self) -> Vec<Slot> {

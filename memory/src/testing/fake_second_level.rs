@@ -8,7 +8,7 @@ use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
 use crate::testing::fake_calls::FakeCalls;
 
-use crate::second_level::{Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId, TableLevels};
+use crate::second_level::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId, TableLevels};
 
 /// A fake second level; see the module.
 #[derive(Debug)]
@@ -20,6 +20,9 @@ pub struct FakeSecondLevel {
 struct State {
     slots: Vec<Slot>,
     stats: MappingStats,
+    /// Counts of faults; `None`: this KVM has none.
+    faults: Option<FaultCounters>,
+    paging: Paging,
     paused: u32,
     calls: FakeCalls,
     ignores_dirty_log: bool,
@@ -40,6 +43,8 @@ impl FakeSecondLevel {
             state: Mutex::new(State {
                 slots,
                 stats: MappingStats::default(),
+                faults: None,
+                paging: Paging::Npt,
                 paused: 0,
                 calls: FakeCalls::default(),
                 ignores_dirty_log: false,
@@ -57,6 +62,17 @@ impl FakeSecondLevel {
     /// Sets the answer of [`SecondLevel::paging_modes`] from now on.
     pub fn set_paging_modes(&self, modes: &[PagingMode]) {
         self.state().paging_modes = modes.to_vec();
+    }
+
+    /// Sets the answer of [`SecondLevel::fault_counters`] from now on. Before the first such call, the statistics are
+    /// missing, and asking for them is not a call that can fail.
+    pub fn set_fault_counters(&self, counters: FaultCounters) {
+        self.state().faults = Some(counters);
+    }
+
+    /// Sets the kind of tables from now on.
+    pub fn set_paging(&self, paging: Paging) {
+        self.state().paging = paging;
     }
 
     /// The `call`-th call that can fail from now on (the next is 0) fails with `errno`, once.
@@ -96,11 +112,18 @@ impl FakeSecondLevel {
 
 impl SecondLevel for FakeSecondLevel {
     fn paging(&self) -> Paging {
-        Paging::Npt
+        self.state().paging
     }
 
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
         self.enter("fake statistics").map(|state| state.stats)
+    }
+
+    fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
+        if self.state().faults.is_none() {
+            return Err(SecondLevelError::NoSuchStatistic("pf_fixed"));
+        }
+        self.enter("fake fault counters").map(|state| state.faults.unwrap_or_default())
     }
 
     fn slots(&self) -> Vec<Slot> {

@@ -25,7 +25,7 @@ pub mod vm;
 pub use guest_memory::GuestMemory;
 pub use kick::Kicker;
 pub use second_level::KvmSecondLevel;
-pub use stats::KvmStats;
+pub use stats::{KvmStats, VcpuStats};
 pub use system::KvmSystem;
 pub use vcpu::Vcpu;
 pub use vm::Vm;

@@ -1,16 +1,17 @@
 //! The manager's access to KVM's side of one VM, built from memslots, statistics and the run loop's pause.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use wideleaf_memory::Paging;
 use wideleaf_memory::actuators::giant::SwapLimits;
-use wideleaf_memory::second_level::{PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
+use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId};
 use wideleaf_policies::MappingStats;
 
-use super::stats::StatsError;
-use super::{KvmError, KvmStats, Vm};
+use super::stats::{StatsError, VcpuCounts};
+use super::{KvmError, KvmStats, VcpuStats, Vm};
 use crate::dma::{DeviceMemory, Gate};
 use crate::run_loop::RunControl;
 
@@ -35,12 +36,33 @@ pub struct KvmSecondLevel {
     control: Arc<RunControl>,
     /// Access of the devices to the same RAM.
     devices: DeviceMemory,
+    /// The vCPUs that are asked for their faults, in order.
+    vcpus: Vec<WatchedVcpu>,
 }
+
+/// A vCPU's file, and its statistics file, which is opened at the first use.
+#[derive(Debug)]
+struct WatchedVcpu {
+    file: OwnedFd,
+    stats: OnceLock<Result<VcpuStats, StatsError>>,
+}
+
+/// Maximum number of vCPUs that are asked for their faults. They all pay the same for one, and each costs the manager
+/// some microseconds at a tick.
+const VCPUS_WATCHED_MAX: usize = 16;
 
 impl KvmSecondLevel {
     /// Access to `vm`: `control` runs its vCPUs, and its devices reach its RAM through `devices`.
     pub fn new(paging: Paging, vm: Arc<Vm>, control: Arc<RunControl>, devices: DeviceMemory) -> KvmSecondLevel {
-        KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices }
+        KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices, vcpus: Vec::new() }
+    }
+
+    /// The same access, which also counts the faults of the vCPUs behind these files, in the order of the vCPUs.
+    #[must_use]
+    pub fn watching(mut self, vcpu_files: impl IntoIterator<Item = OwnedFd>) -> KvmSecondLevel {
+        let watched = |file| WatchedVcpu { file, stats: OnceLock::new() };
+        self.vcpus = vcpu_files.into_iter().take(VCPUS_WATCHED_MAX).map(watched).collect();
+        self
     }
 
     /// The VM's statistics, including those beyond the counts of mappings.
@@ -63,6 +85,22 @@ impl SecondLevel for KvmSecondLevel {
 
     fn mapping_stats(&self) -> Result<MappingStats, SecondLevelError> {
         self.stats().map_err(from_stats)?.mapping_stats().map_err(|error| from_stats(&error))
+    }
+
+    fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
+        if self.vcpus.is_empty() {
+            return Err(SecondLevelError::NoSuchStatistic("pf_fixed"));
+        }
+        let mut all = FaultCounters::default();
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            let Some(system_time) = self.control.system_time_of(index) else { continue };
+            let stats = vcpu.stats.get_or_init(|| VcpuStats::open(&vcpu.file)).as_ref().map_err(from_stats)?;
+            let VcpuCounts { faults, exits } = stats.counts().map_err(|error| from_stats(&error))?;
+            all.faults += faults;
+            all.exits += exits;
+            all.system_time += system_time;
+        }
+        Ok(all)
     }
 
     fn slots(&self) -> Vec<Slot> {

@@ -137,20 +137,15 @@ impl Header {
     }
 }
 
-/// An open statistics file of a VM.
+/// An open statistics file.
 #[derive(Debug)]
-pub struct KvmStats {
+struct StatsFile {
     file: File,
     layout: StatsLayout,
-    pages: [usize; 3],
 }
 
-impl KvmStats {
-    /// Opens the statistics of the VM (or vCPU) behind `kvm_fd`.
-    ///
-    /// # Errors
-    /// [`StatsError`]; `NoSuchStatistic` where one of the three counts of mappings is missing.
-    pub fn open(kvm_fd: &impl AsRawFd) -> Result<KvmStats, StatsError> {
+impl StatsFile {
+    fn open(kvm_fd: &impl AsRawFd) -> Result<StatsFile, StatsError> {
         // SAFETY: the ioctl takes no argument and gives a new file descriptor or -1.
         let fd = unsafe { ioctl(kvm_fd, KVM_GET_STATS_FD) };
         if fd < 0 {
@@ -168,15 +163,43 @@ impl KvmStats {
         }
         let mut front = vec![0; bytes.max(HEADER_BYTES)];
         file.read_exact_at(&mut front, 0).map_err(read_error)?;
-        let layout = StatsLayout::parse(&front)?;
-        let offset_of = |name: &'static str| layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name));
-        let pages = [offset_of("pages_4k")?, offset_of("pages_2m")?, offset_of("pages_1g")?];
-        Ok(KvmStats { file, layout, pages })
+        Ok(StatsFile { file, layout: StatsLayout::parse(&front)? })
+    }
+
+    fn offset_of(&self, name: &'static str) -> Result<usize, StatsError> {
+        self.layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))
+    }
+
+    fn data(&self) -> Result<Vec<u8>, StatsError> {
+        let mut data = vec![0; self.layout.data_bytes];
+        self.file
+            .read_exact_at(&mut data, self.layout.data_offset as u64)
+            .map_err(|source| StatsError::Kernel { what: "reading KVM's statistics", source })?;
+        Ok(data)
+    }
+}
+
+/// An open statistics file of a VM.
+#[derive(Debug)]
+pub struct KvmStats {
+    file: StatsFile,
+    pages: [usize; 3],
+}
+
+impl KvmStats {
+    /// Opens the statistics of the VM behind `kvm_fd`.
+    ///
+    /// # Errors
+    /// [`StatsError`]; `NoSuchStatistic` where one of the three counts of mappings is missing.
+    pub fn open(kvm_fd: &impl AsRawFd) -> Result<KvmStats, StatsError> {
+        let file = StatsFile::open(kvm_fd)?;
+        let pages = [file.offset_of("pages_4k")?, file.offset_of("pages_2m")?, file.offset_of("pages_1g")?];
+        Ok(KvmStats { file, pages })
     }
 
     /// Layout of the file.
     pub fn layout(&self) -> &StatsLayout {
-        &self.layout
+        &self.file.layout
     }
 
     /// KVM's count of leaf mappings by size, now.
@@ -184,7 +207,7 @@ impl KvmStats {
     /// # Errors
     /// [`StatsError::Kernel`] where the file cannot be read.
     pub fn mapping_stats(&self) -> Result<MappingStats, StatsError> {
-        let data = self.data()?;
+        let data = self.file.data()?;
         let [pages_4k, pages_2m, pages_1g] = self.pages.map(|offset| read_u64(&data, offset).unwrap_or(0));
         Ok(MappingStats { pages_4k, pages_2m, pages_1g })
     }
@@ -194,16 +217,47 @@ impl KvmStats {
     /// # Errors
     /// [`StatsError`]; `NoSuchStatistic` where KVM has no statistic of that name.
     pub fn value(&self, name: &'static str) -> Result<u64, StatsError> {
-        let offset = self.layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))?;
-        Ok(read_u64(&self.data()?, offset).unwrap_or(0))
+        let offset = self.file.offset_of(name)?;
+        Ok(read_u64(&self.file.data()?, offset).unwrap_or(0))
+    }
+}
+
+/// Counts of one vCPU since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VcpuCounts {
+    /// Number of second-level faults after which KVM had entered a mapping (`pf_fixed`).
+    pub faults: u64,
+    /// Number of times that the vCPU left the guest, for any reason (`exits`).
+    pub exits: u64,
+}
+
+/// An open statistics file of a vCPU.
+#[derive(Debug)]
+pub struct VcpuStats {
+    file: StatsFile,
+    pf_fixed: usize,
+    exits: usize,
+}
+
+impl VcpuStats {
+    /// Opens the statistics of the vCPU behind `vcpu_fd`.
+    ///
+    /// # Errors
+    /// [`StatsError`]; `NoSuchStatistic` where KVM does not count faults or exits.
+    pub fn open(vcpu_fd: &impl AsRawFd) -> Result<VcpuStats, StatsError> {
+        let file = StatsFile::open(vcpu_fd)?;
+        let (pf_fixed, exits) = (file.offset_of("pf_fixed")?, file.offset_of("exits")?);
+        Ok(VcpuStats { file, pf_fixed, exits })
     }
 
-    fn data(&self) -> Result<Vec<u8>, StatsError> {
-        let mut data = vec![0; self.layout.data_bytes];
-        self.file
-            .read_exact_at(&mut data, self.layout.data_offset as u64)
-            .map_err(|source| StatsError::Kernel { what: "reading KVM's statistics", source })?;
-        Ok(data)
+    /// The vCPU's counts, now.
+    ///
+    /// # Errors
+    /// [`StatsError::Kernel`] where the file cannot be read.
+    pub fn counts(&self) -> Result<VcpuCounts, StatsError> {
+        let data = self.file.data()?;
+        let value = |offset| read_u64(&data, offset).unwrap_or(0);
+        Ok(VcpuCounts { faults: value(self.pf_fixed), exits: value(self.exits) })
     }
 }
 

@@ -1,8 +1,8 @@
 //! One vCPU: registers, CPUID, `KVM_RUN`.
-#![expect(unsafe_code, reason = "KVM reports an internal error in a C union")]
+#![expect(unsafe_code, reason = "KVM reports an internal error in a C union, and a vCPU's file has a number only")]
 
 use std::fmt;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::{
@@ -80,6 +80,16 @@ impl Vcpu {
     /// [`KvmError::Ioctl`] where its page cannot be mapped.
     pub fn kicker(&self) -> Result<Kicker, KvmError> {
         Kicker::new(self.fd.as_raw_fd()).map_err(|source| KvmError::Ioctl { what: "mmap of kvm_run", source })
+    }
+
+    /// A second descriptor of the vCPU's file. Other threads open its statistics by it.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where the process has too many files.
+    pub fn file(&self) -> Result<OwnedFd, KvmError> {
+        // SAFETY: the descriptor is open while `self` lives, and the borrow ends with this statement.
+        let file = unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) };
+        file.try_clone_to_owned().map_err(|source| KvmError::Ioctl { what: "second descriptor of a vCPU", source })
     }
 
     /// Sets the answers of CPUID (KVM API, `KVM_SET_CPUID2`), before the first run.

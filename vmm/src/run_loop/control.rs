@@ -231,6 +231,13 @@ impl RunControl {
         inner.is_stopping || inner.pauses > 0 || inner.reset != Reset::No
     }
 
+    /// CPU time of a vCPU's thread in the kernel, outside the guest ([`Kicker::system_time`]). `None` if no thread runs
+    /// the vCPU at present.
+    pub(crate) fn system_time_of(&self, vcpu: usize) -> Option<Duration> {
+        // A clock that cannot be read belongs to a thread that has just ended.
+        self.kickers.get(vcpu)?.system_time().ok().flatten()
+    }
+
     /// Ends the VM, for this reason unless there is one already.
     pub fn stop(&self, reason: GuestExit) {
         let mut inner = self.lock();

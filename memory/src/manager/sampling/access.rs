@@ -18,6 +18,7 @@ use crate::backing::BackingKind;
 use crate::detached::WindowMover;
 use crate::host::Host;
 use crate::kernel::Kernel;
+use crate::manager::fault_price::FaultPrice;
 use crate::manager::refault_cost::RefaultCost;
 use crate::manager::report::ManagerReport;
 use crate::manager::sensor_cost::SensorCost;
@@ -34,9 +35,10 @@ pub(super) const KIND: Kind = Kind {
     turn: 3,
     is_needed: |needs| needs.access,
     shares_budget: true,
+    causes_faults: true,
     start: |starting| {
         let share = starting.share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, starting.burst);
-        let sampling = AccessSampling::start(starting, share.beginning_with_the_least())?;
+        let sampling = AccessSampling::start(starting, share.beginning_with_nothing())?;
         Ok(Box::new(SharedAccess::new(sampling)))
     },
 };
@@ -123,11 +125,15 @@ struct AccessSampling {
     cost: SensorCost,
     failures: u64,
     refills: RefaultCost,
+    /// Whether windows go aside, so that touches of them cause faults.
+    takes_aside: bool,
+    /// Price of a fault that the expected cost of a window contains; `None` before the first sample.
+    priced_at: Option<Duration>,
 }
 
 impl SlowSensor for SharedAccess {
     fn start(&mut self, tick: &EndOfTick<'_>, _: &mut ManagerReport) {
-        self.lock().start_share(tick.host, &tick.undisturbed(), tick.rows, tick.has_acted());
+        self.lock().start_share(tick.host, &tick.undisturbed(), tick.rows, tick.has_acted(), tick.fault);
     }
 
     fn finish(&mut self, host: &dyn Host, _: &[WindowIndex], report: &mut ManagerReport) {
@@ -165,11 +171,10 @@ impl AccessSampling {
             Err(exact) => ("access_damon", kernel_sampler(&ram).map_err(|why| format!("{exact}; {why}"))?, None),
         };
         // The kernel's monitor takes nothing aside.
-        let refills =
-            RefaultCost::new(vm.second_level.as_ref().filter(|_| name == "access").map(|level| level.paging()));
+        let takes_aside = name == "access";
         Ok(AccessSampling {
             mover,
-            refills,
+            takes_aside,
             ..AccessSampling::of_sampler(vm.id, name, sampler, windows.to_vec(), share)
         })
     }
@@ -187,7 +192,9 @@ impl AccessSampling {
             name,
             sampler,
             mover: None,
-            refills: RefaultCost::new(None),
+            refills: RefaultCost::default(),
+            takes_aside: false,
+            priced_at: None,
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],
@@ -211,7 +218,14 @@ impl AccessSampling {
 
     /// Bursts are for windows that are still small, since their decisions come soon. For the others it is enough to
     /// learn in the end that they are idle.
-    fn start_share(&mut self, host: &dyn Host, backed: &[WindowIndex], rows: &VmSnapshot, has_acted: bool) {
+    fn start_share(
+        &mut self,
+        host: &dyn Host,
+        backed: &[WindowIndex],
+        rows: &VmSnapshot,
+        has_acted: bool,
+        fault: FaultPrice,
+    ) {
         if self.is_end_told {
             return;
         }
@@ -224,13 +238,19 @@ impl AccessSampling {
         if self.small.is_empty() {
             self.share.unchanged_in_burst(0, 0);
         }
+        let fault = if self.takes_aside { fault } else { FaultPrice::assumed(None) };
         let wanted = if self.share.is_bursting() { &self.small } else { backed };
+        if self.priced_at.is_none_or(|before| fault.differs_from(before)) {
+            self.share.expect(ACCESS_COST + RefaultCost::of_each(wanted, rows, fault.time));
+            self.priced_at = self.priced_at.map(|_| fault.time);
+        }
         let share = self.rotation.next_share(wanted, self.share.next(host.now(), wanted.len()));
         if share.is_empty() {
             self.cost.ticks_without += u64::from(!backed.is_empty());
             return;
         }
-        self.refills.expect(&share, rows);
+        self.refills.expect(&share, rows, fault.time);
+        self.priced_at.get_or_insert(fault.time);
         self.sampler.start(host, &share);
         self.is_under_way = true;
     }
@@ -397,7 +417,7 @@ mod tests {
         let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
         windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
         let mut sample = || {
-            sampling.start_share(&host, &windows, &rows, false);
+            sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(None));
             sampling.finish(&host);
             sampling.share.is_bursting()
         };
@@ -424,7 +444,7 @@ mod tests {
         for _ in 0..2 {
             sampling.finish(&host);
             sampling.tell(&mut report);
-            sampling.start_share(&host, &windows, &rows, true);
+            sampling.start_share(&host, &windows, &rows, true, FaultPrice::assumed(None));
         }
         let told = "vm 3: which windows are used, from then on: read of a userfaultfd: i/o error";
         assert_eq!(report.unanswered, [told]);

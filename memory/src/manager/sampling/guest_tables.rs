@@ -13,6 +13,7 @@ pub(super) const KIND: Kind = Kind {
     turn: 1,
     is_needed: |needs| needs.guest_mapping,
     shares_budget: false,
+    causes_faults: false,
     start: |starting| Ok(Box::new(GuestTables::start(starting)?)),
 };
 

@@ -18,6 +18,7 @@ pub(super) const KIND: Kind = Kind {
     turn: 0,
     is_needed: |needs| needs.zero,
     shares_budget: true,
+    causes_faults: false,
     start: |starting| Ok(Box::new(ZeroSampling::start(starting)?)),
 };
 

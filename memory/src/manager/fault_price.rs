@@ -1,0 +1,311 @@
+//! Time of one second-level fault, measured in the running guest: the CPU time of its vCPUs in the kernel over KVM's
+//! count of faults. A sensor that causes faults pays for them at this price.
+//!
+//! ```text
+//!   tick to tick   faults, exits, time in the kernel          few faults, or mostly other exits ─▶ left out
+//!                            │
+//!                            ├─ nearly all on new host pages ─▶ first touches ─▶ batches ─▶ median │ an upper limit
+//!                            └─ nearly none on new host pages ▶ refaults ──────▶ batches ─▶ median │ preferred
+//!   no median yet, or this KVM has no such counts: the assumed price
+//! ```
+//!
+//! The time of the guest itself is not in it. The kernel charges time by ticks of its timer, to the mode that each tick
+//! finds: some ticks make a batch, and the median of batches drops those that contain something else. A first touch
+//! also allocates and clears a page of the host. It is the first that every guest has, and costs more than a refault.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::second_level::{FaultCounters, Paging};
+
+/// Assumed time of a fault for which KVM combines both tables into one: GUPS in a window of base pages lost 2.1 ms
+/// each time the window was aside, 0.3 ms of it the wait (kvm_pvm on a fourth-generation EPYC). On an Intel Xeon it
+/// takes 25 us.
+const SHADOW_FAULT: Duration = Duration::from_micros(5);
+/// Assumed time of a fault that only fills an EPT or NPT entry, exit and entry included; not measured on hardware yet.
+const TDP_FAULT: Duration = Duration::from_micros(1);
+
+/// Minimum number of faults between two ticks: with fewer, other work in the kernel counts for too much.
+const INTERVAL_FAULTS_MIN: u64 = 128;
+/// Maximum number of exits for each fault. Under shadow paging a fault may need a second exit, for the guest's table.
+const EXITS_PER_FAULT_MAX: u64 = 3;
+/// Minimum number of faults in a batch: those of a sample of four windows in base pages.
+const BATCH_FAULTS_MIN: u64 = 2_048;
+/// Minimum time of a batch: five ticks of a timer of 250 Hz, two of 100 Hz.
+const BATCH_TIME_MIN: Duration = Duration::from_millis(20);
+/// Number of faults that make a batch however short its time. At the minimum price they take 13 ms.
+const BATCH_FAULTS_MAX: u64 = 131_072;
+/// Number of batches from which on their median is the price.
+const BATCHES_MIN: usize = 3;
+/// Maximum number of latest batches. With more the price would follow a change more slowly.
+const BATCHES_KEPT: usize = 9;
+/// Plausible prices. No exit and entry is faster; a fault that takes longer waited for something else.
+const PRICES: std::ops::RangeInclusive<Duration> = Duration::from_nanos(100)..=Duration::from_millis(1);
+
+/// Time of one second-level fault, and how it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultPrice {
+    /// Time of one fault.
+    pub time: Duration,
+    /// Source of that time.
+    pub source: PriceSource,
+    /// Number of faults that it was measured from; 0 if it is assumed.
+    pub faults: u64,
+}
+
+/// Source of a price.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PriceSource {
+    /// Measured on another machine; here there were not enough faults, or KVM does not count them.
+    Assumed,
+    /// Measured here while the guest touched memory for the first time: with the host's work for a new page.
+    FirstTouches,
+    /// Measured here while the guest touched memory again.
+    Refaults,
+}
+
+impl PriceSource {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PriceSource::Assumed => "assumed",
+            PriceSource::FirstTouches => "measured at first touches",
+            PriceSource::Refaults => "measured at refaults",
+        }
+    }
+}
+
+impl FaultPrice {
+    /// Assumed price for guests with this paging. A process without a second level has no such faults.
+    pub(super) const fn assumed(paging: Option<Paging>) -> FaultPrice {
+        let time = match paging {
+            None => Duration::ZERO,
+            Some(Paging::Shadow) => SHADOW_FAULT,
+            Some(Paging::Ept | Paging::Npt) => TDP_FAULT,
+        };
+        FaultPrice { time, source: PriceSource::Assumed, faults: 0 }
+    }
+
+    /// Whether a budget that counts with `before` should count anew: a quarter more or less.
+    pub(super) fn differs_from(self, before: Duration) -> bool {
+        self.time.abs_diff(before) > before / 4
+    }
+}
+
+/// Measures the price of a fault of one VM.
+#[derive(Debug)]
+pub(super) struct FaultMeter {
+    assumed: FaultPrice,
+    before: Option<FaultCounters>,
+    first_touches: Batches,
+    refaults: Batches,
+}
+
+impl FaultMeter {
+    pub(super) fn new(paging: Option<Paging>) -> FaultMeter {
+        let (first_touches, refaults) = (Batches::default(), Batches::default());
+        FaultMeter { assumed: FaultPrice::assumed(paging), before: None, first_touches, refaults }
+    }
+
+    /// Records the counters at a tick. `new_pages`: number of host pages that came into use since the tick before.
+    pub(super) fn record(&mut self, now: FaultCounters, new_pages: u64) {
+        let Some(before) = self.before.replace(now) else { return };
+        // Counters that went back are those of fewer vCPUs: one has ended.
+        let Some(since) = difference(now, before) else { return };
+        tracing::debug!("since the last tick: {since:?}, {new_pages} new pages");
+        let FaultCounters { faults, exits, system_time } = since;
+        if faults < INTERVAL_FAULTS_MIN || exits > faults.saturating_mul(EXITS_PER_FAULT_MAX) {
+            return;
+        }
+        if new_pages.saturating_mul(10) <= faults {
+            self.refaults.add(faults, system_time);
+        } else if new_pages.saturating_mul(10) >= faults.saturating_mul(8) {
+            self.first_touches.add(faults, system_time);
+        }
+    }
+
+    /// The best price known.
+    pub(super) fn price(&self) -> FaultPrice {
+        let measured = |batches: &Batches, source| {
+            batches.median().map(|time| FaultPrice { time, source, faults: batches.faults() })
+        };
+        measured(&self.refaults, PriceSource::Refaults)
+            .or_else(|| measured(&self.first_touches, PriceSource::FirstTouches))
+            .unwrap_or(self.assumed)
+    }
+}
+
+fn difference(now: FaultCounters, before: FaultCounters) -> Option<FaultCounters> {
+    Some(FaultCounters {
+        faults: now.faults.checked_sub(before.faults)?,
+        exits: now.exits.checked_sub(before.exits)?,
+        system_time: now.system_time.checked_sub(before.system_time)?,
+    })
+}
+
+/// Intervals put together until they are long enough to be measured, and the latest of these.
+#[derive(Debug, Default)]
+struct Batches {
+    faults: u64,
+    time: Duration,
+    /// Price and number of faults of each batch, oldest first.
+    latest: VecDeque<(Duration, u64)>,
+}
+
+impl Batches {
+    fn add(&mut self, faults: u64, time: Duration) {
+        self.faults = self.faults.saturating_add(faults);
+        self.time += time;
+        let is_long = self.faults >= BATCH_FAULTS_MIN && self.time >= BATCH_TIME_MIN;
+        if !is_long && self.faults < BATCH_FAULTS_MAX {
+            return;
+        }
+        let (faults, time) = (std::mem::take(&mut self.faults), std::mem::take(&mut self.time));
+        let price_ns = time.as_nanos() / u128::from(faults);
+        let price = Duration::from_nanos(u64::try_from(price_ns).unwrap_or(u64::MAX));
+        if !PRICES.contains(&price) {
+            tracing::debug!("{faults} faults in {time:?} are no price");
+            return;
+        }
+        if self.latest.len() == BATCHES_KEPT {
+            self.latest.pop_front();
+        }
+        self.latest.push_back((price, faults));
+    }
+
+    fn median(&self) -> Option<Duration> {
+        if self.latest.len() < BATCHES_MIN {
+            return None;
+        }
+        let mut prices: Vec<_> = self.latest.iter().map(|(price, _)| *price).collect();
+        prices.sort_unstable();
+        Some(prices[prices.len() / 2])
+    }
+
+    fn faults(&self) -> u64 {
+        self.latest.iter().map(|(_, faults)| faults).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest whose counters grow by each step.
+    struct Guest {
+        meter: FaultMeter,
+        counters: FaultCounters,
+    }
+
+    impl Guest {
+        fn new(paging: Paging) -> Guest {
+            let mut meter = FaultMeter::new(Some(paging));
+            meter.record(FaultCounters::default(), 0);
+            Guest { meter, counters: FaultCounters::default() }
+        }
+
+        fn step(&mut self, faults: u64, exits: u64, system_us: u64, new_pages: u64) -> FaultPrice {
+            self.counters.faults += faults;
+            self.counters.exits += exits;
+            self.counters.system_time += Duration::from_micros(system_us);
+            self.meter.record(self.counters, new_pages);
+            self.meter.price()
+        }
+
+        /// The same step several times.
+        fn steps(&mut self, steps: u64, faults: u64, exits: u64, system_us: u64, new_pages: u64) -> FaultPrice {
+            for _ in 0..steps {
+                self.step(faults, exits, system_us, new_pages);
+            }
+            self.meter.price()
+        }
+
+        /// Steps of 2,048 faults that take `fault_us` each.
+        fn batches(&mut self, steps: u64, fault_us: u64, new_pages: u64) -> FaultPrice {
+            self.steps(steps, 2_048, 2_100, 2_048 * fault_us, new_pages)
+        }
+    }
+
+    fn assumed(paging: Paging) -> FaultPrice {
+        FaultPrice::assumed(Some(paging))
+    }
+
+    #[test]
+    fn the_assumed_price_counts_until_there_are_three_batches() {
+        let mut guest = Guest::new(Paging::Shadow);
+        assert_eq!(guest.batches(2, 25, 0), assumed(Paging::Shadow));
+        let measured =
+            FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 2_048 };
+        assert_eq!(guest.batches(1, 25, 0), measured);
+        assert_eq!(FaultMeter::new(None).price().time, Duration::ZERO);
+    }
+
+    #[test]
+    fn refaults_are_preferred_to_first_touches_and_a_mixture_is_neither() {
+        let mut guest = Guest::new(Paging::Shadow);
+        assert_eq!(guest.batches(20, 10, 1_000), assumed(Paging::Shadow), "half of the pages are new");
+        let first = guest.batches(3, 30, 2_048);
+        assert_eq!((first.time, first.source), (Duration::from_micros(30), PriceSource::FirstTouches));
+        let again = guest.batches(3, 20, 100);
+        assert_eq!((again.time, again.source), (Duration::from_micros(20), PriceSource::Refaults));
+    }
+
+    #[test]
+    fn cheap_faults_are_put_together_until_their_time_is_measurable() {
+        let mut guest = Guest::new(Paging::Npt);
+        // 500 ns each, in ticks of 4 ms: one of four steps has one.
+        let mut step = |number: u64| guest.step(2_000, 2_000, if number.is_multiple_of(4) { 4_000 } else { 0 }, 0);
+        assert_eq!((1..59).map(&mut step).last(), Some(assumed(Paging::Npt)));
+        let price = (59..200).map(&mut step).last().expect("steps");
+        assert_eq!(price.source, PriceSource::Refaults);
+        assert!((Duration::from_nanos(400)..Duration::from_nanos(600)).contains(&price.time), "{price:?}");
+    }
+
+    #[test]
+    fn absurd_prices_are_dropped() {
+        let mut guest = Guest::new(Paging::Ept);
+        assert_eq!(guest.batches(10, 1_001, 0), assumed(Paging::Ept), "too long");
+        // No time at all: the kernel does not charge it.
+        assert_eq!(guest.steps(1_000, 2_048, 2_048, 0, 0), assumed(Paging::Ept));
+        assert_eq!(guest.batches(3, 1_000, 0).time, Duration::from_millis(1), "the limit itself counts");
+    }
+
+    #[test]
+    fn one_batch_with_other_work_in_it_does_not_move_the_price() {
+        let mut guest = Guest::new(Paging::Shadow);
+        guest.batches(4, 20, 0);
+        guest.batches(1, 900, 0);
+        assert_eq!(guest.meter.price().time, Duration::from_micros(20));
+        // A lasting change does, with five of nine.
+        assert_eq!(guest.batches(9, 40, 0).time, Duration::from_micros(40));
+    }
+
+    #[test]
+    fn intervals_with_few_faults_or_mostly_other_exits_are_left_out() {
+        let mut guest = Guest::new(Paging::Shadow);
+        assert_eq!(guest.steps(1_000, INTERVAL_FAULTS_MIN - 1, 200, 100_000, 0), assumed(Paging::Shadow));
+        assert_eq!(guest.steps(100, 2_048, 3 * 2_048 + 1, 100_000, 0), assumed(Paging::Shadow));
+    }
+
+    #[test]
+    fn counters_that_go_back_begin_anew() {
+        let mut guest = Guest::new(Paging::Shadow);
+        guest.batches(3, 20, 0);
+        for lower in [FaultCounters::default(), FaultCounters { faults: u64::MAX, ..guest.counters }] {
+            guest.counters = lower;
+            guest.meter.record(guest.counters, 0);
+            assert_eq!(guest.meter.price().faults, 3 * 2_048, "such an interval has no price");
+        }
+        guest.counters = FaultCounters::default();
+        guest.meter.record(guest.counters, 0);
+        assert_eq!(guest.batches(1, 20, 0).faults, 4 * 2_048);
+    }
+
+    #[test]
+    fn a_budget_counts_anew_from_a_quarter_on() {
+        let price = assumed(Paging::Shadow);
+        let [same, less, more] = [5_000, 4_100, 7_000].map(Duration::from_nanos);
+        assert_eq!([same, less, more].map(|before| price.differs_from(before)), [false, false, true]);
+        assert!(price.differs_from(Duration::ZERO));
+    }
+}
