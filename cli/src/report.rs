@@ -8,8 +8,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::PerTenThousand;
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd,
-    RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
+    FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange,
+    Problem, RamAtEnd, RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
 

@@ -7,8 +7,8 @@ use wideleaf_memory::{FirstTouchReport, ReservedFramesReport};
 use wideleaf_policies::Moment;
 
 use crate::report::{
-    Counters, FaultPriceSummary, Histogram, KvmCheckSummary, ManagerSummary, OF_POLICIES, PolicyChange, RecordingSummary, SampleAt,
-    SensorSummary,
+    Counters, FaultPriceSummary, Histogram, KvmCheckSummary, ManagerSummary, OF_POLICIES, PolicyChange,
+    RecordingSummary, SampleAt, SensorSummary,
 };
 
 /// The manager's part of a report.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes as _, GuestAddress};
-use wideleaf_memory::second_level::{PagingMode, SecondLevelError, TableLevels};
+use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::{gib, mib};
@@ -451,6 +451,28 @@ fn dirty_logging_holds_a_slot_at_4k_until_it_is_switched_off() {
     let again = until("large mappings again", stats, |stats| stats.pages_2m >= large.pages_2m);
     eprintln!("{}: {large:?} → {small:?} → {again:?}", second_level.paging().name());
     assert!(second_level.set_dirty_log(wideleaf_memory::second_level::SlotId(99), true).is_err());
+}
+
+#[test]
+fn faults_and_the_time_that_they_take_are_counted_until_the_vcpu_ends() {
+    if !has_kvm() {
+        return;
+    }
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let (machine, _) = start(VmOptions { backing, ..options(&touch(TOUCH_START, TOUCH_END)) });
+    let second_level = machine.second_level();
+    let counters = || second_level.fault_counters().unwrap();
+    until("a pass", || counter(&machine), |count| *count > 0);
+    let touched = counters();
+    eprintln!("{}: {touched:?}, {:?}", second_level.paging().name(), second_level.mapping_stats());
+    assert!(touched.faults >= WINDOWS * 512 && touched.exits >= touched.faults, "{touched:?}");
+    assert!(touched.system_time > Duration::ZERO, "the kernel's timer found it there: {touched:?}");
+    let passes = counter(&machine);
+    until("more passes", || counter(&machine), |count| *count > passes + 2);
+    let later = counters();
+    assert!(later.faults < touched.faults + WINDOWS * 512, "what is mapped does not fault again: {later:?}");
+    assert_eq!(machine.stop(), GuestExit::Stopped);
+    assert_eq!(counters(), FaultCounters::default(), "no thread runs the vCPU");
 }
 
 #[test]

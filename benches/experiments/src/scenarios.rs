@@ -33,6 +33,7 @@ pub const ALL: [Scenario; 16] = [
     scenario("half_sparse", "does `auto` have the speed of huge pages and the memory of base pages?", Some(2)),
     scenario("khugepaged", "how much faster than khugepaged is `auto`, and at what CPU time?", Some(3)),
     scenario("sensing", "what does sensing cost a guest and the host?", Some(4)),
+    scenario("first_seconds", "what does `auto` cost a guest that gains nothing by it, in its first seconds?", Some(6)),
     scenario("returns", "how soon is a hot set on 2 MiB pages again after it was made small?", Some(2)),
     scenario("attached", "what is attaching to a QEMU guest worth, and what does it cost the guest?", Some(2)),
     scenario("attached_idle", "what does wideleafd cost beside 50 guests that stand?", Some(2)),

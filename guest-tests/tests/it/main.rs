@@ -3,6 +3,7 @@
 
 mod contents_survive;
 mod disk;
+mod fault_price;
 mod giant_swap;
 mod giants_chosen;
 mod mapping_level_observed;

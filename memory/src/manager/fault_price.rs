@@ -234,8 +234,7 @@ mod tests {
     fn the_assumed_price_counts_until_there_are_three_batches() {
         let mut guest = Guest::new(Paging::Shadow);
         assert_eq!(guest.batches(2, 25, 0), assumed(Paging::Shadow));
-        let measured =
-            FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 2_048 };
+        let measured = FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 2_048 };
         assert_eq!(guest.batches(1, 25, 0), measured);
         assert_eq!(FaultMeter::new(None).price().time, Duration::ZERO);
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::moves;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
-use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
-use wideleaf_memory::second_level::{SecondLevel, SlotId};
+use wideleaf_memory::manager::{FaultPrice, ManagedVm, ManagerConfig, ManagerLoop, PriceSource};
+use wideleaf_memory::second_level::{FaultCounters, Paging, SecondLevel, SlotId};
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_memory::{GuestRam, LinuxHost, Manager};
@@ -269,6 +269,69 @@ fn written_pages_are_counted_between_ticks_and_never_in_slots_logged_by_another_
     let cost = report.sensor_costs["written"];
     assert_eq!((cost.samples, cost.windows, cost.waits), (2, 8, 4), "the second one ended with the loop");
     assert!(report.sensor_failures.is_empty(), "{:?}", report.sensor_failures);
+}
+
+/// A loop over a guest with this second level, whose policy asks for `needs`.
+fn loop_over(guest: &Arc<FakeSecondLevel>, needs: Needs) -> ManagerLoop {
+    let (host, ram) = ram_with_one_word_per_page(BackingKind::Anon);
+    let (_, policy) = watched(needs, None);
+    let vm = ManagedVm::new(VmId(0), ram, Some(guest.clone()));
+    ManagerLoop::new(host, vec![vm], policy, ManagerConfig::default())
+}
+
+/// Ticks of a guest that has 4096 faults of 25 us before each.
+fn ticks_with_faults(work: &mut ManagerLoop, guest: &FakeSecondLevel, ticks: std::ops::Range<u64>) {
+    for tick in ticks {
+        let faults = tick * 4096;
+        let system_time = Duration::from_micros(faults * 25);
+        guest.set_fault_counters(FaultCounters { faults, exits: faults, system_time });
+        work.tick();
+    }
+}
+
+#[test]
+fn the_price_of_a_fault_is_measured_where_a_sensor_causes_faults() {
+    let slots = [GpaRange::new(Gpa::new(0), mib(16)).unwrap()];
+    let guest = Arc::new(FakeSecondLevel::new(&slots));
+    guest.set_paging(Paging::Shadow);
+    let mut work = loop_over(&guest, Needs { written: true, ..Needs::default() });
+    ticks_with_faults(&mut work, &guest, 1..4);
+    let price = work.report().fault_prices[&VmId(0)];
+    assert_eq!((price.time, price.source), (Duration::from_micros(5), PriceSource::Assumed));
+    ticks_with_faults(&mut work, &guest, 4..5);
+    let measured = FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 4096 };
+    assert_eq!(work.finish().fault_prices[&VmId(0)], measured);
+
+    let mut work = loop_over(&guest, Needs { zero: true, ..Needs::default() });
+    ticks_with_faults(&mut work, &guest, 5..10);
+    assert!(work.finish().fault_prices.is_empty(), "no sensor causes faults");
+}
+
+#[test]
+fn the_price_stays_assumed_where_kvm_has_no_such_counts() {
+    let guest = Arc::new(FakeSecondLevel::new(&[GpaRange::new(Gpa::new(0), mib(16)).unwrap()]));
+    let mut work = loop_over(&guest, Needs { written: true, ..Needs::default() });
+    for _ in 0..3 {
+        work.tick();
+    }
+    let report = work.finish();
+    let price = report.fault_prices[&VmId(0)];
+    assert_eq!((price.time, price.source, price.faults), (Duration::from_micros(1), PriceSource::Assumed, 0));
+    assert!(report.sensor_failures.is_empty(), "{:?}", report.sensor_failures);
+}
+
+#[test]
+fn counters_that_cannot_be_read_are_counted_and_read_again_at_the_next_tick() {
+    let guest = Arc::new(FakeSecondLevel::new(&[GpaRange::new(Gpa::new(0), mib(16)).unwrap()]));
+    let mut work = loop_over(&guest, Needs { written: true, ..Needs::default() });
+    ticks_with_faults(&mut work, &guest, 0..1);
+    // A tick ends the sample of writes with two calls, asks for KVM's totals, and then for the faults.
+    guest.fail_call(3, libc::EIO);
+    ticks_with_faults(&mut work, &guest, 1..7);
+    let report = work.finish();
+    assert_eq!(report.sensor_failures.get("fault_price"), Some(&1), "{:?}", report.sensor_failures);
+    let price = report.fault_prices[&VmId(0)];
+    assert_eq!((price.time, price.source), (Duration::from_micros(25), PriceSource::Refaults));
 }
 
 #[test]

@@ -356,6 +356,8 @@ fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manager::fault_price::FaultMeter;
+    use crate::second_level::{FaultCounters, Paging};
     use crate::sensors::access::AccessSample;
     use crate::sensors::share::ShareLimits;
     use crate::testing::fake_host::FakeHost;
@@ -425,6 +427,104 @@ mod tests {
         // bring none, and the burst ends with the last of them.
         let bursting: Vec<bool> = (0..8).map(|_| sample()).collect();
         assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
+    }
+
+    /// A sensor that sees a touch of each window of its sample, and needs no CPU time.
+    #[derive(Default)]
+    struct Busy(Vec<WindowIndex>);
+
+    impl AccessSampler for Busy {
+        fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
+            self.0 = windows.to_vec();
+        }
+
+        fn finish(&mut self, _: &dyn Host) -> AccessSample {
+            let rows: Vec<_> = std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Touched)).collect();
+            let cost = AccessCost { windows: rows.len() as u64, events: rows.len() as u64, cpu: Duration::ZERO };
+            AccessSample { rows, watched_for: BTreeMap::new(), cost }
+        }
+
+        fn why_it_ended(&self) -> Option<String> {
+            None
+        }
+    }
+
+    /// Number of windows in base pages that are sampled in ten minutes, on a host on which a fault takes this time.
+    /// The guest's first touches come before the first sample.
+    fn sampled_where_a_fault_takes(fault: Duration) -> u64 {
+        const WINDOWS: u64 = 64;
+        let host = FakeHost::default();
+        let windows: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
+        let mut rows = VmSnapshot::with_capacity(VmId(0), windows.len());
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        let limits = ShareLimits {
+            budget: PerTenThousand::new(50),
+            burst: Duration::from_millis(100),
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
+        let mut sampling = AccessSampling {
+            takes_aside: true,
+            ..AccessSampling::of_sampler(VmId(0), "access", Box::<Busy>::default(), windows.clone(), share)
+        };
+        let (mut meter, mut counters) = (FaultMeter::new(Some(Paging::Shadow)), FaultCounters::default());
+        let mut touch = |faults: u64, new_pages: u64| {
+            counters.faults += faults;
+            counters.exits += faults;
+            counters.system_time += fault * faults as u32;
+            meter.record(counters, new_pages);
+            meter.price()
+        };
+        touch(0, 0);
+        (0..16).for_each(|_| {
+            touch(2_048, 2_048);
+        });
+        let (mut sampled, mut refaults) = (0, 0);
+        for _ in 0..600 {
+            sampling.share.changed(); // no slower tempo
+            sampling.start_share(&host, &windows, &rows, false, touch(refaults * 512, 0));
+            host.sleep(Duration::from_secs(1));
+            sampling.finish(&host);
+            refaults = std::mem::take(&mut sampling.cost).windows;
+            sampled += refaults;
+        }
+        sampled
+    }
+
+    #[test]
+    fn where_a_fault_takes_five_times_as_long_five_times_fewer_windows_are_sampled() {
+        let [fast, slow] = [5, 25].map(|us| sampled_where_a_fault_takes(Duration::from_micros(us)));
+        // A window costs 2.56 or 12.8 ms of the 3 s that ten minutes earn, and of as much for bursts.
+        assert!((1_150..=2_400).contains(&fast), "{fast}");
+        assert!((slow * 9 / 2..=slow * 11 / 2).contains(&fast), "{fast} and {slow}");
+    }
+
+    #[test]
+    fn nothing_is_sampled_before_it_is_earned_at_the_price_of_its_faults() {
+        let host = FakeHost::default();
+        let windows: Vec<_> = (0..64).map(WindowIndex::new).collect();
+        let mut rows = VmSnapshot::with_capacity(VmId(0), windows.len());
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        let limits = ShareLimits {
+            budget: PerTenThousand::new(50),
+            burst: Duration::from_millis(100),
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
+        let mut sampling = AccessSampling {
+            takes_aside: true,
+            ..AccessSampling::of_sampler(VmId(0), "access", Box::<Busy>::default(), windows.clone(), share)
+        };
+        let began = host.now();
+        while !sampling.is_under_way {
+            sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(Some(Paging::Shadow)));
+            host.sleep(Duration::from_millis(10));
+        }
+        // Four windows of 512 faults of 5 us, and 330 us of the manager each: 11.56 ms, of which a second earns 5 ms.
+        let earned_after = host.now().since(began);
+        assert!((2_310..=2_350).contains(&earned_after.as_millis()), "{earned_after:?}");
     }
 
     #[test]
