@@ -10,7 +10,9 @@ use wideleaf_memory::{LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::parameters::PolicyChoice;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId};
+use wideleaf_policies::{
+    Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId, VmSnapshot,
+};
 
 use crate::cpu::Threads;
 use crate::guest::Guest;
@@ -124,6 +126,10 @@ impl Policy for OnLeave {
         self.policy.needs()
     }
 
+    fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
+        self.policy.uses_access(vm, row)
+    }
+
     fn figures(&self) -> Vec<(&'static str, u64)> {
         self.policy.figures()
     }
@@ -140,7 +146,7 @@ impl Policy for OnLeave {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wideleaf_policies::{Backing, VmSnapshot, WindowIndex, WindowRow};
+    use wideleaf_policies::{Backing, WindowIndex, WindowRow};
 
     #[test]
     fn a_policy_without_permission_plans_nothing_and_resumes_afterwards() {

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::reservations::ReservationRules;
-use crate::snapshot::{Snapshot, VmId};
+use crate::snapshot::{Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 
@@ -78,6 +78,12 @@ pub trait Policy: Send {
     /// so they run only for the policies that use them. On a host without the sensor the column stays empty.
     fn needs(&self) -> Needs {
         Needs::default()
+    }
+
+    /// Whether the policy would use a sample of the accesses to this row of `vm`, if it needs accesses. Each sample
+    /// costs the guest a wait and faults, so windows that no access can change a decision about are not sampled.
+    fn uses_access(&self, _vm: &VmSnapshot, _row: usize) -> bool {
+        true
     }
 
     /// How guest RAM should start if the user does not say.

@@ -84,6 +84,8 @@ struct EndOfTick<'a> {
     rows: &'a VmSnapshot,
     /// Windows that can be sampled one by one.
     backed: &'a [WindowIndex],
+    /// Whether the policy would use a sample of the accesses to a window, by row.
+    is_access_used: &'a [bool],
     /// Windows of the plan: the guest has just waited for them, and must not wait for a sample as well.
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
@@ -161,13 +163,15 @@ impl EndOfTick<'_> {
         !self.acted_on.is_empty()
     }
 
-    /// Windows that the guest has not waited for at this tick, and is not filling. A window that it is filling is
-    /// plainly in use, but would count as idle if no touch were seen in the next moment.
-    fn undisturbed(&self) -> Vec<WindowIndex> {
-        let resident = |window| self.rows.row(window).map(|row| (self.rows.resident[row], self.resident_before[row]));
-        let is_settled = |window| resident(window).is_some_and(|(now, before)| now == before);
-        let is_undisturbed = |window: &WindowIndex| !self.acted_on.contains(window) && is_settled(*window);
-        self.backed.iter().copied().filter(is_undisturbed).collect()
+    /// Windows whose accesses the policy would use, that the guest has not waited for at this tick, and is not filling.
+    /// A window that it is filling is plainly in use, but would count as idle if no touch were seen in the next moment.
+    fn to_sample(&self) -> Vec<WindowIndex> {
+        let is_settled = |row: usize| self.rows.resident[row] == self.resident_before[row];
+        let is_wanted = |window: &WindowIndex| {
+            let row = self.rows.row(*window).filter(|row| self.is_access_used[*row]);
+            !self.acted_on.contains(window) && row.is_some_and(is_settled)
+        };
+        self.backed.iter().copied().filter(is_wanted).collect()
     }
 }
 
@@ -246,7 +250,7 @@ impl Sampling {
     }
 
     /// Runs the sensors that are due and begins the next samples. `rows` is the snapshot of this tick, `acted_on` the
-    /// windows of its plan.
+    /// windows of its plan. `is_access_used` says by row whether the policy would use a sample of accesses.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
@@ -257,8 +261,19 @@ impl Sampling {
     ) {
         self.measure_faults(vm, rows, report);
         let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
+        is_access_used: &[bool],
         let Sampling { windows, resident, sensors, .. } = self;
-        let tick = EndOfTick { host, vm, windows, rows, backed: &backed, acted_on, resident_before: resident, fault };
+        let tick = EndOfTick {
+            host,
+            vm,
+            windows,
+            rows,
+            backed: &backed,
+            is_access_used,
+            acted_on,
+            resident_before: resident,
+            fault,
+        };
         sensors.iter_mut().for_each(|(_, sensor)| sensor.start(&tick, report));
         resident.clone_from(&rows.resident);
     }

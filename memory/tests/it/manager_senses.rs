@@ -17,7 +17,8 @@ use wideleaf_memory::{GuestRam, LinuxHost, Manager};
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{
-    Action, Backing, Budget, Bytes, Cost, Gpa, GpaRange, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex,
+    Action, Backing, Budget, Bytes, Cost, Gpa, GpaRange, Moment, PageSize, Plan, Snapshot, VmId, VmSnapshot,
+    WindowIndex,
 };
 
 const WINDOWS: u64 = 8;
@@ -29,6 +30,8 @@ struct Watcher {
     needs: Needs,
     releases: Option<WindowIndex>,
     promotes: bool,
+    /// Number of the first windows, whose accesses it would use.
+    uses_access_of: usize,
 }
 
 impl Policy for Watcher {
@@ -38,6 +41,10 @@ impl Policy for Watcher {
 
     fn needs(&self) -> Needs {
         self.needs
+    }
+
+    fn uses_access(&self, _: &VmSnapshot, row: usize) -> bool {
+        row < self.uses_access_of
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
@@ -65,7 +72,7 @@ fn ram_with_one_word_per_page(kind: BackingKind) -> (Arc<LinuxHost>, Arc<GuestRa
 
 fn watched(needs: Needs, releases: Option<WindowIndex>) -> (Seen, Box<dyn Policy>) {
     let seen = Seen::default();
-    (seen.clone(), Box::new(Watcher { seen, needs, releases, promotes: false }))
+    (seen.clone(), Box::new(Watcher { seen, needs, releases, promotes: false, uses_access_of: WINDOWS as usize }))
 }
 
 #[test]
@@ -167,13 +174,39 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
 }
 
 #[test]
+fn windows_whose_accesses_are_of_no_use_are_not_sampled() {
+    if moves::are_missing() {
+        return;
+    }
+    let (host, ram) = ram_with_one_word_per_page(BackingKind::Anon);
+    let needs = Needs { access: true, ..Needs::default() };
+    let seen = Seen::default();
+    let policy = Watcher { seen: seen.clone(), needs, releases: None, promotes: false, uses_access_of: 3 };
+    let vm = ManagedVm::new(VmId(0), ram, None);
+    let mut work = ManagerLoop::new(host, vec![vm], Box::new(policy), ManagerConfig::default());
+    let samples = || seen.lock().unwrap().vms[0].access.iter().map(|access| access.samples()).collect::<Vec<_>>();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        work.tick();
+        if samples()[..3].iter().all(|samples| *samples >= 2) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "its windows were not sampled twice within a minute: {:?}", samples());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(samples()[3..], [0; WINDOWS as usize - 3]);
+}
+
+#[test]
 fn windows_are_swapped_under_a_writer_if_they_can_be_moved() {
     if moves::are_missing() {
         return;
     }
     let (host, ram) = ram_with_one_word_per_page(BackingKind::Anon);
     let needs = Needs { access: true, ..Needs::default() };
-    let policy = Box::new(Watcher { seen: Seen::default(), needs, releases: None, promotes: true });
+    let policy =
+        Watcher { seen: Seen::default(), needs, releases: None, promotes: true, uses_access_of: WINDOWS as usize };
+    let policy = Box::new(policy);
     let vm = ManagedVm::new(VmId(0), ram.clone(), None);
     let mut work = ManagerLoop::new(host.clone(), vec![vm], policy, ManagerConfig::default());
     let is_over = AtomicBool::new(false);

@@ -351,6 +351,11 @@ impl Policy for Auto {
         Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
     }
 
+    /// A window that a promotion cannot help is never promoted. Large windows earn their cost back, and are released.
+    fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
+        vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
+    }
+
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
         let is_short = self.shortage.update(snapshot.host);

@@ -595,6 +595,20 @@ fn auto_without_samples_promotes_nearly_full_windows_the_guest_maps() {
     assert_eq!(Desk::new("auto").promotions(&snapshot, seconds(0)), [(0, 1), (0, 0)]);
 }
 
+/// Accesses to windows that a promotion cannot help are of no use to `auto`, unless they are large already.
+#[test]
+fn auto_uses_no_samples_of_windows_that_shadow_tables_keep_small() {
+    let mappings = [GuestMapping::Base4K, GuestMapping::Huge2M, GuestMapping::Unknown, GuestMapping::Base4K];
+    let vm = vm_with(0, "fffH", |at, row| row.guest_mapping = mappings[at]);
+    let used = |walk: WalkCost| {
+        let mut desk = Desk::new("auto");
+        desk.0.take_walk_cost(&walk);
+        [0, 1, 2, 3].map(|row| desk.0.uses_access(&vm, row))
+    };
+    assert_eq!(used(WalkCost::PRIOR), [true; 4]);
+    assert_eq!(used(WalkCost::PRIOR.under_shadow_paging()), [false, true, true, true]);
+}
+
 /// A full window and a hot one for each mapping of the guest: no promotion where shadow tables keep the guest's
 /// base pages unchanged.
 #[test]

@@ -133,7 +133,7 @@ struct AccessSampling {
 
 impl SlowSensor for SharedAccess {
     fn start(&mut self, tick: &EndOfTick<'_>, _: &mut ManagerReport) {
-        self.lock().start_share(tick.host, &tick.undisturbed(), tick.rows, tick.has_acted(), tick.fault);
+        self.lock().start_share(tick.host, &tick.to_sample(), tick.rows, tick.has_acted(), tick.fault);
     }
 
     fn finish(&mut self, host: &dyn Host, _: &[WindowIndex], report: &mut ManagerReport) {
