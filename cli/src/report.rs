@@ -256,9 +256,14 @@ fn write_ram_at_end(out: &mut String, report: &RunReport) {
 }
 
 /// Price of a second-level fault, with its source.
-fn fault_price(FaultPriceSummary { us, source, faults }: &FaultPriceSummary) -> String {
+fn fault_price(price: &FaultPriceSummary) -> String {
+    let FaultPriceSummary { us, source, faults, faults_per_512_mappings } = price;
     let of = if *faults > 0 { format!(" over {faults} faults") } else { String::new() };
-    format!("a second-level fault takes {us:.2} us ({source}{of})")
+    let by = match faults_per_512_mappings {
+        512 => String::new(),
+        fewer => format!("; 512 mappings come back by {fewer}"),
+    };
+    format!("a second-level fault takes {us:.2} us ({source}{of}){by}")
 }
 
 fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {

@@ -401,6 +401,8 @@ pub struct FaultPriceSummary {
     pub source: String,
     /// Number of faults that it was measured from; 0 if it is assumed.
     pub faults: u64,
+    /// Number of faults by which 512 mappings come back after a sample; 512 until it is known.
+    pub faults_per_512_mappings: u16,
 }
 
 /// State of a recording.

@@ -37,6 +37,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             us: price.time.as_secs_f64() * 1e6,
             source: price.source.name().to_owned(),
             faults: price.faults,
+            faults_per_512_mappings: price.faults_per_512,
         }),
         unanswered: report.unanswered.clone(),
         panics: report.panics.clone(),

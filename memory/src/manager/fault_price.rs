@@ -9,12 +9,18 @@
 //!   no median yet, or this KVM has no such counts: the assumed price
 //! ```
 //!
-//! The time of the guest itself is not in it. The kernel charges time by ticks of its timer, to the mode that each tick
+//! A window that comes back may need fewer faults than it has pages: under shadow paging KVM maps up to seven
+//! neighbours at a fault where the guest's table has them (512 pages of a guest on 4 KiB pages: 64 faults), and a
+//! guest does not touch all of them again. The meter counts that too: refaults over the mappings of touched windows.
+//!
+//! The time of the guest itself is not in the price. The kernel charges time by ticks of its timer, to the mode that each tick
 //! finds: some ticks make a batch, and the median of batches drops those that contain something else. A first touch
 //! also allocates and clears a page of the host. It is the first that every guest has, and costs more than a refault.
 
 use std::collections::VecDeque;
 use std::time::Duration;
+
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
 use crate::second_level::{FaultCounters, Paging};
 
@@ -31,14 +37,18 @@ const INTERVAL_FAULTS_MIN: u64 = 128;
 const EXITS_PER_FAULT_MAX: u64 = 3;
 /// Minimum number of faults in a batch: those of a sample of four windows in base pages.
 const BATCH_FAULTS_MIN: u64 = 2_048;
-/// Minimum time of a batch: five ticks of a timer of 250 Hz, two of 100 Hz.
-const BATCH_TIME_MIN: Duration = Duration::from_millis(20);
+/// Minimum time of a batch: three ticks of a timer of 250 Hz, two of 100 Hz.
+const BATCH_TIME_MIN: Duration = Duration::from_millis(12);
 /// Number of faults that make a batch however short its time. At the minimum price they take 13 ms.
 const BATCH_FAULTS_MAX: u64 = 131_072;
 /// Number of batches from which on their median is the price.
 const BATCHES_MIN: usize = 3;
 /// Maximum number of latest batches. With more the price would follow a change more slowly.
 const BATCHES_KEPT: usize = 9;
+/// Number of mappings in base pages that [`FaultPrice::faults_per_512`] relates to: those of a window.
+const MAPPINGS: u16 = BASE_PAGES_PER_WINDOW;
+/// Number of mappings of touched windows from which on their refaults are related to them: eight windows.
+const REFILLED_MIN: u64 = 8 * MAPPINGS as u64;
 /// Plausible prices. No exit and entry is faster; a fault that takes longer waited for something else.
 const PRICES: std::ops::RangeInclusive<Duration> = Duration::from_nanos(100)..=Duration::from_millis(1);
 
@@ -51,6 +61,8 @@ pub struct FaultPrice {
     pub source: PriceSource,
     /// Number of faults that it was measured from; 0 if it is assumed.
     pub faults: u64,
+    /// Number of faults by which 512 mappings come back; 512 until it is known.
+    pub faults_per_512: u16,
 }
 
 /// Source of a price.
@@ -83,12 +95,19 @@ impl FaultPrice {
             Some(Paging::Shadow) => SHADOW_FAULT,
             Some(Paging::Ept | Paging::Npt) => TDP_FAULT,
         };
-        FaultPrice { time, source: PriceSource::Assumed, faults: 0 }
+        FaultPrice { time, source: PriceSource::Assumed, faults: 0, faults_per_512: MAPPINGS }
     }
 
-    /// Whether a budget that counts with `before` should count anew: a quarter more or less.
-    pub(super) fn differs_from(self, before: Duration) -> bool {
-        self.time.abs_diff(before) > before / 4
+    /// Time until that number of mappings has come back, at most.
+    pub(super) fn of_mappings(self, mappings: u64) -> Duration {
+        let faults = (mappings * u64::from(self.faults_per_512)).div_ceil(u64::from(MAPPINGS));
+        self.time.saturating_mul(u32::try_from(faults).unwrap_or(u32::MAX))
+    }
+
+    /// Whether a budget that counts with `before` should count anew: a quarter more or less for a whole window.
+    pub(super) fn differs_from(self, before: FaultPrice) -> bool {
+        let [now, before] = [self, before].map(|price| price.of_mappings(u64::from(MAPPINGS)));
+        now.abs_diff(before) > before / 4
     }
 }
 
@@ -99,21 +118,39 @@ pub(super) struct FaultMeter {
     before: Option<FaultCounters>,
     first_touches: Batches,
     refaults: Batches,
+    /// Number of mappings of windows that were aside and touched.
+    refilled: u64,
+    /// Number of faults without a new host page since the first such window was aside.
+    refaulted: u64,
 }
 
 impl FaultMeter {
     pub(super) fn new(paging: Option<Paging>) -> FaultMeter {
         let (first_touches, refaults) = (Batches::default(), Batches::default());
-        FaultMeter { assumed: FaultPrice::assumed(paging), before: None, first_touches, refaults }
+        FaultMeter {
+            assumed: FaultPrice::assumed(paging),
+            before: None,
+            first_touches,
+            refaults,
+            refilled: 0,
+            refaulted: 0,
+        }
     }
 
-    /// Records the counters at a tick. `new_pages`: number of host pages that came into use since the tick before.
-    pub(super) fn record(&mut self, now: FaultCounters, new_pages: u64) {
+    /// Records the counters at a tick. Since the tick before, `new_pages` host pages came into use, and windows with
+    /// `refilled` mappings came back because they were touched.
+    pub(super) fn record(&mut self, now: FaultCounters, new_pages: u64, refilled: u64) {
         let Some(before) = self.before.replace(now) else { return };
         // Counters that went back are those of fewer vCPUs: one has ended.
         let Some(since) = difference(now, before) else { return };
-        tracing::debug!("since the last tick: {since:?}, {new_pages} new pages");
+        tracing::debug!(
+            "since the last tick: {since:?}, {new_pages} new pages, {refilled} mappings of touched windows"
+        );
         let FaultCounters { faults, exits, system_time } = since;
+        self.refilled += refilled;
+        if self.refilled > 0 {
+            self.refaulted += faults.saturating_sub(new_pages);
+        }
         if faults < INTERVAL_FAULTS_MIN || exits > faults.saturating_mul(EXITS_PER_FAULT_MAX) {
             return;
         }
@@ -126,12 +163,18 @@ impl FaultMeter {
 
     /// The best price known.
     pub(super) fn price(&self) -> FaultPrice {
+        let faults_per_512 = match self.refilled {
+            // Faults have other causes too, so there may be more of them than mappings.
+            REFILLED_MIN.. => (self.refaulted * u64::from(MAPPINGS)).div_ceil(self.refilled).clamp(1, MAPPINGS.into()),
+            _ => MAPPINGS.into(),
+        } as u16;
         let measured = |batches: &Batches, source| {
-            batches.median().map(|time| FaultPrice { time, source, faults: batches.faults() })
+            let faults = batches.faults();
+            batches.median().map(|time| FaultPrice { time, source, faults, faults_per_512 })
         };
         measured(&self.refaults, PriceSource::Refaults)
             .or_else(|| measured(&self.first_touches, PriceSource::FirstTouches))
-            .unwrap_or(self.assumed)
+            .unwrap_or(FaultPrice { faults_per_512, ..self.assumed })
     }
 }
 
@@ -200,7 +243,7 @@ mod tests {
     impl Guest {
         fn new(paging: Paging) -> Guest {
             let mut meter = FaultMeter::new(Some(paging));
-            meter.record(FaultCounters::default(), 0);
+            meter.record(FaultCounters::default(), 0, 0);
             Guest { meter, counters: FaultCounters::default() }
         }
 
@@ -208,7 +251,7 @@ mod tests {
             self.counters.faults += faults;
             self.counters.exits += exits;
             self.counters.system_time += Duration::from_micros(system_us);
-            self.meter.record(self.counters, new_pages);
+            self.meter.record(self.counters, new_pages, 0);
             self.meter.price()
         }
 
@@ -234,7 +277,12 @@ mod tests {
     fn the_assumed_price_counts_until_there_are_three_batches() {
         let mut guest = Guest::new(Paging::Shadow);
         assert_eq!(guest.batches(2, 25, 0), assumed(Paging::Shadow));
-        let measured = FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 2_048 };
+        let measured = FaultPrice {
+            time: Duration::from_micros(25),
+            source: PriceSource::Refaults,
+            faults: 3 * 2_048,
+            faults_per_512: 512,
+        };
         assert_eq!(guest.batches(1, 25, 0), measured);
         assert_eq!(FaultMeter::new(None).price().time, Duration::ZERO);
     }
@@ -254,8 +302,8 @@ mod tests {
         let mut guest = Guest::new(Paging::Npt);
         // 500 ns each, in ticks of 4 ms: one of four steps has one.
         let mut step = |number: u64| guest.step(2_000, 2_000, if number.is_multiple_of(4) { 4_000 } else { 0 }, 0);
-        assert_eq!((1..59).map(&mut step).last(), Some(assumed(Paging::Npt)));
-        let price = (59..200).map(&mut step).last().expect("steps");
+        assert_eq!((1..36).map(&mut step).last(), Some(assumed(Paging::Npt)), "three batches take nine ticks");
+        let price = (36..200).map(&mut step).last().expect("steps");
         assert_eq!(price.source, PriceSource::Refaults);
         assert!((Duration::from_nanos(400)..Duration::from_nanos(600)).contains(&price.time), "{price:?}");
     }
@@ -292,19 +340,45 @@ mod tests {
         guest.batches(3, 20, 0);
         for lower in [FaultCounters::default(), FaultCounters { faults: u64::MAX, ..guest.counters }] {
             guest.counters = lower;
-            guest.meter.record(guest.counters, 0);
+            guest.meter.record(guest.counters, 0, 0);
             assert_eq!(guest.meter.price().faults, 3 * 2_048, "such an interval has no price");
         }
         guest.counters = FaultCounters::default();
-        guest.meter.record(guest.counters, 0);
+        guest.meter.record(guest.counters, 0, 0);
         assert_eq!(guest.batches(1, 20, 0).faults, 4 * 2_048);
     }
 
     #[test]
+    fn mappings_that_come_back_by_fewer_faults_cost_less() {
+        let mut guest = Guest::new(Paging::Shadow);
+        let mut samples = |faults: u64, windows: u64| {
+            guest.counters.faults += faults;
+            guest.counters.exits += faults;
+            guest.meter.record(guest.counters, 0, windows * 512);
+            guest.meter.price()
+        };
+        assert_eq!(samples(100_000, 0).faults_per_512, 512, "nothing was aside before");
+        assert_eq!(samples(7 * 64, 7).faults_per_512, 512, "too few to tell");
+        let prefetched = samples(64, 1);
+        assert_eq!(prefetched.faults_per_512, 64);
+        assert_eq!(
+            [0, 1, 300, 512].map(|pages| prefetched.of_mappings(pages)),
+            [0, 1, 38, 64].map(|n| prefetched.time * n)
+        );
+        assert_eq!(samples(0, 100_000).faults_per_512, 1, "it is never free");
+        assert_eq!(samples(u64::MAX / 1_000_000, 1).faults_per_512, 512, "other faults add no cost to a mapping");
+    }
+
+    #[test]
     fn a_budget_counts_anew_from_a_quarter_on() {
+        let of = |ns: u64, faults_per_512: u16| FaultPrice {
+            time: Duration::from_nanos(ns),
+            faults_per_512,
+            ..assumed(Paging::Shadow)
+        };
         let price = assumed(Paging::Shadow);
-        let [same, less, more] = [5_000, 4_100, 7_000].map(Duration::from_nanos);
-        assert_eq!([same, less, more].map(|before| price.differs_from(before)), [false, false, true]);
-        assert!(price.differs_from(Duration::ZERO));
+        let before = [of(5_000, 512), of(4_100, 512), of(7_000, 512), of(40_000, 64), of(5_000, 64)];
+        assert_eq!(before.map(|before| price.differs_from(before)), [false, false, true, false, true]);
+        assert!(price.differs_from(FaultPrice::assumed(None)));
     }
 }

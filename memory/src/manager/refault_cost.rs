@@ -13,30 +13,41 @@ use std::time::Duration;
 
 use wideleaf_policies::{Backing, VmSnapshot, WindowIndex};
 
+use super::fault_price::FaultPrice;
+
 /// Number of faults that the windows of one sample may cause, and their price.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RefaultCost {
-    fault: Duration,
+    fault: FaultPrice,
     mappings: BTreeMap<WindowIndex, u16>,
 }
 
 impl RefaultCost {
+    /// For a sensor that has not taken a window aside yet.
+    pub(super) fn of_nothing() -> RefaultCost {
+        RefaultCost { fault: FaultPrice::assumed(None), mappings: BTreeMap::new() }
+    }
+
     /// Maximum cost of each of these windows, if all are touched: their mean. `fault`: price of one fault.
-    pub(super) fn of_each(windows: &[WindowIndex], rows: &VmSnapshot, fault: Duration) -> Duration {
-        let faults: u64 = windows.iter().filter_map(|window| mappings(*window, rows)).map(u64::from).sum();
-        let mean = faults.checked_div(windows.len() as u64).unwrap_or(0);
-        fault * u32::try_from(mean).unwrap_or(u32::MAX)
+    pub(super) fn of_each(windows: &[WindowIndex], rows: &VmSnapshot, fault: FaultPrice) -> Duration {
+        let mappings: u64 = windows.iter().filter_map(|window| mappings(*window, rows)).map(u64::from).sum();
+        fault.of_mappings(mappings.checked_div(windows.len() as u64).unwrap_or(0))
     }
 
     /// Notes the windows that go aside, and the price of a fault.
-    pub(super) fn expect(&mut self, share: &[WindowIndex], rows: &VmSnapshot, fault: Duration) {
+    pub(super) fn expect(&mut self, share: &[WindowIndex], rows: &VmSnapshot, fault: FaultPrice) {
         self.fault = fault;
         self.mappings = share.iter().filter_map(|window| Some((*window, mappings(*window, rows)?))).collect();
     }
 
+    /// Number of mappings that KVM had for such a window, at most.
+    pub(super) fn mappings(&self, window: WindowIndex) -> u64 {
+        self.mappings.get(&window).copied().unwrap_or(0).into()
+    }
+
     /// Maximum cost for such a window, if it was touched.
     pub(super) fn cost(&self, window: WindowIndex) -> Duration {
-        self.fault * u32::from(self.mappings.get(&window).copied().unwrap_or(0))
+        self.fault.of_mappings(self.mappings(window))
     }
 }
 
@@ -49,21 +60,23 @@ fn mappings(window: WindowIndex, rows: &VmSnapshot) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::second_level::Paging;
     use wideleaf_policies::{VmId, WindowRow};
 
     #[test]
     fn a_window_costs_one_fault_per_base_page_or_one_for_a_huge_page() {
         const FAULT: Duration = Duration::from_micros(5);
+        let price = FaultPrice::assumed(Some(Paging::Shadow));
         let [base, huge, other] = [0, 1, 2].map(WindowIndex::new);
         let mut rows = VmSnapshot::with_capacity(VmId(0), 2);
         rows.push(WindowRow::new(base, 301, Backing::Base4K));
         rows.push(WindowRow::new(huge, 512, Backing::Huge2M));
-        let mut refills = RefaultCost::default();
-        refills.expect(&[base, huge], &rows, FAULT);
+        let mut refills = RefaultCost::of_nothing();
+        refills.expect(&[base, huge], &rows, price);
         assert_eq!([base, huge, other].map(|window| refills.cost(window)), [FAULT * 301, FAULT, Duration::ZERO]);
-        assert_eq!(RefaultCost::of_each(&[base, huge], &rows, FAULT), FAULT * 151);
-        assert_eq!(RefaultCost::of_each(&[], &rows, FAULT), Duration::ZERO);
-        refills.expect(&[base], &rows, Duration::ZERO);
+        assert_eq!(RefaultCost::of_each(&[base, huge], &rows, price), FAULT * 151);
+        assert_eq!(RefaultCost::of_each(&[], &rows, price), Duration::ZERO);
+        refills.expect(&[base], &rows, FaultPrice::assumed(None));
         assert_eq!(refills.cost(base), Duration::ZERO, "a process has its pages back with the window");
     }
 }

@@ -118,6 +118,11 @@ trait SlowSensor: Send {
         false
     }
 
+    /// Mappings of windows that came back because the guest touched them, since the last call.
+    fn take_refilled(&mut self) -> u64 {
+        0
+    }
+
     /// The access sensor itself, if it is that.
     fn access(&self) -> Option<SharedAccess> {
         None
@@ -256,12 +261,12 @@ impl Sampling {
         host: &dyn Host,
         vm: &ManagedVm,
         rows: &VmSnapshot,
+        is_access_used: &[bool],
         acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
         self.measure_faults(vm, rows, report);
         let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
-        is_access_used: &[bool],
         let Sampling { windows, resident, sensors, .. } = self;
         let tick = EndOfTick {
             host,
@@ -287,8 +292,9 @@ impl Sampling {
         if self.counts_faults {
             let new_pages = rows.resident.iter().zip(&self.resident);
             let new_pages = new_pages.map(|(now, before)| u64::from(now.saturating_sub(*before))).sum();
+            let refilled = self.sensors.iter_mut().map(|(_, sensor)| sensor.take_refilled()).sum();
             match kvm.fault_counters() {
-                Ok(counters) => self.fault_meter.record(counters, new_pages),
+                Ok(counters) => self.fault_meter.record(counters, new_pages, refilled),
                 Err(why @ SecondLevelError::NoSuchStatistic(_)) => {
                     tracing::debug!("{}: faults keep their assumed price: {why}", vm.id);
                     self.counts_faults = false;

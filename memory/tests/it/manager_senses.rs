@@ -332,7 +332,8 @@ fn the_price_of_a_fault_is_measured_where_a_sensor_causes_faults() {
     let price = work.report().fault_prices[&VmId(0)];
     assert_eq!((price.time, price.source), (Duration::from_micros(5), PriceSource::Assumed));
     ticks_with_faults(&mut work, &guest, 4..5);
-    let measured = FaultPrice { time: Duration::from_micros(25), source: PriceSource::Refaults, faults: 3 * 4096 };
+    let (time, source) = (Duration::from_micros(25), PriceSource::Refaults);
+    let measured = FaultPrice { time, source, faults: 3 * 4096, faults_per_512: 512 };
     assert_eq!(work.finish().fault_prices[&VmId(0)], measured);
 
     let mut work = loop_over(&guest, Needs { zero: true, ..Needs::default() });
