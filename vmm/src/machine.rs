@@ -116,9 +116,8 @@ impl Machine {
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
         let on_reset = if again.is_some() { OnReset::Restart } else { OnReset::Stop };
         let control = RunControl::new(kickers, on_reset);
-        let vcpu_files = vcpus.iter().map(crate::kvm::Vcpu::file).collect::<Result<Vec<_>, _>>()?;
         let second_level = KvmSecondLevel::new(paging, Arc::clone(&vm), Arc::clone(&control), memory.clone());
-        let second_level = Arc::new(second_level.watching(vcpu_files));
+        let second_level = Arc::new(second_level.watching(&vcpus));
         let mut machine = Machine {
             vm,
             memory,

@@ -1,7 +1,6 @@
 //! The manager's access to KVM's side of one VM, built from memslots, statistics and the run loop's pause.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevel, Seco
 use wideleaf_policies::MappingStats;
 
 use super::stats::{StatsError, VcpuCounts};
-use super::{KvmError, KvmStats, VcpuStats, Vm};
+use super::{KvmError, KvmStats, Vcpu, VcpuStats, Vm};
 use crate::dma::{DeviceMemory, Gate};
 use crate::run_loop::RunControl;
 
@@ -36,15 +35,8 @@ pub struct KvmSecondLevel {
     control: Arc<RunControl>,
     /// Access of the devices to the same RAM.
     devices: DeviceMemory,
-    /// The vCPUs that are asked for their faults, in order.
-    vcpus: Vec<WatchedVcpu>,
-}
-
-/// A vCPU's file, and its statistics file, which is opened at the first use.
-#[derive(Debug)]
-struct WatchedVcpu {
-    file: OwnedFd,
-    stats: OnceLock<Result<VcpuStats, StatsError>>,
+    /// Statistics of the vCPUs that are asked for their faults, in order.
+    vcpus: Vec<Result<VcpuStats, StatsError>>,
 }
 
 /// Maximum number of vCPUs that are asked for their faults. They all pay the same for one, and each costs the manager
@@ -57,11 +49,10 @@ impl KvmSecondLevel {
         KvmSecondLevel { paging, vm, stats: OnceLock::new(), control, devices, vcpus: Vec::new() }
     }
 
-    /// The same access, which also counts the faults of the vCPUs behind these files, in the order of the vCPUs.
+    /// The same access, which also counts the faults of these vCPUs: all of the VM in their order, before they run.
     #[must_use]
-    pub fn watching(mut self, vcpu_files: impl IntoIterator<Item = OwnedFd>) -> KvmSecondLevel {
-        let watched = |file| WatchedVcpu { file, stats: OnceLock::new() };
-        self.vcpus = vcpu_files.into_iter().take(VCPUS_WATCHED_MAX).map(watched).collect();
+    pub fn watching(mut self, vcpus: &[Vcpu]) -> KvmSecondLevel {
+        self.vcpus = vcpus.iter().take(VCPUS_WATCHED_MAX).map(Vcpu::open_stats).collect();
         self
     }
 
@@ -92,10 +83,11 @@ impl SecondLevel for KvmSecondLevel {
             return Err(SecondLevelError::NoSuchStatistic("pf_fixed"));
         }
         let mut all = FaultCounters::default();
-        for (index, vcpu) in self.vcpus.iter().enumerate() {
+        for (index, stats) in self.vcpus.iter().enumerate() {
             let Some(system_time) = self.control.system_time_of(index) else { continue };
-            let stats = vcpu.stats.get_or_init(|| VcpuStats::open(&vcpu.file)).as_ref().map_err(from_stats)?;
-            let VcpuCounts { faults, exits } = stats.counts().map_err(|error| from_stats(&error))?;
+            let stats = stats.as_ref().map_err(from_stats)?;
+            let places = stats.places().map_err(from_stats)?;
+            let VcpuCounts { faults, exits } = stats.counts(places).map_err(|error| from_stats(&error))?;
             all.faults += faults;
             all.exits += exits;
             all.system_time += system_time;

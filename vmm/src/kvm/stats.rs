@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 use vmm_sys_util::ioctl::{_IOC_NONE, ioctl, ioctl_expr};
 use wideleaf_policies::MappingStats;
@@ -105,6 +106,10 @@ impl StatsLayout {
         Ok(StatsLayout { statistics, data_offset: header.data_offset, data_bytes })
     }
 
+    fn place_of(&self, name: &'static str) -> Result<usize, StatsError> {
+        self.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))
+    }
+
     /// Offset of the statistic's first value, in bytes from the start of the data.
     pub fn offset_of(&self, name: &str) -> Option<usize> {
         self.statistics.iter().find(|statistic| statistic.name == name && statistic.values > 0).map(|s| s.offset)
@@ -137,52 +142,43 @@ impl Header {
     }
 }
 
-/// An open statistics file.
-#[derive(Debug)]
-struct StatsFile {
-    file: File,
-    layout: StatsLayout,
+/// Asks KVM for the statistics file of a VM or a vCPU.
+fn statistics_of(kvm_fd: &impl AsRawFd) -> Result<File, StatsError> {
+    // SAFETY: the ioctl takes no argument and gives a new file descriptor or -1.
+    let fd = unsafe { ioctl(kvm_fd, KVM_GET_STATS_FD) };
+    if fd < 0 {
+        return Err(StatsError::Kernel { what: "KVM_GET_STATS_FD", source: io::Error::last_os_error() });
+    }
+    // SAFETY: the descriptor is new, and no other object owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-impl StatsFile {
-    fn open(kvm_fd: &impl AsRawFd) -> Result<StatsFile, StatsError> {
-        // SAFETY: the ioctl takes no argument and gives a new file descriptor or -1.
-        let fd = unsafe { ioctl(kvm_fd, KVM_GET_STATS_FD) };
-        if fd < 0 {
-            return Err(StatsError::Kernel { what: "KVM_GET_STATS_FD", source: io::Error::last_os_error() });
-        }
-        // SAFETY: the descriptor is new, and no other object owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
-
-        let read_error = |source| StatsError::Kernel { what: "reading KVM's statistics", source };
-        let mut header = [0; HEADER_BYTES];
-        file.read_exact_at(&mut header, 0).map_err(read_error)?;
-        let bytes = Header::parse(&header)?.file_bytes();
-        if bytes > FILE_BYTES_MAX {
-            return Err(StatsError::Malformed { what: "the last descriptor", at: bytes, bytes: FILE_BYTES_MAX });
-        }
-        let mut front = vec![0; bytes.max(HEADER_BYTES)];
-        file.read_exact_at(&mut front, 0).map_err(read_error)?;
-        Ok(StatsFile { file, layout: StatsLayout::parse(&front)? })
+fn layout_of(file: &File) -> Result<StatsLayout, StatsError> {
+    let read_error = |source| StatsError::Kernel { what: "reading KVM's statistics", source };
+    let mut header = [0; HEADER_BYTES];
+    file.read_exact_at(&mut header, 0).map_err(read_error)?;
+    let bytes = Header::parse(&header)?.file_bytes();
+    if bytes > FILE_BYTES_MAX {
+        return Err(StatsError::Malformed { what: "the last descriptor", at: bytes, bytes: FILE_BYTES_MAX });
     }
+    let mut front = vec![0; bytes.max(HEADER_BYTES)];
+    file.read_exact_at(&mut front, 0).map_err(read_error)?;
+    StatsLayout::parse(&front)
+}
 
-    fn offset_of(&self, name: &'static str) -> Result<usize, StatsError> {
-        self.layout.offset_of(name).ok_or(StatsError::NoSuchStatistic(name))
-    }
-
-    fn data(&self) -> Result<Vec<u8>, StatsError> {
-        let mut data = vec![0; self.layout.data_bytes];
-        self.file
-            .read_exact_at(&mut data, self.layout.data_offset as u64)
-            .map_err(|source| StatsError::Kernel { what: "reading KVM's statistics", source })?;
-        Ok(data)
-    }
+/// The present values of all statistics of a file.
+fn data_of(file: &File, layout: &StatsLayout) -> Result<Vec<u8>, StatsError> {
+    let mut data = vec![0; layout.data_bytes];
+    file.read_exact_at(&mut data, layout.data_offset as u64)
+        .map_err(|source| StatsError::Kernel { what: "reading KVM's statistics", source })?;
+    Ok(data)
 }
 
 /// An open statistics file of a VM.
 #[derive(Debug)]
 pub struct KvmStats {
-    file: StatsFile,
+    file: File,
+    layout: StatsLayout,
     pages: [usize; 3],
 }
 
@@ -192,14 +188,15 @@ impl KvmStats {
     /// # Errors
     /// [`StatsError`]; `NoSuchStatistic` where one of the three counts of mappings is missing.
     pub fn open(kvm_fd: &impl AsRawFd) -> Result<KvmStats, StatsError> {
-        let file = StatsFile::open(kvm_fd)?;
-        let pages = [file.offset_of("pages_4k")?, file.offset_of("pages_2m")?, file.offset_of("pages_1g")?];
-        Ok(KvmStats { file, pages })
+        let file = statistics_of(kvm_fd)?;
+        let layout = layout_of(&file)?;
+        let pages = [layout.place_of("pages_4k")?, layout.place_of("pages_2m")?, layout.place_of("pages_1g")?];
+        Ok(KvmStats { file, layout, pages })
     }
 
     /// Layout of the file.
     pub fn layout(&self) -> &StatsLayout {
-        &self.file.layout
+        &self.layout
     }
 
     /// KVM's count of leaf mappings by size, now.
@@ -207,7 +204,7 @@ impl KvmStats {
     /// # Errors
     /// [`StatsError::Kernel`] where the file cannot be read.
     pub fn mapping_stats(&self) -> Result<MappingStats, StatsError> {
-        let data = self.file.data()?;
+        let data = data_of(&self.file, &self.layout)?;
         let [pages_4k, pages_2m, pages_1g] = self.pages.map(|offset| read_u64(&data, offset).unwrap_or(0));
         Ok(MappingStats { pages_4k, pages_2m, pages_1g })
     }
@@ -217,8 +214,8 @@ impl KvmStats {
     /// # Errors
     /// [`StatsError`]; `NoSuchStatistic` where KVM has no statistic of that name.
     pub fn value(&self, name: &'static str) -> Result<u64, StatsError> {
-        let offset = self.file.offset_of(name)?;
-        Ok(read_u64(&self.file.data()?, offset).unwrap_or(0))
+        let offset = self.layout.place_of(name)?;
+        Ok(read_u64(&data_of(&self.file, &self.layout)?, offset).unwrap_or(0))
     }
 }
 
@@ -231,33 +228,51 @@ pub struct VcpuCounts {
     pub exits: u64,
 }
 
-/// An open statistics file of a vCPU.
+/// An open statistics file of a vCPU. Its layout is read at the first use.
 #[derive(Debug)]
 pub struct VcpuStats {
-    file: StatsFile,
+    file: File,
+    places: OnceLock<Result<VcpuPlaces, StatsError>>,
+}
+
+/// The part of a vCPU's statistics file that is read.
+#[derive(Debug)]
+pub struct VcpuPlaces {
+    layout: StatsLayout,
     pf_fixed: usize,
     exits: usize,
 }
 
 impl VcpuStats {
-    /// Opens the statistics of the vCPU behind `vcpu_fd`.
+    /// Opens the statistics of the vCPU behind `vcpu_fd`, which must not run: KVM holds the vCPU's lock during
+    /// `KVM_RUN`, and would answer when the guest next leaves to this program. The open file needs no lock.
     ///
     /// # Errors
-    /// [`StatsError`]; `NoSuchStatistic` where KVM does not count faults or exits.
+    /// [`StatsError::Kernel`] where KVM has no statistics (before Linux 5.14).
     pub fn open(vcpu_fd: &impl AsRawFd) -> Result<VcpuStats, StatsError> {
-        let file = StatsFile::open(vcpu_fd)?;
-        let (pf_fixed, exits) = (file.offset_of("pf_fixed")?, file.offset_of("exits")?);
-        Ok(VcpuStats { file, pf_fixed, exits })
+        Ok(VcpuStats { file: statistics_of(vcpu_fd)?, places: OnceLock::new() })
+    }
+
+    /// Places of the counts in the file.
+    ///
+    /// # Errors
+    /// [`StatsError`], the same one each time; `NoSuchStatistic` where KVM does not count faults or exits.
+    pub fn places(&self) -> Result<&VcpuPlaces, &StatsError> {
+        let places = || {
+            let layout = layout_of(&self.file)?;
+            Ok(VcpuPlaces { pf_fixed: layout.place_of("pf_fixed")?, exits: layout.place_of("exits")?, layout })
+        };
+        self.places.get_or_init(places).as_ref()
     }
 
     /// The vCPU's counts, now.
     ///
     /// # Errors
     /// [`StatsError::Kernel`] where the file cannot be read.
-    pub fn counts(&self) -> Result<VcpuCounts, StatsError> {
-        let data = self.file.data()?;
+    pub fn counts(&self, places: &VcpuPlaces) -> Result<VcpuCounts, StatsError> {
+        let data = data_of(&self.file, &places.layout)?;
         let value = |offset| read_u64(&data, offset).unwrap_or(0);
-        Ok(VcpuCounts { faults: value(self.pf_fixed), exits: value(self.exits) })
+        Ok(VcpuCounts { faults: value(places.pf_fixed), exits: value(places.exits) })
     }
 }
 

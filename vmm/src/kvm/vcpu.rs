@@ -1,8 +1,8 @@
 //! One vCPU: registers, CPUID, `KVM_RUN`.
-#![expect(unsafe_code, reason = "KVM reports an internal error in a C union, and a vCPU's file has a number only")]
+#![expect(unsafe_code, reason = "KVM reports an internal error in a C union")]
 
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kvm_bindings::{
@@ -11,7 +11,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use super::{Kicker, KvmError, Vm};
+use super::stats::StatsError;
+use super::{Kicker, KvmError, VcpuStats, Vm};
 
 /// A vCPU. It keeps its VM, and thereby the guest's RAM, alive.
 #[derive(Debug)]
@@ -82,14 +83,12 @@ impl Vcpu {
         Kicker::new(self.fd.as_raw_fd()).map_err(|source| KvmError::Ioctl { what: "mmap of kvm_run", source })
     }
 
-    /// A second descriptor of the vCPU's file. Other threads open its statistics by it.
+    /// Opens the vCPU's statistics, before its first run.
     ///
     /// # Errors
-    /// [`KvmError::Ioctl`] where the process has too many files.
-    pub fn file(&self) -> Result<OwnedFd, KvmError> {
-        // SAFETY: the descriptor is open while `self` lives, and the borrow ends with this statement.
-        let file = unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) };
-        file.try_clone_to_owned().map_err(|source| KvmError::Ioctl { what: "second descriptor of a vCPU", source })
+    /// [`StatsError`] where KVM has no statistics.
+    pub fn open_stats(&self) -> Result<VcpuStats, StatsError> {
+        VcpuStats::open(&self.fd)
     }
 
     /// Sets the answers of CPUID (KVM API, `KVM_SET_CPUID2`), before the first run.
