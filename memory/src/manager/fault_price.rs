@@ -13,9 +13,10 @@
 //! neighbours at a fault where the guest's table has them (512 pages of a guest on 4 KiB pages: 64 faults), and a
 //! guest does not touch all of them again. The meter counts that too: refaults over the mappings of touched windows.
 //!
-//! The time of the guest itself is not in the price. The kernel charges time by ticks of its timer, to the mode that each tick
-//! finds: some ticks make a batch, and the median of batches drops those that contain something else. A first touch
-//! also allocates and clears a page of the host. It is the first that every guest has, and costs more than a refault.
+//! The time of the guest itself is not in the price. The kernel charges time by ticks of its timer, to the mode that
+//! each tick finds: some ticks make a batch, and the median of batches drops those that contain something else. A
+//! first touch also allocates and clears a page of the host. It is the first that every guest has, and costs more than
+//! a refault.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -234,7 +235,7 @@ impl Batches {
 mod tests {
     use super::*;
 
-    /// A guest whose counters grow by each step.
+    /// A guest with counters that grow by each step.
     struct Guest {
         meter: FaultMeter,
         counters: FaultCounters,

@@ -40,7 +40,7 @@ pub(super) const SAMPLING_BUDGET: PerTenThousand = PerTenThousand::new(50);
 
 /// Core time that the access samples of one VM may use beyond that when much is new, as after a change of phase. That
 /// is 300 windows, or 600 MiB of RAM, at once. It is earned in twenty seconds, also at first: a guest that ends earlier
-/// never gains so much by what the samples say.
+/// never gains as much by what the samples say.
 pub(super) const SAMPLING_BURST: Duration = Duration::from_millis(100);
 
 /// All slower sensors, in the order in which they start and in which reports name the missing ones.
@@ -168,7 +168,7 @@ impl EndOfTick<'_> {
         !self.acted_on.is_empty()
     }
 
-    /// Windows whose accesses the policy would use, that the guest has not waited for at this tick, and is not filling.
+    /// Windows with accesses that the policy would use. The guest has not waited for them at this tick, nor fills them.
     /// A window that it is filling is plainly in use, but would count as idle if no touch were seen in the next moment.
     fn to_sample(&self) -> Vec<WindowIndex> {
         let is_settled = |row: usize| self.rows.resident[row] == self.resident_before[row];

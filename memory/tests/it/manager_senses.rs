@@ -30,7 +30,7 @@ struct Watcher {
     needs: Needs,
     releases: Option<WindowIndex>,
     promotes: bool,
-    /// Number of the first windows, whose accesses it would use.
+    /// Number of windows, from the first one on, with accesses that it would use.
     uses_access_of: usize,
 }
 
@@ -174,7 +174,7 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
 }
 
 #[test]
-fn windows_whose_accesses_are_of_no_use_are_not_sampled() {
+fn windows_with_accesses_of_no_use_are_not_sampled() {
     if moves::are_missing() {
         return;
     }
@@ -304,7 +304,7 @@ fn written_pages_are_counted_between_ticks_and_never_in_slots_logged_by_another_
     assert!(report.sensor_failures.is_empty(), "{:?}", report.sensor_failures);
 }
 
-/// A loop over a guest with this second level, whose policy asks for `needs`.
+/// A loop over a guest with this second level, and a policy that asks for `needs`.
 fn loop_over(guest: &Arc<FakeSecondLevel>, needs: Needs) -> ManagerLoop {
     let (host, ram) = ram_with_one_word_per_page(BackingKind::Anon);
     let (_, policy) = watched(needs, None);
