@@ -320,7 +320,7 @@ impl HugetlbPools {
             reserved: read("resv_hugepages")?,
             surplus: read("surplus_hugepages")?,
             // Missing in trees older than the setting. Gigantic pages have the file and allow no surplus.
-            overcommit: read("nr_overcommit_hugepages").unwrap_or(0),
+            overcommit: self.number_if_there(&folder.join("nr_overcommit_hugepages"))?.unwrap_or(0),
             nodes: nodes.map(|node| self.node_pool(size, node)).collect::<Result<_, PoolError>>()?,
         })
     }
@@ -386,6 +386,15 @@ impl HugetlbPools {
         let text = self.text(path)?;
         let malformed = |_| PoolError::Malformed { path: path.to_owned(), expected: "a number", text: text.clone() };
         text.trim().parse().map_err(malformed)
+    }
+
+    /// As [`HugetlbPools::number`]; `None` if there is no such file.
+    fn number_if_there(&self, path: &Path) -> Result<Option<u64>, PoolError> {
+        match self.number(path) {
+            Ok(number) => Ok(Some(number)),
+            Err(PoolError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn write(&self, path: &Path, number: u64) -> Result<(), PoolError> {

@@ -143,12 +143,13 @@ impl HugetlbPools {
         if let Some(file) = &plan.compact {
             self.write(file, 1)?;
         }
+        let boot = self.boot()?;
         let nodes = persistent_by_node(&before);
         let surplus = part(&before, request.node)?.surplus;
-        let intent = Intent::new(request.size, request.node, plan.before, plan.after, &self.boot());
+        let intent = Intent::new(request.size, request.node, plan.before, plan.after, &boot);
         note(&intent.with_nodes(nodes, surplus)).map_err(PoolError::NotBegun)?;
         self.write(&plan.file, plan.after)?;
-        let mut granted = match self.read_back(&before, request, &plan) {
+        let mut granted = match self.read_back(&before, request, &plan, boot) {
             Ok(granted) => granted,
             Err(error) => return Err(self.undone(&plan, error)),
         };
@@ -214,7 +215,7 @@ impl HugetlbPools {
     /// [`PoolError::NotBegun`] if the note failed; [`PoolError`] if a file cannot be read or written. The write may
     /// still have been made: [`HugetlbPools::settle`] finds out, except after [`PoolError::leaves_pool_as_it_was`].
     pub fn give_back_part(&self, granted: &mut Granted, note: Note<'_>) -> Result<Returned, PoolError> {
-        if granted.boot != self.boot() {
+        if granted.boot != self.boot()? {
             granted.added.clear();
         }
         let Some(NodePages { node, pages }) = granted.added.last().copied() else { return Ok(Returned::default()) };
@@ -231,13 +232,14 @@ impl HugetlbPools {
     /// [`PoolError`] if the pool cannot be read.
     pub fn settle(&self, intent: &Intent, granted: &mut Vec<Granted>) -> Result<Settled, PoolError> {
         // A pool of that boot may not exist in this one.
-        if !intent.is_of(&self.boot()) {
+        let boot = self.boot()?;
+        if !intent.is_of(&boot) {
             return Ok(Settled::Undone);
         }
         let _lock = self.lock(intent.size())?;
         let pool = self.consistent_status(intent.size())?;
         let now = part(&pool, intent.node())?.persistent();
-        Ok(intent.settle(now, &persistent_by_node(&pool), &self.boot(), granted))
+        Ok(intent.settle(now, &persistent_by_node(&pool), &boot, granted))
     }
 
     fn give_back_locked(&self, granted: &mut Granted) -> Result<Returned, PoolError> {
@@ -306,7 +308,7 @@ impl HugetlbPools {
         let before = part(&self.consistent_status(size)?, node)?;
         let file = self.folder(size, node).join("nr_hugepages");
         let to_stay = before.persistent().saturating_sub(pages);
-        note(&Intent::new(size, node, before.persistent(), to_stay, &self.boot())).map_err(PoolError::NotBegun)?;
+        note(&Intent::new(size, node, before.persistent(), to_stay, &self.boot()?)).map_err(PoolError::NotBegun)?;
         self.write(&file, to_stay)?;
         let after = part(&self.consistent_status(size)?, node)?;
         Ok(Returned {
@@ -316,7 +318,13 @@ impl HugetlbPools {
     }
 
     /// Pages that a request got.
-    fn read_back(&self, before: &PoolStatus, request: &Request, plan: &Plan) -> Result<Granted, PoolError> {
+    fn read_back(
+        &self,
+        before: &PoolStatus,
+        request: &Request,
+        plan: &Plan,
+        boot: String,
+    ) -> Result<Granted, PoolError> {
         let after = self.consistent_status(request.size)?;
         let (was, is) = (part(before, request.node)?, part(&after, request.node)?);
         let changed = || PoolError::Changed {
@@ -328,12 +336,7 @@ impl HugetlbPools {
         let added = is.persistent().checked_sub(was.persistent()).ok_or_else(changed)?;
         let added = added.min(plan.after - plan.before); // any more are another program's
         let pages = added.saturating_sub(was.surplus).min(request.pages);
-        Ok(Granted {
-            size: request.size,
-            pages,
-            added: by_node(before, &after, request.node, added),
-            boot: self.boot(),
-        })
+        Ok(Granted { size: request.size, pages, added: by_node(before, &after, request.node, added), boot })
     }
 
     /// Restores the earlier number if the new pages cannot be determined. Returns the reason.
@@ -354,9 +357,15 @@ impl HugetlbPools {
         }
     }
 
-    /// Identifier of this boot; empty if the kernel does not report it.
-    fn boot(&self) -> String {
-        self.files.read(&self.root.join(BOOT_ID)).unwrap_or_default().trim().to_owned()
+    /// Identifier of this boot; empty if the kernel does not report it. A failure is not taken for another boot:
+    /// pages of this one would then never go back.
+    pub(super) fn boot(&self) -> Result<String, PoolError> {
+        let path = self.root.join(BOOT_ID);
+        match self.files.read(&path) {
+            Ok(text) => Ok(text.trim().to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            Err(source) => Err(PoolError::File { path, source }),
+        }
     }
 }
 
