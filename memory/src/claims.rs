@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn a_window_on_a_giant_page_is_left_alone_until_it_is_back() {
         let claims = claims();
-        let page = GiantPage::new(GiantFile::of_ordinary_memory().expect("it takes no memory yet"), None);
+        let page = GiantPage::of_pool(GiantFile::of_ordinary_memory().expect("it takes no memory yet"));
         claims.giant(FIRST).expect("free").moved_to(Some(Arc::new(page)));
         assert_eq!(claims.window(IN_FIRST).expect_err("one page"), Claimed::OnGiantPage);
         assert!(claims.dirty_log(slot(Bytes::ZERO, gib(1))).is_ok(), "the second level may be held all the same");

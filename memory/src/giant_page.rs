@@ -1,12 +1,14 @@
 //! A page of 1 GiB of the hugetlb pool, held by a file.
 
 use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-#[cfg(any(test, feature = "testing"))]
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, PageSize};
 
-use crate::pool::PoolLease;
+use crate::host::HostError;
 use crate::sys::mapping::{MapError, create_memfd};
 
 /// The size of a giant page, in bytes.
@@ -18,12 +20,28 @@ pub struct GiantFile(File);
 
 impl GiantFile {
     /// A page of the hugetlb pool; it is taken when the file is mapped.
-    pub(crate) fn of_pool() -> Result<GiantFile, MapError> {
-        create_memfd(GIANT, Some(PageSize::Giant1G)).map(GiantFile)
+    ///
+    /// # Errors
+    /// [`HostError`] where the kernel has no such pages.
+    pub fn of_pool() -> Result<GiantFile, HostError> {
+        Ok(create_memfd(GIANT, Some(PageSize::Giant1G)).map(GiantFile)?)
+    }
+
+    /// An open file of that size on a hugetlbfs of giant pages, from another process perhaps.
+    ///
+    /// # Errors
+    /// An error of the kernel, or `InvalidInput` for a file of another size.
+    pub fn from_file(file: File) -> io::Result<GiantFile> {
+        let bytes = file.metadata()?.len();
+        if bytes != GIANT.get() {
+            let why = format!("a file of {bytes} bytes holds no page of 1 GiB");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(GiantFile(file))
     }
 
     /// Descriptor of the file.
-    pub(crate) fn file(&self) -> &File {
+    pub fn file(&self) -> &File {
         &self.0
     }
 
@@ -33,33 +51,58 @@ impl GiantFile {
         create_memfd(GIANT, None).map(GiantFile)
     }
 
-    /// The base pages of ordinary memory with data, by their offsets in the giant (lseek(2), `SEEK_DATA`).
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn occupied(&self) -> Vec<Bytes> {
+    /// The base pages with data, by their offsets in the giant (lseek(2), `SEEK_DATA`): all pages of a giant page.
+    pub(crate) fn occupied(&self) -> impl Iterator<Item = Bytes> {
         let seek = |from: u64, whence| lseek(&self.0, from as i64, whence).ok().map(|at| at as u64);
-        let extents = std::iter::successors(Some(0..0), |before| {
+        let extents = std::iter::successors(Some(0..0), move |before| {
             let start = seek(before.end, Whence::SeekData)?;
             Some(start..seek(start, Whence::SeekHole)?)
         });
-        extents.flat_map(|extent| extent.step_by(PageSize::Base4K.bytes().as_usize())).map(Bytes::new).collect()
+        extents.flat_map(|extent| extent.step_by(PageSize::Base4K.bytes().as_usize())).map(Bytes::new)
     }
 }
 
-/// The page of a giant, and the growth of the pool for it.
+/// The page of a giant.
 #[derive(Debug)]
 pub struct GiantPage {
-    // Dropped before the lease: the pool shrinks when the page is back.
+    // Dropped first: the page counts as given back when it is.
     file: GiantFile,
-    _lease: Option<PoolLease>,
+    /// Whether data were copied to it.
+    is_used: AtomicBool,
+    _made: Option<Made>,
 }
 
 impl GiantPage {
-    pub(crate) fn new(file: GiantFile, lease: Option<PoolLease>) -> GiantPage {
-        GiantPage { file, _lease: lease }
+    /// A page that the pool had.
+    pub(crate) fn of_pool(file: GiantFile) -> GiantPage {
+        GiantPage { file, is_used: AtomicBool::new(false), _made: None }
+    }
+
+    /// A page that was made because it was wanted; `given_back` counts its end.
+    pub(crate) fn made(file: GiantFile, given_back: &Arc<AtomicU64>) -> GiantPage {
+        let made = Made { given_back: given_back.clone() };
+        GiantPage { _made: Some(made), ..GiantPage::of_pool(file) }
     }
 
     /// The file that holds it.
     pub(crate) fn file(&self) -> &GiantFile {
         &self.file
+    }
+
+    /// Notes that data are copied to it from now on. Returns whether that was so before: then it must be cleared.
+    pub(crate) fn begin_use(&self) -> bool {
+        self.is_used.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// Counts the end of a page that was made.
+#[derive(Debug)]
+struct Made {
+    given_back: Arc<AtomicU64>,
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.given_back.fetch_add(1, Ordering::Relaxed);
     }
 }

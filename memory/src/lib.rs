@@ -45,6 +45,7 @@ pub mod explain;
 mod faults;
 pub mod first_touch;
 pub mod gate;
+pub mod giant_maker;
 mod giant_page;
 pub mod guest_freed;
 pub mod host;

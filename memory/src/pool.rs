@@ -20,13 +20,14 @@ use std::sync::Arc;
 use wideleaf_policies::{Bytes, PageSize};
 
 #[cfg(test)]
-mod fake_kernel;
+pub(crate) mod fake_kernel;
 mod files;
 mod granted;
 mod holders;
 mod intent;
 mod lease;
 mod lock;
+mod making;
 mod mounts;
 mod resize;
 mod room;
@@ -36,6 +37,7 @@ pub use granted::{Granted, NodePages};
 pub use holders::{Holder, Holders};
 pub use intent::{Intent, Settled};
 pub use lease::PoolLease;
+pub use making::{MadeBy, NewPages, NotMade};
 pub use mounts::HugetlbMount;
 pub use resize::{Note, OnShortage, Plan, Release, Request, Returned};
 pub use room::{Blocks, NoRoom, NodeRoom};
@@ -319,7 +321,7 @@ impl HugetlbPools {
             free: read("free_hugepages")?,
             reserved: read("resv_hugepages")?,
             surplus: read("surplus_hugepages")?,
-            // Missing in trees older than the setting. Gigantic pages have the file and allow no surplus.
+            // Missing in trees older than the setting. Before Linux 6.19, giant pages have the file and no surplus.
             overcommit: self.number_if_there(&folder.join("nr_overcommit_hugepages"))?.unwrap_or(0),
             nodes: nodes.map(|node| self.node_pool(size, node)).collect::<Result<_, PoolError>>()?,
         })

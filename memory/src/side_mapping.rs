@@ -10,6 +10,8 @@
 //!
 //! All three must run while no vCPU does: between two of them the guest would read zeroes.
 
+use std::sync::atomic::Ordering;
+
 use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
 
 pub use crate::giant_page::{GIANT, GiantFile, GiantPage};
@@ -58,6 +60,14 @@ impl SideMapping {
     /// Moves the pages here to the giant at `giant`.
     pub(crate) fn give(&self, ram: &GuestRam, giant: Gpa) -> std::io::Result<()> {
         self.0.piece(Bytes::ZERO, GIANT).move_to(ram.reservation().piece(place(ram, giant), GIANT))
+    }
+
+    /// Clears the pages of `page`, which is mapped here, that have data.
+    pub(crate) fn clear(&self, page: &GiantFile) {
+        for offset in page.occupied() {
+            let words = self.0.piece(offset, PageSize::Base4K.bytes()).words();
+            words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
     }
 
     /// Copies a base page of guest RAM to the same offset here, while the guest may write to it.

@@ -36,10 +36,11 @@ use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, 
 use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
 use crate::claims::{Claimed, GiantClaim};
+use crate::giant_maker::take_page;
 use crate::host::{Advice, HostError, PageRun};
 use crate::kernel::Kernel;
 use crate::panicked::{self, Panicked};
-use crate::pool::{HugetlbPools, PoolError, PoolLease};
+use crate::pool::{HugetlbPools, NewPages, NotMade, PoolError};
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
 use crate::side_mapping::{GIANT, GiantFile, GiantPage, SideContents, SideMapping};
@@ -171,8 +172,9 @@ pub struct GiantPages {
 }
 
 impl GiantPages {
-    /// Moves nothing yet. `grows_pool`: whether the pool may grow if it has no free page. That needs root, and the
-    /// kernel may have to move a gibibyte of memory, which takes seconds.
+    /// Moves nothing yet. `grows_pool`: whether a page may be made if the pool has no free one
+    /// ([`HugetlbPools::with_new_pages`]). That needs root, and the kernel may have to move a gibibyte of memory, which
+    /// takes seconds.
     pub fn new(pools: HugetlbPools, grows_pool: bool, limits: SwapLimits) -> GiantPages {
         GiantPages { pools, grows_pool, limits }
     }
@@ -189,9 +191,18 @@ impl GiantPages {
     pub fn promote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
             check_promotable(site, &claim)?;
-            let lease = self.room()?;
-            let page = Arc::new(GiantPage::new(site.host.create_giant()?, lease));
+            let page = Arc::new(self.page(site.host)?);
             swap.promote(&page)?;
+            swap.look_again()
+        });
+        end(claim, swap)
+    }
+
+    /// Like [`GiantPages::promote_claimed`], onto a page that was made for it.
+    pub(crate) fn promote_onto(&self, site: SwapSite<'_>, claim: GiantClaim, page: &Arc<GiantPage>) -> GiantSwap {
+        let swap = Swap::run(site, &claim, self.limits, |swap| {
+            check_promotable(site, &claim)?;
+            swap.promote(page)?;
             swap.look_again()
         });
         end(claim, swap)
@@ -220,13 +231,18 @@ impl GiantPages {
         end(claim, swap)
     }
 
-    /// Ensures that the pool has a page: `None` if it had one, a lease if it was grown.
-    fn room(&self) -> Result<Option<PoolLease>, Unswapped> {
+    /// A page of the pool, or one that is made.
+    fn page(&self, host: &dyn Kernel) -> Result<GiantPage, Unswapped> {
         match self.pools.check(PageSize::Giant1G, GIANT) {
-            Ok(()) => Ok(None),
-            Err(PoolError::Short(_)) if self.grows_pool => Ok(Some(self.pools.lease(PageSize::Giant1G, 1)?)),
-            Err(error) => Err(error.into()),
+            Ok(()) => {}
+            Err(PoolError::Short(_)) if self.grows_pool => {
+                let (file, new) = (host.create_giant()?, NewPages { size: PageSize::Giant1G, pages: 1, node: None });
+                self.pools.with_new_pages(&new, || take_page(host, &file))?;
+                return Ok(GiantPage::of_pool(file));
+            }
+            Err(error) => return Err(error.into()),
         }
+        Ok(GiantPage::of_pool(host.create_giant()?))
     }
 }
 
@@ -308,6 +324,18 @@ impl From<PoolError> for Unswapped {
     }
 }
 
+impl From<NotMade> for Unswapped {
+    fn from(error: NotMade) -> Unswapped {
+        match error {
+            NotMade::Pool(error) => error.into(),
+            NotMade::HostShort { .. } | NotMade::NotMapped(_) | NotMade::Elsewhere { .. } => {
+                tracing::debug!(%error, "no giant page");
+                OutcomeResult::Refused(Refusal::NoHugePage).into()
+            }
+        }
+    }
+}
+
 /// Puts `next` in the place of the present mapping, while no vCPU runs. On a failure the old mapping is back, or the
 /// error says that the guest is stuck. It also updates the claim's page, so that nothing can come in between.
 type Exchange<'a> = &'a dyn Fn() -> Result<(), Unswapped>;
@@ -369,6 +397,9 @@ impl<'a> Swap<'a> {
         }
         let next = host.map_aside(SideContents::Giant(page.file()))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
+        if page.begin_use() {
+            next.clear(page.file());
+        }
         // Perhaps the only copy of a guest's memory: it is kept for an analysis unless all went well.
         let kept = ManuallyDrop::new(host.map_aside(SideContents::Nothing)?);
         let exchanged = self.copy_and_exchange(&next, &|| {

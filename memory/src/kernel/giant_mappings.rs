@@ -44,7 +44,7 @@ pub trait GiantMappings: Send + Sync {
 
 impl GiantMappings for LinuxHost {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
-        Ok(GiantFile::of_pool()?)
+        GiantFile::of_pool()
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {

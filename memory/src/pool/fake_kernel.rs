@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::HugetlbPools;
 use super::files::{KernelFiles, PoolFiles};
 
-const POOL: &str = "hugepages/hugepages-2048kB";
+const POOL_2M: &str = "hugepages/hugepages-2048kB";
+const POOL_1G: &str = "hugepages/hugepages-1048576kB";
 
 /// A folder that stands for `/`.
 pub(crate) struct Tree(tempfile::TempDir);
@@ -55,6 +56,10 @@ pub(crate) struct State {
     pub(crate) nodes: Vec<FakeNode>,
     pub(crate) reserved: u64,
     pub(crate) overcommit: u64,
+    /// Whether the pool is that of giant pages; its `whole` blocks are gibibytes then.
+    pub(crate) is_giant: bool,
+    /// Whether a giant pool takes a limit of surplus pages (Linux 6.19).
+    pub(crate) has_giant_surplus: bool,
 }
 
 type Change = Box<dyn FnOnce(&mut State) + Send>;
@@ -69,6 +74,24 @@ pub(crate) struct FakeKernel {
     then: Mutex<Option<Change>>,
     /// End of the paths that refuse writes.
     refused: Mutex<Option<&'static str>>,
+    /// Number of calls until one fails, and how it fails.
+    failing: Mutex<Option<(usize, Failing)>>,
+}
+
+/// Ends the process, as far as a test can: without a word.
+pub(crate) fn killed() -> ! {
+    std::panic::resume_unwind(Box::new("killed"))
+}
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Failing {
+    /// With an error, and nothing is done.
+    Error,
+    /// The process ends in it, before anything is done.
+    KilledBefore,
+    /// The process ends in it, after all is done.
+    KilledAfter,
 }
 
 impl std::fmt::Debug for FakeKernel {
@@ -89,8 +112,8 @@ impl FakeKernel {
         for (node, _) in state.nodes.iter().enumerate() {
             tree.put(&format!("sys/devices/system/node/node{node}/compact"), "");
         }
-        let (written, then, refused) = Default::default();
-        let kernel = FakeKernel { tree, state: Mutex::new(state), written, then, refused };
+        let (written, then, refused, failing) = Default::default();
+        let kernel = FakeKernel { tree, state: Mutex::new(state), written, then, refused, failing };
         kernel.show();
         Arc::new(kernel)
     }
@@ -120,6 +143,65 @@ impl FakeKernel {
         *of(&self.refused) = Some(end);
     }
 
+    /// The call after `calls` further ones fails.
+    pub(crate) fn fail_after(&self, calls: usize, how: Failing) {
+        *of(&self.failing) = Some((calls, how));
+    }
+
+    /// Whether that call has not come yet; no call fails from now on.
+    pub(crate) fn stop_failing(&self) -> bool {
+        of(&self.failing).take().is_some()
+    }
+
+    fn failing_now(&self) -> Option<Failing> {
+        let mut failing = of(&self.failing);
+        match failing.as_mut()? {
+            (0, how) => {
+                let how = *how;
+                *failing = None;
+                Some(how)
+            }
+            (calls, _) => {
+                *calls -= 1;
+                None
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.tree.path()
+    }
+
+    /// Maps pages and touches them: free ones first, then surplus ones as far as the limit permits. All or nothing.
+    pub(crate) fn map(&self, pages: u64) -> io::Result<()> {
+        let mut mapped = Ok(());
+        self.change(|state| {
+            let before = state.clone();
+            for _ in 0..pages {
+                if !state.step(None, |n| n.free, |n| n.free -= 1) && !state.make_surplus() {
+                    *state = before;
+                    mapped = Err(io::ErrorKind::OutOfMemory.into());
+                    return;
+                }
+            }
+        });
+        mapped
+    }
+
+    /// Unmaps pages: surplus ones leave the pool, the others stay free in it.
+    pub(crate) fn unmap(&self, pages: u64) {
+        self.change(|state| {
+            for _ in 0..pages {
+                let used: fn(&FakeNode) -> u64 = |n| n.total - n.free;
+                let unmap = |n: &mut FakeNode| match n.surplus {
+                    0 => n.free += 1,
+                    _ => (n.surplus, n.total, n.whole) = (n.surplus - 1, n.total - 1, n.whole + 1),
+                };
+                assert!(state.step(None, used, unmap), "no more pages are in use");
+            }
+        });
+    }
+
     pub(crate) fn boot_again(&self) {
         self.tree.put("proc/sys/kernel/random/boot_id", "another-boot\n");
     }
@@ -134,16 +216,18 @@ impl FakeKernel {
             surplus: sum(|n| n.surplus),
             ..FakeNode::default()
         };
-        let kernel = PathBuf::from("sys/kernel/mm").join(POOL);
+        let pool = if state.is_giant { POOL_1G } else { POOL_2M };
+        let blocks_of_page = if state.is_giant { 512 } else { 1 };
+        let kernel = PathBuf::from("sys/kernel/mm").join(pool);
         self.show_pool(&kernel, &all);
         let number = |name: &str, number: u64| put(&self.tree.path().join(&kernel).join(name), &format!("{number}\n"));
         number("resv_hugepages", state.reserved);
         number("nr_overcommit_hugepages", state.overcommit);
         let mut buddies = String::new();
         for (number, node) in state.nodes.iter().enumerate() {
-            self.show_pool(&PathBuf::from(format!("sys/devices/system/node/node{number}")).join(POOL), node);
+            self.show_pool(&PathBuf::from(format!("sys/devices/system/node/node{number}")).join(pool), node);
             // Blocks that compaction can make are scattered as halves.
-            let (halves, whole) = (node.compactable * 2, node.whole);
+            let (halves, whole) = (node.compactable * 2 * blocks_of_page, node.whole * blocks_of_page);
             buddies += &format!("Node {number}, zone   Normal  0 0 0 0 0 0 0 0 {halves} {whole} 0\n");
             let meminfo = format!("Node {number} Active(file): 0 kB\nNode {number} Inactive(file): 0 kB\n");
             self.tree.put(&format!("sys/devices/system/node/node{number}/meminfo"), &meminfo);
@@ -162,20 +246,36 @@ impl FakeKernel {
 
 impl PoolFiles for FakeKernel {
     fn read(&self, path: &Path) -> io::Result<String> {
-        KernelFiles.read(path)
+        match self.failing_now() {
+            Some(Failing::Error) => Err(io::ErrorKind::Other.into()),
+            Some(Failing::KilledBefore | Failing::KilledAfter) => killed(),
+            None => KernelFiles.read(path),
+        }
     }
 
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         if of(&self.refused).is_some_and(|end| path.ends_with(end)) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
+        let failing = self.failing_now();
+        match failing {
+            Some(Failing::Error) => return Err(io::ErrorKind::Other.into()),
+            Some(Failing::KilledBefore) => killed(),
+            _ => {}
+        }
         let name = path.strip_prefix(self.tree.path()).expect("in the tree").display().to_string();
+        let is_limit = name.ends_with("nr_overcommit_hugepages");
+        if is_limit && self.state().is_giant && !self.state().has_giant_surplus {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
         let node =
             name.strip_prefix("sys/devices/system/node/node").and_then(|rest| rest.split('/').next()?.parse().ok());
         of(&self.written).push((name.clone(), text.to_owned()));
         self.change(|state| {
             if name.contains("compact") {
                 state.compact(node);
+            } else if is_limit {
+                state.overcommit = text.parse().expect("a number");
             } else {
                 state.resize(node, text.parse().expect("a number"));
             }
@@ -183,13 +283,20 @@ impl PoolFiles for FakeKernel {
                 change(state);
             }
         });
-        Ok(())
+        if failing.is_some() { killed() } else { Ok(()) }
     }
 }
 
 impl State {
     fn persistent(&self) -> u64 {
         self.nodes.iter().map(|node| node.total - node.surplus).sum()
+    }
+
+    /// Makes a surplus page in use, if the limit permits one more and there is memory.
+    fn make_surplus(&mut self) -> bool {
+        let surplus: u64 = self.nodes.iter().map(|node| node.surplus).sum();
+        let make = |n: &mut FakeNode| (n.whole, n.total, n.surplus) = (n.whole - 1, n.total + 1, n.surplus + 1);
+        surplus < self.overcommit && self.step(None, |n| n.whole, make)
     }
 
     fn compact(&mut self, node: Option<usize>) {

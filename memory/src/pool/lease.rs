@@ -9,12 +9,14 @@ use super::{HugetlbPools, PoolError, Shortage};
 impl HugetlbPools {
     /// Makes room for `pages` more pages until the lease is dropped. For 2 MiB pages that is a higher
     /// `nr_overcommit_hugepages`: the kernel then makes surplus pages when they are mapped and takes them back when
-    /// they are unmapped. Giant pages know no surplus; the pool itself is grown and shrunk again.
+    /// they are unmapped. For giant pages, which have no surplus before Linux 6.19, the pool itself is grown and shrunk
+    /// again.
     ///
     /// If the process of the lease is killed outright (`kill -9`, an out-of-memory kill of its whole cgroup), the
     /// lease is not dropped. With 2 MiB pages no memory stays then, but the permission does:
     /// `nr_overcommit_hugepages` stays raised, which costs nothing until another process maps that many. With 1 GiB
-    /// pages the pages themselves stay in the pool. `wideleaf pool list` shows both.
+    /// pages the pages themselves stay in the pool. `wideleaf pool list` shows both. A run makes its giant pages by
+    /// [`HugetlbPools::with_new_pages`], which leaves neither.
     ///
     /// # Errors
     /// [`PoolError`] if this process may not (root is needed) or the machine has too little contiguous memory.

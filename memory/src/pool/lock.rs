@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   /run/wideleaf          root's, 0755: only root can put a file there
-//!   └── pool-2m.lock       root's, 0600: only root can open it, and so only root can hold it
+//!   ├── pool-2m.lock       root's, 0600: only root can open it, and so only root can hold it
+//!   ├── pool-1g.making     the same: held while a page is made because it is wanted, over several changes
+//!   └── pool-1g.unfinished the record of such changes (`making.rs`)
 //! ```
 //!
 //! The kernel's own `nr_hugepages` is not used: any user may read that file, and flock(2) asks for no more than an
@@ -32,14 +34,31 @@ const FILE_MODE: u32 = 0o600;
 impl HugetlbPools {
     /// Takes the lock. Other wideleaf processes that change the pool of that size wait until it is dropped.
     pub(super) fn lock(&self, size: PageSize) -> Result<Flock<File>, PoolError> {
+        self.lock_named(size, "lock")
+    }
+
+    /// Takes the turn to make pages of that size when they are wanted (`making.rs`).
+    pub(super) fn turn_to_make(&self, size: PageSize) -> Result<Flock<File>, PoolError> {
+        self.lock_named(size, "making")
+    }
+
+    /// Path of a file about the pool of that size in the folder of the locks.
+    pub(super) fn file_beside_locks(&self, size: PageSize, kind: &str) -> PathBuf {
+        self.lock_folder().join(format!("pool-{}.{kind}", size.name()))
+    }
+
+    fn lock_folder(&self) -> PathBuf {
+        self.root.join("run/wideleaf")
+    }
+
+    fn lock_named(&self, size: PageSize, kind: &str) -> Result<Flock<File>, PoolError> {
         let pool = self.folder(size, None);
         if !pool.is_dir() {
             return Err(PoolError::NoPool(size, pool));
         }
         // Owner of the lock file: root for the pools of this machine, the present user for a captured tree.
         let owner = if self.root == Path::new("/") { 0 } else { nix::unistd::geteuid().as_raw() };
-        let folder = self.root.join("run/wideleaf");
-        wait_for(&folder, &format!("pool-{}.lock", size.name()), owner)
+        wait_for(&self.lock_folder(), &format!("pool-{}.{kind}", size.name()), owner)
     }
 }
 

@@ -108,8 +108,8 @@ impl fmt::Display for NoRoom {
         match size {
             PageSize::Giant1G => write!(
                 f,
-                ". A page of 1g needs a contiguous gibibyte without unmovable pages, and has no overcommit; reserve \
-                 them at boot, with `hugepagesz=1G hugepages={needed}` on the kernel's command line"
+                ". A page of 1g needs a contiguous gibibyte without unmovable pages; reserve them at boot, with \
+                 `hugepagesz=1G hugepages={needed}` on the kernel's command line"
             ),
             _ => write!(f, ". Free memory, ask for fewer pages, or take as many as there are"),
         }
@@ -275,6 +275,6 @@ mod tests {
             text.starts_with("cannot make 8 pages of 1g (8 GiB): only 3 could be made, and were given back"),
             "{text}"
         );
-        assert!(text.contains("no overcommit") && text.contains("`hugepagesz=1G hugepages=8`"), "{text}");
+        assert!(text.contains("a contiguous gibibyte") && text.contains("`hugepagesz=1G hugepages=8`"), "{text}");
     }
 }

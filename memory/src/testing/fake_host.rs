@@ -362,7 +362,7 @@ impl GiantMappings for FakeHost {
         map_giant_over(page, ram, giant)?;
         let start = ram.base() + (giant - Gpa::new(0));
         state.pages.extend(pages(start, PageSize::Giant1G.bytes()).map(|page| (page, true)));
-        state.giants.insert(start.get(), page.occupied());
+        state.giants.insert(start.get(), page.occupied().collect());
         Ok(())
     }
 }

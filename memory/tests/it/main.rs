@@ -7,6 +7,7 @@ mod giant_swap;
 mod give_back;
 mod guests_of_others;
 mod hostile_pools;
+mod made_pages;
 mod manager_moves_giants;
 mod manager_senses;
 mod moves;

@@ -1,0 +1,77 @@
+//! A maker of giant pages for a manager: pages that the pool lacks are made when a policy wants them. That compacts the
+//! host's memory, so it happens only where an operator allows a number of pages.
+//!
+//! ```text
+//!   manager ── make ──▶ GiantMaker ─┬─ PoolGiantMaker   this process changes the pool: a library user with root
+//!                                   └─ of a run         another process does: the run itself is in its sandbox
+//! ```
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wideleaf_policies::PageSize;
+
+use crate::giant_page::{GIANT, GiantFile};
+use crate::host::linux::LinuxHost;
+use crate::host::{Advice, HostError};
+use crate::kernel::Kernel;
+use crate::pool::{HugetlbPools, NewPages, NotMade};
+use crate::side_mapping::SideContents;
+
+/// Makes giant pages.
+pub trait GiantMaker: Debug + Send + Sync {
+    /// Number of pages that it may still make.
+    fn left(&self) -> u64;
+
+    /// Makes one, which may take seconds. The page goes back to the host with the file and its last mapping.
+    ///
+    /// # Errors
+    /// [`NotMade`]; no page stays in the pool.
+    fn make(&self) -> Result<GiantFile, NotMade>;
+}
+
+/// Makes pages by changes of the pool from this process.
+#[derive(Debug)]
+pub struct PoolGiantMaker {
+    pools: HugetlbPools,
+    node: Option<u32>,
+    left: AtomicU64,
+}
+
+impl PoolGiantMaker {
+    /// Makes at most `pages` pages in all, on that NUMA node; `None`: on the only one, or wherever there is memory.
+    pub fn new(pools: HugetlbPools, node: Option<u32>, pages: u64) -> PoolGiantMaker {
+        PoolGiantMaker { pools, node, left: AtomicU64::new(pages) }
+    }
+}
+
+impl GiantMaker for PoolGiantMaker {
+    fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn make(&self) -> Result<GiantFile, NotMade> {
+        let file = GiantFile::of_pool().map_err(|error| NotMade::NotMapped(error.to_string()))?;
+        make_in(&self.pools, &file, self.node)?;
+        self.left.fetch_sub(1, Ordering::Relaxed);
+        Ok(file)
+    }
+}
+
+/// Makes a page of 1 GiB on that NUMA node and has `file` hold it; `None`: as in [`NewPages`].
+///
+/// # Errors
+/// [`NotMade`]; no page stays in the pool.
+pub fn make_in(pools: &HugetlbPools, file: &GiantFile, node: Option<u32>) -> Result<(), NotMade> {
+    let new = NewPages { size: PageSize::Giant1G, pages: 1, node };
+    pools.with_new_pages(&new, || take_page(&LinuxHost::open()?, file))
+}
+
+/// Has `file` take its page from the pool, which must have one. The kernel clears the page.
+///
+/// # Errors
+/// [`HostError`] where the pool has none.
+pub fn take_page(kernel: &dyn Kernel, file: &GiantFile) -> Result<(), HostError> {
+    let mapped = kernel.map_aside(SideContents::Giant(file))?;
+    kernel.advise(mapped.start(), GIANT, Advice::PopulateWrite)
+}
