@@ -35,6 +35,7 @@ use crate::sensors::host_backing::HostBackingSensor;
 mod acting;
 mod attempt;
 mod fault_price;
+mod giant_making;
 mod giants;
 mod guards;
 mod guest_freed;
@@ -339,6 +340,7 @@ impl ManagerLoop {
     /// Senses all VMs one last time, so that the report ends with the final state.
     pub fn finish(mut self) -> ManagerReport {
         self.finish_last_giant();
+        self.end_giant_making();
         let at = self.host.now();
         self.finish_samples();
         let snapshot = self.sense();

@@ -75,6 +75,8 @@ pub enum Skip {
     NoHugePage,
     /// A giant is being moved, this one or another; giants are moved one at a time.
     GiantUnderWay,
+    /// A page of 1 GiB is being made for the giant. The next plan may name it again.
+    PageBeingMade,
     /// The window lacks pages that the guest gave back on purpose, and a large page would bring them back.
     Hole,
     /// The guest has given back more of the window than is tolerated, and a large page would take it again.
@@ -105,6 +107,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::BackingOff) => "skipped_backing_off",
             OutcomeResult::Skipped(Skip::NoHugePage) => "skipped_no_huge_page",
             OutcomeResult::Skipped(Skip::GiantUnderWay) => "skipped_giant_under_way",
+            OutcomeResult::Skipped(Skip::PageBeingMade) => "skipped_page_being_made",
             OutcomeResult::Skipped(Skip::Hole) => "skipped_hole",
             OutcomeResult::Skipped(Skip::GivenBack) => "skipped_given_back",
             OutcomeResult::Skipped(Skip::LeftAlone) => "skipped_left_alone",

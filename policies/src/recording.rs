@@ -86,7 +86,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// All results, in the order of their numbers in a recording. Append new ones.
-const RESULTS: [OutcomeResult; 20] = [
+const RESULTS: [OutcomeResult; 21] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -107,6 +107,7 @@ const RESULTS: [OutcomeResult; 20] = [
     OutcomeResult::Skipped(Skip::LeftAlone),
     OutcomeResult::Skipped(Skip::GivenBack),
     OutcomeResult::Skipped(Skip::NoHugePage),
+    OutcomeResult::Skipped(Skip::PageBeingMade),
 ];
 
 /// Description of a recording.

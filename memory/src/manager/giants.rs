@@ -17,24 +17,30 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Bytes, GpaRange, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot,
-    VmSnapshot, WindowIndex,
+    AccessHistory, Action, Backing, Bytes, GpaRange, Moment, OutcomeResult, PageSize, PlannedAction, Refusal, Skip,
+    Snapshot, VmSnapshot, WindowIndex,
 };
 
 use super::attempt::{Attempt, Mechanism};
+use super::giant_making::{GiantMaking, News};
 use super::managed_vm::ManagedVm;
 use super::{ManagerLoop, NEVER};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
 use crate::gate::GateState;
+use crate::giant_maker::GiantMaker;
 use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
 use crate::second_level::guard::SecondLevelGuard;
-use crate::side_mapping::GIANT;
+use crate::side_mapping::{GIANT, GiantPage};
+
+/// Names under which pages that are made are counted.
+const GIANT_PAGE: &str = "giant_page";
+const GIANT_PAGE_NOT_MADE: &str = "giant_page_not_made";
 
 /// Direction of a giant's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +76,7 @@ pub(super) struct Request {
 pub(super) struct Giants {
     pools: HugetlbPools,
     under_way: Option<UnderWay>,
+    making: GiantMaking,
 }
 
 /// Means of moving the giants of one VM.
@@ -83,6 +90,8 @@ pub(super) struct GiantVm {
 
 struct UnderWay {
     request: Request,
+    /// The page that was made for it; `None`: one of the pool.
+    made: Option<Arc<GiantPage>>,
     thread: JoinHandle<GiantSwap>,
 }
 
@@ -90,7 +99,7 @@ impl GiantVm {
     /// Means of moving the giants of `vm`, if it has any that can be moved. All other parts of the manager get a
     /// second level that leaves alone a giant that is being moved.
     ///
-    /// The pool is never grown: a giant page must come from the user's pool.
+    /// The page comes from the user's pool, or from a maker ([`ManagerLoop::with_giant_maker`]).
     pub(super) fn new(vm: &mut ManagedVm, guard: Arc<SecondLevelGuard>, giants: &Giants) -> Option<GiantVm> {
         let ram = vm.ram.clone()?;
         vm.second_level = Some(Arc::new(guard.claiming()));
@@ -137,12 +146,12 @@ impl GiantVm {
 impl Giants {
     /// No giant is under way yet.
     pub(super) fn of_this_machine() -> Giants {
-        Giants { pools: HugetlbPools::of_this_machine(), under_way: None }
+        Giants { pools: HugetlbPools::of_this_machine(), under_way: None, making: GiantMaking::none() }
     }
 
     /// The reason why no giant can get a page, if so. A user that chose a policy with giants needs to know it.
     pub(super) fn why_no_page(&self) -> Option<String> {
-        self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| format!("pages of 1 GiB: {error}"))
+        self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| no_page(&error))
     }
 
     /// Whether a giant of this VM is being moved.
@@ -160,39 +169,68 @@ impl Giants {
         }
         let vm = vm.clone();
         let claim = vm.ram.claims().giant(request.first.start()).map_err(Claimed::result)?;
-        let host = Arc::clone(host);
+        let made = if request.way == Way::Promote { self.made_page(host.now())? } else { None };
+        let (host, page) = (Arc::clone(host), made.clone());
         let work = move || {
             let site = SwapSite { host: host.as_ref(), ram: &vm.ram, second_level: vm.second_level.as_ref() };
-            match request.way {
-                Way::Promote => vm.pages.promote_claimed(site, claim),
-                Way::Demote(to) => vm.pages.demote_claimed(site, claim, to),
+            match (request.way, page) {
+                (Way::Promote, Some(page)) => vm.pages.promote_onto(site, claim, &page),
+                (Way::Promote, None) => vm.pages.promote_claimed(site, claim),
+                (Way::Demote(to), _) => vm.pages.demote_claimed(site, claim, to),
             }
         };
         let thread = std::thread::Builder::new().name("giant-mover".into()).spawn(work);
         let no_thread = |error: std::io::Error| Refusal::Other(error.raw_os_error().unwrap_or(0));
         let thread = thread.map_err(|error| OutcomeResult::Refused(no_thread(error)))?;
-        self.under_way = Some(UnderWay { request, thread });
+        self.under_way = Some(UnderWay { request, made, thread });
         Ok(())
     }
 
+    /// The page that is ready for a giant, if it was made; `None` where the pool has one.
+    ///
+    /// # Errors
+    /// A page is being made, and this request came too early.
+    fn made_page(&mut self, now: Moment) -> Result<Option<Arc<GiantPage>>, OutcomeResult> {
+        if let Some(page) = self.making.take() {
+            return Ok(Some(page));
+        }
+        // The pool says what it lacks where no page is made either.
+        let is_short = self.pools.check(PageSize::Giant1G, GIANT).is_err();
+        let is_being_made = is_short && self.making.begin(now);
+        if is_being_made { Err(OutcomeResult::Skipped(Skip::PageBeingMade)) } else { Ok(None) }
+    }
+
     /// Result of the giant that was under way, if its thread has ended.
-    fn ended(&mut self) -> Option<(Request, GiantSwap)> {
+    fn ended(&mut self, now: Moment) -> Option<(Request, GiantSwap)> {
         let under_way = self.under_way.take_if(|under_way| under_way.thread.is_finished())?;
-        Some(under_way.join())
+        let (request, swap, made) = under_way.join();
+        // The mapping of a stuck guest is unknown: the page may be in it.
+        if let Some(made) = made.filter(|_| !swap.is_stuck && swap.panicked.is_none()) {
+            self.making.put_back(made, now);
+        }
+        Some((request, swap))
     }
 
     /// Waits for the giant that is under way, if any. That takes one copy, and a bounded number of further copies
     /// of what the guest writes during it ([`SwapLimits::rounds_max`]).
     fn wait(&mut self) -> Option<(Request, GiantSwap)> {
-        self.under_way.take().map(UnderWay::join)
+        self.under_way.take().map(UnderWay::join).map(|(request, swap, _)| (request, swap))
     }
 }
 
+/// Why no giant can get a page, for the report.
+fn no_page(why: &dyn std::fmt::Display) -> String {
+    format!("{NO_PAGE}{why}")
+}
+
+/// Beginning of that line.
+const NO_PAGE: &str = "pages of 1 GiB: ";
+
 impl UnderWay {
-    fn join(self) -> (Request, GiantSwap) {
+    fn join(self) -> (Request, GiantSwap, Option<Arc<GiantPage>>) {
         // The swap catches its own panics; after a panic elsewhere in the thread, the claim stays.
         let panicked = |payload: Box<dyn Any + Send>| GiantSwap::ended_by(Panicked::new(payload.as_ref()));
-        (self.request, self.thread.join().unwrap_or_else(panicked))
+        (self.request, self.thread.join().unwrap_or_else(panicked), self.made)
     }
 }
 
@@ -215,17 +253,59 @@ impl ManagerLoop {
         self
     }
 
-    /// Number of free pages in the pool that giants of some VM could use.
+    /// Has giant pages made by `maker` where the pool has none free.
+    #[must_use]
+    pub fn with_giant_maker(mut self, maker: Arc<dyn GiantMaker>) -> ManagerLoop {
+        self.giants.making = GiantMaking::by(maker);
+        // A pool without a page is no reason any more.
+        self.report.unanswered.retain(|line| !line.starts_with(NO_PAGE));
+        self
+    }
+
+    /// Number of pages that giants of some VM could use: free in the pool, or to be made.
     pub(super) fn giant_pages_free(&self) -> u64 {
         let mut of_vms = self.vms.iter().filter_map(|vm| vm.giants.as_ref());
         let has_giants = of_vms.any(|giants| giants.ram.giants().next().is_some());
         let status = has_giants.then(|| self.giants.pools.status(PageSize::Giant1G));
-        status.and_then(Result::ok).map_or(0, |pool| pool.available())
+        let of_pool = status.and_then(Result::ok).map_or(0, |pool| pool.available());
+        of_pool.saturating_add(if has_giants { self.giants.making.pages(self.host.now()) } else { 0 })
     }
 
     /// Records the result of the giant that was under way, if it is over. Returns whether one was.
     pub(super) fn finish_giant(&mut self) -> bool {
-        self.giants.ended().map(|(request, swap)| self.record_giant(request, swap)).is_some()
+        self.look_at_giant_making();
+        let now = self.host.now();
+        self.giants.ended(now).map(|(request, swap)| self.record_giant(request, swap)).is_some()
+    }
+
+    /// Counts what became of a page that was made.
+    fn look_at_giant_making(&mut self) {
+        let news = self.giants.making.look(self.host.now());
+        let mut count = |of, what| *self.report.outcomes.entry((of, what)).or_default() += 1;
+        match news {
+            Some(News::Made) => count(GIANT_PAGE, "made"),
+            Some(News::Unused) => count(GIANT_PAGE, "unused"),
+            Some(News::NotMade(error)) => {
+                count(GIANT_PAGE_NOT_MADE, error.reason());
+                tracing::info!("{}", no_page(&error));
+                // Each name once, with the first reason: the counter has the rest.
+                if self.report.outcomes[&(GIANT_PAGE_NOT_MADE, error.reason())] == 1 {
+                    self.report.unanswered.push(no_page(&error));
+                }
+            }
+            None => {}
+        }
+        let given_back = self.giants.making.given_back();
+        if given_back > 0 {
+            self.report.outcomes.insert((GIANT_PAGE, "given_back"), given_back);
+        }
+    }
+
+    /// Ends the making of pages. Those in use go back with the RAM.
+    pub(super) fn end_giant_making(&mut self) {
+        self.look_at_giant_making();
+        self.giants.making.end();
+        self.look_at_giant_making();
     }
 
     /// Waits for the last giant and records its result.

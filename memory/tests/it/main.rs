@@ -8,6 +8,7 @@ mod give_back;
 mod guests_of_others;
 mod hostile_pools;
 mod made_pages;
+mod manager_makes_giants;
 mod manager_moves_giants;
 mod manager_senses;
 mod moves;

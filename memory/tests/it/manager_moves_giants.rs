@@ -24,14 +24,14 @@ const VM: VmId = VmId(0);
 const FIRST: WindowIndex = WindowIndex::new(0);
 const NEIGHBOUR: WindowIndex = WindowIndex::new(1);
 const SECOND_GIANT: WindowIndex = WindowIndex::new(512);
-const PROMOTE: Action = Action::Promote { vm: VM, window: FIRST, to: PageSize::Giant1G };
+pub(crate) const PROMOTE: Action = Action::Promote { vm: VM, window: FIRST, to: PageSize::Giant1G };
 const DEMOTE: Action = Action::Demote { vm: VM, window: FIRST, to: PageSize::Base4K };
 /// Upper bound of ticks in these tests.
 const TICKS_MAX: u32 = 100_000;
 
 /// A second level with pauses that wait until the test opens the gate, so that a giant is under way for as long as
 /// the test needs.
-struct Gated {
+pub(crate) struct Gated {
     inner: FakeSecondLevel,
     is_open: Mutex<bool>,
     opened: Condvar,
@@ -55,7 +55,7 @@ impl Gated {
     }
 
     /// Sets an action for the next pause, before the exchange; the thread that moves the giant runs it.
-    fn in_pause(&self, happens: impl FnOnce() + Send + 'static) {
+    pub(crate) fn in_pause(&self, happens: impl FnOnce() + Send + 'static) {
         *self.in_pause.lock().unwrap() = Some(Box::new(happens));
     }
 
@@ -108,18 +108,18 @@ impl SecondLevel for Gated {
 
 /// A policy that plans what the test gives it, a list a tick, and shows its view of the first window.
 #[derive(Clone, Default)]
-struct Script(Arc<Mutex<ScriptState>>);
+pub(crate) struct Script(pub(crate) Arc<Mutex<ScriptState>>);
 
 #[derive(Default)]
-struct ScriptState {
+pub(crate) struct ScriptState {
     plans: VecDeque<Vec<Action>>,
     /// Backing of that window, and the moment from which it may be named.
     seen: Option<(Backing, Moment)>,
-    giant_pages_free: u64,
+    pub(crate) giant_pages_free: u64,
 }
 
 impl Script {
-    fn then(&self, actions: &[Action]) {
+    pub(crate) fn then(&self, actions: &[Action]) {
         self.0.lock().unwrap().plans.push_back(actions.to_vec());
     }
 
@@ -146,12 +146,12 @@ impl Policy for Script {
 }
 
 /// A VM of two giants with some words in the first, and a pool of one free giant page.
-struct Bed {
-    host: Arc<FakeHost>,
-    second_level: Arc<Gated>,
-    ram: Arc<GuestRam>,
-    pool: tempfile::TempDir,
-    work: ManagerLoop,
+pub(crate) struct Bed {
+    pub(crate) host: Arc<FakeHost>,
+    pub(crate) second_level: Arc<Gated>,
+    pub(crate) ram: Arc<GuestRam>,
+    pub(crate) pool: tempfile::TempDir,
+    pub(crate) work: ManagerLoop,
 }
 
 /// Places of the words: in two windows, and at the giant's end.
@@ -164,7 +164,7 @@ fn word(ram: &GuestRam, place: Gpa) -> &AtomicU64 {
 }
 
 impl Bed {
-    fn new(policy: Box<dyn Policy>, is_open: bool) -> Bed {
+    pub(crate) fn new(policy: Box<dyn Policy>, is_open: bool) -> Bed {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
         let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), gib(2)).unwrap()], backing).unwrap();
         let host = Arc::<FakeHost>::default();
@@ -183,11 +183,11 @@ impl Bed {
     }
 
     /// Ticks until this mechanism has such a result.
-    fn tick_until(&mut self, mechanism: &str, result: &str) {
+    pub(crate) fn tick_until(&mut self, mechanism: &str, result: &str) {
         self.tick_until_report(|report| count(report, mechanism, result) > 0);
     }
 
-    fn tick_until_report(&mut self, is_there: impl Fn(&ManagerReport) -> bool) {
+    pub(crate) fn tick_until_report(&mut self, is_there: impl Fn(&ManagerReport) -> bool) {
         for _ in 0..TICKS_MAX {
             if is_there(self.work.report()) {
                 return;
@@ -199,7 +199,7 @@ impl Bed {
         panic!("not in {TICKS_MAX} ticks: {:?}", self.work.report().outcomes);
     }
 
-    fn assert_words(&self) {
+    pub(crate) fn assert_words(&self) {
         places().for_each(|place| assert_eq!(word(&self.ram, place).load(Ordering::Relaxed), place.get() + 1));
     }
 }
@@ -213,7 +213,7 @@ fn pool_of_one() -> tempfile::TempDir {
     dir
 }
 
-const POOL: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
+pub(crate) const POOL: &str = "sys/kernel/mm/hugepages/hugepages-1048576kB";
 
 /// A budget that no test exceeds by accident.
 fn plenty() -> ManagerConfig {
@@ -225,7 +225,7 @@ fn plenty() -> ManagerConfig {
     ManagerConfig { limits, ..ManagerConfig::default() }
 }
 
-fn count(report: &ManagerReport, mechanism: &str, result: &str) -> u64 {
+pub(crate) fn count(report: &ManagerReport, mechanism: &str, result: &str) -> u64 {
     report.outcomes.iter().filter(|((m, r), _)| (*m, *r) == (mechanism, result)).map(|(_, n)| n).sum()
 }
 
