@@ -219,6 +219,7 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
         policy_delay: None,
         is_prefaulted: true,
         fallback: Fallback::Fail,
+        giant_pages_made_max: 0,
         record: None,
         timeout: None,
         on_reset: OnReset::Stop,

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use crate::attach::AttachArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
+use crate::guardian::giant_pages::MakeGiantPagesArgs;
 use crate::guardian::path::HoldPathArgs;
 use crate::guardian::pool::HoldPoolArgs;
 use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
@@ -103,6 +104,10 @@ pub enum Command {
     /// Remove a cgroup when standard input ends; a run in a new cgroup starts this, so that none is left behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
+    /// Make pages of 1 GiB for a run until standard input ends; a run with --make-giant-pages starts this, because its
+    /// sandbox lets it change no pool
+    #[command(hide = true)]
+    MakeGiantPages(MakeGiantPagesArgs),
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use wideleaf_run::failure::Failure;
 
 use crate::program;
 
+pub mod giant_pages;
 pub mod path;
 pub mod pool;
 

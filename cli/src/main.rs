@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::CommandFactory as _;
 use wideleaf::args::{Cli, Command};
-use wideleaf::guardian::{path, pool as pool_pages};
+use wideleaf::guardian::{giant_pages, path, pool as pool_pages};
 use wideleaf::{attach, demo, doctor, guests, hook, kernels, manual, pool, program, run, stderr, tlbcost, top, vm};
 use wideleaf_run::failure::Failure;
 
@@ -43,5 +43,6 @@ fn command() -> Result<(), Failure> {
         Command::Man(args) => manual::pages(Cli::command(), &args),
         Command::HoldPool(args) => pool_pages::main(&args),
         Command::HoldPath(args) => path::main(&args),
+        Command::MakeGiantPages(args) => giant_pages::main(&args),
     }
 }

@@ -144,6 +144,7 @@ impl PoolList {
         let (holders, mounts) = (pools.holders(), pools.mounts());
         let mut notes = missing;
         found.iter().for_each(|pool| notes.extend(unseen(pool, &holders)));
+        notes.extend(found.iter().filter(|pool| pools.has_unfinished(pool.size)).map(|pool| unfinished(pool.size)));
         notes.extend(hidden(&holders));
         notes.extend(silent(&holders));
         let mounts = mounts.unwrap_or_else(|error| {
@@ -246,6 +247,14 @@ fn unseen(pool: &PoolStatus, holders: &Holders) -> Option<String> {
             pool.size
         )
     })
+}
+
+/// A change of a pool that a process has begun.
+fn unfinished(size: PageSize) -> String {
+    format!(
+        "a process makes pages of {size} now, or was killed while it did; `sudo wideleaf pool release --size {size} \
+         --pages 0` waits for a living one, and undoes what a killed one left"
+    )
 }
 
 /// Processes that could not be read.
@@ -439,6 +448,9 @@ fn reserve(args: &PoolReserveArgs) -> Result<(), Failure> {
     let pages = args.pages.unwrap_or_else(|| args.bytes.unwrap_or_default().pages(*size));
     let on_shortage = if args.at_most { OnShortage::TakeFewer } else { OnShortage::Refuse };
     let request = Request { size: *size, pages, node: *node, on_shortage };
+    if !*dry_run {
+        pools.undo_what_was_left(*size).map_err(host)?;
+    }
     let outcome = if *dry_run {
         Outcome::Planned(pools.plan_reserve(&request).map_err(|error| with_remedy(&error, on_shortage))?)
     } else {
@@ -489,6 +501,7 @@ fn release(args: &PoolReleaseArgs) -> Result<(), Failure> {
         });
         Outcome::Planned(pools.plan_release(&release, kept).map_err(refused)?)
     } else {
+        pools.undo_what_was_left(*size).map_err(host)?;
         let released = pools.release_beside(&release, || kept.pages(*size, *node));
         let Returned { now, later } = released.map_err(refused)?;
         Outcome::Done { changed: now, later }

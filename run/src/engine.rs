@@ -18,7 +18,7 @@ use wideleaf_memory::host::process::{self, ProcessHost};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
-use wideleaf_memory::{BackingConfig, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::VmId;
 use wideleaf_vmm::devices::virtio::VirtioDevice;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
@@ -28,6 +28,7 @@ use crate::devices::{Devices, Watched};
 use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, GuestConsole, Hidden, Progress, Quiet, ThreadBegin, Work};
+use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
 use crate::guest::{self, GuestPlan, Outside, RunningGuest};
@@ -102,6 +103,7 @@ struct Prepared<'a> {
     _claim: Claim,
     sandbox: Option<Arc<Sandbox>>,
     plan: Option<GuestPlan>,
+    giant_maker: Option<HeldGiantMaker>,
     _held: Vec<HeldPath>,
     /// Observable parts of the devices, until the drivers are known.
     watched: Watched,
@@ -123,7 +125,9 @@ impl<'a> Prepared<'a> {
         let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
         let (devices, watched, held) = Devices::open(&spec.devices, spec.memory, &*front)?.hand_over();
         ram::check_size(spec)?;
-        let (backing, fallback) = ram::choose_backing(spec)?;
+        let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
+        let makes_giants = backing.kind() == BackingKind::Anon && spec.giant_pages_made_max > 0;
+        let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
         let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing, &*front)?) };
         interrupts.stand_down();
         let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec)).transpose()?;
@@ -133,7 +137,7 @@ impl<'a> Prepared<'a> {
         // suffice.
         let claim = (ProcessHost::claim_this_one().ok().flatten(), Noted::taken("claim"));
         let socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
-        let ram = ram::map(&layout, backing)?;
+        let ram = ram::map(&layout, backing, pages_to_make)?;
         let ram_noted = Noted::taken("RAM");
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if spec.is_prefaulted {
@@ -165,6 +169,7 @@ impl<'a> Prepared<'a> {
             _claim: claim,
             sandbox,
             plan,
+            giant_maker,
             devices,
             watched,
             _held: held,
@@ -223,6 +228,9 @@ impl<'a> Prepared<'a> {
         let vm = ManagedVm::new(VmId(0), self.ram.clone(), second_level);
         let policy = self.spec.policy.make_for(&self.walk.cost);
         let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, manager_config());
+        if let Some(giant_maker) = &self.giant_maker {
+            work = work.with_giant_maker(giant_maker.maker());
+        }
         if let Some(file) = self.record.take() {
             let begin = begin_console(self.sandbox.as_ref());
             let file = QueuedFile::start(file, move || begin());

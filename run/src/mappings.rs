@@ -223,6 +223,7 @@ impl PatternGuest {
             policy_delay: None,
             is_prefaulted: false,
             fallback: Fallback::Fail,
+            giant_pages_made_max: 0,
             record: None,
             timeout: None,
             on_reset: OnReset::Stop,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use wideleaf_memory::actuators::prefault::prefault;
-use wideleaf_memory::pool::{HugetlbPools, PoolError};
+use wideleaf_memory::pool::{HugetlbPools, NewPages, PoolError};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
@@ -24,25 +24,48 @@ pub fn check_size(spec: &RunSpec) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Backing of the run, and the reason why it is not the requested one, if so.
-pub fn choose_backing(spec: &RunSpec) -> Result<(BackingConfig, Option<String>), Failure> {
+/// Backing of a run.
+pub struct Chosen {
+    /// Backing of its RAM.
+    pub backing: BackingConfig,
+    /// Reason why it is not the requested one, if so.
+    pub fallback: Option<String>,
+    /// Number of pages of 1 GiB that the pool lacks and that are to be made.
+    pub pages_to_make: u64,
+}
+
+/// Chooses the backing of the run.
+pub fn choose_backing(spec: &RunSpec) -> Result<Chosen, Failure> {
     let backing = spec.backing;
+    let as_asked = |pages_to_make| Ok(Chosen { backing, fallback: None, pages_to_make });
     if backing.kind() != BackingKind::Hugetlb {
-        return Ok((backing, None));
+        return as_asked(0);
     }
     let Err(error) = HugetlbPools::of_this_machine().check(backing.start_page(), spec.memory) else {
-        return Ok((backing, None));
+        return as_asked(0);
     };
+    if let PoolError::Short(shortage) = &error
+        && backing.start_page() == PageSize::Giant1G
+        && shortage.short() <= u64::from(spec.giant_pages_made_max)
+    {
+        return as_asked(shortage.short());
+    }
     if spec.fallback == Fallback::Fail {
         let remedy = if matches!(error, PoolError::Short(_)) { ", or use --fallback thp" } else { "" };
         return Err(Failure::Host(format!("{error}{remedy}")));
     }
     let thp = BackingConfig::new(BackingKind::Anon, PageSize::Huge2M).expect("anonymous RAM can start huge");
-    Ok((thp, Some(format!("anonymous RAM with transparent huge pages, because: {error}"))))
+    let fallback = Some(format!("anonymous RAM with transparent huge pages, because: {error}"));
+    Ok(Chosen { backing: thp, fallback, pages_to_make: 0 })
 }
 
-/// Maps RAM of that layout.
-pub fn map(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>, Failure> {
+/// Maps RAM of that layout, with `pages_to_make` new pages of the backing's pool. The mapping reserves them.
+pub fn map(layout: &[GpaRange], backing: BackingConfig, pages_to_make: u64) -> Result<Arc<GuestRam>, Failure> {
+    if pages_to_make > 0 {
+        let new = NewPages { size: backing.start_page(), pages: pages_to_make, node: None };
+        let made = HugetlbPools::of_this_machine().with_new_pages(&new, || GuestRam::map(layout, backing));
+        return made.map_err(|error| Failure::Host(error.to_string()));
+    }
     GuestRam::map(layout, backing).map_err(|error| match error {
         wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
         other => Failure::Host(other.to_string()),

@@ -93,6 +93,9 @@ pub struct RunSpec {
     pub is_prefaulted: bool,
     /// Action when the pool is too small.
     pub fallback: Fallback,
+    /// Maximum number of pages of 1 GiB that are made for the run where the pool has none free.
+    #[serde(default)]
+    pub giant_pages_made_max: u16,
     /// File that records what the manager observes, plans and does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<PathBuf>,

@@ -18,7 +18,9 @@ pub mod tiny_guest;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use wideleaf_memory::giant_maker::make_in;
 use wideleaf_memory::pool::{HugetlbPools, PoolLease, PoolStatus};
+use wideleaf_memory::side_mapping::GiantFile;
 use wideleaf_policies::PageSize;
 
 /// A feature of the machine that a test may need; the names of `WIDELEAF_REQUIRE`.
@@ -193,6 +195,55 @@ pub struct GiantPage {
     before: PoolStatus,
     _lease: Option<PoolLease>,
     _turn: std::fs::File,
+}
+
+/// The pool of giant pages while this lives, for a test in which the program makes pages itself.
+pub struct GiantPool {
+    pools: HugetlbPools,
+    before: PoolStatus,
+    _turn: std::fs::File,
+}
+
+impl GiantPool {
+    /// The pool without a free page; `None` if the test is to be skipped: there is no such pool, it has a free page,
+    /// or this user or this host's memory does not allow to make one.
+    pub fn without_a_page() -> Option<GiantPool> {
+        let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
+        let turn = turn.map_err(|error| format!("{GIANT_POOL}: {error}"));
+        let pools = HugetlbPools::of_this_machine();
+        let found = turn.and_then(|turn| {
+            let before = pools.status(PageSize::Giant1G).map_err(|error| error.to_string())?;
+            if before.available() > 0 {
+                return Err("the pool has a free page of 1 GiB, so that no run makes one".to_owned());
+            }
+            // Whether this kernel can: the page goes back at once.
+            let file = GiantFile::of_pool().map_err(|error| error.to_string())?;
+            make_in(&pools, &file, None).map_err(|error| error.to_string())?;
+            Ok((turn, before))
+        });
+        match found {
+            Ok((_turn, before)) => Some(GiantPool { pools, before, _turn }),
+            Err(why) => {
+                println!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    /// Waits until the pool is as before: the kernel frees a killed process's memory after its end.
+    ///
+    /// # Panics
+    /// Panics if it is not within 30 seconds.
+    pub fn assert_given_back(&self) {
+        let is_as_before = || self.pools.status(PageSize::Giant1G).ok().as_ref() == Some(&self.before);
+        for _ in 0..300 {
+            if is_as_before() && !self.pools.has_unfinished(PageSize::Giant1G) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("before: {:?}, now: {:?}", self.before, self.pools.status(PageSize::Giant1G));
+    }
 }
 
 /// Lock of the tests that use its pages: each checks whether the pool is as before.

@@ -1,6 +1,7 @@
 //! What a person types after `wideleaf-lab`, as types.
 
 use clap::{Parser, Subcommand};
+use wideleaf::guardian::giant_pages::MakeGiantPagesArgs;
 use wideleaf::guardian::path::HoldPathArgs;
 use wideleaf::guardian::pool::HoldPoolArgs;
 use wideleaf::manual::{CompletionsArgs, ManArgs};
@@ -68,6 +69,9 @@ pub enum Command {
     /// behind
     #[command(hide = true)]
     HoldPath(HoldPathArgs),
+    /// Make pages of 1 GiB for a run until standard input ends: a run of an experiment may start this
+    #[command(hide = true)]
+    MakeGiantPages(MakeGiantPagesArgs),
     /// Hold settings of khugepaged until standard input ends: an experiment starts this, so that it cannot leave them
     /// behind
     #[command(hide = true)]

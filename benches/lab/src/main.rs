@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory as _, Parser as _};
-use wideleaf::guardian::{path, pool};
+use wideleaf::guardian::{giant_pages, path, pool};
 use wideleaf::run::config_file::said_by_clap;
 use wideleaf::{manual, program, run, stderr, tlbcost};
 use wideleaf_lab::args::{Cli, Command};
@@ -37,6 +37,7 @@ fn command() -> Result<(), Failure> {
         Command::TlbCost(args) => tlbcost::main(&args),
         Command::HoldPool(args) => pool::main(&args),
         Command::HoldPath(args) => path::main(&args),
+        Command::MakeGiantPages(args) => giant_pages::main(&args),
         Command::HoldKhugepaged(args) => khugepaged::main(&args),
         Command::HoldFragments(args) => fragmentation::main(&args),
     }

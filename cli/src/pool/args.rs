@@ -91,8 +91,9 @@ pub struct PoolReleaseArgs {
     #[command(flatten)]
     pub change: PoolChangeArgs,
 
-    /// Number of pages
-    #[arg(long, value_name = "N", group = "amount", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Number of pages; 0 only undoes what a killed process left that made pages for a run (--make-giant-pages), as any
+    /// change of a pool does first
+    #[arg(long, value_name = "N", group = "amount")]
     pub pages: Option<u64>,
 
     /// All free pages, except those that wideleafd keeps for a domain that is about to start

@@ -39,6 +39,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
     let on_reset = on_reset(args, &policy)?;
     let ram_start = policy.make().ram_start();
     let backing = backing_of(args, ram_start)?;
+    let is_for_giants = policy.make().largest_page() == PageSize::Giant1G;
     let (workload, cmdline, memory) = match kernel {
         Some(kernel) => {
             let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
@@ -65,6 +66,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         policy_delay: args.policy_delay,
         is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
         fallback: args.fallback.into(),
+        giant_pages_made_max: giant_pages_made_max(args, &backing, is_for_giants)?,
         record: args.record.clone(),
         timeout: args.timeout,
         on_reset,
@@ -73,6 +75,23 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         control_socket: args.control_socket.clone(),
         sandbox: sandbox(args)?,
     })
+}
+
+/// Number of pages of 1 GiB that may be made.
+///
+/// # Errors
+/// [`Failure::Usage`] for a run that uses none.
+fn giant_pages_made_max(args: &RunArgs, backing: &BackingConfig, is_for_giants: bool) -> Result<u16, Failure> {
+    let uses_some = match backing.kind() {
+        BackingKind::Hugetlb => backing.start_page() == PageSize::Giant1G,
+        BackingKind::Anon => is_for_giants,
+        BackingKind::Memfd => false,
+    };
+    if args.make_giant_pages > 0 && !uses_some {
+        let remedy = "use --policy giant, or --backing hugetlb --host-page 1g";
+        return Err(Failure::Usage(format!("cannot make pages of 1 GiB for a run that uses none; {remedy}")));
+    }
+    Ok(args.make_giant_pages)
 }
 
 /// RAM that the user requests for a kernel.

@@ -1,5 +1,6 @@
 //! Giant pages through the command line: a running guest of 1 GiB moves onto one page of the hugetlb pool, and the
-//! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB.
+//! report says so. The pool gets its page back, however the run ends. Needs KVM and a page of 1 GiB, or root and the
+//! memory to make one.
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
@@ -7,7 +8,7 @@ use serde_json::Value;
 use wideleaf_policies::PageSize;
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
-use wideleaf_testing::{GiantPage, has_kvm};
+use wideleaf_testing::{GiantPage, GiantPool, has_kvm};
 use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::x86::cpuid::has_page_size;
 
@@ -101,4 +102,83 @@ fn a_timeout_with_a_guest_on_a_giant_page_restores_the_pool() {
     let (code, stderr) = endless(&scratch, &["--timeout=4s"]).end();
     assert!(code.is_some_and(|code| code != 0) && stderr.contains("4s"), "{code:?}: {stderr}");
     page.assert_given_back();
+}
+
+/// A pool without a page, from which a run may have pages made.
+fn empty_pool() -> Option<GiantPool> {
+    if has_kvm() { GiantPool::without_a_page() } else { None }
+}
+
+fn report_of(arguments: &[&str]) -> Value {
+    let output = new_scratch().wideleaf(&[arguments, &["--timeout=5m", "--format=json"]].concat()).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+#[test]
+fn a_page_is_made_for_a_running_guest_and_the_pool_is_as_before() {
+    let Some(pool) = empty_pool() else { return };
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=24 seconds=6", "--policy=giant"];
+    let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
+    let manager = &report["manager"];
+    println!("{}", manager["outcomes"]);
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!(manager["outcomes"]["giant_page.made"], 1, "{manager}");
+    assert_eq!(manager["outcomes"]["giant_promote.done"], 1, "{manager}");
+    assert_eq!(manager["samples"].as_array().unwrap().last().unwrap()["host_1g_bytes"], GIANT_BYTES, "{manager}");
+    assert_eq!(manager["unanswered"].as_array().map(Vec::len), Some(0), "{manager}");
+    pool.assert_given_back();
+}
+
+#[test]
+fn ram_of_the_pool_gets_its_pages_made_and_gives_them_back() {
+    let Some(pool) = empty_pool() else { return };
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=20", "--backing=hugetlb", "--host-page=1g"];
+    let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!(report["setup"]["host_page"], "1g");
+    pool.assert_given_back();
+    // Fewer than it needs: the run is refused as without the option.
+    let words = ["hugetlb pool of 1g pages is 1 short", "wideleaf pool reserve --size 1g --pages 1"];
+    new_scratch().refuses(&arguments, 4, &words);
+}
+
+#[test]
+fn a_killed_run_leaves_no_page_that_was_made_for_it() {
+    let Some(pool) = empty_pool() else { return };
+    let scratch = new_scratch();
+    let mut running = endless(&scratch, &["--make-giant-pages=1"]);
+    running.wait_for("comm", |name| name.trim() == MOVER);
+    running.signal(Signal::SIGKILL);
+    running.end();
+    pool.assert_given_back();
+}
+
+/// Whatever the moment: the next change of the pool undoes what is left.
+#[test]
+fn a_run_killed_together_with_its_child_leaves_a_note_at_most() {
+    let Some(pool) = empty_pool() else { return };
+    for wait_ms in [0, 50, 150] {
+        let scratch = new_scratch();
+        let mut running = endless(&scratch, &["--make-giant-pages=1"]);
+        running.wait_for("comm", |name| name.trim() == "giant-maker");
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.0.id())).unwrap();
+        for child in children.split_whitespace() {
+            let pid = nix::unistd::Pid::from_raw(child.parse().unwrap());
+            nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+        }
+        running.signal(Signal::SIGKILL);
+        running.end();
+        scratch.wideleaf(&["pool", "release", "--size=1g", "--pages=0"]).assert().success();
+        pool.assert_given_back();
+    }
+}
+
+#[test]
+fn pages_are_made_only_for_a_run_that_uses_them() {
+    let words = ["cannot make pages of 1 GiB for a run that uses none", "use --policy giant, or --backing hugetlb"];
+    let scratch = new_scratch();
+    for more in [&["--policy=auto"][..], &["--backing=hugetlb"], &["--backing=memfd", "--policy=giant"]] {
+        scratch.refuses(&[&["run", "gups", "--make-giant-pages=1"][..], more].concat(), 2, &words);
+    }
 }

@@ -96,6 +96,7 @@ fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpu
         policy_delay: None,
         is_prefaulted: false,
         fallback: Fallback::Fail,
+        giant_pages_made_max: 0,
         record: None,
         timeout: Some(Duration::from_secs(300)),
         on_reset: OnReset::Stop,

@@ -112,6 +112,7 @@ fn run(policy: impl Into<PolicyChoice>, kind: BackingKind, start: PageSize, imag
         policy_delay: None,
         is_prefaulted: false,
         fallback: Fallback::Fail,
+        giant_pages_made_max: 0,
         record: None,
         timeout: Some(TIMEOUT),
         on_reset: OnReset::Stop,

@@ -63,6 +63,7 @@ fn run(policy: PolicyChoice) -> RunReport {
         policy_delay: None,
         is_prefaulted: false,
         fallback: Fallback::Fail,
+        giant_pages_made_max: 0,
         record: None,
         timeout: Some(Duration::from_secs(300)),
         on_reset: OnReset::Stop,

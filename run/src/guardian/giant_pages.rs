@@ -1,0 +1,196 @@
+//! Pages of 1 GiB for a run, made by another process while the guest runs: the run itself is in its sandbox and cannot
+//! change a pool.
+//!
+//! ```text
+//!   wideleaf run                        wideleaf make-giant-pages, outside the sandbox
+//!     memfds, one for each page ───────▶ opens them at its start (/proc/PID/fd)
+//!     giant-maker: "make" ─────────────▶ makes a page, has the next memfd hold it, restores the pool, closes its own
+//!                  "made" ◀────────────  or the reason why not
+//!     ends: the kernel closes the pipe ▶ ends, after the attempt in progress
+//! ```
+//!
+//! The kernel returns a page to the host when the run's memfd and mappings are gone, also after SIGKILL. If this child
+//! is killed during an attempt too, the note of [`HugetlbPools::with_new_pages`] stays, and the next process that
+//! makes pages or changes the pool undoes it. A guest that breaks out into the run gets no more pages than the run was
+//! allowed: the child has no more memfds.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wideleaf_memory::giant_maker::{GiantMaker, make_in};
+use wideleaf_memory::pool::{HugetlbPools, NotMade};
+use wideleaf_memory::sensors::numa_maps::fullest_node;
+use wideleaf_memory::side_mapping::GiantFile;
+use wideleaf_policies::PageSize;
+
+use crate::failure::Failure;
+use crate::guards::Noted;
+
+/// Name of the hidden subcommand.
+pub const SUBCOMMAND: &str = "make-giant-pages";
+
+/// Lines of the two processes.
+const READY: &str = "ready";
+const MAKE: &str = "make";
+const MADE: &str = "made";
+const NOT: &str = "not ";
+
+/// The child that makes pages; it ends when this is dropped.
+#[derive(Debug)]
+pub struct HeldGiantMaker {
+    child: Child,
+    maker: Arc<ChildMaker>,
+    _noted: Noted,
+}
+
+/// The run's end of the pipes.
+#[derive(Debug)]
+struct ChildMaker {
+    requests: Mutex<Option<ChildStdin>>,
+    answers: Mutex<BufReader<ChildStdout>>,
+    /// Files for the pages that may still be made, in the order in which the child uses them.
+    files: Mutex<VecDeque<GiantFile>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HeldGiantMaker {
+    /// Starts the child, before this process enters its sandbox. No page is made yet.
+    ///
+    /// # Errors
+    /// [`Failure::Host`] where the kernel has no pages of 1 GiB, or the child does not start.
+    pub fn start(pages: u16) -> Result<HeldGiantMaker, Failure> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Failure::Host(format!("cannot make pages of 1 GiB (--make-giant-pages): {why}; omit the option"))
+        };
+        let files: Result<VecDeque<GiantFile>, _> = (0..pages).map(|_| GiantFile::of_pool()).collect();
+        let files = files.map_err(|error| failed(&error))?;
+        let mut command = Command::new(std::env::current_exe().map_err(|error| failed(&error))?);
+        command.arg(SUBCOMMAND).args(files.iter().map(|file| file.file().as_raw_fd().to_string()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // Ctrl-C in a terminal reaches the foreground group: this child must end after this process.
+        let mut child = command.process_group(0).spawn().map_err(|error| failed(&error))?;
+        let (requests, answers) = (child.stdin.take(), child.stdout.take().expect("it is piped"));
+        let (requests, answers) = (Mutex::new(requests), Mutex::new(BufReader::new(answers)));
+        let maker = Arc::new(ChildMaker { requests, answers, files: Mutex::new(files) });
+        let held = HeldGiantMaker { child, maker, _noted: Noted::taken("giant maker") };
+        match held.maker.answer() {
+            Ok(line) if line == READY => Ok(held),
+            Ok(line) => Err(failed(&format_args!("the process for it answered {line:?}"))),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// The maker, for a manager.
+    pub fn maker(&self) -> Arc<dyn GiantMaker> {
+        self.maker.clone()
+    }
+}
+
+impl Drop for HeldGiantMaker {
+    /// Waits for an attempt in progress, some seconds at most: afterwards the pool is as before.
+    fn drop(&mut self) {
+        drop(lock(&self.maker.requests).take());
+        if let Err(error) = self.child.wait() {
+            tracing::error!("cannot end the process that makes pages of 1 GiB: {error}");
+        }
+    }
+}
+
+impl ChildMaker {
+    fn answer(&self) -> io::Result<String> {
+        let mut line = String::new();
+        match lock(&self.answers).read_line(&mut line)? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the process for it has ended")),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+
+    fn ask(&self) -> io::Result<String> {
+        match lock(&self.requests).as_mut() {
+            Some(requests) => writeln!(requests, "{MAKE}")?,
+            None => return Err(io::Error::other("the run ends")),
+        }
+        self.answer()
+    }
+}
+
+impl GiantMaker for ChildMaker {
+    fn left(&self) -> u64 {
+        lock(&self.files).len() as u64
+    }
+
+    fn make(&self) -> Result<GiantFile, NotMade> {
+        let ended = |error: io::Error| {
+            lock(&self.files).clear();
+            NotMade::elsewhere("other", format!("cannot make a page of 1g: {error}"))
+        };
+        let answer = self.ask().map_err(ended)?;
+        match answer.strip_prefix(NOT).and_then(|why| why.split_once(' ')) {
+            None if answer == MADE => {
+                let file = lock(&self.files).pop_front();
+                file.ok_or_else(|| NotMade::elsewhere("other", "cannot make a page of 1g: all were made"))
+            }
+            None => Err(ended(io::Error::other(format!("the process for it answered {answer:?}")))),
+            Some((reason, why)) => Err(NotMade::elsewhere(reason, why)),
+        }
+    }
+}
+
+/// The child: opens the parent's files, then makes a page for each line of its standard input.
+///
+/// # Errors
+/// [`Failure::Host`] if a file of the parent cannot be opened or a pipe fails. At the end of the input there is none.
+pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
+    let parent = std::os::unix::process::parent_id();
+    let open = |descriptor: &i32| {
+        let path = format!("/proc/{parent}/fd/{descriptor}");
+        let opened = fs::File::options().read(true).write(true).open(&path).and_then(GiantFile::from_file);
+        opened.map_err(|error| Failure::Host(format!("cannot open {path}: {error}; `wideleaf run` starts this")))
+    };
+    let mut files = descriptors.iter().map(open).collect::<Result<VecDeque<GiantFile>, Failure>>()?;
+    let pools = HugetlbPools::of_this_machine();
+    if let Err(error) = pools.undo_what_was_left(PageSize::Giant1G) {
+        tracing::warn!("cannot undo what a killed process left of a pool: {error}");
+    }
+    let io_failed = |error: io::Error| Failure::Host(format!("cannot talk to the process that started this: {error}"));
+    say(READY).map_err(io_failed)?;
+    for line in io::stdin().lines() {
+        if line.map_err(io_failed)? != MAKE {
+            return Err(Failure::Host(format!("standard input has another line than {MAKE:?}")));
+        }
+        let answer = match files.front().map(|file| make_in(&pools, file, node_of(&pools, parent))) {
+            Some(Ok(())) => {
+                files.pop_front();
+                MADE.to_owned()
+            }
+            Some(Err(error)) => {
+                let why = error.to_string().replace(char::is_control, " ");
+                format!("{NOT}{} {why}", error.reason())
+            }
+            None => format!("{NOT}other cannot make a page of 1g: all were made"),
+        };
+        // The parent may have ended during the attempt: the page went back with its file then.
+        say(&answer).map_err(io_failed)?;
+    }
+    Ok(())
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut output = io::stdout();
+    writeln!(output, "{line}").and_then(|()| output.flush())
+}
+
+/// The node with most of the parent's memory, where more than one has a pool.
+fn node_of(pools: &HugetlbPools, parent: u32) -> Option<u32> {
+    let has_nodes = pools.status(PageSize::Giant1G).is_ok_and(|pool| pool.nodes.len() > 1);
+    let maps = has_nodes.then(|| fs::read_to_string(format!("/proc/{parent}/numa_maps")));
+    fullest_node(&maps?.ok()?)
+}
