@@ -13,6 +13,8 @@ use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
 use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
+mod newer_kernels;
+
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Capability {
@@ -39,7 +41,7 @@ impl Capability {
 pub fn probe(root: &Path) -> Vec<Capability> {
     let row = Capability::new;
     let thp = |file: &str| chosen_setting(&root.join("sys/kernel/mm/transparent_hugepage").join(file));
-    vec![
+    let mut rows = vec![
         row("collapse", "guest RAM keeps the page size it started with", probe_collapse(BackingKind::Anon)),
         row("collapse_memfd", "memfd RAM keeps its page size; use --backing anon", probe_collapse(BackingKind::Memfd)),
         row("pagemap_scan", "no outcome can be checked: the manager does not act", probe_scan()),
@@ -90,7 +92,9 @@ pub fn probe(root: &Path) -> Vec<Capability> {
             "no access sensor where userfaultfd is not permitted",
             crate::sensors::damon::probe(root).map_err(|error| error.to_string()),
         ),
-    ]
+    ];
+    rows.extend(newer_kernels::rows(root));
+    rows
 }
 
 /// The word in brackets: `always [madvise] never`.

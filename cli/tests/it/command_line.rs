@@ -512,6 +512,30 @@ fn the_doctor_reports_what_a_sandbox_and_devices_can_use() {
     }
 }
 
+/// The rows about newer kernels, compared with what this test finds without the program.
+#[test]
+fn the_doctor_reports_what_newer_kernels_changed_and_changes_nothing() {
+    const LIMIT: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_overcommit_hugepages";
+    const COUNTER: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/stats/collapse_exceed_none_pte";
+    let limit = std::fs::read_to_string(LIMIT);
+    let scratch = new_scratch();
+    let output = scratch.wideleaf(&["doctor", "--format=json"]).assert().success().get_output().stdout.clone();
+    let found: Value = serde_json::from_slice(&output).unwrap();
+    let row = |name: &str| {
+        let row = found["capabilities"].as_array().unwrap().iter().find(|row| row["name"] == name);
+        let row = row.unwrap_or_else(|| panic!("no row {name}"));
+        (row["is_available"].as_bool().unwrap(), row["detail"].as_str().unwrap())
+    };
+    let (_, detail) = row("page_tables_freed");
+    assert!(detail.starts_with("of 64 emptied page tables "), "{detail}");
+    assert_eq!(row("khugepaged_mthp").0, std::path::Path::new(COUNTER).exists());
+    assert_eq!(std::fs::read_to_string(LIMIT).ok(), limit.as_ref().ok().cloned());
+    if let Ok(limit) = limit {
+        let taken = std::fs::write(LIMIT, limit.trim());
+        assert_eq!(row("giant_surplus").0, taken.is_ok(), "{taken:?}, {}", row("giant_surplus").1);
+    }
+}
+
 #[test]
 fn a_table_in_a_pipe_has_no_control_characters() {
     let scratch = new_scratch();

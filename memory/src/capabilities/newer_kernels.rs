@@ -1,0 +1,179 @@
+//! Rows about what newer kernels changed for large pages.
+//!
+//! ```text
+//!   page_tables_freed   6.14   behaviour: one page in each of some windows, all dropped again; do page tables go too?
+//!   giant_surplus       6.19   the limit of surplus pages of 1 GiB takes the number that it has
+//!   khugepaged_mthp     7.2    khugepaged counts its collapses to sizes between 4 KiB and 2 MiB, size by size
+//! ```
+
+use std::fs;
+use std::path::Path;
+
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize, WindowIndex};
+
+use super::{Capability, chosen_setting};
+use crate::backing::{BackingConfig, BackingKind};
+use crate::host::{Advice, Host as _, linux::LinuxHost};
+use crate::pool::{HugetlbPools, MadeBy, NodeRoom};
+use crate::region::GuestRam;
+
+/// Number of page tables that are emptied, one a window: enough that those of other threads, which come and go
+/// meanwhile, cannot be taken for them.
+const WINDOWS: u32 = 64;
+
+/// Counter of khugepaged by size, which came with collapse to these sizes ("mm/khugepaged: add per-order mTHP
+/// collapse failure statistics"; Documentation/admin-guide/mm/transhuge.rst).
+const COLLAPSE_COUNTER: &str = "stats/collapse_exceed_none_pte";
+
+/// The rows; `root` contains `sys/` and `proc/`.
+pub(super) fn rows(root: &Path) -> Vec<Capability> {
+    vec![
+        Capability::new(
+            "page_tables_freed",
+            "promotion by collapse alone: a huge page that is moved under a page table is split",
+            page_tables_freed(root),
+        ),
+        Capability::new(
+            "giant_surplus",
+            "--make-giant-pages makes pages of 1 GiB by a larger nr_hugepages, which needs root as well",
+            giant_surplus(&HugetlbPools::at(root)),
+        ),
+        Capability::new(
+            "khugepaged_mthp",
+            "khugepaged collapses to 2 MiB or not at all; the manager counts any smaller page as a base page",
+            khugepaged_mthp(root),
+        ),
+    ]
+}
+
+/// Whether a page table goes when its last page is dropped, by the process's own count of page tables.
+fn page_tables_freed(root: &Path) -> Result<String, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).map_err(|error| text(&error))?;
+    let bytes = mib(2) * u64::from(WINDOWS);
+    let range = GpaRange::new(Gpa::new(0), bytes).expect("it fits");
+    let ram = GuestRam::map(&[range], backing).map_err(|error| text(&error))?;
+    let host = LinuxHost::open().map_err(|error| text(&error))?;
+    for window in 0..u64::from(WINDOWS) {
+        let page = ram.base() + mib(2) * window;
+        host.advise(page, PageSize::Base4K.bytes(), Advice::PopulateWrite).map_err(|error| text(&error))?;
+    }
+    let status = root.join("proc/self/status");
+    let count = || page_tables(&fs::read_to_string(&status).map_err(|error| format!("{}: {error}", status.display()))?);
+    let before = count()?;
+    for window in 0..u64::from(WINDOWS) {
+        ram.window(WindowIndex::new(window)).discard().map_err(|error| text(&error))?;
+    }
+    judge_page_tables(before, count()?)
+}
+
+/// Memory in page tables of a process, from `/proc/PID/status` (proc_pid_status(5)).
+fn page_tables(status: &str) -> Result<Bytes, String> {
+    let value = status.lines().find_map(|line| line.strip_prefix("VmPTE:")?.trim().strip_suffix("kB"));
+    let kibibytes = value.and_then(|value| value.trim().parse().ok());
+    kibibytes.map(wideleaf_policies::units::kib).ok_or_else(|| "/proc/self/status has no VmPTE in kB".to_owned())
+}
+
+/// Each window had one page table, of a base page. At least half of them must be gone.
+fn judge_page_tables(before: Bytes, after: Bytes) -> Result<String, String> {
+    let gone = before.saturating_sub(after);
+    let text = format!("of {WINDOWS} emptied page tables {} went", gone.pages(PageSize::Base4K).min(WINDOWS.into()));
+    if gone >= PageSize::Base4K.bytes() * u64::from(WINDOWS / 2) { Ok(text) } else { Err(text) }
+}
+
+fn giant_surplus(pools: &HugetlbPools) -> Result<String, String> {
+    let size = PageSize::Giant1G;
+    let made_by = pools.made_by(size).map_err(|error| error.to_string())?;
+    let room = pools.room(None).map_err(|error| error.to_string())?;
+    let most = room.iter().map(|node: &NodeRoom| node.pages_of_free_memory(size)).fold(0, u64::saturating_add);
+    let most = format!("at most {most} pages fit in free memory; only trying shows how many are contiguous");
+    match made_by {
+        MadeBy::Surplus => Ok(format!("nr_overcommit_hugepages takes a limit for 1 GiB; {most}")),
+        MadeBy::Growth => Err(format!("nr_overcommit_hugepages takes no limit for 1 GiB (EINVAL); {most}")),
+    }
+}
+
+/// Sizes below 2 MiB to which khugepaged may collapse, with their settings.
+fn khugepaged_mthp(root: &Path) -> Result<String, String> {
+    let folder = root.join("sys/kernel/mm/transparent_hugepage");
+    let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let size = |name: &str| name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok();
+    let mut sizes: Vec<u64> = entries.filter_map(|entry| size(entry.ok()?.file_name().to_str()?)).collect();
+    sizes.sort_unstable();
+    let of = |size: u64| folder.join(format!("hugepages-{size}kB"));
+    let smaller = sizes.into_iter().filter(|size| *size < PageSize::Huge2M.bytes().get() >> 10);
+    let counted: Vec<u64> = smaller.filter(|size| of(*size).join(COLLAPSE_COUNTER).exists()).collect();
+    if counted.is_empty() {
+        return Err("khugepaged counts no collapse to a size below 2 MiB".to_owned());
+    }
+    let is_on = |size: &u64| chosen_setting(&of(*size).join("enabled")).is_ok_and(|setting| setting != "never");
+    let on: Vec<String> = counted.iter().filter(|size| is_on(size)).map(|size| format!("{size} KiB")).collect();
+    Ok(match on.as_slice() {
+        [] => "khugepaged could collapse to sizes below 2 MiB; none is switched on".to_owned(),
+        on => format!("khugepaged may collapse to {}; the manager counts them as base pages", on.join(", ")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::fake_kernel::{FakeKernel, FakeNode, State};
+    use std::path::PathBuf;
+    use wideleaf_policies::units::kib;
+
+    #[test]
+    fn page_tables_are_freed_if_most_of_them_went() {
+        let status = |kibibytes: u64| format!("VmRSS:\t     100 kB\nVmPTE:\t {kibibytes} kB\nVmSwap: 0 kB\n");
+        assert_eq!(page_tables(&status(300)), Ok(kib(300)));
+        assert!(page_tables("VmPTE: many kB\n").is_err());
+        let text = "of 64 emptied page tables 63 went";
+        assert_eq!(judge_page_tables(kib(352), kib(100)), Ok(text.into()));
+        assert_eq!(judge_page_tables(kib(100), kib(352)), Err("of 64 emptied page tables 0 went".into()));
+        assert!(judge_page_tables(kib(352), kib(352 - 31 * 4)).is_err());
+    }
+
+    #[test]
+    fn the_limit_of_surplus_giants_is_asked_without_a_change() {
+        let node = FakeNode { whole: 3, ..FakeNode::default() };
+        for has_giant_surplus in [false, true] {
+            let state =
+                State { nodes: vec![node], overcommit: 2, is_giant: true, has_giant_surplus, ..State::default() };
+            let kernel = FakeKernel::new(state.clone());
+            let found = giant_surplus(&kernel.pools());
+            let text = found.clone().unwrap_or_else(|why| why);
+            assert!(text.contains("at most 3 pages fit in free memory"), "{text}");
+            assert_eq!((found.is_ok(), kernel.state()), (has_giant_surplus, state));
+        }
+        let kernel = FakeKernel::new(State { nodes: vec![node], is_giant: true, ..State::default() });
+        kernel.refuse_writes_to("nr_overcommit_hugepages");
+        let why = giant_surplus(&kernel.pools()).expect_err("not root");
+        assert!(why.starts_with("cannot write ") && why.ends_with("takes root and a writable /sys"), "{why}");
+    }
+
+    /// A tree with these sizes in KiB, with or without khugepaged's counter, and their settings.
+    fn thp_tree(sizes: &[(u64, bool, &str)]) -> tempfile::TempDir {
+        let tree = tempfile::tempdir().expect("a temporary folder");
+        for (size, has_counter, enabled) in sizes {
+            let folder: PathBuf = tree.path().join(format!("sys/kernel/mm/transparent_hugepage/hugepages-{size}kB"));
+            fs::create_dir_all(folder.join("stats")).expect("a folder");
+            fs::write(folder.join("enabled"), enabled).expect("a file");
+            if *has_counter {
+                fs::write(folder.join(COLLAPSE_COUNTER), "0\n").expect("a file");
+            }
+        }
+        tree
+    }
+
+    #[test]
+    fn khugepaged_collapses_to_the_sizes_that_it_counts_and_that_are_on() {
+        let (never, always) = ("always inherit madvise [never]\n", "[always] inherit madvise never\n");
+        let of = |sizes: &[(u64, bool, &str)]| khugepaged_mthp(thp_tree(sizes).path());
+        let with = of(&[(64, true, always), (16, true, always), (32, true, never), (2048, true, always)]);
+        let text = "khugepaged may collapse to 16 KiB, 64 KiB; the manager counts them as base pages";
+        assert_eq!(with, Ok(text.into()));
+        assert!(of(&[(64, true, never)]).expect("it could").ends_with("none is switched on"));
+        assert!(of(&[(64, false, always), (2048, true, always)]).is_err(), "Linux 6.18 has the sizes alone");
+        assert!(khugepaged_mthp(Path::new("/nowhere")).is_err());
+    }
+}
