@@ -11,6 +11,7 @@ mod made_pages;
 mod manager_makes_giants;
 mod manager_moves_giants;
 mod manager_senses;
+mod mixed_sizes;
 mod moves;
 mod moving_windows;
 mod other_process;
