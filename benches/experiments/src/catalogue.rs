@@ -13,6 +13,7 @@ mod counters;
 mod evidence;
 mod fragmented;
 mod freebsd;
+mod grid;
 mod lwn;
 #[cfg(test)]
 mod made_up;
@@ -50,6 +51,11 @@ pub trait Catalogued: Sync {
         "the figure"
     }
 
+    /// Whether its own sections have the figures of all cells, so that the report does not list them again.
+    fn has_all_figures(&self) -> bool {
+        false
+    }
+
     /// Paragraphs before all others, for results that differ from what is claimed.
     fn lead(&self, _results: &Results) -> Vec<String> {
         vec![]
@@ -57,7 +63,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All experiments, in the order of the list.
-pub const ALL: [&dyn Catalogued; 12] = [
+pub const ALL: [&dyn Catalogued; 13] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
@@ -69,6 +75,7 @@ pub const ALL: [&dyn Catalogued; 12] = [
     &a64fx::A64fx,
     &lwn::Lwn,
     &counters::Counters,
+    &grid::Grid,
     &evidence::Evidence,
 ];
 

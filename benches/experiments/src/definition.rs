@@ -128,8 +128,11 @@ pub enum Work {
         accesses: Accesses,
         /// Name of a machine that `wideleaf-lab simulate --machine help` lists.
         machine: String,
-        /// Size of all pages: `4k`, `64k`, `2m`.
+        /// Size of all pages: `4k`, `64k`, `2m`, `1g`; in a guest, of the guest's own pages.
         page: String,
+        /// Size of the host's pages under a guest; `None` for a process.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host_page: Option<String>,
     },
     /// `wideleaf tlbcost`: the cost of a miss; or `wideleaf-lab predict`: the predicted and the actual gain of large
     /// pages.
@@ -158,6 +161,11 @@ pub const TRANSLATION_CYCLES: &str = "translation_cycles";
 /// Name under which a simulation tells the cycles from load to use of all data lines, as if sequential.
 pub const DATA_CYCLES: &str = "data_cycles";
 
+/// Name under which a steady-state sample tells the number of misses that it counted.
+pub const COUNTED_MISSES: &str = "counted_misses";
+/// Name under which a steady-state sample tells the number of accesses that counted.
+pub const COUNTED_ACCESSES: &str = "counted_accesses";
+
 /// Source of a sequence of loads and stores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "from", rename_all = "kebab-case")]
@@ -178,6 +186,13 @@ pub enum Accesses {
         stream: String,
         /// Factor from the simulated counts to those of a whole run.
         scale: f64,
+    },
+    /// A steady-state sample of each loop of a kernel, over memory of any size. Its figures are per access.
+    Scaled {
+        /// Name of the program: `gups`, `cg`, `mg`, `stream`, `sweep3d`.
+        program: String,
+        /// Memory of the program in GiB, at most.
+        footprint_gib: u64,
     },
 }
 
@@ -250,8 +265,17 @@ impl Job {
 
     /// A simulation, which gives the same result each time.
     pub fn simulation(accesses: Accesses, machine: &str, page: &str, seconds_guess: f64) -> Job {
-        let work = Work::Simulation { accesses, machine: machine.into(), page: page.into() };
+        let work = Work::Simulation { accesses, machine: machine.into(), page: page.into(), host_page: None };
         Job { is_exact: true, ..Job::of(work, seconds_guess) }
+    }
+
+    /// This simulation in a guest whose RAM is on host pages of this size.
+    #[must_use]
+    pub fn under_host_page(mut self, page: &str) -> Job {
+        if let Work::Simulation { host_page, .. } = &mut self.work {
+            *host_page = Some(page.to_owned());
+        }
+        self
     }
 
     /// A job of `wideleaf tlbcost` or `wideleaf-lab predict`. One round is enough, because both repeat their
@@ -296,7 +320,9 @@ impl Job {
                 let program = if program.is_empty() { "wideleaf".to_owned() } else { typed(&program) };
                 format!("{program} run {}", typed(arguments))
             }
-            Work::Simulation { accesses, machine, page } => simulated(accesses, machine, page),
+            Work::Simulation { accesses, machine, page, host_page } => {
+                simulated(accesses, machine, page, host_page.as_deref())
+            }
             Work::TlbCost { arguments } => format!("wideleaf-lab {}", typed(arguments)),
             Work::Qemu { guest, ram } => guest.qemu_command(*ram),
             Work::Together { guests, budget } => {
@@ -312,19 +338,25 @@ impl Job {
 }
 
 /// A simulation in words, with the commands that exist for it. (No command has 64 KiB pages or scales counts.)
-fn simulated(accesses: &Accesses, machine: &str, page: &str) -> String {
-    let (source, scale) = match accesses {
+fn simulated(accesses: &Accesses, machine: &str, page: &str, host_page: Option<&str>) -> String {
+    let (source, counts) = match accesses {
         Accesses::Recorded { kernel, parameters, iterations } => {
             let iterations = iterations.map_or(String::new(), |n| format!(" --iterations {n}"));
             let parameters = typed(std::slice::from_ref(parameters));
             (
                 format!("wideleaf-lab trace record {kernel} --cmdline {parameters}{iterations}"),
-                "the iterations of the class".into(),
+                "counts scaled to the iterations of the class".to_owned(),
             )
         }
-        Accesses::Generated { stream, scale } => (format!("stream {stream}"), format!("a whole run (times {scale})")),
+        Accesses::Generated { stream, scale } => {
+            (format!("stream {stream}"), format!("counts scaled to a whole run (times {scale})"))
+        }
+        Accesses::Scaled { program, footprint_gib } => {
+            (format!("steady-state sample of {program} over {footprint_gib} GiB"), "figures per access".to_owned())
+        }
     };
-    format!("{source}, on a simulated {machine} with pages of {page}; counts scaled to {scale}")
+    let host = host_page.map_or(String::new(), |host| format!(" in a guest over pages of {host}"));
+    format!("{source}, on a simulated {machine} with pages of {page}{host}; {counts}")
 }
 
 fn words(arguments: &[&str]) -> Vec<String> {

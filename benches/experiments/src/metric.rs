@@ -65,11 +65,17 @@ pub enum Metric {
     Fairness,
     /// Actions that the kernel refused because no huge page was free or the memory was busy.
     Refusals,
+    /// Loads and stores that missed all levels of the data TLB, of 1000.
+    MissesPerThousand,
+    /// Table entries that a page-table walk reads.
+    ReferencesPerWalk,
+    /// Cycles of the second level of the TLB and of walks, per load or store.
+    TranslationCyclesPerAccess,
 }
 
 impl Metric {
     /// All metrics, in the order of tables.
-    pub const ALL: [Metric; 25] = [
+    pub const ALL: [Metric; 28] = [
         Metric::Figure,
         Metric::Seconds,
         Metric::FirstByteMs,
@@ -95,6 +101,9 @@ impl Metric {
         Metric::DtlbL1Misses,
         Metric::Fairness,
         Metric::Refusals,
+        Metric::MissesPerThousand,
+        Metric::ReferencesPerWalk,
+        Metric::TranslationCyclesPerAccess,
     ];
 
     /// Column title of the metric, without the unit.
@@ -125,6 +134,9 @@ impl Metric {
             Metric::DtlbL1Misses => "DTLB L1 misses",
             Metric::Fairness => "lowest : highest",
             Metric::Refusals => "refused",
+            Metric::MissesPerThousand => "TLB misses per 1000 accesses",
+            Metric::ReferencesPerWalk => "references per walk",
+            Metric::TranslationCyclesPerAccess => "translation cycles per access",
         }
     }
 
@@ -136,7 +148,7 @@ impl Metric {
             Metric::ResidentMib | Metric::BloatMib | Metric::CopiedMib => "MiB",
             Metric::CoveragePercent | Metric::PredictedPercent | Metric::SavedPercent => "%",
             Metric::GapP99Us | Metric::GapMaxUs => "us",
-            Metric::WalkCycles => "cycles",
+            Metric::WalkCycles | Metric::TranslationCyclesPerAccess => "cycles",
             Metric::Figure
             | Metric::Pages4k
             | Metric::Pages2m
@@ -147,7 +159,9 @@ impl Metric {
             | Metric::ItlbMisses
             | Metric::DtlbL1Misses
             | Metric::Fairness
-            | Metric::Refusals => "",
+            | Metric::Refusals
+            | Metric::MissesPerThousand
+            | Metric::ReferencesPerWalk => "",
         }
     }
 
@@ -180,6 +194,6 @@ mod tests {
         assert_eq!(names.len(), Metric::ALL.len());
         let sorted = Metric::ALL.is_sorted();
         assert!(sorted, "the list has the order of the enum, so no variant is missing at its end: {:?}", Metric::ALL);
-        assert_eq!(Metric::Refusals as usize + 1, Metric::ALL.len());
+        assert_eq!(Metric::TranslationCyclesPerAccess as usize + 1, Metric::ALL.len());
     }
 }

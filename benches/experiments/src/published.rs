@@ -14,7 +14,7 @@ pub mod openmp;
 pub mod shimizu;
 
 /// Rows of a table of the program; an empty cell is `None`.
-fn rows<T: DeserializeOwned>(table: &str) -> Vec<T> {
+pub(crate) fn rows<T: DeserializeOwned>(table: &str) -> Vec<T> {
     let rows = csv::Reader::from_reader(table.as_bytes()).into_deserialize();
     rows.collect::<Result<_, _>>()
         .expect("the tables are part of the program, and a test reads them to their last rows")

@@ -60,6 +60,8 @@ pub enum Plot {
     Lines(Lines),
     /// Guest-physical memory by window and time.
     Map(MapPlot),
+    /// Groups of boxes with a number and a shade.
+    Boxes(Boxes),
 }
 
 /// Bars in groups.
@@ -105,6 +107,48 @@ pub struct Lines {
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }
 
+/// Groups of boxes in rows and columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Boxes {
+    /// Short name for the file.
+    pub name: String,
+    /// Caption of the picture.
+    pub caption: String,
+    /// Names of the columns of groups.
+    pub columns: Vec<String>,
+    /// Names of the rows, and of the columns, of the boxes of a group.
+    pub inner: Vec<String>,
+    /// Texts that explain shades, with their shares.
+    pub legend: Vec<(String, f64)>,
+    /// Name of each row of groups, and its groups: boxes line by line.
+    pub rows: Vec<(String, Vec<Vec<Option<BoxOf>>>)>,
+    /// Whether the numbers are simulated: they then look different from measured ones.
+    pub is_simulated: bool,
+}
+
+/// A box of [`Boxes`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BoxOf {
+    /// Text of the box.
+    pub text: String,
+    /// Share from 0 (light) to 1 (dark).
+    pub shade: f64,
+}
+
+/// First character of a table cell with a simulated number. Every form of a report shows such a cell differently from
+/// a measured one.
+const SIMULATED: char = '~';
+
+/// The text of a cell, marked as simulated.
+pub fn simulated(text: &str) -> String {
+    format!("{SIMULATED}{text}")
+}
+
+/// Whether the text of a cell is marked as simulated.
+fn is_simulated(cell: &str) -> bool {
+    cell.starts_with(SIMULATED)
+}
+
 /// A map of memory over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MapPlot {
@@ -120,7 +164,10 @@ impl Plot {
     /// Short name for the file.
     pub fn name(&self) -> &str {
         match self {
-            Plot::Bars(Bars { name, .. }) | Plot::Lines(Lines { name, .. }) | Plot::Map(MapPlot { name, .. }) => name,
+            Plot::Bars(Bars { name, .. })
+            | Plot::Lines(Lines { name, .. })
+            | Plot::Map(MapPlot { name, .. })
+            | Plot::Boxes(Boxes { name, .. }) => name,
         }
     }
 
@@ -129,7 +176,8 @@ impl Plot {
         match self {
             Plot::Bars(Bars { caption, .. })
             | Plot::Lines(Lines { caption, .. })
-            | Plot::Map(MapPlot { caption, .. }) => caption,
+            | Plot::Map(MapPlot { caption, .. })
+            | Plot::Boxes(Boxes { caption, .. }) => caption,
         }
     }
 }
@@ -148,7 +196,11 @@ impl Report {
             vec![experiment.question.clone(), common_sections::evidence(results)],
         ]
         .concat();
-        Report { title: experiment.title.clone(), lead, sections: [own, common_sections::sections(results)].concat() }
+        let common = match known.is_some_and(|known| known.has_all_figures()) {
+            true => common_sections::sections_without_cells(results),
+            false => common_sections::sections(results),
+        };
+        Report { title: experiment.title.clone(), lead, sections: [own, common].concat() }
     }
 
     /// Pictures in their order, each with its file name. The number makes the names unique.

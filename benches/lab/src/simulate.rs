@@ -12,6 +12,7 @@ pub mod machines;
 pub mod plot;
 pub mod recorded;
 pub mod report;
+pub mod scaled;
 pub mod source;
 pub mod sweep3d;
 pub mod traced;

@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-use crate::catalogue::Catalogued;
 use crate::catalogue::two_dimensional::absence;
+use crate::catalogue::{Catalogued, grid};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
@@ -91,7 +91,7 @@ impl Catalogued for Evidence {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![claims(results), misses(results)]
+        [vec![claims(results), misses(results)], grid::embedded()].concat()
     }
 }
 

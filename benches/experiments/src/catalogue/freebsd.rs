@@ -421,7 +421,10 @@ mod tests {
         assert!(job.is_exact);
         // 2 passes of 4 * 2^26 updates, of which 2^24 are simulated.
         let accesses = Accesses::Generated { stream: "gups:log2_words=26,updates=16777216".into(), scale: 32.0 };
-        assert_eq!(job.work, crate::definition::Work::Simulation { accesses, machine: "k8".into(), page: "4k".into() });
+        assert_eq!(
+            job.work,
+            crate::definition::Work::Simulation { accesses, machine: "k8".into(), page: "4k".into(), host_page: None }
+        );
     }
 
     #[test]

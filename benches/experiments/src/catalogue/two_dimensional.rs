@@ -10,9 +10,9 @@
 //!
 //! With shadow tables, there is one table to walk, and its entries have the size min(guest, host). Most cells would
 //! repeat another cell's figure. The mappings of KVM in each cell with tables of two levels were counted in the labs
-//! (`benches/data/lab_mappings.csv`), which says nothing about speed.
+//! (`benches/data/lab_mappings.csv`), which says nothing about speed. All cells are also simulated (`grid`).
 
-use crate::catalogue::Catalogued;
+use crate::catalogue::{Catalogued, grid};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section};
@@ -92,8 +92,10 @@ impl Catalogued for TwoDimensional {
                 .to_owned(),
             other => format!("Paging of guests: {other}."),
         };
-        let tables = kernels.iter().map(|kernel| grid(results, kernel)).chain([labs()]).collect();
-        vec![Section { title: "Guest page by host page".into(), paragraphs: vec![paging], tables, plots: vec![] }]
+        let tables = kernels.iter().map(|kernel| figures(results, kernel)).chain([labs()]).collect();
+        let measured =
+            Section { title: "Guest page by host page".into(), paragraphs: vec![paging], tables, plots: vec![] };
+        [vec![measured], grid::embedded()].concat()
     }
 }
 
@@ -134,7 +136,7 @@ pub(super) fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<Strin
 }
 
 /// Figures of a kernel relative to 4k over 4k, and the mappings of KVM.
-fn grid(results: &Results, kernel: &str) -> Grid {
+fn figures(results: &Results, kernel: &str) -> Grid {
     let name = |guest: &str| format!("{kernel}, guest {guest}");
     let base = results.values(&name("4k"), "host 4k", Metric::Figure);
     let cell = |guest: &str, page: &str| {

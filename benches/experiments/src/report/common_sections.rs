@@ -94,6 +94,13 @@ pub fn sections(results: &Results) -> Vec<Section> {
     sections.into_iter().flatten().collect()
 }
 
+/// Sections of a report whose own sections have the figures of all cells: the arms and the machine.
+pub fn sections_without_cells(results: &Results) -> Vec<Section> {
+    let mut run = what_was_run(&results.experiment);
+    run.iter_mut().for_each(|section| section.tables.truncate(1));
+    [run, machine(results)].into_iter().flatten().collect()
+}
+
 /// Ratios between the other program and this one in each arm, for an experiment that compares two programs.
 fn two_programs(results: &Results) -> Option<Section> {
     let pairs = results.experiment.arms_of_two_programs();

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use crate::report::svg::svg;
-use crate::report::{Grid, Plot, Report, Section};
+use crate::report::{Grid, Plot, Report, Section, is_simulated};
 
 const STYLE: &str = "\
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto;
@@ -20,6 +20,7 @@ th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid #ccc; text-align: left
   overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #333; vertical-align: bottom; }
 th.n, td.n { text-align: right; } td.n { white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.sim { font-style: italic; border-left: 3px double #555; text-decoration: underline dotted; }
 figure { margin: 1.5rem 0; } svg { max-width: 100%; height: auto; }
 code { font-size: 0.95em; }
 @media screen and (max-width: 40rem) {
@@ -88,11 +89,21 @@ fn table(out: &mut String, grid: &Grid) {
     for row in &grid.rows {
         out.push_str("<tr>");
         for (cell, column) in row.iter().zip(&grid.columns) {
-            let _ = write!(out, "<td{}>{}</td>", class(column.is_number), marked_up(cell));
+            let _ = write!(out, "<td{}>{}</td>", class_of_cell(cell, column.is_number), marked_up(cell));
         }
         out.push_str("</tr>\n");
     }
     out.push_str("</tbody>\n</table></div>\n");
+}
+
+/// Class of a cell: a simulated number is in italics, underlined and behind a double line, besides its mark.
+fn class_of_cell(cell: &str, is_number: bool) -> &'static str {
+    match (is_number, is_simulated(cell)) {
+        (true, true) => " class=\"n sim\"",
+        (true, false) => " class=\"n\"",
+        (false, true) => " class=\"sim\"",
+        (false, false) => "",
+    }
 }
 
 /// The picture itself shows the caption. The label has it too, for screen readers.
@@ -160,6 +171,17 @@ mod tests {
     fn text_between_backticks_is_code_and_a_single_backtick_stays() {
         assert_eq!(marked_up("by `auto <1>`, then"), "by <code>auto &lt;1&gt;</code>, then");
         assert_eq!(marked_up("a ` b"), "a ` b");
+    }
+
+    #[test]
+    fn a_simulated_number_differs_from_a_measured_one_in_more_than_colour() {
+        let mut report = report();
+        report.sections[0].tables[0].rows[0][1] = crate::report::simulated("1");
+        let html = html(&report);
+        assert!(
+            html.contains("<td class=\"n sim\">~1</td>") && html.contains("td.sim { font-style: italic;"),
+            "{html}"
+        );
     }
 
     #[test]

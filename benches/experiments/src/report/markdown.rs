@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::report::{Column, Grid, Report};
+use crate::report::{Column, Grid, Report, is_simulated};
 
 /// The report as Markdown. Its pictures are links into `pictures`, the folder of the picture files as seen from the
 /// text. Without a folder, only the captions are included.
@@ -40,8 +40,10 @@ fn table(out: &mut String, grid: &Grid) {
     grid.rows.iter().for_each(|cells| row(out, cells.iter()));
 }
 
+/// A simulated number is in italics, besides its mark.
 fn row<'a>(out: &mut String, cells: impl Iterator<Item = &'a String>) {
-    let _ = writeln!(out, "| {} |", cells.map(|cell| escaped(cell)).collect::<Vec<_>>().join(" | "));
+    let text = |cell: &String| if is_simulated(cell) { format!("*{}*", escaped(cell)) } else { escaped(cell) };
+    let _ = writeln!(out, "| {} |", cells.map(text).collect::<Vec<_>>().join(" | "));
 }
 
 /// A text on one line with Markdown's special characters escaped, except pairs of backticks, which
@@ -116,6 +118,13 @@ Ratios
     fn text_between_backticks_is_code_and_a_single_backtick_stays() {
         assert_eq!(escaped("by `max_min|1`, _then_"), "by `max_min\\|1`, \\_then\\_");
         assert_eq!(escaped("a ` b"), "a \\` b");
+    }
+
+    #[test]
+    fn a_simulated_number_is_in_italics_and_keeps_its_mark() {
+        let mut out = String::new();
+        row(&mut out, ["1.5".to_owned(), crate::report::simulated("1.5")].iter());
+        assert_eq!(out, "| 1.5 | *\\~1.5* |\n");
     }
 
     #[test]

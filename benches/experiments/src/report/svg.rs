@@ -4,12 +4,14 @@
 //! ```text
 //!   Bars ─▶ bars ──┐
 //!   Lines ─▶ lines ─┼─▶ canvas: caption, legend, axis ──▶ SVG
-//!   Map ─▶ map ────┘    palette: colours and their darkness
+//!   Map ─▶ map ────┤    palette: colours and their darkness
+//!   Boxes ─▶ boxes ─┘
 //! ```
 
 use crate::report::Plot;
 
 mod bars;
+mod boxes;
 mod canvas;
 mod lines;
 mod map;
@@ -20,6 +22,7 @@ pub fn svg(plot: &Plot) -> String {
     match plot {
         Plot::Bars(bars) => bars::draw(bars),
         Plot::Lines(lines) => lines::draw(lines),
+        Plot::Boxes(boxes) => boxes::draw(boxes),
         Plot::Map(map) => map::draw(map),
     }
 }

@@ -28,8 +28,9 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
     let stolen_before = environment::stolen_ms();
     let mut measured = match &job.work {
         Work::Run { arguments } => wideleaf_run::run(job, arguments, timeout, interrupts),
-        Work::Simulation { accesses, machine, page } => {
-            simulation::run(accesses, &simulation::Place::parse(machine, page)?, timeout, interrupts)
+        Work::Simulation { accesses, machine, page, host_page } => {
+            let place = simulation::Place::parse(machine, page, host_page.as_deref())?;
+            simulation::run(accesses, &place, timeout, interrupts)
         }
         Work::TlbCost { arguments } => prediction::run(arguments, timeout, interrupts),
         Work::Qemu { guest, ram } => qemu::run(guest, *ram, timeout, interrupts),

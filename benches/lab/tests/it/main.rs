@@ -10,5 +10,6 @@ mod paths;
 mod predict;
 mod program;
 mod recording;
+mod scaled;
 mod trace;
 mod traces;

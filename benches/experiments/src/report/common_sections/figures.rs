@@ -3,7 +3,7 @@
 use crate::definition::{Arm, Case, Cell};
 use crate::metric::Metric;
 use crate::report::common_sections::{interval, number};
-use crate::report::{Column, Grid, Section};
+use crate::report::{Column, Grid, Section, simulated};
 use crate::results::{Evidence, Results};
 use wideleaf_measure::statistics::median;
 
@@ -38,6 +38,9 @@ const TABLES: [(&str, &[Metric]); 4] = [
 
 /// Cell text for a value that was not measured.
 const NONE: &str = "-";
+
+/// Word for a cell whose numbers come from a model.
+const SIMULATED: &str = "simulated";
 
 /// The section; `None` if no metric was measured.
 pub(super) fn section(results: &Results) -> Option<Section> {
@@ -91,8 +94,13 @@ fn table(results: &Results, title: &str, metrics: &[Metric]) -> Grid {
     let there = cells(results).filter(|(.., cell)| matches!(cell, Cell::Job(_)));
     let rows = there.map(|(case, arm, cell)| {
         let rounds = results.runs_of(&case.name, &arm.name).filter(|run| run.measured().is_some()).count();
-        let head = [case.name.clone(), arm.name.clone(), rounds.to_string(), evidence(results, case, arm, cell).into()];
-        head.into_iter().chain(metrics.iter().map(|metric| median_of(results, case, arm, *metric))).collect()
+        let evidence = evidence(results, case, arm, cell);
+        let head = [case.name.clone(), arm.name.clone(), rounds.to_string(), evidence.into()];
+        let text = |metric: &Metric| match median_of(results, case, arm, *metric) {
+            number if evidence == SIMULATED && number != NONE => simulated(&number),
+            text => text,
+        };
+        head.into_iter().chain(metrics.iter().map(text)).collect()
     });
     Grid {
         caption: format!("{title}: medians over the rounds"),
@@ -128,7 +136,7 @@ fn evidence(results: &Results, case: &Case, arm: &Arm, cell: &Cell) -> &'static 
     match (cell, known) {
         (Cell::Absent(_), _) => "absent",
         (_, Some(Evidence::Measured)) => "measured",
-        (_, Some(Evidence::Simulated)) => "simulated",
+        (_, Some(Evidence::Simulated)) => SIMULATED,
         (_, Some(Evidence::Lab)) => "lab",
         (_, None) => "-",
     }
@@ -142,7 +150,7 @@ pub(super) fn evidence_line(results: &Results) -> String {
     let below = if environment.is_virtual { ", which is itself a virtual machine" } else { "" };
     let meanings = [
         ("measured", format!("measured on this machine{below} (paging of guests: {})", environment.paging)),
-        ("simulated", "simulated by a model of a machine".into()),
+        (SIMULATED, "simulated by a model of a machine".into()),
         ("lab", "counted in an emulated machine, which says nothing about speed".into()),
         ("absent", "absent, for the reasons below".into()),
         ("-", "not run, or failed".into()),

@@ -85,6 +85,12 @@ impl Canvas<'_> {
         self.draw(&DashedPathElement::new(points.iter().copied(), drawn, not, style));
     }
 
+    /// A thin dashed line through the points.
+    pub(super) fn thin_dashes(&self, points: &[Point], color: RGBColor, (drawn, not): (i32, i32)) {
+        let style: ShapeStyle = color.stroke_width(1);
+        self.draw(&DashedPathElement::new(points.iter().copied(), drawn, not, style));
+    }
+
     /// Text at a position: the left end, right end or middle, by `align`.
     pub(super) fn text(&self, at: Point, align: HPos, px: i32, text: &str) {
         self.colored_text(at, align, px, INK, text);

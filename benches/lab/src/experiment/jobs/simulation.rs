@@ -9,8 +9,9 @@
 use std::io::{BufWriter, Read};
 use std::time::{Duration, Instant};
 
+use crate::simulate::scaled::{PROGRAMS, Scaled};
 use crate::simulate::source::Source;
-use wideleaf_experiments::definition::{Accesses, DATA_CYCLES, TRANSLATION_CYCLES};
+use wideleaf_experiments::definition::{Accesses, COUNTED_ACCESSES, COUNTED_MISSES, DATA_CYCLES, TRANSLATION_CYCLES};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::{Evidence, Measured};
 use wideleaf_kernels::registry::by_name;
@@ -20,7 +21,7 @@ use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_simulator::machine::{Replacement, TlbArray};
 use wideleaf_simulator::streams::Access;
-use wideleaf_simulator::{AddressSpace, Counts, Machine, Simulator, machine};
+use wideleaf_simulator::{AddressSpace, Counts, Machine, Paging, Simulator, machine};
 use wideleaf_trace::TraceReader;
 
 /// Phase with the accesses that stand for those of all iterations.
@@ -31,6 +32,8 @@ const REPEATED: &str = "compute";
 pub(super) struct Place {
     machine: &'static Machine,
     page: PageSize,
+    /// Host page under a guest; `None` for a process.
+    host_page: Option<PageSize>,
     /// Pages are 2^`shift` times as large as `page`: addresses are divided by that, so that page numbers and tables
     /// are those of the larger pages. Data lines are not: 2^`shift` of them coincide.
     shift: u32,
@@ -38,7 +41,7 @@ pub(super) struct Place {
 
 impl Place {
     /// Parses the names that a definition uses.
-    pub(super) fn parse(name: &str, page: &str) -> Result<Place, Failure> {
+    pub(super) fn parse(name: &str, page: &str, host_page: Option<&str>) -> Result<Place, Failure> {
         let (model, rule) = name.split_once(':').map_or((name, None), |(model, rule)| (model, Some(rule)));
         let machine = machine(model).ok_or_else(|| {
             Failure::Input(format!(
@@ -55,15 +58,28 @@ impl Place {
                 )));
             }
         };
+        let size = |page: &str| {
+            PageSize::parse(page).map_err(|why| Failure::Input(format!("cannot simulate pages of {page:?}: {why}")))
+        };
         let (page, shift) = match page {
             "64k" => (PageSize::Base4K, 4),
-            other => (
-                PageSize::parse(other)
-                    .map_err(|why| Failure::Input(format!("cannot simulate pages of {other:?}: {why}")))?,
-                0,
-            ),
+            other => (size(other)?, 0),
         };
-        Ok(Place { machine, page, shift })
+        Ok(Place { machine, page, host_page: host_page.map(size).transpose()?, shift })
+    }
+}
+
+impl Place {
+    /// Memory of a process, or of a guest with tables of four levels on both sides.
+    fn space(&self, bytes: Bytes) -> AddressSpace {
+        match self.host_page {
+            None => AddressSpace::native(bytes, self.page),
+            Some(host) => AddressSpace::nested(bytes, self.page, host, Paging::FOUR_LEVELS),
+        }
+    }
+
+    fn note(&self) -> String {
+        format!("simulated: {}; a model, the same on any machine", self.machine.title)
     }
 }
 
@@ -98,6 +114,15 @@ pub(super) fn run(
             recorded(kernel, parameters, *iterations, place, &is_over)
         }
         Accesses::Generated { stream, scale } => generated(stream, *scale, place, &is_over),
+        Accesses::Scaled { program, footprint_gib } => {
+            let footprint = Bytes::new(footprint_gib << 30);
+            let rates = scaled(program, footprint, place, &is_over);
+            interrupts.check()?;
+            return match rates {
+                Err(Failure::Interrupted) => Err(Failure::TimedOut(timeout)),
+                other => other.map(|rates| rates.measured(place)),
+            };
+        }
     };
     interrupts.check()?;
     // A run that was stopped at its timeout reports an interrupt.
@@ -179,6 +204,82 @@ fn generated(stream: &str, scale: f64, place: &Place, is_over: &dyn Fn() -> bool
     Ok(counter.sums)
 }
 
+/// Number of accesses between two checks for an interrupt.
+const UNINTERRUPTED: usize = 1 << 18;
+
+/// Simulates a sample of each loop of a program; as many accesses as count warm the caches before.
+fn scaled(program: &str, footprint: Bytes, place: &Place, is_over: &dyn Fn() -> bool) -> Result<Rates, Failure> {
+    let of = Scaled::of(program, footprint).ok_or_else(|| {
+        let known = PROGRAMS.join(", ");
+        Failure::Input(format!("cannot simulate {program:?}: there is no such program; the programs are {known}"))
+    })?;
+    let mut simulator = Simulator::new(place.machine, place.space(of.bytes));
+    let all: f64 = of.parts.iter().map(|part| part.words).sum();
+    let mut rates = Rates::default();
+    for mut part in of.parts {
+        for is_counted in [false, true] {
+            simulator.reset_counts();
+            let mut left = part.lines;
+            while left > 0 {
+                let now = left.min(UNINTERRUPTED);
+                simulator.run(part.accesses.by_ref().take(now));
+                left -= now;
+                if is_over() {
+                    return Err(Failure::Interrupted);
+                }
+            }
+            if is_counted {
+                rates.add(simulator.counts(), part.words / all);
+            }
+        }
+    }
+    Ok(rates)
+}
+
+/// Counts per access, over all loops of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Rates {
+    misses: f64,
+    references: f64,
+    cycles_of_walks: f64,
+    cycles_of_tlb: f64,
+    /// Number of misses that were counted, whatever the weight of their loop.
+    counted_misses: u64,
+    counted_accesses: u64,
+}
+
+impl Rates {
+    /// Adds the counts of a loop that makes this share of all accesses.
+    fn add(&mut self, counts: &Counts, share: f64) {
+        let per_access = |count: u64| count as f64 / counts.accesses.max(1) as f64 * share;
+        self.misses += per_access(counts.data_misses());
+        self.references += per_access(counts.references());
+        self.cycles_of_walks += per_access(counts.cycles_of_walks);
+        self.cycles_of_tlb += per_access(counts.cycles_of_tlb);
+        self.counted_misses += counts.data_misses();
+        self.counted_accesses += counts.accesses;
+    }
+
+    fn measured(self, place: &Place) -> Measured {
+        let mut metrics = vec![
+            (Metric::MissesPerThousand, self.misses * 1000.0),
+            (Metric::TranslationCyclesPerAccess, self.cycles_of_walks + self.cycles_of_tlb),
+        ];
+        if self.misses > 0.0 {
+            metrics.push((Metric::ReferencesPerWalk, self.references / self.misses));
+            metrics.push((Metric::WalkCycles, self.cycles_of_walks / self.misses));
+        }
+        let told = [(COUNTED_MISSES, self.counted_misses), (COUNTED_ACCESSES, self.counted_accesses)];
+        Measured {
+            evidence: Evidence::Simulated,
+            metrics: metrics.into_iter().collect(),
+            told: told.map(|(name, count)| (name.to_owned(), count as f64)).into(),
+            notes: vec![place.note()],
+            ..Measured::default()
+        }
+    }
+}
+
 /// A simulator, and its counts so far.
 struct Counter {
     simulator: Simulator,
@@ -203,9 +304,9 @@ struct Sums {
 impl Counter {
     /// A process with `bytes` of memory; all caches are cold.
     fn new(place: &Place, bytes: u64) -> Counter {
-        let space = AddressSpace::native(Bytes::new((bytes >> place.shift).max(1)), place.page);
+        let bytes = Bytes::new((bytes >> place.shift).max(1));
         Counter {
-            simulator: Simulator::new(place.machine, space),
+            simulator: Simulator::new(place.machine, place.space(bytes)),
             machine: place.machine,
             shift: place.shift,
             sums: Sums::default(),
@@ -247,7 +348,7 @@ impl Sums {
             metrics.push((Metric::DataL2Misses, self.data_l2));
             told.push((DATA_CYCLES, self.data_cycles));
         }
-        let notes = vec![format!("simulated: {}; a model, the same on any machine", place.machine.title)];
+        let notes = vec![place.note()];
         Measured {
             evidence: Evidence::Simulated,
             metrics: metrics.into_iter().collect(),
@@ -264,7 +365,7 @@ mod tests {
     use wideleaf_trace::{Header, TraceWriter};
 
     fn k8(page: &str) -> Place {
-        Place::parse("k8", page).expect("there is one")
+        Place::parse("k8", page, None).expect("there is one")
     }
 
     /// A trace that first touches each of 64 pages in `init`, and of 64 others in `compute`.
@@ -319,8 +420,8 @@ mod tests {
         let whole = trace(1, 15);
         let failure = of_trace(&whole[..whole.len() - 9], &k8("4k")).expect_err("it is cut");
         assert!(failure.to_string().starts_with("cannot read the recorded trace: "), "{failure}");
-        assert!(Place::parse("z80", "4k").is_err_and(|why| why.to_string().contains("cannot simulate \"z80\"")));
-        assert!(Place::parse("k8", "3k").is_err() && Place::parse("k8:fifo", "4k").is_err());
+        assert!(Place::parse("z80", "4k", None).is_err_and(|why| why.to_string().contains("cannot simulate \"z80\"")));
+        assert!(Place::parse("k8", "3k", None).is_err() && Place::parse("k8:fifo", "4k", None).is_err());
         let ended = generated("gups", 1.0, &k8("4k"), &|| true);
         assert!(matches!(ended, Err(Failure::Interrupted)));
     }
@@ -337,7 +438,7 @@ mod tests {
     fn a_replacement_rule_changes_the_misses_of_2_mib_pages_alone() {
         // Sixteen pages of 2 MiB in a loop: LRU misses with eight entries, a random entry is sometimes right.
         let misses = |machine: &str, page: &str| {
-            let place = Place::parse(machine, page).expect("there is one");
+            let place = Place::parse(machine, page, None).expect("there is one");
             generated("stride:log2_bytes=25,stride=2097152,loads=90000", 1.0, &place, &|| false).expect("a stream").dtlb
         };
         assert_eq!(misses("k8", "2m"), 90_000.0);
