@@ -8,8 +8,8 @@ use wideleaf_policies::Bytes;
 use wideleaf_policies::units::PerTenThousand;
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange,
-    Problem, RamAtEnd, RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
+    Counters, FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase,
+    PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
 
@@ -210,6 +210,24 @@ fn write_phases(out: &mut String, phases: &[Phase]) {
             "  {}: KVM maps pages_4k {} -> {}, pages_2m {} -> {}, pages_1g {} -> {}",
             phase.name, from.pages_4k, to.pages_4k, from.pages_2m, to.pages_2m, from.pages_1g, to.pages_1g
         );
+    }
+    for phase in phases {
+        write_tables(out, phase);
+    }
+}
+
+/// Memory of page tables at the begin and the end of a part.
+fn write_tables(out: &mut String, phase: &Phase) {
+    let (from, to) = (&phase.at_begin, &phase.at_end);
+    let both = |of: fn(&Counters) -> Option<u64>| Some((Bytes::new(of(from)?), Bytes::new(of(to)?)));
+    let of_process = both(|counters| counters.process_tables_bytes);
+    // A native run has no second level, but the host may have guests.
+    let of_host = both(|counters| counters.second_level_tables_of_host_bytes).filter(|_| to.kvm.is_some());
+    let parts = [("of the process", of_process), ("of KVM, all guests of the host", of_host)];
+    let parts = parts.iter().filter_map(|(what, both)| both.map(|(from, to)| format!("{what} {from} -> {to}")));
+    let parts: Vec<String> = parts.collect();
+    if !parts.is_empty() {
+        let _ = writeln!(out, "  {}: page tables {}", phase.name, parts.join(", "));
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_kernels::registry;
-use wideleaf_policies::MappingStats;
+use wideleaf_memory::sensors::page_tables::TableMemory;
 use wideleaf_policies::account::HostBacking;
+use wideleaf_policies::{Bytes, MappingStats};
 use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::devices::DeviceReport;
@@ -202,6 +203,13 @@ pub struct Counters {
     pub host_1g_bytes: u64,
     /// KVM's leaf mappings, if there is a second level.
     pub kvm: Option<KvmPages>,
+    /// Page tables of the process, in bytes; `None` in samples over time, and where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_tables_bytes: Option<u64>,
+    /// Second-level page tables of the whole host, of all its guests, in bytes: the kernel has no number for one
+    /// guest. `None` as above, and before Linux 6.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_level_tables_of_host_bytes: Option<u64>,
 }
 
 impl Counters {
@@ -212,6 +220,18 @@ impl Counters {
             host_2m_bytes: host.huge_2m.get(),
             host_1g_bytes: host.giant_1g.get(),
             kvm: kvm.map(Into::into),
+            process_tables_bytes: None,
+            second_level_tables_of_host_bytes: None,
+        }
+    }
+
+    /// These counters with the memory of the page tables.
+    #[must_use]
+    pub fn with_tables(self, tables: TableMemory) -> Counters {
+        Counters {
+            process_tables_bytes: tables.process.map(Bytes::get),
+            second_level_tables_of_host_bytes: tables.second_level_of_host.map(Bytes::get),
+            ..self
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SwitchError};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::account::HostBacking;
@@ -482,7 +483,7 @@ impl Session {
     fn counters(&self, attached: &Attached) -> Counters {
         let host = self.ram.claims().steadily(|| self.host_backing());
         let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());
-        Counters::new(host, kvm)
+        Counters::new(host, kvm).with_tables(table_memory(self.host.as_ref()))
     }
 
     fn host_backing(&self) -> HostBacking {

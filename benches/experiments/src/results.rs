@@ -180,6 +180,9 @@ pub struct Environment {
     pub is_virtual: bool,
     /// Whether the CPU's event counters (PMU) can be read.
     pub has_pmu: bool,
+    /// Page-walk events of this CPU that can be counted, or the reason why none can. Empty in older results.
+    #[serde(default)]
+    pub walk_events: String,
     /// `transparent_hugepage/enabled`, `/shmem_enabled`, `/defrag`.
     pub thp: [String; 3],
     /// Settings of khugepaged: milliseconds between scans, pages per scan.

@@ -29,6 +29,8 @@ const WINDOW_SHIFT: u32 = 21;
 const GIANT: u64 = 1 << 30;
 const WINDOWS_PER_GIANT: usize = 512;
 const ENTRY_BYTES: u64 = 8;
+/// Number of entries of a table.
+const ENTRIES: u64 = 512;
 
 /// Number of table levels walked for a 4 KiB page: 4, or 5 (LA57); 3 is PAE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +136,29 @@ impl Tables {
 /// Number of address bits below those that select an entry of `level`.
 pub(crate) const fn shift_of_level(level: u32) -> u32 {
     12 + 9 * (level - 1)
+}
+
+/// Memory of tables of `levels` levels over windows, ascending, with pages of these sizes.
+fn tables_of(windows: impl Iterator<Item = (usize, PageSize)>, levels: u8) -> Bytes {
+    let (mut tables, mut giants) = (0, 0);
+    let (mut giant, mut is_split) = (usize::MAX, false);
+    for (window, size) in windows {
+        if window / WINDOWS_PER_GIANT != giant {
+            (giant, is_split) = (window / WINDOWS_PER_GIANT, false);
+            giants += 1;
+        }
+        tables += u64::from(size == PageSize::Base4K);
+        if size != PageSize::Giant1G && !is_split {
+            is_split = true;
+            tables += 1;
+        }
+    }
+    let mut entries: u64 = giants;
+    for _ in 3..=levels {
+        entries = entries.div_ceil(ENTRIES);
+        tables += entries;
+    }
+    Bytes::new(tables * ENTRIES * ENTRY_BYTES)
 }
 
 impl AddressSpace {
@@ -261,6 +286,19 @@ impl AddressSpace {
         self.pages[index] = with(self.pages[index], size);
     }
 
+    /// Memory of the tables that map the arena: those of the guest (or of a process), and those of the host, which
+    /// also map the guest's tables. A table exists where anything below it has smaller pages.
+    pub fn table_bytes(&self) -> [Bytes; 2] {
+        let arena = self.bytes.get().div_ceil(1 << WINDOW_SHIFT) as usize;
+        let guest = tables_of((0..arena).map(|window| (window, self.pages[window].guest())), self.paging.guest_levels);
+        if !self.is_nested {
+            return [guest, Bytes::ZERO];
+        }
+        let of_tables = self.arena_windows + guest.get().div_ceil(1 << WINDOW_SHIFT) as usize;
+        let physical = (0..arena).chain(self.arena_windows..of_tables);
+        [guest, tables_of(physical.map(|window| (window, self.pages[window].host())), self.paging.host_levels)]
+    }
+
     fn at(&self, window: WindowIndex) -> Pages {
         self.pages[window.get() as usize]
     }
@@ -286,5 +324,37 @@ impl AddressSpace {
     #[inline]
     pub(crate) fn host_entry(&self, level: u32, address: u64) -> u64 {
         self.host_tables.entry(level, address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::units::gib;
+
+    /// Tables of the guest and of the host, in number.
+    fn tables(space: &AddressSpace) -> [u64; 2] {
+        space.table_bytes().map(|bytes| bytes.get() / 4096)
+    }
+
+    #[test]
+    fn larger_pages_need_fewer_tables_on_their_own_side() {
+        let nested = |guest, host| AddressSpace::nested(gib(4), guest, host, Paging::FOUR_LEVELS);
+        let (base, huge, giant) = (PageSize::Base4K, PageSize::Huge2M, PageSize::Giant1G);
+        // Four levels over 4 GiB: one table of each of the upper two, a table for each GiB, a table for each window.
+        let guest = 1 + 1 + 4 + 4 * 512;
+        // The guest's tables are five windows more, in a GiB of their own.
+        assert_eq!(tables(&nested(base, base)), [guest, 1 + 1 + 5 + 4 * 512 + 5]);
+        assert_eq!(tables(&nested(base, huge)), [guest, 1 + 1 + 5]);
+        assert_eq!(tables(&nested(huge, giant)), [1 + 1 + 4, 1 + 1]);
+        assert_eq!(tables(&AddressSpace::native(gib(4), giant)), [1 + 1, 0]);
+    }
+
+    #[test]
+    fn a_promoted_window_gives_back_its_table() {
+        let mut space = AddressSpace::nested(gib(1), PageSize::Huge2M, PageSize::Base4K, Paging::FOUR_LEVELS);
+        let [guest, host] = tables(&space);
+        space.set_host(WindowIndex::new(7), PageSize::Huge2M);
+        assert_eq!(tables(&space), [guest, host - 1]);
     }
 }

@@ -5,8 +5,8 @@ use std::fmt::{Display, Write as _};
 
 use comfy_table::{Cell, ContentArrangement};
 use wideleaf_control::view::{
-    BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, Quantiles, RamView, VmView,
-    Vmm, WorkView,
+    BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, PageTablesView, Quantiles,
+    RamView, VmView, Vmm, WorkView,
 };
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
@@ -126,6 +126,7 @@ pub fn vm(vm: &VmView) -> String {
     line("not present", &of(|backing| backing.unbacked));
     line("misaligned", &vm.backing.as_ref().map_or_else(unknown, misaligned));
     line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
+    line("page tables", &vm.page_tables.as_ref().map_or_else(unknown, page_tables));
     line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
     write_ram(&mut out, &vm.ram);
     if let Some(work) = &vm.work {
@@ -293,6 +294,12 @@ fn mapping(mapping: &MappingView) -> String {
     let MappingView { pages_4k, pages_2m, pages_1g } = mapping;
     let share = percent(mapped_large(mapping));
     format!("{pages_4k} of 4 KiB, {pages_2m} of 2 MiB, {pages_1g} of 1 GiB ({share} of the memory in large ones)")
+}
+
+fn page_tables(tables: &PageTablesView) -> String {
+    let PageTablesView { process, second_level_of_host } = tables;
+    let [process, of_host] = [process, second_level_of_host].map(|bytes| known_bytes(*bytes));
+    format!("{process} of its process; {of_host} of KVM for all VMs of the host")
 }
 
 fn pauses(pauses: &Quantiles) -> String {

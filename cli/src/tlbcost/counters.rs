@@ -10,6 +10,8 @@
 //!
 //! AMD counts walks but not their cycles.
 
+use std::io::ErrorKind;
+
 use perf_event::events::{Hardware, Raw};
 use perf_event::{Builder, Counter};
 use serde::Serialize;
@@ -298,9 +300,31 @@ impl Pmu for LinuxPmu {
 }
 
 fn opened(builder: &mut Builder<'_>) -> Result<Box<dyn Count>, String> {
-    let mut counter = builder.observe_self().any_cpu().inherit(true).build().map_err(|error| error.to_string())?;
-    counter.enable().map_err(|error| error.to_string())?;
+    let why = |error: std::io::Error| why_not(&error, std::fs::read_to_string(PARANOID).ok().as_deref());
+    let mut counter = builder.observe_self().any_cpu().inherit(true).build().map_err(why)?;
+    counter.enable().map_err(why)?;
     Ok(Box::new(LinuxCount(counter)))
+}
+
+/// File with the level from which on the kernel refuses counters (Documentation/admin-guide/sysctl/kernel.rst).
+const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
+/// The reason why a counter cannot be opened, and the remedy. `paranoid` is the text of [`PARANOID`].
+fn why_not(error: &std::io::Error, paranoid: Option<&str>) -> String {
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            let level = paranoid.map_or("unknown", str::trim);
+            format!(
+                "the kernel refuses it (kernel.perf_event_paranoid is {level}): run as root, or \
+                 `sysctl kernel.perf_event_paranoid=1`"
+            )
+        }
+        ErrorKind::NotFound | ErrorKind::Unsupported => {
+            format!("{error}: this machine, or the virtual machine that it is, has no such counter")
+        }
+        ErrorKind::ResourceBusy => format!("{error}: another user, perhaps the NMI watchdog, has it"),
+        _ => error.to_string(),
+    }
 }
 
 struct LinuxCount(Counter);
@@ -383,6 +407,15 @@ mod tests {
         let one_less =
             select(&FakePmu { lacks: Some("EPT.WALK_PENDING"), has_any: true }, &skylake).map(|events| events.name);
         assert_eq!(one_less, Err("EPT.WALK_PENDING: Invalid argument".into()));
+    }
+
+    #[test]
+    fn a_refused_counter_names_the_setting_and_an_absent_one_the_machine() {
+        // EACCES, ENOENT, EOPNOTSUPP, EBUSY and EINVAL of perf_event_open(2).
+        let why = |errno| why_not(&std::io::Error::from_raw_os_error(errno), Some("4\n"));
+        assert!(why(13).contains("kernel.perf_event_paranoid is 4): run as root"), "{}", why(13));
+        assert!([2, 95].iter().all(|errno| why(*errno).contains("has no such counter")), "{} {}", why(2), why(95));
+        assert!(why(16).contains("watchdog") && why(22).starts_with("Invalid argument"), "{} {}", why(16), why(22));
     }
 
     fn counted(events: &WalkEvents) -> Walks {

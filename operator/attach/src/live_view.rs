@@ -6,8 +6,9 @@ use std::time::SystemTime;
 
 use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, VmView, Vmm, WorkView};
 use wideleaf_memory::manager::Live;
+use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
-use wideleaf_memory::{BackingKind, GuestRam};
+use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Backing, GuestMapping, MappingStats, PageSize, WindowIndex};
 
@@ -30,6 +31,7 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         ram: ram.pieces.iter().map(RamPiece::view).collect(),
         backing: Some(backing(ram, live)),
         mapping: None,
+        page_tables: None,
         guest_pages: guest_pages(live),
         work: Some(work),
         notes: live.panics.clone(),
@@ -99,7 +101,12 @@ impl OwnGuest {
     /// Full description of the guest.
     pub fn view(&self, live: &Live, mapping: Option<MappingStats>) -> VmView {
         let work = Work::none().with(live).view(live, self.opened_at, &self.walk);
-        VmView { mapping: mapping.map(survey::mapping_view), ..view(&self.process, &self.ram, live, work) }
+        let host = LinuxHost::open().ok();
+        VmView {
+            mapping: mapping.map(survey::mapping_view),
+            page_tables: host.map(|host| survey::tables_view(table_memory(&host))),
+            ..view(&self.process, &self.ram, live, work)
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId, VmSnapshot};
@@ -303,6 +304,7 @@ impl Attached {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
+            page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
                 .chain(guest.trouble())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, VmView, Vmm, WindowMap, WindowRange,
+    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, VmView, Vmm, WindowMap, WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::deadline;
@@ -16,8 +16,9 @@ use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, MappingStats, PageSize};
+use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
 
 use crate::gate::GuestGate;
 use crate::monitor::Monitor;
@@ -45,6 +46,7 @@ pub struct Survey {
     windows: Vec<Vec<WindowBacking>>,
     backing: Option<BackingView>,
     mapping: Option<MappingStats>,
+    page_tables: Option<PageTablesView>,
     left_alone: Option<LeftAlone>,
     keeps_holes: bool,
     notes: Vec<String>,
@@ -71,6 +73,7 @@ impl Survey {
             windows: Vec::new(),
             backing: None,
             mapping: None,
+            page_tables: None,
             left_alone: None,
             keeps_holes: true,
             notes: vec![format!("it {why}")],
@@ -99,7 +102,8 @@ impl Survey {
         notes.extend(manages_itself(process).then(|| MANAGES_ITSELF.to_owned()));
         notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
         let keeps_holes = gate.keeps_holes();
-        Survey { process: process.clone(), ram, windows, backing, mapping, left_alone, keeps_holes, notes }
+        let page_tables = ProcessHost::open(process.pid).ok().map(|host| tables_view(table_memory(&host)));
+        Survey { process: process.clone(), ram, windows, backing, mapping, page_tables, left_alone, keeps_holes, notes }
     }
 
     /// Full description of the VM.
@@ -116,6 +120,7 @@ impl Survey {
             ram: self.ram.pieces.iter().map(RamPiece::view).collect(),
             backing: self.backing,
             mapping: self.mapping.map(mapping_view),
+            page_tables: self.page_tables,
             guest_pages: None,
             work: None,
             notes: self.notes.clone(),
@@ -203,6 +208,11 @@ pub(crate) fn map(process: &VmProcess, monitor: Option<&Monitor>) -> RamMap {
 
 pub(crate) fn mapping_view(stats: MappingStats) -> MappingView {
     MappingView { pages_4k: stats.pages_4k, pages_2m: stats.pages_2m, pages_1g: stats.pages_1g }
+}
+
+pub(crate) fn tables_view(memory: TableMemory) -> PageTablesView {
+    let TableMemory { process, second_level_of_host } = memory;
+    PageTablesView { process: process.map(Bytes::get), second_level_of_host: second_level_of_host.map(Bytes::get) }
 }
 
 /// Adjacent windows as characters.
@@ -307,7 +317,17 @@ mod tests {
         let off = Some(NeverHuge::Address(kib(4)));
         let pieces = vec![piece(0, RamKind::Anonymous, None), piece(8 << 20, RamKind::Shmem, off)];
         let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, Some(BackingView::default()));
-        Survey { process, ram, windows, backing, mapping: None, left_alone: None, keeps_holes: true, notes: Vec::new() }
+        Survey {
+            process,
+            ram,
+            windows,
+            backing,
+            mapping: None,
+            page_tables: None,
+            left_alone: None,
+            keeps_holes: true,
+            notes: Vec::new(),
+        }
     }
 
     fn named_reasons(survey: &Survey) -> Vec<(String, u64)> {

@@ -94,6 +94,9 @@ pub struct VmView {
     /// Mappings that KVM uses for it; `None` where KVM cannot be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapping: Option<MappingView>,
+    /// Memory of the page tables themselves; `None` where the process could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_tables: Option<PageTablesView>,
     /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<GuestPagesView>,
@@ -238,6 +241,18 @@ pub struct MappingView {
     pub pages_2m: u64,
     /// Mappings of 1 GiB.
     pub pages_1g: u64,
+}
+
+/// Memory of page tables, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageTablesView {
+    /// Page tables of the process that runs the VM; `None` where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<ByteCount>,
+    /// Second-level page tables of the whole host, of all VMs together: the kernel has no number for one VM. `None`
+    /// before Linux 6.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_level_of_host: Option<ByteCount>,
 }
 
 /// Windows (2 MiB of guest-physical memory) by the page size that the guest's own tables map them with.

@@ -103,6 +103,9 @@ pub const FAMILIES: &[Family] = &[
             mapped.map_or(Vec::new(), |sizes| by("size", &["4k", "2m", "1g"], sizes))
         })
     }),
+    gauge("wideleaf_vm_page_tables_bytes", "Page tables of the VM's process, without KVM's", |scrape| {
+        each_vm(scrape, |vm| one(vm.page_tables.and_then(|tables| tables.process).map(|bytes| bytes as f64)))
+    }),
     gauge("wideleaf_vm_coverage_ratio", "Share of resident guest memory in pages of 2 MiB or more", |scrape| {
         each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
     }),
@@ -167,6 +170,15 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_host_free_bytes", "Memory of the host that is available without swapping", |scrape| {
         one(Some(scrape.daemon.host_free as f64))
     }),
+    gauge(
+        "wideleaf_host_second_level_tables_bytes",
+        "Second-level page tables of the whole host: the kernel has no number for one VM",
+        |scrape| {
+            // Every VM's view has this number of the host; they differ by their age alone.
+            let of_host = |vm: &ScrapedVm| vm.view.page_tables.and_then(|tables| tables.second_level_of_host);
+            one(scrape.vms.iter().find_map(of_host).map(|bytes| bytes as f64))
+        },
+    ),
     gauge("wideleaf_host_short", "1 while the host is short of memory and no promotion may take more", |scrape| {
         one(Some(f64::from(u8::from(scrape.daemon.is_host_short))))
     }),

@@ -21,12 +21,16 @@ use wideleaf_measure::statistics::Comparison;
 /// The `evidence` experiment of the catalogue.
 pub struct Evidence;
 
-const ARMS: [(&str, &str); 6] = [
+const ARMS: [(&str, &str); 7] = [
     ("native", "a process on pages of that size: one dimension, unless the machine is itself a virtual machine"),
     ("host 4k", "a guest, its RAM on 4 KiB pages"),
     ("host 2m", "a guest, its RAM on 2 MiB transparent huge pages"),
     ("host 1g", "a guest, its RAM on a 1 GiB page of the hugetlb pool"),
     ("promoted", "a guest that starts on 4 KiB pages and is promoted by `auto` while it runs"),
+    (
+        "promoted 1g",
+        "a guest that starts on 4 KiB pages and is moved to a 1 GiB page of the hugetlb pool by `giant` while it runs",
+    ),
     (
         "predicted",
         "predicted saving of 2 MiB pages for a process, from its accesses and the CPU's counters, and the actual \
@@ -91,7 +95,7 @@ impl Catalogued for Evidence {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        [vec![claims(results), misses(results)], grid::embedded()].concat()
+        [vec![claims(results), misses(results), to_repeat()], grid::embedded()].concat()
     }
 }
 
@@ -107,7 +111,7 @@ fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         page => chase(&["--native", "--host-page", page]),
     };
     let none = || Cell::Absent("the cost of a miss depends only on the pages".into());
-    vec![native, of_guest("4k"), of_guest("2m"), of_guest("1g"), none(), none()]
+    vec![native, of_guest("4k"), of_guest("2m"), of_guest("1g"), none(), none(), none()]
 }
 
 fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
@@ -134,13 +138,15 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         of_guest("2m", "never"),
         of_guest("1g", "never"),
         of_guest("4k", "auto"),
+        // The page must be there, as for the arm that begins on it.
+        absence(host, guest, "1g").map_or_else(|| of_guest("4k", "giant"), Cell::Absent),
         predicted,
     ]
 }
 
 /// The claims, with the evidence that this machine can give.
 fn claims(results: &Results) -> Section {
-    let Environment { paging, is_virtual, has_pmu, .. } = &results.environment;
+    let Environment { paging, is_virtual, has_pmu, walk_events, .. } = &results.environment;
     let two_tables = matches!(paging.as_str(), "ept" | "npt");
     let mut paragraphs = Vec::new();
     if !two_tables || *is_virtual {
@@ -155,6 +161,9 @@ fn claims(results: &Results) -> Section {
             "There is no PMU here: cycles per walk come from a pointer chase, not from the CPU's counters.".into(),
         );
     }
+    if !walk_events.is_empty() {
+        paragraphs.push(format!("The CPU's own events of page walks: {walk_events}."));
+    }
     let columns = vec![Column::text("claim"), Column::text("on this machine"), Column::number("ratio, 95 %")];
     let [on_4k, on_2m] = ["GUPS 2^25, guest 4k", "GUPS 2^25, guest 2m"];
     let rows = [
@@ -163,6 +172,7 @@ fn claims(results: &Results) -> Section {
         ("a 1 GiB host page against 2 MiB ones", on_2m, "host 1g", "host 2m"),
         ("promoted while it runs against never", on_2m, "promoted", "host 4k"),
         ("promoted while it runs against huge from the start", on_2m, "promoted", "host 2m"),
+        ("moved to a 1 GiB page while it runs against one from the start", on_2m, "promoted 1g", "host 1g"),
         ("a guest on 2 MiB pages against a process on them", on_2m, "host 2m", "native"),
     ];
     let row = |(claim, case, arm, to): (&str, &str, &str, &str)| {
@@ -174,6 +184,30 @@ fn claims(results: &Results) -> Section {
     let tables = vec![Grid { caption: "Speed of GUPS".into(), columns, rows: rows.map(row).into() }];
     Section { title: "The claims".into(), paragraphs, tables, plots: vec![] }
 }
+
+/// The steps for a reader who has such a machine.
+fn to_repeat() -> Section {
+    Section {
+        title: "To repeat this, and to send it".into(),
+        paragraphs: STEPS.map(Into::into).into(),
+        ..Section::default()
+    }
+}
+
+/// Five lines that a reader without knowledge of the project needs.
+pub const STEPS: [&str; 5] = [
+    "1. Take a quiet machine with VT-x or SVM that is not itself a virtual machine, with Linux 6.1 or newer, /dev/kvm, \
+     4 GiB of free memory, and root. Build with `cargo build --release -p wideleaf-lab`; the program is static and \
+     needs nothing else.",
+    "2. For the arms on 1 GiB pages run `wideleaf pool reserve --size 1g --pages 1` first; it says why if there is no \
+     such page.",
+    "3. For the CPU's own counters run as root, or `sysctl kernel.perf_event_paranoid=1` first. Without them the page \
+     has the reason, and all else.",
+    "4. Run `wideleaf-lab experiment evidence --folder .`; it takes at most a quarter of an hour. After an \
+     interruption the same command goes on.",
+    "5. Attach wideleaf-evidence.json and wideleaf-evidence.html to an issue. They contain the CPU, the kernel and its \
+     settings, no name of the machine or of a user.",
+];
 
 /// Cycles per miss, by the pages of both sides.
 fn misses(results: &Results) -> Section {
@@ -211,7 +245,7 @@ mod tests {
         assert!(expected <= BUDGET && BUDGET < Duration::from_secs(15 * 60), "{expected:?}");
         let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
         let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
-        assert_eq!(absent, [2, 2, 3, 1, 0, 2], "only cells that make no sense on any host");
+        assert_eq!(absent, [3, 3, 4, 1, 0, 2], "only cells that make no sense on any host");
     }
 
     #[test]
@@ -229,5 +263,19 @@ mod tests {
         assert_eq!(promoted[1], "better", "{promoted:?}");
         results.environment = Environment { paging: "ept".into(), has_pmu: true, ..Environment::default() };
         assert_eq!(super::claims(&results).paragraphs, Vec::<String>::new());
+        results.environment.walk_events = "the PMU is not usable: refused".into();
+        assert!(super::claims(&results).paragraphs[0].contains("the PMU is not usable: refused"));
+    }
+
+    #[test]
+    fn a_host_on_which_nothing_runs_and_guests_that_die_still_leave_a_page_with_the_reasons() {
+        let host = HostFacts { why_no_kvm: Some("there is no /dev/kvm".into()), ..host() };
+        let nothing = results_of(Evidence.define(&host), |_, _, _| None);
+        let died = results_of(Evidence.define(&crate::catalogue::made_up::host()), |_, _, _| None);
+        for (results, reason) in [(nothing, "there is no /dev/kvm"), (died, "no made-up value")] {
+            let page = crate::report::html::html(&crate::report::Report::of(&results));
+            assert!(page.contains(reason) && page.contains("cannot be shown on this machine"), "{page}");
+            assert!(STEPS.iter().all(|step| page.contains(&step[..20])), "the steps are on it");
+        }
     }
 }

@@ -24,6 +24,9 @@ pub struct TwoDimensional;
 
 const PAGES: [&str; 3] = ["4k", "2m", "1g"];
 const ROUNDS: u32 = 12;
+/// Arm that begins on base pages and is moved to a giant page.
+const MOVED: &str = "moved to 1g";
+const MOVED_SUMMARY: &str = "guest RAM on 4 KiB pages at the start, moved to a 1 GiB page by `giant` while it runs";
 /// RAM of every guest, enough for one giant page.
 const RAM_MIB: u64 = 1024;
 /// Hosts with less memory than this, such as the labs, get small guests.
@@ -61,7 +64,11 @@ impl Catalogued for TwoDimensional {
             name: format!("{name}, guest {guest}"),
             unit: (*unit).into(),
             working_set_mib: RAM_MIB.min(host.memory_available_mib / 2),
-            cells: PAGES.iter().map(|page| cell(arguments, guest, page)).collect(),
+            cells: PAGES
+                .iter()
+                .map(|page| cell(arguments, guest, page))
+                .chain([moved(host, arguments, guest)])
+                .collect(),
         };
         let arm = |page: &&str| {
             let summary = match *page {
@@ -77,7 +84,7 @@ impl Catalogued for TwoDimensional {
             question: "What is the gain of a large page in the guest's tables, in the host's, and in both?".into(),
             source: None,
             rounds: if host.memory_available_mib < SMALL_HOST_MIB { 1 } else { ROUNDS },
-            arms: PAGES.iter().map(arm).collect(),
+            arms: PAGES.iter().map(arm).chain([Arm { name: MOVED.into(), summary: MOVED_SUMMARY.into() }]).collect(),
             cases: kernels.iter().flat_map(|kernel| PAGES.iter().map(|guest| case(kernel, guest))).collect(),
         }
     }
@@ -99,7 +106,24 @@ impl Catalogued for TwoDimensional {
     }
 }
 
+/// A run that begins on 4 KiB pages and is moved to a giant page, which must be there.
+fn moved(host: &HostFacts, arguments: &[&str], guest: &str) -> Cell {
+    if host.memory_available_mib < SMALL_HOST_MIB {
+        return Cell::Absent(
+            "left out on a host with little memory, such as an emulated one: no speed is shown".into(),
+        );
+    }
+    match absence(host, guest, "1g") {
+        Some(why) => Cell::Absent(why),
+        None => Cell::of(job_under(arguments, guest, "4k", "giant")),
+    }
+}
+
 fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
+    job_under(arguments, guest, page, "never")
+}
+
+fn job_under(arguments: &[&str], guest: &str, page: &str, policy: &str) -> Job {
     let ram = format!("{RAM_MIB}M");
     let backing = if page == "1g" { "hugetlb" } else { "anon" };
     let options = [
@@ -112,7 +136,7 @@ fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
         "--host-page",
         page,
         "--policy",
-        "never",
+        policy,
         "--no-daemon",
     ];
     Job::run(&[arguments, &options[..]].concat(), 2.5)
@@ -135,13 +159,17 @@ pub(super) fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<Strin
         .then(|| "the pool has no free 1 GiB page; run `wideleaf pool reserve --size 1g --pages 1`".into())
 }
 
+/// Names of all arms.
+fn arms() -> Vec<String> {
+    PAGES.iter().map(|page| format!("host {page}")).chain([MOVED.to_owned()]).collect()
+}
+
 /// Figures of a kernel relative to 4k over 4k, and the mappings of KVM.
 fn figures(results: &Results, kernel: &str) -> Grid {
     let name = |guest: &str| format!("{kernel}, guest {guest}");
     let base = results.values(&name("4k"), "host 4k", Metric::Figure);
-    let cell = |guest: &str, page: &str| {
-        let arm = format!("host {page}");
-        let values = results.values(&name(guest), &arm, Metric::Figure);
+    let cell = |guest: &str, arm: &str| {
+        let values = results.values(&name(guest), arm, Metric::Figure);
         let of_round = |round: u32| base.iter().find(|(of, _)| *of == round).map(|(_, value)| *value);
         let ratios: Vec<f64> = values
             .iter()
@@ -150,7 +178,7 @@ fn figures(results: &Results, kernel: &str) -> Grid {
         let Some(comparison) = Comparison::of(&ratios, Better::Higher) else { return "-".to_owned() };
         let pages = |metric| {
             let pages: Vec<f64> =
-                results.values(&name(guest), &arm, metric).into_iter().map(|(_, value)| value).collect();
+                results.values(&name(guest), arm, metric).into_iter().map(|(_, value)| value).collect();
             if pages.is_empty() { "-".into() } else { format!("{:.0}", wideleaf_measure::statistics::median(pages)) }
         };
         format!("{comparison}; {} / {} / {}", pages(Metric::Pages4k), pages(Metric::Pages2m), pages(Metric::Pages1g))
@@ -159,13 +187,11 @@ fn figures(results: &Results, kernel: &str) -> Grid {
         caption: format!(
             "{kernel}: ratio to 4k over 4k in the same round, median and 95 % interval; KVM's leaves of 4k / 2m / 1g"
         ),
-        columns: std::iter::once(Column::text("guest page"))
-            .chain(PAGES.iter().map(|page| Column::number(format!("host {page}"))))
-            .collect(),
+        columns: std::iter::once(Column::text("guest page")).chain(arms().into_iter().map(Column::number)).collect(),
         rows: PAGES
             .iter()
             .map(|guest| {
-                std::iter::once((*guest).to_owned()).chain(PAGES.iter().map(|page| cell(guest, page))).collect()
+                std::iter::once((*guest).to_owned()).chain(arms().iter().map(|arm| cell(guest, arm))).collect()
             })
             .collect(),
     }
@@ -190,7 +216,27 @@ mod tests {
 
     fn cells(host: &HostFacts) -> Vec<bool> {
         let cases = TwoDimensional.define(host).cases;
-        cases[..3].iter().flat_map(|case| &case.cells).map(|cell| matches!(cell, Cell::Job(_))).collect()
+        cases[..3].iter().flat_map(|case| &case.cells[..3]).map(|cell| matches!(cell, Cell::Job(_))).collect()
+    }
+
+    /// For each guest page, whether a guest is moved to a giant page.
+    fn moved_cells(host: &HostFacts) -> Vec<bool> {
+        let cases = TwoDimensional.define(host).cases;
+        cases[..3].iter().map(|case| matches!(case.cells[3], Cell::Job(_))).collect()
+    }
+
+    #[test]
+    fn a_guest_is_moved_to_a_giant_page_wherever_one_could_begin_on_it() {
+        let mut host = HostFacts { paging: "ept".into(), free_pages_1g: 1, ..HostFacts::of_a_test() };
+        assert_eq!(moved_cells(&host), [true; 3]);
+        let command = TwoDimensional.define(&host).job(1, 3).expect("it is a job").command();
+        assert!(command.contains("--host-page 4k --policy giant"), "{command}");
+        host.free_pages_1g = 0;
+        assert_eq!(moved_cells(&host), [false; 3]);
+        host = HostFacts { free_pages_1g: 1, memory_available_mib: 2048, ..host };
+        assert_eq!(moved_cells(&host), [false; 3], "the labs have their own table");
+        host = HostFacts { paging: "shadow".into(), memory_available_mib: 8192, ..host };
+        assert_eq!(moved_cells(&host), [false; 3], "a shadow table maps no more than the guest does");
     }
 
     #[test]

@@ -215,6 +215,7 @@ pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
         paging,
         is_virtual,
         has_pmu,
+        walk_events,
         thp,
         khugepaged,
         governor,
@@ -233,6 +234,7 @@ pub(crate) fn machine_rows(results: &Results) -> Vec<(&'static str, String)> {
         ("paging of guests", paging.clone()),
         ("is itself a virtual machine", says(is_virtual)),
         ("event counters (PMU)", says(has_pmu)),
+        ("events of page walks", walk_events.clone()),
         (
             "memory, MiB",
             format!("{memory_total_mib}, of which {memory_available_mib} available; {numa_nodes} NUMA nodes"),

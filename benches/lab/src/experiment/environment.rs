@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
 use wideleaf_experiments::results::Environment;
 use wideleaf_measure::environment::{chosen, read};
+use wideleaf_memory::walk_cost::CpuModel;
 use wideleaf_run::guest;
 
 /// Reads the environment; what cannot be read stays empty.
@@ -36,6 +38,7 @@ pub(super) fn capture() -> Environment {
         paging: guest::paging_name().unwrap_or("none").to_owned(),
         is_virtual: base.is_virtual,
         has_pmu,
+        walk_events: describe(&select(&LinuxPmu, &CpuModel::read(Path::new("/")))),
         thp: [thp("enabled"), thp("shmem_enabled"), thp("defrag")],
         khugepaged: [khugepaged("scan_sleep_millisecs"), khugepaged("pages_to_scan")],
         governor,

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use comfy_table::Cell;
 use serde::Serialize;
 use wideleaf_policies::{Bytes, Moment, PageSize, PerTenThousand};
-use wideleaf_simulator::Counts;
+use wideleaf_simulator::Simulator;
 use wideleaf_simulator::counts::{References, Served};
 use wideleaf_simulator::simulated::{HistorySample, Managed};
 
@@ -100,6 +100,10 @@ pub struct TracedResult {
     pub cycles_of_tlb: u64,
     /// Number of times that all translations were dropped because a page had changed.
     pub flushes: u64,
+    /// Memory of the tables of the guest, or of the process, at the end, in bytes.
+    pub guest_tables_bytes: u64,
+    /// Memory of the tables of the host at the end, in bytes; 0 for a process.
+    pub host_tables_bytes: u64,
     /// Work of the policy; `None` if pages are fixed.
     pub policy: Option<PolicySide>,
     /// Results over time.
@@ -180,11 +184,13 @@ impl TracedResult {
     pub(super) fn new(
         machine: &'static str,
         pages: String,
-        counts: &Counts,
+        simulator: &Simulator,
         policy: Option<PolicySide>,
         history: Vec<HistoryPoint>,
         is_cut: bool,
     ) -> TracedResult {
+        let counts = simulator.counts();
+        let [guest_tables, host_tables] = simulator.space().table_bytes();
         let misses = counts.data_misses();
         let dimensions = [
             ("guest", &counts.guest),
@@ -220,6 +226,8 @@ impl TracedResult {
             host_share_of_walk_cycles: counts.share_of_host(),
             cycles_of_tlb: counts.cycles_of_tlb,
             flushes: counts.flushes,
+            guest_tables_bytes: guest_tables.get(),
+            host_tables_bytes: host_tables.get(),
             policy,
             history,
             is_cut,
@@ -295,6 +303,10 @@ impl TracedReport {
             row(name, &|result| {
                 format!("{:.2}", result.references_by_place[place] as f64 / result.misses.max(1) as f64)
             });
+        }
+        row("tables of the guest", &|result| Bytes::new(result.guest_tables_bytes).to_string());
+        if self.setup.guest_page.is_some() {
+            row("tables of the host", &|result| Bytes::new(result.host_tables_bytes).to_string());
         }
         row("walk cycles per access", &|result| format!("{:.3}", result.cycles_of_walks_per_access));
         row("  share of the host's tables", &|result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));

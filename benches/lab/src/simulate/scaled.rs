@@ -53,7 +53,7 @@ pub const PROGRAMS: [&str; 5] = ["gups", "cg", "mg", "stream", "sweep3d"];
 /// Seed of GUPS's updates and of CG's columns.
 const SEED: u64 = 1;
 /// Number of updates that count: enough to fill the largest last cache with lines of tables and data first.
-const UPDATES: usize = 2 << 20;
+const UPDATES: usize = 1 << 20;
 
 impl Scaled {
     /// A program of [`PROGRAMS`] whose arrays take at most `footprint`, and nearly all of it.

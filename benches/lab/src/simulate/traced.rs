@@ -175,7 +175,7 @@ impl Setting<'_> {
                 Arm::Fixed(page) => page.name().to_owned(),
                 Arm::Managed(choice) => choice.to_string(),
             },
-            simulator.counts(),
+            &simulator,
             managed.as_ref().map(PolicySide::of),
             history,
             is_limited || blocks.is_cut(),

@@ -2,8 +2,8 @@
 //! and one of ours.
 
 use wideleaf_control::view::{
-    ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, RamView, Reason,
-    VmView, Vmm, WindowMap, WindowRange, WorkView,
+    ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, PageTablesView,
+    RamView, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView,
 };
 
 const MIB: u64 = 1 << 20;
@@ -61,6 +61,7 @@ pub fn web() -> VmView {
             misaligned: 0,
         }),
         mapping: Some(MappingView { pages_4k: 16_384, pages_2m: 64, pages_1g: 0 }),
+        page_tables: Some(PageTablesView { process: Some(2 * MIB), second_level_of_host: Some(3 * MIB) }),
         guest_pages: Some(GUEST_PAGES),
         work: Some(work),
         notes: Vec::new(),
@@ -80,6 +81,7 @@ pub fn mail() -> VmView {
         ram: vec![RamView { never_huge, is_guess: true, ..ram("shmem", 512 * MIB) }],
         backing: Some(BackingView { unbacked: 0, base_4k: 512 * MIB, huge_2m: 0, giant_1g: 0, misaligned: 512 * MIB }),
         mapping: None,
+        page_tables: None,
         guest_pages: None,
         work: None,
         notes: vec!["KVM's mapping sizes are missing: they need root".into()],

@@ -237,6 +237,7 @@ fn by_name(found: &Found) -> VmView {
         ram: Vec::new(),
         backing: None,
         mapping: None,
+        page_tables: None,
         guest_pages: None,
         work: None,
         notes: Vec::new(),

@@ -66,6 +66,7 @@ impl FakeGuest {
             ram: Vec::new(),
             backing: Some(self.backing),
             mapping: None,
+            page_tables: None,
             guest_pages: None,
             notes: Vec::new(),
         }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use wideleaf_control::view::{BackingView, MappingView, Vmm};
+use wideleaf_control::view::{BackingView, MappingView, PageTablesView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
@@ -37,6 +37,7 @@ fn vm(pid: u32) -> VmView {
             misaligned: 512,
         }),
         mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
+        page_tables: Some(PageTablesView { process: Some(40 << 10), second_level_of_host: Some(64 << 10) }),
         guest_pages: None,
         work: Some(WorkView {
             outcomes: BTreeMap::from([("collapse".to_owned(), counts("done", 12))]),
@@ -136,6 +137,8 @@ fn the_figures_are_those_of_the_views() {
     let of_10 = |name: &str, more: &str| value(&text, name, &["pid=\"10\"", more]);
     assert_eq!(of_10("wideleaf_vm_backing_bytes", "size=\"2m\""), 12_288.0);
     assert_eq!(of_10("wideleaf_vm_second_level_bytes", "size=\"1g\""), 3.0 * 1024.0 * 1024.0 * 1024.0);
+    assert_eq!(of_10("wideleaf_vm_page_tables_bytes", ""), 40_960.0);
+    assert_eq!(value(&text, "wideleaf_host_second_level_tables_bytes", &[]), 65_536.0);
     assert_eq!(of_10("wideleaf_vm_coverage_ratio", ""), 0.75);
     assert_eq!(of_10("wideleaf_vm_actions_total", "mechanism=\"collapse\",outcome=\"done\""), 12.0);
     assert_eq!(of_10("wideleaf_vm_copied_bytes_total", ""), f64::from(24 << 20));
@@ -175,10 +178,16 @@ fn best_effort_has_no_guarantee_to_meet_and_unknown_figures_have_no_row() {
     let mut scrape = scrape();
     for ScrapedVm { view, counted, .. } in &mut scrape.vms {
         view.guarantee = Guarantee::BestEffort;
-        (view.mapping, view.work, *counted) = (None, None, None);
+        (view.mapping, view.page_tables, view.work, *counted) = (None, None, None, None);
     }
     let text = text(scrape);
-    for name in ["wideleaf_vm_guarantee_met", "wideleaf_vm_second_level_bytes", "wideleaf_vm_copied_bytes_total"] {
+    for name in [
+        "wideleaf_vm_guarantee_met",
+        "wideleaf_vm_second_level_bytes",
+        "wideleaf_vm_page_tables_bytes",
+        "wideleaf_host_second_level_tables_bytes",
+        "wideleaf_vm_copied_bytes_total",
+    ] {
         assert!(!text.contains(name), "{name}");
     }
 }

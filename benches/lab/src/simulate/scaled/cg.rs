@@ -24,8 +24,8 @@ const ROW_ENTRIES: u64 = 241;
 const COLUMN: u64 = 4;
 /// Conjugate gradients of an iteration; each has a product, and the residual after them another one.
 const STEPS: u64 = 25;
-const LINES_OF_PRODUCT: usize = 2 << 20;
-const LINES_OF_VECTORS: usize = 64 << 10;
+const LINES_OF_PRODUCT: usize = 512 << 10;
+const LINES_OF_VECTORS: usize = 32 << 10;
 /// Entries that are followed at once: a line of values.
 const GROUP: u64 = LINE / WORD;
 

@@ -24,8 +24,8 @@ const LEVELS: usize = 4;
 /// Points of all levels below the finest, per point of the second one.
 const COARSE_POINTS: f64 = 1.0 + 1.0 / 8.0 + 1.0 / 64.0;
 /// Lines of three planes and more, so that what remains of a plane in a TLB is found again.
-const LINES: usize = 1 << 20;
-const LINES_OF_SHORT_LOOPS: usize = 512 << 10;
+const LINES: usize = 512 << 10;
+const LINES_OF_SHORT_LOOPS: usize = 256 << 10;
 
 /// Words of each loop for a point of the finer cube: a stencil loads nine and updates one.
 const STENCIL: f64 = 11.0;

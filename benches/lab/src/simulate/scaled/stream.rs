@@ -11,7 +11,7 @@ pub struct Stream {
     pub words: u64,
 }
 
-const LINES: usize = 512 << 10;
+const LINES: usize = 256 << 10;
 
 impl Stream {
     /// The largest one within a footprint.

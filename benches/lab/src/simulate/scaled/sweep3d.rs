@@ -22,8 +22,8 @@ const ANGLES: u64 = 6;
 const OCTANTS: u64 = 8;
 const MOMENTS: usize = 4;
 /// Lines of some diagonals, for two octants each.
-const LINES: usize = 1 << 20;
-const LINES_OF_SHORT_LOOPS: usize = 64 << 10;
+const LINES: usize = 256 << 10;
+const LINES_OF_SHORT_LOOPS: usize = 32 << 10;
 /// Words of a cell in an octant: total and sources, flux and faces updated, in flight updated.
 const CELL: u64 = 1 + 4 + 2 * (4 + 3) + 2 * 2 * ANGLES;
 
