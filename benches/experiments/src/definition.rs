@@ -269,7 +269,7 @@ impl Job {
         Job { is_exact: true, ..Job::of(work, seconds_guess) }
     }
 
-    /// This simulation in a guest whose RAM is on host pages of this size.
+    /// This simulation in a guest, with its RAM on host pages of this size.
     #[must_use]
     pub fn under_host_page(mut self, page: &str) -> Job {
         if let Work::Simulation { host_page, .. } = &mut self.work {

@@ -185,7 +185,7 @@ fn claims(results: &Results) -> Section {
     Section { title: "The claims".into(), paragraphs, tables, plots: vec![] }
 }
 
-/// The steps for a reader who has such a machine.
+/// The steps for a reader with such a machine.
 fn to_repeat() -> Section {
     Section {
         title: "To repeat this, and to send it".into(),

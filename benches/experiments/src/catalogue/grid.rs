@@ -234,8 +234,8 @@ mod tests {
         let is_exact = |cell: &Cell| matches!(cell, Cell::Job(job) if job.is_exact);
         assert!(experiment.cases.iter().all(|case| case.cells.len() == 12 && case.cells.iter().all(is_exact)));
         let job = experiment.job(0, 4).expect("a simulation");
-        let command = "steady-state sample of gups over 1 GiB, on a simulated haswell-ep with pages of 4k in a guest over \
-            pages of 2m; figures per access";
+        let command = "steady-state sample of gups over 1 GiB, on a simulated haswell-ep with pages of 4k in a guest \
+            over pages of 2m; figures per access";
         assert_eq!((experiment.arms[4].name.as_str(), job.command().as_str()), ("guest 4k, host 2m", command));
     }
 

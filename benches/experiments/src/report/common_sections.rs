@@ -94,7 +94,7 @@ pub fn sections(results: &Results) -> Vec<Section> {
     sections.into_iter().flatten().collect()
 }
 
-/// Sections of a report whose own sections have the figures of all cells: the arms and the machine.
+/// Sections for a report with the figures of all cells in its own sections: the arms and the machine.
 pub fn sections_without_cells(results: &Results) -> Vec<Section> {
     let mut run = what_was_run(&results.experiment);
     run.iter_mut().for_each(|section| section.tables.truncate(1));

@@ -56,7 +56,7 @@ const SEED: u64 = 1;
 const UPDATES: usize = 1 << 20;
 
 impl Scaled {
-    /// A program of [`PROGRAMS`] whose arrays take at most `footprint`, and nearly all of it.
+    /// A program of [`PROGRAMS`]; its arrays take at most `footprint`, and nearly all of it.
     pub fn of(program: &str, footprint: Bytes) -> Option<Scaled> {
         match program {
             "gups" => Some(Scaled::gups(footprint.get() / WORD)),
@@ -82,7 +82,7 @@ const LINE: u64 = 64;
 const WINDOW: u64 = 2 << 20;
 const WORDS_PER_LINE: u64 = LINE / WORD;
 
-/// The largest number in steps of `step` whose `bytes` fit into `limit`; `step` if none does.
+/// The largest number in steps of `step` with `bytes` within `limit`; `step` if there is none.
 fn largest(step: u64, limit: Bytes, bytes: impl Fn(u64) -> u64) -> u64 {
     // The next power of two does not fit, because an array has more bytes than elements.
     let (mut fits, mut too_large) = (1, (limit.get() / step).next_power_of_two() + 1);

@@ -1,5 +1,5 @@
 //! Steady-state samples against recordings: per word of an iteration, a sample must miss the TLB as often as the
-//! kernel that it stands for. The machine is K8, whose TLB is so small that programs of some MiB miss it.
+//! kernel that it stands for. The machine is K8: its TLB is so small that programs of some MiB miss it.
 
 use wideleaf_kernels::registry::by_name;
 use wideleaf_lab::simulate::scaled::{Cg, Mg, Part, Scaled, Stream, Sweep};

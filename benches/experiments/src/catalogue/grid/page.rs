@@ -34,7 +34,7 @@ fn said(figures: &Figures) -> Section {
 }
 
 const HOW: &str = "Every number with ~ comes from the simulator, not from a machine: a model of TLBs, page-walk caches \
-    and data caches, whose walks have the latencies of the levels that hold their entries and overlap with nothing. \
+    and data caches. A walk has the latencies of the levels that hold its entries, and overlaps with nothing. \
     Sizes of TLBs are documented; walk caches and replacement mostly are not. A native process and a guest of one \
     machine differ only in the second table. Tables have four levels on both sides, the host backs the guest's tables \
     by pages of its size too, and only one thread runs.";
@@ -54,7 +54,8 @@ fn summary(figures: &Figures) -> String {
     };
     format!(
         "In the model, 2 MiB pages of the host alone take away {} of the second dimension's cost, those of the guest \
-         alone {}, both together {}.",
+         alone {}, both together {}. A share below zero says that large pages of \
+         the guest alone save less than they save a process: the host's small pages limit each entry of a TLB.",
         range("4k", "2m"),
         range("2m", "4k"),
         range("2m", "2m")

@@ -39,7 +39,7 @@ const TABLES: [(&str, &[Metric]); 4] = [
 /// Cell text for a value that was not measured.
 const NONE: &str = "-";
 
-/// Word for a cell whose numbers come from a model.
+/// Word for a cell with numbers from a model.
 const SIMULATED: &str = "simulated";
 
 /// The section; `None` if no metric was measured.

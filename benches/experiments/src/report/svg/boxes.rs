@@ -23,8 +23,8 @@ const NAMES: i32 = 104;
 const INNER_NAMES: i32 = 26;
 /// Heat of a share of one. The text of a box is dark, so the darkest colours are not used.
 const HEAT_MAX: f64 = 4.0;
-/// Pixels of a dash and of a gap in the frame of a simulated number.
-const DASH: (i32, i32) = (3, 3);
+/// Pixels of a dash and of a gap in the frame of simulated numbers.
+const DASH: (i32, i32) = (8, 5);
 /// Sign before each simulated number.
 const SIMULATED_SIGN: &str = "~";
 
@@ -120,9 +120,11 @@ impl Field {
             canvas.colored_text(at, HPos::Right, TEXT_PX, GREY, inner);
         }
         for (column, group) in groups.iter().enumerate() {
+            let left = self.left(column);
+            frame(canvas, boxes, (left - 1, y - 1), (left + self.inner * self.box_width, y + self.inner * HEIGHT));
             for (index, one) in group.iter().enumerate() {
                 let (line, place) = (index as i32 / self.inner, index as i32 % self.inner);
-                let from = (self.left(column) + place * self.box_width + 1, y + line * HEIGHT + 1);
+                let from = (left + place * self.box_width + 1, y + line * HEIGHT + 1);
                 self.draw_box(canvas, boxes, from, one.as_ref());
             }
         }
@@ -135,7 +137,6 @@ impl Field {
             return canvas.colored_text(middle, HPos::Center, TEXT_PX - 1, GREY, "absent");
         };
         canvas.rect(from, to, shade(one.shade));
-        frame(canvas, boxes, from, to);
         let sign = if boxes.is_simulated { SIMULATED_SIGN } else { "" };
         canvas.text(middle, HPos::Center, TEXT_PX - 1, &format!("{sign}{}", one.text));
     }

@@ -48,7 +48,7 @@ impl Cg {
         }
     }
 
-    /// Its loops.
+    /// Its loops, with their words in an iteration.
     pub fn scaled(self) -> Scaled {
         let Places { vectors: [_, z, p, q, r], end, .. } = self.places();
         let product = Part {

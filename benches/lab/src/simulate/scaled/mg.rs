@@ -153,7 +153,7 @@ struct Stencil {
     grid: Cube,
     copied: Option<Cube>,
     rows: Rows,
-    /// Row whose neighbours were loaded and that is updated next.
+    /// Row that is updated next: its neighbours were loaded.
     pending: Option<(u64, u64)>,
     /// Plane that was copied last.
     plane: u64,

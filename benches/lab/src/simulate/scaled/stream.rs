@@ -23,7 +23,7 @@ impl Stream {
         3 * self.words * WORD
     }
 
-    /// Its loops.
+    /// Its loops, with their words in an iteration.
     pub fn scaled(self) -> Scaled {
         let [a, b, c] = [0, 1, 2].map(|array| array * self.words * WORD);
         let part = |name, arrays: Vec<Array>| Part {

@@ -71,7 +71,7 @@ impl Sweep {
         }
     }
 
-    /// Its loops.
+    /// Its loops, with their words in an iteration.
     pub fn scaled(self) -> Scaled {
         let Places { external, previous, scatter, flux, source, faces, end, .. } = self.places();
         let cells = self.n.pow(3);
