@@ -9,7 +9,7 @@ use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::host::HostError;
-use crate::sys::mapping::{MapError, create_memfd};
+use crate::sys::mapping::create_memfd;
 
 /// The size of a giant page, in bytes.
 pub const GIANT: Bytes = PageSize::Giant1G.bytes();
@@ -47,8 +47,8 @@ impl GiantFile {
 
     /// Ordinary memory in its place, for the fake host.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn of_ordinary_memory() -> Result<GiantFile, MapError> {
-        create_memfd(GIANT, None).map(GiantFile)
+    pub(crate) fn of_ordinary_memory() -> Result<GiantFile, HostError> {
+        Ok(create_memfd(GIANT, None).map(GiantFile)?)
     }
 
     /// The base pages with data, by their offsets in the giant (lseek(2), `SEEK_DATA`): all pages of a giant page.

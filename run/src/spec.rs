@@ -261,6 +261,7 @@ mod tests {
             "policy_delay_s": 0.25,
             "is_prefaulted": true,
             "fallback": "thp",
+            "giant_pages_made_max": 2,
             "record": "run.rec",
             "timeout_s": 120.0,
             "on_reset": "restart",

@@ -42,7 +42,9 @@ const BATCH_FAULTS_MIN: u64 = 2_048;
 const BATCH_TIME_MIN: Duration = Duration::from_millis(12);
 /// Number of faults that make a batch however short its time. At the minimum price they take 13 ms.
 const BATCH_FAULTS_MAX: u64 = 131_072;
-/// Number of batches from which on their median is the price.
+/// Number of batches from which on their median is the price. An interval that is long enough for several batches counts
+/// as so many of them, at most as this number: a guest that fills its memory between two ticks has a price at once, and
+/// later batches outvote one such interval.
 const BATCHES_MIN: usize = 3;
 /// Maximum number of latest batches. With more the price would follow a change more slowly.
 const BATCHES_KEPT: usize = 9;
@@ -198,6 +200,8 @@ struct Batches {
 
 impl Batches {
     fn add(&mut self, faults: u64, time: Duration) {
+        let parts = (faults / BATCH_FAULTS_MIN).min((time.as_nanos() / BATCH_TIME_MIN.as_nanos()) as u64);
+        let parts = parts.clamp(1, BATCHES_MIN as u64);
         self.faults = self.faults.saturating_add(faults);
         self.time += time;
         let is_long = self.faults >= BATCH_FAULTS_MIN && self.time >= BATCH_TIME_MIN;
@@ -211,10 +215,11 @@ impl Batches {
             tracing::debug!("{faults} faults in {time:?} are no price");
             return;
         }
-        if self.latest.len() == BATCHES_KEPT {
-            self.latest.pop_front();
+        for _ in 0..parts {
+            self.latest.push_back((price, faults / parts));
         }
-        self.latest.push_back((price, faults));
+        let excess = self.latest.len().saturating_sub(BATCHES_KEPT);
+        self.latest.drain(..excess);
     }
 
     fn median(&self) -> Option<Duration> {
@@ -286,6 +291,15 @@ mod tests {
         };
         assert_eq!(guest.batches(1, 25, 0), measured);
         assert_eq!(FaultMeter::new(None).price().time, Duration::ZERO);
+    }
+
+    #[test]
+    fn an_interval_as_long_as_three_batches_is_a_price() {
+        let mut guest = Guest::new(Paging::Shadow);
+        let first = guest.step(16_000, 16_000, 16_000 * 3, 16_000);
+        let expected = (Duration::from_micros(3), PriceSource::FirstTouches, 15_999);
+        assert_eq!((first.time, first.source, first.faults), expected);
+        assert_eq!(guest.batches(4, 6, 2_048).time, Duration::from_micros(6), "later batches outvote it");
     }
 
     #[test]

@@ -332,7 +332,7 @@ impl Host for FakeHost {
 impl GiantMappings for FakeHost {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
         drop(self.enter("fake memfd_create")?);
-        Ok(GiantFile::of_ordinary_memory()?)
+        GiantFile::of_ordinary_memory()
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {

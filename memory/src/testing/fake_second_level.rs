@@ -8,7 +8,9 @@ use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
 use crate::testing::fake_calls::FakeCalls;
 
-use crate::second_level::{FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId, TableLevels};
+use crate::second_level::{
+    FaultCounters, Paging, PagingMode, SecondLevel, SecondLevelError, Slot, SlotId, TableLevels,
+};
 
 /// A fake second level; see the module.
 #[derive(Debug)]

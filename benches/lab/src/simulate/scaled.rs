@@ -84,11 +84,15 @@ const WORDS_PER_LINE: u64 = LINE / WORD;
 
 /// The largest number in steps of `step` with `bytes` within `limit`; `step` if there is none.
 fn largest(step: u64, limit: Bytes, bytes: impl Fn(u64) -> u64) -> u64 {
-    // The next power of two does not fit, because an array has more bytes than elements.
-    let (mut fits, mut too_large) = (1, (limit.get() / step).next_power_of_two() + 1);
+    let is_within = |steps: u64| bytes(steps * step) <= limit.get();
+    let (mut fits, mut too_large) = (1, 2);
+    // By doubling: the bytes of a cube of any larger edge are beyond 64 bits.
+    while is_within(too_large) {
+        (fits, too_large) = (too_large, 2 * too_large);
+    }
     while too_large - fits > 1 {
         let middle = u64::midpoint(fits, too_large);
-        if bytes(middle * step) <= limit.get() { fits = middle } else { too_large = middle }
+        if is_within(middle) { fits = middle } else { too_large = middle }
     }
     fits * step
 }

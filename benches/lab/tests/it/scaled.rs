@@ -88,8 +88,8 @@ fn mg_misses_as_its_recording() {
 
 #[test]
 fn stream_misses_as_its_recording() {
-    let scaled = Stream { words: 1 << 18 }.scaled();
-    assert_alike("STREAM of 6 MiB", of_samples(scaled), of_iteration("stream", "words=262144 times=2"));
+    let scaled = Stream { words: 1 << 20 }.scaled();
+    assert_alike("STREAM of 24 MiB", of_samples(scaled), of_iteration("stream", "words=1048576 times=2"));
 }
 
 #[test]
@@ -100,6 +100,6 @@ fn sweep3d_misses_as_its_recording() {
 
 #[test]
 fn gups_misses_as_its_recording() {
-    let recorded = of_phase("gups", "log2_words=18", None, "update");
-    assert_alike("GUPS of 2 MiB", of_samples(Scaled::gups(1 << 18)), recorded);
+    let recorded = of_phase("gups", "log2_words=21", None, "update");
+    assert_alike("GUPS of 16 MiB", of_samples(Scaled::gups(1 << 21)), recorded);
 }
