@@ -106,6 +106,7 @@ fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, End
         policy_delay: None,
         is_prefaulted: false,
         fallback: Fallback::Fail,
+        giant_pages_made_max: 0,
         record: None,
         timeout: None,
         on_reset: OnReset::Stop,

@@ -132,6 +132,21 @@ fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
 }
 
 #[test]
+fn a_page_of_1_gib_is_made_as_surplus_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let executable = built(&["test", "--no-run", "-p", "wideleaf-memory", "--test", "it"], true);
+    // The page of the boot goes first: there is no room for two.
+    let command = "echo 0 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages && \
+        WIDELEAF_REQUIRE=hugetlb1g WIDELEAF_GIANTS_MADE_BY=Surplus test-under-lab --test-threads 1 --nocapture \
+        made_pages::the_kernels made_pages::a_page made_pages::guest_ram";
+    let output = in_lab(LabKernel::Newest, &[(&executable, "test-under-lab")], command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("3 passed") && !text.contains("skipped"), "{text}");
+}
+
+#[test]
 fn guests_that_reset_boot_again_and_bad_ones_end_with_one_clear_line_in_the_lab() {
     tests_pass_in_lab(LabKernel::V6_12, "wideleaf", "it", &["restart::", "guest::"]);
 }
