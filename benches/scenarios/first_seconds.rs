@@ -114,7 +114,6 @@ fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, End
         daemon: None,
         sandbox: None,
         control_socket: None,
-        giant_pages_made_max: 0,
     };
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());
