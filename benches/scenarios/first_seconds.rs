@@ -18,7 +18,7 @@
 //! sensor's budget.
 //!
 //! `cargo bench -p wideleaf-benches --bench first_seconds [-- ROUNDS CASE]` (default 30 and all cases; CASE is `gups`,
-//! `lu` or `ep`; needs KVM)
+//! `npb.lu` or `npb.ep`; needs KVM)
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -62,8 +62,8 @@ const CASES: [Case; 3] = [
         parameters: "log2_words=24 seconds=2",
         guest_page: PageSize::Base4K,
     },
-    Case { name: "LU W", kernel: "lu", parameters: "class=W", guest_page: PageSize::Huge2M },
-    Case { name: "EP W", kernel: "ep", parameters: "class=W", guest_page: PageSize::Huge2M },
+    Case { name: "LU W", kernel: "npb.lu", parameters: "class=W", guest_page: PageSize::Huge2M },
+    Case { name: "EP W", kernel: "npb.ep", parameters: "class=W", guest_page: PageSize::Huge2M },
 ];
 
 /// Runs of a case: of each round, by arm.
@@ -128,7 +128,7 @@ fn experiment(arguments: &Arguments, waiting: &Waiting) -> Result<Figures, Ended
     let only = arguments.text(1);
     let cases: Vec<&Case> = CASES.iter().filter(|case| only.is_none_or(|only| case.kernel == only)).collect();
     if let (Some(text), []) = (only, &cases[..]) {
-        return Err(Ended::Argument { number: 2, text: text.into(), expected: "gups, lu or ep" });
+        return Err(Ended::Argument { number: 2, text: text.into(), expected: "gups, npb.lu or npb.ep" });
     }
     needs_kvm()?;
     let interrupts = Interrupts::install().map_err(|failure| Ended::Skipped(failure.to_string()))?;

@@ -438,8 +438,26 @@ pub struct HostFacts {
     pub why_no_pool_2m: Option<String>,
     /// Number of free 1 GiB pages.
     pub free_pages_1g: u64,
+    /// Whether `run --make-giant-pages` may have a page of 1 GiB made: the process is root, and memory is left.
+    pub can_make_1g: bool,
     /// Whether this process is root and may change host settings.
     pub is_root: bool,
+}
+
+impl HostFacts {
+    /// Reason why a run cannot have a page of 1 GiB, if so.
+    pub fn why_no_giant(&self) -> Option<String> {
+        (self.free_pages_1g == 0 && !self.can_make_1g).then(|| {
+            "the pool has no free 1 GiB page, and only root on a host with 4 GiB available may have one made; run \
+             `wideleaf pool reserve --size 1g --pages 1`"
+                .into()
+        })
+    }
+
+    /// Options of a run that needs a page of 1 GiB: it is made for the run unless the pool has one.
+    pub const fn giant_options(&self) -> &'static [&'static str] {
+        if self.free_pages_1g == 0 { &["--make-giant-pages", "1"] } else { &[] }
+    }
 }
 
 #[cfg(test)]
@@ -454,6 +472,7 @@ impl HostFacts {
             has_qemu: true,
             why_no_pool_2m: None,
             free_pages_1g: 0,
+            can_make_1g: false,
             is_root: true,
             has_daemon: true,
         }

@@ -104,6 +104,9 @@ fn miss_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
     let chase = |options: &[&str]| Cell::of(Job::tlbcost(&[&["tlbcost"], options].concat(), CHASE_S));
     let of_guest = |page: &str| match absence(host, guest, page) {
         Some(why) => Cell::Absent(why),
+        None if page == "1g" && host.free_pages_1g == 0 => {
+            Cell::Absent("tlbcost needs a free page of 1 GiB; run `wideleaf pool reserve --size 1g --pages 1`".into())
+        }
         None => chase(&["--guest", "--guest-page", guest, "--host-page", page]),
     };
     let native = match guest {
@@ -121,7 +124,8 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         None => {
             let backing = if page == "1g" { "hugetlb" } else { "anon" };
             let pages = ["--guest-page", guest, "--backing", backing, "--host-page", page];
-            run(&[&pages[..], &["--policy", policy, "--no-daemon"]].concat())
+            let giant = if page == "1g" || policy == "giant" { host.giant_options() } else { &[] };
+            run(&[&pages[..], &["--policy", policy, "--no-daemon"], giant].concat())
         }
     };
     let native = match guest {
@@ -138,7 +142,7 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         of_guest("2m", "never"),
         of_guest("1g", "never"),
         of_guest("4k", "auto"),
-        // The page must be there, as for the arm that begins on it.
+        // The page must be possible, as for the arm that begins on it.
         absence(host, guest, "1g").map_or_else(|| of_guest("4k", "giant"), Cell::Absent),
         predicted,
     ]

@@ -58,7 +58,7 @@ impl Catalogued for TwoDimensional {
         let kernels: &[Kernel] = if host.memory_available_mib < SMALL_HOST_MIB { &SMALL_KERNELS } else { &KERNELS };
         let cell = |arguments: &[&str], guest: &str, page: &str| match absence(host, guest, page) {
             Some(why) => Cell::Absent(why),
-            None => Cell::of(job(arguments, guest, page)),
+            None => Cell::of(job(host, arguments, guest, (page, "never"))),
         };
         let case = |(name, unit, arguments): &Kernel, guest: &str| Case {
             name: format!("{name}, guest {guest}"),
@@ -115,15 +115,12 @@ fn moved(host: &HostFacts, arguments: &[&str], guest: &str) -> Cell {
     }
     match absence(host, guest, "1g") {
         Some(why) => Cell::Absent(why),
-        None => Cell::of(job_under(arguments, guest, "4k", "giant")),
+        None => Cell::of(job(host, arguments, guest, ("4k", "giant"))),
     }
 }
 
-fn job(arguments: &[&str], guest: &str, page: &str) -> Job {
-    job_under(arguments, guest, page, "never")
-}
-
-fn job_under(arguments: &[&str], guest: &str, page: &str, policy: &str) -> Job {
+/// A run with this guest page, over this host page and under this policy.
+fn job(host: &HostFacts, arguments: &[&str], guest: &str, (page, policy): (&str, &str)) -> Job {
     let ram = format!("{RAM_MIB}M");
     let backing = if page == "1g" { "hugetlb" } else { "anon" };
     let options = [
@@ -139,7 +136,8 @@ fn job_under(arguments: &[&str], guest: &str, page: &str, policy: &str) -> Job {
         policy,
         "--no-daemon",
     ];
-    Job::run(&[arguments, &options[..]].concat(), 2.5)
+    let giant = if page == "1g" || policy == "giant" { host.giant_options() } else { &[] };
+    Job::run(&[arguments, &options[..], giant].concat(), 2.5)
 }
 
 /// Reason why a cell cannot be shown on this host, if so.
@@ -155,8 +153,7 @@ pub(super) fn absence(host: &HostFacts, guest: &str, page: &str) -> Option<Strin
             return Some(format!("shadow tables map {guest} here, the same as over host {guest}"));
         }
     }
-    (page == "1g" && host.free_pages_1g == 0)
-        .then(|| "the pool has no free 1 GiB page; run `wideleaf pool reserve --size 1g --pages 1`".into())
+    if page == "1g" { host.why_no_giant() } else { None }
 }
 
 /// Names of all arms.
@@ -233,6 +230,12 @@ mod tests {
         assert!(command.contains("--host-page 4k --policy giant"), "{command}");
         host.free_pages_1g = 0;
         assert_eq!(moved_cells(&host), [false; 3]);
+        host.can_make_1g = true;
+        assert_eq!(moved_cells(&host), [true; 3]);
+        for arm in [2, 3] {
+            let command = TwoDimensional.define(&host).job(1, arm).expect("it is a job").command();
+            assert!(command.ends_with("--make-giant-pages 1"), "{command}");
+        }
         host = HostFacts { free_pages_1g: 1, memory_available_mib: 2048, ..host };
         assert_eq!(moved_cells(&host), [false; 3], "the labs have their own table");
         host = HostFacts { paging: "shadow".into(), memory_available_mib: 8192, ..host };

@@ -9,21 +9,27 @@ use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_policies::PageSize;
 use wideleaf_run::guest;
 
+/// Minimum available memory of a host on which a page of 1 GiB is made for a run of 1 GiB, in MiB. The kernel moves
+/// what is in the page's way to the rest.
+const MAKING_MIB: u64 = 4096;
+
 /// Facts about this host.
 pub(super) fn facts() -> HostFacts {
     let environment = Environment::capture();
     let is_root = nix::unistd::geteuid().is_root();
     let qemu = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    let free_1g = HugetlbPools::of_this_machine().status(PageSize::Giant1G).map_or(0, |pool| pool.available());
+    let pool_1g = HugetlbPools::of_this_machine().status(PageSize::Giant1G).ok();
+    let memory_available_mib = environment.memory_available_kib / 1024;
     HostFacts {
         cpus: environment.cpus,
-        memory_available_mib: environment.memory_available_kib / 1024,
+        memory_available_mib,
         why_no_kvm: guest::why_no_kvm(),
         paging: guest::paging_name().unwrap_or("none").to_owned(),
         has_daemon: jobs::together::program().is_some(),
         has_qemu: qemu.is_ok_and(|status| status.success()),
         why_no_pool_2m: (!is_root).then(|| "only root may make the hugetlb pool larger".to_owned()),
-        free_pages_1g: free_1g,
+        can_make_1g: is_root && pool_1g.is_some() && memory_available_mib >= MAKING_MIB,
+        free_pages_1g: pool_1g.map_or(0, |pool| pool.available()),
         is_root,
     }
 }

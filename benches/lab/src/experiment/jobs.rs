@@ -62,6 +62,7 @@ mod tests {
             has_daemon: true,
             why_no_pool_2m: None,
             free_pages_1g: 2,
+            can_make_1g: false,
             is_root: true,
         }
     }
