@@ -10,8 +10,7 @@
 //!
 //! | way | cause of the small pages |
 //! |---|---|
-//! | dirty log, by its owner | KVM's dirty log over all slots (an abandoned migration); its owner switches it off |
-//! | dirty log, by auto | the same log, left on: `auto` recovers the slots |
+//! | dirty log | KVM's dirty log over all slots (an abandoned migration); its owner switches it off |
 //! | split | each huge page is split, as in a demotion |
 //! | release | all pages released before the guest fills them, with an idle manager; timed from the end of the fill |
 //!
@@ -60,15 +59,13 @@ const RETURN_MAX: Duration = Duration::from_secs(2);
 /// The cause of the small pages, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    LogEndedByOwner,
-    LogEndedByAuto,
+    DirtyLog,
     Split,
     Release,
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("dirty log, by its owner", Way::LogEndedByOwner),
-    ("dirty log, by auto", Way::LogEndedByAuto),
+const WAYS: [(&str, Way); 3] = [
+    ("dirty log", Way::DirtyLog),
     ("split", Way::Split),
     ("release", Way::Release),
 ];
@@ -123,7 +120,7 @@ impl HotGuest {
         waiting.pass(small)?;
         assert!(!self.is_large(), "{way:?} left the hot set large");
         let began = Instant::now();
-        if way == Way::LogEndedByOwner {
+        if way == Way::DirtyLog {
             self.log_dirty(false);
         }
         self.leave.give();
