@@ -42,9 +42,9 @@ const BATCH_FAULTS_MIN: u64 = 2_048;
 const BATCH_TIME_MIN: Duration = Duration::from_millis(12);
 /// Number of faults that make a batch however short its time. At the minimum price they take 13 ms.
 const BATCH_FAULTS_MAX: u64 = 131_072;
-/// Number of batches from which on their median is the price. An interval that is long enough for several batches counts
-/// as that number of them, at most as this one: a guest that fills its memory between two ticks has a price at once,
-/// and later batches outvote one such interval.
+/// Number of batches from which on their median is the price. An interval that is long enough for several batches
+/// counts as that number of them, at most as this one: a guest that fills its memory between two ticks has a price at
+/// once, and later batches outvote one such interval.
 const BATCHES_MIN: usize = 3;
 /// Maximum number of latest batches. With more the price would follow a change more slowly.
 const BATCHES_KEPT: usize = 9;
