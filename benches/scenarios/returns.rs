@@ -64,11 +64,7 @@ enum Way {
     Release,
 }
 
-const WAYS: [(&str, Way); 3] = [
-    ("dirty log", Way::DirtyLog),
-    ("split", Way::Split),
-    ("release", Way::Release),
-];
+const WAYS: [(&str, Way); 3] = [("dirty log", Way::DirtyLog), ("split", Way::Split), ("release", Way::Release)];
 
 fn setup(hot: Bytes) -> GuestSetup {
     GuestSetup {
