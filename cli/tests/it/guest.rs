@@ -460,6 +460,21 @@ fn huge_pages_requested_at_the_start_exist_from_the_start_on_both_levels() {
 }
 
 #[test]
+fn the_memory_of_page_tables_is_in_the_report_of_each_phase() {
+    if !has_kvm() {
+        return;
+    }
+    let report = succeeds(&[&GUPS[..], &["--host-page=4k", "--prefault", "--policy=never"]].concat());
+    for phase in report["phases"].as_array().unwrap() {
+        // 32 windows on base pages have a table of 4 KiB each.
+        let process = phase["at_end"]["process_tables_bytes"].as_u64().unwrap();
+        assert!((128 << 10..16 << 20).contains(&process), "{phase}");
+        // The host's number for KVM's tables; the kernel adds the latest of each CPU a second later.
+        assert!(phase["at_end"]["second_level_tables_of_host_bytes"].is_u64(), "{phase}");
+    }
+}
+
+#[test]
 fn every_backing_and_guest_page_runs() {
     if !has_kvm() {
         return;
