@@ -62,16 +62,16 @@ fn report_of(vcpus: u32, touched: Bytes) -> (Paging, ManagerReport) {
 }
 
 #[test]
-fn after_64_mib_of_first_touches_the_price_is_known() {
+fn after_256_mib_of_first_touches_the_price_is_known() {
     if !has_kvm() {
         return;
     }
     for vcpus in [1, 2] {
-        let (paging, report) = report_of(vcpus, mib(64));
+        let (paging, report) = report_of(vcpus, mib(256));
         let price = report.fault_prices[&VmId(0)];
         println!("{vcpus} vCPUs: {price:?}");
         assert!((Duration::from_nanos(100)..=Duration::from_millis(1)).contains(&price.time), "{price:?}");
-        // With EPT or NPT 16,384 faults may be too short for the ticks of the kernel's clock.
+        // With EPT or NPT 65,536 faults may be too short for the ticks of the kernel's clock.
         assert!(price.source != PriceSource::Assumed || paging != Paging::Shadow, "{price:?}");
         assert!(report.sensor_failures.is_empty(), "{:?}", report.sensor_failures);
     }
