@@ -57,6 +57,7 @@ pub mod manager;
 pub mod mover;
 pub mod panicked;
 pub mod pool;
+mod proc_fields;
 mod ram_range;
 pub mod recorder;
 pub mod region;

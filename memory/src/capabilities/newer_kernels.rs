@@ -16,6 +16,7 @@ use super::{Capability, chosen_setting};
 use crate::backing::{BackingConfig, BackingKind};
 use crate::host::{Advice, Host as _, linux::LinuxHost};
 use crate::pool::{HugetlbPools, MadeBy, NodeRoom};
+use crate::proc_fields::bytes_of;
 use crate::region::GuestRam;
 
 /// Number of page tables that are emptied, one a window: enough that those of other threads, which come and go
@@ -60,19 +61,15 @@ fn page_tables_freed(root: &Path) -> Result<String, String> {
         host.advise(page, PageSize::Base4K.bytes(), Advice::PopulateWrite).map_err(|error| text(&error))?;
     }
     let status = root.join("proc/self/status");
-    let count = || page_tables(&fs::read_to_string(&status).map_err(|error| format!("{}: {error}", status.display()))?);
+    let count = || {
+        let text = fs::read_to_string(&status).map_err(|error| format!("{}: {error}", status.display()))?;
+        bytes_of(&text, "VmPTE").ok_or_else(|| format!("{} has no VmPTE in kB", status.display()))
+    };
     let before = count()?;
     for window in 0..u64::from(WINDOWS) {
         ram.window(WindowIndex::new(window)).discard().map_err(|error| text(&error))?;
     }
     judge_page_tables(before, count()?)
-}
-
-/// Memory in page tables of a process, from `/proc/PID/status` (proc_pid_status(5)).
-fn page_tables(status: &str) -> Result<Bytes, String> {
-    let value = status.lines().find_map(|line| line.strip_prefix("VmPTE:")?.trim().strip_suffix("kB"));
-    let kibibytes = value.and_then(|value| value.trim().parse().ok());
-    kibibytes.map(wideleaf_policies::units::kib).ok_or_else(|| "/proc/self/status has no VmPTE in kB".to_owned())
 }
 
 /// Each window had one page table, of a base page. At least half of them must be gone.
@@ -124,9 +121,6 @@ mod tests {
 
     #[test]
     fn page_tables_are_freed_if_most_of_them_went() {
-        let status = |kibibytes: u64| format!("VmRSS:\t     100 kB\nVmPTE:\t {kibibytes} kB\nVmSwap: 0 kB\n");
-        assert_eq!(page_tables(&status(300)), Ok(kib(300)));
-        assert!(page_tables("VmPTE: many kB\n").is_err());
         let text = "of 64 emptied page tables 63 went";
         assert_eq!(judge_page_tables(kib(352), kib(100)), Ok(text.into()));
         assert_eq!(judge_page_tables(kib(100), kib(352)), Err("of 64 emptied page tables 0 went".into()));

@@ -21,11 +21,11 @@ use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, PageSize};
 
 use super::granted::by_name;
 use super::{Granted, HugetlbPools, Intent, NoRoom, NodeRoom, OnShortage, PoolError, Request};
+use crate::proc_fields::bytes_of;
 
 /// Part of the host's memory that stays available when pages are made, in per cent: the kernel would turn all of it
 /// into pages, and then kill processes.
@@ -303,11 +303,8 @@ impl HugetlbPools {
 
     fn check_host_keeps_enough(&self, new: &NewPages) -> Result<(), NotMade> {
         let Ok(text) = self.files.read(&self.root.join("proc/meminfo")) else { return Ok(()) };
-        let field = |name: &str| -> Option<Bytes> {
-            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            value.trim().strip_suffix("kB")?.trim().parse().ok().map(kib)
-        };
-        let (Some(total), Some(available)) = (field("MemTotal"), field("MemAvailable")) else { return Ok(()) };
+        let [total, available] = ["MemTotal", "MemAvailable"].map(|name| bytes_of(&text, name));
+        let (Some(total), Some(available)) = (total, available) else { return Ok(()) };
         let stays = Bytes::new(total.get() / 100 * STAYS_PERCENT);
         let needed = new.pages.saturating_mul(new.size.bytes().get()).saturating_add(stays.get());
         if needed > available.get() {

@@ -1,9 +1,9 @@
 //! The host's memory, from `/proc/meminfo` (proc_meminfo(5)): the basis on which policies detect a shortage.
 
 use wideleaf_policies::HostMemory;
-use wideleaf_policies::units::kib;
 
 use crate::host::{Host, HostError};
+use crate::proc_fields::bytes_of;
 
 /// Total memory of the host, and the memory available without swapping. Giant pages are not counted.
 ///
@@ -12,9 +12,7 @@ use crate::host::{Host, HostError};
 pub fn host_memory(host: &dyn Host) -> Result<HostMemory, HostError> {
     let text = host.read_text("/proc/meminfo")?;
     let number = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let kibibytes = value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse().ok());
-        kibibytes.map(kib).ok_or_else(|| HostError {
+        bytes_of(&text, name).ok_or_else(|| HostError {
             what: "parse /proc/meminfo",
             source: std::io::Error::new(std::io::ErrorKind::InvalidData, format!("no {name} in kB")),
         })

@@ -11,9 +11,9 @@
 //! split, so `VmPTE` need not fall when a window becomes huge.
 
 use wideleaf_policies::Bytes;
-use wideleaf_policies::units::kib;
 
 use crate::host::Host;
+use crate::proc_fields::bytes_of;
 
 /// Memory of page tables; `None` where the kernel does not tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,23 +26,18 @@ pub struct TableMemory {
 
 /// Reads both numbers.
 pub fn table_memory(host: &dyn Host) -> TableMemory {
-    let number = |path: &str, name: &str| of_line(&host.read_text(path).ok()?, name);
+    let number = |path: &str, name: &str| bytes_of(&host.read_text(path).ok()?, name);
     TableMemory {
         process: number("/proc/self/status", "VmPTE"),
         second_level_of_host: number("/proc/meminfo", "SecPageTables"),
     }
 }
 
-/// Number of a line `Name:   123 kB`.
-fn of_line(text: &str, name: &str) -> Option<Bytes> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    value.trim().strip_suffix("kB")?.trim().parse().ok().map(kib)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::units::kib;
 
     #[test]
     fn both_numbers_are_read_and_a_missing_malformed_or_unreadable_one_is_unknown() {

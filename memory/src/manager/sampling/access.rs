@@ -365,6 +365,7 @@ fn kernel_sampler(ram: &GuestRam) -> Result<Box<dyn AccessSampler>, String> {
 mod tests {
     use super::*;
     use crate::manager::fault_price::FaultMeter;
+    use crate::manager::sampling::SAMPLING_BURST;
     use crate::second_level::{FaultCounters, Paging};
     use crate::sensors::access::AccessSample;
     use crate::sensors::share::ShareLimits;
@@ -388,20 +389,26 @@ mod tests {
         }
     }
 
-    /// A sensor that sees no touch of any window of its sample.
-    #[derive(Default)]
-    struct Idle(Vec<WindowIndex>);
+    /// A sensor that sees the same of each window of its sample, and needs no CPU time.
+    struct Always {
+        seen: Seen,
+        sample: Vec<WindowIndex>,
+    }
 
-    impl AccessSampler for Idle {
+    impl AccessSampler for Always {
         fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
-            self.0 = windows.to_vec();
+            self.sample = windows.to_vec();
         }
 
         fn finish(&mut self, _: &dyn Host) -> AccessSample {
-            let rows: Vec<_> =
-                std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Untouched)).collect();
-            let cost = AccessCost { windows: rows.len() as u64, events: 0, cpu: Duration::ZERO };
-            AccessSample { rows, watched_for: BTreeMap::new(), cost }
+            let rows: Vec<_> = std::mem::take(&mut self.sample).into_iter().map(|window| (window, self.seen)).collect();
+            let windows = rows.len() as u64;
+            let events = if self.seen == Seen::Touched { windows } else { 0 };
+            AccessSample {
+                rows,
+                watched_for: BTreeMap::new(),
+                cost: AccessCost { windows, events, cpu: Duration::ZERO },
+            }
         }
 
         fn why_it_ended(&self) -> Option<String> {
@@ -409,11 +416,35 @@ mod tests {
         }
     }
 
+    /// Windows with all base pages present, and their snapshot.
+    fn on_base_pages(number: usize) -> (Vec<WindowIndex>, VmSnapshot) {
+        let windows: Vec<_> = (0..number as u64).map(WindowIndex::new).collect();
+        let mut rows = VmSnapshot::with_capacity(VmId(0), number);
+        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        (windows, rows)
+    }
+
+    fn sampling_of(seen: Seen, windows: &[WindowIndex], share: Share) -> AccessSampling {
+        AccessSampling::of_sampler(
+            VmId(0),
+            "access",
+            Box::new(Always { seen, sample: Vec::new() }),
+            windows.to_vec(),
+            share,
+        )
+    }
+
+    /// A sensor of windows that are always touched, as a manager starts it, but with this burst.
+    fn earning(host: &FakeHost, windows: &[WindowIndex], burst: Duration) -> AccessSampling {
+        let limits = ShareLimits { budget: PerTenThousand::new(50), burst, least: ACCESS_LEAST, most: ACCESS_MOST };
+        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
+        AccessSampling { takes_aside: true, ..sampling_of(Seen::Touched, windows, share) }
+    }
+
     #[test]
     fn a_burst_lasts_until_every_window_was_sampled_once_without_news() {
-        const WINDOWS: usize = 4 * ACCESS_LEAST;
         let host = FakeHost::default();
-        let windows: Vec<_> = (0..WINDOWS as u64).map(WindowIndex::new).collect();
+        let (windows, rows) = on_base_pages(4 * ACCESS_LEAST);
         // A sample is a quarter of the windows, and costs nothing.
         let limits = ShareLimits {
             budget: PerTenThousand::ALL,
@@ -421,11 +452,7 @@ mod tests {
             least: ACCESS_LEAST,
             most: ACCESS_LEAST,
         };
-        let share = Share::new(limits, ACCESS_COST, host.now());
-        let mut sampling =
-            AccessSampling::of_sampler(VmId(0), "access", Box::<Idle>::default(), windows.clone(), share);
-        let mut rows = VmSnapshot::with_capacity(VmId(0), WINDOWS);
-        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
+        let mut sampling = sampling_of(Seen::Untouched, &windows, Share::new(limits, ACCESS_COST, host.now()));
         let mut sample = || {
             sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(None));
             sampling.finish(&host);
@@ -437,45 +464,12 @@ mod tests {
         assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
     }
 
-    /// A sensor that sees a touch of each window of its sample, and needs no CPU time.
-    #[derive(Default)]
-    struct Busy(Vec<WindowIndex>);
-
-    impl AccessSampler for Busy {
-        fn start(&mut self, _: &dyn Host, windows: &[WindowIndex]) {
-            self.0 = windows.to_vec();
-        }
-
-        fn finish(&mut self, _: &dyn Host) -> AccessSample {
-            let rows: Vec<_> = std::mem::take(&mut self.0).into_iter().map(|window| (window, Seen::Touched)).collect();
-            let cost = AccessCost { windows: rows.len() as u64, events: rows.len() as u64, cpu: Duration::ZERO };
-            AccessSample { rows, watched_for: BTreeMap::new(), cost }
-        }
-
-        fn why_it_ended(&self) -> Option<String> {
-            None
-        }
-    }
-
     /// Number of windows in base pages that are sampled in ten minutes, on a host on which a fault takes this time.
     /// The guest's first touches come before the first sample.
     fn sampled_where_a_fault_takes(fault: Duration) -> u64 {
-        const WINDOWS: u64 = 64;
         let host = FakeHost::default();
-        let windows: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
-        let mut rows = VmSnapshot::with_capacity(VmId(0), windows.len());
-        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
-        let limits = ShareLimits {
-            budget: PerTenThousand::new(50),
-            burst: Duration::ZERO,
-            least: ACCESS_LEAST,
-            most: ACCESS_MOST,
-        };
-        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
-        let mut sampling = AccessSampling {
-            takes_aside: true,
-            ..AccessSampling::of_sampler(VmId(0), "access", Box::<Busy>::default(), windows.clone(), share)
-        };
+        let (windows, rows) = on_base_pages(64);
+        let mut sampling = earning(&host, &windows, Duration::ZERO);
         let (mut meter, mut counters) = (FaultMeter::new(Some(Paging::Shadow)), FaultCounters::default());
         let mut touch = |faults: u64, new_pages: u64| {
             counters.faults += faults;
@@ -511,20 +505,8 @@ mod tests {
     #[test]
     fn nothing_is_sampled_before_it_is_earned_at_the_price_of_its_faults() {
         let host = FakeHost::default();
-        let windows: Vec<_> = (0..64).map(WindowIndex::new).collect();
-        let mut rows = VmSnapshot::with_capacity(VmId(0), windows.len());
-        windows.iter().for_each(|window| rows.push(WindowRow::new(*window, 512, Backing::Base4K)));
-        let limits = ShareLimits {
-            budget: PerTenThousand::new(50),
-            burst: Duration::from_millis(100),
-            least: ACCESS_LEAST,
-            most: ACCESS_MOST,
-        };
-        let share = Share::new(limits, ACCESS_COST, host.now()).beginning_with_nothing();
-        let mut sampling = AccessSampling {
-            takes_aside: true,
-            ..AccessSampling::of_sampler(VmId(0), "access", Box::<Busy>::default(), windows.clone(), share)
-        };
+        let (windows, rows) = on_base_pages(64);
+        let mut sampling = earning(&host, &windows, SAMPLING_BURST);
         let began = host.now();
         while !sampling.is_under_way {
             sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(Some(Paging::Shadow)));
