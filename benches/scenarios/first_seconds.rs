@@ -37,8 +37,7 @@ use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::kernel::{Pages, least_ram};
 use wideleaf_run::report::{ManagerSummary, RunReport};
-use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
-use wideleaf_vmm::run_loop::OnReset;
+use wideleaf_run::spec::RunSpec;
 
 /// Target: share of its speed under `never` that a guest has under `auto`.
 const SPEED_MIN: f64 = 0.99;
@@ -92,28 +91,11 @@ fn run(case: &Case, arm: &str, interrupts: &Interrupts) -> Result<RunReport, End
     let Ok(MemoryNeed::Bytes(bytes)) = need else { panic!("{}: {need:?}", case.name) };
     let pages = Pages { host: PageSize::Base4K, guest: Some(case.guest_page) };
     let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
     let spec = RunSpec {
-        workload: Workload::Kernel(kernel(case).name.as_str()),
-        is_native: false,
-        cmdline: case.parameters.into(),
-        initrd: None,
-        devices: DeviceSpec::default(),
-        memory,
-        vcpus: 1,
-        backing: BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages"),
         guest_page: case.guest_page,
         policy: by_name(arm).expect("both policies are in the table").into(),
-        policy_delay: None,
-        is_prefaulted: false,
-        fallback: Fallback::Fail,
-        giant_pages_made_max: 0,
-        record: None,
-        timeout: None,
-        on_reset: OnReset::Stop,
-        console: Console::Nothing,
-        daemon: None,
-        sandbox: None,
-        control_socket: None,
+        ..RunSpec::of_kernel(kernel(case).name.as_str(), case.parameters, memory, backing)
     };
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());

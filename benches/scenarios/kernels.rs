@@ -28,14 +28,12 @@ use wideleaf_measure::statistics::{Interval, bootstrap_median};
 use wideleaf_measure::table::{Cell, Table};
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{BackingConfig, BackingKind};
-use wideleaf_policies::policy::by_name;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::kernel::{Pages, least_ram};
 use wideleaf_run::report::RunReport;
-use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
-use wideleaf_vmm::run_loop::OnReset;
+use wideleaf_run::spec::RunSpec;
 
 /// One way to run a kernel.
 #[derive(Clone, Copy)]
@@ -205,28 +203,13 @@ fn run(work: &Work, arm: Arm, interrupts: &Interrupts) -> Result<RunReport, Ende
     let guest_page = PageSize::Huge2M;
     let pages = Pages { host: arm.page, guest: (!arm.is_native).then_some(guest_page) };
     let memory = least_ram(Bytes::new(bytes), pages).map_err(|failure| Ended::Skipped(failure.to_string()))?;
+    let backing = BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes");
     let spec = RunSpec {
-        workload: Workload::Kernel(kernel(work.kernel).name.as_str()),
         is_native: arm.is_native,
-        cmdline: work.parameters.into(),
-        initrd: None,
-        devices: DeviceSpec::default(),
-        memory,
         vcpus: arm.vcpus,
-        backing: BackingConfig::new(BackingKind::Anon, arm.page).expect("anonymous RAM has both sizes"),
         guest_page,
-        policy: by_name("never").expect("never is in the table").into(),
-        policy_delay: None,
         is_prefaulted: true,
-        fallback: Fallback::Fail,
-        giant_pages_made_max: 0,
-        record: None,
-        timeout: None,
-        on_reset: OnReset::Stop,
-        console: Console::Nothing,
-        daemon: None,
-        sandbox: None,
-        control_socket: None,
+        ..RunSpec::of_kernel(kernel(work.kernel).name.as_str(), work.parameters, memory, backing)
     };
     warm_host_memory(memory).map_err(|error| Ended::Skipped(error.to_string()))?;
     let report = execute(&spec, interrupts, Instant::now());

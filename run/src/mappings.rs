@@ -18,8 +18,8 @@ use wideleaf_memory::actuators::hold::{Hold, set_hold};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, SecondLevel};
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{Bytes, GpaRange, MappingStats, OutcomeResult, PageSize, Refusal, policy};
-use wideleaf_vmm::run_loop::{OnReset, VcpuState};
+use wideleaf_policies::{Bytes, GpaRange, MappingStats, OutcomeResult, PageSize, Refusal};
+use wideleaf_vmm::run_loop::VcpuState;
 
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, Hidden, Work};
@@ -27,7 +27,7 @@ use crate::guest::{self, Outside};
 use crate::interrupts::Interrupts;
 use crate::report::KvmPages;
 use crate::session::Session;
-use crate::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use crate::spec::{Console, RunSpec};
 
 /// RAM that the guest checks, over and over.
 const PATTERN: Bytes = mib(8);
@@ -208,30 +208,8 @@ impl PatternGuest {
         memory: Bytes,
         backing: BackingConfig,
     ) -> Result<PatternGuest, Failure> {
-        let never = policy::by_name("never").expect("it is in the list");
-        let spec = RunSpec {
-            workload: Workload::Kernel("pattern"),
-            is_native: false,
-            cmdline: format!("bytes={} passes=1000000", PATTERN.get()),
-            initrd: None,
-            devices: DeviceSpec::default(),
-            memory,
-            vcpus,
-            backing,
-            guest_page,
-            policy: never.into(),
-            policy_delay: None,
-            is_prefaulted: false,
-            fallback: Fallback::Fail,
-            giant_pages_made_max: 0,
-            record: None,
-            timeout: None,
-            on_reset: OnReset::Stop,
-            console: Console::Nothing,
-            daemon: None,
-            control_socket: None,
-            sandbox: None,
-        };
+        let pattern = format!("bytes={} passes=1000000", PATTERN.get());
+        let spec = RunSpec { vcpus, guest_page, ..RunSpec::of_kernel("pattern", pattern, memory, backing) };
         let host_error = |error: &dyn std::fmt::Display| Failure::Host(error.to_string());
         let plan = guest::plan(&spec, backing, &**front)?;
         let ram = GuestRam::map(&plan.layout(), backing).map_err(|error| host_error(&error))?;

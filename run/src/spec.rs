@@ -9,7 +9,7 @@ use wideleaf_kernels::Kernel;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
 use wideleaf_memory::BackingConfig;
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf_policies::{Bytes, PageSize, PolicyChoice, policy};
 use wideleaf_vmm::devices::virtio::block::DiskOptions;
 use wideleaf_vmm::devices::virtio::net::Mac;
 use wideleaf_vmm::run_loop::OnReset;
@@ -196,6 +196,37 @@ pub struct SandboxSpec {
 }
 
 impl RunSpec {
+    /// A kernel in a guest of one vCPU and large pages under `never`, without devices, files, console, time limit,
+    /// daemon and sandbox.
+    ///
+    /// # Panics
+    /// Never: the policy is in the list.
+    pub fn of_kernel(name: &'static str, cmdline: impl Into<String>, memory: Bytes, backing: BackingConfig) -> RunSpec {
+        RunSpec {
+            workload: Workload::Kernel(name),
+            is_native: false,
+            cmdline: cmdline.into(),
+            initrd: None,
+            devices: DeviceSpec::default(),
+            memory,
+            vcpus: 1,
+            backing,
+            guest_page: PageSize::Huge2M,
+            policy: policy::by_name("never").expect("it is in the list").into(),
+            policy_delay: None,
+            is_prefaulted: false,
+            fallback: Fallback::Fail,
+            giant_pages_made_max: 0,
+            record: None,
+            timeout: None,
+            on_reset: OnReset::Stop,
+            console: Console::Nothing,
+            daemon: None,
+            control_socket: None,
+            sandbox: None,
+        }
+    }
+
     /// The guest's whole command line: first the part for the image, then the user's.
     pub fn guest_cmdline(&self) -> String {
         match self.workload {

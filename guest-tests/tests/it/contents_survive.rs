@@ -10,11 +10,10 @@ use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, S
 use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
-use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_run::spec::RunSpec;
 use wideleaf_testing::chaos::Chaos;
 use wideleaf_testing::swaps::{can_swap, keeps_page_tables};
 use wideleaf_testing::{has_kvm, pattern_lasts};
-use wideleaf_vmm::run_loop::OnReset;
 
 /// Promotes all windows at one tick and splits all at the next, until the guest ends.
 struct Shuttle {
@@ -82,28 +81,12 @@ static SAMPLING_SHUTTLE: PolicyInfo = PolicyInfo {
 const SECONDS: u64 = 10;
 
 fn run(policy: &'static PolicyInfo, kind: BackingKind, host_page: PageSize, vcpus: u8) -> RunReport {
+    let cmdline = format!("bytes=16M {}", pattern_lasts(SECONDS));
     let spec = RunSpec {
-        workload: Workload::Kernel("pattern"),
-        is_native: false,
-        cmdline: format!("bytes=16M {}", pattern_lasts(SECONDS)),
-        initrd: None,
-        devices: DeviceSpec::default(),
-        memory: mib(32),
         vcpus,
-        backing: BackingConfig::new(kind, host_page).unwrap(),
-        guest_page: PageSize::Huge2M,
         policy: policy.into(),
-        policy_delay: None,
-        is_prefaulted: false,
-        fallback: Fallback::Fail,
-        giant_pages_made_max: 0,
-        record: None,
         timeout: Some(Duration::from_secs(300)),
-        on_reset: OnReset::Stop,
-        console: Console::Nothing,
-        daemon: None,
-        sandbox: None,
-        control_socket: None,
+        ..RunSpec::of_kernel("pattern", cmdline, mib(32), BackingConfig::new(kind, host_page).unwrap())
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

@@ -33,14 +33,13 @@ use wideleaf_policies::{Bytes, Gpa, OutcomeResult, PageSize, PolicyChoice, Refus
 use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
-use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_run::spec::{DeviceSpec, RunSpec};
 use wideleaf_testing::chaos::Chaos;
 use wideleaf_testing::slow_disk::SlowDisk;
 use wideleaf_testing::{GiantPage, Need, has_kvm, is_there};
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::block::{Block, DiskCounters, DiskImage, DiskOptions};
-use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -99,27 +98,11 @@ impl Image {
 /// Runs the guest under a policy, with every sensor and actuator that it asks for.
 fn run(policy: impl Into<PolicyChoice>, kind: BackingKind, start: PageSize, image: &Image) -> RunReport {
     let spec = RunSpec {
-        workload: Workload::Kernel("disk"),
-        is_native: false,
-        cmdline: CMDLINE.into(),
-        initrd: None,
         devices: DeviceSpec { disks: vec![image.options()], ..DeviceSpec::default() },
-        memory: mib(40),
         vcpus: 2,
-        backing: BackingConfig::new(kind, start).unwrap(),
-        guest_page: PageSize::Huge2M,
         policy: policy.into(),
-        policy_delay: None,
-        is_prefaulted: false,
-        fallback: Fallback::Fail,
-        giant_pages_made_max: 0,
-        record: None,
         timeout: Some(TIMEOUT),
-        on_reset: OnReset::Stop,
-        console: Console::Nothing,
-        daemon: None,
-        sandbox: None,
-        control_socket: None,
+        ..RunSpec::of_kernel("disk", CMDLINE, mib(40), BackingConfig::new(kind, start).unwrap())
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();

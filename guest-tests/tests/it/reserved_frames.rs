@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use wideleaf_memory::BackingConfig;
 use wideleaf_policies::policy::{Policy, PolicyInfo, RamStart, by_name};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Budget, Moment, PageSize, PerTenThousand, Plan, PolicyChoice, ReservationRules, Snapshot};
+use wideleaf_policies::{Budget, Moment, PerTenThousand, Plan, PolicyChoice, ReservationRules, Snapshot};
 use wideleaf_run::engine::execute;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::report::RunReport;
-use wideleaf_run::spec::{Console, DeviceSpec, Fallback, RunSpec, Workload};
+use wideleaf_run::spec::RunSpec;
 use wideleaf_testing::{Need, has_kvm, is_there, pattern_lasts};
-use wideleaf_vmm::run_loop::OnReset;
 
 /// A policy that reserves frames for a host that is always short.
 struct AlwaysShort;
@@ -49,28 +48,12 @@ fn can_run() -> bool {
 
 /// Runs 64 windows of pattern on two vCPUs.
 fn run(policy: PolicyChoice) -> RunReport {
+    let cmdline = format!("bytes=128M {}", pattern_lasts(2));
     let spec = RunSpec {
-        workload: Workload::Kernel("pattern"),
-        is_native: false,
-        cmdline: format!("bytes=128M {}", pattern_lasts(2)),
-        initrd: None,
-        devices: DeviceSpec::default(),
-        memory: mib(160),
         vcpus: 2,
-        backing: BackingConfig::reservable(),
-        guest_page: PageSize::Huge2M,
         policy,
-        policy_delay: None,
-        is_prefaulted: false,
-        fallback: Fallback::Fail,
-        giant_pages_made_max: 0,
-        record: None,
         timeout: Some(Duration::from_secs(300)),
-        on_reset: OnReset::Stop,
-        console: Console::Nothing,
-        daemon: None,
-        sandbox: None,
-        control_socket: None,
+        ..RunSpec::of_kernel("pattern", cmdline, mib(160), BackingConfig::reservable())
     };
     let report = execute(&spec, &Interrupts::install().unwrap(), Instant::now()).unwrap();
     let verification = report.verification.clone().unwrap();
