@@ -85,7 +85,7 @@ struct EndOfTick<'a> {
     /// Windows that can be sampled one by one.
     backed: &'a [WindowIndex],
     /// Whether the policy would use a sample of the accesses to a window, by row.
-    is_access_used: &'a [bool],
+    uses_access: &'a dyn Fn(usize) -> bool,
     /// Windows of the plan: the guest has just waited for them, and must not wait for a sample as well.
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
@@ -173,7 +173,7 @@ impl EndOfTick<'_> {
     fn to_sample(&self) -> Vec<WindowIndex> {
         let is_settled = |row: usize| self.rows.resident[row] == self.resident_before[row];
         let is_wanted = |window: &WindowIndex| {
-            let row = self.rows.row(*window).filter(|row| self.is_access_used[*row]);
+            let row = self.rows.row(*window).filter(|row| (self.uses_access)(*row));
             !self.acted_on.contains(window) && row.is_some_and(is_settled)
         };
         self.backed.iter().copied().filter(is_wanted).collect()
@@ -255,13 +255,13 @@ impl Sampling {
     }
 
     /// Runs the sensors that are due and begins the next samples. `rows` is the snapshot of this tick, `acted_on` the
-    /// windows of its plan. `is_access_used` says by row whether the policy would use a sample of accesses.
+    /// windows of its plan. `uses_access` says by row whether the policy would use a sample of accesses.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
         vm: &ManagedVm,
         rows: &VmSnapshot,
-        is_access_used: &[bool],
+        uses_access: &dyn Fn(usize) -> bool,
         acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
@@ -274,7 +274,7 @@ impl Sampling {
             windows,
             rows,
             backed: &backed,
-            is_access_used,
+            uses_access,
             acted_on,
             resident_before: resident,
             fault,

@@ -122,20 +122,20 @@ impl VmState {
         (SharedParts { managed, releasing }, swaps.as_mut().map(Swaps::hands))
     }
 
-    /// Begins the next samples. `rows` is the snapshot of this tick, `is_access_used` says by row whether the policy
+    /// Begins the next samples. `rows` is the snapshot of this tick, `uses_access` says by row whether the policy
     /// would use a sample of accesses, `planned` is the tick's plan.
     pub fn start_samples(
         &mut self,
         host: &dyn Host,
         rows: &VmSnapshot,
-        is_access_used: &[bool],
+        uses_access: &dyn Fn(usize) -> bool,
         planned: &[PlannedAction],
         report: &mut ManagerReport,
     ) {
         let vm = &self.managed;
         let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
         let acted_on = planned.iter().filter_map(acted_on).collect();
-        self.sampling.start(host, vm, rows, is_access_used, &acted_on, report);
+        self.sampling.start(host, vm, rows, uses_access, &acted_on, report);
     }
 
     /// Forgets the guest: the RAM now holds another one. No sample is under way.
