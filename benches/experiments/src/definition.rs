@@ -454,9 +454,11 @@ impl HostFacts {
         })
     }
 
-    /// Options of a run that needs a page of 1 GiB: it is made for the run unless the pool has one.
-    pub const fn giant_options(&self) -> &'static [&'static str] {
-        if self.free_pages_1g == 0 { &["--make-giant-pages", "1"] } else { &[] }
+    /// Options of a run that begins on `page` under `policy`: a page of 1 GiB that it needs is made for it, unless the
+    /// pool has one.
+    pub fn giant_options(&self, page: &str, policy: &str) -> &'static [&'static str] {
+        let needs_one = page == "1g" || policy == "giant";
+        if needs_one && self.free_pages_1g == 0 { &["--make-giant-pages", "1"] } else { &[] }
     }
 }
 

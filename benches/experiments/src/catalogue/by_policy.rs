@@ -78,15 +78,13 @@ fn cell(policy: &str, guest: &Guest, seconds_guess: f64, host: &HostFacts) -> Ce
     if let Some(why) = &host.why_no_kvm {
         return Cell::Absent(why.clone());
     }
-    if policy != GIANT {
-        return Cell::of(guest.run(&["--policy", policy], seconds_guess));
-    }
-    if let Some(why) = host.why_no_giant() {
+    if let Some(why) = host.why_no_giant().filter(|_| policy == GIANT) {
         return Cell::Absent(why);
     }
     // A giant page covers 1 GiB of RAM, so the guest needs that much.
-    let guest = Guest { memory_mib: guest.memory_mib.max(GIANT_MIB), ..guest.clone() };
-    Cell::of(guest.run(&[&["--policy", policy], host.giant_options()].concat(), seconds_guess))
+    let memory_mib = if policy == GIANT { guest.memory_mib.max(GIANT_MIB) } else { guest.memory_mib };
+    let options = [&["--policy", policy], host.giant_options("4k", policy)].concat();
+    Cell::of(Guest { memory_mib, ..guest.clone() }.run(&options, seconds_guess))
 }
 
 /// Median of a metric; `None` if no round has it.

@@ -124,8 +124,7 @@ fn gups_cells(host: &HostFacts, guest: &str) -> Vec<Cell> {
         None => {
             let backing = if page == "1g" { "hugetlb" } else { "anon" };
             let pages = ["--guest-page", guest, "--backing", backing, "--host-page", page];
-            let giant = if page == "1g" || policy == "giant" { host.giant_options() } else { &[] };
-            run(&[&pages[..], &["--policy", policy, "--no-daemon"], giant].concat())
+            run(&[&pages[..], &["--policy", policy, "--no-daemon"], host.giant_options(page, policy)].concat())
         }
     };
     let native = match guest {
@@ -203,8 +202,8 @@ pub const STEPS: [&str; 5] = [
     "1. Take a quiet machine with VT-x or SVM that is not itself a virtual machine, with Linux 6.1 or newer, /dev/kvm, \
      4 GiB of free memory, and root. Build with `cargo build --release -p wideleaf-lab`; the program is static and \
      needs nothing else.",
-    "2. For the arms on 1 GiB pages run `wideleaf pool reserve --size 1g --pages 1` first; it says why if there is no \
-     such page.",
+    "2. For the cost of a miss on 1 GiB pages run `wideleaf pool reserve --size 1g --pages 1` first; it says why if \
+     there is no such page. The other arms have one made, as root.",
     "3. For the CPU's own counters run as root, or `sysctl kernel.perf_event_paranoid=1` first. Without them the page \
      has the reason, and all else.",
     "4. Run `wideleaf-lab experiment evidence --folder .`; it takes at most a quarter of an hour. After an \

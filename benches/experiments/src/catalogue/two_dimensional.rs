@@ -136,8 +136,7 @@ fn job(host: &HostFacts, arguments: &[&str], guest: &str, (page, policy): (&str,
         policy,
         "--no-daemon",
     ];
-    let giant = if page == "1g" || policy == "giant" { host.giant_options() } else { &[] };
-    Job::run(&[arguments, &options[..], giant].concat(), 2.5)
+    Job::run(&[arguments, &options[..], host.giant_options(page, policy)].concat(), 2.5)
 }
 
 /// Reason why a cell cannot be shown on this host, if so.
