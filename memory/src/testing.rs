@@ -13,5 +13,6 @@ mod fake_calls;
 pub mod fake_host;
 pub mod fake_minor_faults;
 pub mod fake_mover;
+mod fake_pages;
 pub mod fake_second_level;
 pub mod fault_injection;

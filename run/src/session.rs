@@ -107,7 +107,7 @@ impl Log {
     /// Keeps a result; the latest of a name counts.
     fn keep_result(&mut self, name: &str, result: Measurement) {
         if self.results.len() < RESULTS_MAX || self.results.contains_key(name) {
-            self.results.insert(begin_of(name), result);
+            self.results.insert(begin_of(name).to_owned(), result);
         } else {
             self.cut.count("results", 1);
         }
@@ -262,7 +262,7 @@ impl Session {
             Some(Ok(message)) => self.on_message(&message),
             Some(Err(error)) => {
                 let log = &mut *self.log();
-                let line = begin_of(&clean(&format!("{error}: {line}")));
+                let line = clean(begin_of(&format!("{error}: {line}")));
                 log.cut.keep("malformed_lines", &mut log.malformed, MALFORMED_MAX, line);
             }
         }
@@ -292,7 +292,7 @@ impl Session {
                 self.mark_progress(log, phase.as_str(), Mark { at, tsc, done });
             }
             Message::Result { name, value, unit } => {
-                log.keep_result(name.as_str(), Measurement { value, unit: begin_of(unit.as_str()) });
+                log.keep_result(name.as_str(), Measurement { value, unit: begin_of(unit.as_str()).to_owned() });
             }
             Message::Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns } => {
                 let gaps = Gaps { vcpu, count, p50_ns, p99_ns, p999_ns, max_ns };
@@ -305,7 +305,7 @@ impl Session {
                 log.verification =
                     Some(Verification { passed: status == Status::Pass, errors, checked, first_mismatch: None });
             }
-            Message::Panic { message } => log.panic = Some(begin_of(&clean(message))),
+            Message::Panic { message } => log.panic = Some(clean(begin_of(message))),
             Message::Exit { code } => log.exit = Some(code),
         }
     }
@@ -335,7 +335,7 @@ impl Session {
         }
         self.progress.set_part(phase);
         log.phases.push(PhaseLog {
-            name: begin_of(phase),
+            name: begin_of(phase).to_owned(),
             began_at: self.host.now(),
             begin_tsc: tsc,
             end_tsc: None,
@@ -464,7 +464,7 @@ impl Session {
         if kept.saturating_add(range.bytes().get()) > most {
             return log.cut.count("regions", 1);
         }
-        log.cut.keep("regions", &mut log.regions, REGIONS_MAX, (begin_of(name), range));
+        log.cut.keep("regions", &mut log.regions, REGIONS_MAX, (begin_of(name).to_owned(), range));
     }
 
     fn activate(&self) {

@@ -1,7 +1,7 @@
 //! A mover in memory for tests: a page is a number, the guest's pages are recorded, and every call can be made to
 //! fail. Whenever the guest can see a window, it is compared with the record.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,7 @@ use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 use crate::host::HostError;
 use crate::mover::{self, ALL_PAGES, Look, Mover, Place};
 use crate::testing::fake_calls::FakeCalls;
+use crate::testing::fake_pages::{FakePages, Page};
 
 /// A fake mover; see the module.
 pub struct FakeMover {
@@ -27,17 +28,15 @@ type Meanwhile = Arc<dyn Fn() + Send + Sync>;
 /// Event while all of a slot aside is given back, and the errno to answer.
 type Emptying = Arc<dyn Fn() -> Option<i32> + Send + Sync>;
 
-type Page = (Place, u16);
-
 #[derive(Debug)]
 struct State {
     /// Contents of each existing page.
-    pages: BTreeMap<Page, u64>,
+    pages: FakePages,
     huge: BTreeSet<Place>,
     /// Places with a page table, to which no huge page can be moved.
     tables: BTreeSet<Place>,
     /// Latest write of the guest to each of its pages.
-    written: BTreeMap<Page, u64>,
+    written: FakePages,
     last_written: u64,
     watched: BTreeSet<WindowIndex>,
     touches: Vec<WindowIndex>,
@@ -69,10 +68,10 @@ impl Default for FakeMover {
     fn default() -> FakeMover {
         FakeMover {
             state: Mutex::new(State {
-                pages: BTreeMap::new(),
+                pages: FakePages::default(),
                 huge: BTreeSet::new(),
                 tables: BTreeSet::new(),
-                written: BTreeMap::new(),
+                written: FakePages::default(),
                 last_written: 0,
                 watched: BTreeSet::new(),
                 touches: Vec::new(),
@@ -121,7 +120,7 @@ impl FakeMover {
     pub fn touch(&self, window: WindowIndex, page: u16) -> Touch {
         let mut state = self.state();
         let at = (Place::Guest(window), page);
-        if !state.pages.contains_key(&at) {
+        if state.pages.get(at).is_none() {
             state.tables.insert(at.0);
             if state.watched.contains(&window) {
                 state.touches.push(window);
@@ -195,12 +194,12 @@ impl FakeMover {
 
     /// Whether a page of the guest is present.
     pub fn is_there(&self, window: WindowIndex, page: u16) -> bool {
-        self.state().pages.contains_key(&(Place::Guest(window), page))
+        self.state().pages.get((Place::Guest(window), page)).is_some()
     }
 
     /// The number of present pages of a window.
     pub fn pages_of(&self, window: WindowIndex) -> usize {
-        self.state().pages.keys().filter(|(place, _)| *place == Place::Guest(window)).count()
+        self.state().pages.of(Place::Guest(window)).count()
     }
 
     /// Number of calls so far.
@@ -221,13 +220,13 @@ impl FakeMover {
     /// Whether the guest has all its writes, and never saw other data.
     pub fn is_intact(&self) -> bool {
         let state = self.state();
-        let is_there = |(at, value): (&Page, &u64)| state.pages.get(at).copied().unwrap_or(0) == *value;
-        state.lost.is_empty() && state.written.iter().all(is_there)
+        let is_there = |(at, value): (Page, u64)| state.pages.get(at).unwrap_or(0) == value;
+        state.lost.is_empty() && state.written.all().all(is_there)
     }
 
     /// Number of pages aside.
     pub fn pages_aside(&self) -> usize {
-        self.state().pages.keys().filter(|(place, _)| matches!(place, Place::Aside(_))).count()
+        self.state().pages.all().filter(|((place, _), _)| matches!(place, Place::Aside(_))).count()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -260,11 +259,11 @@ fn fail<T>(what: &'static str, errno: i32) -> Result<T, HostError> {
 impl State {
     /// Compares a page that the guest sees with its latest write.
     fn compare(&mut self, at: Page) {
-        let found = self.pages.get(&at);
-        let is_right = match self.written.get(&at) {
-            Some(value) if *value != 0 => found == Some(value),
+        let found = self.pages.get(at);
+        let is_right = match self.written.get(at) {
+            Some(value) if value != 0 => found == Some(value),
             // A page that is not there reads zero.
-            Some(_) | None => found.is_none_or(|zero| *zero == 0),
+            Some(_) | None => found.is_none_or(|zero| zero == 0),
         };
         if !is_right {
             self.lost.push(at);
@@ -272,7 +271,7 @@ impl State {
     }
 
     fn is_empty(&self, place: Place) -> bool {
-        self.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).next().is_none()
+        self.pages.of(place).next().is_none()
     }
 
     fn is_watched(&self, place: Place) -> bool {
@@ -284,13 +283,13 @@ impl State {
     }
 
     fn move_page(&mut self, from: Page, to: Page) -> Result<(), i32> {
-        if self.pages.contains_key(&to) {
+        if self.pages.get(to).is_some() {
             return Err(libc::EEXIST);
         }
         if self.pinned.contains(&from) {
             return Err(libc::EBUSY);
         }
-        if let Some(value) = self.pages.remove(&from) {
+        if let Some(value) = self.pages.remove(from) {
             self.pages.insert(to, value);
         }
         Ok(())
@@ -308,9 +307,8 @@ impl Mover for FakeMover {
         state.watched.remove(&window);
         state.waiting = 0;
         let place = Place::Guest(window);
-        let written: Vec<Page> =
-            state.written.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).map(|(at, _)| *at).collect();
-        written.into_iter().for_each(|at| state.compare(at));
+        let written: Vec<u16> = state.written.of(place).map(|(page, _)| page).collect();
+        written.into_iter().for_each(|page| state.compare((place, page)));
         Ok(())
     }
 
@@ -344,10 +342,10 @@ impl Mover for FakeMover {
     fn copy_page(&self, from: Place, to: Place, page: u16) -> Result<(), HostError> {
         const WHAT: &str = "fake copy of a page";
         let mut state = self.enter(WHAT)?;
-        if state.pages.contains_key(&(to, page)) {
+        if state.pages.get((to, page)).is_some() {
             return fail(WHAT, libc::EEXIST);
         }
-        let value = state.pages[&(from, page)];
+        let value = state.pages.get((from, page)).expect("the page to copy exists");
         state.pages.insert((to, page), value);
         Ok(())
     }
@@ -356,11 +354,8 @@ impl Mover for FakeMover {
         let meanwhile = self.meanwhile().clone();
         meanwhile.iter().for_each(|work| work());
         let mut state = self.enter("fake copy")?;
-        for page in ALL_PAGES {
-            if let Some(value) = state.pages.get(&(from, page)).copied() {
-                state.pages.insert((to, page), value);
-            }
-        }
+        let copied: Vec<(u16, u64)> = state.pages.of(from).collect();
+        copied.into_iter().for_each(|(page, value)| state.pages.insert((to, page), value));
         Ok(())
     }
 
@@ -372,7 +367,7 @@ impl Mover for FakeMover {
         }
         let mut state = self.enter(WHAT)?;
         for page in pages.clone() {
-            state.pages.remove(&(place, page));
+            state.pages.remove((place, page));
             state.pinned.remove(&(place, page));
         }
         if pages != ALL_PAGES {
@@ -390,16 +385,14 @@ impl Mover for FakeMover {
 
     fn held(&self, place: Place) -> Result<Vec<Range<u16>>, HostError> {
         let state = self.enter("fake scan")?;
-        let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
-        Ok(mover::runs_of(pages.map(|((_, page), _)| *page)))
+        Ok(mover::runs_of(state.pages.of(place).map(|(page, _)| page)))
     }
 
     fn zero_pages(&self, place: Place) -> Result<(Vec<Range<u16>>, Bytes), HostError> {
         let state = self.enter("fake search for zeroes")?;
-        let pages = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW));
-        let zero = |(_, value): &(&Page, &u64)| **value == 0;
-        let runs = mover::runs_of(pages.clone().filter(zero).map(|((_, page), _)| *page));
-        let read = PageSize::Base4K.bytes() * pages.count() as u64;
+        let zeroes = state.pages.of(place).filter(|(_, value)| *value == 0);
+        let runs = mover::runs_of(zeroes.map(|(page, _)| page));
+        let read = PageSize::Base4K.bytes() * state.pages.of(place).count() as u64;
         drop(state);
         let after = self.after_search.lock().unwrap_or_else(PoisonError::into_inner).take();
         after.into_iter().for_each(|work| work());
@@ -408,7 +401,7 @@ impl Mover for FakeMover {
 
     fn look(&self, place: Place) -> Result<Look, HostError> {
         let state = self.enter("fake look")?;
-        let resident = state.pages.range((place, 0)..(place, BASE_PAGES_PER_WINDOW)).count() as u16;
+        let resident = state.pages.of(place).count() as u16;
         Ok(Look { resident, is_huge: state.huge.contains(&place) })
     }
 
@@ -421,7 +414,9 @@ impl Mover for FakeMover {
         let mut state = self.enter("fake populate")?;
         let place = Place::Ready(slot);
         for page in ALL_PAGES {
-            state.pages.entry((place, page)).or_insert(0);
+            if state.pages.get((place, page)).is_none() {
+                state.pages.insert((place, page), 0);
+            }
         }
         let is_short = state.short_populates.contains(&state.populates);
         state.populates += 1;

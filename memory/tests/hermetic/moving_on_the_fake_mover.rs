@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -253,35 +254,44 @@ fn more_windows_are_swapped_than_pages_were_ready() {
     bed.assert_at_rest();
 }
 
+/// Bringing back present pages one by one already takes some 1500 calls; the giving back comes after them.
+const CALLS_OF_A_FAILED_SWAP: u64 = 2000;
+
 #[test]
 fn an_unused_copy_does_not_show_in_the_holes_of_a_later_window() {
-    const NEVER: u64 = 1 << 40;
-    // Bringing back present pages one by one already takes some 1500 calls; the giving back comes after them.
-    for call in 0..2000 {
-        let bed = Bed::new();
-        bed.mover.write(W, ALL_PAGES);
-        let mut swapper = bed.swapper();
-        swapper.refill().unwrap();
-        // The page that is used first does not move in, and one more call fails, at some point the one that gives
-        // it back.
-        bed.mover.pin(Place::Ready(0), 511);
-        bed.mover.fail_call(call, Errno::EINVAL as i32);
-        let result = swapper.swap(bed.host.as_ref(), W).result;
-        assert!(matches!(result, OutcomeResult::Refused(_)), "{result:?}");
-        bed.mover.fail_call(NEVER, 0);
-        swapper.refill().unwrap();
-        bed.aside.serve().unwrap();
-        bed.assert_at_rest();
-        // As many as there are slots, so that its slot is used again.
-        for window in (10..10 + u64::from(READY_SLOTS)).map(WindowIndex::new) {
-            bed.mover.write(window, 100..300);
-            // If the first swap failed early, the first attempt here meets the page that does not move in.
-            let mut attempts = (0..2).map(|_| swapper.swap(bed.host.as_ref(), window).result);
-            assert!(attempts.any(|result| result == OutcomeResult::Done), "call {call}");
-            bed.mover.write(window, ALL_PAGES); // compares each page with its written value, or with zero
+    const THREADS: usize = 2;
+    thread::scope(|scope| {
+        for first in 0..THREADS as u64 {
+            let calls = (first..CALLS_OF_A_FAILED_SWAP).step_by(THREADS);
+            scope.spawn(move || calls.for_each(later_windows_are_right_if_the_giving_back_fails_at));
         }
-        bed.assert_at_rest();
+    });
+}
+
+/// The page that is used first does not move in, and one more call fails: for some `call` the one that gives it back.
+fn later_windows_are_right_if_the_giving_back_fails_at(call: u64) {
+    const NEVER: u64 = 1 << 40;
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let mut swapper = bed.swapper();
+    swapper.refill().unwrap();
+    bed.mover.pin(Place::Ready(0), 511);
+    bed.mover.fail_call(call, Errno::EINVAL as i32);
+    let result = swapper.swap(bed.host.as_ref(), W).result;
+    assert!(matches!(result, OutcomeResult::Refused(_)), "{result:?}");
+    bed.mover.fail_call(NEVER, 0);
+    swapper.refill().unwrap();
+    bed.aside.serve().unwrap();
+    bed.assert_at_rest();
+    // As many as there are slots, so that its slot is used again.
+    for window in (10..10 + u64::from(READY_SLOTS)).map(WindowIndex::new) {
+        bed.mover.write(window, 100..300);
+        // If the first swap failed early, the first attempt here meets the page that does not move in.
+        let mut attempts = (0..2).map(|_| swapper.swap(bed.host.as_ref(), window).result);
+        assert!(attempts.any(|result| result == OutcomeResult::Done), "call {call}");
+        bed.mover.write(window, ALL_PAGES); // compares each page with its written value, or with zero
     }
+    bed.assert_at_rest();
 }
 
 #[test]

@@ -71,8 +71,8 @@ impl Cut {
 }
 
 /// The beginning of a text of the guest.
-pub(super) fn begin_of(text: &str) -> String {
-    text.chars().take(TEXT_MAX).collect()
+pub(super) fn begin_of(text: &str) -> &str {
+    text.char_indices().nth(TEXT_MAX).map_or(text, |(end, _)| &text[..end])
 }
 
 /// Progress of the guest, on both clocks.
