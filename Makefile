@@ -32,11 +32,11 @@ tools:
 	@guest-tests/install-tools
 
 # Formatting, lints, and the tests that need nothing of the machine: unit tests, and those of the programs `hermetic`
-# and `house`. One cargo command builds all tests: a second one would build some crates again, with other features.
+# and `house`.
 check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo test --workspace --locked --lib --test hermetic --test house
+	guest-tests/suite hermetic
 
 test: tools
 	cargo fmt --all --check

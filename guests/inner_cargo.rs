@@ -21,12 +21,17 @@ pub struct Inner<'a> {
     pub flags: &'a [String],
     /// Additional environment variables.
     pub variables: &'a [(&'a str, &'a str)],
+    /// Packages that take long to optimise and run only for a moment: they are not optimised in a debug build.
+    pub cold: &'a [&'a str],
 }
 
 impl Inner<'_> {
     /// Builds the program and leaves it in `OUT_DIR` under `name`. A failure ends the outer build with the reason.
     pub fn build_as(&self, name: &str) {
         let out = PathBuf::from(required("OUT_DIR"));
+        if is_for_lints() {
+            return leave_empty(&out.join(name));
+        }
         let target_dir = out.join(self.program);
         let mut cargo = Command::new(required("CARGO"));
         cargo
@@ -34,6 +39,11 @@ impl Inner<'_> {
             .args(["build", "--release", "--locked", "--offline", "--target", TARGET])
             .arg("--target-dir")
             .arg(&target_dir);
+        if required("PROFILE") == "debug" {
+            for package in self.cold {
+                cargo.arg("--config").arg(format!("profile.release.package.{package}.opt-level=0"));
+            }
+        }
         for (variable, _) in env::vars_os() {
             if is_outer_cargos(&variable) {
                 cargo.env_remove(variable);
@@ -53,6 +63,19 @@ impl Inner<'_> {
         if let Err(error) = std::fs::copy(&built, &wanted) {
             stop(&format!("cannot copy {} to {}: {error}", built.display(), wanted.display()));
         }
+    }
+}
+
+/// Whether cargo runs for clippy. Nothing that such a build embeds ever runs, and cargo keeps its files apart from those
+/// of other builds.
+fn is_for_lints() -> bool {
+    let wrapper = env::var_os("RUSTC_WORKSPACE_WRAPPER").map(PathBuf::from);
+    wrapper.is_some_and(|wrapper| wrapper.file_stem() == Some(OsStr::new("clippy-driver")))
+}
+
+fn leave_empty(path: &Path) {
+    if let Err(error) = std::fs::write(path, []) {
+        stop(&format!("cannot write {}: {error}", path.display()));
     }
 }
 

@@ -30,8 +30,13 @@ fn main() {
     rerun_if_changed(&INPUTS);
     let package = PathBuf::from(required("CARGO_MANIFEST_DIR"));
     let flags = flags(&package);
-    let inner =
-        Inner { package: &package.join("freestanding"), program: "wideleaf-guest", flags: &flags, variables: &[] };
+    let inner = Inner {
+        package: &package.join("freestanding"),
+        program: "wideleaf-guest",
+        flags: &flags,
+        variables: &[],
+        cold: &[],
+    };
     inner.build_as("wideleaf-guest.elf");
 }
 

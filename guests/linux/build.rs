@@ -35,6 +35,7 @@ fn main() {
         program: "wideleaf-init",
         flags: &flags(&package),
         variables: &variables,
+        cold: &["wideleaf-memory", "wideleaf-policies", "nix", "serde_json"],
     };
     inner.build_as("init");
 }

@@ -34,8 +34,13 @@ fn main() {
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ];
     let program = package.join("program");
-    let inner =
-        Inner { package: &program, program: "wideleaf-recorded", flags: &flags(&package), variables: &variables };
+    let inner = Inner {
+        package: &program,
+        program: "wideleaf-recorded",
+        flags: &flags(&package),
+        variables: &variables,
+        cold: &[],
+    };
     inner.build_as("recorded");
 }
 
