@@ -66,8 +66,8 @@ impl Inner<'_> {
     }
 }
 
-/// Whether cargo runs for clippy. Nothing that such a build embeds ever runs, and cargo keeps its files apart from those
-/// of other builds.
+/// Whether cargo runs for clippy. Nothing that such a build embeds ever runs, and cargo keeps the files of such a build
+/// apart from those of other builds.
 fn is_for_lints() -> bool {
     let wrapper = env::var_os("RUSTC_WORKSPACE_WRAPPER").map(PathBuf::from);
     wrapper.is_some_and(|wrapper| wrapper.file_stem() == Some(OsStr::new("clippy-driver")))

@@ -283,7 +283,7 @@ mod tests {
             "is:log2_keys=10,log2_bound=8,log2_buckets=3",
             "is:log2_keys=10,log2_bound=8,log2_buckets=0",
             "half-sparse:windows=5,pages=3,passes=2",
-            "sweep3d:n=17,border=4096,iterations=2",
+            "sweep3d:n=16,border=4096,iterations=1",
         ];
         for text in small {
             let stream = parse(text).expect("it makes sense");
@@ -295,6 +295,10 @@ mod tests {
             assert_eq!(length, stream.length(), "{text}");
         }
         assert!(KINDS.iter().all(|kind| small.iter().any(|text| text.starts_with(kind.name))), "each kind is here");
+        // One iteration is long enough for a test.
+        let [one, two] = [1, 2].map(|iterations| format!("sweep3d:n=16,border=4096,iterations={iterations}"));
+        let [one, two] = [one, two].map(|text| parse(&text).expect("it makes sense").length());
+        assert_eq!(two, 2 * one);
     }
 
     #[test]
