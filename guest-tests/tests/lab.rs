@@ -131,19 +131,31 @@ fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
     tests_pass_in_lab(LabKernel::Newest, "wideleaf-memory", "damon", &[]);
 }
 
-#[test]
-fn a_page_of_1_gib_is_made_as_surplus_in_the_lab() {
-    if !has_lab(LabKernel::Newest) {
+/// Makes pages of 1 GiB in the lab, and asserts that the kernel does it in this way.
+fn giant_pages_are_made_in_lab(kernel: LabKernel, way: &str) {
+    if !has_lab(kernel) {
         return;
     }
     let executable = built(&["test", "--no-run", "-p", "wideleaf-memory", "--test", "it"], true);
     // The page of the boot goes first: there is no room for two.
-    let command = "echo 0 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages && \
-        WIDELEAF_REQUIRE=hugetlb1g WIDELEAF_GIANTS_MADE_BY=Surplus test-under-lab --test-threads 1 --nocapture \
-        made_pages::the_kernels made_pages::a_page made_pages::guest_ram";
-    let output = in_lab(LabKernel::Newest, &[(&executable, "test-under-lab")], command);
+    let command = format!(
+        "echo 0 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages && \
+        WIDELEAF_REQUIRE=hugetlb1g WIDELEAF_GIANTS_MADE_BY={way} test-under-lab --test-threads 1 --nocapture \
+        made_pages::the_kernels made_pages::a_page made_pages::guest_ram"
+    );
+    let output = in_lab(kernel, &[(&executable, "test-under-lab")], &command);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("3 passed") && !text.contains("skipped"), "{text}");
+}
+
+#[test]
+fn a_page_of_1_gib_is_made_as_surplus_in_the_lab() {
+    giant_pages_are_made_in_lab(LabKernel::Newest, "Surplus");
+}
+
+#[test]
+fn a_page_of_1_gib_is_made_by_growth_of_the_pool_in_the_lab() {
+    giant_pages_are_made_in_lab(LabKernel::V6_12, "Growth");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use wideleaf_policies::{Action, Backing, Budget, Cost, Moment, PageSize, Plan, S
 use wideleaf_testing::{GiantPage, has_kvm};
 
 /// Minimum number of round trips of the giant.
-const ROUND_TRIPS: u64 = 4;
+const ROUND_TRIPS: u64 = 5;
 const WAIT_MAX: Duration = Duration::from_secs(200);
 /// Limits for shared machines, which stop for tens of milliseconds, and for the slow emulated processors of a lab.
 /// The benches measure the length of a pause.

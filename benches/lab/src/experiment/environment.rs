@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use wideleaf::tlbcost::counters::{LinuxPmu, describe, select};
+use wideleaf::tlbcost::counters::{LinuxPmu, Pmu as _, describe, select};
 use wideleaf_experiments::results::Environment;
 use wideleaf_measure::environment::{chosen, read};
 use wideleaf_memory::walk_cost::CpuModel;
@@ -16,7 +16,6 @@ pub(super) fn capture() -> Environment {
     let khugepaged = |file: &str| {
         read(&format!("/sys/kernel/mm/transparent_hugepage/khugepaged/{file}")).parse().unwrap_or_default()
     };
-    let has_pmu = Path::new("/sys/bus/event_source/devices/cpu").exists();
     let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     let mut not_controlled = vec!["other load on the machine and on its host".to_owned()];
     if governor != "performance" {
@@ -37,7 +36,7 @@ pub(super) fn capture() -> Environment {
         memory_available_mib: base.memory_available_kib / 1024,
         paging: guest::paging_name().unwrap_or("none").to_owned(),
         is_virtual: base.is_virtual,
-        has_pmu,
+        has_pmu: LinuxPmu.open_cycles().is_ok(),
         walk_events: describe(&select(&LinuxPmu, &CpuModel::read(Path::new("/")))),
         thp: [thp("enabled"), thp("shmem_enabled"), thp("defrag")],
         khugepaged: [khugepaged("scan_sleep_millisecs"), khugepaged("pages_to_scan")],

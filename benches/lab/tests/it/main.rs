@@ -1,6 +1,7 @@
 //! The laboratory's tests, in one program.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod counters;
 mod experiment;
 mod experiment_parts;
 mod experiment_reports;
