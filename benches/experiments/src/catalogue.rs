@@ -14,6 +14,7 @@ mod evidence;
 mod fragmented;
 mod freebsd;
 mod grid;
+mod in_guests;
 mod lwn;
 #[cfg(test)]
 mod made_up;

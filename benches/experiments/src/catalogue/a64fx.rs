@@ -3,7 +3,8 @@
 //! counters. This is the negative control: large pages reduced the misses in the published runs, but not the time.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::in_guests::{self, Published};
+use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{cell, mean, millions, saved, times, value, values};
 use crate::definition::{Arm, Case, Cell, DATA_CYCLES, Experiment, HostFacts, Job, TRANSLATION_CYCLES};
 use crate::metric::Metric;
@@ -51,27 +52,44 @@ impl Catalogued for A64fx {
                 "the measurements of FLASH on an A64FX (seven runs without the fastest and the slowest)".into(),
             ),
             rounds: ROUNDS,
-            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            arms: ARMS
+                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
+                .into_iter()
+                .chain(in_guests::arms(MECHANISM))
+                .collect(),
             cases: ROWS.iter().map(|(name, seconds)| case(name, *seconds, host)).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![time(results), ratios(results), cycles(results)]
+        vec![time(results), in_guests(results), ratios(results), cycles(results)]
     }
+}
+
+/// The published runs have the hugetlb pool as one of their two kinds of large pages.
+const MECHANISM: InGuest = InGuest::Hugetlb;
+
+/// The publication has times, and no saving: it found none.
+fn in_guests(results: &Results) -> Section {
+    let rows = ROWS.map(|(name, _)| Published { case: name.into(), saved_percent: None });
+    in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
 fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     let program = program(name);
-    let run = [Pages::Base, Pages::Hugetlb, Pages::Thp].map(|pages| match name {
-        "amr 9 GiB" => Cell::Absent("left out: runs use at most 4 GiB, to leave memory for other work".into()),
-        _ => program.native(pages, host),
-    });
+    let too_large = || Cell::Absent("left out: runs use at most 4 GiB, to leave memory for other work".into());
+    let is_too_large = name == "amr 9 GiB";
+    let run = [Pages::Base, Pages::Hugetlb, Pages::Thp]
+        .map(|pages| if is_too_large { too_large() } else { program.native(pages, host) });
+    let guests = match is_too_large {
+        true => in_guests::absent(MECHANISM, &too_large()),
+        false => in_guests::cells(program, MECHANISM, 1, host),
+    };
     let simulated = ["4k", "64k", "2m"].map(|page| match seconds {
         Some(seconds) => Cell::of(Job::simulation(program.recorded("", Some(1)), "a64fx", page, seconds)),
         None => Cell::Absent("left out for time: the pass over 1 GiB represents it".into()),
     });
-    program.case(run.into_iter().chain(simulated).collect())
+    program.case(run.into_iter().chain(simulated).chain(guests).collect())
 }
 
 /// Mean of the values without the lowest and the highest; `None` for fewer than three values.
@@ -262,7 +280,7 @@ mod tests {
             ("amr 108 MiB", "2M on A64FX") => Some((Metric::DtlbMisses, 1e4)),
             _ => None,
         });
-        let [time, ratios, cycles] = A64fx.sections(&results).try_into().expect("three");
+        let [time, _, ratios, cycles] = A64fx.sections(&results).try_into().expect("four");
         assert!(
             time.paragraphs[0].contains("time changed") && time.paragraphs[0].contains("amr 108 MiB on THP (25.0 %"),
             "{:?}",

@@ -2,7 +2,8 @@
 //! fastest and slowest run, and three simulated counters.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::programs::{Pages, Program, program};
+use crate::catalogue::in_guests::{self, Published};
+use crate::catalogue::programs::{InGuest, Pages, Program, program};
 use crate::catalogue::versus_published::{Pair, cell, millions, times, told, value, values};
 use crate::definition::{Accesses, Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
@@ -74,7 +75,8 @@ impl Catalogued for FreeBsd {
     }
 
     fn summary(&self) -> &'static str {
-        "NPB, GUPS, Sweep3D natively on base pages and superpages: fastest, slowest, three counters (simulated)"
+        "NPB, GUPS, Sweep3D on base pages and superpages, natively and in guests by reservations: fastest, slowest, three \
+         counters (simulated)"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -88,22 +90,41 @@ impl Catalogued for FreeBsd {
                 "the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into(),
             ),
             rounds: 6,
-            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            arms: ARMS
+                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
+                .into_iter()
+                .chain(in_guests::arms(MECHANISM))
+                .collect(),
             cases: ROWS.iter().map(|row| case(row, host)).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![in_their_form(results), counters(results)]
+        vec![in_their_form(results), in_guests(results), counters(results)]
     }
+}
+
+/// FreeBSD reserves a frame at the first touch, and maps it as a superpage once all of it is used.
+const MECHANISM: InGuest = InGuest::Reservation;
+
+fn in_guests(results: &Results) -> Section {
+    let theirs = freebsd::runs();
+    let published = |row: &Row| Published { case: row.name.into(), saved_percent: theirs_percent(row, &theirs) };
+    let rows: Vec<Published> = ROWS.iter().map(published).collect();
+    in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
 fn case(row: &Row, host: &HostFacts) -> Case {
     let program = program(row.name);
     let run = |pages| if row.is_run { program.native(pages, host) } else { program.left_out_for_time() };
+    let guests = if row.is_run {
+        in_guests::cells(program, MECHANISM, 1, host)
+    } else {
+        in_guests::absent(MECHANISM, &program.left_out_for_time())
+    };
     let cells =
         [Pages::Base, Pages::Thp].map(run).into_iter().chain(["4k", "2m"].map(|page| simulated(row, program, page)));
-    program.case(cells.collect())
+    program.case(cells.chain(guests).collect())
 }
 
 fn simulated(row: &Row, program: &Program, page: &str) -> Cell {
@@ -198,13 +219,18 @@ fn ours_and_theirs(results: &Results, row: &Row, is_huge: bool, theirs: &[freebs
     vec![line("fastest", fastest, most, counted), line("slowest", slowest, least, [None; 3])]
 }
 
-/// Comparison by the fastest published runs.
-fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
+/// Published saving by the fastest runs, in percent of the time on base pages.
+fn theirs_percent(row: &Row, theirs: &[freebsd::Run]) -> Option<f64> {
     let fastest = |is_huge: bool| {
         let runs = theirs.iter().filter(|run| run.case == stands_for(row.name) && run.is_huge == is_huge);
         runs.map(|run| run.seconds).reduce(f64::min)
     };
-    let theirs_percent = (1.0 - fastest(true)? / fastest(false)?) * 100.0;
+    Some((1.0 - fastest(true)? / fastest(false)?) * 100.0)
+}
+
+/// Comparison by the fastest published runs.
+fn pair(results: &Results, row: &Row, theirs: &[freebsd::Run]) -> Option<Pair> {
+    let theirs_percent = theirs_percent(row, theirs)?;
     let case = match stands_for(row.name) {
         theirs if theirs == row.name => row.name.to_owned(),
         theirs => format!("{} (published: {theirs})", row.name),
@@ -404,10 +430,11 @@ mod tests {
     }
 
     #[test]
-    fn it_needs_neither_kvm_nor_a_second_cpu_and_names_missing_memory() {
+    fn its_processes_need_neither_kvm_nor_a_second_cpu_and_it_names_missing_memory() {
         let poor = HostFacts { why_no_kvm: Some("no /dev/kvm".into()), cpus: 1, memory_available_mib: 300, ..host() };
         let experiment = FreeBsd.define(&poor);
         assert!(matches!(cell_of(&experiment, "CG B", 0), Cell::Job(_)));
+        assert_eq!(cell_of(&experiment, "CG B", 4), Cell::Absent("no /dev/kvm".into()));
         assert_eq!(
             cell_of(&experiment, "GUPS 2^25", 1),
             Cell::Absent("needs 320 MiB: this host has 300 MiB available".into())
@@ -436,7 +463,7 @@ mod tests {
             ("CG A", "4KB+2MB on K8") => Some((Metric::DtlbMisses, 4e6)),
             _ => None,
         });
-        let [form, counters] = FreeBsd.sections(&results).try_into().expect("two");
+        let [form, _, counters] = FreeBsd.sections(&results).try_into().expect("three");
         let rows = &form.tables[0].rows;
         let row = |pages: &str, run: &str| {
             rows.iter().find(|row| row[0] == "CG B" && row[1] == pages && row[2] == run).expect("a row")
@@ -482,7 +509,7 @@ mod tests {
             };
             Some((Metric::DtlbMisses, there(case, is_huge) * off))
         });
-        let paragraphs = FreeBsd.sections(&results)[1].paragraphs.clone();
+        let paragraphs = FreeBsd.sections(&results)[2].paragraphs.clone();
         assert!(
             paragraphs[0].contains("CG A (") && paragraphs[0].contains("counts differ by factors of 1.000 and 140.0)"),
             "{paragraphs:?}"

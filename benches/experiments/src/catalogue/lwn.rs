@@ -6,7 +6,8 @@
 //! ```
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::in_guests::{self, Published};
+use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{cell, mean, saved, times, value};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
@@ -51,19 +52,37 @@ impl Catalogued for Lwn {
                     .into(),
             source: Some("\"Huge pages part 5: a deeper look at TLBs and costs\" (LWN, 2010)".into()),
             rounds: 6,
-            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            arms: ARMS
+                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
+                .into_iter()
+                .chain(in_guests::arms(MECHANISM))
+                .collect(),
             cases: [cost()].into_iter().chain(PROGRAMS.map(|of| case(of, host))).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![check(results), costs(results), stream(results)]
+        vec![check(results), in_guests(results), costs(results), stream(results)]
     }
+}
+
+/// The article's programs have their memory in the hugetlb pool.
+const MECHANISM: InGuest = InGuest::Hugetlb;
+
+/// The article has the saving of STREAM, by its elapsed times.
+fn in_guests(results: &Results) -> Section {
+    let elapsed = |pages: &str| lwn::worked("validation", &format!("elapsed {pages} pages"));
+    let stream = elapsed("base").zip(elapsed("huge")).map(|(base, huge)| (1.0 - huge / base) * 100.0);
+    let theirs = |name: &str| stream.filter(|_| name == PROGRAMS[0].0);
+    let rows = PROGRAMS.map(|(name, ..)| Published { case: name.into(), saved_percent: theirs(name) });
+    in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
 fn cost() -> Case {
     let of = |page| Cell::of(Job::tlbcost(&["tlbcost", "--native", "--host-page", page], 60.0));
-    let cells = vec![of("4k"), of("2m"), Cell::Absent("the cost is not predicted".into())];
+    let cells = [of("4k"), of("2m"), Cell::Absent("the cost is not predicted".into())];
+    let no_guest = Cell::Absent("the cost of a miss in guests is in the experiment `two-dimensional`".into());
+    let cells = cells.into_iter().chain(in_guests::absent(MECHANISM, &no_guest)).collect();
     Case { name: COST.into(), unit: "cycles".into(), working_set_mib: 256, cells }
 }
 
@@ -74,7 +93,8 @@ fn case((name, arguments, seconds, needed): (&str, &[&str], f64, u64), host: &Ho
         false => Cell::of(Job::tlbcost(arguments, seconds)),
     };
     let run = [Pages::Base, Pages::Thp].map(|pages| program(name).native(pages, host));
-    program(name).case(run.into_iter().chain([predicted]).collect())
+    let guests = in_guests::cells(program(name), MECHANISM, 1, host);
+    program(name).case(run.into_iter().chain([predicted]).chain(guests).collect())
 }
 
 /// Prediction and measurement side by side.

@@ -3,7 +3,8 @@
 //! normalised to 4 KiB pages.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::in_guests::{self, Published};
+use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{cell, mean, millions, saved, times, value, values};
 use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
 use crate::metric::Metric;
@@ -58,14 +59,32 @@ impl Catalogued for OpenMp {
                 "the measurements of OpenMP programs on large pages (NPB class B, Opteron 270 and Xeon)".into(),
             ),
             rounds: 6,
-            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).to_vec(),
+            arms: ARMS
+                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
+                .into_iter()
+                .chain(in_guests::arms(MECHANISM))
+                .collect(),
             cases: ROWS.iter().flat_map(|row| THREADS.map(|threads| case(row, threads, host))).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![improvement(results), scalability(results), misses(results)]
+        vec![improvement(results), in_guests(results), scalability(results), misses(results)]
     }
+}
+
+/// The published programs were linked with a library that takes their memory from the hugetlb pool.
+const MECHANISM: InGuest = InGuest::Hugetlb;
+
+/// Each program on each number of threads. The publication has a figure for the highest number alone.
+fn in_guests(results: &Results) -> Section {
+    let of_row = |row: &Row, threads: u32| {
+        let is_theirs = Some(threads) == most_threads(results, row);
+        let claim = openmp::improvement(row.program).filter(|_| is_theirs);
+        Published { case: name_of(row, threads), saved_percent: claim.as_ref().and_then(openmp::Claim::number) }
+    };
+    let rows: Vec<Published> = ROWS.iter().flat_map(|row| THREADS.map(|threads| of_row(row, threads))).collect();
+    in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
 fn name_of(row: &Row, threads: u32) -> String {
@@ -81,7 +100,8 @@ fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
         }
         None => Cell::Absent("left out for time: recording and simulating it takes about a minute".into()),
     });
-    let case = program(row.run).case(run.into_iter().chain(simulated).collect());
+    let guests = in_guests::cells(program(row.run), MECHANISM, threads, host);
+    let case = program(row.run).case(run.into_iter().chain(simulated).chain(guests).collect());
     Case { name: name_of(row, threads), ..case }
 }
 
@@ -225,7 +245,7 @@ mod tests {
             ("CG B, 2 threads", "2M") => Some((Metric::Seconds, 16.0)),
             _ => None,
         });
-        let [improvement, scalability, _] = OpenMp.sections(&results).try_into().expect("three");
+        let [improvement, _, scalability, _] = OpenMp.sections(&results).try_into().expect("four");
         assert_eq!(improvement.tables[0].rows, [["CG B", "2", "20.0 % (20.0 - 20.0)", "25", "4"]]);
         let starts = improvement.paragraphs[0].starts_with("As published: CG B (25 published, 20.0 %");
         assert!(starts, "{:?}", improvement.paragraphs);
@@ -240,7 +260,7 @@ mod tests {
             ("SP A, 1 thread", "2M on K8") => Some((Metric::DtlbMisses, 8e6)),
             _ => None,
         });
-        let misses = &OpenMp.sections(&results)[2];
+        let misses = &OpenMp.sections(&results)[3];
         assert!(
             misses.paragraphs[0].contains("SP (4.0 times as many; published: 10 or more times fewer)"),
             "{:?}",

@@ -1,4 +1,4 @@
-//! The programs of the published measurements, as native runs, by the names of rows.
+//! The programs of the published measurements, in processes and in guests, by the names of rows.
 //!
 //! ```text
 //!   "CG B" ─▶ npb.cg --class B ── on base pages, on THP, on the hugetlb pool ─▶ a job, or the reason for its absence
@@ -30,6 +30,57 @@ pub(super) enum Pages {
     Thp,
     /// Pages of the hugetlb pool.
     Hugetlb,
+}
+
+/// How the memory of a guest comes onto large pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InGuest {
+    /// Not at all.
+    Never,
+    /// Reserved frames, promoted once they are full: FreeBSD's mechanism.
+    Reservation,
+    /// At the first touch.
+    AtFault,
+    /// As the policy `auto` decides while the guest runs.
+    Auto,
+    /// Pages of the hugetlb pool from the start.
+    Hugetlb,
+}
+
+impl InGuest {
+    /// Name of its arm.
+    pub(super) const fn arm(self) -> &'static str {
+        match self {
+            InGuest::Never => "guest never",
+            InGuest::Reservation => "guest reservation",
+            InGuest::AtFault => "guest at-fault",
+            InGuest::Auto => "guest auto",
+            InGuest::Hugetlb => "guest hugetlb",
+        }
+    }
+
+    /// What the arm is.
+    pub(super) const fn summary(self) -> &'static str {
+        match self {
+            InGuest::Never => "a guest, its RAM on 4 KiB pages",
+            InGuest::Reservation => "a guest, 2 MiB frames reserved at the first touch and promoted once they are full",
+            InGuest::AtFault => "a guest, 2 MiB pages at the first touch",
+            InGuest::Auto => "a guest that starts on 4 KiB pages and is promoted by `auto` while it runs",
+            InGuest::Hugetlb => "a guest, its RAM on 2 MiB pages of the hugetlb pool from the start",
+        }
+    }
+
+    /// Options of `wideleaf run`.
+    const fn options(self) -> [&'static str; 6] {
+        let (backing, page, policy) = match self {
+            InGuest::Never => ("anon", "4k", "never"),
+            InGuest::Reservation => ("anon", "4k", "reservation"),
+            InGuest::AtFault => ("anon", "4k", "at-fault"),
+            InGuest::Auto => ("anon", "4k", "auto"),
+            InGuest::Hugetlb => ("hugetlb", "2m", "never"),
+        };
+        ["--backing", backing, "--host-page", page, "--policy", policy]
+    }
 }
 
 const fn npb(name: &'static str, kernel: &'static str, parameters: &'static str, mib: u64, seconds: f64) -> Program {
@@ -104,7 +155,7 @@ impl Program {
 
     /// A run on `threads`; absent if the host has too few CPUs or too little memory.
     pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
-        if let Some(why) = self.why_not(pages, threads, host) {
+        if let Some(why) = self.why_not(pages == Pages::Hugetlb, threads, host) {
             return Cell::Absent(why);
         }
         let threads_text = threads.to_string();
@@ -116,14 +167,28 @@ impl Program {
         });
         arguments.extend_from_slice(&["--policy", "never", "--no-daemon"]);
         let job = Job::run(&arguments, self.seconds / f64::from(threads));
-        Cell::of(if pages == Pages::Hugetlb {
-            job.with_pool((self.mib.max(RAM_MIN_MIB) + BESIDE_MIB).div_ceil(2))
-        } else {
-            job
-        })
+        Cell::of(if pages == Pages::Hugetlb { self.with_pool(job) } else { job })
     }
 
-    fn why_not(&self, pages: Pages, threads: u32, host: &HostFacts) -> Option<String> {
+    /// A run in a guest with this number of vCPUs; absent if the host cannot run it.
+    pub(super) fn in_guest(&self, way: InGuest, threads: u32, host: &HostFacts) -> Cell {
+        let why_not = host.why_no_kvm.clone().or_else(|| self.why_not(way == InGuest::Hugetlb, threads, host));
+        if let Some(why) = why_not {
+            return Cell::Absent(why);
+        }
+        let threads_text = threads.to_string();
+        let arguments = [self.kernel, "--cmdline", self.parameters, "--vcpus", &threads_text, "--guest-page", "2m"];
+        let arguments = [&arguments[..], &way.options(), &["--no-daemon"]].concat();
+        let job = Job::run(&arguments, self.seconds / f64::from(threads));
+        Cell::of(if way == InGuest::Hugetlb { self.with_pool(job) } else { job })
+    }
+
+    /// The job with pool pages for all of its memory.
+    fn with_pool(&self, job: Job) -> Job {
+        job.with_pool((self.mib.max(RAM_MIN_MIB) + BESIDE_MIB).div_ceil(2))
+    }
+
+    fn why_not(&self, needs_pool: bool, threads: u32, host: &HostFacts) -> Option<String> {
         let (needed, available, cpus) = (self.mib + BESIDE_MIB, host.memory_available_mib, host.cpus);
         if threads > cpus {
             return Some(format!("{threads} threads: this host has {cpus} CPU{}", if cpus == 1 { "" } else { "s" }));
@@ -131,7 +196,7 @@ impl Program {
         if needed > available {
             return Some(format!("needs {needed} MiB: this host has {available} MiB available"));
         }
-        host.why_no_pool_2m.clone().filter(|_| pages == Pages::Hugetlb)
+        host.why_no_pool_2m.clone().filter(|_| needs_pool)
     }
 
     /// A cell that is absent only because the run takes too long.

@@ -2,7 +2,8 @@
 //! measurements of superpages on i386, x86-64 and ia64.
 
 use crate::catalogue::Catalogued;
-use crate::catalogue::programs::{Pages, program};
+use crate::catalogue::in_guests::{self, Published};
+use crate::catalogue::programs::{InGuest, Pages, program};
 use crate::catalogue::versus_published::{Pair, cell, mean, saved, times, told, values};
 use crate::definition::{Arm, Case, Experiment, HostFacts};
 use crate::metric::Metric;
@@ -45,8 +46,8 @@ impl Catalogued for Shimizu {
     }
 
     fn summary(&self) -> &'static str {
-        "average times natively, superpages disabled and enabled, percent improvement; compared with x86-64, i386 \
-         and ia64"
+        "average times natively and in guests at the first touch, superpages disabled and enabled, percent improvement; \
+         compared with x86-64, i386 and ia64"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -61,20 +62,37 @@ impl Catalogued for Shimizu {
                     .into(),
             ),
             rounds: 6,
-            arms: vec![arm(DISABLED, "4 KiB pages"), arm(ENABLED, "transparent huge pages of 2 MiB from the start")],
+            arms: [arm(DISABLED, "4 KiB pages"), arm(ENABLED, "transparent huge pages of 2 MiB from the start")]
+                .into_iter()
+                .chain(in_guests::arms(MECHANISM))
+                .collect(),
             cases: ROWS.iter().map(|(name, is_run)| case(name, *is_run, host)).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![improvements(results)]
+        vec![improvements(results), in_guests(results)]
     }
+}
+
+/// Superpages at the first touch.
+const MECHANISM: InGuest = InGuest::AtFault;
+
+fn in_guests(results: &Results) -> Section {
+    let of_row = |name: &str| Table::X86_64.row(stands_for(name)).map(|row| row.percent_improvement);
+    let rows = ROWS.map(|(name, _)| Published { case: name.into(), saved_percent: of_row(name) });
+    in_guests::section(results, MECHANISM, [DISABLED, ENABLED], &rows)
 }
 
 fn case(name: &str, is_run: bool, host: &HostFacts) -> Case {
     let program = program(name);
     let cell = |pages| if is_run { program.native(pages, host) } else { program.left_out_for_time() };
-    program.case(vec![cell(Pages::Base), cell(Pages::Thp)])
+    let guests = if is_run {
+        in_guests::cells(program, MECHANISM, 1, host)
+    } else {
+        in_guests::absent(MECHANISM, &program.left_out_for_time())
+    };
+    program.case([cell(Pages::Base), cell(Pages::Thp)].into_iter().chain(guests).collect())
 }
 
 /// The published table with our columns in front. Averages are means, as published. Our percentages are from
@@ -134,7 +152,7 @@ mod tests {
             ("GUPS 2^26", _) => Some((Metric::Seconds, if round % 2 == 0 { 7.0 } else { 8.0 })),
             _ => None,
         });
-        let [section] = Shimizu.sections(&results).try_into().expect("one");
+        let [section, _] = Shimizu.sections(&results).try_into().expect("two");
         let row = section.tables[0].rows.iter().find(|row| row[0] == "GUPS 2^26").expect("it was run");
         assert_eq!(row[..4], ["GUPS 2^26", "10.00", "7.500", "25.00"]);
         assert_eq!(row[5..8], ["26.22", "16.89", "28.66"], "x86-64, i386, i386 PAE");
