@@ -70,11 +70,11 @@ impl InGuest {
         }
     }
 
-    /// Options of `wideleaf run`.
+    /// Options of `wideleaf run`: reservations need a memfd, and sizes at the first touch anonymous memory.
     const fn options(self) -> [&'static str; 6] {
         let (backing, page, policy) = match self {
             InGuest::Never => ("anon", "4k", "never"),
-            InGuest::Reservation => ("anon", "4k", "reservation"),
+            InGuest::Reservation => ("memfd", "4k", "reservation"),
             InGuest::AtFault => ("anon", "4k", "at-fault"),
             InGuest::Auto => ("anon", "4k", "auto"),
             InGuest::Hugetlb => ("hugetlb", "2m", "never"),
