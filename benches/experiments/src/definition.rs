@@ -419,7 +419,7 @@ impl Experiment {
     }
 }
 
-/// Properties of the host. An experiment is defined to fit them.
+/// Properties of the host, and the wanted length. An experiment is defined to fit them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct HostFacts {
     /// Number of processors online.
@@ -442,6 +442,8 @@ pub struct HostFacts {
     pub can_make_1g: bool,
     /// Whether this process is root and may change host settings.
     pub is_root: bool,
+    /// Whether also those runs are wanted that make an experiment take hours (`--long`).
+    pub wants_long_runs: bool,
 }
 
 impl HostFacts {
@@ -477,6 +479,7 @@ impl HostFacts {
             can_make_1g: false,
             is_root: true,
             has_daemon: true,
+            wants_long_runs: false,
         }
     }
 }

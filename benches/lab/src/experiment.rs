@@ -98,6 +98,10 @@ pub struct RunExperimentArgs {
     #[arg(long = "case", value_name = "CASE", conflicts_with = "resume")]
     pub cases: Vec<String>,
 
+    /// Also make those runs that make the experiment take hours, such as class C of NPB
+    #[arg(long, conflicts_with = "resume")]
+    pub long: bool,
+
     /// Begin no round that would end later than this: a number with s, m or h [default: the experiment's own, if it
     /// has one and --rounds is absent, minus the time that the results of --resume took]
     #[arg(long, value_name = "TIME", value_parser = parse_budget)]
@@ -175,7 +179,7 @@ pub fn main(args: &ExperimentArgs) -> Result<(), Failure> {
 }
 
 fn list() -> Result<(), Failure> {
-    let host = host::facts();
+    let host = host::facts(false);
     let mut list = prose_table(&["experiment", "what it shows", "rounds", "runs", "about"]);
     for known in catalogue::ALL {
         let experiment = known.define(&host);
@@ -204,7 +208,7 @@ fn run(args: &RunExperimentArgs) -> Result<(), Failure> {
     let format = Some(ReportFormat::Table);
     let rendering = Rendering::open(&RenderArgs { format, html: args.html.clone(), ..RenderArgs::default() })?;
     let interrupts = Interrupts::install_with(wideleaf::stderr::interrupted)?;
-    let mut experiment = known.define(&host::facts());
+    let mut experiment = known.define(&host::facts(args.long));
     let own_rounds = experiment.rounds;
     let mut store = match &args.resume {
         Some(file) => Store::resume(file, known.name())?,
@@ -284,6 +288,7 @@ fn evidence(args: &EvidenceArgs) -> Result<(), Failure> {
     let [json, html] = ["json", "html"].map(|form| args.folder.join(format!("wideleaf-evidence.{form}")));
     let (output, resume) = if json.exists() { (None, Some(json)) } else { (Some(json), None) };
     run(&RunExperimentArgs {
+        long: false,
         name: "evidence".into(),
         rounds: None,
         cases: vec![],

@@ -144,6 +144,10 @@ pub(super) fn program(name: &str) -> &'static Program {
 /// Minimum RAM that `wideleaf run` gives a kernel by default. All of it is reserved from the pool.
 const RAM_MIN_MIB: u64 = 1024;
 
+/// Longest run that has its guest arms without `--long`, in seconds. These arms double the runs of a program, and an
+/// experiment takes at most half an hour.
+const GUEST_SECONDS_MAX: f64 = 8.0;
+
 /// Memory of a run beyond the kernel's data: the process and its tables.
 const BESIDE_MIB: u64 = 64;
 
@@ -172,6 +176,9 @@ impl Program {
 
     /// A run in a guest with this number of vCPUs; absent if the host cannot run it.
     pub(super) fn in_guest(&self, way: InGuest, threads: u32, host: &HostFacts) -> Cell {
+        if self.seconds > GUEST_SECONDS_MAX && !host.wants_long_runs {
+            return self.only_with_long();
+        }
         let why_not = host.why_no_kvm.clone().or_else(|| self.why_not(way == InGuest::Hugetlb, threads, host));
         if let Some(why) = why_not {
             return Cell::Absent(why);
@@ -200,8 +207,8 @@ impl Program {
     }
 
     /// A cell that is absent only because the run takes too long.
-    pub(super) fn left_out_for_time(&self) -> Cell {
-        Cell::Absent(format!("left out for time: a run takes about {:.0} s", self.seconds))
+    pub(super) fn only_with_long(&self) -> Cell {
+        Cell::Absent(format!("only with --long: a run takes about {:.0} s", self.seconds))
     }
 
     /// Accesses of `iterations` of the timed part. `order` is another parameter, for kernels that have it.

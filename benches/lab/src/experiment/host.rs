@@ -14,7 +14,7 @@ use wideleaf_run::guest;
 const MAKING_MIB: u64 = 4096;
 
 /// Facts about this host.
-pub(super) fn facts() -> HostFacts {
+pub(super) fn facts(wants_long_runs: bool) -> HostFacts {
     let environment = Environment::capture();
     let is_root = nix::unistd::geteuid().is_root();
     let qemu = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -31,5 +31,6 @@ pub(super) fn facts() -> HostFacts {
         can_make_1g: is_root && pool_1g.is_some() && memory_available_mib >= MAKING_MIB,
         free_pages_1g: pool_1g.map_or(0, |pool| pool.available()),
         is_root,
+        wants_long_runs,
     }
 }

@@ -64,6 +64,7 @@ mod tests {
             free_pages_1g: 2,
             can_make_1g: false,
             is_root: true,
+            wants_long_runs: true,
         }
     }
 
