@@ -146,7 +146,7 @@ const RAM_MIN_MIB: u64 = 1024;
 
 /// Longest run that has its guest arms without `--long`, in seconds. These arms double the runs of a program, and an
 /// experiment takes at most half an hour.
-const GUEST_SECONDS_MAX: f64 = 8.0;
+const GUEST_SECONDS_MAX: f64 = 6.0;
 
 /// Memory of a run beyond the kernel's data: the process and its tables.
 const BESIDE_MIB: u64 = 64;
