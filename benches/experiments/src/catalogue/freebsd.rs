@@ -75,8 +75,8 @@ impl Catalogued for FreeBsd {
     }
 
     fn summary(&self) -> &'static str {
-        "NPB, GUPS, Sweep3D on base pages and superpages, natively and in guests by reservations: fastest, slowest, three \
-         counters (simulated)"
+        "NPB, GUPS, Sweep3D on base pages and superpages, natively and in guests by reservations: fastest, \
+         slowest, three counters (simulated)"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {

@@ -46,8 +46,8 @@ impl Catalogued for Shimizu {
     }
 
     fn summary(&self) -> &'static str {
-        "average times natively and in guests at the first touch, superpages disabled and enabled, percent improvement; \
-         compared with x86-64, i386 and ia64"
+        "average times natively and in guests at the first touch, superpages disabled and enabled, percent \
+         improvement; compared with x86-64, i386 and ia64"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
