@@ -44,13 +44,18 @@ fn main() {
     inner.build_as("recorded");
 }
 
-/// Flags for the compiler's calls, and without any path of the build machine. No option for a newer CPU: the
+/// Flags for the compiler's calls, static, and without any path of the build machine. No option for a newer CPU: the
 /// baseline of x86-64 has no vectors of more than 16 bytes, so an access is a word or two.
 fn flags(package: &Path) -> Vec<String> {
     // LLVM's own names: the pass, and the option for calls instead of inline counters.
-    let mut flags = ["-Cpasses=memprof", "-Cllvm-args=-memprof-use-callbacks", "-Clink-arg=-Wl,--build-id=none"]
-        .map(String::from)
-        .to_vec();
+    let mut flags = [
+        "-Cpasses=memprof",
+        "-Cllvm-args=-memprof-use-callbacks",
+        "-Ctarget-feature=+crt-static",
+        "-Clink-arg=-Wl,--build-id=none",
+    ]
+    .map(String::from)
+    .to_vec();
     let ours = package.ancestors().nth(2).map(Path::to_owned);
     let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let cargo_home = cargo_home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));

@@ -273,3 +273,19 @@ impl<'a, W: Write> Tape<'a, W> {
         Ok(Recorded { header: self.header, totals, is_verified, out })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads the program headers (elf(5)): 64 bits, little endian.
+    #[test]
+    fn the_program_starts_on_a_machine_without_a_dynamic_linker() {
+        const PT_INTERP: u32 = 3;
+        let word = |at: usize| u64::from_le_bytes(RECORDED[at..at + 8].try_into().expect("eight bytes"));
+        let half = |at: usize| usize::from(u16::from_le_bytes([RECORDED[at], RECORDED[at + 1]]));
+        let (table, size, count) = (word(0x20) as usize, half(0x36), half(0x38));
+        let kind = |header: usize| word(table + header * size) as u32;
+        assert!(count > 0 && (0..count).all(|header| kind(header) != PT_INTERP), "{count} program headers");
+    }
+}
