@@ -208,8 +208,7 @@ impl GiantPool {
     /// The pool without a free page; `None` if the test is to be skipped: there is no such pool, it has a free page,
     /// or this user or this host's memory does not allow to make one.
     pub fn without_a_page() -> Option<GiantPool> {
-        let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
-        let turn = turn.map_err(|error| format!("{GIANT_POOL}: {error}"));
+        let turn = turn_at_the_giants();
         let pools = HugetlbPools::of_this_machine();
         let found = turn.and_then(|turn| {
             let before = pools.status(PageSize::Giant1G).map_err(|error| error.to_string())?;
@@ -249,13 +248,22 @@ impl GiantPool {
 /// Lock of the tests that use its pages: each checks whether the pool is as before.
 const GIANT_POOL: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
 
+/// A test's turn at the pool of giant pages, until the file is dropped: for a test that takes pages by other means than
+/// [`GiantPage`].
+///
+/// # Errors
+/// The machine has no such pool.
+pub fn turn_at_the_giants() -> Result<std::fs::File, String> {
+    let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
+    turn.map_err(|error| format!("{GIANT_POOL}: {error}"))
+}
+
 impl GiantPage {
     /// A page that is free, or one that is added to the pool; `None` if the test is to be skipped. The kernel may
     /// have to move a gibibyte of memory for it, so call it while no guest waits.
     pub fn of_this_machine() -> Option<GiantPage> {
         let pools = HugetlbPools::of_this_machine();
-        let turn = std::fs::File::open(GIANT_POOL).and_then(|folder| folder.lock().map(|()| folder));
-        let turn = turn.map_err(|error| format!("{GIANT_POOL}: {error}"));
+        let turn = turn_at_the_giants();
         let lease = match pools.check(PageSize::Giant1G, PageSize::Giant1G.bytes()) {
             Ok(()) => Ok(None),
             Err(_) => pools.lease(PageSize::Giant1G, 1).map(Some).map_err(|error| error.to_string()),
