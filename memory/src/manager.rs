@@ -302,9 +302,8 @@ impl ManagerLoop {
 
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
-        let policy = lock(&self.policy);
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
-            let uses_access = |row| policy.uses_access(rows, row);
+            let uses_access = |row| lock(&self.policy).uses_access(rows, row);
             vm.start_samples(self.host.as_ref(), rows, &uses_access, self.plan.actions(), &mut self.report);
         }
     }
