@@ -39,6 +39,13 @@ pub struct Arm {
     pub summary: String,
 }
 
+impl Arm {
+    /// Arms of these names and summaries.
+    pub fn all(arms: &[(&str, &str)]) -> Vec<Arm> {
+        arms.iter().map(|(name, summary)| Arm { name: (*name).into(), summary: (*summary).into() }).collect()
+    }
+}
+
 /// A workload that every arm runs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Case {

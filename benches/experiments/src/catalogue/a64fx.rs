@@ -52,11 +52,7 @@ impl Catalogued for A64fx {
                 "the measurements of FLASH on an A64FX (seven runs without the fastest and the slowest)".into(),
             ),
             rounds: ROUNDS,
-            arms: ARMS
-                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
-                .into_iter()
-                .chain(in_guests::arms(MECHANISM))
-                .collect(),
+            arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
             cases: ROWS.iter().map(|(name, seconds)| case(name, *seconds, host)).collect(),
         }
     }

@@ -89,7 +89,7 @@ impl Catalogued for Evidence {
                 .into(),
             source: None,
             rounds: ROUNDS,
-            arms: ARMS.map(|(name, summary)| Arm { name: name.into(), summary: summary.into() }).into(),
+            arms: Arm::all(&ARMS),
             cases: misses.into_iter().chain(gups).collect(),
         }
     }

@@ -90,11 +90,7 @@ impl Catalogued for FreeBsd {
                 "the measurements of FreeBSD's superpages on an Opteron (NPB, HPCC RandomAccess, ASCI Sweep3D)".into(),
             ),
             rounds: 6,
-            arms: ARMS
-                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
-                .into_iter()
-                .chain(in_guests::arms(MECHANISM))
-                .collect(),
+            arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
             cases: ROWS.iter().map(|row| case(row, host)).collect(),
         }
     }
@@ -118,14 +114,9 @@ fn case(row: &Row, host: &HostFacts) -> Case {
     let program = program(row.name);
     let is_run = row.is_run || host.wants_long_runs;
     let run = |pages| if is_run { program.native(pages, host) } else { program.only_with_long() };
-    let guests = if is_run {
-        in_guests::cells(program, MECHANISM, 1, host)
-    } else {
-        in_guests::absent(MECHANISM, &program.only_with_long())
-    };
     let cells =
         [Pages::Base, Pages::Thp].map(run).into_iter().chain(["4k", "2m"].map(|page| simulated(row, program, page)));
-    program.case(cells.chain(guests).collect())
+    program.case(cells.chain(in_guests::cells(program, MECHANISM, 1, host)).collect())
 }
 
 fn simulated(row: &Row, program: &Program, page: &str) -> Cell {

@@ -19,17 +19,16 @@ const NAMED_FROM_PERCENT: f64 = 3.0;
 
 /// The arms for a publication with this mechanism, first the one on base pages.
 fn ways(mechanism: InGuest) -> Vec<InGuest> {
-    let mut ways = vec![InGuest::Never, mechanism, InGuest::Auto, InGuest::Hugetlb];
-    ways.dedup();
-    if mechanism == InGuest::Hugetlb {
-        ways.pop();
+    let mut ways = vec![InGuest::Never, mechanism, InGuest::Auto];
+    if mechanism != InGuest::Hugetlb {
+        ways.push(InGuest::Hugetlb);
     }
     ways
 }
 
 /// Arms of guests, for the end of a list of arms.
 pub(super) fn arms(mechanism: InGuest) -> Vec<Arm> {
-    ways(mechanism).into_iter().map(|way| Arm { name: way.arm().into(), summary: way.summary().into() }).collect()
+    Arm::all(&ways(mechanism).iter().map(|way| (way.arm(), way.summary())).collect::<Vec<_>>())
 }
 
 /// Cells of a program in guests, in the order of [`arms`].

@@ -52,11 +52,7 @@ impl Catalogued for Lwn {
                     .into(),
             source: Some("\"Huge pages part 5: a deeper look at TLBs and costs\" (LWN, 2010)".into()),
             rounds: 6,
-            arms: ARMS
-                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
-                .into_iter()
-                .chain(in_guests::arms(MECHANISM))
-                .collect(),
+            arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
             cases: [cost()].into_iter().chain(PROGRAMS.map(|of| case(of, host))).collect(),
         }
     }

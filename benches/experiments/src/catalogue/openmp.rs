@@ -59,11 +59,7 @@ impl Catalogued for OpenMp {
                 "the measurements of OpenMP programs on large pages (NPB class B, Opteron 270 and Xeon)".into(),
             ),
             rounds: 6,
-            arms: ARMS
-                .map(|(name, summary)| Arm { name: name.into(), summary: summary.into() })
-                .into_iter()
-                .chain(in_guests::arms(MECHANISM))
-                .collect(),
+            arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
             cases: ROWS.iter().flat_map(|row| THREADS.map(|threads| case(row, threads, host))).collect(),
         }
     }

@@ -39,6 +39,8 @@ const ROWS: [(&str, bool); 18] = [
 
 const DISABLED: &str = "disabled";
 const ENABLED: &str = "enabled";
+const ARMS: [(&str, &str); 2] =
+    [(DISABLED, "4 KiB pages"), (ENABLED, "transparent huge pages of 2 MiB from the start")];
 
 impl Catalogued for Shimizu {
     fn name(&self) -> &'static str {
@@ -51,7 +53,6 @@ impl Catalogued for Shimizu {
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
-        let arm = |name: &str, summary: &str| Arm { name: name.into(), summary: summary.into() };
         Experiment {
             name: self.name().into(),
             title: "Average times, superpages disabled and enabled".into(),
@@ -62,10 +63,7 @@ impl Catalogued for Shimizu {
                     .into(),
             ),
             rounds: 6,
-            arms: [arm(DISABLED, "4 KiB pages"), arm(ENABLED, "transparent huge pages of 2 MiB from the start")]
-                .into_iter()
-                .chain(in_guests::arms(MECHANISM))
-                .collect(),
+            arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
             cases: ROWS.iter().map(|(name, is_run)| case(name, *is_run, host)).collect(),
         }
     }
@@ -88,11 +86,7 @@ fn case(name: &str, is_run: bool, host: &HostFacts) -> Case {
     let program = program(name);
     let is_run = is_run || host.wants_long_runs;
     let cell = |pages| if is_run { program.native(pages, host) } else { program.only_with_long() };
-    let guests = if is_run {
-        in_guests::cells(program, MECHANISM, 1, host)
-    } else {
-        in_guests::absent(MECHANISM, &program.only_with_long())
-    };
+    let guests = in_guests::cells(program, MECHANISM, 1, host);
     program.case([cell(Pages::Base), cell(Pages::Thp)].into_iter().chain(guests).collect())
 }
 
