@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use wideleaf_testing::programs::built;
-use wideleaf_testing::{LabKernel, Need, is_there, lab_images, prepare_images};
+use wideleaf_testing::{LabKernel, Need, c_program, is_there, lab_images, prepare_images};
 
 const LAB_SECONDS: &str = "900";
 
@@ -261,12 +261,9 @@ fn counted(report: &Value, device: &str, counter: &str) -> u64 {
     device["counters"][counter].as_u64().unwrap_or_else(|| panic!("no {counter} in {device}"))
 }
 
-/// Compiles a static program for the scripts.
+/// A program of the scripts.
 fn compiled(name: &str, folder: &Path) -> PathBuf {
-    let (source, program) = (root().join("guest-tests/tests/linux_guests").join(name), folder.join("program"));
-    let status = Command::new("cc").args(["-static", "-O1", "-o"]).arg(&program).arg(source).status().unwrap();
-    assert!(status.success(), "{name} compiles");
-    program
+    c_program::compiled(&root().join("guest-tests/tests/linux_guests").join(name), folder)
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Support for tests that need more than a compiler: they ask for a need, and skip with a reason if it is absent.
 //! Also a guest that notices every lost word, and a policy that asks for random actions.
 
+pub mod c_program;
 pub mod chaos;
 pub mod holdings;
 pub mod json;

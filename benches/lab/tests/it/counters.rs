@@ -1,30 +1,25 @@
 //! The CPU's own counters at the door where the kernel has them, perf_event_open(2): `counters/fake_counters.c` answers
 //! there instead of the kernel, because the development machines have none.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use wideleaf_testing::c_program::compiled;
 use wideleaf_testing::scratch::Scratch;
 
-/// A program that runs a command with counters, and its folder.
-static FAKE_COUNTERS: LazyLock<TempDir> = LazyLock::new(|| {
+/// The folder of the program that runs a command with counters, and its path.
+static FAKE_COUNTERS: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/counters/fake_counters.c");
-    let status = Command::new("cc")
-        .args(["-static", "-O1", "-Wall", "-Werror", "-o"])
-        .arg(folder.path().join("fake-counters"))
-        .arg(source)
-        .status();
-    assert!(status.unwrap().success(), "fake_counters.c compiles");
-    folder
+    let program = compiled(&source, folder.path());
+    (folder, program)
 });
 
 /// Runs the laboratory's program where counters can be opened, or fail with this errno.
 fn with_counters(errno: Option<&str>, arguments: &[&str]) -> (Scratch, String) {
-    let scratch = Scratch::of(FAKE_COUNTERS.path().join("fake-counters"));
+    let scratch = Scratch::of(&FAKE_COUNTERS.1);
     let errno = errno.map(|number| vec!["--errno", number]).unwrap_or_default();
     let all = [&errno[..], &[env!("CARGO_BIN_EXE_wideleaf-lab")], arguments].concat();
     let output = scratch.wideleaf(&all).assert().success();

@@ -4,12 +4,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::program::new_scratch;
 use serde_json::Value;
+use wideleaf_testing::c_program::compiled;
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
 use wideleaf_testing::{LabKernel, Need, has_kvm, is_there};
@@ -185,8 +187,8 @@ fn any_static_program_runs_and_returns_its_output_and_status() {
     }
     let scratch = new_scratch();
     let source = scratch.file("program.c", PROGRAM.as_bytes());
-    let program = scratch.path("program").into_os_string().into_string().unwrap();
-    assert!(Command::new("cc").args(["-static", "-o", &program, &source]).status().unwrap().success());
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled(Path::new(&source), folder.path()).into_os_string().into_string().unwrap();
     for (first, status) in [("0", 0.0), ("3", 3.0), ("crash", 134.0)] {
         let guest = Guest::run(&["--exec", &program, first, "-v", "two words", ""], "");
         let (report, code) = guest.results();

@@ -63,7 +63,8 @@ impl PatternGuest {
 
     /// Waits until its first giant is on a giant page, or is not, and is not being moved.
     #[allow(dead_code, reason = "not every test moves it from another thread")]
-    pub fn wait_until_on_giant_page(&self, is_on_giant_page: bool, deadline: Instant) {
+    pub fn wait_until_on_giant_page(&self, is_on_giant_page: bool) {
+        let deadline = Instant::now() + WAIT_MAX;
         let (claims, first) = (self.ram.claims(), WindowIndex::new(0));
         while claims.is_under_way(first) || claims.is_on_giant_page(first) != is_on_giant_page {
             assert!(Instant::now() < deadline, "the giant is not moved: {:?}", self.lines.lock().unwrap().last());
