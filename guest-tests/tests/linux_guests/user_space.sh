@@ -32,13 +32,18 @@ complaints() {
 
 sum_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 
-# Waits until this succeeds, with a second between two attempts; after 600 of them the script ends.
+# Waits until this succeeds, with a second between two attempts. After 600 of them the script ends; in the lab it prints
+# the state of the lab before, with what each thread of the VMM waits for.
 exec 4>&1
 wait_for() {
     local tries=600
     until "$@" >/dev/null 2>&1; do
         tries=$((tries - 1))
-        [ $tries -gt 0 ] || { echo "this does not happen: $*" >&4; exit 1; }
+        if [ $tries = 0 ]; then
+            echo "this does not happen: $*" >&4
+            [ ! -e /lab/state ] || sh /lab/state >&4 2>&1
+            exit 1
+        fi
         sleep 1
     done
 }
