@@ -12,7 +12,7 @@ use wideleaf_vmm::run_loop::VcpuState;
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
 
 /// Longest time of a pass, also on the emulated processors of a lab.
-const PASS_MAX: Duration = Duration::from_secs(120);
+const PASS_MAX: Duration = Duration::from_secs(400);
 /// Longest time that a vCPU's thread waits for a processor.
 const RESUMED_WITHIN: Duration = Duration::from_secs(30);
 /// Interval between two checks for a finished pass.

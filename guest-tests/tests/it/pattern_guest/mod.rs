@@ -10,7 +10,8 @@ use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 use wideleaf_protocol::{Message, parse};
 use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
 
-const WAIT_MAX: Duration = Duration::from_secs(120);
+/// Longest wait for a step. On two idle processors one in the NPT lab takes some seconds, on busy ones minutes.
+const WAIT_MAX: Duration = Duration::from_secs(400);
 
 /// A guest with two vCPUs that check and rewrite a pattern until it is stopped, and its output.
 pub struct PatternGuest {
