@@ -190,9 +190,10 @@ impl<'p, 'm> Mesh<'p, 'm> {
 
     /// The sum of a variable over all cells of all blocks.
     fn gather(&self, variable: usize) -> f64 {
-        let shape = self.blocks.shape;
+        let (shape, numbers) = (self.blocks.shape, &*self.blocks.numbers);
         let (cells, along_i) = (shape.cells, shape.strides()[0]);
-        sum(self.blocks.read_on_members(|_, own| {
+        sum(deal(self.blocks.platform, ranges(shape.blocks, self.blocks.platform.vcpus()), |_, blocks| {
+            let own = &numbers[blocks.start * shape.block_len()..blocks.end * shape.block_len()];
             let rows = own
                 .chunks_exact(shape.block_len())
                 .flat_map(|block| shape.rows(0).map(|start| &block[start + shape.guards * along_i + variable..]));
