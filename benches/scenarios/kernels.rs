@@ -118,6 +118,7 @@ const COMPARISONS: [Comparison; 6] = [
             work("stream", "words=20000000", Expected::AtLeast(0.95)),
             work("sweep3d", "n=50", Expected::AtLeast(0.95)),
             work("amr", "passes=8", Expected::AtLeast(0.95)),
+            work("eos", "passes=4", Expected::AtLeast(0.95)),
         ],
     },
     Comparison {

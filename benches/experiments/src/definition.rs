@@ -186,6 +186,9 @@ pub enum Accesses {
         parameters: String,
         /// Number of iterations that are recorded; `None` records all, for a kernel without iterations.
         iterations: Option<u32>,
+        /// Number of threads of the kernel; the accesses of the first are recorded.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        threads: u32,
     },
     /// A generated stream, as listed by `wideleaf-lab simulate --trace help`.
     Generated {
@@ -257,6 +260,15 @@ impl KhugepagedSettings {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 impl Job {
@@ -347,11 +359,12 @@ impl Job {
 /// A simulation in words, with the commands that exist for it. (No command has 64 KiB pages or scales counts.)
 fn simulated(accesses: &Accesses, machine: &str, page: &str, host_page: Option<&str>) -> String {
     let (source, counts) = match accesses {
-        Accesses::Recorded { kernel, parameters, iterations } => {
+        Accesses::Recorded { kernel, parameters, iterations, threads } => {
+            let threads = if *threads == 1 { String::new() } else { format!(" --threads {threads}") };
             let iterations = iterations.map_or(String::new(), |n| format!(" --iterations {n}"));
             let parameters = typed(std::slice::from_ref(parameters));
             (
-                format!("wideleaf-lab trace record {kernel} --cmdline {parameters}{iterations}"),
+                format!("wideleaf-lab trace record {kernel} --cmdline {parameters}{iterations}{threads}"),
                 "counts scaled to the iterations of the class".to_owned(),
             )
         }

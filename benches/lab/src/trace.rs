@@ -26,7 +26,7 @@ pub struct TraceArgs {
 /// Subcommands of `wideleaf-lab trace`.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Run a built-in kernel natively, on one thread, and write every load and store of its memory to a file
+    /// Run a built-in kernel natively and write every load and store of one thread to a file
     Record(RecordArgs),
     /// Show the contents of a trace, and whether it is complete
     Info(InfoArgs),
@@ -64,6 +64,10 @@ pub struct RecordArgs {
     /// File for the trace; it is put in place when it is complete
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+
+    /// Run the kernel on this number of threads, 1 to 16, and record the first
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub threads: u16,
 
     /// Run at most this number of iterations of the timed part; the kernel's result is then not checked [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -7,7 +7,7 @@
 //!                                                      ├─ pattern::run
 //!                                                      ├─ phases::run
 //!                                                      ├─ npb::{bt, cg, ep, ft, is, lu, mg, sp}::run
-//!                                                      └─ {stream, sweep3d, amr, latency}::run
+//!                                                      └─ {stream, sweep3d, amr, eos, latency}::run
 //! ```
 //!
 //! | module | what it is |
@@ -20,6 +20,8 @@
 //! | [`stream`] | STREAM: bandwidth of four loops over three arrays |
 //! | [`sweep3d`] | Sweep3D: neutron transport through a cube by wavefronts |
 //! | [`amr`] | fields in blocks of cells, the variables of a cell side by side, as in FLASH |
+//! | [`eos`] | an equation of state in every zone of a mesh, by lookups in a table of 21 arrays, as in FLASH |
+//! | [`mesh`] | the memory of amr and eos: blocks of cells, the variables of a cell side by side |
 //! | [`latency`], [`chase`] | pointer chases over growing footprints, and the TLB levels they show |
 //! | [`disk`], [`net`], [`vsock`], [`balloon`] | drive a device and check that it loses no byte; need a guest that has it |
 //! | [`virtio`], [`virtio_disk`] | the drivers' common part, and the disk's |
@@ -34,7 +36,7 @@
 //!
 //! A kernel is free of `unsafe`: it sees its memory as `&[AtomicU64]` and reads and writes with relaxed ordering,
 //! which compiles to the plain moves that are measured. Two vCPUs that update one word at once may lose an update,
-//! and nothing worse. The NPB kernels, STREAM, Sweep3D and the mesh see typed slices instead, and each vCPU gets
+//! and nothing worse. The NPB kernels, STREAM, Sweep3D, amr and eos see typed slices instead, and each vCPU gets
 //! its own part of them.
 #![no_std]
 
@@ -47,9 +49,11 @@ pub mod balloon;
 pub mod caches;
 pub mod chase;
 pub mod disk;
+pub mod eos;
 pub mod gaps;
 pub mod gups;
 pub mod latency;
+pub mod mesh;
 pub mod moves;
 #[cfg(any(test, feature = "std"))]
 pub mod native;

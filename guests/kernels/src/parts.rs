@@ -9,8 +9,6 @@
 //! all members read as an ordinary shared borrow, so the compiler checks that no member writes what another reads.
 //! The end of a `deal` is the barrier between two steps.
 
-use core::array;
-
 use wideleaf_protocol::VCPUS_MAX;
 
 use crate::Platform;
@@ -29,16 +27,19 @@ pub fn deal<P: Send, R: Send>(
     parts: impl IntoIterator<Item = P>,
     work: impl Fn(usize, P) -> R + Sync,
 ) -> Results<R> {
-    let mut parts = parts.into_iter();
+    // Loops with as many turns as there are members: one of a constant number is unrolled at every call.
     let members = platform.vcpus();
-    let dealt: [Slot<P>; VCPUS_MAX] =
-        array::from_fn(|member| Slot::new((member < members).then(|| parts.next()).flatten()));
-    let results: [Slot<R>; VCPUS_MAX] = array::from_fn(|_| Slot::new(None));
+    let mut parts = parts.into_iter();
+    let mut dealt: [Slot<P>; VCPUS_MAX] = [const { Slot::new(None) }; VCPUS_MAX];
+    dealt.iter_mut().take(members).for_each(|slot| *slot = Slot::new(parts.next()));
+    let results: [Slot<R>; VCPUS_MAX] = [const { Slot::new(None) }; VCPUS_MAX];
     platform.run_on_all(&|member| {
         let part = dealt[member].take().expect("there is a part for every member");
         results[member].put(work(member, part));
     });
-    results.each_ref().map(Slot::take)
+    let mut taken = [const { None }; VCPUS_MAX];
+    taken.iter_mut().zip(&results).take(members).for_each(|(taken, slot)| *taken = slot.take());
+    taken
 }
 
 /// The sum of the members' results, in their order: the same number whichever member finishes first.

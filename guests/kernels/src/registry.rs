@@ -17,7 +17,9 @@ use crate::arena::Layout;
 use crate::npb::classes::Class;
 use crate::parameters::{Parameter, Parameters};
 use crate::text::{FixedText, Size};
-use crate::{Arena, Platform, amr, balloon, disk, gups, latency, net, npb, pattern, phases, stream, sweep3d, vsock};
+use crate::{
+    Arena, Platform, amr, balloon, disk, eos, gups, latency, net, npb, pattern, phases, stream, sweep3d, vsock,
+};
 
 /// Every kernel that runs anywhere.
 pub const KERNELS: &[Kernel] = &[
@@ -35,6 +37,7 @@ pub const KERNELS: &[Kernel] = &[
     stream::KERNEL,
     sweep3d::KERNEL,
     amr::KERNEL,
+    eos::KERNEL,
     latency::KERNEL,
 ];
 

@@ -37,6 +37,9 @@ pub struct Request<'a> {
     pub kernel: &'a Kernel,
     /// Its parameters, as on a command line.
     pub parameters: &'a str,
+    /// Number of threads that share its work, at least one. The accesses of the first are recorded; the parameters in
+    /// the header of the trace then end with `threads=`.
+    pub threads: usize,
     /// Maximum number of iterations of its timed part; `None` for all.
     pub iterations: Option<u32>,
     /// The one phase to record; `None` for all.
@@ -78,8 +81,11 @@ impl Request<'_> {
     /// [`RecordError::Parameters`] if its parameters are invalid, or if it takes all available memory.
     pub fn arena_bytes(&self) -> Result<u64, RecordError> {
         let refused = |error: KernelError<'_>| RecordError::Parameters(error.to_string());
+        if self.threads == 0 {
+            return Err(RecordError::Parameters("it needs a thread; use at least one".to_owned()));
+        }
         let line = self.line();
-        match self.kernel.memory_for(&line, 1).map_err(refused)? {
+        match self.kernel.memory_for(&line, self.threads).map_err(refused)? {
             MemoryNeed::Bytes(bytes) => Ok(bytes.next_multiple_of(8)),
             MemoryNeed::AllThereIs => {
                 let why = "it takes all available memory; set its size with bytes=";
@@ -106,7 +112,7 @@ pub fn record<W: Write>(
 ) -> Result<Recorded<W>, RecordError> {
     let line = request.line();
     let mut tape = Tape::new(request, &line, request.arena_bytes()?, out)?;
-    let mut process = Process::start(RECORDED, request.iterations, &line)?;
+    let mut process = Process::start(RECORDED, request.iterations, request.threads, &line)?;
     let mut frames = Frames::new(process.output());
     loop {
         match frames.next()? {
@@ -150,7 +156,10 @@ impl<'a, W: Write> Tape<'a, W> {
         let header = Header {
             kernel: request.kernel.name.to_string(),
             class: class.unwrap_or_default().to_ascii_uppercase(),
-            parameters: request.parameters.to_owned(),
+            parameters: match request.threads {
+                1 => request.parameters.to_owned(),
+                threads => format!("{} threads={threads}", request.parameters).trim_start().to_owned(),
+            },
             arena_bytes,
             iterations: request.iterations.unwrap_or(0),
             class_iterations: 0,

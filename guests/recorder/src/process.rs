@@ -22,12 +22,12 @@ const PIPE_BYTES: i32 = 1 << 20;
 pub struct Process(Child);
 
 impl Process {
-    /// Starts the program with these steps and this kernel line.
-    pub fn start(program: &[u8], steps: Option<u32>, line: &str) -> Result<Self, RecordError> {
+    /// Starts the program with these steps, this number of threads and this kernel line.
+    pub fn start(program: &[u8], steps: Option<u32>, threads: usize, line: &str) -> Result<Self, RecordError> {
         let file = in_memory(program).map_err(RecordError::Start)?;
         let mut command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
         command.arg0("wideleaf-recorded");
-        command.arg(steps.map_or("all".to_owned(), |steps| steps.to_string())).arg(line);
+        command.arg(steps.map_or("all".to_owned(), |steps| steps.to_string())).arg(threads.to_string()).arg(line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // In a terminal Ctrl-C goes to the foreground process group: this child is to end after us.
         let child = command.process_group(0).spawn().map_err(RecordError::Start)?;

@@ -11,7 +11,7 @@ use wideleaf_trace::{Access, TraceReader};
 
 fn request<'a>(kernel: &'a str, parameters: &'a str) -> Request<'a> {
     let kernel: &Kernel = by_name(kernel).expect("a kernel of ours");
-    Request { kernel, parameters, iterations: None, phase: None, bytes_max: None }
+    Request { kernel, parameters, threads: 1, iterations: None, phase: None, bytes_max: None }
 }
 
 fn recorded(request: &Request<'_>) -> Recorded<Vec<u8>> {
@@ -55,7 +55,7 @@ fn every_kernel_can_be_recorded_and_two_recordings_of_it_are_the_same() {
         // Long enough to see its accesses, short enough to run twice.
         let iterations =
             matches!(kernel.name.as_str(), "npb.bt" | "npb.cg" | "npb.ft" | "npb.lu" | "npb.sp").then_some(2);
-        let request = Request { kernel, parameters, iterations, phase: None, bytes_max: None };
+        let request = Request { kernel, parameters, threads: 1, iterations, phase: None, bytes_max: None };
         let (one, other) = (recorded(&request), recorded(&request));
         assert!(one.totals.accesses() > 10_000, "{}: {:?}", kernel.name, one.totals);
         assert!(one.out == other.out, "{}: two recordings differ", kernel.name);
@@ -72,8 +72,7 @@ fn every_kernel_can_be_recorded_and_two_recordings_of_it_are_the_same() {
 fn every_kernel_of_class_s_gives_its_published_result_while_it_is_recorded() {
     for kernel in KERNELS.iter().filter(|kernel| !kernel.classes.is_empty()) {
         // The recorded part is small, but every load and store is checked.
-        let request =
-            Request { kernel, parameters: "class=S", iterations: None, phase: Some("verify"), bytes_max: None };
+        let request = Request { phase: Some("verify"), ..request(kernel.name.as_str(), "class=S") };
         let recorded = recorded(&request);
         assert_eq!(recorded.is_verified, Some(true), "{}", kernel.name);
         let phases = read(&recorded.out).phases;
@@ -98,6 +97,26 @@ fn the_loads_of_cg_are_those_of_its_products() {
     let all_entries = entries * products * u64::from(iterations);
     let (least, most) = (all_entries * 5 / 2, all_entries * 3 + 16 * rows * products * u64::from(iterations));
     assert!((least..most).contains(&reads), "{reads} loads, expected {least} and up to {most}");
+}
+
+#[test]
+fn of_several_threads_the_first_is_recorded_with_its_part_of_the_work() {
+    let of = |threads| {
+        let request = Request { threads, iterations: Some(1), phase: Some("compute"), ..request("npb.cg", "class=S") };
+        recorded(&request)
+    };
+    let (one, four, again) = (of(1), of(4), of(4));
+    assert!(four.out == again.out, "the order of the other threads leaves no trace");
+    let part = four.totals.accesses() as f64 / one.totals.accesses() as f64;
+    assert!((0.2..0.35).contains(&part), "{part} of the accesses");
+}
+
+#[test]
+fn with_several_threads_too_every_result_is_right() {
+    for (kernel, parameters) in [("npb.lu", "class=S"), ("amr", "blocks=4 variables=5"), ("eos", "blocks=4 passes=1")] {
+        let recorded = recorded(&Request { threads: 3, ..request(kernel, parameters) });
+        assert_eq!(recorded.is_verified, Some(true), "{kernel}");
+    }
 }
 
 #[test]
@@ -153,6 +172,10 @@ fn impossible_recordings_are_refused() {
     for (kernel, parameters) in [("pattern", ""), ("gups", "log2_words=3"), ("npb.cg", "class=Z")] {
         let error = refused(request(kernel, parameters));
         assert!(matches!(error, RecordError::Parameters(_)), "{kernel} {parameters}: {error}");
+    }
+    for threads in [0, 17] {
+        let error = refused(Request { threads, ..request("npb.cg", "class=S") });
+        assert!(matches!(error, RecordError::Parameters(_)), "{threads} threads: {error}");
     }
 }
 

@@ -1,6 +1,7 @@
-//! `a64fx`: blocks of cells with adjacent variables, on base pages, the hugetlb pool and THP, in the form of the
-//! published measurements of FLASH on an A64FX: seven runs without the fastest and the slowest, and ratios of
-//! counters. This is the negative control: large pages reduced the misses in the published runs, but not the time.
+//! `a64fx`: an equation of state and a sweep over blocks of cells with adjacent variables, on base pages, the hugetlb
+//! pool and THP, in the form of the published measurements of FLASH on an A64FX: seven runs without the fastest and
+//! the slowest, and ratios of counters. This is the negative control: large pages reduced the misses in the published
+//! runs, but hardly the time.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
@@ -16,9 +17,44 @@ use wideleaf_measure::statistics::Verdict;
 /// The `a64fx` experiment of the catalogue.
 pub struct A64fx;
 
-/// Sizes, with the duration of simulating one pass in seconds; `None` for sizes without simulation.
-const ROWS: [(&str, Option<f64>); 4] =
-    [("amr 108 MiB", Some(4.0)), ("amr 1 GiB", Some(25.0)), ("amr 4 GiB", None), ("amr 9 GiB", None)];
+/// Published problem that a program stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Problem {
+    /// The equation of state.
+    Eos,
+    /// Three-dimensional hydrodynamics.
+    Hydro,
+}
+
+impl Problem {
+    /// The two of four published values that belong to the problem: built by gcc and by Fujitsu's compiler.
+    const fn of(self, [eos_gcc, eos_fujitsu, hydro_gcc, hydro_fujitsu]: [f64; 4]) -> [f64; 2] {
+        match self {
+            Problem::Eos => [eos_gcc, eos_fujitsu],
+            Problem::Hydro => [hydro_gcc, hydro_fujitsu],
+        }
+    }
+}
+
+/// A size of a program, with the duration of simulating one pass in seconds; `None` for sizes without simulation.
+struct Row {
+    name: &'static str,
+    problem: Problem,
+    simulated_s: Option<f64>,
+}
+
+const fn row(name: &'static str, problem: Problem, simulated_s: Option<f64>) -> Row {
+    Row { name, problem, simulated_s }
+}
+
+const ROWS: [Row; 6] = [
+    row("eos 110 MiB", Problem::Eos, Some(10.0)),
+    row("eos 1 GiB", Problem::Eos, Some(60.0)),
+    row("amr 108 MiB", Problem::Hydro, Some(4.0)),
+    row("amr 1 GiB", Problem::Hydro, Some(25.0)),
+    row("amr 4 GiB", Problem::Hydro, None),
+    row("amr 9 GiB", Problem::Hydro, None),
+];
 
 const ARMS: [(&str, &str); 6] = [
     ("none", "4 KiB pages"),
@@ -38,7 +74,7 @@ impl Catalogued for A64fx {
     }
 
     fn summary(&self) -> &'static str {
-        "the negative control: blocks of a mesh, none/hugetlb/THP, seven runs without fastest and slowest, ratios"
+        "the negative control: a mesh and an equation of state, none/hugetlb/THP, seven runs without extremes, ratios"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -53,12 +89,12 @@ impl Catalogued for A64fx {
             ),
             rounds: ROUNDS,
             arms: [Arm::all(&ARMS), in_guests::arms(MECHANISM)].concat(),
-            cases: ROWS.iter().map(|(name, seconds)| case(name, *seconds, host)).collect(),
+            cases: ROWS.iter().map(|row| case(row.name, row.simulated_s, host)).collect(),
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![time(results), in_guests(results), ratios(results), cycles(results)]
+        vec![beside(results), time(results), in_guests(results), ratios(results), cycles(results)]
     }
 }
 
@@ -67,7 +103,7 @@ const MECHANISM: InGuest = InGuest::Hugetlb;
 
 /// The publication has times, and no saving: it found none.
 fn in_guests(results: &Results) -> Section {
-    let rows = ROWS.map(|(name, _)| Published { case: name.into(), saved_percent: None });
+    let rows = ROWS.map(|row| Published { case: row.name.into(), saved_percent: None });
     in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
 }
 
@@ -88,6 +124,64 @@ fn case(name: &str, seconds: Option<f64>, host: &HostFacts) -> Case {
     program.case(run.into_iter().chain(simulated).chain(guests).collect())
 }
 
+/// Factor between a ratio of ours and the nearer of two published ones from which the row is named as different.
+const NEAR_FACTOR: f64 = 2.0;
+/// Difference in percent of the time from which a row is named as different.
+const NEAR_PERCENT: f64 = 3.0;
+
+/// Ratios of ours beside the published ones of the same problem, what came otherwise first.
+fn beside(results: &Results) -> Section {
+    let columns = ["published, gcc", "published, Fujitsu", "here"].map(Column::number);
+    let mut grid = Grid {
+        caption: "Large pages to base pages: 2 MiB to 64 KiB, but times of this host are to 4 KiB pages".into(),
+        columns: [Column::text("size"), Column::text("quantity")].into_iter().chain(columns).collect(),
+        rows: vec![],
+    };
+    let (mut otherwise, mut alike) = (vec![], vec![]);
+    for Row { name, problem, .. } in &ROWS {
+        let simulated = |counter: &str| {
+            let of = |arm: usize| value(results, name, ARMS[arm].0, metric_of(counter)?);
+            of(5).zip(of(4)).map(|(huge, base)| huge / base)
+        };
+        let time = |arm: usize| times(results, name, ARMS[arm].0, ARMS[0].0).map(|times| times.interval.median);
+        for (quantity, counter, here) in [
+            ("misses of the first level, simulated", "L1D_TLB_REFILL", simulated("L1D_TLB_REFILL")),
+            ("misses of both levels, simulated", "L2D_TLB_REFILL", simulated("L2D_TLB_REFILL")),
+            ("cycles; here of memory, simulated", "CPU_CYCLES", cycles_of_memory(results, name)),
+            ("cycles; here time, hugetlb", "CPU_CYCLES", time(1)),
+            ("cycles; here time, THP", "CPU_CYCLES", time(2)),
+        ] {
+            let (Some(here), Some(all)) = (here, a64fx::ratios_of(counter)) else { continue };
+            let theirs = problem.of(all);
+            let (least, most) = (theirs[0].min(theirs[1]), theirs[0].max(theirs[1]));
+            let is_near = match counter {
+                "CPU_CYCLES" => (least - NEAR_PERCENT / 100.0..=most + NEAR_PERCENT / 100.0).contains(&here),
+                _ => (least / NEAR_FACTOR..=most * NEAR_FACTOR).contains(&here),
+            };
+            let [gcc, fujitsu, here] = [theirs[0], theirs[1], here].map(|ratio| cell(Some(ratio)));
+            let text = format!("{name}, {quantity} ({gcc} and {fujitsu} published, {here} here)");
+            if is_near {
+                alike.push(text)
+            } else {
+                otherwise.push(text)
+            }
+            grid.rows.push(vec![(*name).into(), quantity.into(), gcc, fujitsu, here]);
+        }
+    }
+    let sentence = |what: &str, of: &[String]| (!of.is_empty()).then(|| format!("{what}: {}.", of.join("; ")));
+    let told = [
+        sentence("Different from the published ratios", &otherwise),
+        sentence("As published, counts within a factor of two and cycles within 3 percent", &alike),
+        grid.rows.is_empty().then(|| "Nothing was measured or simulated yet.".to_owned()),
+    ];
+    Section {
+        title: "Beside the published ratios".into(),
+        paragraphs: told.into_iter().flatten().collect(),
+        tables: vec![grid],
+        plots: vec![],
+    }
+}
+
 /// Mean of the values without the lowest and the highest; `None` for fewer than three values.
 fn mean_of_the_middle(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
@@ -103,7 +197,7 @@ fn time(results: &Results) -> Section {
         rows: vec![],
     };
     let (mut changed, mut same, mut unknown) = (vec![], vec![], vec![]);
-    for (name, _) in ROWS {
+    for Row { name, .. } in ROWS {
         let seconds = |arm: &str| mean_of_the_middle(values(results, name, arm, Metric::Seconds));
         for (arm, _) in &ARMS[..3] {
             let (here, ours) = (seconds(arm), times(results, name, arm, ARMS[0].0).filter(|_| *arm != ARMS[0].0));
@@ -145,11 +239,12 @@ fn control(changed: &[String], same: &[String], unknown: &[String]) -> Vec<Strin
 
 const THEIRS: &str = "The published cycles on 2 MiB pages are 0.96, 0.94, 1.10 and 1.00 of those on 64 KiB pages; \
  the run with 1.10 had \
-1.22 times the instructions. amr uses memory like FLASH: a sweep over blocks and a sum over each variable. It has no \
-equation of state, and there is no kernel with one. The published sizes were about 1 and 9 GB.";
+1.22 times the instructions. eos and amr use memory like FLASH: lookups in a table of 21 arrays for every zone, and a \
+sweep over blocks with a sum over each variable. Our base pages are of 4 KiB, the published ones of 64 KiB. The \
+published sizes were about 1 and 9 GB.";
 
 fn ratios(results: &Results) -> Section {
-    let sizes: Vec<&str> = ROWS.iter().filter(|(_, seconds)| seconds.is_some()).map(|(name, _)| *name).collect();
+    let sizes: Vec<&str> = simulated().map(|row| row.name).collect();
     // The published ratios are against 64 KiB pages. Our ratios against 64 KiB pages stand beside them; those against
     // 4 KiB pages come last.
     let ours = |base: &str| sizes.iter().map(move |name| format!("{name}, 2M : {base}, simulated")).collect::<Vec<_>>();
@@ -199,12 +294,9 @@ fn cycles(results: &Results) -> Section {
             row("instructions, published", published("EFFECTIVE_INST_SPEC")),
         ],
     };
-    let ours = ROWS.iter().filter_map(|(name, _)| {
-        let of = |arm: usize, what: &str| results.told(name, ARMS[arm].0, what).first().map(|(_, cycles)| *cycles);
-        // On 64 KiB pages the model has no data lines; they are those of 2 MiB pages.
-        let data = of(5, DATA_CYCLES)?;
-        let ratio = (data + of(5, TRANSLATION_CYCLES)?) / (data + of(4, TRANSLATION_CYCLES)?);
-        Some(format!("{name}: simulated cycles of memory are {} of those on 64 KiB pages.", cell(Some(ratio))))
+    let ours = ROWS.iter().filter_map(|row| {
+        let ratio = cycles_of_memory(results, row.name)?;
+        Some(format!("{}: simulated cycles of memory are {} of those on 64 KiB pages.", row.name, cell(Some(ratio))))
     });
     let notes = "The prediction weighs the published misses with the simulator's latencies, 7 cycles for a hit in the \
         second level and 286 for a walk, which are not verified. Simulated cycles are those of accesses to memory, one \
@@ -215,6 +307,19 @@ fn cycles(results: &Results) -> Section {
         tables: vec![grid],
         plots: vec![],
     }
+}
+
+/// Simulated cycles of accesses to memory on 2 MiB pages, relative to 64 KiB pages.
+fn cycles_of_memory(results: &Results, name: &str) -> Option<f64> {
+    let of = |arm: usize, what: &str| results.told(name, ARMS[arm].0, what).first().map(|(_, cycles)| *cycles);
+    // On 64 KiB pages the model has no data lines; they are those of 2 MiB pages.
+    let data = of(5, DATA_CYCLES)?;
+    Some((data + of(5, TRANSLATION_CYCLES)?) / (data + of(4, TRANSLATION_CYCLES)?))
+}
+
+/// The sizes that are simulated.
+fn simulated() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().filter(|row| row.simulated_s.is_some())
 }
 
 /// Our metric for a published counter.
@@ -258,12 +363,14 @@ mod tests {
     fn the_pool_gets_the_pages_of_the_run_or_the_cell_is_absent_with_the_reason() {
         let experiment = A64fx.define(&host());
         assert_eq!(experiment.rounds, 7);
-        let Cell::Job(job) = &experiment.cases[0].cells[1] else { panic!("a job") };
-        assert_eq!(job.host.pool_pages_2m, (1024 + 64) / 2, "RAM of at least 1 GiB");
+        for case in [0, 2] {
+            let Cell::Job(job) = &experiment.cases[case].cells[1] else { panic!("a job") };
+            assert_eq!(job.host.pool_pages_2m, (1024 + 64) / 2, "RAM of at least 1 GiB");
+        }
         let user = HostFacts { why_no_pool_2m: Some("only root may".into()), ..host() };
         assert_eq!(A64fx.define(&user).cases[0].cells[1], Cell::Absent("only root may".into()));
         let small = A64fx.define(&HostFacts { memory_available_mib: 1000, ..host() });
-        assert_eq!(small.cases[1].cells[0], Cell::Absent("needs 1076 MiB: this host has 1000 MiB available".into()));
+        assert_eq!(small.cases[3].cells[0], Cell::Absent("needs 1076 MiB: this host has 1000 MiB available".into()));
     }
 
     #[test]
@@ -276,25 +383,54 @@ mod tests {
             ("amr 108 MiB", "2M on A64FX") => Some((Metric::DtlbMisses, 1e4)),
             _ => None,
         });
-        let [time, _, ratios, cycles] = A64fx.sections(&results).try_into().expect("four");
+        let [beside, time, _, ratios, cycles] = A64fx.sections(&results).try_into().expect("five");
         assert!(
             time.paragraphs[0].contains("time changed") && time.paragraphs[0].contains("amr 108 MiB on THP (25.0 %"),
             "{:?}",
             time.paragraphs
         );
         assert!(time.paragraphs[1].starts_with("Time did not change, as published: amr 108 MiB on hugetlb"));
-        assert_eq!(time.tables[0].rows[2][..5], ["amr 108 MiB", "THP", "7", "3.000", "0.7500"]);
+        assert_eq!(time.tables[0].rows[8][..5], ["amr 108 MiB", "THP", "7", "3.000", "0.7500"]);
         assert!(
             ratios.paragraphs[0].contains("fall as published, from 1.000 to 0.0100 million"),
             "{}",
             ratios.paragraphs[0]
         );
         let row = ratios.tables[0].rows.iter().find(|row| row[0] == "L2D_TLB_REFILL").expect("a row");
-        assert_eq!(row[1..3], ["0.0100", "-"]);
+        assert_eq!(row[1..5], ["-", "-", "0.0100", "-"]);
         assert!(cycles.tables[0].rows[1][0].contains("predicted") && cycles.paragraphs.len() == 1, "{cycles:?}");
-        assert_eq!(row[3..7], ["0.0002", "0.0100", "0.0300", "0.0300"]);
+        assert_eq!(row[5..9], ["0.0002", "0.0100", "0.0300", "0.0300"]);
+        let [otherwise, alike] = &beside.paragraphs[..] else { panic!("{:?}", beside.paragraphs) };
+        assert!(otherwise.ends_with("amr 108 MiB, cycles; here time, THP (1.097 and 0.9966 published, 0.7500 here)."));
+        assert!(
+            otherwise.contains("amr 108 MiB, misses of both levels, simulated (0.0300 and 0.0300 published, 0.0100")
+        );
+        assert!(alike.contains("amr 108 MiB, cycles; here time, hugetlb"), "{alike}");
         let titles: Vec<&str> = ratios.tables[0].columns.iter().map(|column| &*column.title).collect();
-        assert!(titles[1..7].iter().all(|title| title.contains("2M : 64K")), "{titles:?}");
-        assert!(titles[7..].iter().all(|title| title.contains("2M : 4K")), "{titles:?}");
+        assert!(titles[1..9].iter().all(|title| title.contains("2M : 64K")), "{titles:?}");
+        assert!(titles[9..].iter().all(|title| title.contains("2M : 4K")), "{titles:?}");
+    }
+
+    #[test]
+    fn the_equation_of_state_stands_beside_that_of_the_publication() {
+        let results = results_of(A64fx.define(&host()), |case, arm, _| match (case, arm) {
+            ("eos 110 MiB", "none") => Some((Metric::Seconds, 100.0)),
+            ("eos 110 MiB", "hugetlb") => Some((Metric::Seconds, 95.0)),
+            ("eos 110 MiB", "THP") => Some((Metric::Seconds, 90.0)),
+            ("eos 110 MiB", "64K on A64FX") => Some((Metric::DtlbL1Misses, 1e6)),
+            ("eos 110 MiB", "2M on A64FX") => Some((Metric::DtlbL1Misses, 4e4)),
+            _ => None,
+        });
+        let beside = &A64fx.sections(&results)[0];
+        assert_eq!(
+            beside.tables[0].rows,
+            [
+                ["eos 110 MiB", "misses of the first level, simulated", "0.0300", "0.0500", "0.0400"],
+                ["eos 110 MiB", "cycles; here time, hugetlb", "0.9614", "0.9387", "0.9500"],
+                ["eos 110 MiB", "cycles; here time, THP", "0.9614", "0.9387", "0.9000"],
+            ]
+        );
+        let different = "Different from the published ratios: eos 110 MiB, cycles; here time, THP";
+        assert!(beside.paragraphs[0].starts_with(different), "{:?}", beside.paragraphs);
     }
 }

@@ -1,6 +1,6 @@
-//! `openmp`: programs on 1, 2 and 4 threads on base and large pages, in the form of the published measurements of
-//! OpenMP programs on an Opteron and a Xeon: scalability, improvement at the highest number of threads, and misses
-//! normalised to 4 KiB pages.
+//! `openmp`: programs on 1, 2, 4 and 8 threads on base and large pages, in the form of the published measurements of
+//! OpenMP programs on an Opteron and a Xeon: scalability, improvement at the highest number of threads, misses of one
+//! of the threads normalised to 4 KiB pages, and footprints.
 
 use crate::catalogue::Catalogued;
 use crate::catalogue::in_guests::{self, Published};
@@ -16,30 +16,70 @@ use wideleaf_measure::statistics::Verdict;
 /// The `openmp` experiment of the catalogue.
 pub struct OpenMp;
 
-const THREADS: [u32; 3] = [1, 2, 4];
+const THREADS: [u32; 4] = [1, 2, 4, 8];
+/// Numbers of threads from this on are run only with `--long`.
+const LONG_FROM_THREADS: u32 = 8;
 
-/// A program: the class that is run, and for the simulation the recorded class, the order of loops and the duration
-/// in seconds. The published programs are all of class B.
+/// A program: the class that is run, the published class, and for the simulation the recorded class, the order of
+/// loops and the duration on one thread in seconds. The published programs are all of class B.
 struct Row {
     program: &'static str,
     run: &'static str,
-    recorded: Option<(&'static str, &'static str, f64)>,
+    published: &'static str,
+    recorded: (&'static str, &'static str, f64),
 }
 
 const ROWS: [Row; 5] = [
-    Row { program: "CG", run: "CG B", recorded: Some(("CG A", "", 30.0)) },
-    Row { program: "MG", run: "MG B", recorded: Some(("MG A", "", 40.0)) },
-    Row { program: "SP", run: "SP A", recorded: Some(("SP A", "order=reference", 22.0)) },
-    Row { program: "BT", run: "BT A", recorded: Some(("BT A", "order=reference", 28.0)) },
-    Row { program: "FT", run: "FT A", recorded: None },
+    Row { program: "CG", run: "CG B", published: "CG B", recorded: ("CG A", "", 30.0) },
+    Row { program: "MG", run: "MG B", published: "MG B", recorded: ("MG A", "", 40.0) },
+    Row { program: "SP", run: "SP A", published: "SP B", recorded: ("SP A", "order=reference", 22.0) },
+    Row { program: "BT", run: "BT A", published: "BT B", recorded: ("BT A", "order=reference", 28.0) },
+    Row { program: "FT", run: "FT A", published: "FT B", recorded: ("FT A", "", 60.0) },
 ];
 
-const ARMS: [(&str, &str); 4] = [
+const ARMS: [(&str, &str); 6] = [
     ("4K", "4 KiB pages"),
     ("2M", "transparent huge pages of 2 MiB from the start"),
-    ("4K on K8", "simulated, K8: one thread, one iteration of the smaller class times all, 4 KiB pages"),
-    ("2M on K8", "simulated, K8: the same, 2 MiB pages"),
+    ("4K on Opteron", "simulated, Opteron 270: the first thread, one iteration times all, 4 KiB pages"),
+    ("2M on Opteron", "simulated, Opteron 270: the same, 2 MiB pages"),
+    ("4K on Xeon", "simulated, half a core of the Xeon: the first thread, one iteration times all, 4 KiB pages"),
+    ("2M on Xeon", "simulated, half a core of the Xeon: the same, 2 MiB pages"),
 ];
+
+/// A simulated machine of the publication.
+struct Simulated {
+    /// Name in tables.
+    title: &'static str,
+    /// Name of the model.
+    machine: &'static str,
+    /// The number of threads that its processors run, of which one is simulated.
+    threads: u32,
+    /// Its arms, on 4 KiB and on 2 MiB pages.
+    arms: [&'static str; 2],
+    /// Reason why other numbers of threads are not simulated.
+    otherwise: &'static str,
+}
+
+/// The Opteron has four cores; the Xeon's four cores run two threads each.
+const SIMULATED: [Simulated; 2] = [
+    Simulated {
+        title: "Opteron 270",
+        machine: "openmp-opteron",
+        threads: 4,
+        arms: [ARMS[2].0, ARMS[3].0],
+        otherwise: "the published Opterons run four threads; one thread alone stands beside them",
+    },
+    Simulated {
+        title: "Xeon, half a core",
+        machine: "openmp-xeon:smt",
+        threads: 8,
+        arms: [ARMS[4].0, ARMS[5].0],
+        otherwise: "half of a core is what each of eight threads has",
+    },
+];
+
+/// Longest simulation without `--long`, in seconds.
+const SIMULATION_SECONDS_MAX: f64 = 45.0;
 
 impl Catalogued for OpenMp {
     fn name(&self) -> &'static str {
@@ -47,7 +87,7 @@ impl Catalogued for OpenMp {
     }
 
     fn summary(&self) -> &'static str {
-        "CG MG SP BT FT on 1, 2 and 4 threads, 4K and 2M pages: scalability, improvement, misses"
+        "CG MG SP BT FT on 1 to 8 threads, 4K and 2M pages: scalability, improvement, misses, footprints"
     }
 
     fn define(&self, host: &HostFacts) -> Experiment {
@@ -65,7 +105,7 @@ impl Catalogued for OpenMp {
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        vec![improvement(results), in_guests(results), scalability(results), misses(results)]
+        vec![improvement(results), in_guests(results), scalability(results), misses(results), footprints(results)]
     }
 }
 
@@ -77,7 +117,10 @@ fn in_guests(results: &Results) -> Section {
     let of_row = |row: &Row, threads: u32| {
         let is_theirs = Some(threads) == most_threads(results, row);
         let claim = openmp::improvement(row.program).filter(|_| is_theirs);
-        Published { case: name_of(row, threads), saved_percent: claim.as_ref().and_then(openmp::Claim::number) }
+        Published {
+            case: case_of(results, row, threads),
+            saved_percent: claim.as_ref().and_then(openmp::Claim::number),
+        }
     };
     let rows: Vec<Published> = ROWS.iter().flat_map(|row| THREADS.map(|threads| of_row(row, threads))).collect();
     in_guests::section(results, MECHANISM, [ARMS[0].0, ARMS[1].0], &rows)
@@ -87,21 +130,54 @@ fn name_of(row: &Row, threads: u32) -> String {
     format!("{}, {threads} thread{}", row.run, if threads == 1 { "" } else { "s" })
 }
 
-fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
-    let run = [Pages::Base, Pages::Thp].map(|pages| program(row.run).native_on(pages, threads, host));
-    let simulated = ["4k", "2m"].map(|page| match row.recorded {
-        _ if threads > 1 => Cell::Absent("the simulator follows one thread".into()),
-        Some((name, order, seconds)) => {
-            Cell::of(Job::simulation(program(name).recorded(order, Some(1)), "k8", page, seconds))
-        }
-        None => Cell::Absent("left out for time: recording and simulating it takes about a minute".into()),
-    });
-    let guests = in_guests::cells(program(row.run), MECHANISM, threads, host);
-    let case = program(row.run).case(run.into_iter().chain(simulated).chain(guests).collect());
-    Case { name: name_of(row, threads), ..case }
+/// Name of a row's case in these results: where threads shared CPUs, it says on how many.
+fn case_of(results: &Results, row: &Row, threads: u32) -> String {
+    let name = name_of(row, threads);
+    let shared = results.experiment.cases.iter().find(|case| is_shared(&case.name) && case.name.starts_with(&name));
+    shared.map_or(name, |case| case.name.clone())
 }
 
-/// Highest number of threads with measurements of a program.
+/// Whether the threads of a case share CPUs, so that its times say nothing of scalability.
+fn is_shared(case: &str) -> bool {
+    case.contains(SHARED)
+}
+
+/// Mark in the names of cases whose threads share CPUs.
+const SHARED: &str = " sharing ";
+
+fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {
+    let program = program(row.run);
+    let run = [Pages::Base, Pages::Thp].map(|pages| match program.native_on(pages, threads, host) {
+        Cell::Job(_) if threads >= LONG_FROM_THREADS && !host.wants_long_runs => program.only_with_long(),
+        cell => cell,
+    });
+    let simulated = SIMULATED.iter().flat_map(|on| ["4k", "2m"].map(|page| simulation(row, on, threads, page, host)));
+    let guests = in_guests::cells(program, MECHANISM, threads, host);
+    let is_run = matches!(run[0], Cell::Job(_));
+    let case = program.case(run.into_iter().chain(simulated).chain(guests).collect());
+    let cpus = host.cpus;
+    let name = match name_of(row, threads) {
+        name if threads > cpus && is_run => format!("{name}{SHARED}{cpus} CPU{}", if cpus == 1 { "" } else { "s" }),
+        name => name,
+    };
+    Case { name, ..case }
+}
+
+/// The first of several threads on a machine of the publication. The threads need no CPUs of their own to be recorded.
+fn simulation(row: &Row, on: &Simulated, threads: u32, page: &str, host: &HostFacts) -> Cell {
+    let is_one_beside = threads == 1 && on.machine == SIMULATED[0].machine;
+    if threads != on.threads && !is_one_beside {
+        return Cell::Absent(on.otherwise.into());
+    }
+    let (name, order, seconds) = row.recorded;
+    let seconds = seconds / f64::from(threads);
+    if seconds > SIMULATION_SECONDS_MAX && !host.wants_long_runs {
+        return Cell::Absent(format!("only with --long: recording and simulating it takes about {seconds:.0} s"));
+    }
+    Cell::of(Job::simulation(program(name).recorded_on(threads, order, Some(1)), on.machine, page, seconds))
+}
+
+/// Highest number of threads with measurements of a program, each on a CPU of its own.
 fn most_threads(results: &Results, row: &Row) -> Option<u32> {
     let is_measured = |threads: &u32| times(results, &name_of(row, *threads), "2M", "4K").is_some();
     THREADS.into_iter().filter(is_measured).max()
@@ -160,11 +236,12 @@ fn scalability(results: &Results) -> Section {
     };
     for row in &ROWS {
         for threads in THREADS {
-            let case = name_of(row, threads);
+            let case = case_of(results, row, threads);
             let seconds = |case: &str, arm: &str| mean(&values(results, case, arm, Metric::Seconds));
             let of_arms = ["4K", "2M"].map(|arm| {
                 let here = seconds(&case, arm);
-                (here, seconds(&name_of(row, 1), arm).zip(here).map(|(one, here)| one / here))
+                let one = seconds(&name_of(row, 1), arm).filter(|_| !is_shared(&case));
+                (here, one.zip(here).map(|(one, here)| one / here))
             });
             let [base, huge] = of_arms;
             let saves = times(results, &case, "2M", "4K").as_ref().map_or_else(|| "-".into(), saved);
@@ -175,28 +252,45 @@ fn scalability(results: &Results) -> Section {
         Some(Cell::Absent(why)) => Some(format!("{} is absent ({why}).", case.name)),
         _ => None,
     });
-    Section { title: "Scalability".into(), paragraphs: absent.collect(), tables: vec![grid], plots: vec![] }
+    let shared = results.experiment.cases.iter().any(|case| is_shared(&case.name)).then(|| {
+        "Where threads share CPUs, the row says so and has no speedup: its times compare page sizes only.".to_owned()
+    });
+    Section {
+        title: "Scalability".into(),
+        paragraphs: shared.into_iter().chain(absent).collect(),
+        tables: vec![grid],
+        plots: vec![],
+    }
 }
 
 fn misses(results: &Results) -> Section {
+    let head = [Column::text("program"), Column::text("machine"), Column::number("threads")];
     let columns = ["4K, millions", "2M, millions", "2M normalised (4K = 1)", "times fewer", "published, times fewer"];
     let mut grid = Grid {
-        caption: "Misses of both levels of the data TLB, simulated, K8, one thread".into(),
-        columns: [Column::text("program")].into_iter().chain(columns.map(Column::number)).collect(),
+        caption: "Misses of all levels of the data TLB by one of the threads, simulated".into(),
+        columns: head.into_iter().chain(columns.map(Column::number)).collect(),
         rows: vec![],
     };
     let mut more = Vec::new();
     for row in &ROWS {
-        let of = |arm| value(results, &name_of(row, 1), arm, Metric::DtlbMisses);
-        let (base, huge) = (of("4K on K8"), of("2M on K8"));
-        let both = base.zip(huge);
-        let theirs = openmp::fall_of_misses(row.program).unwrap_or_else(|| "-".into());
-        if let Some((base, huge)) = both.filter(|(base, huge)| huge > base) {
-            more.push(format!("{} ({:.1} times as many; published: {theirs} times fewer)", row.program, huge / base));
+        let [opteron, xeon] = &SIMULATED;
+        for (on, threads) in [(opteron, 1), (opteron, opteron.threads), (xeon, xeon.threads)] {
+            let of = |arm| value(results, &case_of(results, row, threads), arm, Metric::DtlbMisses);
+            let [base, huge] = on.arms.map(of);
+            let both = base.zip(huge);
+            // The factors in the text are of the Opteron at four threads.
+            let theirs = openmp::fall_of_misses(row.program).filter(|_| on.machine == opteron.machine && threads > 1);
+            if let Some((base, huge)) = both.filter(|(base, huge)| huge > base) {
+                let published =
+                    theirs.as_ref().map_or(String::new(), |fewer| format!("; published: {fewer} times fewer"));
+                let times = huge / base;
+                more.push(format!("{} on {threads}, {} ({times:.1} times as many{published})", row.program, on.title));
+            }
+            let (normalised, fewer) = (both.map(|(base, huge)| huge / base), both.map(|(base, huge)| base / huge));
+            let numbers = [millions(base), millions(huge), cell(normalised), cell(fewer)];
+            let head = [row.recorded.0.into(), on.title.into(), threads.to_string()];
+            grid.rows.push(head.into_iter().chain(numbers).chain([theirs.unwrap_or_else(|| "-".into())]).collect());
         }
-        let name = row.recorded.map_or(row.run, |(name, _, _)| name);
-        let (normalised, fewer) = (both.map(|(base, huge)| huge / base), both.map(|(base, huge)| base / huge));
-        grid.rows.push(vec![name.into(), millions(base), millions(huge), cell(normalised), cell(fewer), theirs]);
     }
     let more = (!more.is_empty())
         .then(|| format!("2 MiB pages miss more often, unlike in the published results: {}.", more.join(", ")));
@@ -205,13 +299,37 @@ fn misses(results: &Results) -> Section {
 }
 
 const NOTES: [&str; 3] = [
-    "Misses are simulated: the Opteron 270 has K8's TLB. One thread represents all threads, so they do not reflect \
-     that each thread has a TLB for its own quarter of the arrays.",
+    "Misses are simulated. The first thread is recorded while all of them run, with its own part of the arrays and the \
+     preparation that it does alone. The Xeon's core is shared by two threads: one has half of its entries.",
     "BT and SP in the reference's order, class A. FreeBSD's measurements on such an Opteron contradict the OpenMP \
      paper: in them BT and SP of class B miss more often on 2 MiB pages.",
     "ITLB misses are absent: recorded accesses have no instruction fetches. The published ones are at most 0.45 per \
      second (MG), about 90 cycles per second.",
 ];
+
+/// Memory of the programs, beside the published one.
+fn footprints(results: &Results) -> Section {
+    let columns = ["resident on 4K, MiB", "class B needs here, MiB", "published, class B, MiB", "here : published"];
+    let mut grid = Grid {
+        caption: "Memory on one thread: resident at the end of the timed part, with the process itself".into(),
+        columns: [Column::text("program")].into_iter().chain(columns.map(Column::number)).collect(),
+        rows: vec![],
+    };
+    let mut less = Vec::new();
+    for row in &ROWS {
+        let resident = mean(&values(results, &name_of(row, 1), "4K", Metric::ResidentMib));
+        let (ours, theirs) = (program(row.published).mib as f64, openmp::data_mib(row.program));
+        let ratio = theirs.map(|theirs| ours / theirs);
+        if let Some(ratio) = ratio {
+            less.push(format!("{} {ratio:.2}", row.published));
+        }
+        grid.rows.push(vec![row.run.into(), cell(resident), cell(Some(ours)), cell(theirs), cell(ratio)]);
+    }
+    let told = format!("Our programs need less memory than the published ones of the same class: {}.", less.join(", "));
+    let why = "The published ones keep a copy of shared data for each node in the cluster software that they run on, \
+        and the benchmarks' own work arrays; ours leave these arrays out.";
+    Section { title: "Footprints".into(), paragraphs: vec![told, why.into()], tables: vec![grid], plots: vec![] }
+}
 
 #[cfg(test)]
 mod tests {
@@ -241,7 +359,7 @@ mod tests {
             ("CG B, 2 threads", "2M") => Some((Metric::Seconds, 16.0)),
             _ => None,
         });
-        let [improvement, _, scalability, _] = OpenMp.sections(&results).try_into().expect("four");
+        let [improvement, _, scalability, _, _] = OpenMp.sections(&results).try_into().expect("five");
         assert_eq!(improvement.tables[0].rows, [["CG B", "2", "20.0 % (20.0 - 20.0)", "25", "4"]]);
         let starts = improvement.paragraphs[0].starts_with("As published: CG B (25 published, 20.0 %");
         assert!(starts, "{:?}", improvement.paragraphs);
@@ -252,17 +370,70 @@ mod tests {
     #[test]
     fn increasing_misses_are_named_first() {
         let results = results_of(OpenMp.define(&host()), |case, arm, _| match (case, arm) {
-            ("SP A, 1 thread", "4K on K8") => Some((Metric::DtlbMisses, 2e6)),
-            ("SP A, 1 thread", "2M on K8") => Some((Metric::DtlbMisses, 8e6)),
+            ("SP A, 4 threads", "4K on Opteron") => Some((Metric::DtlbMisses, 2e6)),
+            ("SP A, 4 threads", "2M on Opteron") => Some((Metric::DtlbMisses, 8e6)),
             _ => None,
         });
         let misses = &OpenMp.sections(&results)[3];
         assert!(
-            misses.paragraphs[0].contains("SP (4.0 times as many; published: 10 or more times fewer)"),
+            misses.paragraphs[0]
+                .contains("SP on 4, Opteron 270 (4.0 times as many; published: 10 or more times fewer)"),
             "{:?}",
             misses.paragraphs
         );
-        let row = misses.tables[0].rows.iter().find(|row| row[0] == "SP A").expect("a row");
-        assert_eq!(row[1..5], ["2.000", "8.000", "4.000", "0.2500"]);
+        let row = misses.tables[0].rows.iter().find(|row| row[..3] == ["SP A", "Opteron 270", "4"]);
+        assert_eq!(row.expect("a row")[3..], ["2.000", "8.000", "4.000", "0.2500", "10 or more"]);
+    }
+
+    #[test]
+    fn eight_threads_are_run_with_long_only_and_may_share_cpus() {
+        let cases = |cpus, wants_long_runs| OpenMp.define(&HostFacts { cpus, wants_long_runs, ..host() }).cases;
+        let case = |cpus, long, name: &str| cases(cpus, long).into_iter().find(|case| case.name == name);
+        let shared = case(2, true, "CG B, 8 threads sharing 2 CPUs").expect("a row that says so");
+        assert!(matches!(shared.cells[0], Cell::Job(_)) && matches!(shared.cells[4], Cell::Job(_)), "{shared:?}");
+        assert!(matches!(shared.cells.last(), Some(Cell::Absent(_))), "vCPUs never yield: no guest");
+        let long = Cell::Absent("only with --long: a run takes about 32 s".into());
+        assert_eq!(case(8, false, "CG B, 8 threads").expect("a row").cells[0], long);
+        assert!(matches!(case(8, true, "CG B, 8 threads").expect("a row").cells[0], Cell::Job(_)));
+    }
+
+    #[test]
+    fn threads_that_share_cpus_have_times_and_no_speedup() {
+        let long = HostFacts { wants_long_runs: true, ..host() };
+        let results = results_of(OpenMp.define(&long), |case, arm, _| match (case, arm) {
+            ("CG B, 1 thread", "4K" | "2M") => Some((Metric::Seconds, 30.0)),
+            ("CG B, 8 threads sharing 2 CPUs", "4K" | "2M") => Some((Metric::Seconds, 15.0)),
+            _ => None,
+        });
+        let [improvement, _, scalability, ..] = &OpenMp.sections(&results)[..] else { panic!("five sections") };
+        let row = scalability.tables[0].rows.iter().find(|row| row[0] == "CG B, 8 threads sharing 2 CPUs");
+        assert_eq!(row.expect("a row")[1..5], ["15.00", "15.00", "-", "-"]);
+        assert_eq!(improvement.tables[0].rows[0][1], "1", "the highest number with a CPU for each");
+    }
+
+    #[test]
+    fn the_first_of_several_threads_is_simulated_on_the_machine_that_runs_so_many() {
+        let cases = OpenMp.define(&host()).cases;
+        let jobs = |name: &str| {
+            let case = cases.iter().find(|case| case.name == name).expect("a row");
+            let of = |cell: &Cell| if let Cell::Job(job) = cell { job.command() } else { String::new() };
+            case.cells[2..6].iter().map(of).collect::<Vec<_>>()
+        };
+        let [one, four, eight] = ["MG B, 1 thread", "MG B, 4 threads", "MG B, 8 threads"].map(jobs);
+        assert!(one[0].contains("simulated openmp-opteron") && one[2].is_empty(), "{one:?}");
+        assert!(four[1].contains("--threads 4") && four[3].is_empty(), "{four:?}");
+        assert!(eight[0].is_empty() && eight[2].contains("--threads 8"), "{eight:?}");
+        assert!(eight[3].contains("simulated openmp-xeon:smt with pages of 2m"), "{eight:?}");
+    }
+
+    #[test]
+    fn footprints_stand_beside_the_published_ones() {
+        let results = results_of(OpenMp.define(&host()), |case, arm, _| match (case, arm) {
+            ("CG B, 1 thread", "4K") => Some((Metric::ResidentMib, 210.0)),
+            _ => None,
+        });
+        let footprints = &OpenMp.sections(&results)[4];
+        assert_eq!(footprints.tables[0].rows[0], ["CG B", "210.0", "206.0", "725.0", "0.2841"]);
+        assert!(footprints.paragraphs[0].contains("CG B 0.28, MG B 0.49"), "{:?}", footprints.paragraphs);
     }
 }

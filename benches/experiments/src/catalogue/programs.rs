@@ -95,8 +95,12 @@ const fn amr(name: &'static str, parameters: &'static str, mib: u64, seconds: f6
     Program { name, unit: "M/s", kernel: "amr", parameters, mib, seconds }
 }
 
+const fn eos(name: &'static str, parameters: &'static str, mib: u64, seconds: f64) -> Program {
+    Program { name, unit: "M/s", kernel: "eos", parameters, mib, seconds }
+}
+
 /// All programs. Durations above a minute are extrapolated from the operations of their class.
-const ALL: [Program; 26] = [
+const ALL: [Program; 29] = [
     npb("BT A", "npb.bt", "class=A", 59, 17.0),
     npb("BT B", "npb.bt", "class=B", 185, 70.0),
     npb("BT C", "npb.bt", "class=C", 701, 290.0),
@@ -104,6 +108,7 @@ const ALL: [Program; 26] = [
     npb("CG B", "npb.cg", "class=B", 206, 32.0),
     npb("CG C", "npb.cg", "class=C", 511, 90.0),
     npb("FT A", "npb.ft", "class=A", 324, 2.0),
+    npb("FT B", "npb.ft", "class=B", 1285, 24.0),
     npb("IS B", "npb.is", "class=B", 264, 2.1),
     npb("IS C", "npb.is", "class=C", 1056, 11.0),
     npb("LU A", "npb.lu", "class=A", 42, 7.0),
@@ -131,6 +136,8 @@ const ALL: [Program; 26] = [
     amr("amr 1 GiB", "blocks=2400 passes=10", 1012, 8.0),
     amr("amr 4 GiB", "blocks=9600 passes=3", 4048, 12.0),
     amr("amr 9 GiB", "blocks=21500 passes=3", 9065, 27.0),
+    eos("eos 110 MiB", "blocks=245 passes=20", 110, 4.0),
+    eos("eos 1 GiB", "blocks=2680 passes=3", 1023, 8.0),
 ];
 
 /// Program with this name.
@@ -157,9 +164,11 @@ impl Program {
         self.native_on(pages, 1, host)
     }
 
-    /// A run on `threads`; absent if the host has too few CPUs or too little memory.
+    /// A run on `threads`; absent if the host has too little memory. With `--long` threads may share CPUs, otherwise it
+    /// is absent on a host with too few of them.
     pub(super) fn native_on(&self, pages: Pages, threads: u32, host: &HostFacts) -> Cell {
-        if let Some(why) = self.why_not(pages == Pages::Hugetlb, threads, host) {
+        let at_once = if host.wants_long_runs { threads.min(host.cpus) } else { threads };
+        if let Some(why) = self.why_not(pages == Pages::Hugetlb, at_once, host) {
             return Cell::Absent(why);
         }
         let threads_text = threads.to_string();
@@ -170,7 +179,7 @@ impl Program {
             Pages::Hugetlb => &["--backing", "hugetlb", "--host-page", "2m"],
         });
         arguments.extend_from_slice(&["--policy", "never", "--no-daemon"]);
-        let job = Job::run(&arguments, self.seconds / f64::from(threads));
+        let job = Job::run(&arguments, self.seconds / f64::from(at_once));
         Cell::of(if pages == Pages::Hugetlb { self.with_pool(job) } else { job })
     }
 
@@ -213,8 +222,13 @@ impl Program {
 
     /// Accesses of `iterations` of the timed part. `order` is another parameter, for kernels that have it.
     pub(super) fn recorded(&self, order: &str, iterations: Option<u32>) -> Accesses {
+        self.recorded_on(1, order, iterations)
+    }
+
+    /// The same of the first of several threads.
+    pub(super) fn recorded_on(&self, threads: u32, order: &str, iterations: Option<u32>) -> Accesses {
         let parameters = format!("{} {order}", self.parameters).trim_end().to_owned();
-        Accesses::Recorded { kernel: self.kernel.into(), parameters, iterations }
+        Accesses::Recorded { kernel: self.kernel.into(), parameters, iterations, threads }
     }
 
     /// A case of this program with these cells, in the order of the arms.

@@ -41,6 +41,29 @@ pub fn fall_of_misses(program: &str) -> Option<String> {
     claims().into_iter().find(is_it).map(|claim| claim.value)
 }
 
+/// Memory of a program.
+#[derive(Clone, Debug, Deserialize)]
+struct Footprint {
+    app: String,
+    data: String,
+}
+
+/// Data of a program of class B, in MiB.
+pub fn data_mib(program: &str) -> Option<f64> {
+    let row = footprints().into_iter().find(|row| row.app == program)?;
+    let (digits, unit) = row.data.split_at(row.data.len().checked_sub(1)?);
+    let mib = match unit {
+        "M" => 1.0,
+        "G" => 1024.0,
+        _ => return None,
+    };
+    Some(number(digits)? * mib)
+}
+
+fn footprints() -> Vec<Footprint> {
+    rows(include_str!("../../../data/published/openmp_footprint_table2.csv"))
+}
+
 impl Claim {
     /// Number of the claim, or `None` if it is in words.
     pub fn number(&self) -> Option<f64> {
@@ -60,5 +83,11 @@ mod tests {
         assert_eq!(fall_of_misses("CG").as_deref(), Some("10 or more"));
         assert_eq!(fall_of_misses("FT").as_deref(), Some("2-3"));
         assert_eq!(fall_of_misses("EP"), None);
+    }
+
+    #[test]
+    fn every_footprint_is_a_number_of_mebibytes() {
+        assert_eq!((data_mib("CG"), data_mib("FT"), data_mib("EP")), (Some(725.0), Some(2457.6), None));
+        assert_eq!(footprints().iter().filter_map(|row| data_mib(&row.app)).count(), 5);
     }
 }

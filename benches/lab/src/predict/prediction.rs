@@ -129,6 +129,7 @@ fn record(work: &Work, first: &Timed, interrupts: &Interrupts, step: &dyn Fn(Str
     let request = Request {
         kernel: work.kernel,
         parameters: &work.cmdline,
+        threads: 1,
         iterations: (first.steps.begun > 0).then_some(1),
         phase: Some(&first.phase),
         bytes_max: None,

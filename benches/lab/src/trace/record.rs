@@ -63,6 +63,7 @@ pub fn main(args: &RecordArgs) -> Result<(), Failure> {
     let request = Request {
         kernel,
         parameters: &parameters,
+        threads: usize::from(args.threads),
         iterations: args.iterations,
         phase: args.phase.as_deref(),
         bytes_max: args.limit.map(|limit| limit.get()),

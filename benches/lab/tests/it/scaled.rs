@@ -28,7 +28,7 @@ fn simulator(bytes: Bytes) -> Simulator {
 /// Misses of a phase of a recording.
 fn of_phase(kernel: &str, parameters: &str, iterations: Option<u32>, phase: &str) -> Misses {
     let kernel = by_name(kernel).expect("it is in the table");
-    let request = Request { kernel, parameters, iterations, phase: Some(phase), bytes_max: None };
+    let request = Request { kernel, parameters, threads: 1, iterations, phase: Some(phase), bytes_max: None };
     let trace = record(&request, Vec::new(), &mut |_| true).expect("it runs anywhere").out;
     let mut reader = TraceReader::open(trace.as_slice()).expect("a whole trace");
     let mut simulator = simulator(Bytes::new(reader.header().arena_bytes));

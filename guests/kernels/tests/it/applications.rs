@@ -1,4 +1,4 @@
-//! STREAM, Sweep3D, the adaptive mesh and the latencies on native threads: they verify themselves for any number of
+//! STREAM, Sweep3D, the adaptive mesh, the equation of state and the latencies on native threads: they verify themselves for any number of
 //! threads.
 use crate::runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
@@ -72,6 +72,19 @@ fn every_number_and_sum_of_the_mesh_is_right() {
 }
 
 #[test]
+fn every_zone_of_the_equation_of_state_and_every_point_of_its_table_is_right() {
+    let table = 541 * 201;
+    for (threads, line, zones) in [
+        (1, "eos blocks=8 passes=2", 8 * 512),
+        (2, "eos blocks=8 passes=2", 8 * 512),
+        (3, "eos blocks=5 cells=3 guards=2 variables=10 passes=3", 5 * 27),
+    ] {
+        let lines = passes(threads, line, &(zones + table).to_string());
+        assert!(value(&lines, "zones") > 0.0 && (3.0..6.0).contains(&value(&lines, "lookups")), "{lines:#?}");
+    }
+}
+
+#[test]
 fn latencies_are_reported_for_every_footprint() {
     let lines = passes(1, "latency bytes=1M rounds=1", "82");
     for spots in [8, 64, 240, 256] {
@@ -97,6 +110,7 @@ fn invalid_parameters_are_refused_with_the_valid_ones() {
         ("sweep3d n=15", "n=15: expected a count from 16 to 400"),
         ("stream times=1", "times=1: expected a count from 2 to 250"),
         ("amr cells=3 guards=4", "guards=4: expected a count from 2 to 3"),
+        ("eos variables=9", "variables=9: expected a count from 10 to 64"),
         ("latency bytes=16K", "bytes=16K: expected a size in bytes (K, M, G, T) from 32768 to "),
     ] {
         let (code, lines) = run(1, PAGES, line);

@@ -1,7 +1,7 @@
 //! Functions that the compiler calls before every load and store of this program, and instead of every block move.
 //!
 //! ```text
-//!   __memprof_load(address) ──▶ in the arena? ──no──▶ back
+//!   __memprof_load(address) ──▶ in the arena, by the thread that is recorded? ──no──▶ back
 //!                                    │yes
 //!                                    ▼
 //!                         the line of the access before, and the same kind? ──yes──▶ one more
@@ -16,6 +16,7 @@
 //! All other parts of this program have calls too, but are not recorded because they stay out of the arena.
 #![expect(unsafe_code, reason = "functions of fixed names that the compiler calls, three of which move memory")]
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::process::exit;
@@ -37,6 +38,12 @@ const NONE: u64 = u64::MAX;
 
 /// Number of records in a frame.
 const CAPACITY: usize = PAYLOAD_MAX / size_of::<u64>();
+thread_local! {
+    /// Whether the accesses of this thread are recorded: of one thread, so that the order of the others leaves no
+    /// trace.
+    static IS_RECORDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Records that are not written yet, and their number. Only one thread uses them. As atomics they need no `unsafe`,
 /// and their relaxed loads and stores are plain moves.
 static BUFFER: [AtomicU64; CAPACITY] = [const { AtomicU64::new(0) }; CAPACITY];
@@ -55,6 +62,11 @@ pub fn begin(start: u64, length: u64, out: File) {
     LENGTH.store(length, Ordering::Relaxed);
 }
 
+/// Records the calling thread from now on.
+pub fn record_this_thread() {
+    IS_RECORDED.set(true);
+}
+
 /// Writes a frame, after all records so far.
 pub fn write_frame(kind: u32, payload: &[u8]) {
     let last = LAST.swap(NONE, Ordering::Relaxed);
@@ -68,7 +80,8 @@ pub fn write_frame(kind: u32, payload: &[u8]) {
 #[inline(always)]
 fn record(address: u64, is_write: bool) {
     let offset = address.wrapping_sub(START.load(Ordering::Relaxed));
-    if offset >= LENGTH.load(Ordering::Relaxed) {
+    // The second question may itself load, and be asked again for that load: by then the first has the answer.
+    if offset >= LENGTH.load(Ordering::Relaxed) || !IS_RECORDED.get() {
         return;
     }
     let this = Packed::one(offset, is_write).0;

@@ -1,7 +1,7 @@
 //! A kernel as a process that sends every load and store of its arena to its parent, in program order.
 //!
 //! ```text
-//!   arguments: STEPS|all  KERNEL LINE        standard output: frames of `wideleaf_protocol::recording`
+//!   arguments: STEPS|all  THREADS  KERNEL LINE    standard output: frames of `wideleaf_protocol::recording`
 //!   standard input: open as long as the parent wants the recording; the process ends with it
 //! ```
 //!
@@ -30,9 +30,10 @@ const BORDER: usize = 2 << 20;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [steps, line] = arguments.as_slice() else { return ExitCode::from(ENDED_MISUSED) };
+    let [steps, threads, line] = arguments.as_slice() else { return ExitCode::from(ENDED_MISUSED) };
     let steps = if steps == "all" { None } else { steps.parse().ok() };
-    let Ok(bytes) = arena_bytes(line) else { return ExitCode::from(ENDED_MISUSED) };
+    let Ok(threads) = threads.parse() else { return ExitCode::from(ENDED_MISUSED) };
+    let Ok(bytes) = arena_bytes(line, threads) else { return ExitCode::from(ENDED_MISUSED) };
     let Ok(out) = io::stdout().as_fd().try_clone_to_owned() else { return ExitCode::from(ENDED_MISUSED) };
     end_with_standard_input();
 
@@ -46,19 +47,20 @@ fn main() -> ExitCode {
     let arena = Arena::from_words(&mut memory[before..][..words]);
     callbacks::begin(arena.address(), arena.bytes(), File::from(out));
 
-    let platform = Recorded::new(steps);
+    let platform = Recorded::new(steps, threads);
     let started = Started { entry: Entry::Native, guest_page: GuestPage::Base4K };
-    match (registry::run(&platform, &arena, line, started), platform.steps()) {
+    let code = platform.with_followers(|| registry::run(&platform, &arena, line, started));
+    match (code, platform.steps()) {
         (KernelExit::VerificationFailed, Steps::Fewer) => ExitCode::SUCCESS,
         (KernelExit::Success, Steps::None) if steps.is_some() => ExitCode::from(ENDED_WITHOUT_STEPS),
         (code, _) => ExitCode::from(code.port_value()),
     }
 }
 
-/// Bytes that the kernel needs.
-fn arena_bytes(line: &str) -> Result<usize, KernelError<'_>> {
+/// Bytes that the kernel needs on this number of threads.
+fn arena_bytes(line: &str, threads: usize) -> Result<usize, KernelError<'_>> {
     let kernel = registry::find(CommandLine::new(line).map_err(KernelError::CommandLine)?)?;
-    match kernel.memory_for(line, 1)? {
+    match kernel.memory_for(line, threads)? {
         MemoryNeed::Bytes(bytes) => Ok(bytes as usize),
         MemoryNeed::AllThereIs => Err(KernelError::ArenaTooSmall { needed: u64::MAX, bytes: 0 }),
     }

@@ -1,20 +1,25 @@
-//! The platform of a recorded kernel: one vCPU, with its lines written between the accesses, in order.
+//! The platform of a recorded kernel: threads of which the first is recorded, with its lines written between its
+//! accesses, in order.
 
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
 
 use wideleaf_kernels::Platform;
-use wideleaf_kernels::team::ticks;
+use wideleaf_kernels::team::{Team, ticks};
 use wideleaf_protocol::Message;
 use wideleaf_protocol::recording::LINE;
 
 use crate::callbacks;
 
-/// A platform with one thread. The time stamp counter has no frequency here: a kernel's time means nothing if each
-/// of its loads is a call. Parameters in time are refused, so that two recordings are the same.
+/// A platform of threads that share a kernel's work as the vCPUs of a guest do. The time stamp counter has no frequency
+/// here: a kernel's time means nothing if each of its loads is a call. Parameters in time are refused, so that two
+/// recordings are the same.
 pub struct Recorded {
     /// Maximum number of steps of the timed part.
     steps_max: Option<u32>,
     steps: AtomicU8,
+    team: Team,
+    threads: usize,
 }
 
 /// How many steps of the timed part were run.
@@ -30,9 +35,24 @@ pub enum Steps {
 }
 
 impl Recorded {
-    /// Creates a platform for at most `steps_max` steps.
-    pub const fn new(steps_max: Option<u32>) -> Self {
-        Self { steps_max, steps: AtomicU8::new(Steps::None as u8) }
+    /// Creates a platform of this number of threads, at least one, for at most `steps_max` steps.
+    pub fn new(steps_max: Option<u32>, threads: usize) -> Self {
+        let team = Team::new();
+        team.set_members(threads);
+        Self { steps_max, steps: AtomicU8::new(Steps::None as u8), team, threads }
+    }
+
+    /// Runs `body` on this thread, the first, which is recorded; the others do their parts of its jobs until it ends.
+    pub fn with_followers<R>(&self, body: impl FnOnce() -> R) -> R {
+        thread::scope(|scope| {
+            for index in 1..self.threads {
+                scope.spawn(move || self.team.follow(index));
+            }
+            // Also if the body panics: the scope waits for the others.
+            let _dismissal = Dismissal(&self.team);
+            callbacks::record_this_thread();
+            body()
+        })
     }
 
     /// How many steps of the timed part were run.
@@ -51,7 +71,7 @@ impl Platform for Recorded {
     }
 
     fn vcpus(&self) -> usize {
-        1
+        self.threads
     }
 
     fn steps_of(&self, total: u32) -> u32 {
@@ -69,6 +89,15 @@ impl Platform for Recorded {
     }
 
     fn run_on_all(&self, job: &(dyn Fn(usize) + Sync)) {
-        job(0);
+        self.team.lead(job);
+    }
+}
+
+/// Dismisses the team when dropped.
+struct Dismissal<'t>(&'t Team);
+
+impl Drop for Dismissal<'_> {
+    fn drop(&mut self) {
+        self.0.dismiss();
     }
 }

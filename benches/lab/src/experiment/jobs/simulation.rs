@@ -20,12 +20,16 @@ use wideleaf_recorder::{RecordError, Request, record};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 use wideleaf_simulator::machine::{Replacement, TlbArray};
+use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::streams::Access;
 use wideleaf_simulator::{AddressSpace, Counts, Machine, Paging, Simulator, machine};
 use wideleaf_trace::TraceReader;
 
 /// Phase with the accesses that stand for those of all iterations.
 const REPEATED: &str = "compute";
+
+/// Variant of a machine: half of a core's entries, beside another thread.
+const HALF_A_CORE: &str = "smt";
 
 /// A machine, and its page size.
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub(super) struct Place {
     /// Pages are 2^`shift` times as large as `page`: addresses are divided by that, so that page numbers and tables
     /// are those of the larger pages. Data lines are not: 2^`shift` of them coincide.
     shift: u32,
+    /// Whether another thread uses half of the core's entries.
+    is_core_shared: bool,
 }
 
 impl Place {
@@ -52,9 +58,10 @@ impl Place {
             None => machine,
             Some("tree-plru") => replacing(machine, Replacement::TreePlru),
             Some("random") => replacing(machine, Replacement::Random),
+            Some(HALF_A_CORE) => machine,
             Some(_) => {
                 return Err(Failure::Input(format!(
-                    "cannot simulate {name:?}: no such replacement rule; use :tree-plru or :random"
+                    "cannot simulate {name:?}: no such variant; use :tree-plru, :random or :{HALF_A_CORE}"
                 )));
             }
         };
@@ -65,7 +72,8 @@ impl Place {
             "64k" => (PageSize::Base4K, 4),
             other => (size(other)?, 0),
         };
-        Ok(Place { machine, page, host_page: host_page.map(size).transpose()?, shift })
+        let host_page = host_page.map(size).transpose()?;
+        Ok(Place { machine, page, host_page, shift, is_core_shared: rule == Some(HALF_A_CORE) })
     }
 }
 
@@ -78,8 +86,14 @@ impl Place {
         }
     }
 
+    fn simulator(&self, bytes: Bytes) -> Simulator {
+        let options = Options { is_core_shared: self.is_core_shared, ..Options::default() };
+        Simulator::with_options(self.machine, self.space(bytes), options)
+    }
+
     fn note(&self) -> String {
-        format!("simulated: {}; a model, the same on any machine", self.machine.title)
+        let part = if self.is_core_shared { ", half of a core" } else { "" };
+        format!("simulated: {}{part}; a model, the same on any machine", self.machine.title)
     }
 }
 
@@ -110,8 +124,8 @@ pub(super) fn run(
     let began = Instant::now();
     let is_over = || interrupts.is_set() || began.elapsed() > timeout;
     let sums = match accesses {
-        Accesses::Recorded { kernel, parameters, iterations } => {
-            recorded(kernel, parameters, *iterations, place, &is_over)
+        Accesses::Recorded { kernel, parameters, iterations, threads } => {
+            recorded(kernel, parameters, *iterations, *threads as usize, place, &is_over)
         }
         Accesses::Generated { stream, scale } => generated(stream, *scale, place, &is_over),
         Accesses::Scaled { program, footprint_gib } => {
@@ -137,12 +151,13 @@ fn recorded(
     kernel: &str,
     parameters: &str,
     iterations: Option<u32>,
+    threads: usize,
     place: &Place,
     is_over: &dyn Fn() -> bool,
 ) -> Result<Sums, Failure> {
     let known =
         by_name(kernel).ok_or_else(|| Failure::Input(format!("cannot record {kernel:?}: there is no such kernel")))?;
-    let request = Request { kernel: known, parameters, iterations, phase: None, bytes_max: None };
+    let request = Request { kernel: known, parameters, threads, iterations, phase: None, bytes_max: None };
     let cannot = |error: &dyn std::fmt::Display| format!("cannot record {kernel}: {error}");
     let (reader, writer) = std::io::pipe().map_err(|error| Failure::Host(cannot(&error)))?;
     std::thread::scope(|scope| {
@@ -213,7 +228,7 @@ fn scaled(program: &str, footprint: Bytes, place: &Place, is_over: &dyn Fn() -> 
         let known = PROGRAMS.join(", ");
         Failure::Input(format!("cannot simulate {program:?}: there is no such program; the programs are {known}"))
     })?;
-    let mut simulator = Simulator::new(place.machine, place.space(of.bytes));
+    let mut simulator = place.simulator(of.bytes);
     let all: f64 = of.parts.iter().map(|part| part.words).sum();
     let mut rates = Rates::default();
     for mut part in of.parts {
@@ -305,12 +320,7 @@ impl Counter {
     /// A process with `bytes` of memory; all caches are cold.
     fn new(place: &Place, bytes: u64) -> Counter {
         let bytes = Bytes::new((bytes >> place.shift).max(1));
-        Counter {
-            simulator: Simulator::new(place.machine, place.space(bytes)),
-            machine: place.machine,
-            shift: place.shift,
-            sums: Sums::default(),
-        }
+        Counter { simulator: place.simulator(bytes), machine: place.machine, shift: place.shift, sums: Sums::default() }
     }
 
     fn run(&mut self, accesses: impl Iterator<Item = Access>) {
@@ -447,14 +457,31 @@ mod tests {
     }
 
     #[test]
+    fn half_a_core_has_half_of_the_entries() {
+        // 128 pages fit the Xeon's TLB, and not half of it.
+        let misses = |machine: &str| {
+            let place = Place::parse(machine, "4k", None).expect("there is one");
+            generated("stride:log2_bytes=19,stride=4096,loads=12800", 1.0, &place, &|| false).expect("a stream").dtlb
+        };
+        assert_eq!((misses("openmp-xeon"), misses("openmp-xeon:smt")), (128.0, 12_800.0));
+    }
+
+    #[test]
+    fn the_first_of_four_threads_misses_less_than_one_thread_that_does_all() {
+        let misses = |threads| {
+            let sums = recorded("npb.cg", "class=S", Some(1), threads, &k8("4k"), &|| false);
+            sums.expect("it runs anywhere").dtlb_l1
+        };
+        let (one, four) = (misses(1), misses(4));
+        assert!(four > 0.0 && four < one / 2.0, "{four} of {one}");
+    }
+
+    #[test]
     fn a_kernel_is_recorded_and_simulated_without_a_file() {
-        let accesses =
-            Accesses::Recorded { kernel: "npb.is".into(), parameters: "class=S".into(), iterations: Some(1) };
-        let Accesses::Recorded { kernel, parameters, iterations } = &accesses else { unreachable!("it is recorded") };
-        let sums = |page| recorded(kernel, parameters, *iterations, &k8(page), &|| false).expect("it runs anywhere");
+        let sums = |page| recorded("npb.is", "class=S", Some(1), 1, &k8(page), &|| false).expect("it runs anywhere");
         let (base, huge) = (sums("4k"), sums("2m"));
         assert!(base.dtlb > huge.dtlb && huge.dtlb > 0.0, "{base:?} {huge:?}");
         assert!(base.dtlb_l1 >= base.dtlb);
-        assert!(recorded("no.such", "", None, &k8("4k"), &|| false).is_err());
+        assert!(recorded("no.such", "", None, 1, &k8("4k"), &|| false).is_err());
     }
 }
