@@ -118,7 +118,7 @@ impl GiveBack {
     fn look_at(&self, window: WindowIndex, offered: PageSet) {
         let given_back = self.ram.given_back();
         let Some(range) = self.window_of(window.start()) else { return };
-        let claim = self.ram.claims().window(window);
+        let claim = self.ram.claims().window_in_place(window);
         let _alone = given_back.discarding();
         let mut book = given_back.book();
         if claim.is_err() {
