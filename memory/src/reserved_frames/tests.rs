@@ -1,0 +1,148 @@
+use super::frames::GivenBack;
+use super::reserving::{BREAKS_AT_ONCE, Populated};
+use super::*;
+use crate::faults::Service;
+use nix::poll::PollTimeout;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use wideleaf_policies::WindowIndex;
+use wideleaf_policies::units::kib;
+
+#[test]
+fn holes_are_the_unpopulated_pages() {
+    // page    0  1 ... 9  10  11 ... 510  511
+    //         x  -     -   x   -       -   x
+    let window = WindowIndex::new(3);
+    let mut populated = Populated::default();
+    [0, 10, 511].into_iter().for_each(|page| populated.insert(page));
+    let hole = |first: u64, pages: u64| GpaRange::new(window.start() + kib(4) * first, kib(4) * pages).expect("fits");
+    assert_eq!(populated.holes(window), [hole(1, 9), hole(11, 500)]);
+    assert_eq!(Populated::default().holes(window), [hole(0, 512)]);
+    (0..512).for_each(|page| populated.insert(page));
+    assert_eq!(populated.holes(window), []);
+}
+
+/// The file behind guest RAM, with one kind of call that always fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failing {
+    Look,
+    TakeWindow,
+    GiveBack,
+}
+
+impl Failing {
+    fn fail(self, at: Failing) -> io::Result<()> {
+        if self == at { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
+    }
+}
+
+impl Frames for Failing {
+    fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool> {
+        self.fail(Failing::Look)?;
+        FileFrames.has_nothing(ram, window)
+    }
+
+    fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()> {
+        self.fail(Failing::TakeWindow)?;
+        FileFrames.take(ram, pages)
+    }
+
+    fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> GivenBack {
+        match self.fail(Failing::GiveBack) {
+            Ok(()) => FileFrames.give_back(ram, pages),
+            // Some of several holes are given back before it fails; a single one is not.
+            Err(error) => {
+                let (first, _) = pages.split_at(pages.len() / 2);
+                GivenBack { refused: Some(error), ..FileFrames.give_back(ram, first) }
+            }
+        }
+    }
+}
+
+/// Rules: large with all pages populated; the host is always short.
+const ALWAYS_SHORT: ReservationRules =
+    ReservationRules { threshold: 512, break_from: PerTenThousand::new(0), break_to: PerTenThousand::new(0) };
+
+fn ram(windows: u64) -> Arc<GuestRam> {
+    let range = GpaRange::new(Gpa::new(0), PageSize::Huge2M.bytes() * windows).expect("fits");
+    GuestRam::map(&[range], BackingConfig::reservable()).expect("memory")
+}
+
+#[test]
+fn a_shortage_breaks_a_few_reservations_between_answers_and_the_oldest_first() {
+    const WINDOWS: u64 = BREAKS_AT_ONCE as u64 * 2 + 2;
+    let ram = ram(WINDOWS);
+    let uffd = match Userfaultfd::open_for_minor_faults() {
+        Ok(uffd) => uffd,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let host = Arc::new(LinuxHost::open().expect("there is /proc"));
+    let mut service = Reserving {
+        faults: Faults::register(uffd, &[(VmId(0), ram)], Mode::MissingOrMinor, State::Untouched).expect("free"),
+        book: Reservations::new(ALWAYS_SHORT),
+        next_look_at_host: host.now(),
+        not_given_back: Bytes::ZERO,
+        counted: Counted::default(),
+        host,
+        frames: Box::new(FileFrames),
+    };
+    for window in (0..WINDOWS).rev().map(WindowIndex::new) {
+        let touch = service.faults.find_window(VmId(0), window).expect("it is RAM");
+        service.answer(touch).expect("there is memory");
+    }
+    for left in [BREAKS_AT_ONCE + 2, 2, 0] {
+        assert_eq!(service.patience(), PollTimeout::ZERO, "it continues as soon as waiting threads are answered");
+        service.between_answers();
+        let queue: Vec<_> = service.book.queue().map(|(_, window)| window.get() as usize).collect();
+        assert_eq!(queue, (0..left).rev().collect::<Vec<_>>(), "reserved last to first, and broken in that order");
+    }
+    assert_eq!(service.patience(), PollTimeout::NONE, "nothing is left to break");
+}
+
+/// Touches the first page of a window of such a service, and waits until it has broken the reservation, if
+/// there is one.
+fn touched_with(failing: Failing) -> Option<ReservedFramesReport> {
+    let ram = ram(1);
+    let host = Arc::new(LinuxHost::open().expect("there is /proc"));
+    let vms = vec![(VmId(0), ram.clone())];
+    let service = match ReservedFrames::start_with(host, vms, ALWAYS_SHORT, Box::new(failing)) {
+        Ok(service) => service,
+        Err(error) => {
+            println!("skipped: {error}");
+            return None;
+        }
+    };
+    let word = &ram.words(ram.ranges()[0])[0];
+    let touch = |word: &AtomicU64| word.swap(42, Ordering::Relaxed);
+    assert_eq!(std::thread::scope(|scope| scope.spawn(|| touch(word)).join()).expect("it writes"), 0);
+    /// A minute, in milliseconds: a thread that waits longer waits for ever.
+    const LOOKS_MAX: usize = 60_000;
+    let is_over = || failing != Failing::GiveBack || !service.report().refused.is_empty();
+    assert!((0..LOOKS_MAX).any(|_| is_over() || {
+        std::thread::sleep(Duration::from_millis(1));
+        false
+    }));
+    let report = service.stop();
+    assert_eq!(word.load(Ordering::Relaxed), 42);
+    Some(report)
+}
+
+#[test]
+fn without_free_frames_base_pages_are_used() {
+    let Some(report) = touched_with(Failing::TakeWindow) else { return };
+    assert_eq!((report.reserved, report.refused["refused_no_huge_page"], report.gave_up), (0, 1, None));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_ends_the_service_and_no_thread_waits() {
+    let Some(report) = touched_with(Failing::Look) else { return };
+    assert!(report.gave_up.is_some_and(|why| why.contains("os error 12")));
+}
+
+#[test]
+fn frames_that_cannot_be_given_back_are_counted_and_the_window_is_let_go() {
+    let Some(report) = touched_with(Failing::GiveBack) else { return };
+    assert_eq!((report.reserved, report.broken, report.refused["refused_no_huge_page"]), (1, 0, 1), "{report:?}");
+    // One page was touched, and the hole after it was not given back: it still counts as in use.
+    assert_eq!((report.given_back, report.unpopulated), (Bytes::ZERO, kib(4) * 511), "{report:?}");
+}
