@@ -39,12 +39,16 @@ use crate::region::GuestRam;
 use crate::sys::userfaultfd::{Mode, Userfaultfd, UserfaultfdError};
 
 mod frames;
+mod giving_back;
 mod report;
+mod requests;
 mod reserving;
 
 pub use report::ReservedFramesReport;
+pub(crate) use requests::FramesService;
 
 use frames::{FileFrames, Frames};
+use requests::Requests;
 use reserving::{LOOK_AT_HOST_EVERY, Reserving, State};
 
 /// The service in its thread. See the module.
@@ -85,7 +89,7 @@ impl ReservedFrames {
         vms: Vec<(VmId, Arc<GuestRam>)>,
         rules: ReservationRules,
     ) -> Result<ReservedFrames, ReservedFramesError> {
-        ReservedFrames::start_with(host, vms, rules, Box::new(FileFrames))
+        ReservedFrames::start_with(host, vms, rules, Box::new(FileFrames::default()))
     }
 
     fn start_with(
@@ -107,7 +111,11 @@ impl ReservedFrames {
             counted: counted.clone(),
             host: host.clone(),
             frames,
+            requests: Requests::new().map_err(ReservedFramesError::Thread)?,
         };
+        for (vm, ram) in &vms {
+            ram.set_frames_service(service.requests.way(*vm).map_err(ReservedFramesError::Thread)?);
+        }
         let serving = Serving::start("reserved-frames", host, counted, service);
         serving.map(ReservedFrames).map_err(ReservedFramesError::Thread)
     }
@@ -115,6 +123,11 @@ impl ReservedFrames {
     /// Counts so far.
     pub fn report(&self) -> ReservedFramesReport {
         self.0.report()
+    }
+
+    /// The counters, readable by others while the service runs and after it.
+    pub(crate) fn counted(&self) -> Counted<ReservedFramesReport> {
+        self.0.counted()
     }
 
     /// Lets all memory go, wakes waiting threads, ends the thread, and returns its counts. Reserved frames stay

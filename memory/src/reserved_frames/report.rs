@@ -5,6 +5,7 @@ use std::fmt;
 
 use hdrhistogram::Histogram;
 use wideleaf_policies::Bytes;
+use wideleaf_policies::reservations::AGE_GROUPS;
 
 use crate::faults::{ServiceReport, answer_times};
 
@@ -20,6 +21,18 @@ pub struct ReservedFramesReport {
     /// Number of those for which a collapse was needed after the next fault. It copies if the frames
     /// are not contiguous.
     pub by_collapse: u64,
+    /// Number of large windows that got base pages again because their guest gave back a part of them. With
+    /// `promoted`, all changes of size: the difference is large now.
+    pub demoted: u64,
+    /// Number of reservations that failed because the host had no huge page (in FreeBSD's counters: `p_failures`).
+    pub p_failures: u64,
+    /// Number of reservations that ended because the guest gave back all pages that it had used.
+    pub ended: u64,
+    /// Bytes given back because the guest gave back pages, by the file's own count.
+    pub freed_for_guest: Bytes,
+    /// Number of partly populated reservations now, by the time since their last change
+    /// ([`wideleaf_policies::reservations::PARTIAL_AGES_S`]), as of the last check of the host.
+    pub partial_by_age: [u64; AGE_GROUPS],
     /// Number of reservations that were broken because the host was short.
     pub broken: u64,
     /// Bytes given back by that, by the file's own count.
@@ -50,6 +63,11 @@ impl Default for ReservedFramesReport {
             populated: 0,
             promoted: 0,
             by_collapse: 0,
+            demoted: 0,
+            p_failures: 0,
+            ended: 0,
+            freed_for_guest: Bytes::ZERO,
+            partial_by_age: [0; AGE_GROUPS],
             broken: 0,
             given_back: Bytes::ZERO,
             unpopulated: Bytes::ZERO,
@@ -65,14 +83,29 @@ impl Default for ReservedFramesReport {
 }
 
 impl ReservedFramesReport {
+    /// The counters that only rise and say what became of reservations, by their names.
+    pub fn changes(&self) -> [(&'static str, u64); 6] {
+        [
+            ("reserved", self.reserved),
+            ("promoted", self.promoted),
+            ("demoted", self.demoted),
+            ("p_failures", self.p_failures),
+            ("ended", self.ended),
+            ("broken", self.broken),
+        ]
+    }
+
     /// Every non-zero counter, by its name.
     pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let [younger_1s, younger_10s, younger_60s, older] = self.partial_by_age;
         let counters = [
-            ("reserved", self.reserved),
             ("populated", self.populated),
-            ("promoted", self.promoted),
             ("by_collapse", self.by_collapse),
-            ("broken", self.broken),
+            ("freed_for_guest_bytes", self.freed_for_guest.get()),
+            ("partial_below_1s", younger_1s),
+            ("partial_below_10s", younger_10s),
+            ("partial_below_60s", younger_60s),
+            ("partial_from_60s", older),
             ("given_back_bytes", self.given_back.get()),
             ("unpopulated_bytes", self.unpopulated.get()),
             ("unpopulated_bytes_at_most", self.unpopulated_at_most.get()),
@@ -81,7 +114,11 @@ impl ReservedFramesReport {
             ("kept_pages", self.kept_pages),
             ("gave_up", u64::from(self.gave_up.is_some())),
         ];
-        counters.into_iter().chain(self.refused.iter().map(|(name, n)| (*name, *n))).filter(|(_, n)| *n > 0)
+        self.changes()
+            .into_iter()
+            .chain(counters)
+            .chain(self.refused.iter().map(|(name, n)| (*name, *n)))
+            .filter(|(_, n)| *n > 0)
     }
 }
 

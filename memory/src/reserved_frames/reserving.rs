@@ -1,50 +1,45 @@
 //! The service that maps reserved frames, in its thread. The drawing is in [`super`].
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::poll::PollTimeout;
-use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment, OutcomeResult, PageSize, Reservations, VmId, WindowIndex};
+use wideleaf_policies::{Bytes, GpaRange, Moment, OutcomeResult, PageSize, Reservations, VmId, WindowIndex};
 
 use super::ReservedFramesReport;
 use super::frames::{Frames, GivenBack};
+use super::requests::Requests;
 use crate::faults::{Brought, Counted, Faults, Service, Touch};
+use crate::guest_freed::PageSet;
 use crate::host::{Advice, Host, HostError};
 use crate::sensors::host_memory::host_memory;
 
 /// State of a window until it is let go (`Released` in the drawing above).
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    /// It has no page yet.
+    /// It has no page yet, or none any more.
     Untouched,
     /// It has reserved frames.
-    Reserved(Populated),
+    Reserved(Box<Pages>),
     /// It has no reservation, but is still registered because it could not be let go.
     Kept,
 }
 
-/// Populated base pages of a window, a bit each.
+/// The pages of a window with reserved frames. All others are reserved and hold nothing.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Populated([u64; BASE_PAGES_PER_WINDOW as usize / 64]);
+pub(super) struct Pages {
+    /// Pages that the guest uses.
+    pub populated: PageSet,
+    /// Pages that the guest gave back: the file has none there, or one of zeroes.
+    pub absent: PageSet,
+}
 
-impl Populated {
-    fn contains(&self, page: usize) -> bool {
-        self.0[page / 64] & 1 << (page % 64) != 0
-    }
-
-    pub fn insert(&mut self, page: usize) {
-        self.0[page / 64] |= 1 << (page % 64);
-    }
-
-    /// Runs of unpopulated pages, ascending.
+impl Pages {
+    /// Runs of reserved pages that hold nothing, ascending.
     pub fn holes(&self, window: WindowIndex) -> Vec<GpaRange> {
-        let gpa = |page: usize| -> Gpa { window.start() + PageSize::Base4K.bytes() * page as u64 };
-        let pages: Vec<usize> = (0..usize::from(BASE_PAGES_PER_WINDOW)).collect();
-        let runs = pages.chunk_by(|a, b| self.contains(*a) == self.contains(*b)).filter(|run| !self.contains(run[0]));
-        let range = |run: &[usize]| GpaRange::new(gpa(run[0]), PageSize::Base4K.bytes() * run.len() as u64);
-        runs.map(|run| range(run).expect("a part of a window of RAM")).collect()
+        PageSet::ALL.without(self.populated).without(self.absent).runs(window)
     }
 }
 
@@ -69,6 +64,8 @@ pub(super) struct Reserving {
     /// Bytes of broken reservations that could not be given back.
     pub not_given_back: Bytes,
     pub counted: Counted<ReservedFramesReport>,
+    /// Dropped after the faults: a requester that finds the service gone finds nothing registered any more.
+    pub requests: Requests,
 }
 
 impl Service for Reserving {
@@ -100,12 +97,28 @@ impl Service for Reserving {
         }
     }
 
-    /// Breaks reservations that the host needs back, a few at a time.
+    fn has_requests(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.requests.as_fd())
+    }
+
+    /// Takes pages that the guest gave back, and breaks reservations that the host needs back, a few at a time.
     fn between_answers(&mut self) {
+        for request in self.requests.take() {
+            let result = self.give_back(request.vm, request.window, request.pages);
+            request.answer(result);
+        }
+        self.break_some();
+    }
+}
+
+impl Reserving {
+    fn break_some(&mut self) {
         let now = self.host.now();
         if now < self.next_look_at_host || self.book.queue().next().is_none() {
             return;
         }
+        let by_age = self.book.partial_by_age(now);
+        self.counted.count(|report| report.partial_by_age = by_age);
         let memory = host_memory(self.host.as_ref()).inspect_err(|error| self.refused(error)).ok();
         let broken = self.book.to_break(memory, BREAKS_AT_ONCE);
         for (vm, window) in &broken {
@@ -114,9 +127,7 @@ impl Service for Reserving {
         let is_more = broken.len() == BREAKS_AT_ONCE;
         self.next_look_at_host = if is_more { now } else { now + LOOK_AT_HOST_EVERY };
     }
-}
 
-impl Reserving {
     /// Answers the first touch of a window: a reservation, if it is empty (FreeBSD makes none beside a page
     /// of the object).
     fn begin(&mut self, touch: Touch) -> io::Result<()> {
@@ -127,36 +138,70 @@ impl Reserving {
         let all = GpaRange::new(touch.window.start(), PageSize::Huge2M.bytes()).expect("a window of RAM");
         if let Err(source) = self.frames.take(self.faults.ram(touch), all) {
             self.refused(&HostError { what: "fallocate of a window", source });
+            self.counted.count(|report| report.p_failures += 1);
+            return self.release(touch);
+        }
+        let (host, faults) = (self.host.as_ref(), &self.faults);
+        if self.frames.are_one_page(host, faults.ram(touch), touch.window) == Some(false) {
+            self.counted.count(|report| report.p_failures += 1);
+            // Scattered frames would be held for nothing: no entry maps them as one page.
+            if let Some(source) = self.frames.give_back(self.faults.ram(touch), &[all]).refused {
+                self.refused(&HostError { what: "fallocate of a hole", source });
+            }
             return self.release(touch);
         }
         self.book.reserve(self.faults.vm(touch), touch.window, self.host.now());
-        self.faults.set_state(touch, State::Reserved(Populated::default()));
+        self.faults.set_state(touch, State::Reserved(Box::default()));
         self.counted.count(|report| report.reserved += 1);
         self.populate(touch)
     }
 
     /// Maps the touched page of a reserved window, and promotes the window if that page was the last one needed.
     fn populate(&mut self, touch: Touch) -> io::Result<()> {
-        let is_mapped = self.map(touch)?;
-        let Some(State::Reserved(populated)) = self.faults.state_mut(touch) else {
+        let page = (touch.page - touch.start).pages(PageSize::Base4K) as u16;
+        let Some(State::Reserved(pages)) = self.faults.state(touch) else {
             unreachable!("only reserved windows are populated");
         };
-        let page = (touch.page - touch.start).pages(PageSize::Base4K) as usize;
+        let (was_populated, was_absent) = (pages.populated.contains(page), pages.absent.contains(page));
+        if was_absent && let Err(source) = self.frames.take(self.faults.ram(touch), touch.gpa()) {
+            self.refused(&HostError { what: "fallocate of a page", source });
+            self.book.end(self.faults.vm(touch), touch.window);
+            self.count_unpopulated();
+            return self.release(touch);
+        }
         // Mapped already, but a thread waits: two vCPUs touched it at the same time, or the kernel took
         // the entry away.
-        if !is_mapped || populated.contains(page) {
+        if !self.map(touch)? || was_populated {
             self.counted.count(|report| report.touched_again += 1);
             return self.faults.wake(touch);
         }
-        populated.insert(page);
-        let is_whole = self.book.populate(self.faults.vm(touch), touch.window, 1, self.host.now());
+        if let Some(State::Reserved(pages)) = self.faults.state_mut(touch) {
+            pages.populated.insert(page);
+            pages.absent.remove(page);
+        }
+        let vm = self.faults.vm(touch);
+        if was_absent {
+            self.book.refill(vm, touch.window, 1);
+        }
+        let is_whole = self.book.populate(vm, touch.window, 1, self.host.now());
         self.counted.count(|report| report.populated += 1);
         self.count_unpopulated();
         if is_whole { self.promote(touch) } else { self.faults.wake(touch) }
     }
 
-    /// Maps one page that the file has. `false` if the mapping was just changing: the touch is retried.
+    /// Maps one page, and allocates it if the file has none there any more. `false` if the mapping was just changing:
+    /// the touch is retried.
     fn map(&self, touch: Touch) -> io::Result<bool> {
+        match self.map_from_file(touch) {
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                self.frames.take(self.faults.ram(touch), touch.gpa())?;
+                self.map_from_file(touch)
+            }
+            mapped => mapped,
+        }
+    }
+
+    fn map_from_file(&self, touch: Touch) -> io::Result<bool> {
         match self.faults.uffd().map_file_pages(touch.page, PageSize::Base4K.bytes()) {
             Ok(_) => Ok(true),
             Err(error) => match error.raw_os_error() {
@@ -178,6 +223,7 @@ impl Reserving {
             }
             Err(why) => {
                 self.counted.count(|report| *report.refused.entry(why).or_default() += 1);
+                self.book.end(self.faults.vm(touch), touch.window);
                 self.release(touch)
             }
         }
@@ -196,10 +242,10 @@ impl Reserving {
     /// Gives back the unused part of a reservation; the rest stays in place, as base pages.
     fn break_up(&mut self, vm: VmId, window: WindowIndex) {
         let touch = self.faults.find_window(vm, window).expect("what is in the book is RAM");
-        let Some(State::Reserved(populated)) = self.faults.state(touch) else {
+        let Some(State::Reserved(pages)) = self.faults.state(touch) else {
             unreachable!("what is in the book's queue is reserved");
         };
-        let holes = populated.holes(window);
+        let holes = pages.holes(window);
         let GivenBack { freed, refused } = self.frames.give_back(self.faults.ram(touch), &holes);
         self.not_given_back += holes.iter().map(|hole| hole.bytes()).sum::<Bytes>().saturating_sub(freed);
         self.counted.count(|report| {
@@ -220,7 +266,7 @@ impl Reserving {
 
     /// Hands a window over to the kernel, with the advice of RAM that starts with base pages. Returns
     /// whether that worked.
-    fn let_go(&mut self, touch: Touch) -> bool {
+    pub(super) fn let_go(&mut self, touch: Touch) -> bool {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage);
         advised.unwrap_or_else(|error| tracing::warn!("{} at {}: {error}", touch.window, touch.start));
         let Err(refused) = self.faults.let_go(touch) else { return true };
@@ -237,7 +283,7 @@ impl Reserving {
         self.faults.wake(touch)
     }
 
-    fn count_unpopulated(&self) {
+    pub(super) fn count_unpopulated(&self) {
         let unpopulated = self.book.unpopulated() + self.not_given_back;
         self.counted.count(|report| {
             report.unpopulated = unpopulated;
@@ -245,8 +291,16 @@ impl Reserving {
         });
     }
 
-    fn refused(&self, error: &HostError) {
+    pub(super) fn refused(&self, error: &HostError) {
         tracing::debug!("{error}");
         self.counted.count(|report| *report.refused.entry(OutcomeResult::from(error).name()).or_default() += 1);
+    }
+}
+
+impl Drop for Reserving {
+    /// The report ends with the state at the end.
+    fn drop(&mut self) {
+        let by_age = self.book.partial_by_age(self.host.now());
+        self.counted.count(|report| report.partial_by_age = by_age);
     }
 }

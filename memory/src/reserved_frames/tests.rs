@@ -1,7 +1,8 @@
 use super::frames::GivenBack;
-use super::reserving::{BREAKS_AT_ONCE, Populated};
+use super::reserving::{BREAKS_AT_ONCE, Pages};
 use super::*;
 use crate::faults::Service;
+use crate::guest_freed::PageSet;
 use nix::poll::PollTimeout;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,17 +10,21 @@ use wideleaf_policies::WindowIndex;
 use wideleaf_policies::units::kib;
 
 #[test]
-fn holes_are_the_unpopulated_pages() {
+fn holes_are_the_reserved_pages_that_hold_nothing() {
     // page    0  1 ... 9  10  11 ... 510  511
     //         x  -     -   x   -       -   x
     let window = WindowIndex::new(3);
-    let mut populated = Populated::default();
-    [0, 10, 511].into_iter().for_each(|page| populated.insert(page));
+    let mut pages = Pages::default();
+    for page in [0, 10, 511] {
+        pages.populated.insert(page);
+    }
     let hole = |first: u64, pages: u64| GpaRange::new(window.start() + kib(4) * first, kib(4) * pages).expect("fits");
-    assert_eq!(populated.holes(window), [hole(1, 9), hole(11, 500)]);
-    assert_eq!(Populated::default().holes(window), [hole(0, 512)]);
-    (0..512).for_each(|page| populated.insert(page));
-    assert_eq!(populated.holes(window), []);
+    assert_eq!(pages.holes(window), [hole(1, 9), hole(11, 500)]);
+    assert_eq!(Pages::default().holes(window), [hole(0, 512)]);
+    pages.absent.insert(1);
+    assert_eq!(pages.holes(window), [hole(2, 8), hole(11, 500)], "a page that was given back has no frame");
+    pages.populated = PageSet::ALL;
+    assert_eq!(pages.holes(window), []);
 }
 
 /// The file behind guest RAM, with one kind of call that always fails.
@@ -27,6 +32,8 @@ fn holes_are_the_unpopulated_pages() {
 enum Failing {
     Look,
     TakeWindow,
+    /// The kernel takes base pages, without an error.
+    OnePage,
     GiveBack,
 }
 
@@ -39,21 +46,25 @@ impl Failing {
 impl Frames for Failing {
     fn has_nothing(&self, ram: &GuestRam, window: WindowIndex) -> io::Result<bool> {
         self.fail(Failing::Look)?;
-        FileFrames.has_nothing(ram, window)
+        FileFrames::default().has_nothing(ram, window)
     }
 
     fn take(&self, ram: &GuestRam, pages: GpaRange) -> io::Result<()> {
         self.fail(Failing::TakeWindow)?;
-        FileFrames.take(ram, pages)
+        FileFrames::default().take(ram, pages)
+    }
+
+    fn are_one_page(&mut self, _: &dyn Host, _: &GuestRam, _: WindowIndex) -> Option<bool> {
+        if *self == Failing::OnePage { Some(false) } else { None }
     }
 
     fn give_back(&self, ram: &GuestRam, pages: &[GpaRange]) -> GivenBack {
         match self.fail(Failing::GiveBack) {
-            Ok(()) => FileFrames.give_back(ram, pages),
+            Ok(()) => FileFrames::default().give_back(ram, pages),
             // Some of several holes are given back before it fails; a single one is not.
             Err(error) => {
                 let (first, _) = pages.split_at(pages.len() / 2);
-                GivenBack { refused: Some(error), ..FileFrames.give_back(ram, first) }
+                GivenBack { refused: Some(error), ..FileFrames::default().give_back(ram, first) }
             }
         }
     }
@@ -83,8 +94,9 @@ fn a_shortage_breaks_a_few_reservations_between_answers_and_the_oldest_first() {
         next_look_at_host: host.now(),
         not_given_back: Bytes::ZERO,
         counted: Counted::default(),
+        requests: Requests::new().expect("a pipe"),
         host,
-        frames: Box::new(FileFrames),
+        frames: Box::new(FileFrames::default()),
     };
     for window in (0..WINDOWS).rev().map(WindowIndex::new) {
         let touch = service.faults.find_window(VmId(0), window).expect("it is RAM");
@@ -131,6 +143,13 @@ fn touched_with(failing: Failing) -> Option<ReservedFramesReport> {
 fn without_free_frames_base_pages_are_used() {
     let Some(report) = touched_with(Failing::TakeWindow) else { return };
     assert_eq!((report.reserved, report.refused["refused_no_huge_page"], report.gave_up), (0, 1, None));
+}
+
+#[test]
+fn a_reservation_without_a_huge_page_fails_and_holds_no_frames() {
+    let Some(report) = touched_with(Failing::OnePage) else { return };
+    assert_eq!((report.reserved, report.p_failures, report.gave_up), (0, 1, None));
+    assert_eq!((report.populated, report.unpopulated), (0, Bytes::ZERO));
 }
 
 #[test]
