@@ -12,8 +12,10 @@
 //!             the threshold is reached   │     │  the host is short, and it was changed longest ago              │
 //!    drop its entries, unregister it,    ▼     ▼  punch holes where nothing was touched                          │
 //!    fault it in: one huge entry   [Released] [Released] ◀───────────────────────────────────────────────────────┘
-//!                                                the kernel's own faults bring base pages from now on; or, if it
-//!                                                cannot be let go, [Kept]: each touched page is allocated and mapped
+//!                                     │          the kernel's own faults bring base pages from now on; or, if it
+//!                                     │          cannot be let go, [Kept]: each touched page is allocated and mapped
+//!        pages are given back: demote ▼
+//!                                  [Reserved], without these pages       no page is left: [Untouched], from any state
 //! ```
 //!
 //! The kernel supplies the folio: RAM is a file on a tmpfs of its own that has huge folios
@@ -22,7 +24,11 @@
 //! scattered, and promotion copies (`by_collapse`).
 //!
 //! Only this thread maps pages of a reserved window, and a thread that touches another page waits for it. So the
-//! guest has never written an unmapped page, and it can be given back. Other mappings of the file must not exist.
+//! guest has never written an unpopulated page, and it can be given back. Other mappings of the file must not exist,
+//! except for the moment in which this thread checks whether the kernel supplied a huge folio.
+//!
+//! Pages that the guest gives back leave their reservation, and a large window that loses some gets base pages again
+//! (`giving_back.rs`).
 //!
 //! No thread may wait for ever. However the service ends, all memory is let go and all waiters are woken; from then
 //! on the kernel answers, with reserved frames first.

@@ -127,10 +127,8 @@ impl Reserving {
             let mut at = touch.start + (run.start() - touch.window.start());
             let end = at + run.bytes();
             while at < end {
-                match self.faults.uffd().map_file_pages(at, end - at) {
-                    Ok(bytes) => at = at + bytes,
-                    Err(_) => break,
-                }
+                let mapped = self.faults.uffd().map_file_pages(at, end - at);
+                at = at + mapped.unwrap_or(PageSize::Base4K.bytes());
             }
         }
     }

@@ -79,25 +79,93 @@ fn ram(windows: u64) -> Arc<GuestRam> {
     GuestRam::map(&[range], BackingConfig::reservable()).expect("memory")
 }
 
-#[test]
-fn a_shortage_breaks_a_few_reservations_between_answers_and_the_oldest_first() {
-    const WINDOWS: u64 = BREAKS_AT_ONCE as u64 * 2 + 2;
-    let ram = ram(WINDOWS);
-    let uffd = match Userfaultfd::open_for_minor_faults() {
-        Ok(uffd) => uffd,
-        Err(error) => return println!("skipped: {error}"),
-    };
+/// A service in this thread, which answers nothing by itself. `None`, with the reason, without a userfaultfd.
+fn reserving(ram: &Arc<GuestRam>, rules: ReservationRules, frames: Box<dyn Frames>) -> Option<Reserving> {
+    let uffd = Userfaultfd::open_for_minor_faults().inspect_err(|error| println!("skipped: {error}")).ok()?;
     let host = Arc::new(LinuxHost::open().expect("there is /proc"));
-    let mut service = Reserving {
-        faults: Faults::register(uffd, &[(VmId(0), ram)], Mode::MissingOrMinor, State::Untouched).expect("free"),
-        book: Reservations::new(ALWAYS_SHORT),
+    let vms = [(VmId(0), ram.clone())];
+    Some(Reserving {
+        faults: Faults::register(uffd, &vms, Mode::MissingOrMinor, State::Untouched).expect("free"),
+        book: Reservations::new(rules),
         next_look_at_host: host.now(),
         not_given_back: Bytes::ZERO,
         counted: Counted::default(),
         requests: Requests::new().expect("a pipe"),
         host,
-        frames: Box::new(FileFrames::default()),
-    };
+        frames,
+    })
+}
+
+/// The word at the begin of a page of the first window.
+fn word(ram: &GuestRam, page: usize) -> &AtomicU64 {
+    &ram.words(ram.ranges()[0])[page * 512]
+}
+
+fn touch_page(service: &mut Reserving, ram: &GuestRam, page: u64) {
+    let touch = service.faults.find(ram.base() + kib(4) * page).expect("it is RAM");
+    service.answer(touch).expect("there is memory");
+}
+
+fn set_of(pages: impl IntoIterator<Item = u16>) -> PageSet {
+    pages.into_iter().fold(PageSet::default(), |mut set, page| {
+        set.insert(page);
+        set
+    })
+}
+
+#[test]
+fn pages_that_cannot_be_punched_stay_in_their_reservation_and_lose_nothing_else() {
+    let (ram, window) = (ram(1), WindowIndex::new(0));
+    let Some(mut service) = reserving(&ram, ALWAYS_SHORT, Box::new(Failing::GiveBack)) else { return };
+    for page in 0..5 {
+        touch_page(&mut service, &ram, page);
+        word(&ram, page as usize).store(page + 1, Ordering::Relaxed);
+    }
+    // Of the two holes the first is punched before the call fails.
+    let error = service.give_back(VmId(0), window, set_of([0, 3])).expect_err("the second hole is refused");
+    assert!(error.to_string().contains("FALLOC_FL_PUNCH_HOLE"), "{error}");
+    assert_eq!((service.book.populated(VmId(0), window), service.book.absent(VmId(0), window)), (Some(5), 0));
+    touch_page(&mut service, &ram, 0);
+    let words = [0, 1, 2, 3, 4].map(|page| word(&ram, page).load(Ordering::Relaxed));
+    assert_eq!(words, [0, 2, 3, 4, 5], "only a page that the guest gave back was cleared");
+}
+
+#[test]
+fn a_window_loses_pages_gets_new_frames_for_them_and_ends_with_the_last_one() {
+    let (ram, window) = (ram(1), WindowIndex::new(0));
+    let Some(mut service) = reserving(&ram, ALWAYS_SHORT, Box::new(FileFrames::default())) else { return };
+    for page in 0..4 {
+        touch_page(&mut service, &ram, page);
+        word(&ram, page as usize).store(page + 1, Ordering::Relaxed);
+    }
+    service.give_back(VmId(0), window, set_of([1, 2, 7])).expect("it can be punched");
+    let of_book = |service: &Reserving| (service.book.populated(VmId(0), window), service.book.absent(VmId(0), window));
+    assert_eq!(of_book(&service), (Some(2), 3));
+    service.give_back(VmId(0), window, set_of([2, 7])).expect("there is nothing left to do");
+    assert_eq!(of_book(&service), (Some(2), 3), "a page is given back once");
+    touch_page(&mut service, &ram, 2);
+    assert_eq!((of_book(&service), word(&ram, 2).load(Ordering::Relaxed)), ((Some(3), 2), 0));
+    assert_eq!([0, 3].map(|page| word(&ram, page).load(Ordering::Relaxed)), [1, 4]);
+    service.give_back(VmId(0), window, set_of([0, 2, 3])).expect("it can be punched");
+    assert_eq!((of_book(&service), ram.file_bytes().expect("it is open")), ((None, 0), Bytes::ZERO));
+    touch_page(&mut service, &ram, 9);
+    assert_eq!(of_book(&service), (Some(1), 0), "reserved anew");
+    assert_eq!(service.counted.read(|report| (report.reserved, report.ended)), (2, 1));
+}
+
+#[test]
+fn pages_outside_ram_are_refused() {
+    let ram = ram(1);
+    let Some(mut service) = reserving(&ram, ALWAYS_SHORT, Box::new(FileFrames::default())) else { return };
+    assert!(service.give_back(VmId(0), WindowIndex::new(1), PageSet::ALL).is_err());
+    assert!(service.give_back(VmId(1), WindowIndex::new(0), PageSet::ALL).is_err());
+}
+
+#[test]
+fn a_shortage_breaks_a_few_reservations_between_answers_and_the_oldest_first() {
+    const WINDOWS: u64 = BREAKS_AT_ONCE as u64 * 2 + 2;
+    let ram = ram(WINDOWS);
+    let Some(mut service) = reserving(&ram, ALWAYS_SHORT, Box::new(FileFrames::default())) else { return };
     for window in (0..WINDOWS).rev().map(WindowIndex::new) {
         let touch = service.faults.find_window(VmId(0), window).expect("it is RAM");
         service.answer(touch).expect("there is memory");

@@ -331,7 +331,7 @@ fn threads_that_use_memory_while_their_neighbours_and_their_own_pages_are_given_
     const WINDOWS: u64 = 4;
     /// Pages that stay in use in each window; the others are given back again and again.
     const KEPT: std::ops::Range<usize> = 200..300;
-    const ROUNDS: u64 = 300;
+    const ROUNDS: u64 = 40;
     let ram = map(WINDOWS);
     let service = start(&ram, 512);
     (0..WINDOWS).for_each(|window| touch_all(&ram, window, 0..512));
