@@ -106,12 +106,13 @@ impl BackingConfig {
         }
     }
 
-    pub(crate) fn create_file(self, bytes: Bytes) -> Result<Option<File>, MapError> {
+    pub(crate) fn create_file(self, bytes: Bytes) -> Result<Option<RamFile>, MapError> {
+        let of_host = |file| Some(RamFile { file, supplies_huge_folios: false });
         match self.kind {
             BackingKind::Anon => Ok(None),
             BackingKind::Memfd if self.is_reservable => create_reservable(bytes).map(Some),
-            BackingKind::Memfd => create_memfd(bytes, None).map(Some),
-            BackingKind::Hugetlb => create_memfd(bytes, Some(self.start_page)).map(Some),
+            BackingKind::Memfd => create_memfd(bytes, None).map(of_host),
+            BackingKind::Hugetlb => create_memfd(bytes, Some(self.start_page)).map(of_host),
         }
     }
 
@@ -134,15 +135,26 @@ impl BackingConfig {
     }
 }
 
+/// The file behind guest RAM.
+#[derive(Debug)]
+pub(crate) struct RamFile {
+    pub file: File,
+    /// Whether it allocates an empty window as one folio, as long as the host has one.
+    pub supplies_huge_folios: bool,
+}
+
 /// A file that supplies 2 MiB in one piece. If that is not permitted, an ordinary memfd with scattered frames,
 /// where promotion copies.
-fn create_reservable(bytes: Bytes) -> Result<File, MapError> {
-    tmpfs::create_file(bytes).or_else(|error| {
-        tracing::warn!(
-            "cannot make a file of huge folios, so promotions of reserved frames copy; run as root: {error}"
-        );
-        create_memfd(bytes, None)
-    })
+fn create_reservable(bytes: Bytes) -> Result<RamFile, MapError> {
+    match tmpfs::create_file(bytes) {
+        Ok(file) => Ok(RamFile { file, supplies_huge_folios: true }),
+        Err(error) => {
+            tracing::warn!(
+                "cannot make a file of huge folios, so promotions of reserved frames copy; run as root: {error}"
+            );
+            Ok(RamFile { file: create_memfd(bytes, None)?, supplies_huge_folios: false })
+        }
+    }
 }
 
 #[cfg(test)]

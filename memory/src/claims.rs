@@ -14,8 +14,17 @@
 //! A refused caller does not wait; it comes back later. The claims belong to [`crate::GuestRam`], so that all users
 //! of the memory share them.
 //!
-//! Claims on windows are counted, not exclusive: they exclude giants from windows and windows from giants, but not
-//! two actuators from the same window. Other rules exclude those:
+//! A window in place and a window aside exclude each other. While pages that a guest gave back are processed, the
+//! window is neither moved nor unmapped for a sample. While it is, none of its pages are given back: they are not
+//! where the guest sees them.
+//!
+//! ```text
+//!   window_in_place   give back: balloon, reports, reserved frames    any number, if no pages are aside
+//!   window_aside      swap, release, access sensors                   any number, if none is in place
+//! ```
+//!
+//! Apart from that, claims on windows are counted, not exclusive: they exclude giants from windows and windows from
+//! giants, but not two actuators from the same window. Other rules exclude those:
 //!
 //! - Two actions of the manager: its plan has one action for each window and tick (`WindowState`), and one loop acts
 //!   on a VM.
@@ -55,9 +64,28 @@ struct Giant {
     /// Number of claims on a part of it.
     parts: u32,
     is_under_way: bool,
+    /// Those of its windows that are claimed for a use that excludes another one.
+    windows: BTreeMap<WindowIndex, Claimants>,
     /// The page it is on. It belongs to the RAM and not to the thread that moved the giant, so that all later users
     /// know of it.
     page: Option<Arc<GiantPage>>,
+}
+
+/// Use of a window that excludes the other use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WindowUse {
+    /// Its pages stay where the guest sees them.
+    InPlace,
+    /// Its pages are out of the guest's reach.
+    Aside,
+}
+
+/// The claims on a window for one of the two uses.
+#[derive(Clone, Copy, Debug)]
+struct Claimants {
+    of: WindowUse,
+    /// Number of these claims, at least 1.
+    count: u32,
 }
 
 /// A giant that cannot be worked on window by window.
@@ -80,6 +108,12 @@ pub enum Claimed {
     /// It is part of a giant page.
     #[error("cannot claim it: it is part of a giant page; demote that first")]
     OnGiantPage,
+    /// Its pages are aside.
+    #[error("cannot claim it: its pages are aside; try again when they are back")]
+    Aside,
+    /// Pages that its guest gave back are being processed.
+    #[error("cannot claim it: pages that its guest gave back are being processed; try again later")]
+    InPlace,
     /// Other threads work on parts of this giant.
     #[error("cannot claim the giant: {0} of its windows or slots are being worked on; try again")]
     InParts(u32),
@@ -91,7 +125,7 @@ impl Claimed {
         match self {
             Claimed::UnderWay => OutcomeResult::Skipped(Skip::GiantUnderWay),
             Claimed::OnGiantPage => OutcomeResult::Skipped(Skip::NoMechanism),
-            Claimed::InParts(_) => OutcomeResult::Refused(Refusal::Busy),
+            Claimed::Aside | Claimed::InPlace | Claimed::InParts(_) => OutcomeResult::Refused(Refusal::Busy),
         }
     }
 }
@@ -103,16 +137,45 @@ impl Claims {
     /// # Errors
     /// [`Claimed::UnderWay`] and [`Claimed::OnGiantPage`].
     pub fn window(self: &Arc<Self>, window: WindowIndex) -> Result<PartClaim, Claimed> {
+        self.claim_window(window, None)
+    }
+
+    /// Claims a window like [`Claims::window`], and keeps its pages in place while the claim exists: they may be given
+    /// back.
+    ///
+    /// # Errors
+    /// The same, and [`Claimed::Aside`].
+    pub fn window_in_place(self: &Arc<Self>, window: WindowIndex) -> Result<PartClaim, Claimed> {
+        self.claim_window(window, Some(WindowUse::InPlace))
+    }
+
+    /// Claims a window like [`Claims::window`], to take its pages out of the guest's reach while the claim exists.
+    ///
+    /// # Errors
+    /// The same, and [`Claimed::InPlace`].
+    pub fn window_aside(self: &Arc<Self>, window: WindowIndex) -> Result<PartClaim, Claimed> {
+        self.claim_window(window, Some(WindowUse::Aside))
+    }
+
+    fn claim_window(self: &Arc<Self>, window: WindowIndex, of: Option<WindowUse>) -> Result<PartClaim, Claimed> {
         let mut giants = self.giants();
         let giant = giants.entry(giant_of(window)).or_default();
         match giant {
-            Giant { is_under_way: true, .. } => Err(Claimed::UnderWay),
-            Giant { page: Some(_), .. } => Err(Claimed::OnGiantPage),
-            _ => {
-                giant.parts += 1;
-                Ok(PartClaim { claims: Arc::clone(self), giants: vec![giant_of(window)] })
+            Giant { is_under_way: true, .. } => return Err(Claimed::UnderWay),
+            Giant { page: Some(_), .. } => return Err(Claimed::OnGiantPage),
+            _ => {}
+        }
+        if let Some(of) = of {
+            let claimants = giant.windows.entry(window).or_insert(Claimants { of, count: 0 });
+            match (claimants.of, of) {
+                (WindowUse::Aside, WindowUse::InPlace) => return Err(Claimed::Aside),
+                (WindowUse::InPlace, WindowUse::Aside) => return Err(Claimed::InPlace),
+                _ => claimants.count += 1,
             }
         }
+        giant.parts += 1;
+        let used = of.map(|_| window);
+        Ok(PartClaim { claims: Arc::clone(self), giants: vec![giant_of(window)], used })
     }
 
     /// Claims the dirty log of a memslot, which may cover several giants: it may be switched and fetched while
@@ -129,7 +192,7 @@ impl Claims {
             return Err(Claimed::UnderWay);
         }
         covered.iter().for_each(|giant| giants.entry(*giant).or_default().parts += 1);
-        Ok(PartClaim { claims: Arc::clone(self), giants: covered })
+        Ok(PartClaim { claims: Arc::clone(self), giants: covered, used: None })
     }
 
     /// Claims a giant whole, to move it.
@@ -217,6 +280,8 @@ fn giant_of(window: WindowIndex) -> Gpa {
 pub struct PartClaim {
     claims: Arc<Claims>,
     giants: Vec<Gpa>,
+    /// Window that it claims for one of the two uses.
+    used: Option<WindowIndex>,
 }
 
 impl Drop for PartClaim {
@@ -224,6 +289,14 @@ impl Drop for PartClaim {
         let mut giants = self.claims.giants();
         for giant in &self.giants {
             giants.entry(*giant).or_default().parts -= 1;
+        }
+        let Some(window) = self.used else { return };
+        let windows = &mut giants.entry(giant_of(window)).or_default().windows;
+        if let Some(claimants) = windows.get_mut(&window) {
+            claimants.count -= 1;
+            if claimants.count == 0 {
+                windows.remove(&window);
+            }
         }
     }
 }
@@ -311,6 +384,44 @@ mod tests {
         assert!(claims.window(IN_SECOND).is_ok() && claims.dirty_log(slot(gib(1), gib(1))).is_ok());
         drop(giant);
         assert!(claims.window(IN_FIRST).is_ok() && claims.dirty_log(slot(mib(64), mib(64))).is_ok());
+    }
+
+    #[test]
+    fn a_window_aside_and_a_window_in_place_exclude_each_other() {
+        let claims = claims();
+        let aside = claims.window_aside(IN_FIRST).expect("free");
+        assert_eq!(claims.window_in_place(IN_FIRST).expect_err("its pages are aside"), Claimed::Aside);
+        let beside = claims.window_in_place(IN_SECOND).expect("another window");
+        let other_work = claims.window(IN_FIRST).expect("neither of the two uses");
+        drop(aside);
+        let in_place = [0, 1].map(|_| claims.window_in_place(IN_FIRST).expect("no page is aside any more"));
+        assert_eq!(claims.window_aside(IN_FIRST).expect_err("pages are given back"), Claimed::InPlace);
+        let [first, second] = in_place;
+        drop(first);
+        assert_eq!(claims.window_aside(IN_FIRST).expect_err("one claim is left"), Claimed::InPlace);
+        assert_eq!(claims.parts_in_work(), 3);
+        drop((second, beside, other_work));
+        assert!(claims.window_aside(IN_FIRST).is_ok() && claims.parts_in_work() == 0);
+    }
+
+    #[test]
+    fn two_threads_never_have_a_window_aside_and_in_place_at_the_same_time() {
+        const ROUNDS: u32 = 20_000;
+        let claims = claims();
+        let has = [AtomicU64::new(0), AtomicU64::new(0)];
+        let work = |mine: usize| {
+            for _ in 0..ROUNDS {
+                let claimed = if mine == 0 { claims.window_aside(IN_FIRST) } else { claims.window_in_place(IN_FIRST) };
+                let Ok(_claim) = claimed else { continue };
+                has[mine].store(1, Ordering::SeqCst);
+                assert_eq!(has[1 - mine].load(Ordering::SeqCst), 0, "the other use goes on");
+                has[mine].store(0, Ordering::SeqCst);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| work(0));
+            scope.spawn(|| work(1));
+        });
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub enum AsideError {
     /// The window is not aside.
     #[error("cannot bring {0} back: it is not aside")]
     NotAside(WindowIndex),
-    /// Another part has claimed its giant.
+    /// Another part has claimed it or its giant.
     #[error("cannot take {0} aside: {1}")]
     Claimed(WindowIndex, Claimed),
     /// The kernel refused. The window is where it was, or is stuck and will be retried.
@@ -333,7 +333,7 @@ impl Aside {
         if rooms.stays.contains_key(&window) {
             return Err(AsideError::AlreadyAside(window));
         }
-        let claim = self.claims.window(window).map_err(|claimed| AsideError::Claimed(window, claimed))?;
+        let claim = self.claims.window_aside(window).map_err(|claimed| AsideError::Claimed(window, claimed))?;
         let slot = rooms.free.pop().ok_or(AsideError::Full)?;
         rooms.claims.insert(window, claim);
         rooms.stays.insert(window, Stay::InHand { slot, is_touched: false });

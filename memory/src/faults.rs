@@ -11,7 +11,7 @@
 //! ```
 
 use std::io::{self, PipeReader, PipeWriter};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -46,6 +46,11 @@ pub(crate) trait Service: Send + 'static {
     /// Maximum time without a touch until [`Service::between_answers`] is due.
     fn patience(&self) -> PollTimeout {
         PollTimeout::NONE
+    }
+
+    /// Descriptor that becomes readable when another thread has work for [`Service::between_answers`].
+    fn has_requests(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Other work, after the answers to touches read together, or at the end of the patience. Threads that touch
@@ -91,7 +96,12 @@ impl<R: Clone> Counted<R> {
     }
 
     fn now(&self) -> R {
-        self.0.lock().expect("nothing panics under this lock").clone()
+        self.read(R::clone)
+    }
+
+    /// Reads a part of the report.
+    pub(crate) fn read<T>(&self, part: impl FnOnce(&R) -> T) -> T {
+        part(&self.0.lock().expect("nothing panics under this lock"))
     }
 }
 
@@ -125,6 +135,11 @@ impl<R: ServiceReport> Serving<R> {
     /// Counts so far.
     pub(crate) fn report(&self) -> R {
         self.counted.now()
+    }
+
+    /// The counters, readable by others.
+    pub(crate) fn counted(&self) -> Counted<R> {
+        self.counted.clone()
     }
 
     /// Ends the thread, which lets all memory go, and returns its counts. Waits for the present answer.
@@ -170,7 +185,7 @@ fn serve<S: Service>(
     stop: &PipeReader,
 ) -> io::Result<()> {
     let mut messages = Vec::new();
-    while wait(&service.faults().uffd, stop, service.patience())? {
+    while wait(&service.faults().uffd, stop, service.has_requests(), service.patience())? {
         service.faults().uffd.read(&mut messages)?;
         for message in messages.drain(..) {
             let (Message::Fault(page) | Message::MinorFault(page)) = message else {
@@ -187,9 +202,15 @@ fn serve<S: Service>(
     Ok(())
 }
 
-/// Waits for a message or the end of the time (`true`), or for the order to end (`false`).
-fn wait(uffd: &Userfaultfd, stop: &PipeReader, at_most: PollTimeout) -> io::Result<bool> {
-    let mut fds = [uffd.as_fd(), stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+/// Waits for a message, a request or the end of the time (`true`), or for the order to end (`false`).
+fn wait(
+    uffd: &Userfaultfd,
+    stop: &PipeReader,
+    requests: Option<BorrowedFd<'_>>,
+    at_most: PollTimeout,
+) -> io::Result<bool> {
+    let fds = [Some(uffd.as_fd()), Some(stop.as_fd()), requests];
+    let mut fds: Vec<_> = fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     match poll(&mut fds, at_most) {
         Ok(_) | Err(Errno::EINTR) => Ok(!fds[1].any().unwrap_or(true)),
         Err(errno) => Err(errno.into()),
@@ -242,6 +263,7 @@ const COLLAPSE_ATTEMPTS: u32 = 4;
 /// All RAM of some VMs, registered with a userfaultfd until each window is let go. Dropping it lets the rest go.
 pub(crate) struct Faults<S> {
     uffd: Userfaultfd,
+    mode: Mode,
     regions: Vec<Region<S>>,
 }
 
@@ -269,7 +291,7 @@ impl<S: Clone> Faults<S> {
         mode: Mode,
         state: S,
     ) -> Result<Faults<S>, RegisterError> {
-        let mut faults = Faults { uffd, regions: Vec::new() };
+        let mut faults = Faults { uffd, mode, regions: Vec::new() };
         for (vm, ram, range) in vms.iter().flat_map(|(vm, ram)| ram.ranges().iter().map(move |range| (vm, ram, range)))
         {
             let (start, bytes) = (range.hva, range.gpa.bytes());
@@ -335,6 +357,25 @@ impl<S> Faults<S> {
     /// The userfaultfd, for mapping pages and waking threads.
     pub(crate) fn uffd(&self) -> &Userfaultfd {
         &self.uffd
+    }
+
+    /// Makes touches of a window that was let go wait for an answer again: from now on of its pages that are missing or
+    /// not mapped, and of no others.
+    ///
+    /// # Errors
+    /// Error of the kernel; `EBUSY` if another userfaultfd has the window. It is let go as before then.
+    pub(crate) fn take_back(&mut self, touch: Touch, state: S) -> io::Result<()> {
+        let of_window = &mut self.regions[touch.region].states[touch.row];
+        if of_window.is_none() {
+            self.uffd.register(touch.start, PageSize::Huge2M.bytes(), self.mode)?;
+        }
+        *of_window = Some(state);
+        Ok(())
+    }
+
+    /// Wakes the threads that wait anywhere in the window of the touch; they retry.
+    pub(crate) fn wake_window(&self, touch: Touch) -> io::Result<()> {
+        self.uffd.wake(touch.start, PageSize::Huge2M.bytes())
     }
 
     /// Wakes the threads that wait for the touched page; they retry.
@@ -461,6 +502,24 @@ mod tests {
         assert!(
             faults.find_window(VmId(4), WindowIndex::new(0)).is_none() && faults.find(ram.base() + mib(12)).is_err()
         );
+    }
+
+    #[test]
+    fn a_window_that_was_let_go_is_taken_back_unless_another_has_it() {
+        let (ram, page) = (ram(3), PageSize::Base4K.bytes());
+        let Some(mut first) = faults(&ram, &[0, 1]) else { return };
+        let second = Userfaultfd::open().expect("the first was available");
+        second.register(ram.base() + mib(2), mib(2), Mode::Missing).expect("it was let go");
+        let at = |faults: &Faults<()>, window| faults.find_window(VM, WindowIndex::new(window)).expect("it is RAM");
+        let (free, of_second) = (at(&first, 0), at(&first, 1));
+        first.take_back(free, ()).expect("nothing else has it");
+        let busy = first.take_back(of_second, ()).expect_err("the second has it");
+        assert_eq!(busy.raw_os_error(), Some(libc::EBUSY));
+        assert!(first.state(free).is_some() && first.state(of_second).is_none());
+        first.uffd().zero_page(ram.base(), page).expect("it is registered here");
+        second.zero_page(ram.base() + mib(2), page).expect("it is registered there still");
+        drop(first);
+        second.register(ram.base(), mib(2), Mode::Missing).expect("the first has let go of it");
     }
 
     #[test]

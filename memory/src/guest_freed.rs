@@ -273,6 +273,9 @@ const WORDS: usize = BASE_PAGES_PER_WINDOW as usize / u64::BITS as usize;
 pub(crate) struct PageSet([u64; WORDS]);
 
 impl PageSet {
+    /// All pages of a window.
+    pub const ALL: PageSet = PageSet([u64::MAX; WORDS]);
+
     /// The pages of `range` that lie wholly in `window`.
     pub fn of_range(window: WindowIndex, range: GpaRange) -> PageSet {
         let mut set = PageSet::default();

@@ -25,11 +25,12 @@ use wideleaf_policies::{
     Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
 };
 
+use crate::faults::Counted;
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
-use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
+use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
 use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
@@ -60,7 +61,7 @@ pub use fault_price::{FaultPrice, PriceSource};
 use giants::{GiantVm, Giants};
 use huge_page_backoff::HugePageBackoff;
 use live::Publisher;
-pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm};
+pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
@@ -164,6 +165,8 @@ pub struct ManagerLoop {
     promotes: bool,
     steering: Arc<Steering>,
     publisher: Publisher,
+    /// Counters of the service that maps reserved frames, if there is one.
+    reservations: Option<Counted<ReservedFramesReport>>,
 }
 
 impl ManagerLoop {
@@ -208,6 +211,7 @@ impl ManagerLoop {
             began_with: policy.name(),
             steering: Arc::default(),
             publisher: Publisher::new(policy.name(), config.limits),
+            reservations: None,
             host,
             vms,
             policy: Arc::new(Mutex::new(policy)),

@@ -16,8 +16,8 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -25,12 +25,13 @@ use nix::unistd::{Whence, lseek};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
 
-use crate::backing::{BackingConfig, BackingKind};
+use crate::backing::{BackingConfig, BackingKind, RamFile};
 use crate::claims::Claims;
 use crate::guest_freed::GivenBack;
 use crate::host::HostError;
 use crate::host::linux::LinuxHost;
 pub use crate::ram_range::RamRange;
+use crate::reserved_frames::FramesService;
 pub use crate::sys::mapping::ExclusiveWords;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
 
@@ -52,7 +53,9 @@ pub struct GuestRam {
     given_back: GivenBack,
     /// The memfd, with the ranges one after the other. The VMM's children and an attached debugger find the
     /// RAM through it.
-    file: Option<File>,
+    file: Option<RamFile>,
+    /// Way to the service that maps its reserved frames, if one was started.
+    frames_service: Mutex<Option<Arc<FramesService>>>,
 }
 
 /// RAM that cannot be given to a guest.
@@ -115,14 +118,14 @@ impl GuestRam {
         let mut ranges = Vec::with_capacity(layout.len());
         for gpa in layout.iter().copied() {
             let hva = reservation
-                .map_at(gpa.start() - Gpa::new(0), gpa.bytes(), file.as_ref().map(|file| (file, file_offset)))
+                .map_at(gpa.start() - Gpa::new(0), gpa.bytes(), file.as_ref().map(|of| (&of.file, file_offset)))
                 .map_err(map_error)?;
             assert!(is_congruent(gpa.start(), hva, PageSize::Giant1G), "{hva} must equal {} modulo 1 GiB", gpa.start());
             file_offset += gpa.bytes();
             ranges.push(RamRange { gpa, hva });
         }
-        let ram =
-            GuestRam { ranges, backing, reservation, claims: Arc::default(), given_back: GivenBack::default(), file };
+        let (claims, given_back, frames_service) = (Arc::default(), GivenBack::default(), Mutex::default());
+        let ram = GuestRam { ranges, backing, reservation, claims, given_back, file, frames_service };
         // The pool's pages have their size already.
         if backing.kind() != BackingKind::Hugetlb {
             let not_advised = |source| RamError::Advise { size: backing.start_page(), source };
@@ -278,7 +281,28 @@ impl GuestRam {
     }
 
     fn file(&self) -> &File {
-        self.file.as_ref().expect("only file-backed RAM has a file")
+        &self.file.as_ref().expect("only file-backed RAM has a file").file
+    }
+
+    /// Whether its file allocates an empty window as one folio, as long as the host has one.
+    pub(crate) fn supplies_huge_folios(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.supplies_huge_folios)
+    }
+
+    /// Maps a window's part of the file a second time, over all of `room`, a reservation of one window.
+    pub(crate) fn map_again(&self, window: WindowIndex, room: &AddressReservation) -> Result<Hva, MapError> {
+        let (file, offset) = self.in_file(window.start());
+        room.map_at(Bytes::ZERO, PageSize::Huge2M.bytes(), Some((file, Bytes::new(offset as u64))))
+    }
+
+    /// Way to the service that maps its reserved frames. The service may have ended since.
+    pub(crate) fn frames_service(&self) -> Option<Arc<FramesService>> {
+        self.frames_service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the way to the service that maps its reserved frames from now on.
+    pub(crate) fn set_frames_service(&self, service: FramesService) {
+        *self.frames_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(service));
     }
 
     /// The giants that are wholly RAM, ascending: each could be one giant page.

@@ -6,12 +6,17 @@
 //!   a piece       release           keep, until the rest follows                 keep
 //!                                   split, where the host is short of memory
 //!   all of it     release           release                                      keep
+//!
+//!   reserved frames (policy `reservation`): release; a huge page is demoted first
 //! ```
 //!
 //! Guests give back 4 KiB at a time. Releasing each at once breaks a huge page for 1/512 of it, and from then on
 //! every access to the other 511 costs more. (HawkEye and Ingens call the opposite, filling unused memory, bloat.)
 //! Both have a price, and the host's memory decides which is higher. Keeping a piece loses nothing: the manager
 //! records it, and releases it when its window is free or the host is short of memory.
+//!
+//! A window of reserved frames becomes large by itself when its guest uses all of it again, so it loses a given-back
+//! piece at once, as a reservation of FreeBSD does.
 
 use crate::snapshot::Backing;
 use crate::units::BASE_PAGES_PER_WINDOW;
@@ -39,14 +44,24 @@ impl Default for GivenBackRules {
     }
 }
 
+/// Origin of the frames of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frames {
+    /// The host's memory, page by page or as huge pages.
+    Ordinary,
+    /// The hugetlb pool. A page released there may be gone when the guest touches it again, and that kills the guest.
+    OfPool,
+    /// Reserved 2 MiB at a time, with a service that maps them page by page and promotes and demotes the window.
+    Reserved,
+}
+
 /// A window with memory that the guest has given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenBackWindow {
     /// Host backing of the window.
     pub backing: Backing,
-    /// Whether it is a page of the hugetlb pool, or its frames are reserved. A page released there may be gone when
-    /// the guest touches it again, and that kills the guest.
-    pub is_of_pool: bool,
+    /// Origin of its frames.
+    pub frames: Frames,
     /// Number of given-back base pages that may be released now.
     pub pages: u16,
 }
@@ -66,8 +81,9 @@ impl GivenBackRules {
     /// Decides about one window.
     pub fn decide(&self, window: GivenBackWindow, is_short: bool) -> Verdict {
         match window.backing {
-            _ if window.is_of_pool => Verdict::Keep,
+            _ if window.frames == Frames::OfPool => Verdict::Keep,
             Backing::Giant1G => Verdict::Keep,
+            _ if window.frames == Frames::Reserved => Verdict::Release,
             Backing::Unbacked | Backing::Base4K => Verdict::Release,
             Backing::Huge2M if window.pages >= BASE_PAGES_PER_WINDOW => Verdict::Release,
             Backing::Huge2M if is_short && window.pages >= self.split_from => Verdict::Split,
@@ -81,7 +97,7 @@ mod tests {
     use super::*;
 
     fn decide(backing: Backing, pages: u16, is_short: bool) -> Verdict {
-        GivenBackRules::default().decide(GivenBackWindow { backing, is_of_pool: false, pages }, is_short)
+        GivenBackRules::default().decide(GivenBackWindow { backing, frames: Frames::Ordinary, pages }, is_short)
     }
 
     #[test]
@@ -100,8 +116,19 @@ mod tests {
     }
 
     #[test]
+    fn a_window_of_reserved_frames_loses_each_piece_at_once() {
+        let decide = |backing, pages, is_short| {
+            GivenBackRules::default().decide(GivenBackWindow { backing, frames: Frames::Reserved, pages }, is_short)
+        };
+        for backing in [Backing::Unbacked, Backing::Base4K, Backing::Huge2M] {
+            assert_eq!([1, 512].map(|pages| decide(backing, pages, false)), [Verdict::Release; 2], "{backing:?}");
+        }
+        assert_eq!(decide(Backing::Giant1G, 512, true), Verdict::Keep);
+    }
+
+    #[test]
     fn a_page_of_the_pool_stays_even_when_all_of_it_is_given_back() {
-        let of_pool = GivenBackWindow { backing: Backing::Huge2M, is_of_pool: true, pages: 512 };
+        let of_pool = GivenBackWindow { backing: Backing::Huge2M, frames: Frames::OfPool, pages: 512 };
         assert_eq!(GivenBackRules::default().decide(of_pool, true), Verdict::Keep);
         assert_eq!(decide(Backing::Giant1G, 512, true), Verdict::Keep);
     }

@@ -3,22 +3,29 @@
 //! without a copy.
 //!
 //! ```text
-//!   first touch of an empty window
-//!        │                     `threshold` pages populated
-//!        ▼                                │
-//!    [Partial] ───────────────────────────┴──────────────▶ [Whole]  one huge entry; no longer in the queue
-//!        │  ▲ each change: to the tail                        │
-//!        │  └──────────────── a page was given back ──────────┘     at 0 pages there is no reservation any more
-//!        ▼ the host is short, and it is the head
-//!     Broken: the frames that hold nothing go back, the others stay as base pages; it is never reserved again
+//!   first touch of an empty window ◀──────────────────────────────────────────────────────────────┐
+//!        │                     `threshold` pages populated, and none absent                       │
+//!        ▼                                │                                                       │
+//!    [Partial] ───────────────────────────┴──────────────▶ [Whole]  one huge entry; not queued    │
+//!        │  ▲ each change: to the tail                        │                                   │
+//!        │  └──────────── demoted: a page was given back ─────┘                                   │
+//!        │                                                                                        │
+//!        ├─ the last populated page was given back: all frames go, and the reservation ends ──────┤
+//!        ▼ the host is short, and it is the head                                                  │
+//!     Broken: the frames that hold nothing go back, the others stay as base pages                 │
+//!        └─ all of them were given back ──────────────────────────────────────────────────────────┘
 //!
 //!   queue   head, changed longest ago ──▶ w4  w1  w9 ◀── tail, changed last
 //! ```
 //!
-//! Breaking a reservation loses no data: only frames that the guest never touched go back. A reservation costs
-//! memory only while the host has some to spare.
+//! A page of a reserved window is populated (the guest uses it), unpopulated (its frame is reserved) or absent (the
+//! guest gave it back, and its frame is the host's). FreeBSD keeps the frame of a freed page in its reservation; here
+//! the balloon asks for the frame itself, so it goes.
 //!
-//! This module decides and keeps the records. Its caller maps, promotes and gives back accordingly.
+//! Breaking a reservation loses no data: only frames that hold none go back. A large window is not broken. A
+//! reservation costs memory only while the host has some to spare.
+//!
+//! This module decides and keeps the records. Its caller maps, promotes, demotes and gives back accordingly.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -43,8 +50,24 @@ pub struct ReservationRules {
 /// 1 ms at its usual 1000 Hz). The order matters for pressure that lasts seconds.
 const QUEUE_SLOP: Duration = Duration::from_millis(1);
 
+/// Upper ends of the ages by which partial reservations are counted, in seconds since their last change; the last
+/// group has no end. A second is a burst of touches, ten the phase of a program.
+pub const PARTIAL_AGES_S: [u64; 3] = [1, 10, 60];
+
+/// Number of groups of ages.
+pub const AGE_GROUPS: usize = PARTIAL_AGES_S.len() + 1;
+
 /// A window with reserved frames.
 type Key = (VmId, WindowIndex);
+
+/// Pages of a reserved window that its guest gave back, by their state before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftPages {
+    /// Number of populated pages.
+    pub populated: u16,
+    /// Number of pages with a reserved frame that were not populated.
+    pub unpopulated: u16,
+}
 
 /// All reservations, and the queue of the partly populated ones.
 #[derive(Clone, Debug)]
@@ -62,15 +85,24 @@ pub struct Reservations {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     populated: u16,
+    /// Pages that were given back; they have no frame.
+    absent: u16,
     place: Place,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Partial; queued at this turn and moment.
+    /// Partial; queued at this turn, and changed last at this moment.
     Queued { turn: u64, since: Moment },
     /// Populated enough to be large.
     Whole,
+}
+
+impl Held {
+    /// Number of reserved frames without data.
+    fn unpopulated(self) -> u64 {
+        u64::from(BASE_PAGES_PER_WINDOW - self.absent - self.populated)
+    }
 }
 
 impl Reservations {
@@ -96,57 +128,76 @@ impl Reservations {
     /// # Panics
     /// If the window already has a reservation.
     pub fn reserve(&mut self, vm: VmId, window: WindowIndex, now: Moment) {
-        let place = self.enqueue((vm, window), now);
-        let before = self.held.insert((vm, window), Held { populated: 0, place });
-        assert!(before.is_none(), "{vm}: {window} is reserved already");
-        self.unpopulated += u64::from(BASE_PAGES_PER_WINDOW);
+        assert!(!self.held.contains_key(&(vm, window)), "{vm}: {window} is reserved already");
+        self.put_partial((vm, window), 0, 0, now);
     }
 
     /// Records that `pages` more pages of a reserved window are populated. Returns whether that makes it large now.
     ///
     /// # Panics
-    /// If the window has no reservation, or fewer than `pages` are left.
+    /// If the window has no reservation, or fewer than `pages` unpopulated frames are left.
     pub fn populate(&mut self, vm: VmId, window: WindowIndex, pages: u16, now: Moment) -> bool {
-        let held = self.take((vm, window));
+        let key = (vm, window);
+        let held = self.take(key);
         let populated = held.populated + pages;
-        assert!(populated <= BASE_PAGES_PER_WINDOW, "{vm}: {window} has {populated} pages populated");
-        let Place::Queued { turn, since } = held.place else {
-            self.held.insert((vm, window), Held { populated, place: Place::Whole });
-            return false;
-        };
-        self.unpopulated -= u64::from(pages);
-        let is_whole = populated >= self.threshold;
-        let place = if is_whole {
-            self.queue.remove(&turn);
-            self.unpopulated -= u64::from(BASE_PAGES_PER_WINDOW - populated);
-            Place::Whole
-        } else if now.since(since) < QUEUE_SLOP {
-            held.place
-        } else {
-            self.queue.remove(&turn);
-            self.enqueue((vm, window), now)
-        };
-        self.held.insert((vm, window), Held { populated, place });
-        is_whole
+        assert!(u64::from(pages) <= held.unpopulated(), "{vm}: {window} has {populated} pages populated");
+        let is_whole = populated >= self.threshold && held.absent == 0;
+        match held.place {
+            Place::Whole => self.put(key, Held { populated, ..held }),
+            Place::Queued { .. } if is_whole => self.put(key, Held { populated, absent: 0, place: Place::Whole }),
+            Place::Queued { turn, since } if now.since(since) < QUEUE_SLOP => {
+                self.put(key, Held { populated, absent: held.absent, place: Place::Queued { turn, since } });
+            }
+            Place::Queued { .. } => self.put_partial(key, populated, held.absent, now),
+        }
+        is_whole && matches!(held.place, Place::Queued { .. })
     }
 
-    /// Records that the guest gave back `pages` pages of a reserved window. A large window becomes partial again.
-    /// With no page left the reservation ends, and the window may be reserved anew.
+    /// Records that frames were taken again for `pages` pages of a reserved window that were given back. They are
+    /// not populated yet.
     ///
     /// # Panics
-    /// If the window has no reservation, or fewer pages.
-    pub fn depopulate(&mut self, vm: VmId, window: WindowIndex, pages: u16, now: Moment) {
+    /// If the window has no reservation, or fewer pages are absent.
+    pub fn refill(&mut self, vm: VmId, window: WindowIndex, pages: u16) {
         let held = self.take((vm, window));
-        assert!(pages <= held.populated, "{vm}: {window} has {} pages populated, not {pages}", held.populated);
-        if let Place::Queued { turn, .. } = held.place {
-            self.queue.remove(&turn);
-            self.unpopulated -= u64::from(BASE_PAGES_PER_WINDOW - held.populated);
-        }
-        let populated = held.populated - pages;
+        assert!(pages <= held.absent, "{vm}: {window} has {} pages absent, not {pages}", held.absent);
+        self.put((vm, window), Held { absent: held.absent - pages, ..held });
+    }
+
+    /// Records that a large window has base pages again. All its pages count as populated from now on: what the guest
+    /// touched while it was large is not known.
+    ///
+    /// # Panics
+    /// If the window is not large.
+    pub fn demote(&mut self, vm: VmId, window: WindowIndex, now: Moment) {
+        let held = self.take((vm, window));
+        assert!(matches!(held.place, Place::Whole), "{vm}: {window} is not large");
+        self.put_partial((vm, window), BASE_PAGES_PER_WINDOW, 0, now);
+    }
+
+    /// Records that the guest gave back pages of a reserved window, and that the host has their frames. A large window
+    /// becomes partial again. Returns whether the reservation continues: with no populated page left it ends, the
+    /// rest of its frames are to go back, and the window may be reserved anew.
+    ///
+    /// # Panics
+    /// If the window has no reservation, or fewer such pages.
+    pub fn depopulate(&mut self, vm: VmId, window: WindowIndex, left: LeftPages, now: Moment) -> bool {
+        let held = self.take((vm, window));
+        let LeftPages { populated, unpopulated } = left;
+        assert!(populated <= held.populated, "{vm}: {window} has {} pages populated, not {populated}", held.populated);
+        assert!(u64::from(unpopulated) <= held.unpopulated(), "{vm}: {window} has fewer frames than {unpopulated}");
+        let absent = held.absent + populated + unpopulated;
+        let populated = held.populated - populated;
         if populated > 0 {
-            let place = self.enqueue((vm, window), now);
-            self.unpopulated += u64::from(BASE_PAGES_PER_WINDOW - populated);
-            self.held.insert((vm, window), Held { populated, place });
+            self.put_partial((vm, window), populated, absent, now);
+        }
+        populated > 0
+    }
+
+    /// Ends a reservation, if there is one: its window is on base pages from now on.
+    pub fn end(&mut self, vm: VmId, window: WindowIndex) {
+        if self.held.contains_key(&(vm, window)) {
+            self.take((vm, window));
         }
     }
 
@@ -157,11 +208,9 @@ impl Reservations {
         let mut broken = Vec::new();
         let Some(mut host) = host else { return broken };
         while broken.len() < at_most && self.shortage.update(Some(host)) {
-            let Some((_, key)) = self.queue.pop_first() else { break };
+            let Some(key) = self.queue.values().next().copied() else { break };
             let held = self.take(key);
-            let unpopulated = u64::from(BASE_PAGES_PER_WINDOW - held.populated);
-            self.unpopulated -= unpopulated;
-            host.available += PageSize::Base4K.bytes() * unpopulated;
+            host.available += PageSize::Base4K.bytes() * held.unpopulated();
             broken.push(key);
         }
         broken
@@ -170,6 +219,16 @@ impl Reservations {
     /// Number of populated pages of the window; `None` if it has no reservation.
     pub fn populated(&self, vm: VmId, window: WindowIndex) -> Option<u16> {
         self.held.get(&(vm, window)).map(|held| held.populated)
+    }
+
+    /// Number of pages of a reserved window that were given back and have no frame; 0 without a reservation.
+    pub fn absent(&self, vm: VmId, window: WindowIndex) -> u16 {
+        self.held.get(&(vm, window)).map_or(0, |held| held.absent)
+    }
+
+    /// Whether the window is large.
+    pub fn is_whole(&self, vm: VmId, window: WindowIndex) -> bool {
+        self.held.get(&(vm, window)).is_some_and(|held| matches!(held.place, Place::Whole))
     }
 
     /// Reserved memory that is not populated: the memory that breaking all partial reservations would give back.
@@ -183,15 +242,42 @@ impl Reservations {
         self.queue.values().copied()
     }
 
-    fn take(&mut self, key: Key) -> Held {
-        let (vm, window) = key;
-        self.held.remove(&key).unwrap_or_else(|| panic!("{vm}: {window} is not reserved"))
+    /// Number of partial reservations by the time since their last change; see [`PARTIAL_AGES_S`].
+    pub fn partial_by_age(&self, now: Moment) -> [u64; AGE_GROUPS] {
+        let mut counts = [0; AGE_GROUPS];
+        for held in self.queue.values().filter_map(|key| self.held.get(key)) {
+            if let Place::Queued { since, .. } = held.place {
+                let age = now.since(since);
+                let group = PARTIAL_AGES_S.iter().position(|end| age < Duration::from_secs(*end));
+                counts[group.unwrap_or(AGE_GROUPS - 1)] += 1;
+            }
+        }
+        counts
     }
 
-    fn enqueue(&mut self, key: Key, now: Moment) -> Place {
+    /// Takes a reservation out of the records and the queue.
+    fn take(&mut self, key: Key) -> Held {
+        let (vm, window) = key;
+        let held = self.held.remove(&key).unwrap_or_else(|| panic!("{vm}: {window} is not reserved"));
+        if let Place::Queued { turn, .. } = held.place {
+            self.queue.remove(&turn);
+            self.unpopulated -= held.unpopulated();
+        }
+        held
+    }
+
+    fn put(&mut self, key: Key, held: Held) {
+        if let Place::Queued { turn, .. } = held.place {
+            self.queue.insert(turn, key);
+            self.unpopulated += held.unpopulated();
+        }
+        self.held.insert(key, held);
+    }
+
+    /// At the tail of the queue.
+    fn put_partial(&mut self, key: Key, populated: u16, absent: u16, now: Moment) {
         let turn = self.next_turn;
         self.next_turn += 1;
-        self.queue.insert(turn, key);
-        Place::Queued { turn, since: now }
+        self.put(key, Held { populated, absent, place: Place::Queued { turn, since: now } });
     }
 }

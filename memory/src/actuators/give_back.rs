@@ -15,12 +15,14 @@
 //! gives away the target of a transfer, it loses that data and nothing else. The transfer ends in a page that is
 //! freed after it.
 //!
-//! Pages of the pool and reserved frames stay. A released one may be taken by another process at once, and a guest
-//! that touches its place again would be killed by `SIGBUS`.
+//! Pages of the pool stay. A released one may be taken by another process at once, and a guest that touches its place
+//! again would be killed by `SIGBUS`. Reserved frames go by way of the service that maps them, which demotes the window
+//! first where that is needed ([`crate::reserved_frames`]). Their file has room for all of RAM, so a page that is
+//! touched again is as good as one that was never touched.
 
 use std::sync::Arc;
 
-use wideleaf_policies::given_back::{GivenBackWindow, Verdict};
+use wideleaf_policies::given_back::{Frames, GivenBackWindow, Verdict};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowIndex};
 
@@ -118,7 +120,7 @@ impl GiveBack {
     fn look_at(&self, window: WindowIndex, offered: PageSet) {
         let given_back = self.ram.given_back();
         let Some(range) = self.window_of(window.start()) else { return };
-        let claim = self.ram.claims().window(window);
+        let claim = self.ram.claims().window_in_place(window);
         let _alone = given_back.discarding();
         let mut book = given_back.book();
         if claim.is_err() {
@@ -161,9 +163,17 @@ impl GiveBack {
         if free.is_empty() {
             return Ok(None);
         }
-        let is_of_pool = backing.fixed_page().is_some() || backing.is_reservable();
-        let asked = GivenBackWindow { backing: seen.backing, is_of_pool, pages: free.count() };
-        match book.rules().decide(asked, self.ram.given_back().is_short()) {
+        let is_short = self.ram.given_back().is_short();
+        let ask = |frames| GivenBackWindow { backing: seen.backing, frames, pages: free.count() };
+        if let Some(service) = self.ram.frames_service()
+            && book.rules().decide(ask(Frames::Reserved), is_short) == Verdict::Release
+            && let Some(given_back) = service.give_back(window, free)
+        {
+            return given_back.map(|()| Some(free));
+        }
+        // Without a service, or after its end, frames are not reserved any more.
+        let frames = if backing.fixed_page().is_some() { Frames::OfPool } else { Frames::Ordinary };
+        match book.rules().decide(ask(frames), is_short) {
             Verdict::Keep => return Ok(None),
             Verdict::Split => {
                 let split = split_window(&*self.host, backing.kind(), range, window);

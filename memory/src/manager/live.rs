@@ -27,9 +27,14 @@ use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::GateState;
+use crate::reserved_frames::ReservedFramesReport;
 
 /// Maximum number of actions kept: some seconds of a busy VM, a screenful for an operator.
 pub const LATEST_ACTIONS_MAX: usize = 64;
+
+/// Mechanism under which changes of reservations are counted; the results are `reserved`, `promoted`, `demoted`,
+/// `p_failures`, `ended` and `broken`.
+pub const RESERVATION: &str = "reservation";
 
 /// State of a manager at the end of a tick.
 #[derive(Clone, Debug)]
@@ -46,7 +51,8 @@ pub struct Live {
     pub snapshot: Snapshot,
     /// State of each VM, in the order of the snapshot.
     pub vms: Vec<LiveVm>,
-    /// Number of actions by mechanism and result.
+    /// Number of actions by mechanism and result; with those of the service that maps reserved frames, if there is
+    /// one, under [`RESERVATION`].
     pub outcomes: BTreeMap<(&'static str, &'static str), u64>,
     /// Guest memory copied by promotions.
     pub copied: Bytes,
@@ -216,7 +222,7 @@ impl ManagerLoop {
             ticks: report.ticks,
             snapshot,
             vms,
-            outcomes: report.outcomes.clone(),
+            outcomes: self.outcomes_with_reservations(),
             copied: report.copied,
             bloat: report.bloat,
             released: report.released,
@@ -232,6 +238,12 @@ impl ManagerLoop {
         };
         self.publisher.short_of_pages.clear();
         *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+    }
+
+    fn outcomes_with_reservations(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        let changes = self.reservations.iter().flat_map(|counted| counted.read(ReservedFramesReport::changes));
+        let changes = changes.filter(|(_, count)| *count > 0).map(|(name, count)| ((RESERVATION, name), count));
+        self.report.outcomes.iter().map(|(name, count)| (*name, *count)).chain(changes).collect()
     }
 
     fn live_vm(&self, vm: &VmState, rows: &VmSnapshot, kvm_check: Option<KvmCheck>, budget_refusals: u64) -> LiveVm {

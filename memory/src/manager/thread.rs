@@ -190,6 +190,7 @@ impl Manager {
         let reserved_frames = work
             .reserved_frames()
             .map_err(|source| ManagerError::ReservedFrames { policy: work.report.policy, source })?;
+        work.reservations = reserved_frames.as_ref().map(ReservedFrames::counted);
         let should_stop = work.should_stop.clone();
         let (steering, live) = (work.steering.clone(), work.publisher.slot());
         let (host, access) = (work.host.clone(), work.access.clone());

@@ -29,6 +29,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_policies::{Hva, PageSize, WindowIndex};
 
+use crate::claims::{Claims, PartClaim};
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::mover::ASIDE_SLOTS;
 use crate::region::{GuestRam, RamRange};
@@ -76,7 +77,11 @@ pub trait MinorFaults: Send + Sync {
 }
 
 /// The unmapped windows, shared by the sensor and the thread that answers touches.
-pub struct Watched(Mutex<Windows>);
+pub struct Watched {
+    windows: Mutex<Windows>,
+    /// Claims of the RAM: a window with pages that are being given back is not unmapped.
+    claims: Arc<Claims>,
+}
 
 struct Windows {
     /// Door to the kernel; `None` once closed.
@@ -86,14 +91,18 @@ struct Windows {
     service: Option<PipeWriter>,
     /// Windows of the present sample, and whether each was touched.
     touched: BTreeMap<WindowIndex, bool>,
+    /// Claim on each of these windows.
+    claims: BTreeMap<WindowIndex, PartClaim>,
     /// Why it was closed early.
     failed: Option<String>,
 }
 
 impl Watched {
-    /// A set without unmapped windows.
-    pub fn new(door: Arc<dyn MinorFaults>) -> Watched {
-        Watched(Mutex::new(Windows { door: Some(door), service: None, touched: BTreeMap::new(), failed: None }))
+    /// A set without unmapped windows. `claims` are those of the RAM behind `door`.
+    pub fn new(door: Arc<dyn MinorFaults>, claims: Arc<Claims>) -> Watched {
+        let (touched, of_windows) = (BTreeMap::new(), BTreeMap::new());
+        let windows = Windows { door: Some(door), service: None, touched, claims: of_windows, failed: None };
+        Watched { windows: Mutex::new(windows), claims }
     }
 
     /// Wakes all waiting threads, and records their windows as touched.
@@ -123,32 +132,32 @@ impl Watched {
     fn take(&self, window: WindowIndex) -> Result<(), &'static str> {
         let mut windows = self.windows();
         let door = windows.door.clone().ok_or(ENDED)?;
+        let claim = self.claims.window_aside(window).map_err(|_| BUSY)?;
         door.watch(window).map_err(|_| REFUSED)?;
         windows.touched.insert(window, false);
+        windows.claims.insert(window, claim);
         if door.unmap(window).is_err() {
             windows.let_go(window);
             windows.touched.remove(&window);
+            windows.claims.remove(&window);
             return Err(REFUSED);
         }
         Ok(())
     }
 
-    /// Stops watching a window. Returns whether it was touched, as far as reported.
-    fn give_back(&self, window: WindowIndex) -> Result<bool, &'static str> {
+    /// Stops watching a window. Returns whether it was touched, as far as reported, and the claim on it.
+    fn give_back(&self, window: WindowIndex) -> (Result<bool, &'static str>, Option<PartClaim>) {
         let mut windows = self.windows();
         // If this fails, all is closed, and no thread waits.
         let _ = windows.serve();
         windows.let_go(window);
-        let touched = windows.touched.remove(&window);
-        if windows.door.is_none() {
-            return Err(ENDED);
-        }
-        touched.ok_or(ENDED)
+        let touched = windows.touched.remove(&window).filter(|_| windows.door.is_some());
+        (touched.ok_or(ENDED), windows.claims.remove(&window))
     }
 
     fn windows(&self) -> MutexGuard<'_, Windows> {
         // A thread that panicked under this lock left at most one window watched; its touch is answered all the same.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -195,6 +204,8 @@ impl Windows {
 /// Names of reasons in a sample, the same as in `access.rs`.
 const ENDED: &str = "service_ended";
 const REFUSED: &str = "refused";
+/// Pages of the window are being given back.
+const BUSY: &str = "busy";
 
 /// Minor faults that were opened.
 pub struct OpenMinorFaults {
@@ -202,6 +213,8 @@ pub struct OpenMinorFaults {
     pub faults: Arc<dyn MinorFaults>,
     /// Descriptor that becomes readable when a thread touches an unmapped page.
     pub touches: Arc<LinuxMinorFaults>,
+    /// Claims of the RAM.
+    pub claims: Arc<Claims>,
 }
 
 impl OpenMinorFaults {
@@ -210,8 +223,9 @@ impl OpenMinorFaults {
     /// # Errors
     /// The same as for [`LinuxMinorFaults::open`].
     pub fn of(ram: Arc<GuestRam>) -> Result<OpenMinorFaults, MinorFaultsError> {
+        let claims = ram.claims().clone();
         let touches = Arc::new(LinuxMinorFaults::open(ram)?);
-        Ok(OpenMinorFaults { faults: touches.clone(), touches })
+        Ok(OpenMinorFaults { faults: touches.clone(), touches, claims })
     }
 }
 
@@ -243,11 +257,11 @@ impl MinorFaultSensor {
     /// # Errors
     /// [`MinorFaultsError::Thread`].
     pub fn start_on(
-        OpenMinorFaults { faults, touches }: OpenMinorFaults,
+        OpenMinorFaults { faults, touches, claims }: OpenMinorFaults,
         ranges: Vec<RamRange>,
         config: AccessConfig,
     ) -> Result<MinorFaultSensor, MinorFaultsError> {
-        let watched = Arc::new(Watched::new(faults));
+        let watched = Arc::new(Watched::new(faults, claims));
         let service = Service::start(watched.clone(), touches).map_err(MinorFaultsError::Thread)?;
         let mut sensor = MinorFaultSensor::served_elsewhere(watched, ranges, config);
         sensor._service = Some(service);
@@ -272,7 +286,8 @@ impl MinorFaultSensor {
     fn put_back(&self, host: &dyn Host, window: WindowIndex, was_mapped: &[PageRun]) -> Seen {
         // Before the end of watching: until then only a page without a minor fault can have been mapped.
         let mapped = self.mapped(host, window);
-        let told = self.watched.give_back(window);
+        // Claimed until its pages are mapped again: those that the guest gives back must not come back by that.
+        let (told, _claim) = self.watched.give_back(window);
         for run in was_mapped {
             // A page that cannot be mapped now is mapped by the next touch; until then it counts as absent.
             if let Err(error) = host.advise(run.start, run.bytes, Advice::PopulateRead) {
@@ -406,6 +421,7 @@ fn answer_until(stop: &PipeReader, watched: &Watched, door: &LinuxMinorFaults) -
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
+    use crate::claims::Claimed;
     use crate::testing::fake_host::FakeHost;
     use crate::testing::fake_minor_faults::FakeMinorFaults;
     use wideleaf_policies::units::{kib, mib};
@@ -417,6 +433,7 @@ mod tests {
         host: Arc<FakeHost>,
         door: Arc<FakeMinorFaults>,
         watched: Arc<Watched>,
+        claims: Arc<Claims>,
         sensor: MinorFaultSensor,
     }
 
@@ -430,9 +447,10 @@ mod tests {
             host.make_present(range.hva + mib(2), mib(2), true);
             host.make_present(range.hva + mib(4) + mib(1), kib(512), false);
             let door = Arc::new(FakeMinorFaults::new(host.clone(), range));
-            let watched = Arc::new(Watched::new(FakeMinorFaults::open(&door)));
+            let claims = Arc::<Claims>::default();
+            let watched = Arc::new(Watched::new(FakeMinorFaults::open(&door), claims.clone()));
             let sensor = MinorFaultSensor::served_elsewhere(watched.clone(), vec![range], AccessConfig::default());
-            Bed { host, door, watched, sensor }
+            Bed { host, door, watched, claims, sensor }
         }
 
         fn start(&mut self, windows: &[WindowIndex]) {
@@ -471,6 +489,19 @@ mod tests {
         assert_eq!(bed.finish(), [Seen::Untouched, Seen::Touched, Seen::Untouched]);
         assert_eq!(bed.pages(), ALL_THERE);
         assert!(!bed.door.is_anything_watched());
+    }
+
+    #[test]
+    fn a_window_with_pages_that_are_given_back_is_not_sampled_and_a_sampled_one_gives_none_back() {
+        let mut bed = Bed::new();
+        let given_back = bed.claims.window_in_place(WINDOWS[0]).expect("free");
+        bed.start(&WINDOWS[..2]);
+        assert_eq!(bed.pages()[..2], [(512, false), (0, false)], "the first one is in place");
+        assert_eq!(bed.claims.window_in_place(WINDOWS[1]).expect_err("it is sampled"), Claimed::Aside);
+        assert_eq!(bed.finish(), [Seen::Unknown("busy"), Seen::Untouched]);
+        drop(given_back);
+        assert!(bed.claims.window_in_place(WINDOWS[1]).is_ok(), "its pages are mapped again");
+        assert_eq!(bed.claims.parts_in_work(), 0);
     }
 
     #[test]

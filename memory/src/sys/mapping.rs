@@ -105,8 +105,9 @@ impl AddressReservation {
         };
         let address = self.base + offset.as_usize();
         // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them
-        // yet (PROT_NONE), or it is a giant's page that is mapped over it with the same contents, while all threads
-        // and vCPUs that reach them stand still (`actuators::giant`).
+        // (PROT_NONE, or the room of `reserved_frames::frames`, of which no piece is made), or it is a giant's page
+        // that is mapped over it with the same contents, while all threads and vCPUs that reach them stand still
+        // (`actuators::giant`).
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,

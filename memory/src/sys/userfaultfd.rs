@@ -403,10 +403,12 @@ fn unknown_feature(error: UserfaultfdError, missing: UserfaultfdError) -> Userfa
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
+    use crate::host::{Advice, Host, linux::LinuxHost};
     use crate::region::GuestRam;
+    use crate::sensors::host_backing::window_backing;
     use proptest::prelude::*;
     use std::sync::atomic::Ordering;
-    use wideleaf_policies::{Gpa, GpaRange, PageSize};
+    use wideleaf_policies::{Backing, Gpa, GpaRange, PageSize, WindowIndex};
 
     #[test]
     fn the_requests_have_the_numbers_of_the_header() {
@@ -460,6 +462,39 @@ mod tests {
         });
         let again = uffd.map_file_pages(start, bytes).expect_err("all of it is mapped");
         assert_eq!(again.raw_os_error(), Some(libc::EEXIST));
+    }
+
+    #[test]
+    fn anonymous_memory_has_no_call_that_maps_a_part_of_a_waiting_huge_page() {
+        let (window, page) = (PageSize::Huge2M.bytes(), PageSize::Base4K.bytes());
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), window * 2).expect("fits")], backing).expect("memory");
+        let uffd = match Userfaultfd::open_for_minor_faults() {
+            Ok(uffd) => uffd,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let refused = uffd.register(ram.base(), window, Mode::Minor).expect_err("it is not a file's");
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "so UFFDIO_CONTINUE has nothing to continue");
+        drop(uffd);
+        let uffd = match Userfaultfd::open_for_moves() {
+            Ok(uffd) => uffd,
+            Err(error) => return println!("skipped, in part: {error}"),
+        };
+        let host = LinuxHost::open().expect("there is /proc");
+        let is_huge = || {
+            let seen = window_backing(&host, ram.ranges()[0], None, WindowIndex::new(0)).expect("it is RAM");
+            seen.backing == Backing::Huge2M
+        };
+        for advice in [Advice::HugePage, Advice::PopulateWrite] {
+            host.advise(ram.base(), window, advice).expect("memory");
+        }
+        if !is_huge() {
+            return println!("skipped, in part: no huge page is available here");
+        }
+        let (from, to) = (ram.window(WindowIndex::new(0)), ram.window(WindowIndex::new(1)));
+        uffd.register(to.start(), window, Mode::Missing).expect("nothing else watches");
+        let moved = uffd.move_pages(from.part(page, page), to.part(page, page)).expect("it is not pinned");
+        assert_eq!((moved, is_huge()), (page, false), "a piece is moved, but the huge page is split for it");
     }
 
     proptest! {

@@ -141,8 +141,9 @@ impl<H: Kernel> Userfaultfds for FailingHost<H> {
     }
 
     fn open_minor_faults(&self, ram: Arc<GuestRam>) -> Result<OpenMinorFaults, MinorFaultsError> {
-        let OpenMinorFaults { faults, touches } = self.real.open_minor_faults(ram)?;
-        Ok(OpenMinorFaults { faults: Arc::new(FailingMinorFaults::new(faults, self.faults.clone())), touches })
+        let OpenMinorFaults { faults, touches, claims } = self.real.open_minor_faults(ram)?;
+        let faults = Arc::new(FailingMinorFaults::new(faults, self.faults.clone()));
+        Ok(OpenMinorFaults { faults, touches, claims })
     }
 }
 

@@ -642,3 +642,22 @@ fn no_window_of_a_moving_giant_is_taken_aside_swapped_or_sampled() {
     bed.aside.bring_back(W).unwrap();
     bed.assert_at_rest();
 }
+
+#[test]
+fn no_window_with_pages_that_are_given_back_is_taken_aside_swapped_or_sampled() {
+    let bed = Bed::new();
+    bed.mover.write(W, ALL_PAGES);
+    let given_back = bed.claims.window_in_place(W).unwrap();
+    assert!(matches!(bed.aside.set_aside(W), Err(AsideError::Claimed(W, Claimed::InPlace))));
+    assert_eq!(bed.swapper().swap(bed.host.as_ref(), W).result, OutcomeResult::Refused(Refusal::Busy));
+    let mut sensor = bed.sensor();
+    sensor.start(bed.host.as_ref(), &[W]);
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Unknown("busy"))]);
+    assert!(!bed.mover.is_anything_watched());
+    drop(given_back);
+    bed.aside.set_aside(W).unwrap();
+    assert_eq!(bed.claims.window_in_place(W).unwrap_err(), Claimed::Aside);
+    bed.aside.bring_back(W).unwrap();
+    assert!(bed.claims.window_in_place(W).is_ok());
+    bed.assert_at_rest();
+}

@@ -240,6 +240,22 @@ fn a_window_with_another_claim_is_released_when_the_claim_ends() {
 }
 
 #[test]
+fn a_window_aside_keeps_its_inflated_pages_until_it_is_back() {
+    let guest = guest(BackingKind::Anon);
+    let aside = guest.ram.claims().window_aside(WindowIndex::new(0)).unwrap();
+    guest.give_back.inflate((0..10).map(gpa));
+    guest.give_back.report(GpaRange::new(gpa(20), kib(40)).unwrap());
+    assert_eq!(guest.backing(0).0, 512);
+    let counters = guest.ram.given_back().counters();
+    // 10 are kept, and at the second check the same and 10 more.
+    assert_eq!((counters.busy, counters.kept, counters.released), (2, 30, 0));
+    drop(aside);
+    guest.give_back.look_again(WindowIndex::new(0), 64);
+    assert_eq!(guest.backing(0).0, 502, "only the balloon's pages may still be released");
+    guest.assert_untouched(10..PAGES);
+}
+
+#[test]
 fn an_empty_balloon_is_released_no_more() {
     let guest = guest(BackingKind::Anon);
     if !guest.make_huge(0..1) {

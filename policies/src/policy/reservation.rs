@@ -5,6 +5,9 @@
 //! a page until the window is large, and 2 MiB cleared at its first page. A guest that touches half of many windows
 //! holds twice the memory until the host is short. Then the reservation that was changed longest ago is broken.
 //!
+//! Pages that the guest gives back leave their reservation at once, and a large window that loses one has base pages
+//! again until the guest uses all of it.
+//!
 //! Quicksilver fills the rest of a window when 64 pages are populated. Here the kernel clears the whole window with
 //! the first page, so no page is left to fill, and no daemon is needed.
 

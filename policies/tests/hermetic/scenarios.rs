@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use wideleaf_policies::policy::{POLICIES, PolicyInfo, RamStart};
+use wideleaf_policies::reservations::LeftPages;
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
@@ -246,17 +247,89 @@ fn a_large_window_is_never_broken() {
     assert_eq!(book.to_break(used(99), ALL), []);
 }
 
+/// Gives back `populated` populated and `unpopulated` reserved pages of a window of VM 0. Returns whether it is still
+/// reserved.
+fn give_back(book: &mut Reservations, window: u64, populated: u16, unpopulated: u16, at: u64) -> bool {
+    book.depopulate(VmId(0), WindowIndex::new(window), LeftPages { populated, unpopulated }, seconds(at))
+}
+
 #[test]
 fn giving_pages_back_makes_a_reservation_partial_and_the_last_page_ends_it() {
     let window = WindowIndex::new(4);
     let mut book = reserved("reservation", &[4, 1]);
     assert!(touch(&mut book, 4, 512, 2));
-    book.depopulate(VmId(0), window, 2, seconds(3));
-    assert_eq!((queue(&book), book.unpopulated()), (vec![1, 4], mib(2) + kib(8)));
+    assert!(give_back(&mut book, 4, 2, 0, 3));
+    assert_eq!((queue(&book), book.unpopulated()), (vec![1, 4], mib(2)), "their two frames are the host's");
+    assert_eq!((book.populated(VmId(0), window), book.absent(VmId(0), window)), (Some(510), 2));
+    book.refill(VmId(0), window, 2);
+    assert_eq!(book.unpopulated(), mib(2) + kib(8));
     assert!(touch(&mut book, 4, 2, 4), "it is large again with the last page");
-    book.depopulate(VmId(0), window, 512, seconds(5));
+    assert!(!give_back(&mut book, 4, 512, 0, 5), "it is reserved no more");
     assert_eq!((book.populated(VmId(0), window), book.unpopulated()), (None, mib(2)));
     book.reserve(VmId(0), window, seconds(6));
+}
+
+#[test]
+fn a_window_with_pages_given_back_is_not_large_before_they_are_used_again() {
+    let mut book = reserved("reservation:threshold=64", &[4]);
+    assert!(!touch(&mut book, 4, 60, 1));
+    assert!(give_back(&mut book, 4, 1, 3, 2));
+    assert_eq!(book.unpopulated(), kib(4) * (512 - 60 - 3));
+    assert!(!touch(&mut book, 4, 100, 3), "159 pages are populated, but a large page would take the four again");
+    book.refill(VmId(0), WindowIndex::new(4), 4);
+    assert!(touch(&mut book, 4, 4, 4));
+}
+
+#[test]
+fn what_the_guest_touched_while_a_window_was_large_counts_as_populated() {
+    let mut book = reserved("reservation:threshold=64", &[4]);
+    assert!(touch(&mut book, 4, 64, 1));
+    book.demote(VmId(0), WindowIndex::new(4), seconds(2));
+    assert_eq!((book.populated(VmId(0), WindowIndex::new(4)), book.unpopulated()), (Some(512), Bytes::ZERO));
+    assert!(give_back(&mut book, 4, 500, 0, 3), "12 pages are left that the guest may use");
+    assert!(!give_back(&mut book, 4, 12, 0, 4));
+}
+
+/// Given-back frames are the host's already: breaking `4` frees 512 - 100 - 300 pages, and a window that was given
+/// back whole has no turn any more.
+#[test]
+fn breaking_counts_only_frames_that_are_still_reserved() {
+    let mut book = reserved("reservation:break_from=85,break_to=85", &[4, 1, 9]);
+    touch(&mut book, 4, 400, 1);
+    assert!(give_back(&mut book, 4, 300, 0, 1));
+    touch(&mut book, 1, 1, 1);
+    assert!(!give_back(&mut book, 1, 1, 0, 1));
+    touch(&mut book, 9, 1, 3);
+    assert_eq!((queue(&book), book.unpopulated()), (vec![4, 9], kib(4) * (112 + 511)));
+    // 2048 MiB, of which 1741 are 85 %: 307 MiB must be available, and 304 are; 4 adds 0.4 MiB, and 9 adds 2.
+    let short = Some(HostMemory { total: mib(2048), available: mib(304), giant_pages_free: 0 });
+    let broken: Vec<_> = book.to_break(short, ALL).iter().map(|(_, window)| window.get()).collect();
+    assert_eq!((broken, book.unpopulated()), (vec![4, 9], Bytes::ZERO));
+}
+
+#[test]
+fn partial_reservations_are_counted_by_the_time_since_their_last_change() {
+    let mut book = reserved("reservation", &[4, 1, 9, 2, 5]);
+    assert!(touch(&mut book, 2, 512, 50), "a large window is not partial");
+    touch(&mut book, 9, 1, 99);
+    touch(&mut book, 1, 1, 70);
+    // at 100: 9 changed a second ago, 1 30 seconds ago, 4 and 5 at 0 and 4
+    assert_eq!(book.partial_by_age(seconds(100)), [0, 1, 1, 2]);
+    assert_eq!(book.partial_by_age(seconds(99)), [1, 0, 1, 2]);
+}
+
+/// A window that was broken, or never became large, has no reservation: it may get a new one.
+#[test]
+fn a_reservation_that_ended_can_be_made_again() {
+    let mut book = reserved("reservation", &[4, 1]);
+    book.end(VmId(0), WindowIndex::new(4));
+    book.end(VmId(0), WindowIndex::new(77));
+    assert_eq!((queue(&book), book.unpopulated()), (vec![1], mib(2)));
+    assert_eq!(book.to_break(used(99), ALL).len(), 1);
+    for window in [4, 1] {
+        book.reserve(VmId(0), WindowIndex::new(window), seconds(5));
+    }
+    assert_eq!((queue(&book), book.unpopulated()), (vec![4, 1], mib(4)));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use wideleaf_policies::budget::Cost;
 use wideleaf_policies::outcome::{Outcome, OutcomeResult, Skip};
 use wideleaf_policies::policy::Policy;
 use wideleaf_policies::recording::Header;
-use wideleaf_policies::reservations::{ReservationRules, Reservations};
+use wideleaf_policies::reservations::{LeftPages, ReservationRules, Reservations};
 use wideleaf_policies::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
@@ -250,9 +250,17 @@ impl Window {
             return;
         };
         if row.resident < before {
-            book.depopulate(vm, row.window, before - row.resident, at);
+            let left = LeftPages { populated: before - row.resident, unpopulated: 0 };
+            if book.is_whole(vm, row.window) {
+                tally.count_done("demote_reserved");
+            }
+            book.depopulate(vm, row.window, left, at);
             self.pages = Pages::AsRecorded;
-        } else if book.populate(vm, row.window, row.resident - before, at) {
+            return;
+        }
+        let more = row.resident - before;
+        book.refill(vm, row.window, more.min(book.absent(vm, row.window)));
+        if book.populate(vm, row.window, more, at) {
             self.pages = Pages::Large(Backing::Huge2M);
             tally.count_in_place(row.resident);
         }
