@@ -176,8 +176,9 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         let giants = Giants::of_this_machine();
-        // A giant would leave behind the userfaultfd that such a policy has on the RAM.
-        let has_giants = !policy.decides_at_first_touch();
+        // A promoted giant would leave behind the userfaultfd that such a policy has on the RAM. It may demote those
+        // that its first touches brought.
+        let has_giants = !policy.decides_at_first_touch() || policy.largest_page() == PageSize::Giant1G;
         if policy.largest_page() == PageSize::Giant1G {
             report.unanswered.extend(giants.why_no_page());
         }
@@ -247,7 +248,8 @@ impl ManagerLoop {
             true => PageSize::Base4K,
             false => lock(&policy).first_touch(vm, window),
         };
-        FirstTouch::start(self.host.clone(), vms, decide).map(Some)
+        let has_giants = lock(&self.policy).largest_page() == PageSize::Giant1G;
+        FirstTouch::start(self.host.clone(), vms, has_giants.then(|| self.giants.source()), decide).map(Some)
     }
 
     /// Starts the service for a policy that reserves frames; `None` for all others.
