@@ -90,6 +90,15 @@ impl BackingConfig {
         BackingConfig { kind: BackingKind::Memfd, start_page: PageSize::Base4K, folios: Folios::Huge }
     }
 
+    /// The same RAM, of huge folios if it is memfd RAM on base pages that a policy decides about at the first touch.
+    #[must_use]
+    pub const fn for_first_touch(self, is_decided: bool) -> BackingConfig {
+        match (self.kind, self.start_page, self.folios) {
+            (BackingKind::Memfd, PageSize::Base4K, Folios::Memfd) if is_decided => BackingConfig::of_huge_folios(),
+            _ => self,
+        }
+    }
+
     /// Whether frames can be reserved for its windows.
     pub const fn is_reservable(self) -> bool {
         matches!(self.folios, Folios::Reserved)

@@ -22,13 +22,14 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
 use wideleaf_policies::{
-    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
+    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId, WindowIndex,
 };
 
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
+use crate::region::GuestRam;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError};
 use crate::sensors::host_backing::HostBackingSensor;
 
@@ -179,7 +180,7 @@ impl ManagerLoop {
         // A promoted giant would leave behind the userfaultfd that such a policy has on the RAM. It may demote those
         // that its first touches brought.
         let has_giants = !policy.decides_at_first_touch() || policy.largest_page() == PageSize::Giant1G;
-        if policy.largest_page() == PageSize::Giant1G {
+        if policy.largest_page() == PageSize::Giant1G && !are_all_on_giant_pages(&vms) {
             report.unanswered.extend(giants.why_no_page());
         }
         // A policy that decides at the fault has the RAM's userfaultfd; there can be only one.
@@ -357,6 +358,13 @@ impl ManagerLoop {
             vm.sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
+}
+
+/// Whether the RAM has giants and all of them are on giant pages, so that no pool needs a page.
+fn are_all_on_giant_pages(vms: &[ManagedVm]) -> bool {
+    let is_on_page = |ram: &GuestRam, giant| ram.claims().is_on_giant_page(WindowIndex::containing(giant));
+    let giants = || vms.iter().filter_map(|vm| vm.ram.as_deref()).flat_map(|ram| ram.giants().map(move |g| (ram, g)));
+    giants().next().is_some() && giants().all(|(ram, giant)| is_on_page(ram, giant))
 }
 
 fn shortage(rules: GivenBackRules) -> Watermark {

@@ -268,6 +268,16 @@ impl ManagerLoop {
         self
     }
 
+    /// Reports why RAM that was prepared before has no page of 1 GiB.
+    #[must_use]
+    pub fn without_giant_page(mut self, why: &str) -> ManagerLoop {
+        let line = no_page(&why);
+        if !self.report.unanswered.contains(&line) {
+            self.report.unanswered.push(line);
+        }
+        self
+    }
+
     /// Number of pages that giants of some VM could use: free in the pool, or to be made.
     pub(super) fn giant_pages_free(&self) -> u64 {
         let mut of_vms = self.vms.iter().filter_map(|vm| vm.giants.as_ref());
