@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use wideleaf_policies::PageSize;
 
-use crate::giant_maker::{GiantMaker, take_page};
+use crate::giant_maker::GiantMaker;
 use crate::giant_page::{GIANT, GiantPage};
 use crate::kernel::Kernel;
 use crate::pool::HugetlbPools;
@@ -42,7 +42,7 @@ impl GiantSource {
     /// A cleared page: one of the pool, or else one that is made.
     pub(super) fn page(&self, kernel: &dyn Kernel) -> Result<Supplied, Obstacle> {
         if self.pools.check(PageSize::Giant1G, GIANT).is_ok() {
-            let file = kernel.create_giant().and_then(|file| take_page(kernel, &file).map(|()| file));
+            let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file).map(|()| file));
             match file {
                 Ok(file) => return Ok(Supplied { page: Arc::new(GiantPage::of_pool(file)), is_made: false }),
                 // Another process was faster.
@@ -188,8 +188,8 @@ mod tests {
     #[test]
     fn a_page_of_the_pool_that_another_process_took_is_made_or_missing() {
         let (_root, pools) = pools(1);
-        // create_giant, map_aside, advise
-        for call in 0..3 {
+        // create_giant, fill_giant
+        for call in 0..2 {
             let host = FakeHost::default();
             host.fail_call(call, libc::ENOMEM);
             let source = GiantSource { pools: pools.clone(), maker: None };

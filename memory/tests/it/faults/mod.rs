@@ -174,6 +174,10 @@ impl GiantMappings for Meddling {
         Ok(GiantFile::from_file(file).unwrap())
     }
 
+    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
+        if self.has_ordinary_giants { Ok(()) } else { self.real.fill_giant(page) }
+    }
+
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
         self.real.map_aside(contents)
     }
