@@ -37,10 +37,10 @@
 //! an ordinary memfd the frames are scattered unless `shmem_enabled` says otherwise, and the collapse copies them
 //! (`by_collapse`). A window in which another process has touched the file is no first touch.
 //!
-//! **Giants.** A page of 1 GiB replaces the mapping of a giant with no page and all windows registered: only the service
-//! could bring a page there, and it brings none in the meantime. Clearing or making the page takes a tenth of a second
-//! to seconds, in another thread and without the lock of the mappings: other memory is answered as ever, and after
-//! `GIANT_WAIT_MAX` the waiting touches get pages of 2 MiB. Nothing promotes a giant later, and a demoted one stays demoted.
+//! **Giants.** A page of 1 GiB replaces the mapping of a giant with no page and all windows registered. Only the
+//! service could bring a page there, and it brings none in the meantime. Clearing or making the page takes a tenth of
+//! a second to seconds, in another thread and without the lock of the mappings: other memory is answered as ever, and
+//! after 10 s the waiting touches get pages of 2 MiB. Nothing promotes a giant later, and a demoted one stays demoted.
 //!
 //! No thread may wait for ever. However the service ends (stopped, dropped, a panic of the policy, a failed call),
 //! all memory is let go and all waiters are woken; from then on the kernel answers.
@@ -115,8 +115,8 @@ impl FirstTouch {
     /// asked about once while the service lives, and only if it has no page at its first touch.
     ///
     /// The touching thread waits for `decide`: it should take no longer than a fault, and it must not touch RAM of
-    /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch. `giants`: where
-    /// pages for answers of 1g come from; without them, such an answer means 2m.
+    /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch. `giants`:
+    /// where pages for answers of 1g come from; without them, such an answer means 2m.
     ///
     /// # Errors
     /// [`FirstTouchError`]; nothing stays registered. Needs RAM outside the pool that starts with base pages,

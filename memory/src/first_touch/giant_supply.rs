@@ -121,7 +121,7 @@ mod tests {
     use crate::pool::NotMade;
     use crate::testing::fake_host::FakeHost;
 
-    /// A pool of giant pages of which so many are free.
+    /// A pool of giant pages with this number of free ones.
     fn pools(free: u64) -> (tempfile::TempDir, HugetlbPools) {
         let root = tempfile::tempdir().expect("a temporary folder");
         let pool = root.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB");

@@ -62,7 +62,7 @@ pub(super) const LOOK_FOR_GIANT_EVERY_MS: u16 = 2;
 
 /// Giants at their first touch.
 impl<D> Deciding<D> {
-    /// Answers the touches of a giant whose page is ready, or came too late.
+    /// Answers the touches of the first awaited giant, if its page is ready or too late.
     pub(super) fn look_for_giant(&mut self) {
         let Some(awaited) = self.giants.awaited.front().copied() else { return };
         let supplied = self.giants.supply.as_mut().and_then(GiantSupply::look);

@@ -29,7 +29,7 @@ fn host() -> Arc<dyn Kernel> {
     Arc::new(LinuxHost::open().unwrap())
 }
 
-/// A pool of giant pages of which so many are said to be free.
+/// A pool of giant pages with this number of free ones, in files of the test.
 fn pool(free: u64) -> (tempfile::TempDir, HugetlbPools) {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB");
