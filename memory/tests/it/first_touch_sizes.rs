@@ -70,8 +70,7 @@ fn stop(service: FirstTouch) -> FirstTouchReport {
 /// Touches a page of some windows of a giant, all of which must read zero, and checks every mark afterwards.
 fn touches(ram: &Arc<GuestRam>, windows: impl IntoIterator<Item = u64>) {
     let windows: Vec<u64> = windows.into_iter().collect();
-    let threads: Vec<_> =
-        windows.iter().map(|window| *window).map(|w| in_thread(ram, move |ram| touch(ram, w, 7))).collect();
+    let threads: Vec<_> = windows.iter().copied().map(|w| in_thread(ram, move |ram| touch(ram, w, 7))).collect();
     assert_eq!(threads.into_iter().map(join).sum::<u64>(), 0, "memory that was never touched reads zero");
     for window in windows {
         assert_eq!(word(ram, window, 7).load(Ordering::Relaxed), mark(window, 7), "window {window}");
