@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::Cell;
-use wideleaf_policies::Bytes;
 use wideleaf_policies::units::PerTenThousand;
+use wideleaf_policies::{Bytes, Gpa};
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    Counters, FaultPriceSummary, Figure, Gaps, Hello, KvmPages, ManagerSummary, Measurement, OF_POLICIES, Phase,
-    PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, RunReport, SensorSummary, Setup, Verification, VmmCost,
+    Counters, FaultPriceSummary, Figure, FirstTouchNow, FirstTouchRegion, Gaps, Hello, KvmPages, ManagerSummary,
+    Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, RunReport,
+    SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
 
@@ -284,11 +285,54 @@ fn fault_price(price: &FaultPriceSummary) -> String {
     format!("a second-level fault takes {us:.2} us ({source}{of}){by}")
 }
 
+/// Pages at the first touch of each range of RAM, and now.
+fn write_first_touches(out: &mut String, regions: &[FirstTouchRegion]) {
+    if regions.is_empty() {
+        return;
+    }
+    let mut rows = table(&[
+        "RAM from",
+        "size",
+        "faults",
+        "first 4k*",
+        "first 2m",
+        "first 1g",
+        "now 4k",
+        "now 2m",
+        "now 1g",
+        "demoted 2m",
+        "demoted 1g",
+    ]);
+    for region in regions {
+        let now = |of: fn(&FirstTouchNow) -> u64| region.now.as_ref().map_or("?".to_owned(), |now| of(now).to_string());
+        let FirstTouchRegion { faults, windows_4k_at_first, pages_2m_at_first, pages_1g_at_first, .. } = region;
+        rows.add_row([
+            Cell::new(Gpa::new(region.start)),
+            number(Bytes::new(region.bytes)),
+            number(faults),
+            number(windows_4k_at_first),
+            number(pages_2m_at_first),
+            number(pages_1g_at_first),
+            number(now(|now| now.pages_4k)),
+            number(now(|now| now.pages_2m)),
+            number(now(|now| now.pages_1g)),
+            number(now(|now| now.demoted_2m)),
+            number(now(|now| now.demoted_1g)),
+        ]);
+    }
+    let _ = writeln!(out, "  first touches: pages by size (* windows of 2 MiB left to base pages)\n{rows}");
+    for region in regions.iter().filter(|region| !region.refused.is_empty()) {
+        let refused: Vec<String> = region.refused.iter().map(|(why, n)| format!("{why} {n}")).collect();
+        let _ = writeln!(out, "  first touches from {}: refused: {}", Gpa::new(region.start), refused.join(", "));
+    }
+}
+
 fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     let is_shown = |name: &&String| is_verbose || !name.starts_with(OF_POLICIES);
     for (name, count) in manager.outcomes.iter().filter(|(name, _)| is_shown(name)) {
         let _ = writeln!(out, "  manager: {name}: {count}");
     }
+    write_first_touches(out, &manager.first_touch_regions);
     for (name, sensor) in &manager.sensors {
         let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s } = sensor;
         let cpu_ms = cpu_s * 1e3;

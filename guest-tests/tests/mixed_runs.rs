@@ -137,7 +137,8 @@ impl Lane<'_> {
 
     fn pattern(&mut self) -> Vec<String> {
         let policy = POLICIES[self.dice.usize(0..POLICIES.len())];
-        let backing = if policy.starts_with("reservation") { "memfd" } else { "anon" };
+        let may_be_memfd = policy == "at-fault" && self.dice.bool();
+        let backing = if policy.starts_with("reservation") || may_be_memfd { "memfd" } else { "anon" };
         let seconds = self.dice.u8(1..6);
         let cmdline = format!("seconds={seconds}");
         let words = ["pattern", "--memory", "64M", "--vcpus", "2", "--policy", policy, "--backing", backing];
@@ -146,7 +147,8 @@ impl Lane<'_> {
 
     fn disk(&mut self, disk: &SlowDisk) -> Vec<String> {
         let policy = POLICIES[self.dice.usize(0..POLICIES.len())];
-        let backing = if policy.starts_with("reservation") { "memfd" } else { "anon" };
+        let may_be_memfd = policy == "at-fault" && self.dice.bool();
+        let backing = if policy.starts_with("reservation") || may_be_memfd { "memfd" } else { "anon" };
         let path = disk.path();
         let cmdline = "bytes=12M seconds=3 requests=500";
         let words = ["disk", "--memory", "40M", "--vcpus", "2", "--policy", policy, "--backing", backing];

@@ -40,8 +40,18 @@ impl BackingKind {
 pub struct BackingConfig {
     kind: BackingKind,
     start_page: PageSize,
-    /// Whether its file supplies huge folios that are then mapped page by page.
-    is_reservable: bool,
+    folios: Folios,
+}
+
+/// Folios of the file behind memfd RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Folios {
+    /// Those of an ordinary memfd, as `shmem_enabled` says.
+    Memfd,
+    /// Huge ones, for windows that are mapped whole.
+    Huge,
+    /// Huge ones, reserved for windows that are mapped page by page.
+    Reserved,
 }
 
 /// A combination that does not exist.
@@ -64,19 +74,34 @@ impl BackingConfig {
         match (kind, start_page) {
             (BackingKind::Hugetlb, PageSize::Base4K) => Err(BackingError::HugetlbOf4K),
             (BackingKind::Anon | BackingKind::Memfd, PageSize::Giant1G) => Err(BackingError::GiantNeedsHugetlb(kind)),
-            _ => Ok(BackingConfig { kind, start_page, is_reservable: false }),
+            _ => Ok(BackingConfig { kind, start_page, folios: Folios::Memfd }),
         }
     }
 
     /// memfd RAM on base pages, for which frames can be reserved 2 MiB at a time ([`crate::reserved_frames`]). No
     /// other process may write to it: memory that this process has not mapped counts as never touched.
     pub const fn reservable() -> BackingConfig {
-        BackingConfig { kind: BackingKind::Memfd, start_page: PageSize::Base4K, is_reservable: true }
+        BackingConfig { folios: Folios::Reserved, ..BackingConfig::of_huge_folios() }
+    }
+
+    /// memfd RAM on base pages, of which a window gets 2 MiB in one piece where that is asked for
+    /// ([`crate::first_touch`]), whatever `shmem_enabled` is.
+    pub const fn of_huge_folios() -> BackingConfig {
+        BackingConfig { kind: BackingKind::Memfd, start_page: PageSize::Base4K, folios: Folios::Huge }
+    }
+
+    /// The same RAM, of huge folios if it is memfd RAM on base pages that a policy decides about at the first touch.
+    #[must_use]
+    pub const fn for_first_touch(self, is_decided: bool) -> BackingConfig {
+        match (self.kind, self.start_page, self.folios) {
+            (BackingKind::Memfd, PageSize::Base4K, Folios::Memfd) if is_decided => BackingConfig::of_huge_folios(),
+            _ => self,
+        }
     }
 
     /// Whether frames can be reserved for its windows.
     pub const fn is_reservable(self) -> bool {
-        self.is_reservable
+        matches!(self.folios, Folios::Reserved)
     }
 
     /// Kind of memory behind the RAM.
@@ -110,8 +135,10 @@ impl BackingConfig {
         let of_host = |file| Some(RamFile { file, supplies_huge_folios: false });
         match self.kind {
             BackingKind::Anon => Ok(None),
-            BackingKind::Memfd if self.is_reservable => create_reservable(bytes).map(Some),
-            BackingKind::Memfd => create_memfd(bytes, None).map(of_host),
+            BackingKind::Memfd => match self.folios {
+                Folios::Memfd => create_memfd(bytes, None).map(of_host),
+                Folios::Huge | Folios::Reserved => create_of_huge_folios(bytes).map(Some),
+            },
             BackingKind::Hugetlb => create_memfd(bytes, Some(self.start_page)).map(of_host),
         }
     }
@@ -145,12 +172,12 @@ pub(crate) struct RamFile {
 
 /// A file that supplies 2 MiB in one piece. If that is not permitted, an ordinary memfd with scattered frames,
 /// where promotion copies.
-fn create_reservable(bytes: Bytes) -> Result<RamFile, MapError> {
+fn create_of_huge_folios(bytes: Bytes) -> Result<RamFile, MapError> {
     match tmpfs::create_file(bytes) {
         Ok(file) => Ok(RamFile { file, supplies_huge_folios: true }),
         Err(error) => {
             tracing::warn!(
-                "cannot make a file of huge folios, so promotions of reserved frames copy; run as root: {error}"
+                "cannot make a file of huge folios, so a window that becomes large is copied; run as root: {error}"
             );
             Ok(RamFile { file: create_memfd(bytes, None)?, supplies_huge_folios: false })
         }

@@ -18,9 +18,12 @@ use std::thread::JoinHandle;
 use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_policies::{Backing, Bytes, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex};
+use wideleaf_policies::{
+    Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex,
+};
 
 use crate::actuators::collapse::collapse_window;
+use crate::giant_page::GIANT;
 use crate::host::{Advice, Host};
 use crate::region::{GuestRam, RamRange};
 use crate::sandboxed::{ThreadWork, thread_starts};
@@ -263,7 +266,6 @@ const COLLAPSE_ATTEMPTS: u32 = 4;
 /// All RAM of some VMs, registered with a userfaultfd until each window is let go. Dropping it lets the rest go.
 pub(crate) struct Faults<S> {
     uffd: Userfaultfd,
-    mode: Mode,
     regions: Vec<Region<S>>,
 }
 
@@ -273,6 +275,8 @@ struct Region<S> {
     /// RAM of the VM, kept mapped while it is registered.
     ram: Arc<GuestRam>,
     range: RamRange,
+    /// Kind of its faults.
+    mode: Mode,
     /// State by window of the range, ascending; `None` once it is let go.
     states: Vec<Option<S>>,
 }
@@ -291,16 +295,33 @@ impl<S: Clone> Faults<S> {
         mode: Mode,
         state: S,
     ) -> Result<Faults<S>, RegisterError> {
-        let mut faults = Faults { uffd, mode, regions: Vec::new() };
+        Faults::register_each(uffd, vms, |_| mode, state)
+    }
+
+    /// Like [`Faults::register`], with the kind of faults that each VM's RAM has. Windows on a giant page are let go
+    /// from the start: all of them are present.
+    ///
+    /// # Errors
+    /// [`RegisterError`]; nothing stays registered.
+    pub(crate) fn register_each(
+        uffd: Userfaultfd,
+        vms: &[(VmId, Arc<GuestRam>)],
+        mode: impl Fn(&GuestRam) -> Mode,
+        state: S,
+    ) -> Result<Faults<S>, RegisterError> {
+        let mut faults = Faults { uffd, regions: Vec::new() };
         for (vm, ram, range) in vms.iter().flat_map(|(vm, ram)| ram.ranges().iter().map(move |range| (vm, ram, range)))
         {
-            let (start, bytes) = (range.hva, range.gpa.bytes());
-            let windows = range.gpa.windows().len();
-            assert_eq!(PageSize::Huge2M.bytes() * windows as u64, bytes, "no hugetlb: whole windows");
-            let registered = faults.uffd.register(start, bytes, mode);
-            registered.map_err(|source| RegisterError { vm: *vm, start, source })?;
-            let states = vec![Some(state.clone()); windows];
-            faults.regions.push(Region { vm: *vm, ram: ram.clone(), range: *range, states });
+            let windows = range.gpa.windows();
+            assert_eq!(PageSize::Huge2M.bytes() * windows.len() as u64, range.gpa.bytes(), "no hugetlb: whole windows");
+            let is_let_go = |window| ram.claims().is_on_giant_page(window);
+            let states = windows.map(|window| (!is_let_go(window)).then(|| state.clone())).collect();
+            let region = Region { vm: *vm, ram: ram.clone(), range: *range, mode: mode(ram), states };
+            for (start, bytes) in region.stretches(|_| true) {
+                let registered = faults.uffd.register(start, bytes, region.mode);
+                registered.map_err(|source| RegisterError { vm: *vm, start, source })?;
+            }
+            faults.regions.push(region);
         }
         Ok(faults)
     }
@@ -350,8 +371,44 @@ impl<S> Faults<S> {
         self.regions[touch.region].vm
     }
 
-    pub(crate) fn ram(&self, touch: Touch) -> &GuestRam {
+    pub(crate) fn ram(&self, touch: Touch) -> &Arc<GuestRam> {
         &self.regions[touch.region].ram
+    }
+
+    /// Number of the touched range, in the order in which the ranges were registered.
+    pub(crate) fn region(&self, touch: Touch) -> usize {
+        touch.region
+    }
+
+    /// First guest-physical address of the giant around a touch, if all of it is RAM.
+    pub(crate) fn giant(&self, touch: Touch) -> Option<Gpa> {
+        let range = self.regions[touch.region].range.gpa;
+        let giant = touch.window.start().align_down(PageSize::Giant1G);
+        (range.start() <= giant && giant + GIANT <= range.end()).then_some(giant)
+    }
+
+    /// Whether no window of a giant was let go, and all fulfil `is_so`.
+    pub(crate) fn is_all_of_giant(&self, touch: Touch, giant: Gpa, is_so: impl Fn(&S) -> bool) -> bool {
+        let region = &self.regions[touch.region];
+        region.states[region.rows_of_giant(giant)].iter().all(|state| state.as_ref().is_some_and(&is_so))
+    }
+
+    /// Counts the windows of a giant as let go, because another mapping that was never registered has replaced theirs.
+    pub(crate) fn giant_was_replaced(&mut self, touch: Touch, giant: Gpa) {
+        let region = &mut self.regions[touch.region];
+        let rows = region.rows_of_giant(giant);
+        region.states[rows].fill_with(|| None);
+    }
+
+    /// Address at which a giant of the touched range is mapped.
+    pub(crate) fn giant_start(&self, touch: Touch, giant: Gpa) -> Hva {
+        let range = self.regions[touch.region].range;
+        range.hva + (giant - range.gpa.start())
+    }
+
+    /// Wakes the threads that wait anywhere in a giant; they retry.
+    pub(crate) fn wake_giant(&self, touch: Touch, giant: Gpa) -> io::Result<()> {
+        self.uffd.wake(self.giant_start(touch, giant), GIANT)
     }
 
     /// The userfaultfd, for mapping pages and waking threads.
@@ -365,11 +422,11 @@ impl<S> Faults<S> {
     /// # Errors
     /// Error of the kernel; `EBUSY` if another userfaultfd has the window. It is let go as before then.
     pub(crate) fn take_back(&mut self, touch: Touch, state: S) -> io::Result<()> {
-        let of_window = &mut self.regions[touch.region].states[touch.row];
-        if of_window.is_none() {
-            self.uffd.register(touch.start, PageSize::Huge2M.bytes(), self.mode)?;
+        let region = &mut self.regions[touch.region];
+        if region.states[touch.row].is_none() {
+            self.uffd.register(touch.start, PageSize::Huge2M.bytes(), region.mode)?;
         }
-        *of_window = Some(state);
+        region.states[touch.row] = Some(state);
         Ok(())
     }
 
@@ -453,6 +510,12 @@ impl<S> Drop for Faults<S> {
 }
 
 impl<S> Region<S> {
+    /// Rows of the windows of a giant that lies wholly in the range.
+    fn rows_of_giant(&self, giant: Gpa) -> std::ops::Range<usize> {
+        let first = (giant - self.range.gpa.start()).pages(PageSize::Huge2M) as usize;
+        first..first + GIANT.pages(PageSize::Huge2M) as usize
+    }
+
     fn stretches(&self, is_so: impl Fn(&S) -> bool + Copy) -> impl Iterator<Item = (Hva, Bytes)> {
         let is_so = move |state: &Option<S>| state.as_ref().is_some_and(is_so);
         let mut next = self.range.hva;
@@ -468,7 +531,6 @@ impl<S> Region<S> {
 mod tests {
     use super::*;
     use crate::backing::{BackingConfig, BackingKind};
-    use wideleaf_policies::Gpa;
     use wideleaf_policies::units::mib;
 
     const VM: VmId = VmId(3);

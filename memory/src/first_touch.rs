@@ -1,5 +1,5 @@
 //! Decides at the fault: the first touch of a window waits until a policy has chosen its page size (`userfaultfd(2)`,
-//! missing faults of anonymous guest RAM).
+//! missing faults of anonymous and memfd guest RAM).
 //!
 //! ```text
 //!   a vCPU, a device thread or a native kernel touches a page that is not there, and waits
@@ -7,14 +7,17 @@
 //!        ▼                     it has a page already (touched before the service began): no decision ──────────┐
 //!   [Unasked] ── ask, once ─▶ 4k ──────────────────────────────────────────────────────────────────────────────┤
 //!        │                                                                                                     │
-//!        └─▶ 2m (1g too): MADV_HUGEPAGE, drop the empty page table, let the window go, fault it in, look       │
+//!        ├─▶ 1g, the giant is untouched: [Deferred] until a page of 1 GiB is ready ─▶ map it there: [Released] │
+//!        │             │ touched, no page, too late                                                            │
+//!        ▼             ▼                                                                                       │
+//!        2m: MADV_HUGEPAGE, drop the empty page table, let the window go, fault it in, look                    │
 //!                 │                     │ not huge?                                                            │
 //!                 ▼ huge                ▼ collapse it, look again ── refused: MADV_NOHUGEPAGE as before ───────┤
 //!            [Released]            [Released]                                                                  ▼
 //!                                                                       let the window go: [Released], the kernel's
 //!                                                                       own faults bring base pages from now on; or,
 //!                                                                       if it cannot be let go, [Kept]: each touched
-//!                                                                       page is answered with one zero page
+//!                                                                       page is answered by itself
 //! ```
 //!
 //! To let a window go is to unregister it. That wakes its waiters, which touch again and then cause the kernel's own
@@ -29,41 +32,58 @@
 //! and frees again, whatever the answer. Collapsing instead works only for a window at rest: while a guest was
 //! filling it, nine of ten collapses were refused as busy.
 //!
+//! **memfd RAM.** The page belongs to the file. `fallocate(2)` takes 2 MiB of it first, in one folio where the file is
+//! on a tmpfs of huge folios ([`BackingConfig::of_huge_folios`]), and the next fault maps it whole, without a copy. On
+//! an ordinary memfd the frames are scattered unless `shmem_enabled` says otherwise, and the collapse copies them
+//! (`by_collapse`). A window in which another process has touched the file is no first touch.
+//!
+//! **Giants.** A page of 1 GiB replaces the mapping of a giant with no page and all windows registered. Only the
+//! service could bring a page there, and it brings none in the meantime. Clearing or making the page takes a tenth of
+//! a second to seconds, in another thread and without the lock of the mappings: other memory is answered as ever, and
+//! after 10 s the waiting touches get pages of 2 MiB. Nothing promotes a giant later, and a demoted one stays demoted.
+//!
 //! No thread may wait for ever. However the service ends (stopped, dropped, a panic of the policy, a failed call),
 //! all memory is let go and all waiters are woken; from then on the kernel answers.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use hdrhistogram::Histogram;
+use nix::poll::PollTimeout;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 pub use crate::faults::RegisterError;
-use crate::faults::{Brought, Counted, Faults, Service, ServiceReport, Serving, Touch, answer_times};
-use crate::host::{Advice, Host, HostError, linux::LinuxHost};
+use crate::faults::{Brought, Counted, Faults, Service, Serving, Touch};
+use crate::host::{Advice, Host as _, HostError, linux::LinuxHost};
+use crate::kernel::Kernel;
 use crate::region::{GuestRam, RamError};
 use crate::sensors::host_backing::window_backing;
 use crate::sys::pagemap::holds_nothing;
 pub use crate::sys::userfaultfd::UserfaultfdError;
 use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
+mod giant_supply;
+mod giants;
+mod placing;
+mod report;
+
+pub use giant_supply::GiantSource;
+use giant_supply::GiantSupply;
+use giants::{Giants, LOOK_FOR_GIANT_EVERY_MS};
+pub use placing::place_before_loading;
+pub use report::{FirstTouchReport, PageCounts, PagesNow, RegionReport};
+
 /// The service in its thread. See the module.
-#[derive(Debug)]
-pub struct FirstTouch(Serving<FirstTouchReport>);
+pub struct FirstTouch {
+    serving: Serving<FirstTouchReport>,
+    host: Arc<dyn Kernel>,
+    vms: Vec<(VmId, Arc<GuestRam>)>,
+}
 
 /// Why first touches cannot be decided.
 #[derive(Debug, thiserror::Error)]
 pub enum FirstTouchError {
-    /// memfd RAM: the file determines the page size of its fault, and other processes can fault it in too.
-    #[error(
-        "{0}: cannot decide first touches of memfd RAM yet: its pages belong to the file, which other processes fault \
-         in too, in the size of shmem_enabled; use --backing anon"
-    )]
-    Memfd(VmId),
     /// hugetlb RAM: there is nothing to decide.
     #[error("{0}: cannot decide first touches of hugetlb RAM: its pages have one size; use --backing anon")]
     Hugetlb(VmId),
@@ -90,98 +110,22 @@ pub enum FirstTouchError {
     Thread(#[source] io::Error),
 }
 
-/// Counters of the service.
-#[derive(Clone)]
-pub struct FirstTouchReport {
-    /// Number of windows that the policy was asked about, once each. The sum of the next two and of all `refused`.
-    pub asked: u64,
-    /// Number of windows answered 4k.
-    pub answered_4k: u64,
-    /// Number of windows answered 2m or 1g, and seen to be huge afterwards.
-    pub answered_2m: u64,
-    /// Number of those where the collapse, not the fault, brought the huge page.
-    pub by_collapse: u64,
-    /// Number of answers of 1g, which no fault of anonymous memory brings; 2m was tried.
-    pub giant_as_2m: u64,
-    /// Number of windows answered 2m or 1g that stayed at base pages, by the obstacle.
-    pub refused: BTreeMap<&'static str, u64>,
-    /// Number of windows that were not asked about: they had pages before the first missing page was touched.
-    pub backed_before: u64,
-    /// Number of touches of a window that was let go before they were read.
-    pub touched_again: u64,
-    /// Number of pages answered with a zero page because their window could not be let go.
-    pub zero_pages: u64,
-    /// Number of touches that had no effect because the page or the mapping had changed since. They are retried.
-    pub raced: u64,
-    /// Additional wait of a touch, from reading its message to the answer, in nanoseconds; includes the decision.
-    pub answer_ns: Histogram<u64>,
-    /// Reason for an early end of the service, if any.
-    pub gave_up: Option<String>,
-}
-
-impl Default for FirstTouchReport {
-    fn default() -> FirstTouchReport {
-        FirstTouchReport {
-            asked: 0,
-            answered_4k: 0,
-            answered_2m: 0,
-            by_collapse: 0,
-            giant_as_2m: 0,
-            refused: BTreeMap::new(),
-            backed_before: 0,
-            touched_again: 0,
-            zero_pages: 0,
-            raced: 0,
-            answer_ns: answer_times(),
-            gave_up: None,
-        }
-    }
-}
-
-impl FirstTouchReport {
-    /// Number of windows answered 2m or 1g that are at base pages all the same.
-    pub fn huge_refused(&self) -> u64 {
-        self.refused.values().sum()
-    }
-
-    /// Every non-zero counter, by its name.
-    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let counters = [
-            ("asked", self.asked),
-            ("answered_4k", self.answered_4k),
-            ("answered_2m", self.answered_2m),
-            ("by_collapse", self.by_collapse),
-            ("giant_as_2m", self.giant_as_2m),
-            ("backed_before", self.backed_before),
-            ("touched_again", self.touched_again),
-            ("zero_pages", self.zero_pages),
-            ("raced", self.raced),
-            ("gave_up", u64::from(self.gave_up.is_some())),
-        ];
-        counters.into_iter().chain(self.refused.iter().map(|(name, n)| (*name, *n))).filter(|(_, n)| *n > 0)
-    }
-}
-
-impl fmt::Debug for FirstTouchReport {
-    /// Shows the counters by name; the histogram alone would be pages of zeroes.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.by_name()).finish()
-    }
-}
-
 impl FirstTouch {
     /// Registers all RAM of `vms` and starts the thread that answers its first touches by `decide`. Each window is
     /// asked about once while the service lives, and only if it has no page at its first touch.
     ///
     /// The touching thread waits for `decide`: it should take no longer than a fault, and it must not touch RAM of
-    /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch.
+    /// `vms` (it would wait for itself). No answer changes what the guest reads: zero, at a first touch. `giants`:
+    /// where pages for answers of 1g come from; without them, such an answer means 2m.
     ///
     /// # Errors
-    /// [`FirstTouchError`]; nothing stays registered. Needs anonymous RAM that starts with base pages, `PAGEMAP_SCAN`
-    /// (Linux 6.7), and a userfaultfd that sees kernel faults ([`UserfaultfdError::NotPermitted`]).
+    /// [`FirstTouchError`]; nothing stays registered. Needs RAM outside the pool that starts with base pages,
+    /// `PAGEMAP_SCAN` (Linux 6.7), and a userfaultfd that sees kernel faults ([`UserfaultfdError::NotPermitted`]), for
+    /// memfd RAM also minor ones (Linux 5.14).
     pub fn start(
-        host: Arc<dyn Host>,
+        host: Arc<dyn Kernel>,
         vms: Vec<(VmId, Arc<GuestRam>)>,
+        giants: Option<GiantSource>,
         decide: impl FnMut(VmId, WindowIndex) -> PageSize + Send + 'static,
     ) -> Result<FirstTouch, FirstTouchError> {
         for (vm, ram) in &vms {
@@ -195,25 +139,49 @@ impl FirstTouch {
             answered.map_err(|source| HostError { what: "PAGEMAP_SCAN", source })?;
         }
         let tables_stay = page_tables_stay()?;
-        let faults = Faults::register(Userfaultfd::open()?, &vms, Mode::Missing, State::Unasked)?;
-        let counted = Counted::default();
-        let service = Deciding { host: host.clone(), pagemap, faults, tables_stay, decide, counted: counted.clone() };
+        let has_files = vms.iter().any(|(_, ram)| ram.backing().kind() == BackingKind::Memfd);
+        let uffd = if has_files { Userfaultfd::open_for_minor_faults() } else { Userfaultfd::open() }?;
+        let mode = |ram: &GuestRam| match ram.backing().kind() {
+            BackingKind::Memfd => Mode::MissingOrMinor,
+            BackingKind::Anon | BackingKind::Hugetlb => Mode::Missing,
+        };
+        let faults = Faults::register_each(uffd, &vms, mode, State::Unasked)?;
+        let supply = giants.map(|source| GiantSupply::start(host.clone(), source)).transpose();
+        let giants = Giants::new(supply.map_err(FirstTouchError::Thread)?);
+        let counted = Counted::<FirstTouchReport>::default();
+        counted.count(|report| report.begin(&vms));
+        let service =
+            Deciding { host: host.clone(), pagemap, faults, tables_stay, decide, giants, counted: counted.clone() };
         if tables_stay {
             service.advise_undecided(Advice::HugePage);
         }
-        Serving::start("first-touch", host, counted, service).map(FirstTouch).map_err(FirstTouchError::Thread)
+        let serving = Serving::start("first-touch", host.clone(), counted, service);
+        Ok(FirstTouch { serving: serving.map_err(FirstTouchError::Thread)?, host, vms })
     }
 
-    /// Counts so far.
+    /// Counts so far, with the pages that are there now.
     pub fn report(&self) -> FirstTouchReport {
-        self.0.report()
+        seen(self.serving.report(), self.host.as_ref(), &self.vms)
     }
 
     /// Lets all memory go, wakes waiting threads, ends the thread, and returns its counts. Waits for
     /// the present answer.
     pub fn stop(self) -> FirstTouchReport {
-        self.0.stop("the policy panicked")
+        let FirstTouch { serving, host, vms } = self;
+        seen(serving.stop("the policy panicked"), host.as_ref(), &vms)
     }
+}
+
+impl std::fmt::Debug for FirstTouch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("FirstTouch").field(&self.serving).finish()
+    }
+}
+
+fn seen(report: FirstTouchReport, host: &dyn Kernel, vms: &[(VmId, Arc<GuestRam>)]) -> FirstTouchReport {
+    let mut report = report;
+    report.look(host, |of| vms.iter().find(|(vm, _)| *vm == of).map(|(_, ram)| ram.as_ref()));
+    report
 }
 
 /// Whether this host would let the service run: opens a userfaultfd and closes it. Returns the way it was opened.
@@ -241,10 +209,9 @@ fn page_tables_stay() -> Result<bool, FirstTouchError> {
 
 fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
     match (ram.backing().kind(), ram.backing().start_page()) {
-        (BackingKind::Memfd, _) => Err(FirstTouchError::Memfd(vm)),
         (BackingKind::Hugetlb, _) => Err(FirstTouchError::Hugetlb(vm)),
-        (BackingKind::Anon, PageSize::Base4K) => Ok(()),
-        (BackingKind::Anon, size) => Err(FirstTouchError::StartPage(vm, size)),
+        (BackingKind::Anon | BackingKind::Memfd, PageSize::Base4K) => Ok(()),
+        (BackingKind::Anon | BackingKind::Memfd, size) => Err(FirstTouchError::StartPage(vm, size)),
     }
 }
 
@@ -253,17 +220,20 @@ fn check_backing(vm: VmId, ram: &GuestRam) -> Result<(), FirstTouchError> {
 enum State {
     /// The policy was not asked yet.
     Unasked,
+    /// Answered 1g; it waits for a page of 1 GiB, and gets 2 MiB if none comes.
+    Deferred,
     /// Decided, but still registered because it could not be let go.
     Kept,
 }
 
 struct Deciding<D> {
-    host: Arc<dyn Host>,
+    host: Arc<dyn Kernel>,
     pagemap: File,
     faults: Faults<State>,
     /// Whether undecided windows are marked `MADV_HUGEPAGE`, because the kernel keeps empty page tables.
     tables_stay: bool,
     decide: D,
+    giants: Giants,
     counted: Counted<FirstTouchReport>,
 }
 
@@ -278,7 +248,7 @@ impl<D> Drop for Deciding<D> {
 impl<D> Deciding<D> {
     /// Best effort: a failed advice costs huge pages or control over them, nothing else.
     fn advise_undecided(&self, advice: Advice) {
-        for (start, bytes) in self.faults.stretches(|state| *state == State::Unasked) {
+        for (start, bytes) in self.faults.stretches(|state| *state != State::Kept) {
             self.advise(start, bytes, advice);
         }
     }
@@ -287,6 +257,15 @@ impl<D> Deciding<D> {
         if let Err(error) = self.host.advise(start, bytes, advice) {
             tracing::warn!("cannot give {advice:?} for {bytes} at {start}: {error}");
         }
+    }
+
+    /// Counts the first page of the touched window, or of the giant around it.
+    fn count_first(&self, touch: Touch, size: PageSize, also: impl FnOnce(&mut FirstTouchReport)) {
+        let start = touch.window.start().align_down(if size == PageSize::Base4K { PageSize::Huge2M } else { size });
+        self.counted.count(|report| {
+            report.regions[self.faults.region(touch)].begin(start, size);
+            also(report);
+        });
     }
 }
 
@@ -299,6 +278,7 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize + Send + 'static> Service for Decid
     }
 
     fn answer(&mut self, touch: Touch) -> io::Result<()> {
+        self.counted.count(|report| report.regions[self.faults.region(touch)].faults += 1);
         match self.faults.state(touch) {
             // The touch was on its way when the window was let go. Or its thread was woken, touched again and was on
             // its way once more before the kernel had finished letting go. Only this call wakes it.
@@ -307,36 +287,67 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize + Send + 'static> Service for Decid
                 self.faults.wake(touch)
             }
             Some(State::Kept) => self.release(touch),
+            Some(State::Unasked | State::Deferred) if self.is_awaited(touch) => {
+                self.counted.count(|report| report.waited_for_giant += 1);
+                Ok(())
+            }
+            Some(State::Deferred) => self.answer_huge(touch),
             Some(State::Unasked) => self.decide(touch),
         }
+    }
+
+    fn patience(&self) -> PollTimeout {
+        if self.giants.are_awaited() { LOOK_FOR_GIANT_EVERY_MS.into() } else { PollTimeout::NONE }
+    }
+
+    fn between_answers(&mut self) {
+        self.look_for_giant();
     }
 }
 
 impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
     fn decide(&mut self, touch: Touch) -> io::Result<()> {
-        if !holds_nothing(&self.pagemap, touch.start, PageSize::Huge2M.bytes())? {
-            self.counted.count(|report| report.backed_before += 1);
+        if !self.is_empty(touch)? {
+            self.count_first(touch, PageSize::Base4K, |report| report.backed_before += 1);
             return self.release(touch);
         }
         let size = (self.decide)(self.faults.vm(touch), touch.window);
         self.counted.count(|report| report.asked += 1);
-        if size == PageSize::Base4K {
-            self.counted.count(|report| report.answered_4k += 1);
-            return self.release(touch);
+        match size {
+            PageSize::Base4K => {
+                self.count_first(touch, PageSize::Base4K, |report| report.answered_4k += 1);
+                self.release(touch)
+            }
+            PageSize::Giant1G if self.await_giant(touch) => Ok(()),
+            PageSize::Huge2M | PageSize::Giant1G => self.answer_huge(touch),
         }
-        if size == PageSize::Giant1G {
-            self.counted.count(|report| report.giant_as_2m += 1);
+    }
+
+    /// Whether the window has no page at all, neither present nor swapped out.
+    fn is_empty(&self, touch: Touch) -> io::Result<bool> {
+        match self.faults.ram(touch).backing().kind() {
+            BackingKind::Memfd => self.faults.ram(touch).file_holds_nothing(touch.window),
+            BackingKind::Anon | BackingKind::Hugetlb => {
+                holds_nothing(&self.pagemap, touch.start, PageSize::Huge2M.bytes())
+            }
         }
+    }
+
+    fn answer_huge(&mut self, touch: Touch) -> io::Result<()> {
         match self.bring_huge(touch) {
             Ok(how) => {
-                self.counted.count(|report| {
+                self.count_first(touch, PageSize::Huge2M, |report| {
                     report.answered_2m += 1;
                     report.by_collapse += u64::from(how == Brought::ByCollapse);
                 });
                 Ok(())
             }
             Err(why) => {
-                self.counted.count(|report| *report.refused.entry(why).or_default() += 1);
+                let region = self.faults.region(touch);
+                self.count_first(touch, PageSize::Base4K, |report| {
+                    *report.refused.entry(why).or_default() += 1;
+                    *report.regions[region].refused.entry(why).or_default() += 1;
+                });
                 self.release(touch)
             }
         }
@@ -345,11 +356,17 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
     /// Lets an empty window go, so that a huge page comes, and checks whether it did.
     ///
     /// The advice comes first: a fault after it leaves no page table behind. While the window is registered, only
-    /// this service can bring a page into an empty one, so the discard cannot lose any.
+    /// this service can bring a page into an empty one, so the discard cannot lose any; a file keeps its pages.
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
-        if let Err(error) = self.faults.ram(touch).discard(touch.window) {
+        let ram = self.faults.ram(touch);
+        if ram.backing().kind() == BackingKind::Memfd {
+            let window = GpaRange::new(touch.window.start(), PageSize::Huge2M.bytes()).expect("a window of RAM");
+            let taken = ram.allocate(window).map_err(|source| HostError { what: "fallocate of a window", source });
+            taken.map_err(|error| OutcomeResult::from(&error).name())?;
+        }
+        if let Err(error) = ram.window(touch.window).discard() {
             tracing::debug!("{}: its page table stays, so a collapse is needed: {error}", touch.window);
         }
         self.faults.let_go_huge(self.host.as_ref(), touch)
@@ -362,11 +379,23 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
         let Err(refused) = self.faults.let_go(touch) else { return Ok(()) };
         tracing::debug!("{} stays registered: {refused}", touch.window);
         self.faults.set_state(touch, State::Kept);
-        let page = PageSize::Base4K.bytes();
-        match self.faults.uffd().zero_page(touch.page, page).map_err(|error| (error.raw_os_error(), error)) {
+        self.bring_one_page(touch)
+    }
+
+    /// Answers one page of a window that could not be let go: a zero page, or a page of the file.
+    fn bring_one_page(&mut self, touch: Touch) -> io::Result<()> {
+        let (uffd, page) = (self.faults.uffd(), PageSize::Base4K.bytes());
+        let ram = self.faults.ram(touch);
+        let brought = match ram.backing().kind() {
+            BackingKind::Memfd => {
+                ram.allocate(touch.gpa()).and_then(|()| uffd.map_file_pages(touch.page, page).map(drop))
+            }
+            BackingKind::Anon | BackingKind::Hugetlb => uffd.zero_page(touch.page, page),
+        };
+        match brought.map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => {
                 self.counted.count(|report| report.zero_pages += 1);
-                Ok(())
+                self.faults.wake(touch)
             }
             // Already present, being changed, or no longer registered: the touch finds out which.
             Err((Some(libc::EEXIST | libc::EAGAIN | libc::ENOENT), _)) => {
@@ -375,15 +404,5 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
             }
             Err((_, error)) => Err(error),
         }
-    }
-}
-
-impl ServiceReport for FirstTouchReport {
-    fn answer_ns(&mut self) -> &mut Histogram<u64> {
-        &mut self.answer_ns
-    }
-
-    fn gave_up(&mut self) -> &mut Option<String> {
-        &mut self.gave_up
     }
 }

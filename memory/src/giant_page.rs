@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, PageSize};
 
@@ -38,6 +39,16 @@ impl GiantFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         Ok(GiantFile(file))
+    }
+
+    /// Takes the page from the pool now; the kernel clears it (`fallocate(2)`). Faults and changes of mappings go on
+    /// meanwhile, which is not so where a touch of a mapping takes it: that holds the lock of all mappings of the
+    /// process for as long as the clearing takes.
+    ///
+    /// # Errors
+    /// `ENOSPC` where the pool has none.
+    pub(crate) fn fill(&self) -> io::Result<()> {
+        Ok(fallocate(&self.0, FallocateFlags::empty(), 0, GIANT.get() as libc::off_t)?)
     }
 
     /// Descriptor of the file.

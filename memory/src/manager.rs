@@ -22,7 +22,7 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
 use wideleaf_policies::{
-    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
+    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId, WindowIndex,
 };
 
 use crate::faults::Counted;
@@ -30,6 +30,7 @@ use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::kernel::Kernel;
 use crate::panicked::Panicked;
 use crate::recorder::{RecordTo, Recorder};
+use crate::region::GuestRam;
 use crate::reserved_frames::{ReservedFrames, ReservedFramesError, ReservedFramesReport};
 use crate::sensors::host_backing::HostBackingSensor;
 
@@ -179,9 +180,10 @@ impl ManagerLoop {
     ) -> ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
         let giants = Giants::of_this_machine();
-        // A giant would leave behind the userfaultfd that such a policy has on the RAM.
-        let has_giants = !policy.decides_at_first_touch();
-        if policy.largest_page() == PageSize::Giant1G {
+        // A promoted giant would leave behind the userfaultfd that such a policy has on the RAM. It may demote those
+        // that its first touches brought.
+        let has_giants = !policy.decides_at_first_touch() || policy.largest_page() == PageSize::Giant1G;
+        if policy.largest_page() == PageSize::Giant1G && !are_all_on_giant_pages(&vms) {
             report.unanswered.extend(giants.why_no_page());
         }
         // A policy that decides at the fault has the RAM's userfaultfd; there can be only one.
@@ -251,7 +253,8 @@ impl ManagerLoop {
             true => PageSize::Base4K,
             false => lock(&policy).first_touch(vm, window),
         };
-        FirstTouch::start(self.host.clone(), vms, decide).map(Some)
+        let has_giants = lock(&self.policy).largest_page() == PageSize::Giant1G;
+        FirstTouch::start(self.host.clone(), vms, has_giants.then(|| self.giants.source()), decide).map(Some)
     }
 
     /// Starts the service for a policy that reserves frames; `None` for all others.
@@ -359,6 +362,13 @@ impl ManagerLoop {
             vm.sampling.finish(self.host.as_ref(), &mut self.report);
         }
     }
+}
+
+/// Whether the RAM has giants and all of them are on giant pages, so that no pool needs a page.
+fn are_all_on_giant_pages(vms: &[ManagedVm]) -> bool {
+    let is_on_page = |ram: &GuestRam, giant| ram.claims().is_on_giant_page(WindowIndex::containing(giant));
+    let giants = || vms.iter().filter_map(|vm| vm.ram.as_deref()).flat_map(|ram| ram.giants().map(move |g| (ram, g)));
+    giants().next().is_some() && giants().all(|(ram, giant)| is_on_page(ram, giant))
 }
 
 fn shortage(rules: GivenBackRules) -> Watermark {

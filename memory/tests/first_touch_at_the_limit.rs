@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::probe;
-use wideleaf_memory::host::{Advice, Host};
+use wideleaf_memory::host::Advice;
 use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::{FirstTouch, GuestRam, LinuxHost};
+use wideleaf_memory::{FirstTouch, GuestRam, Kernel, LinuxHost};
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSize, VmId, WindowIndex};
 
@@ -29,14 +29,14 @@ fn a_window_that_cannot_be_released_is_answered_page_by_page() {
     const PAGES: usize = 4;
     let ram = map(mib(10));
     let asked = Arc::new(AtomicU64::new(0));
-    let host: Arc<dyn Host> = Arc::new(LinuxHost::open().unwrap());
+    let host: Arc<dyn Kernel> = Arc::new(LinuxHost::open().unwrap());
     let service = {
         let asked = asked.clone();
         let decide = move |_, window: WindowIndex| {
             asked.fetch_add(1, Ordering::Relaxed);
             if window.get() == 1 { PageSize::Huge2M } else { PageSize::Base4K }
         };
-        FirstTouch::start(host.clone(), vec![(VmId(0), ram.clone())], decide).unwrap()
+        FirstTouch::start(host.clone(), vec![(VmId(0), ram.clone())], None, decide).unwrap()
     };
     // Every second page of other memory gets different advice: each such page is one more mapping, until the limit.
     let filler = map(gib(8));

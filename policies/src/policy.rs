@@ -55,8 +55,9 @@ pub trait Policy: Send {
     }
 
     /// The page size for the first touch of an unbacked window, if [`Policy::decides_at_first_touch`]. Called once
-    /// a window, while a vCPU waits, and never while the policy plans or learns. The answer is a wish: if no large
-    /// page is available, the window gets base pages.
+    /// a window, while a vCPU waits, and never while the policy plans or learns. The answer is a wish: 1 GiB becomes
+    /// 2 MiB where the giant around the window was touched or no such page is available, and if no large page is
+    /// available, the window gets base pages.
     fn first_touch(&mut self, _vm: VmId, _window: WindowIndex) -> PageSize {
         PageSize::Base4K
     }
@@ -177,9 +178,9 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "at-fault",
-        summary: "a 2 MiB page at the first touch of a window if one is free; no promotion afterwards",
-        parameters: &[],
-        make: |_| Box::new(AtFault),
+        summary: "a 2 MiB page (giant=1: 1 GiB) at the first touch if one is free; no promotion afterwards",
+        parameters: at_fault::PARAMETERS,
+        make: |parameters| Box::new(AtFault::new(parameters)),
     },
     PolicyInfo {
         name: "greedy",
@@ -236,6 +237,16 @@ pub const POLICIES: &[PolicyInfo] = &[
         make: |parameters| Box::new(Auto::new(parameters)),
     },
 ];
+
+/// Number of windows of a giant.
+const WINDOWS_PER_GIANT: usize = 512;
+
+/// The rows from `first` on that lie in the same giant.
+fn rows_of_giant(vm: &VmSnapshot, first: usize) -> core::ops::Range<usize> {
+    let giant = vm.windows[first].giant();
+    let longest = &vm.windows[first..vm.len().min(first + WINDOWS_PER_GIANT)];
+    first..first + longest.partition_point(|window| window.giant() == giant)
+}
 
 /// The policy with that name.
 pub fn by_name(name: &str) -> Option<&'static PolicyInfo> {

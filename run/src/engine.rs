@@ -104,6 +104,8 @@ struct Prepared<'a> {
     sandbox: Option<Arc<Sandbox>>,
     plan: Option<GuestPlan>,
     giant_maker: Option<HeldGiantMaker>,
+    /// Why the loader's giant is not on a page of 1 GiB, if the policy wanted one there.
+    giant_before_loading: Option<String>,
     _held: Vec<HeldPath>,
     /// Observable parts of the devices, until the drivers are known.
     watched: Watched,
@@ -139,6 +141,10 @@ impl<'a> Prepared<'a> {
         let socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
         let ram = ram::map(&layout, backing, pages_to_make)?;
         let ram_noted = Noted::taken("RAM");
+        let giant_before_loading = match &plan {
+            Some(_) => ram::giant_before_loading(spec, &ram, giant_maker.as_ref().map(HeldGiantMaker::maker))?,
+            None => None,
+        };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if spec.is_prefaulted {
             ram::check_available(spec.memory, backing)?;
@@ -170,6 +176,7 @@ impl<'a> Prepared<'a> {
             sandbox,
             plan,
             giant_maker,
+            giant_before_loading,
             devices,
             watched,
             _held: held,
@@ -230,6 +237,9 @@ impl<'a> Prepared<'a> {
         let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, manager_config());
         if let Some(giant_maker) = &self.giant_maker {
             work = work.with_giant_maker(giant_maker.maker());
+        }
+        if let Some(why) = self.giant_before_loading.take() {
+            work = work.without_giant_page(&why);
         }
         if let Some(file) = self.record.take() {
             let begin = begin_console(self.sandbox.as_ref());

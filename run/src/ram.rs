@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use wideleaf_memory::actuators::prefault::prefault;
+use wideleaf_memory::first_touch::{GiantSource, place_before_loading};
+use wideleaf_memory::giant_maker::GiantMaker;
 use wideleaf_memory::pool::{HugetlbPools, NewPages, PoolError};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::kib;
@@ -70,6 +72,23 @@ pub fn map(layout: &[GpaRange], backing: BackingConfig, pages_to_make: u64) -> R
         wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
         other => Failure::Host(other.to_string()),
     })
+}
+
+/// Puts the first giant of a guest's RAM on a page of 1 GiB, where the policy decides at the first touch and wants such
+/// pages: the loader of the image touches that giant, before any fault is answered. Returns why it is not there.
+pub fn giant_before_loading(
+    spec: &RunSpec,
+    ram: &GuestRam,
+    maker: Option<Arc<dyn GiantMaker>>,
+) -> Result<Option<String>, Failure> {
+    let policy = spec.policy.make();
+    let wants_giants = policy.decides_at_first_touch() && policy.largest_page() == PageSize::Giant1G;
+    let Some(giant) = ram.giants().next().filter(|_| wants_giants && ram.backing().kind() == BackingKind::Anon) else {
+        return Ok(None);
+    };
+    let host = LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?;
+    let source = GiantSource { pools: HugetlbPools::of_this_machine(), maker };
+    Ok(place_before_loading(&host, ram, giant, &source).err())
 }
 
 /// Checks that the host has this amount of memory available. If it has not, prefaulting does not fail: the kernel

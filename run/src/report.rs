@@ -374,6 +374,9 @@ pub struct ManagerSummary {
     /// Price of a second-level fault; `None` if no sensor caused such faults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_price: Option<FaultPriceSummary>,
+    /// First touches that a policy decided about, by range of RAM; empty for policies that decide about none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub first_touch_regions: Vec<FirstTouchRegion>,
     /// Questions of the policy that this host cannot answer, each with the reason.
     pub unanswered: Vec<String>,
     /// Panics during actions, and the ranges that are left alone since.
@@ -382,6 +385,44 @@ pub struct ManagerSummary {
     pub released_bytes: u64,
     /// State of the recording, if there is one.
     pub recording: Option<RecordingSummary>,
+}
+
+/// First touches of one range of RAM, and what became of their pages.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct FirstTouchRegion {
+    /// First guest-physical address of the range.
+    pub start: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Number of faults that the service received.
+    pub faults: u64,
+    /// Windows of 2 MiB that were left to base pages at their first touch.
+    pub windows_4k_at_first: u64,
+    /// Huge pages at the first touch.
+    pub pages_2m_at_first: u64,
+    /// Giant pages at the first touch.
+    pub pages_1g_at_first: u64,
+    /// What was there at the end; `None` if it could not be read.
+    pub now: Option<FirstTouchNow>,
+    /// Windows and giants that got smaller pages than the policy wanted, by the obstacle.
+    pub refused: BTreeMap<String, u64>,
+}
+
+/// Pages of a range at the end of a run.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct FirstTouchNow {
+    /// Number of base pages.
+    pub pages_4k: u64,
+    /// Number of huge pages.
+    pub pages_2m: u64,
+    /// Number of giant pages.
+    pub pages_1g: u64,
+    /// Huge pages of a first touch that are base pages now.
+    pub demoted_2m: u64,
+    /// Giant pages of a first touch that are smaller pages now.
+    pub demoted_1g: u64,
+    /// Windows with a large page at their first touch and no page now, because the guest gave them back.
+    pub windows_given_back: u64,
 }
 
 /// A policy that replaced another while the guest ran.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use wideleaf_memory::first_touch::{PagesNow, RegionReport};
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::{FirstTouchReport, ReservedFramesReport};
 use wideleaf_policies::Moment;
 
 use crate::report::{
-    Counters, FaultPriceSummary, Histogram, KvmCheckSummary, ManagerSummary, OF_POLICIES, PolicyChange,
-    RecordingSummary, SampleAt, SensorSummary,
+    Counters, FaultPriceSummary, FirstTouchNow, FirstTouchRegion, Histogram, KvmCheckSummary, ManagerSummary,
+    OF_POLICIES, PolicyChange, RecordingSummary, SampleAt, SensorSummary,
 };
 
 /// The manager's part of a report.
@@ -39,6 +40,7 @@ pub fn summarize(report: &ManagerReport) -> ManagerSummary {
             faults: price.faults,
             faults_per_512_mappings: price.faults_per_512,
         }),
+        first_touch_regions: report.first_touch.iter().flat_map(|report| &report.regions).map(region).collect(),
         unanswered: report.unanswered.clone(),
         panics: report.panics.clone(),
         released_bytes: report.released.get(),
@@ -73,6 +75,28 @@ fn outcomes(report: &ManagerReport) -> BTreeMap<String, u64> {
         .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
         .chain(report.policy_figures.iter().map(|(name, n)| (format!("{OF_POLICIES}{name}"), *n)))
         .collect()
+}
+
+/// First touches of one range of RAM.
+fn region(region: &RegionReport) -> FirstTouchRegion {
+    let now = |now: PagesNow| FirstTouchNow {
+        pages_4k: now.pages_4k,
+        pages_2m: now.pages_2m,
+        pages_1g: now.pages_1g,
+        demoted_2m: now.demoted_2m,
+        demoted_1g: now.demoted_1g,
+        windows_given_back: now.given_back,
+    };
+    FirstTouchRegion {
+        start: region.gpa.start().get(),
+        bytes: region.gpa.bytes().get(),
+        faults: region.faults,
+        windows_4k_at_first: region.at_first.windows_4k,
+        pages_2m_at_first: region.at_first.windows_2m,
+        pages_1g_at_first: region.at_first.giants,
+        now: region.now.map(now),
+        refused: region.refused.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect(),
+    }
 }
 
 /// Times for which windows were unavailable to the guest; `None` if none was.

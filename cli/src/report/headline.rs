@@ -94,6 +94,10 @@ fn why_no_giant(manager: &ManagerSummary) -> String {
     }
     let of_giants =
         manager.outcomes.iter().filter_map(|(name, count)| Some((name.strip_prefix("giant_promote.")?, count)));
+    let mut at_first = manager.first_touch_regions.iter().flat_map(|region| &region.refused);
+    if let Some((why, _)) = at_first.find(|(why, _)| why.starts_with("giant_")) {
+        return format!("the first touch ended as {why}");
+    }
     match of_giants.filter(|(result, _)| *result != "done").max_by_key(|(_, count)| **count) {
         Some((result, count)) => format!("{count} attempts ended as {result}"),
         None => "the manager made no attempt; it needs a whole GiB of guest RAM that begins at a multiple of 1 GiB"

@@ -37,9 +37,10 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         )));
     }
     let on_reset = on_reset(args, &policy)?;
-    let ram_start = policy.make().ram_start();
-    let backing = backing_of(args, ram_start)?;
-    let is_for_giants = policy.make().largest_page() == PageSize::Giant1G;
+    let made = policy.make();
+    let ram_start = made.ram_start();
+    let backing = backing_of(args, ram_start)?.for_first_touch(made.decides_at_first_touch());
+    let is_for_giants = made.largest_page() == PageSize::Giant1G;
     let (workload, cmdline, memory) = match kernel {
         Some(kernel) => {
             let cmdline = kernel::with_class(kernel, args.class.as_deref(), &args.cmdline)?;
@@ -88,7 +89,7 @@ fn giant_pages_made_max(args: &RunArgs, backing: &BackingConfig, is_for_giants: 
         BackingKind::Memfd => false,
     };
     if args.make_giant_pages > 0 && !uses_some {
-        let remedy = "use --policy giant, or --backing hugetlb --host-page 1g";
+        let remedy = "use --policy giant or at-fault:giant=1, or --backing hugetlb --host-page 1g";
         return Err(Failure::Usage(format!("cannot make pages of 1 GiB for a run that uses none; {remedy}")));
     }
     Ok(args.make_giant_pages)

@@ -129,6 +129,58 @@ fn a_page_is_made_for_a_running_guest_and_the_pool_is_as_before() {
     pool.assert_given_back();
 }
 
+/// The RAM of a run at the first touch, from its report.
+fn at_first_touch(report: &Value) -> &Value {
+    let regions = report["manager"]["first_touch_regions"].as_array().unwrap();
+    assert_eq!(regions.len(), 1, "{regions:?}");
+    &regions[0]
+}
+
+#[test]
+fn at_fault_starts_a_guest_on_a_page_that_is_made_for_it() {
+    let Some(pool) = empty_pool() else { return };
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=20", "--policy=at-fault:giant=1"];
+    let report = report_of(&[&arguments[..], &["--make-giant-pages=1"]].concat());
+    let region = at_first_touch(&report);
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!((&region["pages_1g_at_first"], &region["now"]["pages_1g"]), (&1.into(), &1.into()), "{region}");
+    assert_eq!(report["ram_at_end"]["host_1g_bytes"], GIANT_BYTES, "{}", report["ram_at_end"]);
+    assert_eq!(report["manager"]["unanswered"].as_array().map(Vec::len), Some(0), "{}", report["manager"]);
+    pool.assert_given_back();
+}
+
+#[test]
+fn at_fault_gives_a_kernel_of_this_process_a_giant_at_its_first_touch() {
+    let Some(page) = giant_page() else { return };
+    let arguments = ["run", "gups", "--native", "--memory=1G", "--cmdline=log2_words=20", "--policy=at-fault:giant=1"];
+    let report = report_of(&arguments);
+    let (region, outcomes) = (at_first_touch(&report), &report["manager"]["outcomes"]);
+    assert_eq!(report["verification"]["passed"], true);
+    if outcomes["first_touch.giant_too_late"] == 1 {
+        println!("skipped: this host needs more than 10 s to clear a page of 1 GiB");
+        return;
+    }
+    assert_eq!((&outcomes["first_touch.asked"], &outcomes["first_touch.answered_1g"]), (&1.into(), &1.into()));
+    assert_eq!((&region["pages_1g_at_first"], &region["now"]["pages_1g"]), (&1.into(), &1.into()), "{region}");
+    assert_eq!(region["faults"], 1, "one fault for a gibibyte");
+    page.assert_given_back();
+}
+
+#[test]
+fn at_fault_without_a_giant_page_uses_huge_ones_and_gives_the_reason() {
+    let Some(_pool) = empty_pool() else { return };
+    let arguments = ["run", "gups", "--memory=1G", "--cmdline=log2_words=20", "--policy=at-fault:giant=1"];
+    let report = report_of(&arguments);
+    let headline = report["headline"].as_str().unwrap();
+    assert!(
+        headline.starts_with("success: nothing is on 1 GiB pages: hugetlb pool of 1g pages is 1 short"),
+        "{headline}"
+    );
+    let region = at_first_touch(&report);
+    assert_eq!(region["refused"]["giant_touched"], 1, "by the loader, before the service began: {region}");
+    assert!(region["pages_2m_at_first"].as_u64() >= Some(4), "8 MiB of table: {region}");
+}
+
 #[test]
 fn ram_of_the_pool_gets_its_pages_made_and_gives_them_back() {
     let Some(pool) = empty_pool() else { return };
@@ -176,7 +228,8 @@ fn a_run_killed_together_with_its_child_leaves_a_note_at_most() {
 
 #[test]
 fn pages_are_made_only_for_a_run_that_uses_them() {
-    let words = ["cannot make pages of 1 GiB for a run that uses none", "use --policy giant, or --backing hugetlb"];
+    let words =
+        ["cannot make pages of 1 GiB for a run that uses none", "use --policy giant or at-fault:giant=1, or --backing"];
     let scratch = new_scratch();
     for more in [&["--policy=auto"][..], &["--backing=hugetlb"], &["--backing=memfd", "--policy=giant"]] {
         scratch.refuses(&[&["run", "gups", "--make-giant-pages=1"][..], more].concat(), 2, &words);

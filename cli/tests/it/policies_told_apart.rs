@@ -66,10 +66,14 @@ fn name_of(policy: &str) -> &str {
 /// Report of a run under `policy`. The policy acts no sooner than the first phase. By then everything is filled, and
 /// only the sparse set can bloat.
 fn report(policy: &str) -> Value {
+    report_with(policy, &[])
+}
+
+fn report_with(policy: &str, more: &[&str]) -> Value {
     let scratch = new_scratch();
     let delayed = ["--policy", policy, "--policy-delay=1ms"];
     let native = ["run", "--native", "phases", CMDLINE, "--memory=64M", "--timeout=5m", "--format=json"];
-    let output = scratch.wideleaf(&[&native[..], &delayed].concat()).assert().success().stderr("");
+    let output = scratch.wideleaf(&[&native[..], &delayed, more].concat()).assert().success().stderr("");
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
@@ -103,6 +107,29 @@ fn each_policy_has_the_effect_of_its_row_on_each_set() {
         let bloated = report["manager"]["bloat_bytes"].as_u64().unwrap();
         assert!(bloat.contains(&bloated), "{policy}: {bloated} bytes of bloat, not {bloat:?}");
     }
+}
+
+#[test]
+fn at_fault_has_the_effect_of_its_row_on_memfd_ram_too() {
+    if let Err(why) = wideleaf_memory::first_touch::probe() {
+        return println!("skipped: {why}");
+    }
+    let Row { large, .. } = ROWS.iter().find(|row| row.policy == "at-fault").unwrap();
+    let report = report_with("at-fault", &["--backing=memfd"]);
+    assert_eq!(report["verification"]["passed"], true);
+    assert_eq!(report["setup"]["backing"], "memfd");
+    let found = |region: &Value| region["windows_host_large"].as_u64().unwrap();
+    let found: Vec<u64> = report["regions"].as_array().unwrap().iter().map(found).collect();
+    assert!(found.iter().zip(large).all(|(found, large)| large.contains(found)), "{found:?}, not {large:?}");
+    // Each window by its fault, and none copied: the file gives 2 MiB in one piece (to root).
+    let manager = &report["manager"];
+    assert_eq!(manager["outcomes"]["first_touch.answered_2m"], 18, "{manager}");
+    if nix::unistd::geteuid().is_root() {
+        assert_eq!(manager["outcomes"]["first_touch.by_collapse"], Value::Null, "{manager}");
+    }
+    let region = &manager["first_touch_regions"][0];
+    assert_eq!((&region["pages_2m_at_first"], &region["now"]["pages_2m"]), (&18.into(), &18.into()), "{region}");
+    assert_eq!((&region["faults"], &region["now"]["demoted_2m"]), (&18.into(), &0.into()), "{region}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod contents_survive;
 mod disk;
 mod fault_price;
+mod first_touch_giants;
 mod giant_swap;
 mod giants_chosen;
 mod mapping_level_observed;

@@ -10,11 +10,18 @@ use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 
 /// Changes of the mappings of giants. All of them need RAM that this process has mapped.
 pub trait GiantMappings: Send + Sync {
-    /// Makes a file for one giant page of the hugetlb pool. It takes the page when it is first mapped.
+    /// Makes a file for one giant page of the hugetlb pool. It takes the page when it is first mapped and touched, or
+    /// filled before.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn create_giant(&self) -> Result<GiantFile, HostError>;
+
+    /// Has the file take its page, cleared, while the process goes on with faults.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno, where the pool has no page.
+    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError>;
 
     /// Maps addresses beside guest RAM, with these contents.
     ///
@@ -47,6 +54,10 @@ impl GiantMappings for LinuxHost {
         GiantFile::of_pool()
     }
 
+    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
+        page.fill().map_err(|source| HostError { what: "fallocate of a page of 1 GiB", source })
+    }
+
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
         Ok(SideMapping::map(contents)?)
     }
@@ -66,6 +77,10 @@ impl GiantMappings for LinuxHost {
 
 impl GiantMappings for ProcessHost {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
+        unsupported("giant pages of another process")
+    }
+
+    fn fill_giant(&self, _: &GiantFile) -> Result<(), HostError> {
         unsupported("giant pages of another process")
     }
 

@@ -81,6 +81,11 @@ impl GiantMaking {
         GiantMaking { maker: Some(maker), ..GiantMaking::none() }
     }
 
+    /// The maker, for others that need pages; `None` where none may be made.
+    pub fn maker(&self) -> Option<Arc<dyn GiantMaker>> {
+        self.maker.clone()
+    }
+
     /// Number of pages that count as free beside those of the pool.
     pub fn pages(&self, now: Moment) -> u64 {
         match self.state {

@@ -28,6 +28,7 @@ use super::{ManagerLoop, NEVER};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
 use crate::backing::BackingKind;
 use crate::claims::Claimed;
+use crate::first_touch::GiantSource;
 use crate::gate::GateState;
 use crate::giant_maker::GiantMaker;
 use crate::kernel::Kernel;
@@ -116,30 +117,30 @@ impl GiantVm {
         }
     }
 
-    /// Adds to a snapshot what its sensors cannot see: the windows on a giant page, and those under way, which no
-    /// policy may name.
-    pub(super) fn mark(&self, rows: &mut VmSnapshot) {
-        for giant in self.ram.claims().giants_in_use() {
-            let row_of = |end| rows.windows.partition_point(|window| window.start() < end);
-            for row in row_of(giant.start)..row_of(giant.start + GIANT) {
-                if giant.is_on_giant_page && rows.backing[row].is_large() {
-                    rows.backing[row] = Backing::Giant1G;
-                    // Both values belong to the pages it had before: a window on a giant page is neither
-                    // sampled nor searched.
-                    rows.access[row] = AccessHistory::default();
-                    rows.zero[row] = None;
-                }
-                if giant.is_under_way {
-                    rows.ready_at[row] = NEVER;
-                }
-            }
-        }
-    }
-
     /// Whether a giant page there would occupy again what the guest gave back.
     fn is_given_back(&self, first: WindowIndex) -> bool {
         let giant = GpaRange::new(first.start(), GIANT);
         giant.is_some_and(|giant| self.ram.given_back().book().is_any_given_back(giant))
+    }
+}
+
+/// Adds to a snapshot what its sensors cannot see: the windows on a giant page, and those under way, which no
+/// policy may name.
+pub(super) fn mark(ram: &GuestRam, rows: &mut VmSnapshot) {
+    for giant in ram.claims().giants_in_use() {
+        let row_of = |end| rows.windows.partition_point(|window| window.start() < end);
+        for row in row_of(giant.start)..row_of(giant.start + GIANT) {
+            if giant.is_on_giant_page && rows.backing[row].is_large() {
+                rows.backing[row] = Backing::Giant1G;
+                // Both values belong to the pages it had before: a window on a giant page is neither
+                // sampled nor searched.
+                rows.access[row] = AccessHistory::default();
+                rows.zero[row] = None;
+            }
+            if giant.is_under_way {
+                rows.ready_at[row] = NEVER;
+            }
+        }
     }
 }
 
@@ -152,6 +153,11 @@ impl Giants {
     /// The reason why no giant can get a page, if so. A user that chose a policy with giants needs to know it.
     pub(super) fn why_no_page(&self) -> Option<String> {
         self.pools.check(PageSize::Giant1G, GIANT).err().map(|error| no_page(&error))
+    }
+
+    /// Where pages for first touches come from.
+    pub(super) fn source(&self) -> GiantSource {
+        GiantSource { pools: self.pools.clone(), maker: self.making.maker() }
     }
 
     /// Whether a giant of this VM is being moved.
@@ -259,6 +265,16 @@ impl ManagerLoop {
         self.giants.making = GiantMaking::by(maker);
         // A pool without a page is no reason any more.
         self.report.unanswered.retain(|line| !line.starts_with(NO_PAGE));
+        self
+    }
+
+    /// Reports why RAM that was prepared before has no page of 1 GiB.
+    #[must_use]
+    pub fn without_giant_page(mut self, why: &str) -> ManagerLoop {
+        let line = no_page(&why);
+        if !self.report.unanswered.contains(&line) {
+            self.report.unanswered.push(line);
+        }
         self
     }
 

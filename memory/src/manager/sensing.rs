@@ -16,6 +16,7 @@ use std::sync::Arc;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, GpaRange, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account};
 
+use super::giants;
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, SAMPLES_KEPT, Sample};
 use crate::gate::GateState;
@@ -104,7 +105,7 @@ impl VmState {
         report: &mut ManagerReport,
     ) -> VmSnapshot {
         let mut rows = self.sense_rows(host, sensor, report);
-        self.giants.iter().for_each(|giants| giants.mark(&mut rows));
+        self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
         rows.given_back_tolerated = tolerated;

@@ -113,6 +113,11 @@ impl<H: Kernel> GiantMappings for FailingHost<H> {
         self.real.create_giant()
     }
 
+    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
+        self.refuse("fill_giant", &[libc::ENOSPC])?;
+        self.real.fill_giant(page)
+    }
+
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
         self.refuse("map_aside", &[libc::ENOMEM])?;
         self.real.map_aside(contents)

@@ -34,7 +34,7 @@ fn start(
     ram: &Arc<GuestRam>,
     decide: impl FnMut(VmId, WindowIndex) -> PageSize + Send + 'static,
 ) -> Result<FirstTouch, FirstTouchError> {
-    FirstTouch::start(host(), vec![(VM, ram.clone())], decide)
+    FirstTouch::start(host(), vec![(VM, ram.clone())], None, decide)
 }
 
 fn even_windows_huge(_: VmId, window: WindowIndex) -> PageSize {
@@ -47,7 +47,7 @@ fn in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Jo
 
 fn stop(service: FirstTouch) -> FirstTouchReport {
     let report = join(in_thread(move || service.stop()));
-    let sum = report.answered_4k + report.answered_2m + report.huge_refused();
+    let sum = report.answered_4k + report.answered_2m + report.answered_1g + report.huge_refused();
     assert_eq!(report.asked, sum, "{report:?}");
     report
 }
@@ -186,7 +186,7 @@ fn all_ranges_of_all_vms_are_served() {
     let service = {
         let asked = asked.clone();
         let vms = vec![(VmId(0), first.clone()), (VmId(1), second.clone())];
-        FirstTouch::start(host(), vms, move |vm, window| {
+        FirstTouch::start(host(), vms, None, move |vm, window| {
             asked.lock().unwrap().push((vm, window.get()));
             PageSize::Huge2M
         })
@@ -328,22 +328,6 @@ fn the_policy_is_not_asked_about_a_window_with_contents() {
     assert_eq!(backing(&ram, 2), (512, Backing::Huge2M));
 }
 
-#[test]
-fn a_giant_is_answered_with_a_huge_page_and_counted() {
-    if skip() {
-        return;
-    }
-    let ram = map(1);
-    let service = start(&ram, |_, _| PageSize::Giant1G).unwrap();
-    {
-        let ram = ram.clone();
-        join(in_thread(move || touch(&ram, 0, 0)));
-    }
-    let report = stop(service);
-    assert_eq!((report.asked, report.answered_2m, report.giant_as_2m), (1, 1, 1), "{report:?}");
-    assert_eq!(backing(&ram, 0), (512, Backing::Huge2M));
-}
-
 /// The real host, with the next uses of this advice not passed on, with this errno (0: "done").
 fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Kernel> {
     Meddling::with_memory(Meminfo::AsItIs).swallowing(advice, times, errno)
@@ -352,7 +336,7 @@ fn meddling(advice: Advice, times: u64, errno: i32) -> Arc<dyn Kernel> {
 /// Touches one window on this host, after the answer 2m.
 fn touch_one_on(host: Arc<dyn Kernel>) -> (Arc<GuestRam>, FirstTouchReport) {
     let ram = map(1);
-    let service = FirstTouch::start(host, vec![(VM, ram.clone())], |_, _| PageSize::Huge2M).unwrap();
+    let service = FirstTouch::start(host, vec![(VM, ram.clone())], None, |_, _| PageSize::Huge2M).unwrap();
     {
         let ram = ram.clone();
         assert_eq!(join(in_thread(move || touch(&ram, 0, 3))), 0);
@@ -406,7 +390,7 @@ fn unsuitable_memory_is_refused_with_the_reason() {
         let ram = map_of(&[(Bytes::ZERO, mib(2))], kind, page);
         start(&ram, |_, _| PageSize::Huge2M).expect_err("refused").to_string()
     };
-    assert!(refuse(BackingKind::Memfd, PageSize::Base4K).contains("cannot decide first touches of memfd RAM yet"));
+    assert!(refuse(BackingKind::Memfd, PageSize::Huge2M).contains("starts with 2m pages"));
     assert!(refuse(BackingKind::Anon, PageSize::Huge2M).contains("starts with 2m pages"));
     let _turn = turn_at_the_pools();
     match HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 1) {
@@ -472,9 +456,9 @@ fn a_manager_asks_a_policy_that_decides_at_the_fault() {
 
 #[test]
 fn a_manager_says_why_its_policy_cannot_decide_at_the_fault() {
-    let ram = map_of(&[(Bytes::ZERO, mib(2))], BackingKind::Memfd, PageSize::Base4K);
+    let ram = map_of(&[(Bytes::ZERO, mib(2))], BackingKind::Anon, PageSize::Huge2M);
     let unmapped = ManagedVm { ram: None, ..ManagedVm::new(VM, ram.clone(), None) };
-    for (vm, why) in [(ManagedVm::new(VM, ram, None), "--backing anon"), (unmapped, "mapped in this process")] {
+    for (vm, why) in [(ManagedVm::new(VM, ram, None), "--host-page 4k"), (unmapped, "mapped in this process")] {
         let error = Manager::spawn(host(), vec![vm], Box::new(AtTheFault), ManagerConfig::default()).err().unwrap();
         assert!(matches!(error, ManagerError::FirstTouch { policy: "at_the_fault", .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");

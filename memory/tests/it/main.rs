@@ -3,6 +3,7 @@
 
 mod faults;
 mod first_touch;
+mod first_touch_sizes;
 mod giant_swap;
 mod give_back;
 mod guests_of_others;

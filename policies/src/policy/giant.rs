@@ -9,7 +9,7 @@
 //! of the default budget, so it is borrowed and paid back, and then a plan names at most one. Trident scans a fixed
 //! amount each wake-up; here the budget sets the pace.
 
-use super::{Needs, Policy};
+use super::{Needs, Policy, WINDOWS_PER_GIANT, rows_of_giant};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{is_promotable, missing};
@@ -37,7 +37,6 @@ pub const PARAMETERS: &[ParameterInfo] = &[
     ),
 ];
 
-const WINDOWS_PER_GIANT: usize = 512;
 const BASE_PAGES_PER_GIANT: u32 = 262_144;
 
 /// Promotes giants first.
@@ -73,13 +72,6 @@ impl Giant {
         let present: u32 = vm.resident[rows].iter().map(|resident| u32::from(*resident)).sum();
         BASE_PAGES_PER_GIANT - present <= self.missing_max_1g
     }
-}
-
-/// The rows from `first` on that lie in the same giant.
-fn rows_of_giant(vm: &VmSnapshot, first: usize) -> core::ops::Range<usize> {
-    let giant = vm.windows[first].giant();
-    let longest = &vm.windows[first..vm.len().min(first + WINDOWS_PER_GIANT)];
-    first..first + longest.partition_point(|window| window.giant() == giant)
 }
 
 impl Policy for Giant {

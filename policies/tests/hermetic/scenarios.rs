@@ -139,6 +139,32 @@ fn at_fault_answers_the_first_touch_and_never_promotes_again() {
     assert_eq!(desk.plan(&of(vec![vm(0, "fsh")]), seconds(1)), []);
 }
 
+/// `GGG…G` (512) `H`: a giant page with given-back pages, and a window behind it.
+#[test]
+fn at_fault_demotes_a_giant_of_which_a_whole_window_was_given_back() {
+    let plan = |given_back: u16, late: bool| {
+        let mut desk = Desk::new("at-fault:giant=1");
+        let drawn = "H".repeat(513);
+        let vms = vec![vm_with(0, &drawn, |at, row| {
+            row.backing = if at < 512 { Backing::Giant1G } else { Backing::Huge2M };
+            row.given_back = if at == 100 || at == 512 { given_back } else { 0 };
+            row.ready_at = if late && at == 511 { seconds(2) } else { Moment::START };
+        })];
+        desk.plan(&of(vms), seconds(1))
+    };
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
+    assert_eq!((plan(512, false), plan(511, false), plan(512, true)), (vec![demote], vec![], vec![]));
+}
+
+#[test]
+fn at_fault_asks_for_giants_only_where_the_user_does() {
+    let [small, giant] = ["at-fault", "at-fault:giant=1"].map(|choice| {
+        let mut desk = Desk::new(choice);
+        (desk.0.first_touch(VmId(0), WindowIndex::new(3)), desk.0.largest_page())
+    });
+    assert_eq!((small, giant), ((PageSize::Huge2M, PageSize::Huge2M), (PageSize::Giant1G, PageSize::Giant1G)));
+}
+
 /// The reservations under `choice`, with windows of VM 0 reserved in this order, a second apart.
 fn reserved(choice: &str, windows: &[u64]) -> Reservations {
     let mut book = Reservations::new(Desk::new(choice).0.reserves().expect("it reserves"));

@@ -70,7 +70,7 @@ impl InGuest {
         }
     }
 
-    /// Options of `wideleaf run`: reservations need a memfd, and sizes at the first touch anonymous memory.
+    /// Options of `wideleaf run`: reservations need a memfd; all others have anonymous memory.
     const fn options(self) -> [&'static str; 6] {
         let (backing, page, policy) = match self {
             InGuest::Never => ("anon", "4k", "never"),

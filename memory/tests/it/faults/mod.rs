@@ -11,7 +11,7 @@ use wideleaf_memory::first_touch::probe;
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
 use wideleaf_memory::kernel::{GiantMappings, Userfaultfds};
 use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::side_mapping::{GiantFile, SideContents, SideMapping};
+use wideleaf_memory::side_mapping::{GIANT, GiantFile, SideContents, SideMapping};
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, Hva, Moment, VmId, WindowIndex};
 
@@ -87,11 +87,26 @@ pub struct Meddling {
     pub meminfo: Mutex<Meminfo>,
     /// An advice, the number of its next uses that are not passed on, and their errno (0: "done").
     swallow: Mutex<Option<(Advice, u64, i32)>>,
+    /// Whether ordinary memory stands for giant pages, and nothing fills it.
+    has_ordinary_giants: bool,
+    /// Number of the next mappings over guest RAM that fail, with the mapping before removed.
+    pub map_over_fails: AtomicU64,
 }
 
 impl Meddling {
     pub fn with_memory(meminfo: Meminfo) -> Meddling {
-        Meddling { real: LinuxHost::open().unwrap(), meminfo: Mutex::new(meminfo), swallow: Mutex::default() }
+        Meddling {
+            real: LinuxHost::open().unwrap(),
+            meminfo: Mutex::new(meminfo),
+            swallow: Mutex::default(),
+            has_ordinary_giants: false,
+            map_over_fails: AtomicU64::new(0),
+        }
+    }
+
+    /// Ordinary memory stands for giant pages: a page appears where it is touched, so that a test needs no pool.
+    pub fn with_ordinary_giants() -> Meddling {
+        Meddling { has_ordinary_giants: true, ..Meddling::with_memory(Meminfo::AsItIs) }
     }
 
     pub fn swallowing(self, advice: Advice, times: u64, errno: i32) -> Arc<Meddling> {
@@ -116,6 +131,7 @@ impl Host for Meddling {
                 let source = std::io::Error::from_raw_os_error(*errno);
                 if *errno == 0 { Ok(()) } else { Err(HostError { what: "meddling", source }) }
             }
+            _ if self.has_ordinary_giants && advice == Advice::PopulateWrite && bytes == GIANT => Ok(()),
             _ => self.real.advise(start, bytes, advice),
         }
     }
@@ -149,7 +165,17 @@ impl Host for Meddling {
 
 impl GiantMappings for Meddling {
     fn create_giant(&self) -> Result<GiantFile, HostError> {
-        self.real.create_giant()
+        if !self.has_ordinary_giants {
+            return self.real.create_giant();
+        }
+        let file = nix::sys::memfd::memfd_create("test-giant", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        file.set_len(GIANT.get()).unwrap();
+        Ok(GiantFile::from_file(file).unwrap())
+    }
+
+    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
+        if self.has_ordinary_giants { Ok(()) } else { self.real.fill_giant(page) }
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
@@ -165,6 +191,12 @@ impl GiantMappings for Meddling {
     }
 
     fn map_over(&self, ram: &GuestRam, giant: Gpa, page: &GiantFile) -> Result<(), HostError> {
+        let fails = |left: u64| left.checked_sub(1);
+        if self.map_over_fails.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
+            // The mapping before is gone: the kernel unmaps before it maps.
+            self.real.map_aside(SideContents::Nothing).and_then(|hole| self.real.move_aside(ram, giant, &hole))?;
+            return Err(HostError { what: "meddling", source: std::io::ErrorKind::OutOfMemory.into() });
+        }
         self.real.map_over(ram, giant, page)
     }
 }

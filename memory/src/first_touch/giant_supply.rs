@@ -1,0 +1,239 @@
+//! Pages of 1 GiB for first touches. The pool's page is cleared, or a page is made, in a thread of its own: that takes
+//! a tenth of a second to some seconds, and meanwhile the touches of other memory are answered.
+//!
+//! ```text
+//!   service   order ───────────────┐        ┌─ look: a page, or why there is none
+//!   thread      └─▶ pool, or maker ─┴─ clear ┘
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use wideleaf_policies::PageSize;
+
+use crate::giant_maker::GiantMaker;
+use crate::giant_page::{GIANT, GiantPage};
+use crate::kernel::Kernel;
+use crate::pool::HugetlbPools;
+use crate::sandboxed::{ThreadWork, thread_starts};
+
+/// Why there is no page: the name of a counter.
+pub(super) type Obstacle = &'static str;
+
+/// Sources of giant pages.
+#[derive(Clone, Debug)]
+pub struct GiantSource {
+    /// Pools with pages that may be free.
+    pub pools: HugetlbPools,
+    /// Maker of the pages that the pool lacks, if some may be made.
+    pub maker: Option<Arc<dyn GiantMaker>>,
+}
+
+/// A page, and whether it was made.
+#[derive(Debug)]
+pub(super) struct Supplied {
+    pub(super) page: Arc<GiantPage>,
+    pub(super) is_made: bool,
+}
+
+impl GiantSource {
+    /// A cleared page: one of the pool, or else one that is made.
+    pub(super) fn page(&self, kernel: &dyn Kernel) -> Result<Supplied, Obstacle> {
+        if self.pools.check(PageSize::Giant1G, GIANT).is_ok() {
+            let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file).map(|()| file));
+            match file {
+                Ok(file) => return Ok(Supplied { page: Arc::new(GiantPage::of_pool(file)), is_made: false }),
+                // Another process was faster.
+                Err(error) => tracing::debug!("no page of 1 GiB from the pool: {error}"),
+            }
+        }
+        match &self.maker {
+            Some(maker) if maker.left() > 0 => {
+                let made = maker.make().inspect_err(|error| tracing::info!("pages of 1 GiB: {error}"));
+                let file = made.map_err(|_| "giant_not_made")?;
+                // The manager counts the end of pages that it has made itself.
+                let page = Arc::new(GiantPage::made(file, &Arc::<AtomicU64>::default()));
+                Ok(Supplied { page, is_made: true })
+            }
+            _ => Err("giant_no_page"),
+        }
+    }
+}
+
+/// The thread that makes pages ready. Dropping it does not wait for a page in the making: that goes back when the
+/// thread ends.
+#[derive(Debug)]
+pub(super) struct GiantSupply {
+    orders: Sender<()>,
+    pages: Receiver<Result<Supplied, Obstacle>>,
+    is_ordered: bool,
+}
+
+impl GiantSupply {
+    /// Starts the thread, which waits for orders.
+    pub(super) fn start(kernel: Arc<dyn Kernel>, mut source: GiantSource) -> io::Result<GiantSupply> {
+        let ((orders, ordered), (supply, pages)) = (channel(), channel());
+        let work = move || {
+            thread_starts(ThreadWork::Loop);
+            for () in ordered {
+                let page = source.page(kernel.as_ref());
+                // The memory that prevented one is still there at the next touch, and a vCPU waits for each attempt.
+                source.maker.take_if(|_| page.as_ref().is_err_and(|why| *why == "giant_not_made"));
+                if supply.send(page).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("giant-supply".into()).spawn(work)?;
+        Ok(GiantSupply { orders, pages, is_ordered: false })
+    }
+
+    /// Asks for a page, unless one is on its way.
+    pub(super) fn order(&mut self) {
+        // A thread that has ended, after a panic, is noticed by the look.
+        self.is_ordered = self.is_ordered || self.orders.send(()).is_ok();
+    }
+
+    /// The ordered page, once it is ready, or why there is none.
+    pub(super) fn look(&mut self) -> Option<Result<Supplied, Obstacle>> {
+        use std::sync::mpsc::TryRecvError;
+        match self.pages.try_recv() {
+            Ok(page) => {
+                self.is_ordered = false;
+                Some(page)
+            }
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err("giant_no_thread")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::giant_page::GiantFile;
+    use crate::pool::NotMade;
+    use crate::testing::fake_host::FakeHost;
+
+    /// A pool of giant pages with this number of free ones.
+    fn pools(free: u64) -> (tempfile::TempDir, HugetlbPools) {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let pool = root.path().join("sys/kernel/mm/hugepages/hugepages-1048576kB");
+        std::fs::create_dir_all(&pool).expect("a folder can be made");
+        let numbers = [
+            ("nr_hugepages", free),
+            ("free_hugepages", free),
+            ("resv_hugepages", 0),
+            ("surplus_hugepages", 0),
+            ("nr_overcommit_hugepages", 0),
+        ];
+        for (name, number) in numbers {
+            std::fs::write(pool.join(name), format!("{number}\n")).expect("a file can be written");
+        }
+        let pools = HugetlbPools::at(root.path());
+        (root, pools)
+    }
+
+    /// Makes one page of ordinary memory, or refuses.
+    #[derive(Debug)]
+    struct Maker {
+        asked: AtomicU64,
+        answers: Mutex<Vec<bool>>,
+    }
+
+    impl GiantMaker for Maker {
+        fn left(&self) -> u64 {
+            1
+        }
+
+        fn make(&self) -> Result<GiantFile, NotMade> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            match self.answers.lock().expect("no panic").pop() {
+                Some(true) => Ok(GiantFile::of_ordinary_memory().expect("it takes no memory yet")),
+                _ => Err(NotMade::elsewhere("no_room", "no room")),
+            }
+        }
+    }
+
+    fn maker(answers: &[bool]) -> Arc<Maker> {
+        Arc::new(Maker { asked: AtomicU64::new(0), answers: Mutex::new(answers.to_vec()) })
+    }
+
+    fn next(supply: &mut GiantSupply) -> Result<Supplied, Obstacle> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(page) = supply.look() {
+                return page;
+            }
+            assert!(Instant::now() < deadline, "the thread does not answer");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_pool_is_asked_before_the_maker() {
+        let (_root, pools) = pools(1);
+        let maker = maker(&[true]);
+        let source = GiantSource { pools, maker: Some(maker.clone()) };
+        assert!(!source.page(&FakeHost::default()).expect("one is free").is_made);
+        assert_eq!(maker.asked.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_page_of_the_pool_that_another_process_took_is_made_or_missing() {
+        let (_root, pools) = pools(1);
+        // create_giant, fill_giant
+        for call in 0..2 {
+            let host = FakeHost::default();
+            host.fail_call(call, libc::ENOMEM);
+            let source = GiantSource { pools: pools.clone(), maker: None };
+            assert_eq!(source.page(&host).expect_err("it is gone"), "giant_no_page", "call {call}");
+            host.fail_call(call, libc::ENOMEM);
+            let source = GiantSource { maker: Some(maker(&[true])), ..source };
+            assert!(source.page(&host).expect("one is made").is_made, "call {call}");
+        }
+    }
+
+    #[test]
+    fn after_a_failure_no_page_is_made_any_more() {
+        let (_root, pools) = pools(0);
+        let maker = maker(&[true, false]);
+        let source = GiantSource { pools, maker: Some(maker.clone()) };
+        let mut supply = GiantSupply::start(Arc::new(FakeHost::default()), source).expect("a thread");
+        let mut ordered = || {
+            supply.order();
+            supply.order(); // one is on its way: no second one
+            next(&mut supply).expect_err("none is to be had")
+        };
+        assert_eq!([ordered(), ordered(), ordered()], ["giant_not_made", "giant_no_page", "giant_no_page"]);
+        assert_eq!(maker.asked.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_thread_that_panicked_is_an_obstacle_at_every_look() {
+        #[derive(Debug)]
+        struct Panics;
+        impl GiantMaker for Panics {
+            fn left(&self) -> u64 {
+                1
+            }
+
+            fn make(&self) -> Result<GiantFile, NotMade> {
+                panic!("this panic is part of the test")
+            }
+        }
+        let (_root, pools) = pools(0);
+        let source = GiantSource { pools, maker: Some(Arc::new(Panics)) };
+        let mut supply = GiantSupply::start(Arc::new(FakeHost::default()), source).expect("a thread");
+        supply.order();
+        assert_eq!(next(&mut supply).expect_err("it is gone"), "giant_no_thread");
+        supply.order();
+        assert_eq!(next(&mut supply).expect_err("still"), "giant_no_thread");
+    }
+}
