@@ -123,7 +123,7 @@ struct Places {
 impl Places {
     fn new(layout: &mut Layout, shape: &Shape) -> Self {
         Self {
-            numbers: layout.place(shape.len() as u64),
+            numbers: layout.place(shape.numbers() as u64),
             sides: layout.place((shape.blocks * sides_len(shape)) as u64),
         }
     }

@@ -139,7 +139,7 @@ struct Places {
 
 impl Places {
     fn new(layout: &mut Layout, shape: &Shape) -> Self {
-        Self { table: table::Places::new(layout), numbers: layout.place(shape.len() as u64) }
+        Self { table: table::Places::new(layout), numbers: layout.place(shape.numbers() as u64) }
     }
 }
 
@@ -159,9 +159,8 @@ impl<'p, 'm> Star<'p, 'm> {
                 let known = Known::of(&shape, index, cell);
                 known.given().iter().zip(&mut *zone).for_each(|(number, variable)| *variable = *number);
                 zone[TEMPERATURE] = known.temperature * (0.875 + 0.25 * known.share(TEMPERATURE));
-                for variable in USED..shape.variables {
-                    zone[variable] = known.share(variable);
-                }
+                let unused = zone.iter_mut().enumerate().skip(USED);
+                unused.for_each(|(variable, number)| *number = known.share(variable));
             }
         });
         Self { table, blocks }

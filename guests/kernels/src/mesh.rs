@@ -96,7 +96,7 @@ impl Shape {
     }
 
     /// Numbers of all blocks.
-    pub const fn len(&self) -> usize {
+    pub const fn numbers(&self) -> usize {
         self.blocks * self.block_len()
     }
 
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn every_block_has_one_owner_and_is_read_at_its_place() {
         for members in [1, 2, 5] {
-            let mut numbers = vec![0.0; SMALL.len()];
+            let mut numbers = vec![0.0; SMALL.numbers()];
             native::run(members, 0, Box::new(|_| ()), |platform| {
                 let mut blocks = Blocks { platform, shape: SMALL, numbers: &mut numbers };
                 blocks.for_each(|index, block| block.iter_mut().for_each(|number| *number += (index + 1) as f64));

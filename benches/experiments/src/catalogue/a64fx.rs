@@ -158,7 +158,7 @@ fn beside(results: &Results) -> Section {
                 "CPU_CYCLES" => (least - NEAR_PERCENT / 100.0..=most + NEAR_PERCENT / 100.0).contains(&here),
                 _ => (least / NEAR_FACTOR..=most * NEAR_FACTOR).contains(&here),
             };
-            let [gcc, fujitsu, here] = [theirs[0], theirs[1], here].map(|ratio| cell(Some(ratio)));
+            let [gcc, fujitsu, here] = [theirs[0], theirs[1], here].map(ratio_cell);
             let text = format!("{name}, {quantity} ({gcc} and {fujitsu} published, {here} here)");
             if is_near {
                 alike.push(text)
@@ -180,6 +180,13 @@ fn beside(results: &Results) -> Section {
         tables: vec![grid],
         plots: vec![],
     }
+}
+
+/// Least ratio that a table has digits for.
+const RATIO_MIN: f64 = 0.0001;
+
+fn ratio_cell(ratio: f64) -> String {
+    if ratio < RATIO_MIN { format!("below {RATIO_MIN}") } else { cell(Some(ratio)) }
 }
 
 /// Mean of the values without the lowest and the highest; `None` for fewer than three values.
@@ -417,8 +424,9 @@ mod tests {
             ("eos 110 MiB", "none") => Some((Metric::Seconds, 100.0)),
             ("eos 110 MiB", "hugetlb") => Some((Metric::Seconds, 95.0)),
             ("eos 110 MiB", "THP") => Some((Metric::Seconds, 90.0)),
-            ("eos 110 MiB", "64K on A64FX") => Some((Metric::DtlbL1Misses, 1e6)),
+            ("eos 110 MiB" | "eos 1 GiB", "64K on A64FX") => Some((Metric::DtlbL1Misses, 1e6)),
             ("eos 110 MiB", "2M on A64FX") => Some((Metric::DtlbL1Misses, 4e4)),
+            ("eos 1 GiB", "2M on A64FX") => Some((Metric::DtlbL1Misses, 10.0)),
             _ => None,
         });
         let beside = &A64fx.sections(&results)[0];
@@ -428,6 +436,7 @@ mod tests {
                 ["eos 110 MiB", "misses of the first level, simulated", "0.0300", "0.0500", "0.0400"],
                 ["eos 110 MiB", "cycles; here time, hugetlb", "0.9614", "0.9387", "0.9500"],
                 ["eos 110 MiB", "cycles; here time, THP", "0.9614", "0.9387", "0.9000"],
+                ["eos 1 GiB", "misses of the first level, simulated", "0.0300", "0.0500", "below 0.0001"],
             ]
         );
         let different = "Different from the published ratios: eos 110 MiB, cycles; here time, THP";

@@ -184,12 +184,12 @@ impl<'m> Table<'m> {
         let by_t = cubic(z, step);
         let of_four = |first: usize| {
             let mut sum = 0.0;
-            for order in 0..2 {
-                for corner in 0..2 {
+            for (order, weights) in by_t.iter().enumerate() {
+                for (corner, weight) in weights.iter().enumerate() {
                     let of = |d_order: usize| {
                         dot(self.pair(first + 2 * d_order + order, at + corner * DENSITIES), columns.cubic[d_order])
                     };
-                    sum += (of(0) + of(1)) * by_t[order][corner];
+                    sum += (of(0) + of(1)) * weight;
                 }
             }
             sum
@@ -246,7 +246,7 @@ impl Quintic {
         let scale = [1.0 / (step * step), 1.0 / step, 1.0, step, step * step];
         let weights = |differentiated: usize| {
             core::array::from_fn(|order| {
-                let sign = if (order + differentiated) % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = if (order + differentiated).is_multiple_of(2) { 1.0 } else { -1.0 };
                 let scale = scale[2 + order - differentiated];
                 [low[differentiated][order] * scale, sign * high[differentiated][order] * scale]
             })
