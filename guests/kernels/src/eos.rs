@@ -47,7 +47,7 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Zones whose temperature was found, with everything that follows from it.
+/// Solved zones: their temperature, and everything that follows from it.
 const ZONES: Figure = Figure::literal("zones", "M/s");
 
 const PARAMETERS: &[Parameter] = &[

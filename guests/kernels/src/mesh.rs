@@ -131,7 +131,7 @@ impl Shape {
 
 /// All blocks, and the vCPUs that share them.
 pub struct Blocks<'p, 'm> {
-    /// The vCPUs.
+    /// The vCPUs that share the blocks.
     pub platform: &'p dyn Platform,
     /// Shape of the memory.
     pub shape: Shape,

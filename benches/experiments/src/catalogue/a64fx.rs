@@ -20,9 +20,9 @@ pub struct A64fx;
 /// Published problem that a program stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Problem {
-    /// The equation of state.
+    /// The equation of state, for which the lookups in a table stand.
     Eos,
-    /// Three-dimensional hydrodynamics.
+    /// Hydrodynamics in three dimensions, for which the sweep over blocks stands.
     Hydro,
 }
 

@@ -142,7 +142,7 @@ fn is_shared(case: &str) -> bool {
     case.contains(SHARED)
 }
 
-/// Mark in the names of cases whose threads share CPUs.
+/// Mark in the name of a case with more threads than CPUs.
 const SHARED: &str = " sharing ";
 
 fn case(row: &Row, threads: u32, host: &HostFacts) -> Case {

@@ -1,4 +1,4 @@
-//! The gas of a zone: ions, electrons and radiation, whose pressures and energies add up.
+//! The gas of a zone: pressures and energies of ions, electrons and radiation add up.
 
 use super::electrons::{AtDensity, AtTemperature, GAS, Point};
 use super::table::Electrons;

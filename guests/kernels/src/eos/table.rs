@@ -10,7 +10,7 @@
 //!              row j + 1  … │ i │ i+1 │ …        array, so 21 pages of 64 KiB or 4 KiB at least, and 9 of 2 MiB
 //! ```
 //!
-//! Values and derivatives at the four corners of a cell give a polynomial whose value, slopes and curvature continue
+//! Values and derivatives at the four corners of a cell give a polynomial. Its value, slopes and curvature continue
 //! in the next cell. The derivative of the interpolated free energy gives pressure, entropy and heat, so that these
 //! fulfil the relations of thermodynamics exactly, whatever the error of the interpolation.
 
@@ -60,7 +60,7 @@ impl Places {
     }
 }
 
-/// The table.
+/// The table in memory, with the densities and temperatures of its entries.
 pub struct Table<'m> {
     arrays: &'m [Array],
     densities: &'m [f64],
@@ -80,7 +80,7 @@ pub struct Electrons {
     pub free_dt: f64,
     /// See `free_d`.
     pub free_tt: f64,
-    /// dP/dρ.
+    /// Derivative of the pressure by density at constant temperature.
     pub stiffness: f64,
     /// Chemical potential in units of kT.
     pub potential: f64,

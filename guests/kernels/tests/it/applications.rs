@@ -1,5 +1,5 @@
-//! STREAM, Sweep3D, the adaptive mesh, the equation of state and the latencies on native threads: they verify themselves for any number of
-//! threads.
+//! STREAM, Sweep3D, the adaptive mesh, the equation of state and the latencies on native threads: they verify
+//! themselves for any number of threads.
 use crate::runner::{has, run, run_with};
 use wideleaf_protocol::ExitCode;
 
