@@ -57,7 +57,7 @@ impl Reserving {
         let (vm, window) = (self.faults.vm(touch), touch.window);
         // Or khugepaged would undo it.
         self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::NoHugePage)?;
-        let all = Pages { populated: PageSet::ALL, absent: PageSet::default() };
+        let all = Pages { populated: PageSet::ALL, ..Pages::default() };
         let registered = self.faults.take_back(touch, State::Reserved(Box::new(all)));
         registered.map_err(|source| HostError { what: "UFFDIO_REGISTER of a large window", source })?;
         if let Err(source) = self.faults.ram(touch).window(window).discard() {
@@ -82,7 +82,7 @@ impl Reserving {
             unpopulated: with_frame.without(of.populated).count(),
         };
         let state = match self.book.depopulate(vm, window, left, self.host.now()) {
-            true => State::Reserved(Box::new(Pages { populated, absent: of.absent.with(pages) })),
+            true => State::Reserved(Box::new(Pages { populated, absent: of.absent.with(pages), ..of })),
             false => {
                 self.counted.count(|report| report.ended += 1);
                 State::Untouched

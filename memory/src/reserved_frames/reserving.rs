@@ -34,6 +34,8 @@ pub(super) struct Pages {
     pub populated: PageSet,
     /// Pages that the guest gave back: the file has none there, or one of zeroes.
     pub absent: PageSet,
+    /// Whether a given-back page was used again: its frame is not one of those that were reserved together.
+    pub has_new_frames: bool,
 }
 
 impl Pages {
@@ -48,6 +50,9 @@ impl Pages {
 pub(super) const LOOK_AT_HOST_EVERY: Duration = Duration::from_millis(100);
 const LOOK_AT_HOST_EVERY_MS: u16 = 100;
 const _: () = assert!(LOOK_AT_HOST_EVERY.as_millis() == LOOK_AT_HOST_EVERY_MS as u128, "one time, in two units");
+
+/// Number of attempts at such a collapse: it may meet pages on their way to an LRU list, which each attempt speeds up.
+const COLLAPSE_ATTEMPTS: u32 = 4;
 
 /// Maximum number of reservations broken before touches are answered again: each takes up to a millisecond (256
 /// holes), and a guest of 64 GiB may have thousands. The rest waits for its turn between answers, each after a new
@@ -178,6 +183,7 @@ impl Reserving {
         if let Some(State::Reserved(pages)) = self.faults.state_mut(touch) {
             pages.populated.insert(page);
             pages.absent.remove(page);
+            pages.has_new_frames |= was_absent;
         }
         let vm = self.faults.vm(touch);
         if was_absent {
@@ -235,8 +241,18 @@ impl Reserving {
     fn bring_huge(&mut self, touch: Touch) -> Result<Brought, &'static str> {
         let advised = self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::HugePage);
         advised.map_err(|error| OutcomeResult::from(&error).name())?;
+        let is_collapsed = self.collapse_new_frames(touch);
         self.faults.ram(touch).window(touch.window).discard().map_err(|_| "refused_unmap")?;
-        self.faults.let_go_huge(self.host.as_ref(), touch)
+        let brought = self.faults.let_go_huge(self.host.as_ref(), touch)?;
+        Ok(if is_collapsed { Brought::ByCollapse } else { brought })
+    }
+
+    /// Collapses a full window with new frames into one folio, while all touching threads still wait: one that maps
+    /// pages just then makes the collapse fail. If it fails all the same, it is tried again once the window is let go.
+    fn collapse_new_frames(&self, touch: Touch) -> bool {
+        let has_new_frames = matches!(self.faults.state(touch), Some(State::Reserved(pages)) if pages.has_new_frames);
+        let collapse = |_| self.host.advise(touch.start, PageSize::Huge2M.bytes(), Advice::Collapse).is_ok();
+        has_new_frames && (0..COLLAPSE_ATTEMPTS).any(collapse)
     }
 
     /// Gives back the unused part of a reservation; the rest stays in place, as base pages.
