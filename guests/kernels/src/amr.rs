@@ -1,4 +1,4 @@
-//! amr: fields in the blocks of a [mesh](crate::mesh), as codes with an adaptive mesh store them.
+//! amr: fields in the blocks of a [mesh], as codes with an adaptive mesh store them.
 //!
 //! ```text
 //!   blocks side by side along i, the last beside the first

@@ -1,4 +1,4 @@
-//! eos: an equation of state in every zone of a [mesh](crate::mesh), by Newton's method and lookups in a table, as
+//! eos: an equation of state in every zone of a [mesh], by Newton's method and lookups in a table, as
 //! FLASH does it with the Helmholtz table of Timmes and Swesty.
 //!
 //! ```text
