@@ -389,6 +389,19 @@ mod tests {
     }
 
     #[test]
+    fn the_first_word_that_is_not_zero_is_found_at_every_place() {
+        let ram = two_mib();
+        let piece = ram.piece(ram.ranges()[0]);
+        let words = ram.words(ram.ranges()[0]);
+        assert_eq!(piece.leading_zeroes(), words.len());
+        for place in (0..80).chain(words.len() - 80..words.len()) {
+            words[place].store(1 << (place % 64), Ordering::Relaxed);
+            assert_eq!(piece.leading_zeroes(), place);
+            words[place].store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "word 262144 of 262144")]
     fn a_word_behind_the_piece_is_not_read() {
         let ram = two_mib();

@@ -25,6 +25,8 @@ const CMDLINE: &str = "kernel=gups log2_words=20 sparse=1200M seconds=8";
 /// A window of the second giant that the guest does not use.
 const UNUSED: WindowIndex = WindowIndex::new(900);
 const WAIT_MAX: Duration = Duration::from_secs(240);
+/// The guest fills its memory in seconds, and its touch is answered after ten at most.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 /// For shared machines, which stop for tens of milliseconds, and slow emulated processors.
 const PATIENT: SwapLimits = SwapLimits { pause_max: Duration::from_secs(5), rounds_max: 100 };
 
@@ -79,11 +81,18 @@ fn hear(said: &Mutex<Said>, line: &str) {
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + WAIT_MAX;
+    assert!(becomes_so(WAIT_MAX, is_so), "{what} does not come in time");
+}
+
+fn becomes_so(within: Duration, is_so: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + within;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come in time");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
+    true
 }
 
 fn done(report: &ManagerReport, mechanism: &str) -> u64 {
@@ -122,7 +131,12 @@ fn a_vcpu_finds_a_giant_at_its_first_touch_and_survives_its_demotion() {
     kvm.resume().unwrap();
 
     let first_of_giant = WindowIndex::containing(Gpa::new(0) + gib(1));
-    wait_until("the giant page", || ram.claims().is_on_giant_page(first_of_giant));
+    if !becomes_so(ANSWERED_WITHIN, || ram.claims().is_on_giant_page(first_of_giant)) {
+        machine.stop();
+        let at_first = manager.stop().first_touch.unwrap();
+        assert_eq!(at_first.giant_refused.keys().collect::<Vec<_>>(), [&"giant_too_late"], "{at_first:?}");
+        return println!("skipped: this host needs more than 10 s to clear a page of 1 GiB");
+    }
     wait_until("a look at it", || {
         let live = manager.live();
         let vm = live.snapshot.vms.first();
