@@ -182,7 +182,7 @@ fn the_sockets_of_a_killed_daemon_are_replaced_and_a_damaged_state_is_moved_asid
     let daemon = place.start();
     assert_eq!(daemon.view().vms, 0);
     assert_eq!(std::fs::read_to_string(place.file("state.json.damaged")).unwrap(), "{\"version\":");
-    assert!(place.log().contains("cannot read the state ("));
+    eventually("the log has the reason", || place.log().contains("cannot read the state ("));
 }
 
 #[test]
