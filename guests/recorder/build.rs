@@ -45,7 +45,8 @@ fn main() {
 }
 
 /// Flags for the compiler's calls, static, and without any path of the build machine. No option for a newer CPU: the
-/// baseline of x86-64 has no vectors of more than 16 bytes, so an access is a word or two.
+/// baseline of x86-64 has no vectors of more than 16 bytes, so an access is a word or two. The program keeps the
+/// kernels from wider ones.
 fn flags(package: &Path) -> Vec<String> {
     // LLVM's own names: the pass, and the option for calls instead of inline counters.
     let mut flags = [

@@ -361,7 +361,7 @@ pub(crate) fn prepare(
     for vcpu in &vcpus {
         let cpuid = cpuid::for_vcpu(&supported, vcpu.index(), config.vcpus(), timing).map_err(BootError::Cpuid)?;
         vcpu.set_cpuid(&cpuid)?;
-        set_registers(vcpu, &loaded)?;
+        set_registers(vcpu, &loaded, cpuid::avx_xcr0(&cpuid))?;
     }
     watch.lap("registers");
 
@@ -456,13 +456,14 @@ fn create_interrupts(vm: &Vm) -> Result<SerialInterrupt, BootError> {
     Ok(SerialInterrupt::Event(event))
 }
 
-fn set_registers(vcpu: &Vcpu, loaded: &Loaded) -> Result<(), KvmError> {
+fn set_registers(vcpu: &Vcpu, loaded: &Loaded, avx_xcr0: Option<u64>) -> Result<(), KvmError> {
     let index = vcpu.index();
     let new = vcpu.sregs()?;
     let (system, general) = match *loaded {
-        Loaded::Direct { entry, tables, .. } => {
-            (registers::direct_system(new, tables.root, index), registers::direct(entry, layout::DIRECT_BOOT, index))
-        }
+        Loaded::Direct { entry, tables, .. } => (
+            registers::direct_system(new, tables.root, index, avx_xcr0.is_some()),
+            registers::direct(entry, layout::DIRECT_BOOT, index),
+        ),
         // The other vCPUs wait for the first one's startup interrupt, as on every PC.
         Loaded::Pvh { .. } | Loaded::Linux64 { .. } if index > 0 => return Ok(()),
         Loaded::Pvh { entry } => (registers::pvh_system(new), registers::pvh(entry, layout::START_INFO)),
@@ -473,10 +474,11 @@ fn set_registers(vcpu: &Vcpu, loaded: &Loaded) -> Result<(), KvmError> {
     vcpu.set_sregs(&system)?;
     vcpu.set_regs(&general)?;
     vcpu.set_fpu(&registers::fpu())?;
-    if !matches!(loaded, Loaded::Direct { .. }) {
-        set_firmware_msrs(vcpu)?;
+    match (loaded, avx_xcr0) {
+        (Loaded::Direct { .. }, Some(xcr0)) => vcpu.set_xcr0(xcr0),
+        (Loaded::Direct { .. }, None) => Ok(()),
+        _ => set_firmware_msrs(vcpu),
     }
-    Ok(())
 }
 
 /// Sets the MSRs that firmware would set: fast string operations, and write-back memory by default (SDM vol. 4,

@@ -72,6 +72,7 @@ pub mod stream;
 pub mod sweep3d;
 pub mod team;
 pub mod text;
+pub mod vectors;
 pub mod virtio;
 pub mod virtio_disk;
 pub mod vsock;

@@ -20,7 +20,8 @@
 //! | CS, SS, DS, ES | [`USER_CODE_SELECTOR`] (64-bit code, DPL 3), [`USER_DATA_SELECTOR`] (DPL 3) |
 //! | RFLAGS | IOPL 3, IF, and the bit that is always one: [`RFLAGS`]. Nothing raises interrupts |
 //! | CR0 | PE, PG, MP, NE, ET, WP; EM and TS clear |
-//! | CR4 | PAE, OSFXSR, OSXMMEXCPT |
+//! | CR4 | PAE, OSFXSR, OSXMMEXCPT; OSXSAVE if CPUID has AVX |
+//! | XCR0 | the 387, SSE and AVX if OSXSAVE is set: ring 3 cannot enable them |
 //! | EFER | LME, LMA |
 //! | CR3 | the VMM's identity tables: every byte of RAM, user-accessible and writable |
 //!

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, Msrs, kvm_fpu, kvm_regs,
-    kvm_run, kvm_sregs,
+    kvm_run, kvm_sregs, kvm_xcrs,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -145,6 +145,16 @@ impl Vcpu {
     /// [`KvmError::Ioctl`] where KVM refuses the call.
     pub fn set_fpu(&self, fpu: &kvm_fpu) -> Result<(), KvmError> {
         self.fd.set_fpu(fpu).map_err(KvmError::ioctl("KVM_SET_FPU"))
+    }
+
+    /// Sets XCR0, which enables registers such as those of AVX. CPUID and CR4 must be set before.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`]; `EINVAL` for registers that the guest's CPUID lacks.
+    pub fn set_xcr0(&self, value: u64) -> Result<(), KvmError> {
+        let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+        xcrs.xcrs[0].value = value;
+        self.fd.set_xcrs(&xcrs).map_err(KvmError::ioctl("KVM_SET_XCRS"))
     }
 
     /// Sets model-specific registers in order, and returns the number that KVM accepted.

@@ -4,12 +4,16 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 use wideleaf_policies::PageSize;
 
+use super::registers::XCR0_AVX;
+
 /// Basic information and the highest basic leaf.
 const LEAF_BASIC: u32 = 0;
 /// Family, features, the initial APIC number.
 const LEAF_FEATURES: u32 = 1;
 /// Topology; index 0 is threads of a core, index 1 cores of a package.
 const LEAF_TOPOLOGY: u32 = 0xb;
+/// State that XSAVE covers; EAX of index 0 has the valid bits of XCR0.
+const LEAF_XSAVE: u32 = 0xd;
 /// Ratio of time stamp counter and core crystal.
 const LEAF_TSC: u32 = 0x15;
 /// The hypervisor's signature and highest leaf.
@@ -64,6 +68,15 @@ pub fn for_vcpu(supported: &CpuId, vcpu: u32, vcpus: u32, timing: Timing) -> Res
 /// Whether a guest with this CPUID can use pages of this size: 1 GiB pages are an option of the CPU.
 pub fn has_page_size(supported: &CpuId, page: PageSize) -> bool {
     page != PageSize::Giant1G || leaf(supported, LEAF_EXTENDED_FEATURES).is_some_and(|entry| entry.edx & 1 << 26 != 0)
+}
+
+/// XCR0 that enables the registers of AVX for a guest with this CPUID; `None` without AVX (SDM vol. 1, 13.3 and 14.3).
+pub fn avx_xcr0(supported: &CpuId) -> Option<u64> {
+    const HAS_XSAVE_AND_AVX: u32 = 1 << 26 | 1 << 28;
+    let has_both =
+        leaf(supported, LEAF_FEATURES).is_some_and(|entry| entry.ecx & HAS_XSAVE_AND_AVX == HAS_XSAVE_AND_AVX);
+    let can_enable = leaf(supported, LEAF_XSAVE).is_some_and(|entry| u64::from(entry.eax) & XCR0_AVX == XCR0_AVX);
+    (has_both && can_enable).then_some(XCR0_AVX)
 }
 
 /// Number of bits in a physical address of the guest; 36 where the leaf is absent (SDM vol. 2, CPUID).
@@ -151,6 +164,18 @@ mod tests {
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 0), [0, 1, 0x100, 2]);
         // Three cores need two bits.
         assert_eq!(registers(&cpuid, LEAF_TOPOLOGY, 1), [2, 3, 0x201, 2]);
+    }
+
+    #[test]
+    fn avx_is_enabled_only_where_cpu_and_kvm_have_it() {
+        const XSAVE: u32 = 1 << 26;
+        const AVX: u32 = 1 << 28;
+        let with = |features, states| {
+            let entries = [entry(LEAF_FEATURES, 0, [0, 0, features, 0]), entry(LEAF_XSAVE, 0, [states, 0, 0, 0])];
+            avx_xcr0(&CpuId::from_entries(&entries).unwrap())
+        };
+        assert_eq!(with(XSAVE | AVX, 0x2e7), Some(7));
+        assert_eq!([with(XSAVE, 7), with(AVX, 7), with(XSAVE | AVX, 3), avx_xcr0(&supported())], [None; 4]);
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub const CR4_PAE: u64 = 1 << 5;
 pub const CR4_OSFXSR: u64 = 1 << 9;
 /// CR4: SSE errors are exceptions.
 pub const CR4_OSXMMEXCPT: u64 = 1 << 10;
+/// CR4: XSAVE and XCR0 are in use, and with them AVX.
+pub const CR4_OSXSAVE: u64 = 1 << 18;
+/// XCR0: the registers of the 387, SSE and AVX are enabled (SDM vol. 1, 13.3).
+pub const XCR0_AVX: u64 = 0b111;
 /// EFER: long mode is enabled.
 pub const EFER_LME: u64 = 1 << 8;
 /// EFER: long mode is active.
@@ -40,11 +44,15 @@ pub fn direct(entry: u64, boot: Gpa, vcpu: u32) -> kvm_regs {
     kvm_regs { rip: entry, rdi: boot.get(), rsi: u64::from(vcpu), rflags: RFLAGS, ..Default::default() }
 }
 
-/// System registers of the direct entry: 64-bit ring 3, paged.
-pub fn direct_system(new: kvm_sregs, tables: Gpa, vcpu: u32) -> kvm_sregs {
+/// System registers of the direct entry: 64-bit ring 3, paged. Ring 3 cannot enable AVX, so it is enabled here if the
+/// guest `has_avx`.
+pub fn direct_system(new: kvm_sregs, tables: Gpa, vcpu: u32, has_avx: bool) -> kvm_sregs {
     let data = Segment::data(3).loaded_as(USER_DATA_SELECTOR);
     let idt_bytes = EXCEPTION_VECTORS as u64 * GATE_BYTES;
     let mut sregs = long_mode(new, tables);
+    if has_avx {
+        sregs.cr4 |= CR4_OSXSAVE;
+    }
     sregs.cs = Segment::code64(3).loaded_as(USER_CODE_SELECTOR);
     set_data_segments(&mut sregs, data);
     sregs.tr = Segment::task(task_segment(vcpu).get(), TASK_SEGMENT_BYTES as u32).loaded_as(TASK_SELECTOR);
@@ -128,26 +136,27 @@ mod tests {
     fn the_direct_entry_is_64_bit_ring_3_with_port_rights() {
         let regs = direct(0x40_0000, Gpa::new(0x8000), 5);
         assert_eq!((regs.rip, regs.rdi, regs.rsi, regs.rflags), (0x40_0000, 0x8000, 5, 0x3202));
-        let sregs = direct_system(new_vcpu(), TABLES, 5);
+        let sregs = direct_system(new_vcpu(), TABLES, 5, false);
         assert_eq!((sregs.cs.selector, sregs.cs.dpl, sregs.cs.l, sregs.cs.db), (0x1b, 3, 1, 0));
         for data in [sregs.ds, sregs.es, sregs.ss, sregs.fs, sregs.gs] {
             assert_eq!((data.selector, data.dpl, data.type_), (0x23, 3, 3));
         }
         assert_eq!((sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer), (0x8001_0033, 0x20_0000, 0x620, 0x500));
+        assert_eq!(direct_system(new_vcpu(), TABLES, 5, true).cr4, 0x4_0620);
     }
 
     #[test]
     fn vt_x_accepts_the_task_register_and_each_vcpu_has_its_own() {
-        let sregs = direct_system(new_vcpu(), TABLES, 3);
+        let sregs = direct_system(new_vcpu(), TABLES, 3, false);
         // Busy 64-bit TSS, present, not unusable, byte granularity (SDM vol. 3, 27.3.1.2).
         assert_eq!((sregs.tr.type_, sregs.tr.present, sregs.tr.unusable, sregs.tr.g, sregs.tr.s), (0xb, 1, 0, 0, 0));
         assert_eq!(sregs.tr.base, task_segment(3).get());
-        assert_ne!(sregs.tr.base, direct_system(new_vcpu(), TABLES, 2).tr.base);
+        assert_ne!(sregs.tr.base, direct_system(new_vcpu(), TABLES, 2, false).tr.base);
     }
 
     #[test]
     fn table_limits_end_with_the_tables() {
-        let sregs = direct_system(new_vcpu(), TABLES, 0);
+        let sregs = direct_system(new_vcpu(), TABLES, 0, false);
         assert_eq!((sregs.gdt.base, sregs.gdt.limit), (0x1000, 39));
         assert_eq!((sregs.idt.base, sregs.idt.limit), (0x2000, 511));
     }
@@ -172,7 +181,7 @@ mod tests {
 
     #[test]
     fn registers_that_no_entry_sets_keep_their_kvm_values() {
-        assert_eq!(direct_system(new_vcpu(), TABLES, 0).apic_base, 0xfee0_0900);
+        assert_eq!(direct_system(new_vcpu(), TABLES, 0, false).apic_base, 0xfee0_0900);
         assert_eq!(linux64_system(new_vcpu(), TABLES).apic_base, 0xfee0_0900);
         assert_eq!(pvh_system(new_vcpu()).apic_base, 0xfee0_0900);
     }

@@ -46,6 +46,19 @@ enter_long_mode:
     movl %eax, %cr3
     movl $0x620, %eax               # CR4: PAE, OSFXSR, OSXMMEXCPT
     movl %eax, %cr4
+    # AVX, if CPUID has it and XSAVE: OSXSAVE in CR4, and its registers in XCR0. EBX, the start info, is stored.
+    movl $1, %eax
+    cpuid
+    andl $0x14000000, %ecx
+    cmpl $0x14000000, %ecx
+    jne 1f
+    movl $0x40620, %eax
+    movl %eax, %cr4
+    movl $7, %eax
+    xorl %edx, %edx
+    xorl %ecx, %ecx
+    xsetbv
+1:
     movl $0xc0000080, %ecx          # EFER
     rdmsr
     orl $0x100, %eax                # LME

@@ -20,7 +20,7 @@ use super::blocks::{
 };
 use super::classes::Class;
 use super::flow::{COMPONENTS, Point};
-use super::lines::{LineSolver, Lines, WIDTH, by_component, by_line};
+use super::lines::{LineSolver, Lines, by_component, by_line};
 use super::order::Order;
 #[cfg(feature = "std")]
 use super::reference;
@@ -29,6 +29,7 @@ use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Kernel, MemoryNeed};
 use crate::report;
+use crate::vectors::NARROW;
 use crate::{Arena, KernelError, Platform};
 
 /// BT in the table of kernels.
@@ -49,7 +50,7 @@ const PARAMETERS: &[Parameter] = &[Class::PARAMETER, Order::PARAMETER];
 /// Scalars of each point: all but the speed of sound.
 pub(super) const SCALARS: usize = 6;
 /// Numbers that the way down stores for the way up at each point of the lines: C and the right-hand side.
-const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * WIDTH;
+const LEFT: usize = COMPONENTS * (COMPONENTS + 1) * NARROW;
 
 const fn problem(class: Class) -> Problem {
     match class {
@@ -191,13 +192,13 @@ pub(super) struct System<'a, const AXIS: usize> {
 }
 
 /// Contributions of a point to its own row of the system and to its neighbours'.
-struct Blocks {
+struct Blocks<const W: usize> {
     /// Block A of the next row.
-    a: Block,
+    a: Block<W>,
     /// Block B of its own row.
-    b: Block,
+    b: Block<W>,
     /// Block C of the previous row.
-    c: Block,
+    c: Block<W>,
 }
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
@@ -215,11 +216,11 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// The blocks of the points at these places: the Jacobians of the flux along the axis and of the viscous terms.
-    fn blocks(&self, places: [usize; WIDTH]) -> Blocks {
-        let mut states = [State::default(); WIDTH];
+    fn blocks<const W: usize>(&self, places: [usize; W]) -> Blocks<W> {
+        let mut states = [State::default(); W];
         states.iter_mut().zip(places).for_each(|(state, place)| *state = self.state(place));
         let (flux, viscous) = (flux::<AXIS, _>(self.first, &states), viscous::<AXIS, _>(self.second, &states));
-        let mut blocks = Blocks { a: ZERO, b: IDENTITY, c: ZERO };
+        let mut blocks = Blocks { a: zero(), b: identity(), c: zero() };
         for row in 0..COMPONENTS {
             for column in 0..COMPONENTS {
                 let both = flux[row][column].into_iter().zip(viscous[row][column]);
@@ -246,14 +247,17 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 }
 
 impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
+    // Four lines' blocks do not fit into the registers.
+    const LINES_MAX: usize = NARROW;
+
     /// Leaves B⁻¹·C and B⁻¹·rhs of each interior point. On the faces v = 0, so the row of the first face is
     /// arbitrary as long as it does not affect the next row, and C of the last row is arbitrary as well.
-    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
-        let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
-        let (mut a, mut b) = (ZERO, IDENTITY);
+    fn down<const W: usize>(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; W]) {
+        let left: &mut [Left<W>] = work.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0;
+        let (mut a, mut b) = (zero(), identity());
         for index in 1..self.edge - 1 {
             let [.., last, here] = &mut left[..=index] else { unreachable!("there are at least two") };
-            let blocks = self.blocks(lines.places(index));
+            let blocks = self.blocks(lines.places::<W>(index));
             set_block(last, &blocks.c);
             eliminate(&mut b, last);
             *here = beside_zero(&by_component(rhs(index)));
@@ -264,9 +268,9 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
         eliminate(&mut b, &mut left[self.edge - 2]);
     }
 
-    fn up(&self, _: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; WIDTH])) {
-        let left: &[Left] = work.as_chunks().0.as_chunks().0.as_chunks().0;
-        let mut v = [[0.0; WIDTH]; COMPONENTS];
+    fn up<const W: usize>(&self, _: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; W])) {
+        let left: &[Left<W>] = work.as_chunks().0.as_chunks().0.as_chunks().0;
+        let mut v = [[0.0; W]; COMPONENTS];
         for index in (1..self.edge - 1).rev() {
             v = left[index].each_ref().map(|row| {
                 let [c @ .., rhs] = row;
@@ -280,9 +284,6 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
         }
     }
 }
-
-const ZERO: Block = zero();
-const IDENTITY: Block = identity();
 
 #[cfg(test)]
 mod tests {

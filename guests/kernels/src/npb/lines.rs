@@ -8,17 +8,20 @@
 //!   line 0  ▪ │ ▪ │ ▪ │                ▪        ▪      point 0
 //!   line 1  ▪ │ ▪ │ ▪ │                ▪        ▪      point 1
 //! ```
+//!
+//! Two lines or, with AVX2, four ([`crate::vectors`]).
 
-use core::array;
+use core::ops::Range;
 
 use super::flow::{COMPONENTS, Grid, Point};
 use crate::Platform;
 use crate::parts::deal;
 use crate::planes::{OwnRows, deal_rows};
+use crate::vectors::{self, NARROW, Vectorized};
 
-/// Lines that are solved together: two numbers fill a vector register of the baseline instruction set. An even edge
-/// has an even number of interior lines, so no line is left over.
-pub const WIDTH: usize = 2;
+/// Lines that are solved together where four are too many. An even edge has an even number of interior
+/// lines, so no line is left over.
+pub const WIDTH: usize = NARROW;
 
 /// One number of each line.
 pub type Lanes<const W: usize = WIDTH> = [f64; W];
@@ -26,15 +29,27 @@ pub type Lanes<const W: usize = WIDTH> = [f64; W];
 pub type Lined<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS];
 
 /// Converts from line-major to component-major order.
-#[inline]
-pub fn by_component(points: [Point; WIDTH]) -> Lined {
-    array::from_fn(|m| array::from_fn(|line| points[line][m]))
+#[inline(always)]
+pub fn by_component<const W: usize>(points: [Point; W]) -> Lined<W> {
+    let mut lined = [[0.0; W]; COMPONENTS];
+    for (line, point) in points.iter().enumerate() {
+        for (lanes, number) in lined.iter_mut().zip(point) {
+            lanes[line] = *number;
+        }
+    }
+    lined
 }
 
 /// Converts from component-major to line-major order.
-#[inline]
-pub fn by_line(points: &Lined) -> [Point; WIDTH] {
-    array::from_fn(|line| array::from_fn(|m| points[m][line]))
+#[inline(always)]
+pub fn by_line<const W: usize>(points: &Lined<W>) -> [Point; W] {
+    let mut by_line = [[0.0; COMPONENTS]; W];
+    for (m, lanes) in points.iter().enumerate() {
+        for (point, number) in by_line.iter_mut().zip(lanes) {
+            point[m] = *number;
+        }
+    }
+    by_line
 }
 
 /// Neighbouring lines in a field.
@@ -61,29 +76,36 @@ impl Lines {
     }
 
     /// The places of a point, one for each line.
-    #[inline]
-    pub fn places(&self, index: usize) -> [usize; WIDTH] {
-        array::from_fn(|line| self.start + index * self.stride + line * self.gap)
+    #[inline(always)]
+    pub fn places<const W: usize>(&self, index: usize) -> [usize; W] {
+        let mut places = [self.start + index * self.stride; W];
+        for (line, place) in places.iter_mut().enumerate() {
+            *place += line * self.gap;
+        }
+        places
     }
 }
 
 /// The points at these places.
-#[inline]
-fn gather(field: &[Point], places: [usize; WIDTH]) -> [Point; WIDTH] {
-    let mut points = [[0.0; COMPONENTS]; WIDTH];
+#[inline(always)]
+fn gather<const W: usize>(field: &[Point], places: [usize; W]) -> [Point; W] {
+    let mut points = [[0.0; COMPONENTS]; W];
     for (point, place) in points.iter_mut().zip(places) {
         *point = field[place];
     }
     points
 }
 
-/// Solves the systems of lines along one axis.
+/// Solves the systems of `W` lines along one axis. Both functions are inlined: [`Vectorized`].
 pub trait LineSolver: Sync {
+    /// Lines that are worth solving together.
+    const LINES_MAX: usize;
+
     /// Goes down the lines: reads `rhs` at each interior index and leaves in `work` what the way up needs.
-    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]);
+    fn down<const W: usize>(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; W]);
 
     /// Goes up the lines and passes the solution to `store`.
-    fn up(&self, lines: Lines, work: &[f64], store: impl FnMut(usize, [Point; WIDTH]));
+    fn up<const W: usize>(&self, lines: Lines, work: &[f64], store: impl FnMut(usize, [Point; W]));
 }
 
 /// Runs `body(z, plane, work)` on every interior plane of `rhs`. Every member has its own planes and its own part
@@ -105,22 +127,48 @@ pub fn in_planes(
     });
 }
 
-/// Solves all lines of a plane of `rhs` along x or y.
-pub fn solve_plane<const AXIS: usize>(
+/// Solves all lines of a plane of `rhs` along x or y, at most `W` together.
+#[inline(always)]
+pub fn solve_plane<const AXIS: usize, const W: usize>(
     grid: &Grid,
     solver: &impl LineSolver,
     z: usize,
     plane: &mut [Point],
     work: &mut [f64],
 ) {
-    for first in grid.interior().step_by(WIDTH) {
-        let here = Lines::along(grid, AXIS, first);
-        let lines = here.moved_by(z * grid.plane());
-        solver.down(lines, work, |index| gather(plane, here.places(index)));
-        solver.up(lines, work, |index, points| {
-            here.places(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
-        });
+    let (wide, rest) = in_groups(grid, W, solver);
+    for first in wide.step_by(W) {
+        solve_in_plane::<AXIS, W>(grid, solver, z, first, plane, work);
     }
+    for first in rest.step_by(WIDTH) {
+        solve_in_plane::<AXIS, WIDTH>(grid, solver, z, first, plane, work);
+    }
+}
+
+#[inline(always)]
+fn solve_in_plane<const AXIS: usize, const W: usize>(
+    grid: &Grid,
+    solver: &impl LineSolver,
+    z: usize,
+    first: usize,
+    plane: &mut [Point],
+    work: &mut [f64],
+) {
+    let here = Lines::along(grid, AXIS, first);
+    let lines = here.moved_by(z * grid.plane());
+    solver.down::<W>(lines, work, |index| gather(plane, here.places::<W>(index)));
+    solver.up::<W>(lines, work, |index, points| {
+        here.places::<W>(index).into_iter().zip(points).for_each(|(place, point)| plane[place] = point);
+    });
+}
+
+/// The lines of an axis that are solved in groups of `width`, and those that are left.
+#[inline(always)]
+fn in_groups<S: LineSolver>(grid: &Grid, width: usize, _: &S) -> (Range<usize>, Range<usize>) {
+    let interior = grid.interior();
+    let grouped = if width <= S::LINES_MAX { interior.len() / width * width } else { 0 };
+    let border = interior.start + grouped;
+    (interior.start..border, border..interior.end)
 }
 
 /// Solves all lines of `rhs` along z. Every member has its rows of every plane and its own part of `work`.
@@ -132,16 +180,45 @@ pub fn solve_across_planes(
     work: &mut [f64],
 ) {
     in_rows(platform, grid, rhs, work, |y, own, work| {
-        for x in grid.interior().step_by(WIDTH) {
-            let lines = Lines::along(grid, 2, x).moved_by(y * grid.row());
-            solver.down(lines, work, |z| {
-                let mut points = [[0.0; COMPONENTS]; WIDTH];
-                points.copy_from_slice(&own.row(z, y)[x..x + WIDTH]);
-                points
-            });
-            solver.up(lines, work, |z, points| own.row_mut(z, y)[x..x + WIDTH].copy_from_slice(&points));
-        }
+        vectors::run(AcrossPlanes { grid, solver, y, own, work });
     });
+}
+
+/// The lines along z through the points of one y.
+struct AcrossPlanes<'a, 'm, S> {
+    grid: &'a Grid,
+    solver: &'a S,
+    y: usize,
+    own: &'a mut OwnRows<'m, Point>,
+    work: &'a mut [f64],
+}
+
+impl<S: LineSolver> Vectorized for AcrossPlanes<'_, '_, S> {
+    #[inline(always)]
+    fn run<const W: usize>(mut self) {
+        let (wide, rest) = in_groups(self.grid, W, self.solver);
+        for x in wide.step_by(W) {
+            self.solve::<W>(x);
+        }
+        for x in rest.step_by(WIDTH) {
+            self.solve::<WIDTH>(x);
+        }
+    }
+}
+
+impl<S: LineSolver> AcrossPlanes<'_, '_, S> {
+    /// Solves `W` lines from column `x` on.
+    #[inline(always)]
+    fn solve<const W: usize>(&mut self, x: usize) {
+        let Self { grid, solver, y, own, work } = self;
+        let lines = Lines::along(grid, 2, x).moved_by(*y * grid.row());
+        solver.down::<W>(lines, work, |z| {
+            let mut points = [[0.0; COMPONENTS]; W];
+            points.copy_from_slice(&own.row(z, *y)[x..x + W]);
+            points
+        });
+        solver.up::<W>(lines, work, |z, points| own.row_mut(z, *y)[x..x + W].copy_from_slice(&points));
+    }
 }
 
 /// Calls `body` with each interior y and its rows of every plane. Every member has its own rows and its own part of

@@ -24,6 +24,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::parts::{cut, deal, ranges, sum};
 use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
+use crate::vectors::{self, Vectorized};
 use crate::{Arena, KernelError, Platform};
 
 /// MG in the table of kernels.
@@ -309,53 +310,42 @@ impl Grids<'_, '_> {
     fn subtract_from_right_side(&mut self) {
         let Level { shape, .. } = self.finest();
         let range = self.finest().range();
-        let (u, v) = (&self.u[range.clone()], &*self.v);
-        for_planes(self.platform, shape, &mut self.r[range], |k, plane| {
-            plane.copy_from_slice(&v[k * shape.plane_len()..][..shape.plane_len()]);
-            add_stencil(shape, plane, u, k, &MINUS_A);
-        });
+        let residual = Residual { u: &self.u[range.clone()], v: Some(self.v) };
+        for_planes(self.platform, shape, &mut self.r[range], &residual);
     }
 
     /// Computes r −= A·u on a level.
     fn subtract(&mut self, log2_edge: u32) {
         let level = self.problem.level(log2_edge);
-        let u = &self.u[level.range()];
-        for_planes(self.platform, level.shape, &mut self.r[level.range()], |k, plane| {
-            add_stencil(level.shape, plane, u, k, &MINUS_A);
-        });
+        let residual = Residual { u: &self.u[level.range()], v: None };
+        for_planes(self.platform, level.shape, &mut self.r[level.range()], &residual);
     }
 
     /// Computes u += S·r on a level.
     fn smooth(&mut self, log2_edge: u32) {
         let level = self.problem.level(log2_edge);
-        let (r, smoother) = (&self.r[level.range()], &self.problem.smoother);
-        for_planes(self.platform, level.shape, &mut self.u[level.range()], |k, plane| {
-            add_stencil(level.shape, plane, r, k, smoother);
-        });
+        let smoother = Smoother { r: &self.r[level.range()], weights: &self.problem.smoother };
+        for_planes(self.platform, level.shape, &mut self.u[level.range()], &smoother);
     }
 
     /// Computes r = P·r, from the next finer level to this one.
     fn restrict(&mut self, log2_edge: u32) {
         let (coarse, fine) = (self.problem.level(log2_edge), self.problem.level(log2_edge + 1));
         let (finer, coarser) = self.r.split_at_mut(coarse.start);
-        let fine_r = &finer[fine.range()];
-        for_planes(self.platform, coarse.shape, &mut coarser[..coarse.shape.len()], |k, plane| {
-            restrict_plane(coarse.shape, plane, fine.shape, fine_r, k);
-        });
+        let restriction = Restriction { fine: fine.shape, r: &finer[fine.range()] };
+        for_planes(self.platform, coarse.shape, &mut coarser[..coarse.shape.len()], &restriction);
     }
 
     /// Computes u += Q·u, from the next coarser level to this one. The ghosts are ordinary points here.
     fn interpolate(&mut self, log2_edge: u32) {
         let (fine, coarse) = (self.problem.level(log2_edge), self.problem.level(log2_edge - 1));
         let (finer, coarser) = self.u.split_at_mut(coarse.start);
-        let coarse_u = &coarser[..coarse.shape.len()];
         let (pair_len, members) = (2 * fine.shape.plane_len(), self.platform.vcpus());
         let pairs = || ranges(fine.shape.edge / 2, members);
         let parts = cut(&mut finer[fine.range()], pairs().map(|range| range.len() * pair_len)).zip(pairs());
+        let coarse_u = &coarser[..coarse.shape.len()];
         deal(self.platform, parts, |_, (planes, range)| {
-            for (k, pair) in range.zip(planes.chunks_exact_mut(pair_len)) {
-                interpolate_planes(fine.shape, pair, coarse.shape, coarse_u, k);
-            }
+            vectors::run(Interpolation { fine: fine.shape, planes, range, coarse: coarse.shape, u: coarse_u });
         });
     }
 
@@ -371,29 +361,100 @@ impl Grids<'_, '_> {
     }
 }
 
-/// Runs `work(k, plane)` on every plane k between the two ghost planes, each on the vCPU it belongs to, and sets
-/// the ghosts of the grid. `work` closes the rows.
-fn for_planes(platform: &dyn Platform, shape: Shape, grid: &mut [f64], work: impl Fn(usize, &mut [f64]) + Sync) {
+/// An operator that computes a plane of a grid from another grid.
+trait Operator: Sync {
+    /// Computes plane k of a grid of this shape, and closes its rows. Inlined, so that its loops are compiled for the
+    /// vectors of [`Planes::run`].
+    fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]);
+}
+
+/// Applies an operator to every plane between the two ghost planes, each on the vCPU it belongs to, and sets the
+/// ghosts of the grid.
+fn for_planes(platform: &dyn Platform, shape: Shape, grid: &mut [f64], operator: &impl Operator) {
     let plane_len = shape.plane_len();
-    let planes = || ranges(shape.inner(), platform.vcpus());
-    let parts = cut(&mut grid[plane_len..], planes().map(|range| range.len() * plane_len)).zip(planes());
-    deal(platform, parts, |_, (part, range)| {
-        for (k, plane) in range.zip(part.chunks_exact_mut(plane_len)) {
-            work(k + 1, plane);
-            shape.close_plane(plane);
-        }
-    });
+    let ranges = || ranges(shape.inner(), platform.vcpus());
+    let parts = cut(&mut grid[plane_len..], ranges().map(|range| range.len() * plane_len)).zip(ranges());
+    deal(platform, parts, |_, (planes, range)| vectors::run(Planes { operator, shape, planes, range }));
     shape.close_grid(grid);
 }
 
-/// Adds the stencil of `grid` around plane k to `plane`, and closes its rows.
-fn add_stencil(shape: Shape, plane: &mut [f64], grid: &[f64], k: usize, weights: &Weights) {
-    let (mut middle, mut sides) = ([0.0; ROW_LEN_MAX], [0.0; ROW_LEN_MAX]);
-    let (middle, sides) = (&mut middle[..shape.edge], &mut sides[..shape.edge]);
-    for (j, row) in inner_rows(shape, plane) {
-        weigh_cross_sections(shape.rows_around(grid, k, j), weights, middle, sides);
-        add_sums(row, middle, sides);
-        shape.close_row(row);
+/// The planes of one vCPU.
+struct Planes<'a, O> {
+    operator: &'a O,
+    shape: Shape,
+    planes: &'a mut [f64],
+    /// Numbers of the planes, counted from the first that is no ghost.
+    range: Range<usize>,
+}
+
+impl<O: Operator> Vectorized for Planes<'_, O> {
+    #[inline(always)]
+    fn run<const W: usize>(self) {
+        for (k, plane) in self.range.zip(self.planes.chunks_exact_mut(self.shape.plane_len())) {
+            self.operator.compute(self.shape, k + 1, plane);
+            self.shape.close_plane(plane);
+        }
+    }
+}
+
+/// The residual: r = v − A·u, or r −= A·u without a `v`.
+struct Residual<'a> {
+    u: &'a [f64],
+    v: Option<&'a [f64]>,
+}
+
+impl Operator for Residual<'_> {
+    #[inline(always)]
+    fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
+        let mut sums = RowSums::new(shape);
+        for (j, row) in inner_rows(shape, plane) {
+            let rows = shape.rows_around(self.u, k, j);
+            sums.of(rows);
+            match self.v {
+                Some(v) => set_residual(row, shape.row(v, k, j), rows[1][1], &sums),
+                None => add_residual(row, rows[1][1], &sums),
+            }
+            shape.close_row(row);
+        }
+    }
+}
+
+/// The smoother: u += S·r.
+struct Smoother<'a> {
+    r: &'a [f64],
+    weights: &'a Weights,
+}
+
+impl Operator for Smoother<'_> {
+    #[inline(always)]
+    fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
+        let mut sums = RowSums::new(shape);
+        for (j, row) in inner_rows(shape, plane) {
+            let rows = shape.rows_around(self.r, k, j);
+            sums.of(rows);
+            add_smoothed(row, rows[1][1], &sums, self.weights);
+            shape.close_row(row);
+        }
+    }
+}
+
+/// The restriction by full weighting: every second point of every second row of every second plane, with half of
+/// each neighbour in each of the three directions.
+struct Restriction<'a> {
+    fine: Shape,
+    r: &'a [f64],
+}
+
+impl Operator for Restriction<'_> {
+    #[inline(always)]
+    fn compute(&self, shape: Shape, k: usize, plane: &mut [f64]) {
+        let mut sums = RowSums::new(self.fine);
+        for (j, row) in inner_rows(shape, plane) {
+            let rows = self.fine.rows_around(self.r, 2 * k, 2 * j);
+            sums.of(rows);
+            restrict_row(row, rows[1][1], &sums);
+            shape.close_row(row);
+        }
     }
 }
 
@@ -402,58 +463,139 @@ fn inner_rows(shape: Shape, plane: &mut [f64]) -> impl Iterator<Item = (usize, &
     plane.chunks_exact_mut(shape.edge).enumerate().skip(1).take(shape.inner())
 }
 
-/// Sums of the nine points of a cross section, for the point in their middle and for the points on either side of
-/// it.
+/// Sums of the cross sections along a row, around the point in the middle of each.
 ///
 /// ```text
 ///   edge   face   edge        seen from the middle;
 ///   face  centre  face        one step aside a centre is a face, a face an edge, an edge a corner
 ///   edge   face   edge
 /// ```
-#[inline]
-fn weigh_cross_sections(rows: [[&[f64]; 3]; 3], weights: &Weights, middle: &mut [f64], sides: &mut [f64]) {
-    let len = middle.len();
-    let [[e0, f0, e1], [f1, c, f2], [e2, f3, e3]] = rows.map(|plane| plane.map(|row| &row[..len]));
-    let sides = &mut sides[..len];
-    let [centre, face, edge, corner] = *weights;
-    for i in 0..len {
-        let faces = (f0[i] + f3[i]) + (f1[i] + f2[i]);
-        let edges = (e0[i] + e1[i]) + (e2[i] + e3[i]);
-        middle[i] = centre * c[i] + face * faces + edge * edges;
-        sides[i] = face * c[i] + edge * faces + corner * edges;
+struct RowSums {
+    /// Points of the row, including the ghosts.
+    len: usize,
+    faces: [f64; ROW_LEN_MAX],
+    edges: [f64; ROW_LEN_MAX],
+}
+
+impl RowSums {
+    #[inline(always)]
+    fn new(shape: Shape) -> Self {
+        Self { len: shape.edge, faces: [0.0; ROW_LEN_MAX], edges: [0.0; ROW_LEN_MAX] }
+    }
+
+    /// Computes the sums of nine rows.
+    #[inline(always)]
+    fn of(&mut self, rows: [[&[f64]; 3]; 3]) {
+        let (faces, edges) = (&mut self.faces[..self.len], &mut self.edges[..self.len]);
+        let [[e0, f0, e1], [f1, _, f2], [e2, f3, e3]] = rows.map(|plane| plane.map(|row| &row[..faces.len()]));
+        for i in 0..faces.len() {
+            faces[i] = (f0[i] + f3[i]) + (f1[i] + f2[i]);
+            edges[i] = (e0[i] + e1[i]) + (e2[i] + e3[i]);
+        }
+    }
+
+    /// For each point that is no ghost: the sums of the cross section before, around and behind it.
+    #[inline(always)]
+    fn beside(&self) -> [Beside<'_>; 2] {
+        [beside(&self.faces[..self.len]), beside(&self.edges[..self.len])]
     }
 }
 
-/// Adds to each point of a row, except the ghosts, its middle and the contributions from both sides.
-#[inline]
-fn add_sums(row: &mut [f64], middle: &[f64], sides: &[f64]) {
+/// A row's numbers before, at and behind each of its points that is no ghost.
+type Beside<'a> = [&'a [f64]; 3];
+
+#[inline(always)]
+fn beside(row: &[f64]) -> Beside<'_> {
     let len = row.len() - 2;
-    let (row, middle) = (&mut row[1..=len], &middle[1..=len]);
-    let (before, behind) = (&sides[..len], &sides[2..2 + len]);
-    for i in 0..len {
-        row[i] += middle[i] + (before[i] + behind[i]);
+    [&row[..len], &row[1..=len], &row[2..2 + len]]
+}
+
+/// The points of a row that are no ghosts.
+#[inline(always)]
+fn inner(row: &mut [f64]) -> &mut [f64] {
+    let len = row.len() - 2;
+    &mut row[1..=len]
+}
+
+/// Sets a row to `base` − A·(the row of `centres`).
+#[inline(always)]
+fn set_residual(row: &mut [f64], base: &[f64], centres: &[f64], sums: &RowSums) {
+    let [[f0, _, f2], [e0, e1, e2]] = sums.beside();
+    let ([_, c, _], [_, base, _]) = (beside(centres), beside(base));
+    let row = inner(row);
+    for i in 0..row.len() {
+        row[i] = base[i] + minus_a(c[i], [f0[i], f2[i]], [e0[i], e1[i], e2[i]]);
     }
 }
 
-/// Full weighting: every second point of every second row of every second plane, with half of each neighbour in each
-/// of the three directions. Closes the rows.
-fn restrict_plane(shape: Shape, plane: &mut [f64], fine: Shape, grid: &[f64], k: usize) {
-    let (mut middle, mut sides) = ([0.0; ROW_LEN_MAX], [0.0; ROW_LEN_MAX]);
-    let (middle, sides) = (&mut middle[..fine.edge], &mut sides[..fine.edge]);
-    for (j, row) in inner_rows(shape, plane) {
-        weigh_cross_sections(fine.rows_around(grid, 2 * k, 2 * j), &RESTRICTION, middle, sides);
-        let ((middle, _), (sides, _)) = (middle.as_chunks::<2>(), sides.as_chunks::<2>());
-        let points = row[1..=shape.inner()].iter_mut().zip(&middle[1..]).zip(sides.windows(2));
-        points.for_each(|((point, middle), sides)| *point = middle[0] + (sides[0][1] + sides[1][1]));
-        shape.close_row(row);
+/// Subtracts A·(the row of `centres`) from a row.
+#[inline(always)]
+fn add_residual(row: &mut [f64], centres: &[f64], sums: &RowSums) {
+    let [[f0, _, f2], [e0, e1, e2]] = sums.beside();
+    let [_, c, _] = beside(centres);
+    let row = inner(row);
+    for i in 0..row.len() {
+        row[i] += minus_a(c[i], [f0[i], f2[i]], [e0[i], e1[i], e2[i]]);
+    }
+}
+
+/// −A at a point with these sums around it; its neighbours at faces have no weight.
+#[inline(always)]
+fn minus_a(centre: f64, faces: [f64; 2], edges: [f64; 3]) -> f64 {
+    let [of_centre, _, of_edges, of_corners] = MINUS_A;
+    of_centre * centre + of_edges * (edges[1] + (faces[0] + faces[1])) + of_corners * (edges[0] + edges[2])
+}
+
+/// Adds S·(the row of `centres`) to a row; neighbours at corners have no weight.
+#[inline(always)]
+fn add_smoothed(row: &mut [f64], centres: &[f64], sums: &RowSums, &[of_centre, of_faces, of_edges, _]: &Weights) {
+    let [[f0, f1, f2], [_, e1, _]] = sums.beside();
+    let [c0, c1, c2] = beside(centres);
+    let row = inner(row);
+    for i in 0..row.len() {
+        row[i] += of_centre * c1[i] + of_faces * (f1[i] + (c0[i] + c2[i])) + of_edges * (e1[i] + (f0[i] + f2[i]));
     }
 }
 
 /// Weights of the restriction P.
 const RESTRICTION: Weights = [1.0 / 2.0, 1.0 / 4.0, 1.0 / 8.0, 1.0 / 16.0];
 
-/// Adds to the planes 2k and 2k + 1 the trilinear interpolation of the coarse planes k and k + 1: a point on a
-/// coarse point takes its value, one between two takes half of each.
+/// Sets a coarse row from the fine row of `centres` and the sums around it.
+#[inline(always)]
+fn restrict_row(row: &mut [f64], centres: &[f64], sums: &RowSums) {
+    let [[f0, f1, f2], [e0, e1, e2]] = sums.beside();
+    let [c0, c1, c2] = beside(centres);
+    let [of_centre, of_faces, of_edges, of_corners] = RESTRICTION;
+    for (n, point) in inner(row).iter_mut().enumerate() {
+        let i = 2 * n + 1;
+        *point = of_centre * c1[i]
+            + of_faces * (f1[i] + (c0[i] + c2[i]))
+            + of_edges * (e1[i] + (f0[i] + f2[i]))
+            + of_corners * (e0[i] + e2[i]);
+    }
+}
+
+/// Pairs of fine planes of one vCPU. They get the trilinear interpolation of the coarse planes k and k + 1: a point
+/// on a coarse point takes its value, one between two takes half of each.
+struct Interpolation<'a> {
+    fine: Shape,
+    planes: &'a mut [f64],
+    /// Numbers k of the coarse planes.
+    range: Range<usize>,
+    coarse: Shape,
+    u: &'a [f64],
+}
+
+impl Vectorized for Interpolation<'_> {
+    #[inline(always)]
+    fn run<const W: usize>(self) {
+        for (k, pair) in self.range.zip(self.planes.chunks_exact_mut(2 * self.fine.plane_len())) {
+            interpolate_planes(self.fine, pair, self.coarse, self.u, k);
+        }
+    }
+}
+
+#[inline(always)]
 fn interpolate_planes(shape: Shape, planes: &mut [f64], coarse: Shape, grid: &[f64], k: usize) {
     let mut sums = [0.0; ROW_LEN_MAX];
     let sums = &mut sums[..coarse.edge];
@@ -473,12 +615,12 @@ fn interpolate_planes(shape: Shape, planes: &mut [f64], coarse: Shape, grid: &[f
     }
 }
 
-#[inline]
+#[inline(always)]
 fn add_rows(sums: &mut [f64], one: &[f64], other: &[f64]) {
     sums.iter_mut().zip(one).zip(other).for_each(|((sum, one), other)| *sum = one + other);
 }
 
-#[inline]
+#[inline(always)]
 fn add_four_rows(sums: &mut [f64], below: [&[f64]; 2], above: [&[f64]; 2]) {
     let len = sums.len();
     let ([a, b], [c, d]) = (below.map(|row| &row[..len]), above.map(|row| &row[..len]));
@@ -488,7 +630,7 @@ fn add_four_rows(sums: &mut [f64], below: [&[f64]; 2], above: [&[f64]; 2]) {
 }
 
 /// Adds to a fine row the points of a coarse one, and between them their means, all times `weight`.
-#[inline]
+#[inline(always)]
 fn stretch(row: &mut [f64], coarse: &[f64], weight: f64) {
     let (pairs, _) = row.as_chunks_mut::<2>();
     let len = pairs.len();
@@ -613,17 +755,42 @@ mod tests {
     }
 
     #[test]
-    fn a_stencil_gives_each_neighbour_its_weight() {
+    fn an_operator_gives_each_neighbour_its_weight() {
+        const SMOOTHER: Weights = [5.0, 1.0, 2.0, 0.0];
         let shape = Shape::new(2);
         let mut grid = vec![0.0; shape.len()];
         grid[(2 * shape.edge + 2) * shape.edge + 2] = 1.0;
-        let mut plane = vec![0.0; shape.plane_len()];
-        for (k, expected) in [(2, [[2.0, 1.0, 2.0], [1.0, 0.0, 1.0]]), (3, [[3.0, 2.0, 3.0], [2.0, 1.0, 2.0]])] {
-            plane.fill(0.0);
-            add_stencil(shape, &mut plane, &grid, k, &[0.0, 1.0, 2.0, 3.0]);
-            let row = |j| [1, 2, 3].map(|i| plane[j * shape.edge + i]);
-            assert_eq!([row(1), row(2)], expected, "plane {k}");
-        }
+        let base = vec![7.0; shape.len()];
+        let check = |operator: &dyn Fn(usize, &mut [f64]), begin: f64, [centre, face, edge, corner]: Weights| {
+            let beside = [[edge, face, edge], [face, centre, face]];
+            for (k, expected) in [(2, beside), (3, [[corner, edge, corner], [edge, face, edge]])] {
+                let mut plane = vec![begin; shape.plane_len()];
+                operator(k, &mut plane);
+                let row = |j| [1, 2, 3].map(|i| plane[j * shape.edge + i]);
+                assert_eq!([row(1), row(2)], expected.map(|row| row.map(|weight| 7.0 + weight)), "plane {k}");
+            }
+        };
+        let set = Residual { u: &grid, v: Some(&base) };
+        check(&|k, plane| set.compute(shape, k, plane), 0.0, MINUS_A);
+        let add = Residual { u: &grid, v: None };
+        check(&|k, plane| add.compute(shape, k, plane), 7.0, MINUS_A);
+        let smoother = Smoother { r: &grid, weights: &SMOOTHER };
+        check(&|k, plane| smoother.compute(shape, k, plane), 7.0, SMOOTHER);
+    }
+
+    #[test]
+    fn wide_and_narrow_vectors_give_the_same_bits() {
+        let shape = Shape::new(3);
+        let mut grid = vec![0.0; shape.len()];
+        Random::new(SEED).fill(&mut grid);
+        let operator = Smoother { r: &grid, weights: &SMOOTHER_A };
+        let begin = || vec![1.0; shape.plane_len() * shape.inner()];
+        let (mut widest, mut narrow) = (begin(), begin());
+        let planes = |planes| Planes { operator: &operator, shape, planes, range: 0..shape.inner() };
+        vectors::run(planes(&mut widest));
+        planes(&mut narrow).run::<{ vectors::NARROW }>();
+        assert_eq!(widest, narrow);
+        assert_ne!(widest, begin());
     }
 
     #[test]
@@ -647,7 +814,7 @@ mod tests {
         let (fine, coarse) = (Shape::new(2), Shape::new(1));
         let grid = vec![1.0; fine.len()];
         let mut plane = vec![0.0; coarse.plane_len()];
-        restrict_plane(coarse, &mut plane, fine, &grid, 1);
+        Restriction { fine, r: &grid }.compute(coarse, 1, &mut plane);
         coarse.close_plane(&mut plane);
         assert_eq!(plane, [4.0; 16]);
     }

@@ -226,6 +226,7 @@ pub struct Sources<'a, const SCALARS: usize> {
 
 impl<const SCALARS: usize> Sources<'_, SCALARS> {
     /// Computes the right-hand side in a plane across z.
+    #[inline(always)]
     pub fn right_hand_side(&self, z: usize, plane: &mut [Point]) {
         for y in self.grid.interior() {
             self.row(y, z, &mut plane[y * self.grid.row() + 1..][..self.grid.edge - 2]);
@@ -233,6 +234,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     }
 
     /// Computes the interior of one row.
+    #[inline(always)]
     fn row(&self, y: usize, z: usize, row: &mut [Point]) {
         let edge = self.grid.edge;
         // Next to a face the weights along x differ.
@@ -252,6 +254,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
     }
 
     /// Computes forcing, diffusion and damping of a run of points with equal weights.
+    #[inline(always)]
     fn linear(&self, run: Range<usize>, y: usize, z: usize, part: &mut [Point]) {
         let start = self.grid.place([run.start, y, z]);
         let weights: [[f64; 5]; 3] =
@@ -279,8 +282,7 @@ impl<const SCALARS: usize> Sources<'_, SCALARS> {
 
     /// Adds flux and viscosity along an axis to `change`, for the points from `start` on. As u = ρ·(1, v, …), the
     /// flux of a momentum is its velocity times the flux of mass.
-    // Not inlined: as an argument, `change` cannot alias the fields that are read, so the loop is vectorised.
-    #[inline(never)]
+    #[inline(always)]
     pub fn add_flux<const AXIS: usize, const N: usize>(&self, start: usize, count: usize, change: &mut Columns<N>) {
         let (stride, factors) = (self.grid.stride(AXIS), self.factors);
         let scalar = |index: usize| Beside::new(self.scalars[index], start, stride, count);
@@ -328,6 +330,7 @@ struct Beside<'a, T> {
 }
 
 impl<'a, T> Beside<'a, T> {
+    #[inline(always)]
     fn new(field: &'a [T], start: usize, stride: usize, count: usize) -> Self {
         let from = |start: usize| &field[start..][..count];
         Self { before: from(start - stride), here: from(start), behind: from(start + stride) }

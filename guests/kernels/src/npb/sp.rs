@@ -19,7 +19,7 @@ use wideleaf_protocol::{Name, VCPUS_MAX};
 
 use super::classes::Class;
 use super::flow::{C1C5, C2, C3C4, COMPONENTS, DIFFUSION, OWN_AXIS, Point, damping_weights};
-use super::lines::{Lanes, LineSolver, Lines, WIDTH, by_component, by_line};
+use super::lines::{Lanes, LineSolver, Lines, by_component, by_line};
 use super::order::Order;
 #[cfg(feature = "std")]
 use super::reference;
@@ -28,6 +28,7 @@ use super::steps::{self, Method, Problem};
 use crate::parameters::{Parameter, Parameters};
 use crate::registry::{Kernel, MemoryNeed};
 use crate::report;
+use crate::vectors::WIDE;
 use crate::{Arena, KernelError, Platform};
 
 /// SP in the table of kernels.
@@ -144,7 +145,7 @@ const OPERATIONS: [f64; 4] = [881.174, -4683.91, 11484.5, -19272.4];
 
 const fn method(order: Order) -> Method<SCALARS> {
     match order {
-        Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT * WIDTH, step },
+        Order::Fused => Method { order, operations: OPERATIONS, work: |grid| grid.edge * LEFT * WIDE, step },
         #[cfg(feature = "std")]
         Order::Reference => {
             Method { order, operations: OPERATIONS, work: reference::sp::work, step: reference::sp::step }
@@ -192,19 +193,21 @@ pub(super) struct System<'a, const AXIS: usize> {
 
 /// Contributions of points to the systems.
 #[derive(Clone, Copy)]
-struct Waves {
+struct Waves<const W: usize> {
     /// Wave speeds of each system.
-    speeds: [Lanes; SYSTEMS],
-    diffusion: Lanes,
+    speeds: [Lanes<W>; SYSTEMS],
+    diffusion: Lanes<W>,
 }
 
-const NO_WAVES: Waves = Waves { speeds: [[0.0; WIDTH]; SYSTEMS], diffusion: [0.0; WIDTH] };
+impl<const W: usize> Waves<W> {
+    const NONE: Self = Self { speeds: [[0.0; W]; SYSTEMS], diffusion: [0.0; W] };
+}
 
 // With the flow's constants the energy always diffuses most: its factor of 1/ρ is the largest.
 const _: () = assert!(C1C5 >= OWN_AXIS && C1C5 >= 1.0);
 
 /// A row after the way down: d, e and right-hand sides, divided by c.
-type Left = [Lanes; LEFT];
+type Left<const W: usize> = [Lanes<W>; LEFT];
 /// Index of the systems' d in a row.
 const D: usize = 0;
 /// Index of the systems' e in a row.
@@ -212,7 +215,6 @@ const E: usize = SYSTEMS;
 /// Index of the right-hand sides in a row.
 const RHS: usize = 2 * SYSTEMS;
 const LEFT: usize = RHS + COMPONENTS;
-const NO_ROW: Left = [[0.0; WIDTH]; LEFT];
 
 impl<'a, const AXIS: usize> System<'a, AXIS> {
     pub(super) fn new(sources: &Sources<'a, SCALARS>) -> Self {
@@ -229,9 +231,9 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
         }
     }
 
-    #[inline]
-    fn waves(&self, places: [usize; WIDTH]) -> Waves {
-        let mut waves = NO_WAVES;
+    #[inline(always)]
+    fn waves<const W: usize>(&self, places: [usize; W]) -> Waves<W> {
+        let mut waves = Waves::NONE;
         for (line, place) in places.into_iter().enumerate() {
             let velocity = self.first * self.velocity[AXIS][place];
             let sound = self.first * self.speed[place];
@@ -246,13 +248,20 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 
     /// Eliminates the two points before from a row, which has only right-hand sides yet. `waves` are those of the
     /// point before, here and behind.
-    #[inline]
-    fn eliminate(&self, index: usize, row: &mut Left, waves: &[Waves; 3], two_before: &Left, before: &Left) {
+    #[inline(always)]
+    fn eliminate<const W: usize>(
+        &self,
+        index: usize,
+        row: &mut Left<W>,
+        waves: &[Waves<W>; 3],
+        two_before: &Left<W>,
+        before: &Left<W>,
+    ) {
         let weights = damping_weights(index, self.edge).map(|weight| self.damping * weight);
-        let mut scales = [[0.0; WIDTH]; SYSTEMS];
+        let mut scales = [[0.0; W]; SYSTEMS];
         let mut bs = scales;
         for system in 0..SYSTEMS {
-            for line in 0..WIDTH {
+            for line in 0..W {
                 let b = weights[1]
                     - waves[0].speeds[system][line]
                     - waves[0].diffusion[line]
@@ -271,7 +280,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
             }
         }
         for (m, system) in SYSTEM_OF.into_iter().enumerate() {
-            for line in 0..WIDTH {
+            for line in 0..W {
                 let known = weights[0] * two_before[RHS + m][line] + bs[system][line] * before[RHS + m][line];
                 row[RHS + m][line] = (row[RHS + m][line] - known) * scales[system][line];
             }
@@ -279,11 +288,13 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// Input of the lines: along x the waves are computed here; along y and z the lines before have computed them.
+    #[inline(always)]
     fn enter(&self, place: usize, rhs: Point) -> Point {
         if AXIS == 0 { self.waves_along_x(place, rhs) } else { rhs }
     }
 
     /// Output of the lines: the waves along the next axis, after z the change of u.
+    #[inline(always)]
     pub(super) fn leave(&self, place: usize, v: Point) -> Point {
         match AXIS {
             0 => waves_from_x_to_y(v),
@@ -293,6 +304,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// The NPB's txinvr: change of variables before x.
+    #[inline(always)]
     pub(super) fn waves_along_x(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
@@ -303,6 +315,7 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
     }
 
     /// The NPB's tzetar: change of variables after z.
+    #[inline(always)]
     fn change_from_z(&self, place: usize, [r1, r2, r3, r4, r5]: Point) -> Point {
         let [u, v, w] = [self.velocity[0][place], self.velocity[1][place], self.velocity[2][place]];
         let (rho_i, speed) = (self.rho_i[place], self.speed[place]);
@@ -317,44 +330,51 @@ impl<'a, const AXIS: usize> System<'a, AXIS> {
 }
 
 impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
-    fn down(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; WIDTH]) {
-        let left: &mut [Left] = work.as_chunks_mut().0.as_chunks_mut().0;
-        let left = &mut left[..self.edge - 1];
+    const LINES_MAX: usize = WIDE;
+
+    #[inline(always)]
+    fn down<const W: usize>(&self, lines: Lines, work: &mut [f64], rhs: impl Fn(usize) -> [Point; W]) {
+        let left: &mut [Left<W>] = work.as_chunks_mut().0.as_chunks_mut().0;
+        // The two rows before the first.
+        left[..2].fill([[0.0; W]; LEFT]);
         // All inputs of the lines are loaded first: loads that miss the cache then overlap, and do not wait for the
         // elimination.
-        for (index, row) in left.iter_mut().enumerate().skip(1) {
+        for index in 1..self.edge - 1 {
             let mut points = rhs(index);
-            for (point, place) in points.iter_mut().zip(lines.places(index)) {
+            for (point, place) in points.iter_mut().zip(lines.places::<W>(index)) {
                 *point = self.enter(place, *point);
             }
-            row[RHS..].copy_from_slice(&by_component(points));
+            left[index + 1][RHS..].copy_from_slice(&by_component(points));
         }
-        let waves = |index| self.waves(lines.places(index));
-        let mut three = [NO_WAVES, waves(0), waves(1)];
+        let waves = |index| self.waves(lines.places::<W>(index));
+        let mut three = [Waves::NONE, waves(0), waves(1)];
         // On the faces v = 0: they contribute nothing to the rows behind, nor the last one to the row before.
-        let (mut two_before, mut before) = (NO_ROW, NO_ROW);
-        for (index, row) in left.iter_mut().enumerate().skip(1) {
+        for index in 1..self.edge - 1 {
             three = [three[1], three[2], waves(index + 1)];
-            self.eliminate(index, row, &three, &two_before, &before);
-            (two_before, before) = (before, *row);
+            let [.., two_before, before, row] = &mut left[..index + 2] else { unreachable!("there are three") };
+            self.eliminate(index, row, &three, two_before, before);
         }
     }
 
-    fn up(&self, lines: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; WIDTH])) {
-        let left: &[Left] = work.as_chunks().0.as_chunks().0;
-        let (mut behind, mut two_behind) = ([[0.0; WIDTH]; COMPONENTS], [[0.0; WIDTH]; COMPONENTS]);
+    #[inline(always)]
+    fn up<const W: usize>(&self, lines: Lines, work: &[f64], mut store: impl FnMut(usize, [Point; W])) {
+        let left: &[Left<W>] = work.as_chunks().0.as_chunks().0;
+        let (mut behind, mut two_behind) = ([[0.0; W]; COMPONENTS], [[0.0; W]; COMPONENTS]);
         for index in (1..self.edge - 1).rev() {
-            let row = &left[index];
+            let row = &left[index + 1];
             let mut v = behind;
             for (m, system) in SYSTEM_OF.into_iter().enumerate() {
-                for line in 0..WIDTH {
+                for line in 0..W {
                     v[m][line] = row[RHS + m][line]
                         - row[D + system][line] * behind[m][line]
                         - row[E + system][line] * two_behind[m][line];
                 }
             }
             let mut points = by_line(&v);
-            points.iter_mut().zip(lines.places(index)).for_each(|(point, place)| *point = self.leave(place, *point));
+            points
+                .iter_mut()
+                .zip(lines.places::<W>(index))
+                .for_each(|(point, place)| *point = self.leave(place, *point));
             store(index, points);
             (two_behind, behind) = (behind, v);
         }
@@ -362,12 +382,14 @@ impl<const AXIS: usize> LineSolver for System<'_, AXIS> {
 }
 
 /// The NPB's ninvr: change of variables from x to y.
+#[inline(always)]
 fn waves_from_x_to_y([r1, r2, r3, r4, r5]: Point) -> Point {
     let (t1, t2) = (FRAC_1_SQRT_2 * r3, 0.5 * (r4 + r5));
     [-r2, r1, FRAC_1_SQRT_2 * (r4 - r5), t2 - t1, t2 + t1]
 }
 
 /// The NPB's pinvr: change of variables from y to z.
+#[inline(always)]
 fn waves_from_y_to_z([r1, r2, r3, r4, r5]: Point) -> Point {
     let (t1, t2) = (FRAC_1_SQRT_2 * r1, 0.5 * (r4 + r5));
     [FRAC_1_SQRT_2 * (r4 - r5), -r3, r2, t2 - t1, t2 + t1]
@@ -378,8 +400,13 @@ mod tests {
     use std::boxed::Box;
     use std::vec;
 
+    use super::super::flow::Grid;
+    use super::super::lines::solve_plane;
+    use super::super::rhs::FieldPlaces;
     use super::*;
+    use crate::arena::Layout;
     use crate::native;
+    use crate::vectors::NARROW;
 
     /// The system of a line of one point.
     fn system<const AXIS: usize>(scalars: &[[f64; 1]; SCALARS]) -> System<'_, AXIS> {
@@ -398,6 +425,29 @@ mod tests {
         let waves = system::<1>(&scalars).leave(0, system::<1>(&scalars).enter(0, waves));
         let after = system::<2>(&scalars).leave(0, system::<2>(&scalars).enter(0, waves));
         assert!(before.iter().zip(after).all(|(before, after)| (before - after).abs() < 1e-13), "{after:?}");
+    }
+
+    #[test]
+    fn four_lines_at_once_give_the_same_bits_as_two() {
+        let grid = Grid { edge: 12 };
+        let mut words = vec![0; 1 << 16];
+        let arena = Arena::from_words(&mut words);
+        let mut layout = Layout::at(arena.address());
+        let places = FieldPlaces::<SCALARS>::new(&mut layout, &grid, Order::Fused);
+        let mut typed = arena.typed(&layout).expect("512 KiB hold 22 numbers for each of 2028 places");
+        let mut fields = places.take(&mut typed, grid);
+        native::run(1, 0, Box::new(|_| ()), |platform| fields.start(platform));
+        native::run(1, 0, Box::new(|_| ()), |platform| fields.derive(platform));
+        let (sources, _) = fields.for_step(0.1);
+        let system = System::<0>::new(&sources);
+        let solved = |solve: &dyn Fn(&mut [Point], &mut [f64])| {
+            let mut plane = vec![[1.0, 2.0, -3.0, 0.5, 4.0]; grid.plane()];
+            solve(&mut plane, &mut vec![0.0; grid.edge * LEFT * WIDE]);
+            plane
+        };
+        let four = solved(&|plane, work| solve_plane::<0, WIDE>(&grid, &system, 5, plane, work));
+        let two = solved(&|plane, work| solve_plane::<0, NARROW>(&grid, &system, 5, plane, work));
+        assert_eq!(four, two);
     }
 
     #[test]

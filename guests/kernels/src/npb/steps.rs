@@ -14,6 +14,7 @@ use super::rhs::{FieldPlaces, Fields, Sources};
 use crate::arena::{Layout, Place};
 use crate::registry::MemoryNeed;
 use crate::report::{self, COMPUTE, INIT, VERIFY};
+use crate::vectors::{self, Vectorized};
 use crate::{Arena, KernelError, Platform};
 
 /// Number of norms that are compared.
@@ -112,9 +113,27 @@ pub fn sweep<const SCALARS: usize>(
 ) {
     let grid = &sources.grid;
     in_planes(platform, grid, rhs, work, |z, plane, work| {
-        sources.right_hand_side(z, plane);
-        solve_plane::<0>(grid, along_x, z, plane, work);
-        solve_plane::<1>(grid, along_y, z, plane, work);
+        vectors::run(InPlane { sources, along_x, along_y, z, plane, work });
     });
     solve_across_planes(platform, grid, along_z, rhs, work);
+}
+
+/// The right-hand side of a plane, and its lines along x and y.
+struct InPlane<'a, X, Y, const SCALARS: usize> {
+    sources: &'a Sources<'a, SCALARS>,
+    along_x: &'a X,
+    along_y: &'a Y,
+    z: usize,
+    plane: &'a mut [Point],
+    work: &'a mut [f64],
+}
+
+impl<X: LineSolver, Y: LineSolver, const SCALARS: usize> Vectorized for InPlane<'_, X, Y, SCALARS> {
+    #[inline(always)]
+    fn run<const W: usize>(self) {
+        let Self { sources, along_x, along_y, z, plane, work } = self;
+        sources.right_hand_side(z, plane);
+        solve_plane::<0, W>(&sources.grid, along_x, z, plane, work);
+        solve_plane::<1, W>(&sources.grid, along_y, z, plane, work);
+    }
 }

@@ -18,7 +18,7 @@ use std::process::{ExitCode, exit};
 use std::thread;
 
 use wideleaf_kernels::registry::{self, MemoryNeed, Started};
-use wideleaf_kernels::{Arena, KernelError};
+use wideleaf_kernels::{Arena, KernelError, vectors};
 use wideleaf_protocol::recording::{ENDED_LOST, ENDED_MISUSED, ENDED_NO_MEMORY, ENDED_WITHOUT_STEPS};
 use wideleaf_protocol::{CommandLine, Entry, ExitCode as KernelExit, GuestPage};
 
@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     let Ok(bytes) = arena_bytes(line, threads) else { return ExitCode::from(ENDED_MISUSED) };
     let Ok(out) = io::stdout().as_fd().try_clone_to_owned() else { return ExitCode::from(ENDED_MISUSED) };
     end_with_standard_input();
+    vectors::stay_narrow();
 
     let (words, spare) = (bytes.div_ceil(8), BORDER / 8);
     if Vec::<u64>::new().try_reserve_exact(words + spare).is_err() {
