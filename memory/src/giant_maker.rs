@@ -11,12 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_policies::PageSize;
 
-use crate::giant_page::{GIANT, GiantFile};
+use crate::giant_page::GiantFile;
 use crate::host::linux::LinuxHost;
-use crate::host::{Advice, HostError};
-use crate::kernel::Kernel;
+use crate::kernel::GiantMappings as _;
 use crate::pool::{HugetlbPools, NewPages, NotMade};
-use crate::side_mapping::SideContents;
 
 /// Makes giant pages.
 pub trait GiantMaker: Debug + Send + Sync {
@@ -64,14 +62,5 @@ impl GiantMaker for PoolGiantMaker {
 /// [`NotMade`]; no page stays in the pool.
 pub fn make_in(pools: &HugetlbPools, file: &GiantFile, node: Option<u32>) -> Result<(), NotMade> {
     let new = NewPages { size: PageSize::Giant1G, pages: 1, node };
-    pools.with_new_pages(&new, || take_page(&LinuxHost::open()?, file))
-}
-
-/// Has `file` take its page from the pool, which must have one. The kernel clears the page.
-///
-/// # Errors
-/// [`HostError`] where the pool has none.
-pub fn take_page(kernel: &dyn Kernel, file: &GiantFile) -> Result<(), HostError> {
-    let mapped = kernel.map_aside(SideContents::Giant(file))?;
-    kernel.advise(mapped.start(), GIANT, Advice::PopulateWrite)
+    pools.with_new_pages(&new, || LinuxHost::open()?.fill_giant(file))
 }

@@ -106,10 +106,10 @@ impl HostError {
     }
 
     /// Class of the refusal, for policies. The errno values and their meaning are those of `madvise(2)`,
-    /// `MADV_COLLAPSE`.
+    /// `MADV_COLLAPSE`; `ENOSPC` is that of `fallocate(2)` on a file of huge pages.
     pub fn refusal(&self) -> Refusal {
         match self.source.raw_os_error() {
-            Some(libc::ENOMEM) => Refusal::NoHugePage,
+            Some(libc::ENOMEM | libc::ENOSPC) => Refusal::NoHugePage,
             Some(libc::EAGAIN | libc::EBUSY) => Refusal::Busy,
             Some(libc::EINVAL) => Refusal::NotEligible,
             Some(libc::EPERM | libc::EACCES) => Refusal::NotPermitted,

@@ -31,6 +31,7 @@
 //! | [`native`] | the platform of an ordinary process (feature `std`) |
 //! | [`rounds`] | repeating a round of work on every vCPU, with progress lines and a histogram of what interrupted it |
 //! | [`report`] | output of a kernel on typed memory |
+//! | [`vectors`] | loops compiled for narrow and for wide vector registers |
 //! | [`words`] | predictable words, and the record of wrong ones |
 //! | [`parameters`], [`gaps`], [`text`], [`caches`] | parsing parameters, the histogram, formatting without allocation, the size of the last cache |
 //!

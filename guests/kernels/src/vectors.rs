@@ -22,7 +22,7 @@ pub const NARROW: usize = 2;
 /// Numbers in a vector register of AVX2.
 pub const WIDE: usize = 4;
 
-/// Work whose loops become vector instructions.
+/// Work with loops that become vector instructions.
 pub trait Vectorized {
     /// Does the work with vector registers of `W` numbers. An implementation is `#[inline(always)]`, and so are the
     /// loops that it calls: only code that is inlined here is compiled for the wider registers.

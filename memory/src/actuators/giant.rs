@@ -36,7 +36,6 @@ use wideleaf_policies::{Bytes, Cost, Gpa, GpaRange, Hva, Moment, OutcomeResult, 
 use super::dirty::{DirtyLog, DirtyPages, refused};
 use crate::backing::BackingKind;
 use crate::claims::{Claimed, GiantClaim};
-use crate::giant_maker::take_page;
 use crate::host::{Advice, HostError, PageRun};
 use crate::kernel::Kernel;
 use crate::panicked::{self, Panicked};
@@ -237,7 +236,7 @@ impl GiantPages {
             Ok(()) => {}
             Err(PoolError::Short(_)) if self.grows_pool => {
                 let (file, new) = (host.create_giant()?, NewPages { size: PageSize::Giant1G, pages: 1, node: None });
-                self.pools.with_new_pages(&new, || take_page(host, &file))?;
+                self.pools.with_new_pages(&new, || host.fill_giant(&file))?;
                 return Ok(GiantPage::of_pool(file));
             }
             Err(error) => return Err(error.into()),
@@ -395,6 +394,8 @@ impl<'a> Swap<'a> {
         if !host.is_one_mapping(start, GIANT)? {
             return Err(OutcomeResult::Refused(Refusal::NotEligible).into());
         }
+        // The kernel clears the page here, and not at a touch: that would hold up all faults of the process.
+        host.fill_giant(page.file())?;
         let next = host.map_aside(SideContents::Giant(page.file()))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
         if page.begin_use() {

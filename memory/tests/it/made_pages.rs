@@ -1,7 +1,8 @@
 //! Pages of 1 GiB that are made when they are wanted, on the kernel that this runs on: by the one of two ways that it
 //! has. The pool is as before afterwards. Needs root and a gibibyte that the kernel can empty.
 
-use wideleaf_memory::giant_maker::{make_in, take_page};
+use wideleaf_memory::giant_maker::make_in;
+use wideleaf_memory::kernel::GiantMappings as _;
 use wideleaf_memory::pool::{HugetlbPools, NewPages, NotMade, PoolStatus};
 use wideleaf_memory::side_mapping::GiantFile;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, host::Advice};
@@ -52,8 +53,8 @@ fn a_page_is_made_beside_the_pool_and_goes_back_with_its_file() {
     // It counts as surplus: the kernel takes it back when it is unmapped.
     assert_eq!((with.total, with.surplus, with.free), (before.total + 1, before.surplus + 1, before.free), "{with:?}");
     assert_eq!((with.overcommit, with.persistent()), (before.overcommit, before.persistent()));
-    // The page is there: a second mapping needs no other one.
-    take_page(&LinuxHost::open().unwrap(), &file).unwrap();
+    // The page is there: the file takes no other one.
+    LinuxHost::open().unwrap().fill_giant(&file).unwrap();
     assert_eq!(pools.status(SIZE).unwrap(), with);
     drop(file);
     assert_eq!(pools.status(SIZE).unwrap(), before);

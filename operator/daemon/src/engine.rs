@@ -214,6 +214,7 @@ impl Engine {
             }
         }
         self.watch_guarantees(now);
+        self.pursue_guarantees();
         self.share_out();
         if now.saturating_sub(self.table().saved_at) >= SAVE_INTERVAL {
             self.table().saved_at = now;
@@ -327,8 +328,12 @@ impl Engine {
 
     /// Data of a scrape, from the last tick, so that its cost does not depend on the guests.
     pub fn scrape(&self) -> Scrape {
-        let scraped =
-            |vm: &Vm| ScrapedVm { view: vm.view(), counted: vm.counted(), is_guarantee_met: !vm.is_guarantee_missed() };
+        let scraped = |vm: &Vm| ScrapedVm {
+            view: vm.view(),
+            counted: vm.counted(),
+            is_guarantee_met: !vm.is_guarantee_missed(),
+            is_guarantee_pursued: vm.is_pursued(),
+        };
         let vms = self.table().vms.values().map(scraped).collect();
         Scrape { vms, daemon: self.daemon_view(), resident: usage::resident(), pools: self.doors.pools.status() }
     }

@@ -1,15 +1,28 @@
 //! Whether a VM meets its guarantee. A VM that has just started, or has just touched new memory, is below its
-//! guarantee for a while without anything wrong. Only one that stays there is reported, once.
+//! guarantee for a while without anything wrong. One that stays there is pursued, and after the grace time reported,
+//! once.
+//!
+//! ```text
+//!   below ── PURSUIT_AFTER ──▶ pursued ── grace ──▶ reported
+//!                                 └── met for PURSUIT_KEPT ──▶ left to its policy again
+//! ```
 
 use std::time::Duration;
 
 use wideleaf_control::view::Guarantee;
+
+/// Time below the guarantee after which a VM is pursued. A policy that promotes by itself has most of it by then.
+const PURSUIT_AFTER: Duration = Duration::from_secs(3);
+/// Time at the guarantee for which a VM stays pursued. A guest that still takes new memory falls below it again.
+const PURSUIT_KEPT: Duration = Duration::from_secs(10);
 
 /// Time that a VM has been below its guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuaranteeWatch {
     under_since: Option<Duration>,
     is_missed: bool,
+    /// Time at which it was last below its guarantee while pursued.
+    pursued_at: Option<Duration>,
 }
 
 /// Event that is worth a line in the log.
@@ -38,6 +51,11 @@ impl GuaranteeWatch {
         let was_missed = self.is_missed;
         self.under_since = is_under.then(|| self.under_since.unwrap_or(now));
         self.is_missed = self.under_for(now).is_some_and(|under_for| under_for > grace);
+        if self.under_for(now).is_some_and(|under_for| under_for >= PURSUIT_AFTER.min(grace)) {
+            self.pursued_at = Some(now);
+        }
+        let is_kept = |at| guarantee != Guarantee::BestEffort && now.saturating_sub(at) <= PURSUIT_KEPT;
+        self.pursued_at = self.pursued_at.filter(|at| is_kept(*at));
         match (was_missed, self.is_missed) {
             (false, true) => Some(GuaranteeEvent::Missed),
             (true, false) => Some(GuaranteeEvent::MetAgain),
@@ -48,6 +66,11 @@ impl GuaranteeWatch {
     /// Whether it has been reported as below its guarantee, and still is.
     pub fn is_missed(&self) -> bool {
         self.is_missed
+    }
+
+    /// Whether it is to be promoted at once until it meets its guarantee.
+    pub fn is_pursued(&self) -> bool {
+        self.pursued_at.is_some()
     }
 
     /// Time that it has been below its guarantee.
@@ -71,6 +94,24 @@ mod tests {
         assert_eq!(events, [None; 5]); // below it from 0 to 9 and from 11 to 21: never for more than ten seconds
         assert_eq!([at(22, Some(0)), at(23, Some(0))], [Some(GuaranteeEvent::Missed), None]);
         assert_eq!([at(24, Some(9_000)), at(25, Some(9_000))], [Some(GuaranteeEvent::MetAgain), None]);
+    }
+
+    #[test]
+    fn a_vm_is_pursued_from_three_seconds_below_until_it_has_met_it_for_ten() {
+        let mut watch = GuaranteeWatch::default();
+        let mut at = |second, coverage| {
+            watch.update(
+                Guarantee::Coverage(9_000),
+                Some(coverage),
+                Duration::from_secs(second),
+                Duration::from_secs(30),
+            );
+            watch.is_pursued()
+        };
+        assert_eq!([at(0, 0), at(2, 0), at(3, 0), at(4, 9_000), at(13, 9_000)], [false, false, true, true, true]);
+        assert_eq!([at(14, 9_000), at(15, 0), at(18, 0)], [false, false, true]);
+        watch.update(Guarantee::BestEffort, Some(0), Duration::from_secs(19), Duration::ZERO);
+        assert!(!watch.is_pursued());
     }
 
     #[test]

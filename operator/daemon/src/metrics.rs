@@ -46,6 +46,8 @@ pub struct ScrapedVm {
     pub counted: Option<WorkView>,
     /// Whether it meets its guarantee, or has at least not been reported as missing it.
     pub is_guarantee_met: bool,
+    /// Whether it is promoted at once until it meets its guarantee.
+    pub is_guarantee_pursued: bool,
 }
 
 /// One family of metrics.
@@ -143,10 +145,12 @@ pub const FAMILIES: &[Family] = &[
     gauge(
         "wideleaf_vm_guarantee_met",
         "1 unless the VM is below its guarantee for longer than the grace time",
-        |scrape| {
-            let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
-            promised.map(|vm| (labels(&vm.view), f64::from(u8::from(vm.is_guarantee_met)))).collect()
-        },
+        |scrape| each_promised(scrape, |vm| vm.is_guarantee_met),
+    ),
+    gauge(
+        "wideleaf_vm_guarantee_pursued",
+        "1 while the VM has priority and is promoted at once, because it was below its guarantee",
+        |scrape| each_promised(scrape, |vm| vm.is_guarantee_pursued),
     ),
     gauge("wideleaf_vm_left_alone", "1 while nothing is done to the VM, with the reason", |scrape| {
         each_vm(scrape, |vm| match &vm.care {
@@ -205,6 +209,12 @@ fn labels(vm: &VmView) -> Labels {
 
 fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row<T>> {
     each(scrape, |vm| rows(&vm.view))
+}
+
+/// Rows of VMs with a guarantee.
+fn each_promised(scrape: &Scrape, is_so: impl Fn(&ScrapedVm) -> bool) -> Vec<Row<f64>> {
+    let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
+    promised.map(|vm| (labels(&vm.view), f64::from(u8::from(is_so(vm))))).collect()
 }
 
 /// Rows of state, over all daemons.

@@ -201,6 +201,7 @@ impl Engine {
         if let Some(vm) = self.table().vms.get_mut(&process) {
             tracing::info!("{} is set: policy {}, guarantee {}", vm.found.name, wanted.policy, wanted.guarantee);
             vm.said = said;
+            vm.applied = wanted.policy.clone();
             vm.wanted = wanted;
         }
         self.refresh(process);

@@ -1,4 +1,4 @@
-//! Shares of the budget, permission to grow, and missed guarantees.
+//! Shares of the budget, permission to grow, and guarantees: pursued, and reported where they are missed.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use wideleaf_policies::BudgetLimits;
 
 use super::vm::Vm;
 use super::{Engine, SharedCare, Table, locked, told_if_free};
+use crate::config::Wanted;
 use crate::guarantee::GuaranteeEvent;
 use crate::guests::ProcessId;
 use crate::share;
@@ -51,6 +52,34 @@ impl Engine {
             if let Some(vm) = self.table().vms.get_mut(&process) {
                 tracing::warn!("{} is below its guarantee of {}: {reason}", vm.found.name, vm.wanted.guarantee);
                 vm.missed_because = Some(reason);
+            }
+        }
+    }
+
+    /// Gives each manager the policy that is due now: another one while a guarantee is pursued. A busy one gets it at
+    /// the next tick.
+    pub(super) fn pursue_guarantees(&self) {
+        let due: Vec<(ProcessId, SharedCare, Wanted)> = {
+            let table = self.table();
+            let due = |(process, vm): (&ProcessId, &Vm)| {
+                let due = vm.due();
+                (due.policy != vm.applied).then_some((*process, vm.care()?, due))
+            };
+            table.vms.iter().filter_map(due).collect()
+        };
+        for (process, care, due) in due {
+            let applied = told_if_free(&care, |care| care.apply(&due));
+            let mut table = self.table();
+            let Some(vm) = table.vms.get_mut(&process) else { continue };
+            let name = &vm.found.name;
+            match applied {
+                // A request may have set another policy in between; the next tick compares again.
+                Some(Ok(())) => {
+                    tracing::info!("{name}: policy {} for its guarantee of {}", due.policy, due.guarantee);
+                    vm.applied = due.policy;
+                }
+                Some(Err(error)) => tracing::debug!("{name} keeps its policy {}: {error}", vm.applied),
+                None => {}
             }
         }
     }

@@ -475,15 +475,48 @@ fn a_missed_guarantee_is_in_the_view_with_its_reason_until_it_is_met() {
     bench.attach(10).expect("it runs");
     let notes = || bench.list().remove(0).notes;
     let is_met = || bench.engine.scrape().vms[0].is_guarantee_met;
+    let pursued = "its guarantee of 95% is pursued: policy greedy, later auto again".to_owned();
     bench.tick_at(1);
     bench.tick_at(11);
-    assert_eq!((notes(), is_met()), (Vec::new(), true));
+    assert_eq!((notes(), is_met()), (vec![pursued.clone()], true));
     bench.tick_at(12);
-    let expected = "it is below its guarantee of 95%: 1 windows: the policy has not chosen it";
-    assert_eq!((notes(), is_met()), (vec![expected.to_owned()], false));
+    let missed = "it is below its guarantee of 95%: 1 windows: the policy has not chosen it".to_owned();
+    assert_eq!((notes(), is_met()), (vec![missed, pursued.clone()], false));
     bench.guests.change(10, |guest| guest.backing.base_4k = 0);
     bench.tick_at(13);
-    assert_eq!((notes(), is_met()), (Vec::new(), true));
+    assert_eq!((notes(), is_met()), (vec![pursued], true));
+}
+
+#[test]
+fn a_guarantee_is_pursued_with_priority_until_it_is_met() {
+    let rules = "[[vm]]\nname = \"web\"\nguarantee = \"95%\"\n[[vm]]\nname = \"still\"\nguarantee = \"95%\"\npolicy = \"never\"";
+    let bench = Bench::new(&format!("[budget]\ncopy_per_second = \"1600M\"\n{rules}"));
+    for (pid, name) in [(10, "web"), (11, "db"), (12, "still")] {
+        bench.guests.start(pid, name); // half of it is huge
+        bench.attach(pid).expect("it runs");
+    }
+    let policies = || [10, 11, 12].map(|pid| bench.guests.guest(pid).policy.expect("it is managed").to_string());
+    let is_pursued = || [0, 2].map(|n| bench.engine.scrape().vms[n].is_guarantee_pursued).to_vec();
+    let weighed = ["auto", "auto", "never"].map(str::to_owned);
+    for second in 1..=3 {
+        bench.tick_at(second);
+    }
+    assert_eq!((policies(), is_pursued()), (weighed, vec![false; 2]));
+    bench.tick_at(4);
+    assert_eq!((policies(), is_pursued()), (["greedy", "auto", "never"].map(str::to_owned), vec![true, false]));
+    let notes = bench.list().remove(0).notes;
+    assert_eq!(notes, ["its guarantee of 95% is pursued: policy greedy, later auto again"]);
+    let copies = || [10, 11].map(|pid| bench.guests.guest(pid).limits.expect("it was told").copy_per_second);
+    assert_eq!(copies(), [mib(1500), mib(50)]); // only web counts as busy
+    // A policy that an operator sets takes the place of its own one, and the guarantee is still pursued.
+    bench.set("web", "thp").expect("it is managed");
+    bench.tick_at(5);
+    assert_eq!(policies()[0], "greedy");
+    bench.guests.change(10, |guest| guest.backing.base_4k = 0);
+    bench.tick_at(15);
+    assert_eq!(policies()[0], "greedy");
+    bench.tick_at(16);
+    assert_eq!((policies()[0].as_str(), bench.list().remove(0).notes), ("thp", Vec::new()));
 }
 
 #[test]

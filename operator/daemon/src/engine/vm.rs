@@ -7,7 +7,7 @@ use wideleaf_control::view::{Care, VmView, WorkView};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
-use crate::config::Wanted;
+use crate::config::{PolicySetting, Wanted};
 use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
 use crate::guests::Found;
 use crate::persistent_counters;
@@ -34,6 +34,8 @@ pub(super) struct Vm {
     /// Limits that it received last; `None` before the first ones.
     pub(super) limits: Option<BudgetLimits>,
     pub(super) may_grow: bool,
+    /// Policy that its manager received last, if this daemon has the manager.
+    pub(super) applied: PolicySetting,
     /// Reason why it is below its guarantee, once that is reported.
     pub(super) missed_because: Option<String>,
     /// Counters of earlier daemons.
@@ -44,6 +46,13 @@ pub(super) struct Vm {
     activity: Activity,
     is_busy: bool,
 }
+
+/// Policy while a guarantee is pursued: everything in use, at once.
+const PURSUIT_POLICY: &str = "greedy";
+/// Policies that weigh whether a promotion pays, or wait until it may. Others stay while a guarantee is pursued.
+const WEIGHING: [&str; 6] = ["auto", "thp", "utilization", "coverage", "aligned", "schemes"];
+/// Factor of a VM's weight while its guarantee is pursued.
+const PURSUIT_WEIGHT: u32 = 8;
 
 /// Totals that rise when a VM has work: done or refused.
 type Activity = (u64, u64, u64);
@@ -60,6 +69,7 @@ impl Vm {
         Vm {
             found,
             said,
+            applied: wanted.policy.clone(),
             wanted,
             hands,
             limits: None,
@@ -116,8 +126,30 @@ impl Vm {
         self.activity = now;
     }
 
+    /// Its claim on the budget. While its guarantee is pursued it goes before others, and has work.
     pub(super) fn claim(&self) -> Claim {
-        Claim { weight: self.wanted.weight, is_busy: self.is_busy, copy_per_second_max: self.wanted.copy_per_second }
+        let Wanted { weight, copy_per_second, .. } = self.wanted;
+        let is_pursued = self.is_pursued();
+        let weight = if is_pursued { weight.saturating_mul(PURSUIT_WEIGHT) } else { weight };
+        Claim { weight, is_busy: is_pursued || self.is_busy, copy_per_second_max: copy_per_second }
+    }
+
+    /// Whether its guarantee is pursued. A policy that promotes nothing leaves none to pursue.
+    pub(super) fn is_pursued(&self) -> bool {
+        let promotes = matches!(&self.wanted.policy, PolicySetting::Use(own) if own.name() != "never");
+        promotes && self.watch.is_pursued()
+    }
+
+    /// Settings that its manager should have now: [`PURSUIT_POLICY`] in place of a policy that weighs, while its
+    /// guarantee is pursued.
+    pub(super) fn due(&self) -> Wanted {
+        let policy = match &self.wanted.policy {
+            PolicySetting::Use(own) if self.is_pursued() && WEIGHING.contains(&own.name()) => {
+                PolicySetting::parse(PURSUIT_POLICY).expect("it is in the table of policies")
+            }
+            own => own.clone(),
+        };
+        Wanted { policy, ..self.wanted.clone() }
     }
 
     /// Whether its bloat has reached the limit.
@@ -135,6 +167,11 @@ impl Vm {
         let mut view = self.seen.clone();
         view.guarantee = self.wanted.guarantee;
         view.work = view.work.map(|work| persistent_counters::continued(&self.before, &work));
+        if self.applied != self.wanted.policy {
+            let (guarantee, applied, own) = (self.wanted.guarantee, &self.applied, &self.wanted.policy);
+            view.notes
+                .insert(0, format!("its guarantee of {guarantee} is pursued: policy {applied}, later {own} again"));
+        }
         if let Some(reason) = &self.missed_because {
             view.notes.insert(0, format!("it is below its guarantee of {}: {reason}", self.wanted.guarantee));
         }

@@ -55,7 +55,7 @@ fn vm(pid: u32) -> VmView {
 
 fn scraped(pid: u32, is_guarantee_met: bool) -> ScrapedVm {
     let view = vm(pid);
-    ScrapedVm { counted: view.work.clone(), view, is_guarantee_met }
+    ScrapedVm { counted: view.work.clone(), view, is_guarantee_met, is_guarantee_pursued: !is_guarantee_met }
 }
 
 fn scrape() -> Scrape {
@@ -146,6 +146,7 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_left_alone", "reason=\"it is being migrated\""), 1.0);
     assert_eq!(of_10("wideleaf_vm_guarantee_met", ""), 0.0);
     assert_eq!(value(&text, "wideleaf_vm_guarantee_met", &["pid=\"11\""]), 1.0);
+    assert_eq!(of_10("wideleaf_vm_guarantee_pursued", ""), 1.0);
     assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
     assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
 }
@@ -183,6 +184,7 @@ fn best_effort_has_no_guarantee_to_meet_and_unknown_figures_have_no_row() {
     let text = text(scrape);
     for name in [
         "wideleaf_vm_guarantee_met",
+        "wideleaf_vm_guarantee_pursued",
         "wideleaf_vm_second_level_bytes",
         "wideleaf_vm_page_tables_bytes",
         "wideleaf_host_second_level_tables_bytes",
