@@ -202,9 +202,9 @@ fn failing_each_call(is_promoted_first: bool, fail: impl Fn(&FakeVm, u64)) -> us
 
 #[test]
 fn a_promotion_loses_nothing_if_any_host_call_fails() {
-    // Host calls: advise, one mapping?, create, map aside, populate, map aside, scan, move aside, map over,
+    // Host calls: advise, one mapping?, create, fill, map aside, populate, map aside, scan, move aside, map over,
     // populate. The check afterwards changes nothing.
-    assert_eq!(failing_each_call(false, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 10);
+    assert_eq!(failing_each_call(false, |vm, call| vm.host.fail_call(call, libc::ENOMEM)), 11);
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn panicking_in_each_call(is_promoted_first: bool, panic: impl Fn(&FakeVm, u64))
 #[test]
 fn a_promotion_that_panics_in_any_host_call_loses_nothing() {
     // As many calls as can fail, and the check afterwards. Stuck in the exchange: move aside, map over, populate.
-    assert_eq!(panicking_in_each_call(false, |vm, call| vm.host.panic_in_call(call)), (11, 3));
+    assert_eq!(panicking_in_each_call(false, |vm, call| vm.host.panic_in_call(call)), (12, 3));
 }
 
 #[test]

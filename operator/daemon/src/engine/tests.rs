@@ -489,8 +489,9 @@ fn a_missed_guarantee_is_in_the_view_with_its_reason_until_it_is_met() {
 
 #[test]
 fn a_guarantee_is_pursued_with_priority_until_it_is_met() {
-    let rules = "[[vm]]\nname = \"web\"\nguarantee = \"95%\"\n[[vm]]\nname = \"still\"\nguarantee = \"95%\"\npolicy = \"never\"";
-    let bench = Bench::new(&format!("[budget]\ncopy_per_second = \"1600M\"\n{rules}"));
+    let web = "[[vm]]\nname = \"web\"\nguarantee = \"95%\"";
+    let still = "[[vm]]\nname = \"still\"\nguarantee = \"95%\"\npolicy = \"never\"";
+    let bench = Bench::new(&format!("[budget]\ncopy_per_second = \"1600M\"\n{web}\n{still}"));
     for (pid, name) in [(10, "web"), (11, "db"), (12, "still")] {
         bench.guests.start(pid, name); // half of it is huge
         bench.attach(pid).expect("it runs");
