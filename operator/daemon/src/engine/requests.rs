@@ -373,6 +373,7 @@ impl Engine {
             }
             vm.see(view);
             vm.count_activity();
+            vm.keep_own_policy();
         }
         self.limits_of(connection)
     }

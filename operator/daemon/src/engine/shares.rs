@@ -61,10 +61,7 @@ impl Engine {
     pub(super) fn pursue_guarantees(&self) {
         let due: Vec<(ProcessId, SharedCare, Wanted)> = {
             let table = self.table();
-            let due = |(process, vm): (&ProcessId, &Vm)| {
-                let due = vm.due();
-                (due.policy != vm.applied).then_some((*process, vm.care()?, due))
-            };
+            let due = |(process, vm): (&ProcessId, &Vm)| Some((*process, vm.care()?, vm.due()?));
             table.vms.iter().filter_map(due).collect()
         };
         for (process, care, due) in due {

@@ -36,6 +36,8 @@ pub(super) struct Vm {
     pub(super) may_grow: bool,
     /// Policy that its manager received last, if this daemon has the manager.
     pub(super) applied: PolicySetting,
+    /// Policy of a registered VM when the pursuit of its guarantee began, until it reports that policy again.
+    registered_with: Option<String>,
     /// Reason why it is below its guarantee, once that is reported.
     pub(super) missed_because: Option<String>,
     /// Counters of earlier daemons.
@@ -49,8 +51,9 @@ pub(super) struct Vm {
 
 /// Policy while a guarantee is pursued: everything in use, at once.
 const PURSUIT_POLICY: &str = "greedy";
-/// Policies that weigh whether a promotion pays, or wait until it may. Others stay while a guarantee is pursued.
-const WEIGHING: [&str; 6] = ["auto", "thp", "utilization", "coverage", "aligned", "schemes"];
+/// Policies that weigh whether a promotion pays, or wait until it may. Others stay while a guarantee is pursued: those
+/// that promote all they can, and those that also demote, which would undo the pursuit afterwards.
+const WEIGHING: [&str; 4] = ["auto", "thp", "utilization", "coverage"];
 /// Factor of a VM's weight while its guarantee is pursued.
 const PURSUIT_WEIGHT: u32 = 8;
 
@@ -70,6 +73,7 @@ impl Vm {
             found,
             said,
             applied: wanted.policy.clone(),
+            registered_with: None,
             wanted,
             hands,
             limits: None,
@@ -134,22 +138,41 @@ impl Vm {
         Claim { weight, is_busy: is_pursued || self.is_busy, copy_per_second_max: copy_per_second }
     }
 
-    /// Whether its guarantee is pursued. A policy that promotes nothing leaves none to pursue.
-    pub(super) fn is_pursued(&self) -> bool {
-        let promotes = matches!(&self.wanted.policy, PolicySetting::Use(own) if own.name() != "never");
-        promotes && self.watch.is_pursued()
+    /// Its policy while no guarantee is pursued.
+    fn own_policy(&self) -> Option<String> {
+        let is_set = matches!(self.hands, Hands::Attached(_)) || self.said.policy.is_some();
+        let of_registered = || self.registered_with.clone().or_else(|| self.seen.policy.clone());
+        if is_set { Some(self.wanted.policy.to_string()) } else { of_registered() }
     }
 
-    /// Settings that its manager should have now: [`PURSUIT_POLICY`] in place of a policy that weighs, while its
-    /// guarantee is pursued.
-    pub(super) fn due(&self) -> Wanted {
-        let policy = match &self.wanted.policy {
-            PolicySetting::Use(own) if self.is_pursued() && WEIGHING.contains(&own.name()) => {
-                PolicySetting::parse(PURSUIT_POLICY).expect("it is in the table of policies")
+    /// Whether its guarantee is pursued. A policy that promotes nothing leaves none to pursue.
+    pub(super) fn is_pursued(&self) -> bool {
+        let promotes = |own: String| !matches!(name_of(&own), "off" | "never");
+        self.watch.is_pursued() && self.own_policy().is_some_and(promotes)
+    }
+
+    /// Policy that it should have now: [`PURSUIT_POLICY`] in place of one that weighs, while its guarantee is pursued.
+    fn due_policy(&self) -> Option<String> {
+        let own = self.own_policy()?;
+        let is_replaced = self.is_pursued() && WEIGHING.contains(&name_of(&own));
+        Some(if is_replaced { PURSUIT_POLICY.to_owned() } else { own })
+    }
+
+    /// Settings that its manager should have now, if it does not have them.
+    pub(super) fn due(&self) -> Option<Wanted> {
+        let policy = PolicySetting::parse(&self.due_policy()?).expect("it comes from a policy");
+        (policy != self.applied).then(|| Wanted { policy, ..self.wanted.clone() })
+    }
+
+    /// Keeps the policy of a registered VM from the begin of a pursuit until it reports that policy again.
+    pub(super) fn keep_own_policy(&mut self) {
+        match &self.registered_with {
+            None if self.watch.is_pursued() => self.registered_with = self.seen.policy.clone(),
+            Some(own) if !self.watch.is_pursued() && self.seen.policy.as_ref() == Some(own) => {
+                self.registered_with = None;
             }
-            own => own.clone(),
-        };
-        Wanted { policy, ..self.wanted.clone() }
+            _ => {}
+        }
     }
 
     /// Whether its bloat has reached the limit.
@@ -167,10 +190,13 @@ impl Vm {
         let mut view = self.seen.clone();
         view.guarantee = self.wanted.guarantee;
         view.work = view.work.map(|work| persistent_counters::continued(&self.before, &work));
-        if self.applied != self.wanted.policy {
-            let (guarantee, applied, own) = (self.wanted.guarantee, &self.applied, &self.wanted.policy);
+        let present = if self.care().is_some() { Some(self.applied.to_string()) } else { self.seen.policy.clone() };
+        if let (true, Some(present), Some(own)) = (self.is_pursued(), present, self.own_policy())
+            && present != own
+        {
+            let guarantee = self.wanted.guarantee;
             view.notes
-                .insert(0, format!("its guarantee of {guarantee} is pursued: policy {applied}, later {own} again"));
+                .insert(0, format!("its guarantee of {guarantee} is pursued: policy {present}, later {own} again"));
         }
         if let Some(reason) = &self.missed_because {
             view.notes.insert(0, format!("it is below its guarantee of {}: {reason}", self.wanted.guarantee));
@@ -210,14 +236,18 @@ impl Vm {
     }
 
     /// Limits for a registered VM. Its process does not know of a memory shortage, so its copy limit is then zero.
-    /// Its policy stays until an operator sets another.
+    /// Its policy stays until an operator sets another, or its guarantee is pursued.
     pub(super) fn limits_reply(&self) -> Limits {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
-        let policy = self.said.policy.as_ref().map(|_| self.wanted.policy.to_string());
-        let policy = policy.filter(|policy| self.seen.policy.as_ref() != Some(policy));
+        let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
         Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy }
     }
+}
+
+/// Name of a policy, without its parameters.
+fn name_of(policy: &str) -> &str {
+    policy.split_once(':').map_or(policy, |(name, _)| name)
 }
 
 fn activity(view: &VmView) -> Activity {

@@ -26,6 +26,35 @@ fn a_registered_vm_is_listed_limited_and_forgotten_with_its_connection() {
 }
 
 #[test]
+fn the_guarantee_of_a_registered_vm_is_pursued_and_its_policy_comes_back() {
+    let bench = Bench::new("[defaults]\nguarantee = \"95%\"\npolicy = \"thp\"");
+    let status = |policy: &str, base_4k: u64| {
+        let mut view = own_view(1);
+        view.policy = Some(policy.into());
+        view.backing.as_mut().expect("it is known").base_4k = base_4k;
+        limits(bench.ask(Request::Status { vm: view })).policy
+    };
+    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    assert_eq!(status("auto:weight=2", mib(2).get()), None);
+    bench.tick_at(1);
+    bench.tick_at(4);
+    assert_eq!(status("auto:weight=2", mib(2).get()).as_deref(), Some("greedy"));
+    assert_eq!(status("greedy", mib(2).get()), None);
+    let notes = || bench.list().remove(0).notes;
+    assert_eq!(notes(), ["its guarantee of 95% is pursued: policy greedy, later auto:weight=2 again"]);
+    assert_eq!(status("greedy", 0), None);
+    bench.tick_at(15);
+    assert_eq!(status("greedy", 0).as_deref(), Some("auto:weight=2"));
+    assert_eq!((status("auto:weight=2", 0), notes()), (None, Vec::new()));
+    // A policy that promotes nothing stays.
+    bench.tick_at(16);
+    assert_eq!(status("never", mib(2).get()), None);
+    bench.tick_at(17);
+    bench.tick_at(20);
+    assert_eq!(status("never", mib(2).get()), None);
+}
+
+#[test]
 fn a_registered_vm_copies_nothing_while_the_host_is_short() {
     let bench = Bench::new("");
     bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
