@@ -19,8 +19,7 @@ use crate::parts::deal;
 use crate::planes::{OwnRows, deal_rows};
 use crate::vectors::{self, NARROW, Vectorized};
 
-/// Lines that are solved together where four are too many. An even edge has an even number of interior
-/// lines, so no line is left over.
+/// Lines that are solved together everywhere. An even edge has an even number of interior lines, so no line is left.
 pub const WIDTH: usize = NARROW;
 
 /// One number of each line.
@@ -96,9 +95,10 @@ fn gather<const W: usize>(field: &[Point], places: [usize; W]) -> [Point; W] {
     points
 }
 
-/// Solves the systems of `W` lines along one axis. Both functions are inlined: [`Vectorized`].
+/// Solves the systems of `W` lines along one axis. Functions that are inlined are compiled for wider registers too
+/// ([`Vectorized`]).
 pub trait LineSolver: Sync {
-    /// Lines that are worth solving together.
+    /// Most lines that are worth solving together.
     const LINES_MAX: usize;
 
     /// Goes down the lines: reads `rhs` at each interior index and leaves in `work` what the way up needs.
