@@ -167,7 +167,12 @@ impl Vm {
     /// Keeps the policy of a registered VM from the begin of a pursuit until it reports that policy again.
     pub(super) fn keep_own_policy(&mut self) {
         match &self.registered_with {
-            None if self.watch.is_pursued() => self.registered_with = self.seen.policy.clone(),
+            None if self.watch.is_pursued() => {
+                self.registered_with = self.seen.policy.clone();
+                if let (Some(due), true) = (self.due_policy(), self.is_pursued()) {
+                    tracing::info!("{}: policy {due} for its guarantee of {}", self.found.name, self.wanted.guarantee);
+                }
+            }
             Some(own) if !self.watch.is_pursued() && self.seen.policy.as_ref() == Some(own) => {
                 self.registered_with = None;
             }
