@@ -7,14 +7,15 @@
 //! Each number stands for `W` adjacent lines, which are computed at once.
 
 use super::flow::{C1, C2, C3C4, C1345, COMPONENTS, DIFFUSION, OWN_AXIS};
-use super::lines::{Lanes, Lined, WIDTH};
+use super::lines::{Lanes, Lined};
+use crate::vectors::NARROW;
 
 /// A block of each of `W` lines.
-pub type Block<const W: usize = WIDTH> = [[Lanes<W>; COMPONENTS]; COMPONENTS];
+pub type Block<const W: usize = NARROW> = [[Lanes<W>; COMPONENTS]; COMPONENTS];
 /// A block and a vector, row by row.
-pub type Row<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS + 1];
+pub type Row<const W: usize = NARROW> = [Lanes<W>; COMPONENTS + 1];
 /// A block with a vector beside it.
-pub type Left<const W: usize = WIDTH> = [Row<W>; COMPONENTS];
+pub type Left<const W: usize = NARROW> = [Row<W>; COMPONENTS];
 
 /// The quantities at a point from which the Jacobians are built.
 #[derive(Clone, Copy, Default)]

@@ -19,13 +19,10 @@ use crate::parts::deal;
 use crate::planes::{OwnRows, deal_rows};
 use crate::vectors::{self, NARROW, Vectorized};
 
-/// Lines that are solved together everywhere. An even edge has an even number of interior lines, so no line is left.
-pub const WIDTH: usize = NARROW;
-
 /// One number of each line.
-pub type Lanes<const W: usize = WIDTH> = [f64; W];
+pub type Lanes<const W: usize = NARROW> = [f64; W];
 /// A point of each line, by component.
-pub type Lined<const W: usize = WIDTH> = [Lanes<W>; COMPONENTS];
+pub type Lined<const W: usize = NARROW> = [Lanes<W>; COMPONENTS];
 
 /// Converts from line-major to component-major order.
 #[inline(always)]
@@ -140,8 +137,9 @@ pub fn solve_plane<const AXIS: usize, const W: usize>(
     for first in wide.step_by(W) {
         solve_in_plane::<AXIS, W>(grid, solver, z, first, plane, work);
     }
-    for first in rest.step_by(WIDTH) {
-        solve_in_plane::<AXIS, WIDTH>(grid, solver, z, first, plane, work);
+    // An even edge has an even number of interior lines, so no line is left.
+    for first in rest.step_by(NARROW) {
+        solve_in_plane::<AXIS, NARROW>(grid, solver, z, first, plane, work);
     }
 }
 
@@ -200,8 +198,8 @@ impl<S: LineSolver> Vectorized for AcrossPlanes<'_, '_, S> {
         for x in wide.step_by(W) {
             self.solve::<W>(x);
         }
-        for x in rest.step_by(WIDTH) {
-            self.solve::<WIDTH>(x);
+        for x in rest.step_by(NARROW) {
+            self.solve::<NARROW>(x);
         }
     }
 }
