@@ -9,7 +9,7 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use wideleaf_attach::refuse::refuse_policy;
-use wideleaf_control::view::{VmView, Vmm, WindowMap};
+use wideleaf_control::view::{VmView, Vmm, WindowMap, policy_name};
 use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_run::policy_switch::OFF;
@@ -98,8 +98,7 @@ fn is_possible(vm: &VmView, name: &str) -> bool {
 
 /// Name of its policy, without parameters.
 fn name_of_policy(vm: &VmView) -> &str {
-    let policy = vm.policy.as_deref().unwrap_or(OFF);
-    policy.split_once(':').map_or(policy, |(name, _)| name)
+    policy_name(vm.policy.as_deref().unwrap_or(OFF))
 }
 
 impl Screen {

@@ -129,6 +129,11 @@ impl VmView {
     }
 }
 
+/// Name of a policy, without its parameters: `auto` of `auto:weight=2`.
+pub fn policy_name(policy: &str) -> &str {
+    policy.split_once(':').map_or(policy, |(name, _)| name)
+}
+
 /// Coverage that a VM should reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use wideleaf_control::protocol::{Limits, SettingName, Settings};
-use wideleaf_control::view::{Care, VmView, WorkView};
+use wideleaf_control::view::{Care, VmView, WorkView, policy_name};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
@@ -147,14 +147,14 @@ impl Vm {
 
     /// Whether its guarantee is pursued. A policy that promotes nothing leaves none to pursue.
     pub(super) fn is_pursued(&self) -> bool {
-        let promotes = |own: String| !matches!(name_of(&own), "off" | "never");
+        let promotes = |own: String| !matches!(policy_name(&own), "off" | "never");
         self.watch.is_pursued() && self.own_policy().is_some_and(promotes)
     }
 
     /// Policy that it should have now: [`PURSUIT_POLICY`] in place of one that weighs, while its guarantee is pursued.
     fn due_policy(&self) -> Option<String> {
         let own = self.own_policy()?;
-        let is_replaced = self.is_pursued() && WEIGHING.contains(&name_of(&own));
+        let is_replaced = self.is_pursued() && WEIGHING.contains(&policy_name(&own));
         Some(if is_replaced { PURSUIT_POLICY.to_owned() } else { own })
     }
 
@@ -248,11 +248,6 @@ impl Vm {
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
         Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy }
     }
-}
-
-/// Name of a policy, without its parameters.
-fn name_of(policy: &str) -> &str {
-    policy.split_once(':').map_or(policy, |(name, _)| name)
 }
 
 fn activity(view: &VmView) -> Activity {
