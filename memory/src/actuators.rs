@@ -13,3 +13,4 @@ pub mod release;
 mod reshape;
 pub mod split;
 pub mod swap;
+pub mod unmapped_collapse;

@@ -36,6 +36,7 @@ use crate::sensors::host_backing::HostBackingSensor;
 
 mod acting;
 mod attempt;
+mod collapsing;
 mod fault_price;
 mod giant_making;
 mod giants;

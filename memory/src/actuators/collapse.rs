@@ -2,12 +2,14 @@
 //! 6.1). The kernel copies 2 MiB. A vCPU that touches the window during the copy waits; all others continue.
 //! The kernel does not collapse a window if one of its pages has a reference beside its mappings, such as a
 //! pin (`is_refcount_suitable`, mm/khugepaged.c).
+//!
+//! For shared memory see [`unmapped_collapse`](super::unmapped_collapse).
 
 use std::time::Duration;
 
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, WindowIndex};
 
-use super::reshape::{Holes, Reshape, Reshaped};
+use super::reshape::{Holes, Reshape, Reshaped, Within};
 use crate::host::{Advice, Host};
 use crate::region::RamRange;
 
@@ -32,20 +34,27 @@ pub struct Collapse {
 /// Lifts the window's mark `MADV_NOHUGEPAGE` first (set on RAM that starts with base pages): under it collapse
 /// fails with `EINVAL`.
 pub fn collapse_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
-    collapse(host, range, window, Holes::Filled)
+    collapse(&|call| call(), host, range, window, Holes::Filled)
 }
 
 /// Like [`collapse_window`], but leaves a window with absent pages as it is. Pages that the guest gives back between
 /// the scan and the collapse, within a tenth of a millisecond, come back.
 pub fn collapse_full_window(host: &dyn Host, range: RamRange, window: WindowIndex) -> Collapse {
-    collapse(host, range, window, Holes::Kept)
+    collapse(&|call| call(), host, range, window, Holes::Kept)
 }
 
-fn collapse(host: &dyn Host, range: RamRange, window: WindowIndex, holes: Holes) -> Collapse {
+/// Collapses one window; `within` makes the call to the kernel.
+pub(super) fn collapse(
+    within: Within<'_>,
+    host: &dyn Host,
+    range: RamRange,
+    window: WindowIndex,
+    holes: Holes,
+) -> Collapse {
     const OVER: Bytes = PageSize::Huge2M.bytes();
     let to_huge = Reshape { to_huge: true, mark: Advice::HugePage, ask: Advice::Collapse, over: OVER, holes };
     let began_cpu = host.thread_cpu_time();
-    let Reshaped { result, unavailable, resident: [before, after] } = to_huge.run(host, range, window);
+    let Reshaped { result, unavailable, resident: [before, after] } = to_huge.run_within(within, host, range, window);
     let copied = if result == OutcomeResult::Done { PageSize::Huge2M.bytes() } else { Bytes::ZERO };
     let cpu = host.thread_cpu_time().saturating_sub(began_cpu);
     let bloat = PageSize::Base4K.bytes() * u64::from(after.saturating_sub(before));

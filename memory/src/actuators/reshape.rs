@@ -46,17 +46,27 @@ pub(super) struct Reshaped {
     pub resident: [u16; 2],
 }
 
+/// Makes the given call to the kernel, with what has to be done before and after it.
+pub(super) type Within<'a> = &'a dyn Fn(&dyn Fn() -> Result<(), HostError>) -> Result<(), HostError>;
+
 impl Reshape {
     /// Changes one window of RAM that is not hugetlb.
     pub fn run(self, host: &dyn Host, range: RamRange, window: WindowIndex) -> Reshaped {
+        self.run_within(&|call| call(), host, range, window)
+    }
+
+    /// The same; `within` makes the call.
+    pub fn run_within(self, within: Within<'_>, host: &dyn Host, range: RamRange, window: WindowIndex) -> Reshaped {
         let skipped = OutcomeResult::Skipped(Skip::AlreadyDone);
         let mut reshaped = Reshaped { result: skipped, unavailable: Duration::ZERO, resident: [0; 2] };
-        reshaped.result = self.try_run(host, range, window, &mut reshaped).unwrap_or_else(|error| (&error).into());
+        let result = self.try_run(within, host, range, window, &mut reshaped);
+        reshaped.result = result.unwrap_or_else(|error| (&error).into());
         reshaped
     }
 
     fn try_run(
         self,
+        within: Within<'_>,
         host: &dyn Host,
         range: RamRange,
         window: WindowIndex,
@@ -77,7 +87,7 @@ impl Reshape {
             host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
         }
         let began = host.now();
-        let answer = host.advise(start, self.over, self.ask);
+        let answer = within(&|| host.advise(start, self.over, self.ask));
         reshaped.unavailable = host.now().since(began);
         answer?;
         let after = window_backing(host, range, None, window)?;

@@ -58,7 +58,7 @@ impl Means<'_> {
     /// Asks all guards, then performs the action.
     fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
         let Means { host, should_stop, steering, huge_pages, .. } = *self;
-        let SharedParts { managed: vm, releasing } = self.vms[target.vm];
+        let SharedParts { managed: vm, releasing, collapsing } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
         let guarded = Guarded { attempt, target, mechanism, host, vm, should_stop, steering, huge_pages };
@@ -66,7 +66,9 @@ impl Means<'_> {
         let ended = match (objection, held.range) {
             (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
             (None, None) => attempt,
-            (None, Some(range)) => Site { host, vm, range, releasing, hand }.perform(attempt, mechanism),
+            (None, Some(range)) => {
+                Site { host, vm, range, releasing, collapsing, steering, hand }.perform(attempt, mechanism)
+            }
         };
         let ended = Attempt { at: host.now(), ..ended };
         let grounds = held.grounds;

@@ -12,10 +12,12 @@
 use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
+use super::collapsing::Collapsing;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
+use super::steering::Steering;
 use super::swaps::SwapHand;
-use crate::actuators::collapse::{Collapse, collapse_full_window, collapse_window};
+use crate::actuators::collapse::Collapse;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::actuators::release::release_window;
 use crate::actuators::split::split_window;
@@ -51,6 +53,10 @@ pub(super) struct Site<'a, 'b> {
     pub range: RamRange,
     /// State for releases.
     pub releasing: &'a Releasing,
+    /// State for collapses.
+    pub collapsing: &'a Collapsing,
+    /// Commands of the loop's users.
+    pub steering: &'a Steering,
     /// The acting thread's means of swapping.
     pub hand: Option<&'a mut SwapHand<'b>>,
 }
@@ -70,13 +76,13 @@ impl Site<'_, '_> {
     }
 
     fn swap_or_collapse(self, attempt: Attempt, window: WindowIndex) -> Attempt {
-        let Site { host, vm, range, hand, .. } = self;
+        let Site { host, vm, range, collapsing, steering, hand, .. } = self;
         if vm.keeps_holes() {
-            return collapsed(attempt, collapse_full_window(host, range, window), None);
+            return collapsed(attempt, collapsing.run(host, vm, range, window, steering), None);
         }
         match hand.map(|hand| hand.swap(host, window)) {
             Some(swap) if !is_for_collapse(swap.result) => swapped(attempt, swap),
-            tried => collapsed(attempt, collapse_window(host, range, window), tried),
+            tried => collapsed(attempt, collapsing.run(host, vm, range, window, steering), tried),
         }
     }
 

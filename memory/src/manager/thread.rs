@@ -229,11 +229,12 @@ impl Manager {
     }
 
     /// Calls `look` while every window is where the guest sees it. Between ticks the access sensor has some windows
-    /// aside, which look unbacked.
+    /// aside, and a collapse may have unmapped one: these look unbacked.
     pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
         // Locked until `look` returns: no sensor begins or ends during it.
         let access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
         let _in_place: Vec<_> = access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
+        let _mapped = self.steering.in_place();
         look()
     }
 

@@ -13,6 +13,7 @@ use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
 
 use super::ManagerConfig;
+use super::collapsing::Collapsing;
 use super::giants::GiantVm;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
@@ -37,6 +38,8 @@ pub(super) struct VmState {
     pub swaps: Option<Swaps>,
     /// State for releases.
     pub releasing: Releasing,
+    /// State for collapses.
+    pub collapsing: Collapsing,
     /// Means of moving the VM's giants; `None` where giants cannot be moved.
     pub giants: Option<GiantVm>,
     /// Guard of the dirty logs; `None` without a second level.
@@ -62,6 +65,8 @@ pub(super) struct SharedParts<'a> {
     pub managed: &'a ManagedVm,
     /// State for releases.
     pub releasing: &'a Releasing,
+    /// State for collapses.
+    pub collapsing: &'a Collapsing,
 }
 
 impl VmState {
@@ -89,6 +94,7 @@ impl VmState {
             swaps: sampling.access().and_then(|access| Swaps::new(access, config.copy_threads)),
             sampling,
             releasing: Releasing::new(host.clone()),
+            collapsing: Collapsing::new(host.clone()),
             giants,
             second_level_guard,
             first_of_second_level,
@@ -113,13 +119,13 @@ impl VmState {
 
     /// The parts that all acting threads share.
     pub fn shared_parts(&self) -> SharedParts<'_> {
-        SharedParts { managed: &self.managed, releasing: &self.releasing }
+        SharedParts { managed: &self.managed, releasing: &self.releasing, collapsing: &self.collapsing }
     }
 
     /// The shared parts, and one means of swapping for each thread that copies.
     pub fn parts_for_copies(&mut self) -> (SharedParts<'_>, Option<impl Iterator<Item = SwapHand<'_>>>) {
-        let VmState { managed, releasing, swaps, .. } = self;
-        (SharedParts { managed, releasing }, swaps.as_mut().map(Swaps::hands))
+        let VmState { managed, releasing, collapsing, swaps, .. } = self;
+        (SharedParts { managed, releasing, collapsing }, swaps.as_mut().map(Swaps::hands))
     }
 
     /// Begins the next samples. `rows` is the snapshot of this tick, `uses_access` says by row whether the policy

@@ -48,6 +48,7 @@ struct State {
     panics_at: Option<Hva>,
     moved_aside_to: Option<Hva>,
     is_of_another: bool,
+    has_file: bool,
 }
 
 /// Another event during a call.
@@ -120,6 +121,12 @@ impl FakeHost {
         self.state().meanwhile = Some(Meanwhile(Box::new(happens)));
     }
 
+    /// Makes all memory that of a file with every page, in base pages, from now on. A collapse also finds pages that
+    /// are not mapped.
+    pub fn be_of_a_file(&self) {
+        self.state().has_file = true;
+    }
+
     /// Makes `MADV_COLD` succeed and split nothing from now on, as the kernel does for a page that is
     /// shared or pinned.
     pub fn cold_does_nothing(&self, is_so: bool) {
@@ -183,7 +190,7 @@ fn windows(start: Hva, bytes: Bytes) -> impl Iterator<Item = u64> {
 
 impl State {
     fn collapse(&mut self, start: u64) -> Result<(), i32> {
-        let is_hole = self.pages.range(start..start + WINDOW).next().is_none();
+        let is_hole = !self.has_file && self.pages.range(start..start + WINDOW).next().is_none();
         if is_hole || self.no_huge.contains(&start) {
             return Err(libc::EINVAL);
         }
@@ -196,7 +203,7 @@ impl State {
     /// Makes absent pages present, as huge pages if that is the advice.
     fn populate(&mut self, pages: impl Iterator<Item = u64>) {
         for page in pages {
-            let is_huge = self.huge.contains(&(page - page % WINDOW));
+            let is_huge = !self.has_file && self.huge.contains(&(page - page % WINDOW));
             self.pages.entry(page).or_insert(is_huge);
         }
     }

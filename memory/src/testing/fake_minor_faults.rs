@@ -122,7 +122,7 @@ impl FakeMinorFaults {
     }
 
     fn let_go(&self, state: &mut State, window: WindowIndex) {
-        if state.waiting.contains(&window) {
+        if state.waiting.contains(&window) && !self.is_mapped(window) {
             self.map(window);
         }
         state.waiting.retain(|waits| *waits != window);
