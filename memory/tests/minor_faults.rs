@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use wideleaf_memory::actuators::collapse::collapse_window;
+use wideleaf_memory::actuators::unmapped_collapse::UnmappedCollapse;
 use wideleaf_memory::pool::{HugetlbPools, PoolLease};
 use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, Seen};
 use wideleaf_memory::sensors::host_backing::window_backing;
-use wideleaf_memory::sensors::minor_faults::{MinorFaultSensor, MinorFaultsError};
+use wideleaf_memory::sensors::minor_faults::{MinorFaultSensor, MinorFaultsError, OpenMinorFaults};
 use wideleaf_memory::sensors::resident::pages_in_use;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, Skip, WindowIndex};
 
 const WINDOWS: u64 = 8;
 const WORDS_PER_WINDOW: u64 = PageSize::Huge2M.bytes().get() / 8;
@@ -206,4 +207,52 @@ fn anonymous_ram_and_giant_pages_are_refused() {
     if let Ok(giant) = map(BackingKind::Hugetlb, PageSize::Giant1G) {
         assert!(matches!(MinorFaultSensor::start(giant, UNPACED), Err(MinorFaultsError::PagesTooLarge(_))));
     }
+}
+
+#[test]
+fn threads_that_touch_windows_during_their_collapse_lose_no_word_and_continue() {
+    let Some(bed) = Bed::new(BackingKind::Memfd) else { return };
+    let OpenMinorFaults { faults, claims, .. } = OpenMinorFaults::of(bed.ram.clone()).unwrap();
+    let collapse = UnmappedCollapse::new(faults, claims);
+    let is_over = AtomicBool::new(false);
+    let touch = || {
+        let words = bed.ram.words(bed.ram.ranges()[0]);
+        let mut passes = 0_u64;
+        while !is_over.load(Ordering::Relaxed) {
+            for (number, word) in words.iter().enumerate().step_by(61) {
+                assert_eq!(word.fetch_add(1, Ordering::Relaxed), number as u64, "word {number}");
+                word.fetch_sub(1, Ordering::Relaxed);
+            }
+            passes += 1;
+        }
+        passes
+    };
+    std::thread::scope(|scope| {
+        let toucher = scope.spawn(touch);
+        for window in (0..WINDOWS).map(WindowIndex::new) {
+            // Pages on their way between a touch and its mapping are busy.
+            let attempt = || collapse.run(&bed.host, bed.ram.ranges()[0], window, false).result;
+            let mut results = (0..1000).map(|_| attempt());
+            assert!(results.any(|result| result == OutcomeResult::Done), "{window}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(toucher.join().unwrap() > 0);
+    });
+    bed.assert_all_is(Backing::Huge2M);
+}
+
+#[test]
+fn a_window_with_a_hole_in_the_file_stays_as_it_is_where_holes_are_kept() {
+    let Some(bed) = Bed::new(BackingKind::Memfd) else { return };
+    let range = GpaRange::new(Gpa::new(0), mib(2)).unwrap();
+    let backing = BackingConfig::new(BackingKind::Memfd, PageSize::Base4K).unwrap();
+    let ram = GuestRam::map(&[range], backing).unwrap();
+    ram.words(ram.ranges()[0])[0].store(7, Ordering::Relaxed);
+    let OpenMinorFaults { faults, claims, .. } = OpenMinorFaults::of(ram.clone()).unwrap();
+    let collapse = UnmappedCollapse::new(faults, claims);
+    let run = |keeps_holes| collapse.run(&bed.host, ram.ranges()[0], WindowIndex::new(0), keeps_holes);
+    assert_eq!(run(true).result, OutcomeResult::Skipped(Skip::Hole));
+    let filled = run(false);
+    assert_eq!((filled.result, filled.bloat), (OutcomeResult::Done, PageSize::Base4K.bytes() * 511));
+    assert_eq!(ram.words(ram.ranges()[0])[0].load(Ordering::Relaxed), 7);
 }
