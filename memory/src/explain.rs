@@ -4,7 +4,7 @@
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
+//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
@@ -63,6 +63,8 @@ pub enum WhyNot {
     Merged,
     /// The kernel refused an attempt; if for want of a huge page, then perhaps for another window.
     BackingOff(Refusal),
+    /// Its collapse would stop the whole guest, and the guest's share of such stalls is spent.
+    StallBudgetSpent,
     /// The budget was spent before the policy would have chosen it.
     BudgetSpent,
     /// The policy has not chosen it.
@@ -123,6 +125,7 @@ impl WhyNot {
             WhyNot::BackingOff(Refusal::Merged) => "backing_off_merged",
             WhyNot::BackingOff(Refusal::Gone) => "backing_off_gone",
             WhyNot::BackingOff(Refusal::Other(_)) => "backing_off_other",
+            WhyNot::StallBudgetSpent => "stall_budget_spent",
             WhyNot::BudgetSpent => "budget_spent",
             WhyNot::NotChosen => "not_chosen",
             WhyNot::Unmanaged => "unmanaged",
@@ -179,6 +182,10 @@ impl fmt::Display for WhyNot {
             WhyNot::Merged => {
                 "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off \
                  for this guest to have large pages"
+            }
+            WhyNot::StallBudgetSpent => {
+                "it is shared memory, where collapsing a window stops the whole guest for 15 to 30 ms, and the guest \
+                 is at work: collapsed when it idles, or when a hundredth of its time allows the stall"
             }
             WhyNot::BudgetSpent => {
                 "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
@@ -255,6 +262,7 @@ mod tests {
             WhyNot::HeldByOthers,
             WhyNot::Holes,
             WhyNot::UnderWay,
+            WhyNot::StallBudgetSpent,
             WhyNot::BudgetSpent,
             WhyNot::NotChosen,
             WhyNot::Unmanaged,

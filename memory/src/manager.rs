@@ -53,6 +53,7 @@ mod report;
 mod sampling;
 mod sensing;
 mod sensor_cost;
+mod stall_budget;
 mod steering;
 mod swaps;
 mod switching;

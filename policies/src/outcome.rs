@@ -81,6 +81,8 @@ pub enum Skip {
     Hole,
     /// The guest has given back more of the window than is tolerated, and a large page would take it again.
     GivenBack,
+    /// The whole guest would stall, and its share of stalls is spent.
+    StallBudget,
     /// The manager leaves the whole VM alone for now, for example during a migration.
     LeftAlone,
     /// The manager was asked to stop.
@@ -110,6 +112,7 @@ impl OutcomeResult {
             OutcomeResult::Skipped(Skip::PageBeingMade) => "skipped_page_being_made",
             OutcomeResult::Skipped(Skip::Hole) => "skipped_hole",
             OutcomeResult::Skipped(Skip::GivenBack) => "skipped_given_back",
+            OutcomeResult::Skipped(Skip::StallBudget) => "skipped_stall_budget",
             OutcomeResult::Skipped(Skip::LeftAlone) => "skipped_left_alone",
             OutcomeResult::Skipped(Skip::Stopping) => "skipped_stopping",
         }

@@ -86,7 +86,7 @@ const COPIED_MAX: u64 = 1 << 32;
 const MEMORY_MAX: u64 = 1 << 52;
 
 /// All results, in the order of their numbers in a recording. Append new ones.
-const RESULTS: [OutcomeResult; 21] = [
+const RESULTS: [OutcomeResult; 22] = [
     OutcomeResult::Done,
     OutcomeResult::Refused(Refusal::NoHugePage),
     OutcomeResult::Refused(Refusal::Busy),
@@ -108,6 +108,7 @@ const RESULTS: [OutcomeResult; 21] = [
     OutcomeResult::Skipped(Skip::GivenBack),
     OutcomeResult::Skipped(Skip::NoHugePage),
     OutcomeResult::Skipped(Skip::PageBeingMade),
+    OutcomeResult::Skipped(Skip::StallBudget),
 ];
 
 /// Description of a recording.

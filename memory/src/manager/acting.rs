@@ -58,10 +58,10 @@ impl Means<'_> {
     /// Asks all guards, then performs the action.
     fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
         let Means { host, should_stop, steering, huge_pages, .. } = *self;
-        let SharedParts { managed: vm, releasing, collapsing } = self.vms[target.vm];
+        let SharedParts { managed: vm, releasing, collapsing, stalls } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
-        let guarded = Guarded { attempt, target, mechanism, host, vm, should_stop, steering, huge_pages };
+        let guarded = Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages };
         let (held, objection) = guarded.ask();
         let ended = match (objection, held.range) {
             (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
@@ -71,6 +71,9 @@ impl Means<'_> {
             }
         };
         let ended = Attempt { at: host.now(), ..ended };
+        if held.may_stall {
+            stalls.stalled(ended.unavailable);
+        }
         let grounds = held.grounds;
         drop(held);
         if let Some(grounds) = grounds {

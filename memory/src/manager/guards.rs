@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   before any action of the tick   exists ─ panicked ─ backing off                       `ManagerLoop::begin`
-//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged
+//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged ─ stall
 //! ```
 //!
 //! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
@@ -16,6 +16,7 @@ use wideleaf_policies::{Action, OutcomeResult, Refusal, Skip};
 use super::attempt::{Attempt, Mechanism, Target};
 use super::huge_page_backoff::{Grounds, HugePageBackoff};
 use super::managed_vm::ManagedVm;
+use super::stall_budget::StallBudget;
 use super::steering::Steering;
 use crate::claims::PartClaim;
 use crate::gate::GateState;
@@ -30,6 +31,7 @@ pub(super) struct Guarded<'a> {
     pub mechanism: Mechanism,
     pub host: &'a dyn Host,
     pub vm: &'a ManagedVm,
+    pub stalls: &'a StallBudget,
     pub should_stop: &'a AtomicBool,
     pub steering: &'a Steering,
     pub huge_pages: &'a HugePageBackoff,
@@ -44,6 +46,8 @@ pub(super) struct Held<'a> {
     pub range: Option<RamRange>,
     /// Reason why the kernel may be asked for a huge page; the result is to be learned.
     pub grounds: Option<Grounds>,
+    /// Whether the whole guest may stall; the stall is to be booked.
+    pub may_stall: bool,
 }
 
 /// Objection of a guard: the result, and the mechanism under which it is counted.
@@ -67,7 +71,7 @@ impl From<Skip> for Objection {
 type Guard = for<'a> fn(&Guarded<'a>, &mut Held<'a>) -> Result<(), Objection>;
 
 /// The guards right before an action, in their order.
-const GUARDS: [Guard; 8] = [stopping, gate, huge_page, claim, discarding, ram, given_back, merged];
+const GUARDS: [Guard; 9] = [stopping, gate, huge_page, claim, discarding, ram, given_back, merged, stall];
 
 impl<'a> Guarded<'a> {
     /// Asks all guards. Returns what they took, and the first objection.
@@ -153,4 +157,13 @@ fn merged<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objectio
         Err(error) => error.into(),
     };
     Err(Objection { mechanism: Mechanism::Collapse, result })
+}
+
+/// The whole guest would stall, and its share of stalls is spent.
+fn stall<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
+    if guarded.mechanism == Mechanism::Collapse && guarded.vm.stalls_in_collapses() {
+        held.may_stall = guarded.stalls.may_stall(guarded.host);
+        return if held.may_stall { Ok(()) } else { Err(Skip::StallBudget.into()) };
+    }
+    Ok(())
 }

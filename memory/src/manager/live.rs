@@ -249,6 +249,7 @@ impl ManagerLoop {
     fn live_vm(&self, vm: &VmState, rows: &VmSnapshot, kvm_check: Option<KvmCheck>, budget_refusals: u64) -> LiveVm {
         let otherwise = match (self.publisher.short_of_pages.contains(&rows.vm), budget_refusals) {
             (true, _) => WhyNot::BackingOff(Refusal::NoHugePage),
+            (false, _) if vm.stalls.is_spent() => WhyNot::StallBudgetSpent,
             (false, 0) => WhyNot::NotChosen,
             (false, _) => WhyNot::BudgetSpent,
         };

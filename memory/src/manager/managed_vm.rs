@@ -34,8 +34,8 @@ pub struct ManagedVm {
     pub ram: Option<Arc<GuestRam>>,
     /// Gate that says whether the VM may be acted on now; `None`: always.
     pub gate: Option<Arc<dyn Gate>>,
-    /// Whether shared memory may be collapsed. The kernel unmaps it page by page, so that the whole guest stops
-    /// for 15 to 30 ms for each window.
+    /// Whether shared memory of another process may be collapsed. The kernel unmaps it page by page, so that the whole
+    /// guest stops for 15 to 30 ms for each window; a guest at work stops for at most a hundredth of its time.
     pub may_collapse_shared: bool,
     /// Parts of its RAM that can never be huge. Ranges that are not congruent are found without this list.
     pub barred: Vec<Barred>,
@@ -97,6 +97,11 @@ impl ManagedVm {
     /// Whether pages that are absent from a window in use must stay absent.
     pub(super) fn keeps_holes(&self) -> bool {
         self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
+    }
+
+    /// Whether the whole guest stops while a window is collapsed: shared memory that this process cannot unmap before.
+    pub(super) fn stalls_in_collapses(&self) -> bool {
+        self.backing.kind() == BackingKind::Memfd && self.ram.is_none()
     }
 
     /// Reason why a window can never be huge, by window. Empty where all windows can.

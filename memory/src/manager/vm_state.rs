@@ -19,6 +19,7 @@ use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
 use super::sampling::Sampling;
+use super::stall_budget::StallBudget;
 use super::swaps::{SwapHand, Swaps};
 use crate::explain::CannotBeHuge;
 use crate::gate::GateState;
@@ -40,6 +41,8 @@ pub(super) struct VmState {
     pub releasing: Releasing,
     /// State for collapses.
     pub collapsing: Collapsing,
+    /// Account of stalls of the whole guest.
+    pub stalls: StallBudget,
     /// Means of moving the VM's giants; `None` where giants cannot be moved.
     pub giants: Option<GiantVm>,
     /// Guard of the dirty logs; `None` without a second level.
@@ -67,6 +70,8 @@ pub(super) struct SharedParts<'a> {
     pub releasing: &'a Releasing,
     /// State for collapses.
     pub collapsing: &'a Collapsing,
+    /// Account of stalls of the whole guest.
+    pub stalls: &'a StallBudget,
 }
 
 impl VmState {
@@ -95,6 +100,7 @@ impl VmState {
             sampling,
             releasing: Releasing::new(host.clone()),
             collapsing: Collapsing::new(host.clone()),
+            stalls: StallBudget::default(),
             giants,
             second_level_guard,
             first_of_second_level,
@@ -119,13 +125,14 @@ impl VmState {
 
     /// The parts that all acting threads share.
     pub fn shared_parts(&self) -> SharedParts<'_> {
-        SharedParts { managed: &self.managed, releasing: &self.releasing, collapsing: &self.collapsing }
+        let VmState { managed, releasing, collapsing, stalls, .. } = self;
+        SharedParts { managed, releasing, collapsing, stalls }
     }
 
     /// The shared parts, and one means of swapping for each thread that copies.
     pub fn parts_for_copies(&mut self) -> (SharedParts<'_>, Option<impl Iterator<Item = SwapHand<'_>>>) {
-        let VmState { managed, releasing, collapsing, swaps, .. } = self;
-        (SharedParts { managed, releasing, collapsing }, swaps.as_mut().map(Swaps::hands))
+        let VmState { managed, releasing, collapsing, stalls, swaps, .. } = self;
+        (SharedParts { managed, releasing, collapsing, stalls }, swaps.as_mut().map(Swaps::hands))
     }
 
     /// Begins the next samples. `rows` is the snapshot of this tick, `uses_access` says by row whether the policy

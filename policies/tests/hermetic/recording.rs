@@ -142,6 +142,7 @@ fn result() -> impl Strategy<Value = OutcomeResult> {
         Skipped(Skip::LeftAlone),
         Skipped(Skip::GivenBack),
         Skipped(Skip::PageBeingMade),
+        Skipped(Skip::StallBudget),
     ]);
     prop_oneof![4 => known, 1 => any::<i32>().prop_map(|errno| Refused(Refusal::Other(errno)))]
 }
