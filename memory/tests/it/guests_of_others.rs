@@ -197,11 +197,39 @@ fn windows_that_can_never_be_huge_are_not_requested_and_are_explained() {
     }
 }
 
+/// Sets the CPU time that the guest's process has used, in units of 10 ms.
+fn set_used(host: &FakeHost, ticks: u64) {
+    host.set_text("/proc/self/stat", &format!("7 (qemu) R 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 9 0 1\n"));
+}
+
 #[test]
-fn shared_memory_is_collapsed_if_that_is_allowed() {
+fn shared_memory_is_collapsed_if_that_is_allowed_while_the_guest_idles() {
     let host = host();
     let allowed = ManagedVm { may_collapse_shared: true, ..of_kind(BackingKind::Memfd) };
-    assert_eq!((greedy(&host, allowed).tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+    let mut work = greedy(&host, allowed);
+    set_used(&host, 0);
+    assert_eq!((work.tick(), host.huge_windows()), (0, 0), "whether it idles is not known yet");
+    assert_eq!(why_not(&work.live()), only(WhyNot::StallBudgetSpent));
+    assert_eq!(work.report().outcomes[&("none", "skipped_stall_budget")], WINDOWS);
+    host.sleep(Duration::from_millis(200));
+    set_used(&host, 1);
+    assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+}
+
+#[test]
+fn shared_memory_of_a_guest_at_work_is_collapsed_at_a_hundredth_of_its_time() {
+    let host = host();
+    let mut work = greedy(&host, ManagedVm { may_collapse_shared: true, ..of_kind(BackingKind::Memfd) });
+    let mut done = 0;
+    // A collapse takes the fake 0.6 ms, which is a hundredth of 60 ms.
+    for tick in 0..2 * WINDOWS {
+        set_used(&host, 3 * tick);
+        let now = work.tick();
+        assert!(now <= 1, "one window at once, not {now}");
+        done += now;
+        host.sleep(Duration::from_millis(30));
+    }
+    assert!(done.abs_diff(WINDOWS) <= 1, "{done}");
 }
 
 #[test]
