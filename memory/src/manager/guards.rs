@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   before any action of the tick   exists ─ panicked ─ backing off                       `ManagerLoop::begin`
-//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged ─ stall
+//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged
+//!                                   ─ stall
 //! ```
 //!
 //! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
