@@ -367,6 +367,9 @@ fn vmm_name(vmm: Vmm) -> &'static str {
     match vmm {
         Vmm::Qemu => "qemu",
         Vmm::Wideleaf => "wideleaf",
+        Vmm::Firecracker => "firecracker",
+        Vmm::CloudHypervisor => "cloud-hypervisor",
+        Vmm::Crosvm => "crosvm",
         Vmm::Other => "other",
     }
 }

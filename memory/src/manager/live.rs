@@ -26,7 +26,7 @@ use super::sensing::has_hole;
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
-use crate::gate::GateState;
+use crate::gate::{GateState, KeptHoles};
 use crate::reserved_frames::ReservedFramesReport;
 
 /// Maximum number of actions kept: some seconds of a busy VM, a screenful for an operator.
@@ -259,6 +259,7 @@ impl ManagerLoop {
             now: self.host.now(),
             of_vm: self.why_none_of(vm),
             keeps_holes: vm.managed.keeps_holes(),
+            is_shared: vm.managed.is_shared(),
             otherwise,
         };
         LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check }
@@ -282,7 +283,8 @@ struct Explainer<'a> {
     barred: &'a [Option<CannotBeHuge>],
     now: Moment,
     of_vm: Option<WhyNot>,
-    keeps_holes: bool,
+    keeps_holes: Option<KeptHoles>,
+    is_shared: bool,
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
 }
@@ -308,7 +310,6 @@ impl Explainer<'_> {
     /// `None` for a window that is served with a large page.
     fn why_not(&self, row: usize) -> Option<WhyNot> {
         let VmSnapshot { backing, is_held, ready_at, resident, .. } = self.rows;
-        let is_given_back = self.rows.is_given_back(row);
         let is_never = ready_at[row] == NEVER;
         if backing[row].is_large() && !is_held[row] {
             return None;
@@ -323,9 +324,21 @@ impl Explainer<'_> {
             Some(why) => why,
             None if is_held[row] && is_never => WhyNot::HeldByOthers,
             None if is_held[row] => WhyNot::Held,
-            None if is_given_back || (self.keeps_holes && has_hole(resident[row])) => WhyNot::Holes,
-            None if is_never => WhyNot::UnderWay,
-            None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+            None => match self.why_kept(row, has_hole(resident[row])) {
+                Some(why) => why,
+                None if is_never => WhyNot::UnderWay,
+                None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+            },
         })
+    }
+
+    /// The reason to keep the window's absent pages absent, or a watched window as it is.
+    fn why_kept(&self, row: usize, has_hole: bool) -> Option<WhyNot> {
+        match self.keeps_holes {
+            Some(KeptHoles::Watched) if self.is_shared => Some(WhyNot::SharedWatched),
+            _ if self.rows.is_given_back(row) => Some(WhyNot::Holes(KeptHoles::GivenBack)),
+            Some(why) if has_hole => Some(WhyNot::Holes(why)),
+            _ => None,
+        }
     }
 }

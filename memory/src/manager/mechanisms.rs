@@ -71,7 +71,7 @@ impl Site<'_, '_> {
 
     fn swap_or_collapse(self, attempt: Attempt, window: WindowIndex) -> Attempt {
         let Site { host, vm, range, hand, .. } = self;
-        if vm.keeps_holes() {
+        if vm.keeps_holes().is_some() {
             return collapsed(attempt, collapse_full_window(host, range, window), None);
         }
         match hand.map(|hand| hand.swap(host, window)) {

@@ -170,8 +170,8 @@ impl VmState {
         }
     }
 
-    /// Marks the windows that no policy may name now: all, or those that can never be huge and those with holes
-    /// that must stay.
+    /// Marks the windows that no policy may name now: all, or those that can never be huge, those with holes that
+    /// must stay, and large ones that must not be split ([`crate::gate`]).
     fn hold_back(&self, rows: &mut VmSnapshot) {
         if !self.may_be_disturbed() {
             rows.ready_at.fill(NEVER);
@@ -182,11 +182,12 @@ impl VmState {
                 *ready_at = NEVER;
             }
         }
-        if self.managed.keeps_holes() {
-            for (ready_at, resident) in rows.ready_at.iter_mut().zip(&rows.resident) {
-                if has_hole(*resident) {
-                    *ready_at = NEVER;
-                }
+        let (keeps_holes, is_watched) = (self.managed.keeps_holes().is_some(), self.managed.is_watched());
+        let waits = |resident, is_large| keeps_holes && has_hole(resident) || is_watched && is_large;
+        let all_wait = is_watched && self.managed.is_shared();
+        for (row, ready_at) in rows.ready_at.iter_mut().enumerate() {
+            if all_wait || waits(rows.resident[row], rows.backing[row].is_large()) {
+                *ready_at = NEVER;
             }
         }
     }

@@ -119,5 +119,5 @@ fn map_of(ram: &GuestRam) -> RamMap {
         BackingKind::Hugetlb => RamKind::Hugetlb(backing.start_page()),
     };
     let piece = |range: &_| RamPiece { name: "ram".to_owned(), range: *range, kind, never_huge: None, is_guess: false };
-    RamMap { pieces: ram.ranges().iter().map(piece).collect(), notes: Vec::new() }
+    RamMap { pieces: ram.ranges().iter().map(piece).collect(), ..RamMap::default() }
 }

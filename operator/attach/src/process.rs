@@ -31,6 +31,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize};
 
 use crate::arguments::{self, Place};
 use crate::command_line::CommandLine;
+use crate::other_vmms;
 
 /// Paths of the files of the kernel and of libvirt; tests have their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,6 +220,8 @@ pub struct Mapping {
     pub kernel_page: Bytes,
     /// Whether it is marked `MADV_NOHUGEPAGE`.
     pub is_kept_small: bool,
+    /// Whether its faults or writes are reported to a userfaultfd, which may be open in another process.
+    pub is_watched: bool,
 }
 
 impl Mapping {
@@ -421,10 +424,15 @@ impl Seen {
         let arguments = arguments.unwrap_or_default();
         let program = program(&process, arguments.first().unwrap_or(&stat.comm));
         let vmm = vmm(&program);
-        if descriptors.is_err() && vmm != Vmm::Qemu {
+        // A sandboxed device of crosvm is a process of that name too, and has no VM.
+        let is_told_by_its_name = matches!(vmm, Vmm::Qemu | Vmm::Firecracker | Vmm::CloudHypervisor);
+        if descriptors.is_err() && !is_told_by_its_name {
             return Ok(None);
         }
-        let mut command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
+        let mut command_line = match vmm {
+            Vmm::Qemu => CommandLine::parse(&arguments),
+            other => other_vmms::command_line(other, &arguments),
+        };
         if no_answer.is_some() {
             command_line.name = places.domain_of(pid);
         }
@@ -518,7 +526,7 @@ fn vmm(program: &str) -> Vmm {
         "qemu-kvm" | "kvm" => Vmm::Qemu,
         name if name.starts_with("qemu-system-") => Vmm::Qemu,
         "wideleaf" => Vmm::Wideleaf,
-        _ => Vmm::Other,
+        name => other_vmms::vmm(name).unwrap_or(Vmm::Other),
     }
 }
 
@@ -572,6 +580,7 @@ fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
             .get("KernelPageSize")
             .map_or(PageSize::Base4K.bytes(), |bytes| Bytes::new(*bytes)),
         is_kept_small: flags.contains(VmFlags::NH),
+        is_watched: flags.intersects(VmFlags::UM | VmFlags::UW),
     }
 }
 

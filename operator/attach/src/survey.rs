@@ -12,7 +12,7 @@ use wideleaf_control::view::{
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::deadline;
 use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
-use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
+use wideleaf_memory::gate::{Gate as _, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
@@ -48,7 +48,7 @@ pub struct Survey {
     mapping: Option<MappingStats>,
     page_tables: Option<PageTablesView>,
     left_alone: Option<LeftAlone>,
-    keeps_holes: bool,
+    keeps_holes: Option<KeptHoles>,
     notes: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ impl Survey {
             mapping: None,
             page_tables: None,
             left_alone: None,
-            keeps_holes: true,
+            keeps_holes: None,
             notes: vec![format!("it {why}")],
         }
     }
@@ -94,6 +94,7 @@ impl Survey {
         let (windows, backing) = looked.unzip();
         let windows = windows.unwrap_or_else(|| vec![Vec::new(); ram.pieces.len()]);
         let gate = GuestGate::new(process.clone(), monitor);
+        gate.mappings_say(ram.is_watched);
         let left_alone = match gate.state() {
             // Its own manager asks no gate, and has the userfaultfd that would close one.
             GateState::Closed(why) if !manages_itself(process) => Some(why),
@@ -101,7 +102,8 @@ impl Survey {
         };
         notes.extend(manages_itself(process).then(|| MANAGES_ITSELF.to_owned()));
         notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
-        let keeps_holes = gate.keeps_holes();
+        let keeps_holes = gate.keeps_holes().filter(|_| !manages_itself(process));
+        notes.extend(gate.note().filter(|_| !manages_itself(process)));
         let page_tables = ProcessHost::open(process.pid).ok().map(|host| tables_view(table_memory(&host)));
         Survey { process: process.clone(), ram, windows, backing, mapping, page_tables, left_alone, keeps_holes, notes }
     }
@@ -185,8 +187,11 @@ impl Survey {
             _ if manages_itself(&self.process) => WhyNot::ManagesItself,
             (None, Some(why)) => WhyNot::LeftAlone(why),
             _ if otherwise == WhyNot::PolicyNeverPromotes => otherwise,
-            _ if is_partial && self.keeps_holes => WhyNot::Holes,
-            _ => otherwise,
+            _ => match self.keeps_holes {
+                Some(KeptHoles::Watched) if piece.kind == RamKind::Shmem => WhyNot::SharedWatched,
+                Some(why) if is_partial => WhyNot::Holes(why),
+                _ => otherwise,
+            },
         })
     }
 }
@@ -316,7 +321,7 @@ mod tests {
         ];
         let off = Some(NeverHuge::Address(kib(4)));
         let pieces = vec![piece(0, RamKind::Anonymous, None), piece(8 << 20, RamKind::Shmem, off)];
-        let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, Some(BackingView::default()));
+        let (ram, backing) = (RamMap { pieces, ..RamMap::default() }, Some(BackingView::default()));
         Survey {
             process,
             ram,
@@ -325,7 +330,7 @@ mod tests {
             mapping: None,
             page_tables: None,
             left_alone: None,
-            keeps_holes: true,
+            keeps_holes: Some(KeptHoles::GivenBack),
             notes: Vec::new(),
         }
     }
@@ -376,9 +381,19 @@ mod tests {
 
     #[test]
     fn a_guest_that_would_be_left_alone_has_that_reason_for_each_window() {
-        let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
+        let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: None, ..survey() };
         assert!(named_reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
         assert_eq!(survey.view().care, Care::Unmanaged);
+    }
+
+    #[test]
+    fn windows_with_holes_and_shared_ones_wait_for_the_end_of_a_userfaultfd() {
+        let mut survey = Survey { keeps_holes: Some(KeptHoles::Watched), ..survey() };
+        survey.ram.pieces[1].never_huge = None;
+        let reasons = |survey: &Survey| survey.reasons(true, WhyNot::NotChosen).reasons;
+        let windows = |name: &str| reasons(&survey).iter().find(|why| why.name == name).map(|why| why.windows);
+        let seen = ["holes_userfaultfd", "shared_userfaultfd", "not_chosen"].map(windows);
+        assert_eq!(seen, [Some(1), Some(1), Some(1)]);
     }
 
     #[test]

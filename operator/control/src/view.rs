@@ -41,7 +41,14 @@ pub enum Vmm {
     Qemu,
     /// A `wideleaf run` process.
     Wideleaf,
-    /// Another program with KVM guests.
+    /// A Firecracker process.
+    Firecracker,
+    /// A Cloud Hypervisor process.
+    CloudHypervisor,
+    /// A crosvm process.
+    Crosvm,
+    /// Another program with KVM guests, or one that this version of the protocol does not name.
+    #[serde(other)]
     Other,
 }
 
@@ -65,7 +72,7 @@ pub enum Care {
 /// Description of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
-    /// Name of the libvirt domain, or QEMU's `-name`, or the process id.
+    /// Name of the libvirt domain, or the name that the guest's VMM was started with, or the process id.
     pub name: String,
     /// UUID of the libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -397,6 +404,12 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
     use super::*;
+
+    #[test]
+    fn a_vmm_that_a_newer_daemon_names_is_another_program() {
+        let read = |name: &str| serde_json::from_str::<Vmm>(name).unwrap();
+        assert_eq!(["\"cloud_hypervisor\"", "\"of_tomorrow\""].map(read), [Vmm::CloudHypervisor, Vmm::Other]);
+    }
 
     #[test]
     fn a_guarantee_is_shown_as_it_is_written() {
