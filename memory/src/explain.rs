@@ -3,7 +3,7 @@
 //! ```text
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
-//!   the window     held ─▶ shared and watched ─▶ holes ─▶ under way ─▶ backing off ─▶
+//!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
 //!   the decision   budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
 //! ```
 
@@ -55,6 +55,8 @@ pub enum WhyNot {
     Held,
     /// A dirty log that another part switched on holds its memslot.
     HeldByOthers,
+    /// More of its pages are swapped out than khugepaged would bring back for a huge page.
+    Swapped,
     /// Pages of it are absent, and must stay so for now.
     Holes(KeptHoles),
     /// It is shared memory with an open `userfaultfd(2)`: after a collapse each page would fault once more.
@@ -110,6 +112,7 @@ impl WhyNot {
             WhyNot::LeftAlone(LeftAlone::Encrypted) => "left_alone_encrypted",
             WhyNot::LeftAlone(LeftAlone::NoAnswer) => "left_alone_no_answer",
             WhyNot::LeftAlone(LeftAlone::Asked) => "left_alone_asked",
+            WhyNot::LeftAlone(LeftAlone::GuestMemfd) => "left_alone_guest_memfd",
             WhyNot::PolicyNeverPromotes => "policy_never_promotes",
             WhyNot::Held => "held",
             WhyNot::HeldByOthers => "held_by_others",
@@ -117,6 +120,7 @@ impl WhyNot {
             WhyNot::Holes(KeptHoles::Watched) => "holes_userfaultfd",
             WhyNot::Holes(KeptHoles::HostShort) => "holes_host_short",
             WhyNot::SharedWatched => "shared_userfaultfd",
+            WhyNot::Swapped => "swapped",
             WhyNot::UnderWay => "under_way",
             WhyNot::Merged => "merged",
             WhyNot::BackingOff(Refusal::NoHugePage) => "backing_off_no_huge_page",
@@ -192,6 +196,10 @@ impl fmt::Display for WhyNot {
                 "it is shared memory with an open userfaultfd, and after a collapse each page would have to be \
                  provided once more: retried after the userfaultfd is closed"
             }
+            WhyNot::Swapped => {
+                "so many pages of it are swapped out that khugepaged would not bring them back for a large page either \
+                 (khugepaged/max_ptes_swap): it is promoted when the guest has used them again"
+            }
             WhyNot::UnderWay => "it is part of a 1 GiB range that is being moved, which ends soon",
             WhyNot::Merged => {
                 "pages of it are merged with equal ones (KSM), and a large page would undo that: switch merging off \
@@ -246,7 +254,8 @@ mod tests {
         Refusal::Gone,
         Refusal::Other(7),
     ];
-    const LEFT_ALONE: [LeftAlone; 7] = [
+    const LEFT_ALONE: [LeftAlone; 8] = [
+        LeftAlone::GuestMemfd,
         LeftAlone::Migration,
         LeftAlone::DirtyRate,
         LeftAlone::Snapshot,
@@ -274,6 +283,7 @@ mod tests {
             WhyNot::Holes(KeptHoles::Watched),
             WhyNot::Holes(KeptHoles::HostShort),
             WhyNot::SharedWatched,
+            WhyNot::Swapped,
             WhyNot::UnderWay,
             WhyNot::BudgetSpent,
             WhyNot::NotChosen,

@@ -72,6 +72,8 @@ pub enum LeftAlone {
     Pinned,
     /// Its memory is encrypted (SEV, TDX) and cannot be moved.
     Encrypted,
+    /// Its memory is in a file of KVM (guest_memfd), which is mapped in no process.
+    GuestMemfd,
     /// Its monitor does not answer, so its state is unknown.
     NoAnswer,
     /// An operator asked for it.
@@ -87,6 +89,7 @@ impl LeftAlone {
             LeftAlone::Snapshot => "snapshot",
             LeftAlone::Pinned => "pinned",
             LeftAlone::Encrypted => "encrypted",
+            LeftAlone::GuestMemfd => "guest_memfd",
             LeftAlone::NoAnswer => "no_answer",
             LeftAlone::Asked => "asked",
         }
@@ -100,7 +103,10 @@ impl fmt::Display for LeftAlone {
             LeftAlone::DirtyRate => "its dirty rate is being measured by bitmap",
             LeftAlone::Snapshot => "its memory is being saved or restored",
             LeftAlone::Pinned => "a device has its pages pinned (VFIO)",
-            LeftAlone::Encrypted => "its memory is encrypted",
+            LeftAlone::Encrypted => "not managed: its memory is encrypted (SEV, TDX), and the kernel moves none of it",
+            LeftAlone::GuestMemfd => {
+                "not managed: its memory is private to the guest (guest_memfd), and no call makes that huge"
+            }
             LeftAlone::NoAnswer => "its monitor does not answer",
             LeftAlone::Asked => "an operator asked for it",
         })

@@ -21,6 +21,7 @@ use wideleaf_policies::{
 };
 
 use super::attempt::{Attempt, Mechanism};
+use super::kernel_work::KernelWork;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
@@ -28,6 +29,7 @@ use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::{GateState, KeptHoles};
 use crate::reserved_frames::ReservedFramesReport;
+use crate::sensors::swapped::Swapped;
 
 /// Maximum number of actions kept: some seconds of a busy VM, a screenful for an operator.
 pub const LATEST_ACTIONS_MAX: usize = 64;
@@ -89,6 +91,10 @@ pub struct LiveVm {
     pub gate: GateState,
     /// Number of windows that are not large, by reason.
     pub why_not: BTreeMap<WhyNot, u64>,
+    /// Memory that is swapped out; `None` where that is not known, and for a guest of this process.
+    pub swapped: Option<Bytes>,
+    /// Changes of windows that the manager did not make; zero for a guest of this process.
+    pub kernel_work: KernelWork,
     /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
 }
@@ -260,9 +266,13 @@ impl ManagerLoop {
             of_vm: self.why_none_of(vm),
             keeps_holes: vm.managed.keeps_holes(),
             is_shared: vm.managed.is_shared(),
+            swapped: &vm.swapped,
+            swapped_max: vm.swapped_max,
             otherwise,
         };
-        LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check }
+        let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
+        let (why_not, kernel_work) = (explainer.count(), vm.kernel_work.work);
+        LiveVm { vm: rows.vm, gate: vm.gate, why_not, swapped, kernel_work, kvm_check }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.
@@ -285,6 +295,8 @@ struct Explainer<'a> {
     of_vm: Option<WhyNot>,
     keeps_holes: Option<KeptHoles>,
     is_shared: bool,
+    swapped: &'a Swapped,
+    swapped_max: u16,
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
 }
@@ -317,13 +329,15 @@ impl Explainer<'_> {
         if let Some(Some(why)) = self.barred.get(row) {
             return Some(WhyNot::CannotBeHuge(*why));
         }
-        if backing[row] == Backing::Unbacked {
+        let is_swapped = self.swapped.of_row(row) > self.swapped_max;
+        if backing[row] == Backing::Unbacked && !is_swapped {
             return Some(WhyNot::NeverTouched);
         }
         Some(match self.of_vm {
             Some(why) => why,
             None if is_held[row] && is_never => WhyNot::HeldByOthers,
             None if is_held[row] => WhyNot::Held,
+            None if is_swapped => WhyNot::Swapped,
             None => match self.why_kept(row, has_hole(resident[row])) {
                 Some(why) => why,
                 None if is_never => WhyNot::UnderWay,

@@ -26,6 +26,7 @@ use crate::second_level::SlotId;
 use crate::second_level::guard::SecondLevelGuard;
 use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
+use crate::sensors::swapped::{Swapped, swapped};
 
 impl ManagerLoop {
     /// Asks every gate. A VM that is gone stays so.
@@ -106,6 +107,9 @@ impl VmState {
     ) -> VmSnapshot {
         let mut rows = self.sense_rows(host, sensor, report);
         self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
+        if !host.is_own() {
+            self.sense_the_hosts_work(host, &rows, report);
+        }
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
         rows.given_back_tolerated = tolerated;
@@ -149,6 +153,24 @@ impl VmState {
         rows
     }
 
+    /// What the host does to the guest's memory beside the manager: swapped pages, and changes of page sizes.
+    fn sense_the_hosts_work(&mut self, host: &dyn Host, rows: &VmSnapshot, report: &mut ManagerReport) {
+        if self.gate == GateState::Gone || self.failing.contains("host_backing") {
+            return;
+        }
+        self.kernel_work.see(&rows.backing);
+        match swapped(host, self.managed.backing.kind(), &self.managed.ranges, &rows.resident) {
+            Ok(swapped) => {
+                self.failing.remove("swapped");
+                self.swapped = swapped;
+            }
+            Err(error) => {
+                self.swapped = Swapped::Unknown;
+                self.tell_of_failure("swapped", &error, report);
+            }
+        }
+    }
+
     fn tell_of_host_backing(&mut self, failure: Option<HostError>, report: &mut ManagerReport) {
         match failure {
             None => {
@@ -186,7 +208,8 @@ impl VmState {
         let waits = |resident, is_large| keeps_holes && has_hole(resident) || is_watched && is_large;
         let all_wait = is_watched && self.managed.is_shared();
         for (row, ready_at) in rows.ready_at.iter_mut().enumerate() {
-            if all_wait || waits(rows.resident[row], rows.backing[row].is_large()) {
+            let is_swapped = self.swapped.of_row(row) > self.swapped_max;
+            if all_wait || is_swapped || waits(rows.resident[row], rows.backing[row].is_large()) {
                 *ready_at = NEVER;
             }
         }

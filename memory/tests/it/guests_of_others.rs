@@ -170,6 +170,47 @@ fn windows_with_holes_are_promoted_unless_the_holes_are_kept() {
     }
 }
 
+#[test]
+fn a_window_that_is_swapped_out_beyond_khugepageds_limit_waits_and_one_below_it_is_promoted() {
+    let host = FakeHost::default();
+    host.be_of_another_process();
+    // Window 0 is full, 1 has all but 64 pages, 2 all but 65, 3 none; the others were never used.
+    host.make_present(RAM_AT, mib(2), false);
+    for (window, swapped) in [(1, 64), (2, 65), (3, 512)] {
+        let (start, swapped) = (RAM_AT + mib(2) * window, kib(4) * swapped);
+        host.make_present(start, mib(2) - swapped, false);
+        host.swap_out(start + (mib(2) - swapped), swapped);
+    }
+    host.set_text("/proc/self/status", "VmSwap:\t2564 kB\n");
+    let mut work = greedy(&Arc::new(host), of_kind(BackingKind::Anon));
+    assert_eq!(work.tick(), 2);
+    let live = work.live();
+    assert_eq!(why_not(&live), BTreeMap::from([(WhyNot::NeverTouched, 4), (WhyNot::Swapped, 2)]));
+    assert_eq!(live.vms[0].swapped, Some(kib(4) * (64 + 65 + 512)));
+}
+
+#[test]
+fn windows_that_the_kernel_makes_large_are_counted_apart_from_the_managers() {
+    let host = host();
+    host.make_absent(RAM_AT, mib(2));
+    let never = || ManagerLoop::new(host.clone(), vec![of_kind(BackingKind::Anon)], by_name("never"), plenty());
+    let counted = |work: &ManagerLoop| work.live().vms[0].kernel_work.named().map(|(_, windows)| windows);
+    let mut work = never();
+    work.tick();
+    host.make_present(RAM_AT, mib(4), true);
+    work.tick();
+    assert_eq!(counted(&work), [1, 1, 0]);
+    host.make_present(RAM_AT + mib(2), mib(2), false);
+    host.fail_call(0, libc::EIO); // a scan that fails is no change
+    work.tick();
+    work.tick();
+    assert_eq!(counted(&work), [1, 1, 1]);
+    let mut greedy = greedy(&host, of_kind(BackingKind::Anon));
+    assert!(greedy.tick() > 0);
+    greedy.tick();
+    assert_eq!(counted(&greedy), [0, 0, 0], "all of it was the manager's");
+}
+
 /// Demotes every large window, whether it is ready or not.
 struct Splitter;
 

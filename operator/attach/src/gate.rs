@@ -320,6 +320,7 @@ fn needs_virsh(process: &VmProcess) -> bool {
 fn of_descriptors(descriptors: &Descriptors, pinned: Bytes, is_encrypted: bool) -> Option<LeftAlone> {
     match () {
         () if is_encrypted || descriptors.is_encrypted => Some(LeftAlone::Encrypted),
+        () if descriptors.has_guest_memfd => Some(LeftAlone::GuestMemfd),
         () if descriptors.has_device || pinned >= PINNED_MIN => Some(LeftAlone::Pinned),
         () => None,
     }
@@ -470,6 +471,9 @@ mod tests {
         assert_eq!(of_descriptors(&none, mib(1), false), None);
         assert_eq!(of_descriptors(&none, mib(256), false), Some(LeftAlone::Pinned));
         assert_eq!(of_descriptors(&none, mib(0), true), Some(LeftAlone::Encrypted));
+        let private = Descriptors { has_guest_memfd: true, has_device: true, ..none.clone() };
+        assert_eq!(of_descriptors(&private, mib(0), false), Some(LeftAlone::GuestMemfd));
+        assert_eq!(of_descriptors(&private, mib(0), true), Some(LeftAlone::Encrypted), "the stronger reason");
         let device = Descriptors { has_device: true, has_userfaultfd: true, ..none.clone() };
         assert_eq!(of_descriptors(&device, mib(0), false), Some(LeftAlone::Pinned));
         let restored = Descriptors { has_userfaultfd: true, ..none };

@@ -15,8 +15,8 @@ use std::fmt;
 
 use serde_json::Value;
 use wideleaf_control::view::{RamView, Vmm};
-use wideleaf_memory::RamRange;
 use wideleaf_memory::explain::CannotBeHuge;
+use wideleaf_memory::{BackingKind, RamRange};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
@@ -74,6 +74,15 @@ impl RamKind {
             RamKind::Shmem => "shmem",
             RamKind::Hugetlb(_) => "hugetlb",
             RamKind::File => "file",
+        }
+    }
+
+    /// The kind as the manager has it.
+    pub const fn backing(self) -> BackingKind {
+        match self {
+            RamKind::Anonymous => BackingKind::Anon,
+            RamKind::Shmem | RamKind::File => BackingKind::Memfd,
+            RamKind::Hugetlb(_) => BackingKind::Hugetlb,
         }
     }
 
@@ -204,6 +213,7 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     let is_guess = asked.is_none();
     let placed = asked.unwrap_or_else(|| guess(process, &mappings, &mut notes));
     let is_thp_off = process.status().is_ok_and(|status| status.is_thp_off);
+    notes.extend(smaller_folios(process));
     notes.extend(process.places.is_thp_never().then(|| THP_NEVER.to_owned()));
     let mut pieces: Vec<_> =
         placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).take(PIECES_MAX + 1).collect();
@@ -219,6 +229,13 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
         Some(why) => RamMap { pieces: Vec::new(), notes: [ram.notes, vec![why]].concat(), is_watched },
         None => ram,
     }
+}
+
+/// Note on the sizes between 4 KiB and 2 MiB. Page tables do not show them, and smaps does not by size.
+fn smaller_folios(process: &VmProcess) -> Option<String> {
+    let sizes: Vec<String> = process.places.smaller_folios().iter().map(Bytes::to_string).collect();
+    let sizes = (!sizes.is_empty()).then(|| sizes.join(", "))?;
+    Some(format!("this host also makes pages of {sizes} (multi-size THP): memory on them counts as base pages"))
 }
 
 /// Places according to QEMU.

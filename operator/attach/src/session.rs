@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
+use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::deadline::{self, NoAnswer};
 use wideleaf_memory::explain::{Barred, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
@@ -23,6 +23,7 @@ use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
 use wideleaf_policies::walk::cost::WalkCost;
@@ -301,18 +302,20 @@ impl Attached {
             (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
         let tables_note = now.tables_note();
         drop(now);
+        let view = live_view::view(&guest.process, &ram, &live, work);
         VmView {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
             page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
+            saved: SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved },
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
                 .chain(guest.trouble())
                 .chain(guest.gate.note())
                 .chain(guest.silence(&live))
                 .collect(),
-            ..live_view::view(&guest.process, &ram, &live, work)
+            ..view
         }
     }
 
@@ -531,7 +534,10 @@ impl Parts<'_> {
             let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
             let ranges = pieces.iter().map(|piece| piece.range).collect();
             let kvm = self.kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            // KSM merges anonymous memory alone.
+            let merged = (backing.kind() == BackingKind::Anon).then(|| MergedPages::open(self.host).ok()).flatten();
             ManagedVm {
+                merged,
                 gate: Some(Arc::clone(self.gate) as _),
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
                 may_collapse_shared,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, VmView, Vmm, WindowMap, WindowRange,
+    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
+    WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::deadline;
@@ -16,7 +17,9 @@ use wideleaf_memory::gate::{Gate as _, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_memory::sensors::kernel_flags::merged_pages;
 use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
+use wideleaf_memory::sensors::swapped::swapped;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
 
@@ -47,6 +50,7 @@ pub struct Survey {
     backing: Option<BackingView>,
     mapping: Option<MappingStats>,
     page_tables: Option<PageTablesView>,
+    saved: SavedView,
     left_alone: Option<LeftAlone>,
     keeps_holes: Option<KeptHoles>,
     notes: Vec<String>,
@@ -74,6 +78,7 @@ impl Survey {
             backing: None,
             mapping: None,
             page_tables: None,
+            saved: SavedView::default(),
             left_alone: None,
             keeps_holes: None,
             notes: vec![format!("it {why}")],
@@ -104,8 +109,11 @@ impl Survey {
         notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
         let keeps_holes = gate.keeps_holes().filter(|_| !manages_itself(process));
         notes.extend(gate.note().filter(|_| !manages_itself(process)));
-        let page_tables = ProcessHost::open(process.pid).ok().map(|host| tables_view(table_memory(&host)));
-        Survey { process: process.clone(), ram, windows, backing, mapping, page_tables, left_alone, keeps_holes, notes }
+        let host = ProcessHost::open(process.pid).ok();
+        let page_tables = host.as_ref().map(|host| tables_view(table_memory(host)));
+        let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
+        let process = process.clone();
+        Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes }
     }
 
     /// Full description of the VM.
@@ -124,6 +132,7 @@ impl Survey {
             mapping: self.mapping.map(mapping_view),
             page_tables: self.page_tables,
             guest_pages: None,
+            saved: self.saved,
             work: None,
             notes: self.notes.clone(),
         }
@@ -254,6 +263,20 @@ const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
     }
 }
 
+/// Memory of its process that is merged with equal memory, in bytes; `None` where the kernel does not tell.
+pub(crate) fn merged(host: &ProcessHost) -> Option<u64> {
+    merged_pages(host).ok().flatten().map(|pages| (PageSize::Base4K.bytes() * pages).get())
+}
+
+fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> SavedView {
+    let of = |(piece, rows): (&RamPiece, &Vec<WindowBacking>)| {
+        let resident: Vec<u16> = rows.iter().map(|row| row.resident).collect();
+        swapped(host, piece.kind.backing(), &[piece.range], &resident).ok()?.bytes()
+    };
+    let swapped = ram.pieces.iter().zip(windows).map(of).sum::<Option<Bytes>>();
+    SavedView { swapped: swapped.filter(|_| !ram.pieces.is_empty()).map(Bytes::get), merged: merged(host) }
+}
+
 type Looked = (Vec<Vec<WindowBacking>>, BackingView);
 
 /// Scans all RAM. A descriptor holds the process, so the result is of this process or an error.
@@ -329,6 +352,7 @@ mod tests {
             backing,
             mapping: None,
             page_tables: None,
+            saved: SavedView::default(),
             left_alone: None,
             keeps_holes: Some(KeptHoles::GivenBack),
             notes: Vec::new(),
