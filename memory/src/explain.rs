@@ -197,7 +197,7 @@ impl fmt::Display for WhyNot {
                  provided once more: retried after the userfaultfd is closed"
             }
             WhyNot::Swapped => {
-                "so many pages of it are swapped out that khugepaged would not bring them back for a large page either \
+                "more pages of it are swapped out than khugepaged would bring back for a large page \
                  (khugepaged/max_ptes_swap): it is promoted when the guest has used them again"
             }
             WhyNot::UnderWay => "it is part of a 1 GiB range that is being moved, which ends soon",

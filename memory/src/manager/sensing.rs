@@ -26,7 +26,7 @@ use crate::second_level::SlotId;
 use crate::second_level::guard::SecondLevelGuard;
 use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
-use crate::sensors::swapped::{Swapped, swapped};
+use crate::sensors::swapped::{Swapped, max_swapped, swapped};
 
 impl ManagerLoop {
     /// Asks every gate. A VM that is gone stays so.
@@ -162,7 +162,14 @@ impl VmState {
         match swapped(host, self.managed.backing.kind(), &self.managed.ranges, &rows.resident) {
             Ok(swapped) => {
                 self.failing.remove("swapped");
+                if matches!(swapped, Swapped::Pages(_)) {
+                    self.swapped_max = max_swapped(host);
+                }
                 self.swapped = swapped;
+            }
+            Err(error) if error.is_gone() => {
+                tracing::info!("{} has ended", self.managed.id);
+                self.gate = GateState::Gone;
             }
             Err(error) => {
                 self.swapped = Swapped::Unknown;

@@ -26,7 +26,7 @@ use crate::gate::GateState;
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::second_level::guard::SecondLevelGuard;
-use crate::sensors::swapped::{Swapped, max_swapped};
+use crate::sensors::swapped::Swapped;
 
 /// State of one VM under the loop.
 pub(super) struct VmState {
@@ -104,7 +104,7 @@ impl VmState {
             is_left_alone: false,
             gate: GateState::Open,
             swapped: Swapped::Nothing,
-            swapped_max: if host.is_own() { BASE_PAGES_PER_WINDOW } else { max_swapped(host.as_ref()) },
+            swapped_max: BASE_PAGES_PER_WINDOW,
             kernel_work: KernelWorkCounter::default(),
             barred: managed.barred_windows(),
             failing: BTreeSet::new(),

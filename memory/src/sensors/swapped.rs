@@ -66,7 +66,7 @@ impl Swapped {
 /// Looks for swapped pages in RAM of this kind. `resident`: pages that were just seen in each window.
 ///
 /// # Errors
-/// [`HostError`] if the scan fails.
+/// [`HostError`] if the process has ended or the scan fails.
 pub fn swapped(
     host: &dyn Host,
     kind: BackingKind,
@@ -77,13 +77,12 @@ pub fn swapped(
         BackingKind::Hugetlb => Ok(Swapped::Nothing),
         BackingKind::Memfd if is_swap_empty(host) => Ok(Swapped::Nothing),
         BackingKind::Memfd => Ok(Swapped::Unknown),
-        BackingKind::Anon => {
-            match host.read_text("/proc/self/status").ok().and_then(|text| bytes_of(&text, "VmSwap")) {
-                None => Ok(Swapped::Unknown),
-                Some(Bytes::ZERO) => Ok(Swapped::Nothing),
-                Some(_) => scan(host, ranges, resident),
-            }
-        }
+        BackingKind::Anon => match host.read_text("/proc/self/status").map(|text| bytes_of(&text, "VmSwap")) {
+            Err(error) if error.is_gone() => Err(error),
+            Err(_) | Ok(None) => Ok(Swapped::Unknown),
+            Ok(Some(Bytes::ZERO)) => Ok(Swapped::Nothing),
+            Ok(Some(_)) => scan(host, ranges, resident),
+        },
     }
 }
 

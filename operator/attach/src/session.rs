@@ -303,16 +303,18 @@ impl Attached {
         let tables_note = now.tables_note();
         drop(now);
         let view = live_view::view(&guest.process, &ram, &live, work);
+        let saved = SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved };
         VmView {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
             page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
-            saved: SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved },
+            saved,
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
                 .chain(guest.trouble())
                 .chain(guest.gate.note())
+                .chain(survey::unknown_savings(&saved))
                 .chain(guest.silence(&live))
                 .collect(),
             ..view

@@ -113,6 +113,7 @@ impl Survey {
         let page_tables = host.as_ref().map(|host| tables_view(table_memory(host)));
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
+        notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
         Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes }
     }
 
@@ -266,6 +267,14 @@ const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
 /// Memory of its process that is merged with equal memory, in bytes; `None` where the kernel does not tell.
 pub(crate) fn merged(host: &ProcessHost) -> Option<u64> {
     merged_pages(host).ok().flatten().map(|pages| (PageSize::Base4K.bytes() * pages).get())
+}
+
+/// Reasons for unknown figures of saved memory.
+pub(crate) fn unknown_savings(saved: &SavedView) -> impl Iterator<Item = String> {
+    let swapped = "swapped memory is not known: swapped pages of shared memory are in no page table";
+    let merged = "merged memory is not known: ksm_stat needs Linux 6.1 and the right to read the process";
+    let notes = [(saved.swapped, swapped), (saved.merged, merged)];
+    notes.into_iter().filter(|(figure, _)| figure.is_none()).map(|(_, note)| note.to_owned())
 }
 
 fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> SavedView {
