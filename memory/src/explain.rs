@@ -3,7 +3,7 @@
 //! ```text
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
-//!   the window     held ─▶ holes ─▶ under way ─▶ backing off ─▶
+//!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
 //!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
 //! ```
 
@@ -11,7 +11,7 @@ use std::fmt;
 
 use wideleaf_policies::{GpaRange, Refusal};
 
-use crate::gate::LeftAlone;
+use crate::gate::{KeptHoles, LeftAlone};
 
 /// Why no window of a part of guest RAM can ever be huge, unless the operator changes how the guest is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,8 +55,12 @@ pub enum WhyNot {
     Held,
     /// A dirty log that another part switched on holds its memslot.
     HeldByOthers,
-    /// The guest gave pages of it back, and must not get them again.
-    Holes,
+    /// More of its pages are swapped out than khugepaged would bring back for a huge page.
+    Swapped,
+    /// Pages of it are absent, and must stay so for now.
+    Holes(KeptHoles),
+    /// It is shared memory with an open `userfaultfd(2)`: after a collapse each page would fault once more.
+    SharedWatched,
     /// It is part of a giant that is being moved.
     UnderWay,
     /// Its pages are merged with equal ones (KSM).
@@ -110,10 +114,15 @@ impl WhyNot {
             WhyNot::LeftAlone(LeftAlone::Encrypted) => "left_alone_encrypted",
             WhyNot::LeftAlone(LeftAlone::NoAnswer) => "left_alone_no_answer",
             WhyNot::LeftAlone(LeftAlone::Asked) => "left_alone_asked",
+            WhyNot::LeftAlone(LeftAlone::GuestMemfd) => "left_alone_guest_memfd",
             WhyNot::PolicyNeverPromotes => "policy_never_promotes",
             WhyNot::Held => "held",
             WhyNot::HeldByOthers => "held_by_others",
-            WhyNot::Holes => "holes",
+            WhyNot::Holes(KeptHoles::GivenBack) => "holes",
+            WhyNot::Holes(KeptHoles::Watched) => "holes_userfaultfd",
+            WhyNot::Holes(KeptHoles::HostShort) => "holes_host_short",
+            WhyNot::SharedWatched => "shared_userfaultfd",
+            WhyNot::Swapped => "swapped",
             WhyNot::UnderWay => "under_way",
             WhyNot::Merged => "merged",
             WhyNot::BackingOff(Refusal::NoHugePage) => "backing_off_no_huge_page",
@@ -174,9 +183,25 @@ impl fmt::Display for WhyNot {
             WhyNot::HeldByOthers => {
                 "another program has switched a dirty log on, perhaps a migration: mapped in base pages until that ends"
             }
-            WhyNot::Holes => {
+            WhyNot::Holes(KeptHoles::GivenBack) => {
                 "the guest gave pages of it back (balloon, free page reporting, virtio-mem), and a large page would \
                  occupy them again: it is promoted when the guest uses all of it"
+            }
+            WhyNot::Holes(KeptHoles::Watched) => {
+                "pages of it are absent while a program provides them on demand (an open userfaultfd: a restore or a \
+                 postcopy): it is promoted when all of them are there, or the userfaultfd is closed"
+            }
+            WhyNot::Holes(KeptHoles::HostShort) => {
+                "pages of it are absent and the host is short of memory: it is promoted when the guest uses all of it, \
+                 or the host has memory again"
+            }
+            WhyNot::SharedWatched => {
+                "it is shared memory with an open userfaultfd, and after a collapse each page would have to be \
+                 provided once more: retried after the userfaultfd is closed"
+            }
+            WhyNot::Swapped => {
+                "more pages of it are swapped out than khugepaged would bring back for a large page \
+                 (khugepaged/max_ptes_swap): it is promoted when the guest has used them again"
             }
             WhyNot::UnderWay => "it is part of a 1 GiB range that is being moved, which ends soon",
             WhyNot::Merged => {
@@ -236,7 +261,8 @@ mod tests {
         Refusal::Gone,
         Refusal::Other(7),
     ];
-    const LEFT_ALONE: [LeftAlone; 7] = [
+    const LEFT_ALONE: [LeftAlone; 8] = [
+        LeftAlone::GuestMemfd,
         LeftAlone::Migration,
         LeftAlone::DirtyRate,
         LeftAlone::Snapshot,
@@ -260,7 +286,11 @@ mod tests {
             WhyNot::PolicyNeverPromotes,
             WhyNot::Held,
             WhyNot::HeldByOthers,
-            WhyNot::Holes,
+            WhyNot::Holes(KeptHoles::GivenBack),
+            WhyNot::Holes(KeptHoles::Watched),
+            WhyNot::Holes(KeptHoles::HostShort),
+            WhyNot::SharedWatched,
+            WhyNot::Swapped,
             WhyNot::UnderWay,
             WhyNot::StallBudgetSpent,
             WhyNot::BudgetSpent,

@@ -1,5 +1,23 @@
-//! Whether a VM may be acted on now. wideleaf's own VMM needs no gate; an external guest may be in an operation that
-//! actions would disturb, or be gone.
+//! Whether a VM may be acted on now, and which of its windows. wideleaf's own VMM needs no gate; an external guest may
+//! be in an operation that actions would disturb, or be gone.
+//!
+//! ```text
+//!                         anonymous memory                           shared memory
+//!   Open                  collapse, split                            collapse, where that is allowed
+//!   Open, GivenBack       collapse of full windows, split            collapse of full windows
+//!   Open, Watched         collapse of full windows                   nothing
+//!   Closed, Gone          nothing                                    nothing
+//! ```
+//!
+//! **Watched** is memory with an open `userfaultfd(2)`: a program provides its missing pages (a restore on demand, a
+//! postcopy) or observes its writes (a live snapshot). `MADV_COLLAPSE` succeeds there for a window with all of its
+//! pages, and fails with `EBUSY` for one with a hole or with a page that is write-protected (mm/khugepaged.c). So a
+//! page that arrives during the call is safe. Two actions are not:
+//!
+//! - A split may map the shared zero page in place of a page of zeroes. Linux 6.12 to 6.17 forgot on the way that the
+//!   page was write-protected (`try_to_map_unused_to_zeropage`): a live snapshot would miss the next write.
+//! - A collapse of shared memory takes the pages out of the page tables. Where minor faults are watched, each page then
+//!   has to be provided once more, which its program may not expect.
 
 use std::fmt;
 
@@ -8,9 +26,26 @@ pub trait Gate: Send + Sync {
     /// Present state of the gate.
     fn state(&self) -> GateState;
 
-    /// Whether absent pages of a window in use are absent on purpose: the guest gave them back (balloon, free page
-    /// reporting, virtio-mem), and a promotion of that window would bring them back.
-    fn keeps_holes(&self) -> bool;
+    /// Why absent pages of a window in use must stay absent, so that the window is not promoted; `None` if a
+    /// promotion may fill them.
+    fn keeps_holes(&self) -> Option<KeptHoles>;
+
+    /// Whether a window may be split now. Asked right before each split: unlike the other answers this one may
+    /// take a tenth of a millisecond.
+    fn may_split(&self) -> bool {
+        self.keeps_holes() != Some(KeptHoles::Watched)
+    }
+}
+
+/// Why absent pages of windows must stay absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KeptHoles {
+    /// The guest gave them back (balloon, free page reporting, virtio-mem).
+    GivenBack,
+    /// A program provides or observes the memory's pages by `userfaultfd(2)`.
+    Watched,
+    /// The host is short of memory.
+    HostShort,
 }
 
 /// Permitted actions on a VM.
@@ -31,12 +66,14 @@ pub enum LeftAlone {
     Migration,
     /// A program measures its dirty rate by a bitmap, for which KVM maps base pages.
     DirtyRate,
-    /// Its memory is being saved, or brought back on demand (`userfaultfd`).
+    /// Its memory is being saved or loaded.
     Snapshot,
     /// A device may write to its pages at any time (VFIO): they are pinned, and the kernel moves none.
     Pinned,
     /// Its memory is encrypted (SEV, TDX) and cannot be moved.
     Encrypted,
+    /// Its memory is in a file of KVM (guest_memfd), which is mapped in no process.
+    GuestMemfd,
     /// Its monitor does not answer, so its state is unknown.
     NoAnswer,
     /// An operator asked for it.
@@ -52,6 +89,7 @@ impl LeftAlone {
             LeftAlone::Snapshot => "snapshot",
             LeftAlone::Pinned => "pinned",
             LeftAlone::Encrypted => "encrypted",
+            LeftAlone::GuestMemfd => "guest_memfd",
             LeftAlone::NoAnswer => "no_answer",
             LeftAlone::Asked => "asked",
         }
@@ -65,7 +103,10 @@ impl fmt::Display for LeftAlone {
             LeftAlone::DirtyRate => "its dirty rate is being measured by bitmap",
             LeftAlone::Snapshot => "its memory is being saved or restored",
             LeftAlone::Pinned => "a device has its pages pinned (VFIO)",
-            LeftAlone::Encrypted => "its memory is encrypted",
+            LeftAlone::Encrypted => "not managed: its memory is encrypted (SEV, TDX), and the kernel moves none of it",
+            LeftAlone::GuestMemfd => {
+                "not managed: its memory is private to the guest (guest_memfd), and no call makes that huge"
+            }
             LeftAlone::NoAnswer => "its monitor does not answer",
             LeftAlone::Asked => "an operator asked for it",
         })

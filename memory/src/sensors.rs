@@ -14,5 +14,6 @@ pub mod page_tables;
 pub mod resident;
 pub mod share;
 pub mod smaps;
+pub mod swapped;
 pub mod written;
 pub mod zero_pages;

@@ -12,6 +12,7 @@ pub mod programs;
 pub mod qemu_guest;
 pub mod scratch;
 pub mod slow_disk;
+pub mod stand_in_vmm;
 pub mod stuck_process;
 pub mod swaps;
 pub mod tiny_guest;

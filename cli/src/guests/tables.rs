@@ -51,6 +51,7 @@ pub fn host(report: &HostReport) -> String {
         "1g",
         "KVM 2m+",
         "misaligned",
+        "swapped",
         "guarantee",
     ];
     let mut rows = table(&header);
@@ -84,7 +85,7 @@ fn together(names: &[String], all: usize) -> String {
     }
 }
 
-fn row(vm: &VmView) -> [Cell; 13] {
+fn row(vm: &VmView) -> [Cell; 14] {
     let of = |part: fn(&BackingView) -> u64| number(known_bytes(vm.backing.as_ref().map(part)));
     [
         Cell::new(clean(&vm.name)),
@@ -99,6 +100,7 @@ fn row(vm: &VmView) -> [Cell; 13] {
         of(|backing| backing.giant_1g),
         number(vm.mapping.as_ref().map_or(UNKNOWN.to_owned(), |mapping| percent(mapped_large(mapping)))),
         of(|backing| backing.misaligned),
+        number(known_bytes(vm.saved.swapped)),
         Cell::new(guarantee(vm)),
     ]
 }
@@ -125,6 +127,8 @@ pub fn vm(vm: &VmView) -> String {
     line("  1 GiB pages", &of(|backing| backing.giant_1g));
     line("not present", &of(|backing| backing.unbacked));
     line("misaligned", &vm.backing.as_ref().map_or_else(unknown, misaligned));
+    line("swapped out", &known_bytes(vm.saved.swapped));
+    line("merged (KSM)", &known_bytes(vm.saved.merged));
     line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
     line("page tables", &vm.page_tables.as_ref().map_or_else(unknown, page_tables));
     line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
@@ -173,6 +177,9 @@ fn write_work(out: &mut String, work: &WorkView) {
     line("bloat", &bytes(work.bloat));
     line("CPU time", &format_args!("{:.3} s, {:.3} s of it in actions", work.total_cpu_s, work.action_cpu_s));
     line("budget refused", &work.budget_refusals);
+    if !work.by_kernel.is_empty() {
+        line("by the kernel", &by_kernel(&work.by_kernel));
+    }
     line("unavailable", &pauses(&work.unavailable));
     line("in page walks", &work.walk_share.map_or(UNKNOWN.to_owned(), |share| percent(Some(share))));
     for (sensor, times) in &work.sensor_failures {
@@ -181,6 +188,15 @@ fn write_work(out: &mut String, work: &WorkView) {
     for action in work.latest.iter().rev().take(ACTIONS_SHOWN) {
         let _ = writeln!(out, "  {}", action_line(action));
     }
+}
+
+/// Windows that changed without the manager.
+fn by_kernel(counts: &BTreeMap<String, u64>) -> String {
+    let of = |name: &str| counts.get(name).copied().unwrap_or(0);
+    let [at_fault, collapsed, split] = ["at_fault", "collapsed", "split"].map(of);
+    format!(
+        "{collapsed} windows made large by khugepaged or the VMM, {at_fault} large at the first touch, {split} split"
+    )
 }
 
 /// One action: its time, place, mechanism and outcome.
@@ -367,6 +383,9 @@ fn vmm_name(vmm: Vmm) -> &'static str {
     match vmm {
         Vmm::Qemu => "qemu",
         Vmm::Wideleaf => "wideleaf",
+        Vmm::Firecracker => "firecracker",
+        Vmm::CloudHypervisor => "cloud-hypervisor",
+        Vmm::Crosvm => "crosvm",
         Vmm::Other => "other",
     }
 }

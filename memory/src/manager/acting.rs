@@ -186,6 +186,7 @@ impl ManagerLoop {
                 OutcomeResult::Refused(refusal) => state.refused(refusal, attempt.at),
                 OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
             };
+            vm.kernel_work.acted(row, attempt.planned.action, attempt.result);
             vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
         }
         self.publisher.remember(attempt);

@@ -36,7 +36,7 @@ impl Collapsing {
         window: WindowIndex,
         steering: &Steering,
     ) -> Collapse {
-        match (self.unmapped_of(vm), vm.keeps_holes()) {
+        match (self.unmapped_of(vm), vm.keeps_holes().is_some()) {
             (Some(unmapped), keeps_holes) => steering.unseen(|| unmapped.run(host, range, window, keeps_holes)),
             (None, true) => collapse_full_window(host, range, window),
             (None, false) => collapse_window(host, range, window),

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   before any action of the tick   exists ─ panicked ─ backing off                       `ManagerLoop::begin`
-//!   right before the action         stopping ─ gate ─ huge page ─ claim ─ discarding ─ RAM ─ given back ─ merged
-//!                                   ─ stall
+//!   right before the action         stopping ─ gate ─ watched ─ huge page ─ claim ─ discarding ─ RAM ─ given back
+//!                                   ─ merged ─ stall
 //! ```
 //!
 //! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
@@ -72,7 +72,7 @@ impl From<Skip> for Objection {
 type Guard = for<'a> fn(&Guarded<'a>, &mut Held<'a>) -> Result<(), Objection>;
 
 /// The guards right before an action, in their order.
-const GUARDS: [Guard; 9] = [stopping, gate, huge_page, claim, discarding, ram, given_back, merged, stall];
+const GUARDS: [Guard; 10] = [stopping, gate, watched, huge_page, claim, discarding, ram, given_back, merged, stall];
 
 impl<'a> Guarded<'a> {
     /// Asks all guards. Returns what they took, and the first objection.
@@ -100,6 +100,16 @@ fn stopping<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection
 fn gate<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
     let is_open = guarded.steering.gate_state(guarded.vm) == GateState::Open;
     if is_open { Ok(()) } else { Err(Skip::LeftAlone.into()) }
+}
+
+/// A program watches the RAM (`userfaultfd(2)`), and the action is none of those that are safe then: see
+/// [`crate::gate`].
+fn watched<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection> {
+    let is_safe = match guarded.is_promotion() {
+        true => !(guarded.vm.is_shared() && guarded.vm.is_watched()),
+        false => guarded.vm.may_split(),
+    };
+    if is_safe { Ok(()) } else { Err(Skip::LeftAlone.into()) }
 }
 
 /// The host cannot supply a huge page for a copy.

@@ -21,13 +21,15 @@ use wideleaf_policies::{
 };
 
 use super::attempt::{Attempt, Mechanism};
+use super::kernel_work::KernelWork;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
-use crate::gate::GateState;
+use crate::gate::{GateState, KeptHoles};
 use crate::reserved_frames::ReservedFramesReport;
+use crate::sensors::swapped::Swapped;
 
 /// Maximum number of actions kept: some seconds of a busy VM, a screenful for an operator.
 pub const LATEST_ACTIONS_MAX: usize = 64;
@@ -89,6 +91,10 @@ pub struct LiveVm {
     pub gate: GateState,
     /// Number of windows that are not large, by reason.
     pub why_not: BTreeMap<WhyNot, u64>,
+    /// Memory that is swapped out; `None` where that is not known, and for a guest of this process.
+    pub swapped: Option<Bytes>,
+    /// Changes of windows that the manager did not make; zero for a guest of this process.
+    pub kernel_work: KernelWork,
     /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
 }
@@ -260,9 +266,14 @@ impl ManagerLoop {
             now: self.host.now(),
             of_vm: self.why_none_of(vm),
             keeps_holes: vm.managed.keeps_holes(),
+            is_shared: vm.managed.is_shared(),
+            swapped: &vm.swapped,
+            swapped_max: vm.swapped_max,
             otherwise,
         };
-        LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check }
+        let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
+        let (why_not, kernel_work) = (explainer.count(), vm.kernel_work.work);
+        LiveVm { vm: rows.vm, gate: vm.gate, why_not, swapped, kernel_work, kvm_check }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.
@@ -283,7 +294,10 @@ struct Explainer<'a> {
     barred: &'a [Option<CannotBeHuge>],
     now: Moment,
     of_vm: Option<WhyNot>,
-    keeps_holes: bool,
+    keeps_holes: Option<KeptHoles>,
+    is_shared: bool,
+    swapped: &'a Swapped,
+    swapped_max: u16,
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
 }
@@ -309,7 +323,6 @@ impl Explainer<'_> {
     /// `None` for a window that is served with a large page.
     fn why_not(&self, row: usize) -> Option<WhyNot> {
         let VmSnapshot { backing, is_held, ready_at, resident, .. } = self.rows;
-        let is_given_back = self.rows.is_given_back(row);
         let is_never = ready_at[row] == NEVER;
         if backing[row].is_large() && !is_held[row] {
             return None;
@@ -317,16 +330,30 @@ impl Explainer<'_> {
         if let Some(Some(why)) = self.barred.get(row) {
             return Some(WhyNot::CannotBeHuge(*why));
         }
-        if backing[row] == Backing::Unbacked {
+        let is_swapped = self.swapped.of_row(row) > self.swapped_max;
+        if backing[row] == Backing::Unbacked && !is_swapped {
             return Some(WhyNot::NeverTouched);
         }
         Some(match self.of_vm {
             Some(why) => why,
             None if is_held[row] && is_never => WhyNot::HeldByOthers,
             None if is_held[row] => WhyNot::Held,
-            None if is_given_back || (self.keeps_holes && has_hole(resident[row])) => WhyNot::Holes,
-            None if is_never => WhyNot::UnderWay,
-            None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+            None if is_swapped => WhyNot::Swapped,
+            None => match self.why_kept(row, has_hole(resident[row])) {
+                Some(why) => why,
+                None if is_never => WhyNot::UnderWay,
+                None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+            },
         })
+    }
+
+    /// The reason to keep the window's absent pages absent, or a watched window as it is.
+    fn why_kept(&self, row: usize, has_hole: bool) -> Option<WhyNot> {
+        match self.keeps_holes {
+            Some(KeptHoles::Watched) if self.is_shared => Some(WhyNot::SharedWatched),
+            _ if self.rows.is_given_back(row) => Some(WhyNot::Holes(KeptHoles::GivenBack)),
+            Some(why) if has_hole => Some(WhyNot::Holes(why)),
+            _ => None,
+        }
     }
 }

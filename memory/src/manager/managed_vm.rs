@@ -14,7 +14,7 @@ use wideleaf_policies::{PageSize, VmId, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind};
 use crate::explain::{Barred, CannotBeHuge};
-use crate::gate::Gate;
+use crate::gate::{Gate, KeptHoles};
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::guest_tables::TableSource;
@@ -94,9 +94,24 @@ impl ManagedVm {
         }
     }
 
-    /// Whether pages that are absent from a window in use must stay absent.
-    pub(super) fn keeps_holes(&self) -> bool {
-        self.gate.as_ref().is_some_and(|gate| gate.keeps_holes())
+    /// Why pages that are absent from a window in use must stay absent.
+    pub(super) fn keeps_holes(&self) -> Option<KeptHoles> {
+        self.gate.as_ref()?.keeps_holes()
+    }
+
+    /// Whether a program provides or observes pages of its RAM (`userfaultfd(2)`), according to the gate.
+    pub(super) fn is_watched(&self) -> bool {
+        self.keeps_holes() == Some(KeptHoles::Watched)
+    }
+
+    /// Whether the RAM is of a kind that must not be collapsed while it is watched.
+    pub(super) fn is_shared(&self) -> bool {
+        self.backing.kind() != BackingKind::Anon
+    }
+
+    /// Whether the gate permits splits at this moment.
+    pub(super) fn may_split(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.may_split())
     }
 
     /// Whether the whole guest stops while a window is collapsed: shared memory that this process cannot unmap before.

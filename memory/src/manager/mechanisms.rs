@@ -77,7 +77,7 @@ impl Site<'_, '_> {
 
     fn swap_or_collapse(self, attempt: Attempt, window: WindowIndex) -> Attempt {
         let Site { host, vm, range, collapsing, steering, hand, .. } = self;
-        if vm.keeps_holes() {
+        if vm.keeps_holes().is_some() {
             return collapsed(attempt, collapsing.run(host, vm, range, window, steering), None);
         }
         match hand.map(|hand| hand.swap(host, window)) {

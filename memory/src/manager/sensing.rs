@@ -26,6 +26,7 @@ use crate::second_level::SlotId;
 use crate::second_level::guard::SecondLevelGuard;
 use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use crate::sensors::host_memory::host_memory;
+use crate::sensors::swapped::{Swapped, max_swapped, swapped};
 
 impl ManagerLoop {
     /// Asks every gate. A VM that is gone stays so.
@@ -106,6 +107,9 @@ impl VmState {
     ) -> VmSnapshot {
         let mut rows = self.sense_rows(host, sensor, report);
         self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
+        if !host.is_own() {
+            self.sense_the_hosts_work(host, &rows, report);
+        }
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
         rows.given_back_tolerated = tolerated;
@@ -149,6 +153,31 @@ impl VmState {
         rows
     }
 
+    /// What the host does to the guest's memory beside the manager: swapped pages, and changes of page sizes.
+    fn sense_the_hosts_work(&mut self, host: &dyn Host, rows: &VmSnapshot, report: &mut ManagerReport) {
+        if self.gate == GateState::Gone || self.failing.contains("host_backing") {
+            return;
+        }
+        self.kernel_work.see(&rows.backing);
+        match swapped(host, self.managed.backing.kind(), &self.managed.ranges, &rows.resident) {
+            Ok(swapped) => {
+                self.failing.remove("swapped");
+                if matches!(swapped, Swapped::Pages(_)) {
+                    self.swapped_max = max_swapped(host);
+                }
+                self.swapped = swapped;
+            }
+            Err(error) if error.is_gone() => {
+                tracing::info!("{} has ended", self.managed.id);
+                self.gate = GateState::Gone;
+            }
+            Err(error) => {
+                self.swapped = Swapped::Unknown;
+                self.tell_of_failure("swapped", &error, report);
+            }
+        }
+    }
+
     fn tell_of_host_backing(&mut self, failure: Option<HostError>, report: &mut ManagerReport) {
         match failure {
             None => {
@@ -170,8 +199,8 @@ impl VmState {
         }
     }
 
-    /// Marks the windows that no policy may name now: all, or those that can never be huge and those with holes
-    /// that must stay.
+    /// Marks the windows that no policy may name now: all, or those that can never be huge, those with holes that
+    /// must stay, and large ones that must not be split ([`crate::gate`]).
     fn hold_back(&self, rows: &mut VmSnapshot) {
         if !self.may_be_disturbed() {
             rows.ready_at.fill(NEVER);
@@ -182,11 +211,13 @@ impl VmState {
                 *ready_at = NEVER;
             }
         }
-        if self.managed.keeps_holes() {
-            for (ready_at, resident) in rows.ready_at.iter_mut().zip(&rows.resident) {
-                if has_hole(*resident) {
-                    *ready_at = NEVER;
-                }
+        let (keeps_holes, is_watched) = (self.managed.keeps_holes().is_some(), self.managed.is_watched());
+        let waits = |resident, is_large| keeps_holes && has_hole(resident) || is_watched && is_large;
+        let all_wait = is_watched && self.managed.is_shared();
+        for (row, ready_at) in rows.ready_at.iter_mut().enumerate() {
+            let is_swapped = self.swapped.of_row(row) > self.swapped_max;
+            if all_wait || is_swapped || waits(rows.resident[row], rows.backing[row].is_large()) {
+                *ready_at = NEVER;
             }
         }
     }

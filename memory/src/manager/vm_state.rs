@@ -9,12 +9,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wideleaf_policies::policy::Needs;
+use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
 
 use super::ManagerConfig;
 use super::collapsing::Collapsing;
 use super::giants::GiantVm;
+use super::kernel_work::KernelWorkCounter;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
@@ -26,6 +28,7 @@ use crate::gate::GateState;
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::second_level::guard::SecondLevelGuard;
+use crate::sensors::swapped::Swapped;
 
 /// State of one VM under the loop.
 pub(super) struct VmState {
@@ -53,6 +56,12 @@ pub(super) struct VmState {
     pub is_left_alone: bool,
     /// State of the gate at this tick.
     pub gate: GateState,
+    /// Pages that are swapped out, at this tick.
+    pub swapped: Swapped,
+    /// Largest number of swapped pages in a window that may be promoted.
+    pub swapped_max: u16,
+    /// Changes of windows that the manager did not make.
+    pub kernel_work: KernelWorkCounter,
     /// Windows that can never be huge, by row; see [`ManagedVm::barred_windows`].
     pub barred: Vec<Option<CannotBeHuge>>,
     /// Sensors with a failed latest sample: the log gets one line for each run of failures.
@@ -106,6 +115,9 @@ impl VmState {
             first_of_second_level,
             is_left_alone: false,
             gate: GateState::Open,
+            swapped: Swapped::Nothing,
+            swapped_max: BASE_PAGES_PER_WINDOW,
+            kernel_work: KernelWorkCounter::default(),
             barred: managed.barred_windows(),
             failing: BTreeSet::new(),
             given_back_from: WindowIndex::new(0),

@@ -38,7 +38,7 @@ impl HostBackingSensor {
     ) -> Result<impl Iterator<Item = WindowBacking>, HostError> {
         self.runs.clear();
         host.scan(range.hva, range.gpa.bytes(), &mut self.runs)?;
-        let mut runs = WindowCursor { runs: &self.runs, next: 0 };
+        let mut runs = WindowCursor::new(&self.runs);
         Ok(range.gpa.windows().map(move |window| {
             let start = range.hva + (window.start() - range.gpa.start());
             let (resident, huge) = runs.count(start.get(), PageSize::Huge2M.bytes().get());
@@ -56,14 +56,19 @@ impl HostBackingSensor {
 }
 
 /// Walks ascending runs window by window.
-struct WindowCursor<'a> {
+pub(super) struct WindowCursor<'a> {
     runs: &'a [PageRun],
     next: usize,
 }
 
-impl WindowCursor<'_> {
+impl<'a> WindowCursor<'a> {
+    /// A cursor at the first window.
+    pub(super) fn new(runs: &'a [PageRun]) -> WindowCursor<'a> {
+        WindowCursor { runs, next: 0 }
+    }
+
     /// Bytes present, and of these in huge pages, in `[start, start + bytes)`. Starts must ascend.
-    fn count(&mut self, start: u64, bytes: u64) -> (u64, u64) {
+    pub(super) fn count(&mut self, start: u64, bytes: u64) -> (u64, u64) {
         let end = start + bytes;
         let (mut resident, mut huge) = (0, 0);
         while let Some(run) = self.runs.get(self.next) {

@@ -32,6 +32,8 @@ struct State {
     now: Duration,
     /// Address of each base page that is present, and whether it is part of a huge page.
     pages: BTreeMap<u64, bool>,
+    /// Ranges that are swapped out.
+    swapped: Vec<PageRun>,
     /// Windows (by address) marked `MADV_NOHUGEPAGE`.
     no_huge: BTreeSet<u64>,
     /// Windows (by address) marked `MADV_HUGEPAGE`.
@@ -84,6 +86,11 @@ impl FakeHost {
         for page in pages(start, bytes) {
             state.pages.remove(&page);
         }
+    }
+
+    /// Swaps out a range, none of which is present.
+    pub fn swap_out(&self, start: Hva, bytes: Bytes) {
+        self.state().swapped.push(PageRun { start, bytes, is_huge: false });
     }
 
     /// Whether any page of a range is present.
@@ -313,7 +320,13 @@ impl Host for FakeHost {
 
     fn scan_occupied(&self, start: Hva, bytes: Bytes, runs: &mut Vec<PageRun>) -> Result<(), HostError> {
         let giant = self.state().giants.get(&start.get()).cloned();
-        let Some(occupied) = giant else { return self.scan(start, bytes, runs) };
+        let Some(occupied) = giant else {
+            self.scan(start, bytes, runs)?;
+            let is_in = |run: &&PageRun| start <= run.start && run.start + run.bytes <= start + bytes;
+            runs.extend(self.state().swapped.iter().filter(is_in));
+            runs.sort_by_key(|run| run.start);
+            return Ok(());
+        };
         drop(self.enter("fake scan")?);
         let page = |offset| PageRun { start: start + offset, bytes: PageSize::Base4K.bytes(), is_huge: true };
         runs.extend(occupied.into_iter().map(page));

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
-use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
+use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{LATEST_ACTIONS_MAX, Live, ManagedVm, Manager, ManagerConfig, ManagerLoop};
 use wideleaf_memory::region::RamRange;
@@ -20,8 +19,8 @@ use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{
-    BudgetLimits, Gpa, GpaRange, GuestMapping, Hva, MappingStats, OutcomeResult, PageSize, PerTenThousand, Refusal,
-    VmId, WindowIndex,
+    Action, Budget, BudgetLimits, Cost, Gpa, GpaRange, GuestMapping, Hva, MappingStats, Moment, OutcomeResult,
+    PageSize, PerTenThousand, Plan, Refusal, Snapshot, VmId, WindowIndex,
 };
 
 const RAM_AT: Hva = Hva::new(1 << 40);
@@ -49,17 +48,21 @@ struct TestGate {
     state: Mutex<GateState>,
     /// Number of further questions that are answered with "open", whatever the state is.
     open_for: Mutex<u32>,
-    keeps_holes: AtomicBool,
+    keeps_holes: Mutex<Option<KeptHoles>>,
 }
 
 impl TestGate {
     fn new(state: GateState) -> Arc<TestGate> {
         let (state, open_for) = (Mutex::new(state), Mutex::new(0));
-        Arc::new(TestGate { state, open_for, keeps_holes: AtomicBool::new(false) })
+        Arc::new(TestGate { state, open_for, keeps_holes: Mutex::new(None) })
     }
 
     fn set(&self, state: GateState) {
         *self.state.lock().unwrap() = state;
+    }
+
+    fn keep_holes(&self, why: Option<KeptHoles>) {
+        *self.keeps_holes.lock().unwrap() = why;
     }
 }
 
@@ -73,8 +76,8 @@ impl Gate for TestGate {
         *self.state.lock().unwrap()
     }
 
-    fn keeps_holes(&self) -> bool {
-        self.keeps_holes.load(Ordering::Relaxed)
+    fn keeps_holes(&self) -> Option<KeptHoles> {
+        *self.keeps_holes.lock().unwrap()
     }
 }
 
@@ -150,16 +153,17 @@ fn a_gate_that_closes_during_a_tick_stops_the_remaining_actions() {
 
 #[test]
 fn windows_with_holes_are_promoted_unless_the_holes_are_kept() {
-    for keeps_holes in [false, true] {
+    for kept in [None, Some(KeptHoles::GivenBack), Some(KeptHoles::Watched), Some(KeptHoles::HostShort)] {
         let (host, gate) = (host(), TestGate::new(GateState::Open));
-        gate.keeps_holes.store(keeps_holes, Ordering::Relaxed);
+        gate.keep_holes(kept);
         let hole = RAM_AT + mib(2) * 3 + kib(64);
         host.make_absent(hole, kib(4));
         let mut work = greedy(&host, behind(&gate));
         work.tick();
-        assert_eq!(host.has_page(hole, kib(4)), !keeps_holes);
-        let holes = if keeps_holes { BTreeMap::from([(WhyNot::Holes, 1)]) } else { BTreeMap::new() };
-        assert_eq!((why_not(&work.live()), host.huge_windows()), (holes, WINDOWS - u64::from(keeps_holes)));
+        assert_eq!(host.has_page(hole, kib(4)), kept.is_none());
+        let holes = kept.map(|why| (WhyNot::Holes(why), 1)).into_iter().collect::<BTreeMap<_, _>>();
+        let waiting = holes.len() as u64;
+        assert_eq!((why_not(&work.live()), host.huge_windows()), (holes, WINDOWS - waiting));
         host.make_present(hole, kib(4), false);
         work.tick();
         assert_eq!(host.huge_windows(), WINDOWS, "the guest uses all of it now");
@@ -167,9 +171,98 @@ fn windows_with_holes_are_promoted_unless_the_holes_are_kept() {
 }
 
 #[test]
+fn a_window_that_is_swapped_out_beyond_khugepageds_limit_waits_and_one_below_it_is_promoted() {
+    let host = FakeHost::default();
+    host.be_of_another_process();
+    // Window 0 is full, 1 has all but 64 pages, 2 all but 65, 3 none; the others were never used.
+    host.make_present(RAM_AT, mib(2), false);
+    for (window, swapped) in [(1, 64), (2, 65), (3, 512)] {
+        let (start, swapped) = (RAM_AT + mib(2) * window, kib(4) * swapped);
+        host.make_present(start, mib(2) - swapped, false);
+        host.swap_out(start + (mib(2) - swapped), swapped);
+    }
+    host.set_text("/proc/self/status", "VmSwap:\t2564 kB\n");
+    let mut work = greedy(&Arc::new(host), of_kind(BackingKind::Anon));
+    assert_eq!(work.tick(), 2);
+    let live = work.live();
+    assert_eq!(why_not(&live), BTreeMap::from([(WhyNot::NeverTouched, 4), (WhyNot::Swapped, 2)]));
+    assert_eq!(live.vms[0].swapped, Some(kib(4) * (64 + 65 + 512)));
+}
+
+#[test]
+fn windows_that_the_kernel_makes_large_are_counted_apart_from_the_managers() {
+    let host = host();
+    host.make_absent(RAM_AT, mib(2));
+    let never = || ManagerLoop::new(host.clone(), vec![of_kind(BackingKind::Anon)], by_name("never"), plenty());
+    let counted = |work: &ManagerLoop| work.live().vms[0].kernel_work.named().map(|(_, windows)| windows);
+    let mut work = never();
+    work.tick();
+    host.make_present(RAM_AT, mib(4), true);
+    work.tick();
+    assert_eq!(counted(&work), [1, 1, 0]);
+    host.make_present(RAM_AT + mib(2), mib(2), false);
+    host.fail_call(0, libc::EIO); // a scan that fails is no change
+    work.tick();
+    work.tick();
+    assert_eq!(counted(&work), [1, 1, 1]);
+    let mut greedy = greedy(&host, of_kind(BackingKind::Anon));
+    assert!(greedy.tick() > 0);
+    greedy.tick();
+    assert_eq!(counted(&greedy), [0, 0, 0], "all of it was the manager's");
+}
+
+/// Demotes every large window, whether it is ready or not.
+struct Splitter;
+
+impl Policy for Splitter {
+    fn name(&self) -> &'static str {
+        "splitter"
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+        for vm in &snapshot.vms {
+            for row in (0..vm.len()).filter(|row| vm.backing[*row].is_large()) {
+                let (vm, window, to) = (vm.vm, vm.windows[row], PageSize::Base4K);
+                plan.push(Action::Demote { vm, window, to }, Cost::default());
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_split_while_a_userfaultfd_is_open() {
+    let (host, gate) = (host(), TestGate::new(GateState::Open));
+    gate.keep_holes(Some(KeptHoles::Watched));
+    greedy(&host, behind(&gate)).tick();
+    assert_eq!(host.huge_windows(), WINDOWS, "full windows are promoted");
+    let mut work = ManagerLoop::new(host.clone(), vec![behind(&gate)], Box::new(Splitter), plenty());
+    work.tick();
+    assert_eq!(work.report().outcomes, BTreeMap::from([(("none", "skipped_left_alone"), WINDOWS)]));
+    assert_eq!(host.huge_windows(), WINDOWS);
+    let is_ready = |work: &ManagerLoop| work.live().snapshot.vms[0].ready_at.iter().any(|at| *at <= host.now());
+    assert!(!is_ready(&work), "no policy that keeps the rules names one");
+    gate.keep_holes(None);
+    work.tick();
+    assert_eq!((host.huge_windows(), is_ready(&work)), (0, true));
+}
+
+#[test]
+fn shared_memory_is_not_collapsed_while_a_userfaultfd_is_open() {
+    let (host, gate) = (host(), TestGate::new(GateState::Open));
+    gate.keep_holes(Some(KeptHoles::Watched));
+    let shared = ManagedVm { gate: Some(gate.clone()), may_collapse_shared: true, ..of_kind(BackingKind::Memfd) };
+    let mut work = greedy(&host, shared);
+    work.tick();
+    assert_eq!(work.report().outcomes, BTreeMap::new());
+    assert_eq!(why_not(&work.live()), only(WhyNot::SharedWatched));
+    gate.keep_holes(None);
+    assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
+}
+
+#[test]
 fn pages_that_disappear_after_a_scan_are_not_brought_back() {
     let (host, gate) = (host(), TestGate::new(GateState::Open));
-    gate.keeps_holes.store(true, Ordering::Relaxed);
+    gate.keep_holes(Some(KeptHoles::GivenBack));
     let given_back = host.clone();
     host.when_scanned(move || given_back.make_absent(RAM_AT, kib(4)));
     let mut work = greedy(&host, behind(&gate));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
-use wideleaf_memory::gate::{Gate, GateState};
+use wideleaf_memory::gate::{Gate, GateState, KeptHoles};
 use wideleaf_memory::host::Advice;
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, SwitchError};
 use wideleaf_memory::recorder::RecordTo;
@@ -39,8 +39,8 @@ impl Gate for Gone {
     fn state(&self) -> GateState {
         GateState::Gone
     }
-    fn keeps_holes(&self) -> bool {
-        false
+    fn keeps_holes(&self) -> Option<KeptHoles> {
+        None
     }
 }
 

@@ -9,7 +9,7 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::split::split_window;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
-use wideleaf_memory::gate::{Gate, GateState};
+use wideleaf_memory::gate::{Gate, GateState, KeptHoles};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::kernel::GiantMappings as _;
@@ -163,8 +163,8 @@ impl Gate for Ballooned {
         GateState::Open
     }
 
-    fn keeps_holes(&self) -> bool {
-        true
+    fn keeps_holes(&self) -> Option<KeptHoles> {
+        Some(KeptHoles::GivenBack)
     }
 }
 
@@ -181,7 +181,7 @@ fn a_manager_makes_the_memory_of_another_process_huge_keeps_its_holes_and_ends_w
     let manager = Manager::spawn(host.clone(), vec![vm], greedy, config).unwrap();
     manager.activate();
     wait_until(|| manager.live().outcomes.get(&("collapse", "done")) == Some(&(WINDOWS - 1)));
-    assert_eq!(manager.live().vms[0].why_not, BTreeMap::from([(WhyNot::Holes, 1)]));
+    assert_eq!(manager.live().vms[0].why_not, BTreeMap::from([(WhyNot::Holes(KeptHoles::GivenBack), 1)]));
     assert!(other.is_whole());
     assert_eq!(other.huge_windows(&host), WINDOWS - 1);
     other.kill();

@@ -4,14 +4,19 @@
 //!
 //! ```text
 //!   refresh()  stat ───────────── it has ended                              ─▶ Gone
-//!              fd, VmPin ──────── VFIO, SEV, userfaultfd                    ┐
+//!              fd, VmPin ──────── VFIO, SEV                                 ┐
 //!              QMP, one turn ──── migration, dirty rate, dump, jobs         ├▶ Closed(why)
 //!              or libvirt's status file, or virsh ── the same, as its jobs  ┘
 //!              nothing answers, or no refresh for FACTS_AGE_MAX             ─▶ Closed(NoAnswer)
 //!
+//!              fd, smaps ──────── userfaultfd                               ─▶ keeps_holes: Watched, no split
 //!              command line, QMP's device tree or libvirt's file:
-//!              balloon, free page reporting, virtio-mem                     ─▶ keeps_holes
+//!              balloon, free page reporting, virtio-mem                     ─▶ keeps_holes: GivenBack
+//!              the daemon: the host is short of memory                      ─▶ keeps_holes: HostShort
 //! ```
+//!
+//! An open userfaultfd does not close the gate: [`wideleaf_memory::gate`] says which actions are safe then. The
+//! descriptor may also be in another process alone, so the gate is told as well what the mappings say.
 //!
 //! An operator can plug in devices by which a guest gives memory back at any time, so the command line alone
 //! is not enough.
@@ -23,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
+use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
@@ -43,6 +48,17 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// Interval between reads of the process's open files, which cost as much as all the rest. They seldom change the
 /// answer. Where they just did, the kernel refuses to move pinned pages.
 const FILES_EVERY: Duration = Duration::from_secs(10);
+
+/// The same while a userfaultfd is open: its end makes the windows with holes free for promotion.
+const FILES_EVERY_WHEN_WATCHED: Duration = Duration::from_secs(1);
+
+/// Maximum age of what is known of the open files when a huge page is about to be split.
+const FILES_AGE_FOR_SPLIT: Duration = Duration::from_millis(100);
+
+/// Note on a guest with an open userfaultfd.
+const WATCHED: &str = "its pages are provided on demand (an open userfaultfd: a restore, or a postcopy, during which \
+                       QEMU itself forbids huge pages): full windows are promoted, windows with absent pages wait, and \
+                       nothing is split";
 
 /// Interval between calls of virsh, each of which costs a process.
 const VIRSH_EVERY: Duration = Duration::from_secs(10);
@@ -73,7 +89,9 @@ pub struct GuestGate {
     host: Option<Arc<ProcessHost>>,
     monitor: Option<Arc<Monitor>>,
     is_quick: bool,
-    files: Mutex<Option<Answer>>,
+    files: Mutex<Option<(Instant, FilesSay)>>,
+    /// Whether its mappings have a userfaultfd, whichever process has that open.
+    is_mapped_watched: AtomicBool,
     virsh: Mutex<Option<Answer>>,
     /// Devices in the device tree, with the time of reading it.
     devices: Mutex<Option<(Instant, Returns)>>,
@@ -85,12 +103,15 @@ pub struct GuestGate {
 /// Time of an answer, and the answer.
 type Answer = (Instant, Option<LeftAlone>);
 
+/// What the files of the process say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FilesSay {
+    why: Option<LeftAlone>,
+    has_userfaultfd: bool,
+}
+
 /// The latest answer, or a new one where it is too old.
-fn no_older_than(
-    age: Duration,
-    latest: &Mutex<Option<Answer>>,
-    ask: impl FnOnce() -> Option<LeftAlone>,
-) -> Option<LeftAlone> {
+fn no_older_than<T: Copy>(age: Duration, latest: &Mutex<Option<(Instant, T)>>, ask: impl FnOnce() -> T) -> T {
     let mut latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
     match *latest {
         Some((at, answer)) if at.elapsed() < age => answer,
@@ -103,7 +124,7 @@ fn no_older_than(
 struct Facts {
     at: Instant,
     state: GateState,
-    keeps_holes: bool,
+    keeps_holes: Option<KeptHoles>,
 }
 
 impl GuestGate {
@@ -118,12 +139,23 @@ impl GuestGate {
     }
 
     fn over(host: Option<Arc<ProcessHost>>, process: VmProcess, monitor: Option<Arc<Monitor>>) -> GuestGate {
-        let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: true };
-        let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
+        let facts = Facts { at: Instant::now(), state: GateState::Closed(LeftAlone::NoAnswer), keeps_holes: None };
+        let [is_asked, holes_are_wanted, is_mapped_watched] = [const { AtomicBool::new(false) }; 3];
         let (files, virsh, devices, facts) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
-        let gate =
-            GuestGate { process, host, monitor, is_quick, files, virsh, devices, facts, is_asked, holes_are_wanted };
+        let gate = GuestGate {
+            process,
+            host,
+            monitor,
+            is_quick,
+            files,
+            is_mapped_watched,
+            virsh,
+            devices,
+            facts,
+            is_asked,
+            holes_are_wanted,
+        };
         gate.refresh();
         gate
     }
@@ -143,29 +175,53 @@ impl GuestGate {
         self.holes_are_wanted.store(is_wanted, Ordering::Relaxed);
     }
 
+    /// Takes note of what the mappings say: whether a part of the RAM has a userfaultfd.
+    pub fn mappings_say(&self, is_watched: bool) {
+        self.is_mapped_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// Whether the process itself has a userfaultfd open.
+    pub(crate) fn has_userfaultfd(&self) -> bool {
+        self.lock().keeps_holes == Some(KeptHoles::Watched)
+    }
+
+    /// Whether a program provides or observes pages of the RAM by `userfaultfd(2)`.
+    pub fn is_watched(&self) -> bool {
+        self.keeps_holes() == Some(KeptHoles::Watched)
+    }
+
+    /// Note for the guest's view while a userfaultfd is open.
+    pub fn note(&self) -> Option<String> {
+        self.is_watched().then(|| WATCHED.to_owned())
+    }
+
     /// Checks again. It takes a tenth of a millisecond, or half a second where the monitor does not answer.
     pub fn refresh(&self) {
         let is_alive = self.host.as_ref().map_or_else(|| self.process.is_alive(), |host| !host.has_ended());
-        let state = if is_alive { self.state_of_the_living() } else { (GateState::Gone, true) };
+        let state = if is_alive { self.state_of_the_living() } else { (GateState::Gone, None) };
         *self.lock() = Facts { at: Instant::now(), state: state.0, keeps_holes: state.1 };
     }
 
-    fn state_of_the_living(&self) -> (GateState, bool) {
+    fn state_of_the_living(&self) -> (GateState, Option<KeptHoles>) {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
-        let of_process = no_older_than(FILES_EVERY, &self.files, || self.files_say());
+        let FilesSay { why: of_process, has_userfaultfd } = self.files_say(self.files_every());
+        let kept = |keeps: bool| match has_userfaultfd {
+            true => Some(KeptHoles::Watched),
+            false => keeps.then_some(KeptHoles::GivenBack),
+        };
         let started_with = self.process.command_line.returns;
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
                     let holes = keeps_holes(started_with.or(self.devices(monitor)), answers.balloon());
-                    (closed(of_process.or(answers.left_alone())), holes)
+                    (closed(of_process.or(answers.left_alone())), kept(holes))
                 }
-                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
+                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), kept(true)),
             },
             None => {
                 let (why, has_now) = self.libvirt_says();
-                (closed(of_process.or(why)), keeps_holes(started_with.or(has_now), None))
+                (closed(of_process.or(why)), kept(keeps_holes(started_with.or(has_now), None)))
             }
         }
     }
@@ -184,12 +240,23 @@ impl GuestGate {
         latest.insert((Instant::now(), returns)).1
     }
 
-    /// Reason from its files in `/proc`; `None` where they cannot be read.
-    fn files_say(&self) -> Option<LeftAlone> {
+    fn files_every(&self) -> Duration {
+        let latest = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_watched = latest.is_some_and(|(_, files)| files.has_userfaultfd);
+        if is_watched { FILES_EVERY_WHEN_WATCHED } else { FILES_EVERY }
+    }
+
+    fn files_say(&self, age: Duration) -> FilesSay {
+        no_older_than(age, &self.files, || self.read_files())
+    }
+
+    /// Says nothing where its files in `/proc` cannot be read.
+    fn read_files(&self) -> FilesSay {
         let descriptors = self.process.descriptors_now().unwrap_or_default();
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
-        of_descriptors(&descriptors, pinned, is_encrypted)
+        let why = of_descriptors(&descriptors, pinned, is_encrypted);
+        FilesSay { why, has_userfaultfd: descriptors.has_userfaultfd }
     }
 
     /// Libvirt's job for the domain, and the domain's devices, from libvirt's status file. Where that file is not
@@ -230,8 +297,16 @@ impl Gate for GuestGate {
         }
     }
 
-    fn keeps_holes(&self) -> bool {
-        self.holes_are_wanted.load(Ordering::Relaxed) || self.lock().keeps_holes
+    fn keeps_holes(&self) -> Option<KeptHoles> {
+        if self.is_mapped_watched.load(Ordering::Relaxed) {
+            return Some(KeptHoles::Watched);
+        }
+        let is_host_short = self.holes_are_wanted.load(Ordering::Relaxed);
+        self.lock().keeps_holes.or(is_host_short.then_some(KeptHoles::HostShort))
+    }
+
+    fn may_split(&self) -> bool {
+        !self.is_mapped_watched.load(Ordering::Relaxed) && !self.files_say(FILES_AGE_FOR_SPLIT).has_userfaultfd
     }
 }
 
@@ -245,8 +320,8 @@ fn needs_virsh(process: &VmProcess) -> bool {
 fn of_descriptors(descriptors: &Descriptors, pinned: Bytes, is_encrypted: bool) -> Option<LeftAlone> {
     match () {
         () if is_encrypted || descriptors.is_encrypted => Some(LeftAlone::Encrypted),
+        () if descriptors.has_guest_memfd => Some(LeftAlone::GuestMemfd),
         () if descriptors.has_device || pinned >= PINNED_MIN => Some(LeftAlone::Pinned),
-        () if descriptors.has_userfaultfd => Some(LeftAlone::Snapshot),
         () => None,
     }
 }
@@ -391,15 +466,63 @@ mod tests {
     }
 
     #[test]
-    fn devices_encryption_and_userfaultfd_close_the_gate() {
+    fn devices_and_encryption_close_the_gate_and_a_userfaultfd_does_not() {
         let none = Descriptors::default();
         assert_eq!(of_descriptors(&none, mib(1), false), None);
         assert_eq!(of_descriptors(&none, mib(256), false), Some(LeftAlone::Pinned));
         assert_eq!(of_descriptors(&none, mib(0), true), Some(LeftAlone::Encrypted));
+        let private = Descriptors { has_guest_memfd: true, has_device: true, ..none.clone() };
+        assert_eq!(of_descriptors(&private, mib(0), false), Some(LeftAlone::GuestMemfd));
+        assert_eq!(of_descriptors(&private, mib(0), true), Some(LeftAlone::Encrypted), "the stronger reason");
         let device = Descriptors { has_device: true, has_userfaultfd: true, ..none.clone() };
         assert_eq!(of_descriptors(&device, mib(0), false), Some(LeftAlone::Pinned));
         let restored = Descriptors { has_userfaultfd: true, ..none };
-        assert_eq!(of_descriptors(&restored, mib(0), false), Some(LeftAlone::Snapshot));
+        assert_eq!(of_descriptors(&restored, mib(0), false), None);
+    }
+
+    /// A process with these open files, and a gate that looks again.
+    fn with_files(files: &[&str]) -> (tempfile::TempDir, GuestGate) {
+        let (folder, places) = fake_places();
+        add_process(&places, 7, &["firecracker"], files);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        (folder, GuestGate::new(process, None))
+    }
+
+    /// Makes the gate's knowledge of the files as old as this.
+    fn age_files(gate: &GuestGate, age: Duration) {
+        let mut files = gate.files.lock().expect("nothing panicked");
+        let (at, _) = files.as_mut().expect("it has looked");
+        *at = Instant::now().checked_sub(age).expect("the clock has run for longer");
+    }
+
+    #[test]
+    fn an_open_userfaultfd_keeps_holes_and_its_end_is_seen_within_a_second() {
+        let (folder, gate) = with_files(&["anon_inode:kvm-vm", "anon_inode:[userfaultfd]"]);
+        assert_eq!((gate.state(), gate.keeps_holes()), (GateState::Open, Some(KeptHoles::Watched)));
+        assert!(gate.is_watched() && !gate.may_split());
+        fs::remove_file(folder.path().join("proc/7/fd/1")).expect("it was there");
+        age_files(&gate, FILES_EVERY_WHEN_WATCHED);
+        gate.refresh();
+        assert_eq!((gate.keeps_holes(), gate.may_split()), (None, true));
+    }
+
+    #[test]
+    fn a_userfaultfd_that_was_just_opened_is_seen_before_a_split() {
+        let (folder, gate) = with_files(&["anon_inode:kvm-vm"]);
+        assert!(gate.may_split());
+        std::os::unix::fs::symlink("anon_inode:[userfaultfd]", folder.path().join("proc/7/fd/9")).expect("it is new");
+        age_files(&gate, FILES_AGE_FOR_SPLIT);
+        assert!(!gate.may_split());
+    }
+
+    #[test]
+    fn a_userfaultfd_that_only_another_process_has_open_is_known_from_the_mappings() {
+        let (_folder, gate) = with_files(&["anon_inode:kvm-vm"]);
+        gate.mappings_say(true);
+        assert!(gate.is_watched() && !gate.may_split());
+        gate.mappings_say(false);
+        gate.keep_holes(true);
+        assert_eq!((gate.keeps_holes(), gate.may_split()), (Some(KeptHoles::HostShort), true));
     }
 
     #[test]
@@ -441,7 +564,7 @@ mod tests {
         let (_folder, process) = domain();
         let status = process.places.libvirt.join("web.xml");
         let gate = GuestGate::new(process, None);
-        assert!(!gate.keeps_holes());
+        assert_eq!(gate.keeps_holes(), None);
         for (device, is_kept) in [
             ("<memory model='dimm' access='shared'>", false),
             ("<memory model='virtio-mem'>", true),
@@ -451,7 +574,8 @@ mod tests {
         ] {
             fs::write(&status, format!("<domstatus><devices>{device}</devices></domstatus>")).expect("written");
             gate.refresh();
-            assert_eq!((gate.keeps_holes(), gate.state()), (is_kept, GateState::Open), "{device}");
+            let kept = is_kept.then_some(KeptHoles::GivenBack);
+            assert_eq!((gate.keeps_holes(), gate.state()), (kept, GateState::Open), "{device}");
         }
     }
 

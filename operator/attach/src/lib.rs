@@ -21,6 +21,7 @@ mod guest_pages;
 pub mod live_view;
 pub mod monitor;
 pub mod mtree;
+mod other_vmms;
 pub mod process;
 pub mod qmp;
 pub mod ram;

@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, VmView, Vmm, WorkView};
+use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, SavedView, VmView, Vmm, WorkView};
 use wideleaf_memory::manager::Live;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{Backing, GuestMapping, MappingStats, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, GuestMapping, MappingStats, PageSize, WindowIndex};
 
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
@@ -33,9 +33,15 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         mapping: None,
         page_tables: None,
         guest_pages: guest_pages(live),
+        saved: SavedView { swapped: swapped(live), merged: None },
         work: Some(work),
         notes: live.panics.clone(),
     }
+}
+
+/// Swapped memory of all kinds of RAM; `None` where one of them is not known.
+fn swapped(live: &Live) -> Option<u64> {
+    live.vms.iter().map(|vm| vm.swapped).sum::<Option<Bytes>>().map(Bytes::get)
 }
 
 /// Backing by windows. Memory outside of windows, at the borders of RAM, is not managed and not counted as resident.
@@ -119,5 +125,5 @@ fn map_of(ram: &GuestRam) -> RamMap {
         BackingKind::Hugetlb => RamKind::Hugetlb(backing.start_page()),
     };
     let piece = |range: &_| RamPiece { name: "ram".to_owned(), range: *range, kind, never_huge: None, is_guess: false };
-    RamMap { pieces: ram.ranges().iter().map(piece).collect(), notes: Vec::new() }
+    RamMap { pieces: ram.ranges().iter().map(piece).collect(), ..RamMap::default() }
 }

@@ -31,6 +31,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize};
 
 use crate::arguments::{self, Place};
 use crate::command_line::CommandLine;
+use crate::other_vmms;
 
 /// Paths of the files of the kernel and of libvirt; tests have their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +71,26 @@ impl Places {
         setting.is_ok_and(|setting| setting.contains("[never]"))
     }
 
+    /// Sizes between 4 KiB and 2 MiB in which this host also makes pages (multi-size THP, transhuge.rst), ascending:
+    /// those that are not `never`, or inherit a setting that is not.
+    pub fn smaller_folios(&self) -> Vec<Bytes> {
+        let folder = self.sys.join("kernel/mm/transparent_hugepage");
+        let is_on = |name: &str| match chosen(&folder.join(name).join("enabled")).as_deref() {
+            Some("inherit") => chosen(&folder.join("enabled")).is_some_and(|setting| setting != "never"),
+            Some(setting) => setting != "never",
+            None => false,
+        };
+        let size = |name: &str| {
+            let kibibytes = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
+            kibibytes.checked_mul(1 << 10).map(Bytes::new).filter(|size| *size < PageSize::Huge2M.bytes())
+        };
+        let names = fs::read_dir(&folder).into_iter().flatten();
+        let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut sizes: Vec<Bytes> = names.filter(|name| is_on(name)).filter_map(|name| size(&name)).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
     /// The process of a running domain according to libvirt. `None` also where another user may have written the
     /// file: a link, a file of another user, or one that other users can write or replace.
     pub fn domain_pid(&self, domain: &str) -> Option<u32> {
@@ -96,6 +117,12 @@ impl Places {
     fn is_domain_of_another(&self, domain: &str, pid: u32) -> bool {
         self.domain_pid(domain).is_some_and(|other| other != pid && self.proc.join(other.to_string()).exists())
     }
+}
+
+/// The chosen word of a setting like `always [madvise] never`.
+fn chosen(setting: &Path) -> Option<String> {
+    let text = fs::read_to_string(setting).ok()?;
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
 /// Privileges for examining another process.
@@ -151,6 +178,8 @@ pub struct Descriptors {
     pub has_device: bool,
     /// Whether the guest's memory is encrypted (`/dev/sev`).
     pub is_encrypted: bool,
+    /// Whether the guest's memory is private to it, in a file of KVM (guest_memfd).
+    pub has_guest_memfd: bool,
     /// Whether a handler provides or watches pages (`userfaultfd(2)`).
     pub has_userfaultfd: bool,
 }
@@ -219,6 +248,8 @@ pub struct Mapping {
     pub kernel_page: Bytes,
     /// Whether it is marked `MADV_NOHUGEPAGE`.
     pub is_kept_small: bool,
+    /// Whether its faults or writes are reported to a userfaultfd, which may be open in another process.
+    pub is_watched: bool,
 }
 
 impl Mapping {
@@ -421,10 +452,15 @@ impl Seen {
         let arguments = arguments.unwrap_or_default();
         let program = program(&process, arguments.first().unwrap_or(&stat.comm));
         let vmm = vmm(&program);
-        if descriptors.is_err() && vmm != Vmm::Qemu {
+        // A sandboxed device of crosvm is a process of that name too, and has no VM.
+        let is_told_by_its_name = matches!(vmm, Vmm::Qemu | Vmm::Firecracker | Vmm::CloudHypervisor);
+        if descriptors.is_err() && !is_told_by_its_name {
             return Ok(None);
         }
-        let mut command_line = if vmm == Vmm::Qemu { CommandLine::parse(&arguments) } else { CommandLine::default() };
+        let mut command_line = match vmm {
+            Vmm::Qemu => CommandLine::parse(&arguments),
+            other => other_vmms::command_line(other, &arguments),
+        };
         if no_answer.is_some() {
             command_line.name = places.domain_of(pid);
         }
@@ -518,7 +554,7 @@ fn vmm(program: &str) -> Vmm {
         "qemu-kvm" | "kvm" => Vmm::Qemu,
         name if name.starts_with("qemu-system-") => Vmm::Qemu,
         "wideleaf" => Vmm::Wideleaf,
-        _ => Vmm::Other,
+        name => other_vmms::vmm(name).unwrap_or(Vmm::Other),
     }
 }
 
@@ -537,6 +573,8 @@ fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
             "anon_inode:[userfaultfd]" => found.has_userfaultfd = true,
             "anon_inode:[vfio-device]" | "/dev/iommu" => found.has_device = true,
             "/dev/sev" => found.is_encrypted = true,
+            // Its name since Linux 6.8, and that of its file where it has a mount of its own.
+            name if name.contains("[kvm-gmem]") || name.contains("[guest_memfd]") => found.has_guest_memfd = true,
             _ => found.has_device |= ["/dev/vfio/", "/dev/vhost-vdpa-"].iter().any(|device| target.starts_with(device)),
         }
     }
@@ -572,6 +610,7 @@ fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
             .get("KernelPageSize")
             .map_or(PageSize::Base4K.bytes(), |bytes| Bytes::new(*bytes)),
         is_kept_small: flags.contains(VmFlags::NH),
+        is_watched: flags.intersects(VmFlags::UM | VmFlags::UW),
     }
 }
 
@@ -633,7 +672,7 @@ pub(crate) mod tests {
         let descriptors = guest.descriptors.clone().expect("readable");
         assert_eq!(
             descriptors,
-            Descriptors { vms: vec![1], has_device: true, is_encrypted: false, has_userfaultfd: true }
+            Descriptors { vms: vec![1], has_device: true, has_userfaultfd: true, ..Descriptors::default() }
         );
         assert!(guest.is_alive());
 
@@ -775,6 +814,38 @@ pub(crate) mod tests {
         fs::write(places.proc.join("14/smaps"), text).expect("written");
         let guest = VmProcess::look(&places, 14).expect("it is there").expect("a VM");
         assert_eq!(guest.mappings().expect("readable")[0].path, None);
+    }
+
+    #[test]
+    fn sizes_between_4k_and_2m_are_those_that_the_host_has_switched_on() {
+        let (_folder, places) = fake_places();
+        assert!(places.smaller_folios().is_empty(), "an old kernel");
+        let folder = places.sys.join("kernel/mm/transparent_hugepage");
+        for (name, setting) in [
+            ("hugepages-64kB", "always inherit [madvise] never"),
+            ("hugepages-16kB", "always [inherit] madvise never"),
+            ("hugepages-32kB", "always inherit madvise [never]"),
+            ("hugepages-2048kB", "always [inherit] madvise never"),
+            ("hugepages-xkB", "[always]"),
+        ] {
+            fs::create_dir_all(folder.join(name)).expect("the folder is new");
+            fs::write(folder.join(name).join("enabled"), setting).expect("written");
+        }
+        let kib = |sizes: Vec<Bytes>| sizes.iter().map(|size| size.get() >> 10).collect::<Vec<_>>();
+        for (all, expected) in [("always [madvise] never", &[16, 64][..]), ("always madvise [never]", &[64])] {
+            fs::write(folder.join("enabled"), all).expect("written");
+            assert_eq!(kib(places.smaller_folios()), expected, "{all}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_private_to_the_guest_is_seen_in_the_open_files() {
+        for name in ["anon_inode:[kvm-gmem]", "/[kvm-gmem] (deleted)", "anon_inode:[guest_memfd]"] {
+            let (_folder, places) = fake_places();
+            add_process(&places, 15, &["qemu-system-x86_64"], &["anon_inode:kvm-vm", name]);
+            let guest = VmProcess::look(&places, 15).expect("it is there").expect("a VM");
+            assert!(guest.descriptors.expect("readable").has_guest_memfd, "{name}");
+        }
     }
 
     #[test]

@@ -15,14 +15,15 @@ use std::fmt;
 
 use serde_json::Value;
 use wideleaf_control::view::{RamView, Vmm};
-use wideleaf_memory::RamRange;
 use wideleaf_memory::explain::CannotBeHuge;
+use wideleaf_memory::{BackingKind, RamRange};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
 
 use crate::command_line::{Backend, CommandLine};
 use crate::mtree::{PIECES_MAX, ram_pieces};
+use crate::other_vmms;
 use crate::process::{Mapping, VmProcess};
 use crate::qmp::{Qmp, QmpError, Question};
 
@@ -33,6 +34,8 @@ pub struct RamMap {
     pub pieces: Vec<RamPiece>,
     /// Notes on missing or doubtful parts.
     pub notes: Vec<String>,
+    /// Whether faults or writes of a part of it are reported to a userfaultfd, in whichever process that is open.
+    pub is_watched: bool,
 }
 
 /// A piece of RAM of one kind.
@@ -71,6 +74,15 @@ impl RamKind {
             RamKind::Shmem => "shmem",
             RamKind::Hugetlb(_) => "hugetlb",
             RamKind::File => "file",
+        }
+    }
+
+    /// The kind as the manager has it.
+    pub const fn backing(self) -> BackingKind {
+        match self {
+            RamKind::Anonymous => BackingKind::Anon,
+            RamKind::Shmem | RamKind::File => BackingKind::Memfd,
+            RamKind::Hugetlb(_) => BackingKind::Hugetlb,
         }
     }
 
@@ -188,7 +200,7 @@ struct Placed {
 pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     let mut mappings = match process.mappings() {
         Ok(mappings) => mappings,
-        Err(lost) => return RamMap { pieces: Vec::new(), notes: vec![lost.to_string()] },
+        Err(lost) => return RamMap { notes: vec![lost.to_string()], ..RamMap::default() },
     };
     if process.vmm == Vmm::Wideleaf {
         // Its own manager marks windows, and clears the mark of those that it makes huge.
@@ -201,6 +213,7 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     let is_guess = asked.is_none();
     let placed = asked.unwrap_or_else(|| guess(process, &mappings, &mut notes));
     let is_thp_off = process.status().is_ok_and(|status| status.is_thp_off);
+    notes.extend(smaller_folios(process));
     notes.extend(process.places.is_thp_never().then(|| THP_NEVER.to_owned()));
     let mut pieces: Vec<_> =
         placed.iter().flat_map(|part| cut(part, &mappings, is_thp_off, is_guess)).take(PIECES_MAX + 1).collect();
@@ -210,11 +223,19 @@ pub fn map(process: &VmProcess, monitor: Option<&mut Qmp>) -> RamMap {
     if pieces.len() < found {
         notes.push("guest-physical addresses were reported twice: the first mapping is used".into());
     }
-    let ram = RamMap { pieces, notes };
+    let is_watched = placed.iter().any(|part| mapped_in(part, &mappings).any(|mapping| mapping.is_watched));
+    let ram = RamMap { pieces, notes, is_watched };
     match ram.excess(process.places.host_memory()) {
-        Some(why) => RamMap { pieces: Vec::new(), notes: [ram.notes, vec![why]].concat() },
+        Some(why) => RamMap { pieces: Vec::new(), notes: [ram.notes, vec![why]].concat(), is_watched },
         None => ram,
     }
+}
+
+/// Note on the sizes between 4 KiB and 2 MiB. Page tables do not show them, and smaps does not by size.
+fn smaller_folios(process: &VmProcess) -> Option<String> {
+    let sizes: Vec<String> = process.places.smaller_folios().iter().map(Bytes::to_string).collect();
+    let sizes = (!sizes.is_empty()).then(|| sizes.join(", "))?;
+    Some(format!("this host also makes pages of {sizes} (multi-size THP): memory on them counts as base pages"))
 }
 
 /// Places according to QEMU.
@@ -249,6 +270,10 @@ fn guess(process: &VmProcess, mappings: &[Mapping], notes: &mut Vec<String>) -> 
         Vmm::Qemu => guess_of_qemu(&process.command_line, mappings),
         Vmm::Wideleaf => guess_of_our_own(mappings),
         Vmm::Other => guess_of_others(mappings),
+        vmm => {
+            let placed = other_vmms::guess(vmm, process.command_line.ram, mappings);
+            placed.into_iter().map(|(name, range)| Placed { name, range }).collect()
+        }
     };
     if placed.is_empty() {
         notes.push("no mapping of the process has the size of the guest's RAM".into());
@@ -260,6 +285,8 @@ fn guess(process: &VmProcess, mappings: &[Mapping], notes: &mut Vec<String>) -> 
         );
     } else if process.vmm == Vmm::Other {
         notes.push("the largest mapping is taken for the guest's RAM, from address 0".into());
+    } else if process.vmm != Vmm::Wideleaf {
+        notes.push("guest-physical addresses are guessed from the mappings, by the layout of its VMM".into());
     }
     placed
 }
@@ -372,11 +399,17 @@ fn guess_of_others(mappings: &[Mapping]) -> Vec<Placed> {
     largest.and_then(placed).into_iter().collect()
 }
 
+/// Mappings of a part.
+fn mapped_in<'a>(part: &Placed, mappings: &'a [Mapping]) -> impl Iterator<Item = &'a Mapping> {
+    let (start, end) = (part.range.hva, part.range.hva + part.range.gpa.bytes());
+    mappings.iter().filter(move |mapping| mapping.start < end && start < mapping.end())
+}
+
 /// Cuts a part where the mapping changes. Unmapped addresses are not RAM.
 fn cut(part: &Placed, mappings: &[Mapping], is_thp_off: bool, is_guess: bool) -> Vec<RamPiece> {
     let mut pieces: Vec<RamPiece> = Vec::new();
     let end = part.range.hva + part.range.gpa.bytes();
-    for mapping in mappings.iter().filter(|mapping| mapping.start < end && part.range.hva < mapping.end()) {
+    for mapping in mapped_in(part, mappings) {
         let (from, to) = (mapping.start.max(part.range.hva), mapping.end().min(end));
         let start = part.range.gpa.start() + (from - part.range.hva);
         let Some(gpa) = GpaRange::new(start, to - from) else { continue };
@@ -444,6 +477,7 @@ mod tests {
             file_system: None,
             kernel_page: PageSize::Base4K.bytes(),
             is_kept_small: false,
+            is_watched: false,
         }
     }
 
@@ -576,6 +610,21 @@ mod tests {
         assert_eq!(verdict(&tmpfs, 0, false), (RamKind::Shmem, None));
         let pool = Mapping { kernel_page: mib(2), ..tmpfs };
         assert_eq!(verdict(&pool, 0x1000, true), (RamKind::Hugetlb(PageSize::Huge2M), None));
+    }
+
+    #[test]
+    fn a_userfaultfd_on_a_part_of_the_ram_is_seen_in_the_mappings() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["firecracker"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        for (flags, is_watched) in [("rd wr mr", false), ("rd wr um", true), ("rd wr uw", true)] {
+            let ram = "7f0000000000-7f0004000000 rw-p 00000000 00:00 0 \nSize: 65536 kB\n";
+            let other = "7f0040000000-7f0040001000 rw-p 00000000 00:00 0 \nSize: 4 kB\nVmFlags: rd wr um\n";
+            let text = format!("{ram}VmFlags: {flags}\n{other}");
+            std::fs::write(places.proc.join("7/smaps"), text).expect("written");
+            let map = map(&process, None);
+            assert_eq!((map.pieces.len(), map.is_watched), (1, is_watched), "{flags}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!   every LOOK_EVERY   monitor: query-memory-devices ┐
 //!                      without: large mappings       ├─ as before ─▶ nothing to do
 //!                      THP of the process, the host  ┴▶ another ───▶ the RAM map is read again, then `followed`
+//!   a userfaultfd is opened or closed ─────────────────────────▶ the same, at once
 //!   every READ_EVERY   or a thousand times what that takes ─▶ the same: advice (MADV_NOHUGEPAGE) is in smaps alone
 //! ```
 
@@ -40,6 +41,8 @@ const MAPPING_MIN: Bytes = mib(64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     ram: Ram,
+    /// Whether a userfaultfd is open, according to the gate.
+    is_watched: bool,
     /// `PR_SET_THP_DISABLE` of the process (proc_pid_status(5), `THP_enabled`).
     is_thp_off: bool,
     /// Whether the host's THP setting is `never`.
@@ -52,6 +55,15 @@ enum Ram {
     Devices(Value),
     /// First address and end of each large writable mapping.
     Mappings(Vec<(u64, u64)>),
+}
+
+/// Userfaultfds of the RAM.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watched {
+    /// Whether the process has one open.
+    pub by_it: bool,
+    /// Whether any process has.
+    pub by_any: bool,
 }
 
 /// Watch on one guest's RAM; see the module.
@@ -67,17 +79,23 @@ impl RamWatch {
     /// Remembers the present state. It is made before the RAM map is read, so that no change is missed.
     pub fn new(process: &VmProcess, monitor: Option<&Monitor>) -> RamWatch {
         let now = Instant::now();
-        RamWatch { looked_at: now, followed: mark(process, monitor), read_at: now, reading_took: Duration::ZERO }
+        RamWatch { looked_at: now, followed: mark(process, monitor, false), read_at: now, reading_took: Duration::ZERO }
     }
 
     /// The present state, where it is time to check and the state is new, or time to read the RAM map all the same.
-    pub fn change(&mut self, process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
-        if self.looked_at.elapsed() < LOOK_EVERY {
+    /// A userfaultfd that the process opens or closes is followed at once: QEMU forbids huge pages
+    /// (`MADV_NOHUGEPAGE`) from the start of a postcopy to its end. One that only another process has is known from the
+    /// RAM map alone, which is therefore read at each check.
+    pub fn change(&mut self, process: &VmProcess, monitor: Option<&Monitor>, watched: Watched) -> Option<Mark> {
+        let is_watched = watched.by_it;
+        let was_watched = self.followed.as_ref().is_some_and(|mark| mark.is_watched);
+        if self.looked_at.elapsed() < LOOK_EVERY && is_watched == was_watched {
             return None;
         }
         self.looked_at = Instant::now();
-        let is_time = self.read_at.elapsed() >= READ_EVERY.max(self.reading_took * READ_SHARE);
-        mark(process, monitor).filter(|mark| is_time || self.followed.as_ref() != Some(mark))
+        let read_every = if watched.by_any && !is_watched { LOOK_EVERY } else { READ_EVERY };
+        let is_time = self.read_at.elapsed() >= read_every.max(self.reading_took * READ_SHARE);
+        mark(process, monitor, is_watched).filter(|mark| is_time || self.followed.as_ref() != Some(mark))
     }
 
     /// Records a read of the RAM map, successful or not, and its duration.
@@ -92,7 +110,7 @@ impl RamWatch {
 }
 
 /// `None` where the state is not readable for now.
-fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
+fn mark(process: &VmProcess, monitor: Option<&Monitor>, is_watched: bool) -> Option<Mark> {
     let ram = match monitor {
         Some(monitor) => {
             let answer = monitor.with(|qmp| qmp.ask(Question::MemoryDevices)).ok()?;
@@ -104,7 +122,7 @@ fn mark(process: &VmProcess, monitor: Option<&Monitor>) -> Option<Mark> {
     let status =
         fs::read_to_string(process.places.proc.join(process.pid.to_string()).join("status")).unwrap_or_default();
     let is_thp_off = status.lines().any(|line| line.split_whitespace().eq(["THP_enabled:", "0"]));
-    Some(Mark { ram, is_thp_off, is_thp_never: process.places.is_thp_never() })
+    Some(Mark { ram, is_watched, is_thp_off, is_thp_never: process.places.is_thp_never() })
 }
 
 /// Parses `7fc247e00000-7fc257e00000 rw-p 00000000 00:00 0`.
@@ -150,7 +168,21 @@ mod tests {
     /// The change once it is time to check again.
     fn later(watch: &mut RamWatch, process: &VmProcess) -> Option<Mark> {
         watch.looked_at = ago(LOOK_EVERY);
-        watch.change(process, None)
+        watch.change(process, None, Watched::default())
+    }
+
+    #[test]
+    fn a_userfaultfd_that_is_opened_or_closed_is_a_change_at_once() {
+        let (_folder, process) = guest();
+        let mut watch = RamWatch::new(&process, None);
+        for is_watched in [true, false] {
+            let watched = Watched { by_it: is_watched, by_any: is_watched };
+            let change = watch.change(&process, None, watched).expect("it has just changed");
+            watch.followed(change);
+            assert_eq!(watch.change(&process, None, watched), None);
+        }
+        (watch.looked_at, watch.read_at) = (ago(LOOK_EVERY), ago(LOOK_EVERY));
+        assert!(watch.change(&process, None, Watched { by_it: false, by_any: true }).is_some(), "of another process");
     }
 
     #[test]
@@ -160,7 +192,7 @@ mod tests {
         let mut watch = RamWatch::new(&process, None);
         assert_eq!(later(&mut watch, &process), None);
         fs::write(&maps, [BEFORE, PLUGGED].concat()).expect("written");
-        assert_eq!(watch.change(&process, None), None, "it has just checked");
+        assert_eq!(watch.change(&process, None, Watched::default()), None, "it has just checked");
         let change = later(&mut watch, &process).expect("a mapping has come");
         assert_eq!(later(&mut watch, &process).as_ref(), Some(&change), "it was not followed");
         watch.followed(change);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use wideleaf_control::view::{Care, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange};
+use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap, WindowRange};
 use wideleaf_memory::deadline::{self, NoAnswer};
 use wideleaf_memory::explain::{Barred, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
@@ -23,6 +23,7 @@ use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
 use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
 use wideleaf_policies::walk::cost::WalkCost;
@@ -34,7 +35,7 @@ use crate::live_view;
 use crate::monitor::Monitor;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
 use crate::ram::{RamKind, RamMap, RamPiece};
-use crate::ram_watch::{self, RamWatch};
+use crate::ram_watch::{self, RamWatch, Watched};
 use crate::reasons::reasons;
 use crate::refuse::refuse_policy;
 use crate::second_level::OutsideView;
@@ -223,6 +224,7 @@ impl Attached {
         let kvm = OutsideView::of(&process, monitor.as_ref()).map_err(|why| notes.push(why)).ok().map(Arc::new);
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
+        gate.mappings_say(ram.is_watched);
         let tables = tables(&settings, &host, monitor.as_ref(), &ram);
         let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host, tables: tables.as_ref() };
         let manager = parts.manager(&settings)?;
@@ -300,17 +302,22 @@ impl Attached {
             (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
         let tables_note = now.tables_note();
         drop(now);
+        let view = live_view::view(&guest.process, &ram, &live, work);
+        let saved = SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved };
         VmView {
             care,
             policy: Some(policy),
             mapping: guest.mapping().map(survey::mapping_view),
             page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
+            saved,
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
                 .chain(guest.trouble())
+                .chain(guest.gate.note())
+                .chain(survey::unknown_savings(&saved))
                 .chain(guest.silence(&live))
                 .collect(),
-            ..live_view::view(&guest.process, &ram, &live, work)
+            ..view
         }
     }
 
@@ -329,7 +336,10 @@ impl Attached {
             huge: Some(huge as u64),
             reasons: reasons(&counts),
             guest_pages: live_view::guest_pages(&live).map(Box::new),
-            notes: self.guest().notes.iter().chain(&ram.notes).cloned().chain(tables_note).collect(),
+            notes: (self.guest().notes.iter().chain(&ram.notes).cloned())
+                .chain(tables_note)
+                .chain(self.guest().gate.note())
+                .collect(),
         }
     }
 
@@ -412,8 +422,9 @@ impl Guest {
         }
         let _one_at_a_time = lock(&self.changing);
         let policy = {
+            self.gate.mappings_say(ram.is_watched);
             let now = self.now();
-            if *now.ram == ram {
+            if (&now.ram.pieces, &now.ram.notes) == (&ram.pieces, &ram.notes) {
                 return Ok(());
             }
             now.settings.policy.clone()
@@ -525,7 +536,10 @@ impl Parts<'_> {
             let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
             let ranges = pieces.iter().map(|piece| piece.range).collect();
             let kvm = self.kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            // KSM merges anonymous memory alone.
+            let merged = (backing.kind() == BackingKind::Anon).then(|| MergedPages::open(self.host).ok()).flatten();
             ManagedVm {
+                merged,
                 gate: Some(Arc::clone(self.gate) as _),
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
                 may_collapse_shared,
@@ -581,15 +595,21 @@ impl Watcher {
         let of_kvm = guest.kvm.as_ref().and_then(|kvm| kvm.refresh_every());
         let every = of_kvm.map_or(of_gate, |every| every.min(of_gate));
         let watch = move || {
-            while guest.gate.state() != GateState::Gone && stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout)
+            // The end of a restore or a postcopy is followed at once.
+            let until_next = |gate: &GuestGate| if gate.is_watched() { every.min(REFRESH_EVERY) } else { every };
+            while guest.gate.state() != GateState::Gone
+                && stopped.recv_timeout(until_next(&guest.gate)) == Err(RecvTimeoutError::Timeout)
             {
                 if !guest.gate.is_quick() {
                     guest.gate.refresh();
                 }
                 guest.kvm.iter().for_each(|kvm| kvm.refresh());
-                guest.tables().iter().for_each(|tables| tables.refresh());
+                let is_watched = guest.gate.is_watched();
+                // Tables of a guest that is being restored may be absent, and reading one would fail.
+                guest.tables().iter().filter(|_| !is_watched).for_each(|tables| tables.refresh());
+                let watched = Watched { by_it: guest.gate.has_userfaultfd(), by_any: is_watched };
                 // A change that could not be followed is tried again at the next check.
-                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref()) {
+                if let Some(change) = ram.change(&guest.process, guest.monitor.as_deref(), watched) {
                     let began = Instant::now();
                     let is_followed = guest.follow_ram().is_ok();
                     ram.read(began.elapsed());
@@ -683,7 +703,7 @@ mod tests {
         };
         let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
         let managed = |pieces: Vec<RamPiece>| {
-            let ram = RamMap { pieces, notes: Vec::new() };
+            let ram = RamMap { pieces, ..RamMap::default() };
             let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None }.vms(false);
             vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
         };

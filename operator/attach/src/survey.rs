@@ -7,16 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, VmView, Vmm, WindowMap, WindowRange,
+    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
+    WindowRange,
 };
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::deadline;
 use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
-use wideleaf_memory::gate::{Gate as _, GateState, LeftAlone};
+use wideleaf_memory::gate::{Gate as _, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Host, HostError, PageRun};
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use wideleaf_memory::sensors::kernel_flags::merged_pages;
 use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
+use wideleaf_memory::sensors::swapped::swapped;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
 
@@ -47,8 +50,9 @@ pub struct Survey {
     backing: Option<BackingView>,
     mapping: Option<MappingStats>,
     page_tables: Option<PageTablesView>,
+    saved: SavedView,
     left_alone: Option<LeftAlone>,
-    keeps_holes: bool,
+    keeps_holes: Option<KeptHoles>,
     notes: Vec<String>,
 }
 
@@ -74,8 +78,9 @@ impl Survey {
             backing: None,
             mapping: None,
             page_tables: None,
+            saved: SavedView::default(),
             left_alone: None,
-            keeps_holes: true,
+            keeps_holes: None,
             notes: vec![format!("it {why}")],
         }
     }
@@ -94,6 +99,7 @@ impl Survey {
         let (windows, backing) = looked.unzip();
         let windows = windows.unwrap_or_else(|| vec![Vec::new(); ram.pieces.len()]);
         let gate = GuestGate::new(process.clone(), monitor);
+        gate.mappings_say(ram.is_watched);
         let left_alone = match gate.state() {
             // Its own manager asks no gate, and has the userfaultfd that would close one.
             GateState::Closed(why) if !manages_itself(process) => Some(why),
@@ -101,9 +107,14 @@ impl Survey {
         };
         notes.extend(manages_itself(process).then(|| MANAGES_ITSELF.to_owned()));
         notes.extend(left_alone.map(|why| format!("a manager would leave it alone for now: {why}")));
-        let keeps_holes = gate.keeps_holes();
-        let page_tables = ProcessHost::open(process.pid).ok().map(|host| tables_view(table_memory(&host)));
-        Survey { process: process.clone(), ram, windows, backing, mapping, page_tables, left_alone, keeps_holes, notes }
+        let keeps_holes = gate.keeps_holes().filter(|_| !manages_itself(process));
+        notes.extend(gate.note().filter(|_| !manages_itself(process)));
+        let host = ProcessHost::open(process.pid).ok();
+        let page_tables = host.as_ref().map(|host| tables_view(table_memory(host)));
+        let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
+        let process = process.clone();
+        notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
+        Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes }
     }
 
     /// Full description of the VM.
@@ -122,6 +133,7 @@ impl Survey {
             mapping: self.mapping.map(mapping_view),
             page_tables: self.page_tables,
             guest_pages: None,
+            saved: self.saved,
             work: None,
             notes: self.notes.clone(),
         }
@@ -185,8 +197,11 @@ impl Survey {
             _ if manages_itself(&self.process) => WhyNot::ManagesItself,
             (None, Some(why)) => WhyNot::LeftAlone(why),
             _ if otherwise == WhyNot::PolicyNeverPromotes => otherwise,
-            _ if is_partial && self.keeps_holes => WhyNot::Holes,
-            _ => otherwise,
+            _ => match self.keeps_holes {
+                Some(KeptHoles::Watched) if piece.kind == RamKind::Shmem => WhyNot::SharedWatched,
+                Some(why) if is_partial => WhyNot::Holes(why),
+                _ => otherwise,
+            },
         })
     }
 }
@@ -247,6 +262,28 @@ const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
         Backing::Giant1G | Backing::Huge2M => Backing::Base4K,
         smaller => smaller,
     }
+}
+
+/// Memory of its process that is merged with equal memory, in bytes; `None` where the kernel does not tell.
+pub(crate) fn merged(host: &ProcessHost) -> Option<u64> {
+    merged_pages(host).ok().flatten().map(|pages| (PageSize::Base4K.bytes() * pages).get())
+}
+
+/// Reasons for unknown figures of saved memory.
+pub(crate) fn unknown_savings(saved: &SavedView) -> impl Iterator<Item = String> {
+    let swapped = "swapped memory is not known: swapped pages of shared memory are in no page table";
+    let merged = "merged memory is not known: ksm_stat needs Linux 6.1 and the right to read the process";
+    let notes = [(saved.swapped, swapped), (saved.merged, merged)];
+    notes.into_iter().filter(|(figure, _)| figure.is_none()).map(|(_, note)| note.to_owned())
+}
+
+fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> SavedView {
+    let of = |(piece, rows): (&RamPiece, &Vec<WindowBacking>)| {
+        let resident: Vec<u16> = rows.iter().map(|row| row.resident).collect();
+        swapped(host, piece.kind.backing(), &[piece.range], &resident).ok()?.bytes()
+    };
+    let swapped = ram.pieces.iter().zip(windows).map(of).sum::<Option<Bytes>>();
+    SavedView { swapped: swapped.filter(|_| !ram.pieces.is_empty()).map(Bytes::get), merged: merged(host) }
 }
 
 type Looked = (Vec<Vec<WindowBacking>>, BackingView);
@@ -316,7 +353,7 @@ mod tests {
         ];
         let off = Some(NeverHuge::Address(kib(4)));
         let pieces = vec![piece(0, RamKind::Anonymous, None), piece(8 << 20, RamKind::Shmem, off)];
-        let (ram, backing) = (RamMap { pieces, notes: Vec::new() }, Some(BackingView::default()));
+        let (ram, backing) = (RamMap { pieces, ..RamMap::default() }, Some(BackingView::default()));
         Survey {
             process,
             ram,
@@ -324,8 +361,9 @@ mod tests {
             backing,
             mapping: None,
             page_tables: None,
+            saved: SavedView::default(),
             left_alone: None,
-            keeps_holes: true,
+            keeps_holes: Some(KeptHoles::GivenBack),
             notes: Vec::new(),
         }
     }
@@ -376,9 +414,19 @@ mod tests {
 
     #[test]
     fn a_guest_that_would_be_left_alone_has_that_reason_for_each_window() {
-        let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: false, ..survey() };
+        let survey = Survey { left_alone: Some(LeftAlone::Pinned), keeps_holes: None, ..survey() };
         assert!(named_reasons(&survey).contains(&("left_alone_pinned".to_owned(), 2)));
         assert_eq!(survey.view().care, Care::Unmanaged);
+    }
+
+    #[test]
+    fn windows_with_holes_and_shared_ones_wait_for_the_end_of_a_userfaultfd() {
+        let mut survey = Survey { keeps_holes: Some(KeptHoles::Watched), ..survey() };
+        survey.ram.pieces[1].never_huge = None;
+        let reasons = |survey: &Survey| survey.reasons(true, WhyNot::NotChosen).reasons;
+        let windows = |name: &str| reasons(&survey).iter().find(|why| why.name == name).map(|why| why.windows);
+        let seen = ["holes_userfaultfd", "shared_userfaultfd", "not_chosen"].map(windows);
+        assert_eq!(seen, [Some(1), Some(1), Some(1)]);
     }
 
     #[test]

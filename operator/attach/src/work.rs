@@ -22,6 +22,7 @@ pub(crate) struct Work {
     budget_refusals: u64,
     unavailable_ns: Histogram<u64>,
     sensor_failures: BTreeMap<String, u64>,
+    by_kernel: BTreeMap<String, u64>,
 }
 
 impl Work {
@@ -36,6 +37,7 @@ impl Work {
             budget_refusals: 0,
             unavailable_ns: Histogram::new(2).expect("two digits are in its range"),
             sensor_failures: BTreeMap::new(),
+            by_kernel: BTreeMap::new(),
         }
     }
 
@@ -47,6 +49,9 @@ impl Work {
         }
         for (sensor, times) in &live.sensor_failures {
             *sum.sensor_failures.entry((*sensor).into()).or_default() += times;
+        }
+        for (change, windows) in live.vms.iter().flat_map(|vm| vm.kernel_work.named()) {
+            *sum.by_kernel.entry(change.into()).or_default() += windows;
         }
         sum.copied += live.copied;
         sum.bloat += live.bloat;
@@ -79,6 +84,7 @@ impl Work {
             walk_share: walk_share(&live.snapshot.vms, AssumedMisses::default(), walk).map(PerTenThousand::get),
             latest: latest.collect(),
             sensor_failures: self.sensor_failures.clone(),
+            by_kernel: self.by_kernel.clone(),
         }
     }
 }

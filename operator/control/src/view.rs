@@ -41,7 +41,14 @@ pub enum Vmm {
     Qemu,
     /// A `wideleaf run` process.
     Wideleaf,
-    /// Another program with KVM guests.
+    /// A Firecracker process.
+    Firecracker,
+    /// A Cloud Hypervisor process.
+    CloudHypervisor,
+    /// A crosvm process.
+    Crosvm,
+    /// Another program with KVM guests, or one that this version of the protocol does not name.
+    #[serde(other)]
     Other,
 }
 
@@ -65,7 +72,7 @@ pub enum Care {
 /// Description of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
-    /// Name of the libvirt domain, or QEMU's `-name`, or the process id.
+    /// Name of the libvirt domain, or the name that the guest's VMM was started with, or the process id.
     pub name: String,
     /// UUID of the libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,6 +107,9 @@ pub struct VmView {
     /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<GuestPagesView>,
+    /// Memory that the host saves on it.
+    #[serde(default)]
+    pub saved: SavedView,
     /// Work of its manager; `None` for an unmanaged VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<WorkView>,
@@ -260,6 +270,17 @@ pub struct PageTablesView {
     pub second_level_of_host: Option<ByteCount>,
 }
 
+/// Memory that the host saves on a VM, in bytes. A note has the reason for an unknown figure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedView {
+    /// Memory that is swapped out; `None` where that is not known.
+    #[serde(default)]
+    pub swapped: Option<ByteCount>,
+    /// Memory of its process that shares pages with equal memory (KSM); `None` where the kernel does not tell.
+    #[serde(default)]
+    pub merged: Option<ByteCount>,
+}
+
 /// Windows (2 MiB of guest-physical memory) by the page size that the guest's own tables map them with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestPagesView {
@@ -304,6 +325,10 @@ pub struct WorkView {
     /// Failures of sensors, by name.
     #[serde(default)]
     pub sensor_failures: BTreeMap<String, u64>,
+    /// Number of windows that changed without the manager: `at_fault` (large at the first touch), `collapsed`
+    /// (made large by khugepaged or by a call of the VMM) and `split`.
+    #[serde(default)]
+    pub by_kernel: BTreeMap<String, u64>,
 }
 
 /// A histogram in a few numbers, and in Prometheus' form.
@@ -397,6 +422,12 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
     use super::*;
+
+    #[test]
+    fn a_vmm_that_a_newer_daemon_names_is_another_program() {
+        let read = |name: &str| serde_json::from_str::<Vmm>(name).unwrap();
+        assert_eq!(["\"cloud_hypervisor\"", "\"of_tomorrow\""].map(read), [Vmm::CloudHypervisor, Vmm::Other]);
+    }
 
     #[test]
     fn a_guarantee_is_shown_as_it_is_written() {

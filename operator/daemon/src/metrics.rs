@@ -131,6 +131,18 @@ pub const FAMILIES: &[Family] = &[
     counter("wideleaf_vm_budget_refusals", "Actions that the budget refused", |scrape| {
         each_counted(scrape, |work| one(Some(work.budget_refusals as f64)))
     }),
+    gauge("wideleaf_vm_swapped_bytes", "Guest memory that is swapped out, where known", |scrape| {
+        each_vm(scrape, |vm| one(vm.saved.swapped.map(|bytes| bytes as f64)))
+    }),
+    gauge("wideleaf_vm_merged_bytes", "Memory of the VM's process that is merged with equal memory (KSM)", |scrape| {
+        each_vm(scrape, |vm| one(vm.saved.merged.map(|bytes| bytes as f64)))
+    }),
+    counter("wideleaf_vm_kernel_windows", "Windows that the kernel made large or split, not the manager", |scrape| {
+        each_counted(scrape, |work| {
+            let rows = work.by_kernel.iter();
+            rows.map(|(change, count)| (vec![("change", change.clone())], *count as f64)).collect()
+        })
+    }),
     counter("wideleaf_vm_sensor_failures", "Failures of sensors, by name", |scrape| {
         each_counted(scrape, |work| {
             let rows = work.sensor_failures.iter();

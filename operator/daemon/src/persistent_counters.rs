@@ -17,6 +17,7 @@ pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
         walk_share: now.walk_share,
         latest: now.latest.clone(),
         sensor_failures: counts(&before.sensor_failures, &now.sensor_failures),
+        by_kernel: counts(&before.by_kernel, &now.by_kernel),
     }
 }
 

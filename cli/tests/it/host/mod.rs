@@ -3,7 +3,7 @@
 
 use wideleaf_control::view::{
     ActionView, BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, PageTablesView,
-    RamView, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView,
+    RamView, Reason, SavedView, VmView, Vmm, WindowMap, WindowRange, WorkView,
 };
 
 const MIB: u64 = 1 << 20;
@@ -63,6 +63,7 @@ pub fn web() -> VmView {
         mapping: Some(MappingView { pages_4k: 16_384, pages_2m: 64, pages_1g: 0 }),
         page_tables: Some(PageTablesView { process: Some(2 * MIB), second_level_of_host: Some(3 * MIB) }),
         guest_pages: Some(GUEST_PAGES),
+        saved: SavedView { swapped: Some(MIB), merged: None },
         work: Some(work),
         notes: Vec::new(),
     }

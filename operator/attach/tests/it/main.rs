@@ -4,3 +4,4 @@
 mod qemu;
 mod sessions;
 mod surveys;
+mod userfaultfd;

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::client::QUESTION_TIMEOUT;
-use wideleaf_control::view::{Care, Guarantee, VmView};
+use wideleaf_control::view::{Care, Guarantee, SavedView, VmView};
 use wideleaf_memory::deadline::Questions;
 use wideleaf_memory::panicked::caught;
 
@@ -239,6 +239,7 @@ fn by_name(found: &Found) -> VmView {
         mapping: None,
         page_tables: None,
         guest_pages: None,
+        saved: SavedView::default(),
         work: None,
         notes: Vec::new(),
     }

@@ -68,6 +68,7 @@ impl FakeGuest {
             mapping: None,
             page_tables: None,
             guest_pages: None,
+            saved: view::SavedView::default(),
             notes: Vec::new(),
         }
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use wideleaf_control::view::{BackingView, MappingView, PageTablesView, Vmm};
+use wideleaf_control::view::{BackingView, MappingView, PageTablesView, SavedView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
@@ -39,6 +39,7 @@ fn vm(pid: u32) -> VmView {
         mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
         page_tables: Some(PageTablesView { process: Some(40 << 10), second_level_of_host: Some(64 << 10) }),
         guest_pages: None,
+        saved: SavedView { swapped: Some(8192), merged: Some(4096) },
         work: Some(WorkView {
             outcomes: BTreeMap::from([("collapse".to_owned(), counts("done", 12))]),
             copied: 24 << 20,
@@ -47,6 +48,7 @@ fn vm(pid: u32) -> VmView {
             unavailable,
             walk_share: Some(1_250),
             sensor_failures: counts("zero_pages", 2),
+            by_kernel: counts("collapsed", 5),
             ..WorkView::default()
         }),
         notes: Vec::new(),
@@ -158,6 +160,7 @@ fn counters_are_of_this_daemon_and_resident_memory_is_of_all() {
     scrape.vms[0].counted = Some(WorkView { copied: 7, bloat: 9, ..WorkView::default() });
     let text = text(scrape);
     let of_it = |name: &str| value(&text, name, &["pid=\"10\""]);
+    assert_eq!((of_it("wideleaf_vm_swapped_bytes"), of_it("wideleaf_vm_merged_bytes")), (8192.0, 4096.0));
     assert_eq!((of_it("wideleaf_vm_copied_bytes_total"), of_it("wideleaf_vm_bloat_bytes")), (7.0, 4096.0));
     assert_eq!(of_it("wideleaf_vm_unavailable_seconds_count"), 0.0);
 }
