@@ -44,8 +44,8 @@ impl GuaranteeWatch {
         now: Duration,
         grace: Duration,
     ) -> Option<GuaranteeEvent> {
-        let is_under = match (guarantee, coverage) {
-            (Guarantee::Coverage(wanted), Some(coverage)) => coverage < wanted,
+        let is_under = match (guarantee.share(), coverage) {
+            (Some(wanted), Some(coverage)) => coverage < wanted,
             _ => false,
         };
         let was_missed = self.is_missed;
@@ -54,7 +54,7 @@ impl GuaranteeWatch {
         if self.under_for(now).is_some_and(|under_for| under_for >= PURSUIT_AFTER.min(grace)) {
             self.pursued_at = Some(now);
         }
-        let is_kept = |at| guarantee != Guarantee::BestEffort && now.saturating_sub(at) <= PURSUIT_KEPT;
+        let is_kept = |at| guarantee.share().is_some() && now.saturating_sub(at) <= PURSUIT_KEPT;
         self.pursued_at = self.pursued_at.filter(|at| is_kept(*at));
         match (was_missed, self.is_missed) {
             (false, true) => Some(GuaranteeEvent::Missed),

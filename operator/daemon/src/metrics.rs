@@ -14,7 +14,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use wideleaf_control::view::{Care, DaemonView, Guarantee, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
+use wideleaf_control::view::{Care, DaemonView, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
 
@@ -213,7 +213,7 @@ fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row
 
 /// Rows of VMs with a guarantee.
 fn each_promised(scrape: &Scrape, is_so: impl Fn(&ScrapedVm) -> bool) -> Vec<Row<f64>> {
-    let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
+    let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee.share().is_some());
     promised.map(|vm| (labels(&vm.view), f64::from(u8::from(is_so(vm))))).collect()
 }
 

@@ -225,7 +225,7 @@ pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D
     read(deserializer, share_from)
 }
 
-/// A guarantee, `"95%"` or `"best-effort"`.
+/// A guarantee, such as `"guaranteed:95%"` or `"bestEffort"`.
 pub(super) fn guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Guarantee, D::Error> {
     read(deserializer, |text| text.parse().map_err(|error: GuaranteeError| error.to_string()))
 }

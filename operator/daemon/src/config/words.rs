@@ -152,7 +152,7 @@ mod tests {
             [[vm]]
             name = "web?"
             policy = "off"
-            guarantee = "best-effort"
+            guarantee = "bestEffort"
             collapse_shared = false
             qmp = "/run/web.qmp"
             weight = 3
