@@ -3,6 +3,9 @@
 
 use std::fmt;
 
+use wideleaf_policies::Moment;
+use wideleaf_policies::recovery::Events;
+
 /// Asked before every tick that would act, from the loop's thread: it answers at once, from what it knows.
 pub trait Gate: Send + Sync {
     /// Present state of the gate.
@@ -11,6 +14,13 @@ pub trait Gate: Send + Sync {
     /// Whether absent pages of a window in use are absent on purpose: the guest gave them back (balloon, free page
     /// reporting, virtio-mem), and a promotion of that window would bring them back.
     fn keeps_holes(&self) -> bool;
+
+    /// Events so far that may have made windows small; `now` is the moment of the call. Without them there are no
+    /// recoveries.
+    fn events(&self, now: Moment) -> Events {
+        let _ = now;
+        Events::default()
+    }
 }
 
 /// Permitted actions on a VM.

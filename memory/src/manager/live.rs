@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
@@ -21,6 +22,7 @@ use wideleaf_policies::{
 };
 
 use super::attempt::{Attempt, Mechanism};
+use super::recovering::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
@@ -72,6 +74,8 @@ pub struct Live {
     pub sensor_failures: BTreeMap<&'static str, u64>,
     /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
+    /// Recoveries by event.
+    pub recoveries: RecoveriesByCause,
     /// Panics during actions, one line each.
     pub panics: Vec<String>,
     /// Questions of the policy that no sensor here can answer, each with the reason.
@@ -91,6 +95,8 @@ pub struct LiveVm {
     pub why_not: BTreeMap<WhyNot, u64>,
     /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
+    /// The recovery under way.
+    pub recovering: Option<Progress>,
 }
 
 /// An action that is over.
@@ -150,6 +156,7 @@ impl Publisher {
             unavailable_ns: unavailable_ns.clone(),
             sensor_failures: BTreeMap::new(),
             ticks_left_alone: BTreeMap::new(),
+            recoveries: BTreeMap::new(),
             panics: Vec::new(),
             unanswered: Vec::new(),
             latest: VecDeque::new(),
@@ -232,6 +239,7 @@ impl ManagerLoop {
             unavailable_ns: self.publisher.unavailable_ns.clone(),
             sensor_failures: report.sensor_failures.clone(),
             ticks_left_alone: report.ticks_left_alone.clone(),
+            recoveries: report.recoveries.clone(),
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),
             latest: self.publisher.latest.clone(),
@@ -261,7 +269,7 @@ impl ManagerLoop {
             keeps_holes: vm.managed.keeps_holes(),
             otherwise,
         };
-        LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check }
+        LiveVm { vm: rows.vm, gate: vm.gate, why_not: explainer.count(), kvm_check, recovering: vm.recovering() }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wideleaf_policies::policy::Needs;
+use wideleaf_policies::recovery::Events;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
 
@@ -47,6 +48,8 @@ pub(super) struct VmState {
     pub is_left_alone: bool,
     /// State of the gate at this tick.
     pub gate: GateState,
+    /// Events of the guest as of this tick.
+    pub events: Events,
     /// Windows that can never be huge, by row; see [`ManagedVm::barred_windows`].
     pub barred: Vec<Option<CannotBeHuge>>,
     /// Sensors with a failed latest sample: the log gets one line for each run of failures.
@@ -94,6 +97,7 @@ impl VmState {
             first_of_second_level,
             is_left_alone: false,
             gate: GateState::Open,
+            events: Events::default(),
             barred: managed.barred_windows(),
             failing: BTreeSet::new(),
             given_back_from: WindowIndex::new(0),

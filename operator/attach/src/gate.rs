@@ -25,10 +25,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use wideleaf_memory::gate::{Gate, GateState, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
-use wideleaf_policies::Bytes;
+use wideleaf_policies::recovery::Events;
 use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, Moment};
 
 use crate::command_line::Returns;
+use crate::events::{Signs, Tracker};
 use crate::monitor::Monitor;
 use crate::process::{Descriptors, VmProcess};
 use crate::qmp::Question;
@@ -80,6 +82,9 @@ pub struct GuestGate {
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
+    /// Whether a userfaultfd was open at the latest read of the open files.
+    has_userfaultfd: AtomicBool,
+    events: Mutex<Tracker>,
 }
 
 /// Time of an answer, and the answer.
@@ -122,8 +127,21 @@ impl GuestGate {
         let (is_asked, holes_are_wanted) = (AtomicBool::new(false), AtomicBool::new(false));
         let (files, virsh, devices, facts) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
-        let gate =
-            GuestGate { process, host, monitor, is_quick, files, virsh, devices, facts, is_asked, holes_are_wanted };
+        let (has_userfaultfd, events) = (AtomicBool::new(false), Mutex::default());
+        let gate = GuestGate {
+            process,
+            host,
+            monitor,
+            is_quick,
+            files,
+            virsh,
+            devices,
+            facts,
+            is_asked,
+            holes_are_wanted,
+            has_userfaultfd,
+            events,
+        };
         gate.refresh();
         gate
     }
@@ -152,22 +170,41 @@ impl GuestGate {
 
     fn state_of_the_living(&self) -> (GateState, bool) {
         let closed = |why: Option<LeftAlone>| why.map_or(GateState::Open, GateState::Closed);
-        let of_process = no_older_than(FILES_EVERY, &self.files, || self.files_say());
+        // The end of a restore or a postcopy is noticed soon.
+        let files_age = if self.has_userfaultfd.load(Ordering::Relaxed) { Duration::ZERO } else { FILES_EVERY };
+        let of_process = no_older_than(files_age, &self.files, || self.files_say());
         let started_with = self.process.command_line.returns;
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
                     let holes = keeps_holes(started_with.or(self.devices(monitor)), answers.balloon());
+                    self.look(answers.signs());
                     (closed(of_process.or(answers.left_alone())), holes)
                 }
-                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), true),
+                Err(_) => {
+                    self.look(Signs { left_alone: Some(LeftAlone::NoAnswer), ..Signs::default() });
+                    (closed(of_process.or(Some(LeftAlone::NoAnswer))), true)
+                }
             },
             None => {
                 let (why, has_now) = self.libvirt_says();
+                self.look(Signs { left_alone: why, ..Signs::default() });
                 (closed(of_process.or(why)), keeps_holes(started_with.or(has_now), None))
             }
         }
+    }
+
+    /// Takes what a look has shown into account, with the open files.
+    fn look(&self, signs: Signs) {
+        let has_userfaultfd = self.has_userfaultfd.load(Ordering::Relaxed);
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.look(&Signs { has_userfaultfd, ..signs }, Instant::now());
+    }
+
+    /// Whether an event is under way that a recovery follows, so that its end should be noticed soon.
+    pub fn is_in_event(&self) -> bool {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).is_in_event()
     }
 
     /// Devices in the device tree now. Without an answer, those of the last one.
@@ -187,6 +224,7 @@ impl GuestGate {
     /// Reason from its files in `/proc`; `None` where they cannot be read.
     fn files_say(&self) -> Option<LeftAlone> {
         let descriptors = self.process.descriptors_now().unwrap_or_default();
+        self.has_userfaultfd.store(descriptors.has_userfaultfd, Ordering::Relaxed);
         let pinned = self.process.status().map_or(Bytes::ZERO, |status| status.pinned);
         let is_encrypted = self.process.command_line.is_encrypted;
         of_descriptors(&descriptors, pinned, is_encrypted)
@@ -232,6 +270,10 @@ impl Gate for GuestGate {
 
     fn keeps_holes(&self) -> bool {
         self.holes_are_wanted.load(Ordering::Relaxed) || self.lock().keeps_holes
+    }
+
+    fn events(&self, now: Moment) -> Events {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).events(now)
     }
 }
 
@@ -306,6 +348,17 @@ impl Answers {
         Answers(std::array::from_fn(|_| answers.next().unwrap_or_default()))
     }
 
+    fn signs(&self) -> Signs {
+        let [status, ..] = &self.0;
+        Signs {
+            left_alone: self.left_alone(),
+            is_arriving: status["status"] == "inmigrate",
+            has_userfaultfd: false,
+            is_stopped: status["running"] == false,
+            balloon: self.memory_left(),
+        }
+    }
+
     fn left_alone(&self) -> Option<LeftAlone> {
         let [status, migrate, dirty_rate, dump, jobs, ..] = &self.0;
         let text = |value: &'_ Value| value["status"].as_str().unwrap_or_default().to_owned();
@@ -325,10 +378,15 @@ impl Answers {
 
     /// Compares the memory that the balloon leaves the guest with all of its memory. Plugged memory counts in both.
     fn balloon(&self) -> Option<Balloon> {
+        self.memory_left().map(|(left, all)| if left < all { Balloon::Inflated } else { Balloon::Empty })
+    }
+
+    /// Memory that the balloon leaves the guest, and all of its memory, in bytes.
+    fn memory_left(&self) -> Option<(u64, u64)> {
         let [.., balloon, memory] = &self.0;
         let (left, base) = (balloon["actual"].as_u64()?, memory["base-memory"].as_u64()?);
         let plugged = memory["plugged-memory"].as_u64().unwrap_or(0);
-        Some(if left < base.saturating_add(plugged) { Balloon::Inflated } else { Balloon::Empty })
+        Some((left, base.saturating_add(plugged)))
     }
 }
 

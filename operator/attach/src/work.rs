@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
-use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, WorkView};
-use wideleaf_memory::manager::Live;
+use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, WorkView};
+use wideleaf_memory::manager::{Live, RecoveryCounts};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::walk::share::{AssumedMisses, walk_share};
 use wideleaf_policies::{Bytes, PerTenThousand};
@@ -22,6 +22,7 @@ pub(crate) struct Work {
     budget_refusals: u64,
     unavailable_ns: Histogram<u64>,
     sensor_failures: BTreeMap<String, u64>,
+    recoveries: BTreeMap<String, RecoveriesView>,
 }
 
 impl Work {
@@ -36,6 +37,7 @@ impl Work {
             budget_refusals: 0,
             unavailable_ns: Histogram::new(2).expect("two digits are in its range"),
             sensor_failures: BTreeMap::new(),
+            recoveries: BTreeMap::new(),
         }
     }
 
@@ -47,6 +49,9 @@ impl Work {
         }
         for (sensor, times) in &live.sensor_failures {
             *sum.sensor_failures.entry((*sensor).into()).or_default() += times;
+        }
+        for (cause, counts) in &live.recoveries {
+            add(sum.recoveries.entry((*cause).into()).or_default(), counts);
         }
         sum.copied += live.copied;
         sum.bloat += live.bloat;
@@ -79,8 +84,19 @@ impl Work {
             walk_share: walk_share(&live.snapshot.vms, AssumedMisses::default(), walk).map(PerTenThousand::get),
             latest: latest.collect(),
             sensor_failures: self.sensor_failures.clone(),
+            is_recovering: live.vms.iter().any(|vm| vm.recovering.is_some()),
+            recoveries: self.recoveries.clone(),
         }
     }
+}
+
+fn add(sum: &mut RecoveriesView, counts: &RecoveryCounts) {
+    let RecoveryCounts { done, cut_off, last, sum: sum_of, longest } = *counts;
+    sum.done += done;
+    sum.cut_off += cut_off;
+    sum.last_s = last.map(|last| last.as_secs_f64()).or(sum.last_s);
+    sum.sum_s += sum_of.as_secs_f64();
+    sum.max_s = sum.max_s.max(longest.as_secs_f64());
 }
 
 const NS_PER_S: f64 = 1e9;

@@ -336,6 +336,29 @@ pub struct WorkView {
     /// Failures of sensors, by name.
     #[serde(default)]
     pub sensor_failures: BTreeMap<String, u64>,
+    /// Whether windows are being brought back after an event.
+    #[serde(default)]
+    pub is_recovering: bool,
+    /// Recoveries by event: `migration`, `arrival`, `dirty_log`, `snapshot`, `faults_served`, `stop`, `balloon`,
+    /// `unseen`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub recoveries: BTreeMap<String, RecoveriesView>,
+}
+
+/// Recoveries after events of one kind: the large windows of before became large again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RecoveriesView {
+    /// Number of recoveries after which 99 % were large again.
+    pub done: u64,
+    /// Number of recoveries that were cut off before: by their longest time, or by another event.
+    pub cut_off: u64,
+    /// Time from the end of the event until 99 % were large again, at the latest recovery, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_s: Option<f64>,
+    /// Sum of these times, in seconds.
+    pub sum_s: f64,
+    /// Longest of these times, in seconds.
+    pub max_s: f64,
 }
 
 /// A histogram in a few numbers, and in Prometheus' form.
@@ -456,7 +479,8 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(guarantee), "{text}");
         }
-        let starts = [Guarantee::BestEffort, Guarantee::Sought(1), Guarantee::Coverage(1)].map(Guarantee::prevents_start);
+        let starts =
+            [Guarantee::BestEffort, Guarantee::Sought(1), Guarantee::Coverage(1)].map(Guarantee::prevents_start);
         assert_eq!(starts, [false, false, true]);
     }
 

@@ -243,6 +243,20 @@ pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D:
     })
 }
 
+/// Upper bound on the factor of a burst: more would leave no time to a guest on the same core.
+const BURST_MAX: u32 = 16;
+
+/// A factor such as `2`.
+pub(super) fn burst<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let burst = i64::deserialize(deserializer)?;
+    match u32::try_from(burst) {
+        Ok(burst @ 1..=BURST_MAX) => Ok(burst),
+        _ => Err(D::Error::custom(format!(
+            "{burst} is not a burst: write a whole number from 1 (the budget, no more) to {BURST_MAX}"
+        ))),
+    }
+}
+
 /// Upper bound on the ratio of two VMs' weights: shares stay far above the cost of a single action.
 const WEIGHT_MAX: u32 = 1_000;
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use wideleaf_control::view::{BackingView, MappingView, PageTablesView, Vmm};
+use wideleaf_control::view::{BackingView, Guarantee, MappingView, PageTablesView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
