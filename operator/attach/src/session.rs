@@ -291,6 +291,12 @@ impl Attached {
         now.manager.set_limits(limits);
     }
 
+    /// Whether the guest is in an event that a recovery follows: a migration, a dirty log, a stop and the like, as of
+    /// the latest look at it.
+    pub fn is_in_event(&self) -> bool {
+        self.guest().gate.is_in_event()
+    }
+
     /// Sets the bounds on recoveries from now on.
     pub fn set_recovery(&mut self, recovery: RecoveryLimits) {
         let guest = self.guest();

@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod qemu;
+mod recoveries;
 mod sessions;
 mod surveys;
