@@ -22,7 +22,7 @@ use wideleaf_policies::{
 };
 
 use super::attempt::{Attempt, Mechanism};
-use super::recovering::RecoveriesByCause;
+use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;

@@ -12,7 +12,7 @@ use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::recording::VmHeader;
 use wideleaf_policies::{PageSize, VmId, WindowIndex};
 
-use super::SharedRecovery;
+use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
 use crate::explain::{Barred, CannotBeHuge};
 use crate::gate::Gate;

@@ -3,56 +3,18 @@
 //!
 //! A recorded loop has no recoveries: a recording holds the plans of one policy.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use wideleaf_policies::recovery::{Cause, Events, Progress, Recovered, Recovery};
 use wideleaf_policies::{Outcome, Plan, Snapshot};
 
+use super::recoveries::locked;
 use super::vm_state::VmState;
 use super::{ManagerLoop, NEVER};
 
-/// Recoveries of a VM. Managers that follow each other share them, so that a change of policy forgets nothing.
-pub type SharedRecovery = Arc<Mutex<Recovery>>;
-
 /// Longest pulse while an event is under way: its end is noticed within that time.
 pub(super) const EVENT_PULSE: Duration = Duration::from_millis(250);
-
-/// Recoveries after events of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecoveryCounts {
-    /// Number of recoveries that reached 99 %.
-    pub done: u64,
-    /// Number of recoveries that were cut off before.
-    pub cut_off: u64,
-    /// Duration of the latest recovery that reached 99 %.
-    pub last: Option<Duration>,
-    /// Sum of these durations.
-    pub sum: Duration,
-    /// Longest of these durations.
-    pub longest: Duration,
-}
-
-impl RecoveryCounts {
-    fn count(&mut self, took: Option<Duration>) {
-        let Some(took) = took else {
-            self.cut_off += 1;
-            return;
-        };
-        self.done += 1;
-        self.last = Some(took);
-        self.sum += took;
-        self.longest = self.longest.max(took);
-    }
-}
-
-/// Counts by name of the event.
-pub type RecoveriesByCause = BTreeMap<&'static str, RecoveryCounts>;
-
-pub(super) fn locked(recovery: &SharedRecovery) -> MutexGuard<'_, Recovery> {
-    recovery.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl VmState {
     fn recovery(&self) -> Option<MutexGuard<'_, Recovery>> {

@@ -15,7 +15,7 @@ use wideleaf_policies::{Bytes, MappingStats, Moment, OutcomeResult, VmId};
 use super::attempt::{Attempt, Mechanism};
 use super::fault_price::FaultPrice;
 use super::managed_vm::ManagedVm;
-use super::recovering::RecoveriesByCause;
+use super::recoveries::RecoveriesByCause;
 use super::sensor_cost::SensorCosts;
 use crate::first_touch::FirstTouchReport;
 use crate::recorder::RecorderReport;

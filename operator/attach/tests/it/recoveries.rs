@@ -129,7 +129,7 @@ fn a_guest_that_was_migrated_to_a_file_and_goes_on_gets_its_large_pages_back() {
 }
 
 #[test]
-fn a_guest_whose_migration_was_cancelled_gets_its_large_pages_back() {
+fn a_guest_gets_its_large_pages_back_after_its_migration_was_cancelled() {
     if can_run() {
         let recovering = Recovering::start();
         let slow = json!({ "execute": "migrate-set-parameters", "arguments": { "max-bandwidth": 4096 } });
