@@ -71,7 +71,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]", value_parser = PolicyOrOff::parse)]
     policy: Option<PolicyOrOff>,
 
-    /// Share of the guest's present memory to keep in large pages, or best-effort; a lower share is reported
+    /// Share of the guest's present memory to keep in large pages, or bestEffort; a lower share is reported
     /// [default: from wideleafd's configuration]
     #[arg(long, value_name = "SHARE", value_parser = parse_guarantee)]
     guarantee: Option<Guarantee>,

@@ -75,7 +75,7 @@ const SET_EXAMPLES: &str = "\
 Settings that are not named stay. wideleafd remembers them until they are set again or the VM is detached.
 
   policy=NAME[:KEY=VALUE,...]   as for `wideleaf run` (`--policy help` lists them), or off: the VM is only observed
-  guarantee=best-effort|95%     share of its present memory to keep in large pages; a lower share is reported
+  guarantee=bestEffort|95%      share of its present memory to keep in large pages; a lower share is reported
   collapse-shared=yes|no        whether to collapse shared memory, which stops the guest for 15 to 30 ms per window,
                                 and longer where other work keeps the host's processors
   qmp=PATH                      a QEMU monitor (QMP socket) that has no other client

@@ -8,9 +8,9 @@ use wideleaf_policies::units::PerTenThousand;
 use wideleaf_policies::{Bytes, Gpa};
 use wideleaf_run::devices::DeviceReport;
 use wideleaf_run::report::{
-    Counters, FaultPriceSummary, Figure, FirstTouchNow, FirstTouchRegion, Gaps, Hello, KvmPages, ManagerSummary,
-    Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd, RecordingSummary, Region, RunReport,
-    SensorSummary, Setup, Verification, VmmCost,
+    Counters, FaultPriceSummary, Figure, FirstTouchNow, FirstTouchRegion, Gaps, GuaranteeReport, Hello, KvmPages,
+    ManagerSummary, Measurement, OF_POLICIES, Phase, PolicyChange, Problem, RamAtEnd, RecordingSummary, Region,
+    RunReport, SensorSummary, Setup, Verification, VmmCost,
 };
 use wideleaf_run::sandboxed::Sandboxed;
 
@@ -132,6 +132,7 @@ pub fn to_table(report: &RunReport, is_verbose: bool) -> String {
     write_phases(&mut out, &report.phases);
     write_regions(&mut out, &report.regions);
     write_ram_at_end(&mut out, report);
+    write_guarantee(&mut out, report.guarantee.as_ref());
     write_results(&mut out, &report.results);
     write_gaps(&mut out, &report.gaps);
     write_manager(&mut out, &report.manager, is_verbose);
@@ -271,6 +272,27 @@ fn write_ram_at_end(out: &mut String, report: &RunReport) {
     );
     if let Some(KvmPages { pages_4k, pages_2m, pages_1g }) = counters.kvm {
         let _ = writeln!(out, "  at the end: KVM maps pages_4k {pages_4k}, pages_2m {pages_2m}, pages_1g {pages_1g}");
+    }
+}
+
+/// Whether and when the run met its guarantee.
+fn write_guarantee(out: &mut String, guarantee: Option<&GuaranteeReport>) {
+    let Some(guarantee) = guarantee else { return };
+    let GuaranteeReport { wanted, short_at_start, first_met_at_s, below_s, pursued_s, .. } = guarantee;
+    let first = first_met_at_s.map_or("never met".to_owned(), |at| format!("met after {at:.1} s"));
+    let share = guarantee.coverage_at_end.map_or("?".to_owned(), |share| format!("{:.1} %", share * 100.0));
+    let at_end = match guarantee.is_met_at_end {
+        Some(true) => "met",
+        Some(false) => "MISSED",
+        None => "unknown",
+    };
+    let _ = writeln!(
+        out,
+        "  guarantee of {wanted}: {first}; below it for {below_s:.1} s, pursued for {pursued_s:.1} s; at the end \
+         {share}, {at_end}"
+    );
+    if let Some(why) = short_at_start {
+        let _ = writeln!(out, "  guarantee: at the start {why}");
     }
 }
 

@@ -21,6 +21,9 @@
 
 use std::fmt;
 
+use wideleaf_policies::Moment;
+use wideleaf_policies::recovery::Events;
+
 /// Asked before every tick that would act, from the loop's thread: it answers at once, from what it knows.
 pub trait Gate: Send + Sync {
     /// Present state of the gate.
@@ -34,6 +37,13 @@ pub trait Gate: Send + Sync {
     /// take a tenth of a millisecond.
     fn may_split(&self) -> bool {
         self.keeps_holes() != Some(KeptHoles::Watched)
+    }
+
+    /// Events so far that may have made windows small; `now` is the moment of the call. Without them there are no
+    /// recoveries.
+    fn events(&self, now: Moment) -> Events {
+        let _ = now;
+        Events::default()
     }
 }
 

@@ -48,6 +48,8 @@ mod live;
 mod managed_vm;
 mod mechanisms;
 mod pacing;
+mod recoveries;
+mod recovering;
 mod refault_cost;
 mod releasing;
 mod report;
@@ -69,6 +71,7 @@ use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
 pub use managed_vm::ManagedVm;
 use pacing::PULSE;
+pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::SharedAccess;
 pub use sensor_cost::{SensorCost, SensorCosts};
@@ -276,20 +279,23 @@ impl ManagerLoop {
         let began_cpu = self.host.thread_cpu_time();
         let began_at = self.host.now();
         if let Some(limits) = self.steering.take_limits() {
+            self.config.limits = limits;
             self.budget.set_limits(limits);
         }
         self.budget.refill(began_at);
         self.huge_pages.begin_tick();
         self.ask_gates();
+        self.ask_events();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
         let senses_from = self.host.thread_cpu_time();
-        let snapshot = self.sense();
+        let mut snapshot = self.sense();
         self.sensed_in = self.host.thread_cpu_time().saturating_sub(senses_from);
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
         let refusals_before = self.budget.refusals();
+        self.recover(&mut snapshot, &mut plan);
         lock(&self.policy).plan(&snapshot, now, &mut self.budget, &mut plan);
         if let Some(recorder) = &mut self.recorder {
             recorder.snapshot(began_at, &snapshot);
@@ -335,9 +341,9 @@ impl ManagerLoop {
         live::latest(&self.publisher.slot())
     }
 
-    /// Whether the next tick should come soon: after a tick that did `done` actions, or during a burst of sampling.
+    /// Whether the next tick should come soon: after a tick that did `done` actions, or during a recovery or a burst of sampling.
     fn is_busy(&self, done: u64) -> bool {
-        done > 0 || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
+        done > 0 || self.is_recovering() || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }
 
     /// Counts so far.

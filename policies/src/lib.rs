@@ -38,6 +38,7 @@ pub mod parameters;
 pub mod policy;
 pub mod rank;
 pub mod recording;
+pub mod recovery;
 
 pub mod reservations;
 pub mod rotation;

@@ -28,6 +28,7 @@ use crate::devices::{Devices, Watched};
 use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, GuestConsole, Hidden, Progress, Quiet, ThreadBegin, Work};
+use crate::guarantee::{self, Kept};
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
@@ -38,7 +39,7 @@ use crate::place::NamedPlace;
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
-use crate::report::{RamAtEnd, RunReport, Setup};
+use crate::report::{GuaranteeReport, RamAtEnd, RunReport, Setup};
 use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
 use crate::session::{Observed, Session};
@@ -92,6 +93,8 @@ struct Prepared<'a> {
     backing: BackingConfig,
     /// Reason why the backing differs from the requested one, if it does.
     fallback: Option<String>,
+    /// Reason why the host could not meet the guarantee at the start, if it could not.
+    short_of_guarantee: Option<String>,
     // From here on in the order in which they are given back: the reverse of the order in which they are taken.
     session: Arc<Session>,
     progress: Arc<dyn Progress>,
@@ -128,6 +131,8 @@ impl<'a> Prepared<'a> {
         let (devices, watched, held) = Devices::open(&spec.devices, spec.memory, &*front)?.hand_over();
         ram::check_size(spec)?;
         let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
+        let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
+        short_of_guarantee.iter().for_each(|why| front.say(&below_at_start(spec, why)));
         let makes_giants = backing.kind() == BackingKind::Anon && spec.giant_pages_made_max > 0;
         let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
         let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing, &*front)?) };
@@ -165,6 +170,7 @@ impl<'a> Prepared<'a> {
             walk,
             backing,
             fallback,
+            short_of_guarantee,
             progress,
             session,
             record,
@@ -220,6 +226,8 @@ impl<'a> Prepared<'a> {
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
         self.serve_socket(&guest, &policy, &watched);
         let registration = self.register(&policy);
+        let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
+        let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
         let environment = Environment::capture();
         self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
@@ -227,7 +235,7 @@ impl<'a> Prepared<'a> {
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
-        let work = Working::Guest(Box::new(GuestWork { guest, console, _registration: registration, policy }));
+        let work = Working::Guest(Box::new(GuestWork { guest, console, _registration: registration, policy, kept }));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
     }
 
@@ -296,27 +304,40 @@ struct GuestWork {
     console: Option<Box<dyn GuestConsole>>,
     _registration: Option<Registered>,
     policy: Arc<PolicySwitch>,
+    kept: Option<Kept>,
 }
 
 impl<'a> Running<'a> {
     /// Waits for the end of the guest or kernel, the timeout or an interrupt. Afterwards the guest is gone.
     fn wait(self) -> Result<Over<'a>, Failure> {
         let Running { of, work, paging, environment, sandboxed, watched } = self;
-        let (ended, resets, ram_at_end, console_bytes_lost) = match work {
+        let (ended, resets, ram_at_end, console_bytes_lost, guarantee) = match work {
             Working::Native => {
                 let ended = native::run(of.spec, &of.ram, &of.session, of.interrupts)?;
-                (ended, 0, of.session.at_end(), 0)
+                (ended, 0, of.session.at_end(), 0, None)
             }
             Working::Guest(work) => {
-                let GuestWork { guest, console, _registration, policy } = *work;
+                let GuestWork { guest, console, _registration, policy, kept } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
                 let ram_at_end = of.session.at_end();
                 drop(guest);
-                (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end))
+                let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
+                (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
             }
         };
-        Ok(Over { ended, resets, ram_at_end, console_bytes_lost, paging, environment, sandboxed, watched, of })
+        Ok(Over {
+            ended,
+            resets,
+            ram_at_end,
+            guarantee,
+            console_bytes_lost,
+            paging,
+            environment,
+            sandboxed,
+            watched,
+            of,
+        })
     }
 }
 
@@ -326,6 +347,7 @@ struct Over<'a> {
     /// Number of boots after the first.
     resets: u64,
     ram_at_end: Option<RamAtEnd>,
+    guarantee: Option<GuaranteeReport>,
     console_bytes_lost: u64,
     paging: &'static str,
     environment: Environment,
@@ -338,8 +360,8 @@ impl Over<'_> {
     /// Stops the manager and reports what was observed. Without the headline, which is for people.
     fn report(self, process_start: Instant) -> Result<Finished, Failure> {
         // The preparation is bound first, so that it is given back last.
-        let Over { of, ended, resets, ram_at_end, console_bytes_lost, paging, mut environment, sandboxed, watched } =
-            self;
+        let Over { of, ended, resets, ram_at_end, guarantee, console_bytes_lost, paging, .. } = self;
+        let (mut environment, sandboxed, watched) = (self.environment, self.sandboxed, self.watched);
         of.progress.finish();
         let manager = of.session.stop_manager();
         let mut observed = of.session.observed(manager.as_ref(), process_start);
@@ -371,6 +393,7 @@ impl Over<'_> {
             gaps,
             regions,
             ram_at_end,
+            guarantee,
             manager: manager.as_ref().map(summarize).unwrap_or_default(),
             devices,
             cut,
@@ -379,6 +402,11 @@ impl Over<'_> {
         };
         Ok(Finished { report, end })
     }
+}
+
+/// Line about a guarantee that does not prevent the start.
+fn below_at_start(spec: &RunSpec, why: &str) -> String {
+    format!("wideleaf: the guest starts below its guarantee of {}: {why}", spec.guarantee)
 }
 
 /// Lets the front end write its lines, inside the sandbox if there is one.

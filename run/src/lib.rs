@@ -14,6 +14,7 @@ pub mod devices;
 pub mod engine;
 pub mod failure;
 pub mod front_end;
+mod guarantee;
 pub mod guardian;
 pub mod guards;
 pub mod guest;

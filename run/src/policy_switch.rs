@@ -46,7 +46,20 @@ impl PolicySwitch {
     /// # Errors
     /// One line: the policy that stays, and why.
     pub fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
+        self.set_locked(&mut self.lock(), session, wanted)
+    }
+
+    /// As [`PolicySwitch::set`], if the policy is `from`. Returns whether it was.
+    ///
+    /// # Errors
+    /// As for [`PolicySwitch::set`].
+    pub fn exchange(&self, session: &Session, from: &str, wanted: &str) -> Result<bool, String> {
         let mut set = self.lock();
+        let is_there = set.shown() == from;
+        if is_there { self.set_locked(&mut set, session, wanted).map(|()| true) } else { Ok(false) }
+    }
+
+    fn set_locked(&self, set: &mut Set, session: &Session, wanted: &str) -> Result<(), String> {
         let shown = set.shown();
         let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
         if wanted == OFF {

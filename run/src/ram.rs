@@ -91,10 +91,15 @@ pub fn giant_before_loading(
     Ok(place_before_loading(&host, ram, giant, &source).err())
 }
 
+/// Memory of the host that is available without swapping.
+pub fn available() -> Bytes {
+    kib(memory_available_kib())
+}
+
 /// Checks that the host has this amount of memory available. If it has not, prefaulting does not fail: the kernel
 /// kills processes, and not only this one. A pool already has its pages.
 pub fn check_available(memory: Bytes, backing: BackingConfig) -> Result<(), Failure> {
-    let available = kib(memory_available_kib());
+    let available = available();
     if backing.kind() == BackingKind::Hugetlb || memory <= available {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use wideleaf_kernels::registry;
 use wideleaf_memory::sensors::page_tables::TableMemory;
 use wideleaf_policies::account::HostBacking;
-use wideleaf_policies::{Bytes, MappingStats};
+use wideleaf_policies::{Bytes, MappingStats, PerTenThousand};
 use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::devices::DeviceReport;
@@ -49,6 +49,9 @@ pub struct RunReport {
     /// Guest RAM at the end of the run, whatever ran in it; `None` if it could not be read.
     #[serde(default)]
     pub ram_at_end: Option<RamAtEnd>,
+    /// The run's guarantee; `None` for best effort without a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarantee: Option<GuaranteeReport>,
     /// Work of the manager.
     pub manager: ManagerSummary,
     /// Work of the devices, in the order in which the guest finds them.
@@ -62,6 +65,27 @@ pub struct RunReport {
     pub vmm: VmmCost,
     /// Machine of the run.
     pub environment: Environment,
+}
+
+/// Whether and when a run met its guarantee. Times are since the guest's start, exact to a quarter of a second.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct GuaranteeReport {
+    /// The guarantee: `95%` (guaranteed) or `bestEffort:95%`.
+    pub wanted: String,
+    /// Reason why the host could not meet it at the start; `None` if it could.
+    pub short_at_start: Option<String>,
+    /// Time at which it was met for the first time, in seconds; `None` if it never was.
+    pub first_met_at_s: Option<f64>,
+    /// Begin of the last stretch in which it was met, in seconds; `None` if it was not met at the last look.
+    pub met_since_s: Option<f64>,
+    /// Time below it in all, in seconds.
+    pub below_s: f64,
+    /// Time for which it was pursued, in seconds.
+    pub pursued_s: f64,
+    /// Share of present memory in large pages at the end, from 0 to 1; `None` without present memory.
+    pub coverage_at_end: Option<f64>,
+    /// Whether it was met at the end; `None` without present memory.
+    pub is_met_at_end: Option<bool>,
 }
 
 /// Workload and its settings.
@@ -251,6 +275,14 @@ impl RamAtEnd {
     pub fn new(counters: Counters, ram_bytes: u64) -> RamAtEnd {
         let backed = counters.host_4k_bytes + counters.host_2m_bytes + counters.host_1g_bytes;
         RamAtEnd { counters, host_unbacked_bytes: ram_bytes.saturating_sub(backed) }
+    }
+
+    /// Share of present memory in pages of 2 MiB or more; `None` without present memory.
+    pub fn coverage(&self) -> Option<PerTenThousand> {
+        let Counters { host_4k_bytes, host_2m_bytes, host_1g_bytes, .. } = self.counters;
+        let large = host_2m_bytes + host_1g_bytes;
+        let present = host_4k_bytes + large;
+        (present > 0).then(|| PerTenThousand::of(large, present))
     }
 }
 

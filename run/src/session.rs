@@ -185,9 +185,14 @@ impl Session {
     /// The manager's state at its latest tick, and KVM's totals now; `None` after the manager has ended, or if none
     /// was attached.
     pub fn seen(&self) -> Option<(Arc<Live>, Option<MappingStats>)> {
-        let live = self.with_manager(|manager| manager.live())?;
+        let live = self.live()?;
         let second_level = self.attached.get()?.second_level.as_ref();
         Some((live, second_level.and_then(|kvm| kvm.mapping_stats().ok())))
+    }
+
+    /// The manager's state at its latest tick; `None` after the manager has ended, or if none was attached.
+    pub fn live(&self) -> Option<Arc<Live>> {
+        self.with_manager(Manager::live)
     }
 
     /// Sets the limits on the cost of actions from now on.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::view::Guarantee;
 use wideleaf_kernels::Kernel;
 use wideleaf_kernels::npb::classes::Class;
 use wideleaf_kernels::registry::{MemoryNeed, by_name};
@@ -86,6 +87,9 @@ pub struct RunSpec {
     /// Policy of the manager.
     #[serde(with = "form::scalar")]
     pub policy: PolicyChoice,
+    /// Share of present memory to keep in large pages.
+    #[serde(default, with = "form::scalar")]
+    pub guarantee: Guarantee,
     /// Delay before the policy may act.
     #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none", rename = "policy_delay_s")]
     pub policy_delay: Option<Duration>,
@@ -213,6 +217,7 @@ impl RunSpec {
             backing,
             guest_page: PageSize::Huge2M,
             policy: policy::by_name("never").expect("it is in the list").into(),
+            guarantee: Guarantee::BestEffort,
             policy_delay: None,
             is_prefaulted: false,
             fallback: Fallback::Fail,
@@ -289,6 +294,7 @@ mod tests {
             "backing": {"kind": "memfd", "start_page": "4k", "is_reservable": true},
             "guest_page": "1g",
             "policy": "schemes:rules=min max 10% max min max promote,quota_windows=8",
+            "guarantee": "bestEffort:95%",
             "policy_delay_s": 0.25,
             "is_prefaulted": true,
             "fallback": "thp",

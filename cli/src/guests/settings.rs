@@ -192,7 +192,7 @@ mod tests {
             ("colour=red", "unknown setting colour=: write policy="),
             ("policy=nope", "never, prealloc"),
             ("policy=nope:rules=@file", "never, prealloc"),
-            ("guarantee=95", "best-effort, or a share"),
+            ("guarantee=95", "or a share of memory"),
             ("collapse-shared=maybe", "write yes or no"),
         ] {
             let error = Setting::parse(text).unwrap_err();

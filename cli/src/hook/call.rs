@@ -103,18 +103,33 @@ fn prepare(args: &RunArgs) -> Result<(), Failure> {
         let mistakes = domain.wishes.mistakes.join("; ");
         return Err(Failure::Host(format!("cannot use the metadata of {}: {mistakes}", args.name)));
     }
-    let (is_promised, ordinary) = (domain.wishes.guarantee() != Guarantee::BestEffort, domain.guaranteed());
+    let (guarantee, ordinary) = (domain.wishes.guarantee(), domain.guaranteed());
     let pages = if domain.wishes.may_grow_pool { domain.pages } else { Vec::new() };
-    if pages.is_empty() && !is_promised {
+    if pages.is_empty() && guarantee.share().is_none() {
         return Ok(());
     }
-    let request = Request::Prepare { domain: args.name.clone(), uuid: domain.uuid, pages, ordinary };
-    match ask(&args.socket, request, PREPARE_WAIT) {
-        Err(trouble) if is_promised => {
+    let asked = |pages, ordinary| {
+        let (name, uuid) = (args.name.clone(), domain.uuid.clone());
+        ask(&args.socket, Request::Prepare { domain: name, uuid, pages, ordinary }, PREPARE_WAIT)
+    };
+    match (asked(pages.clone(), ordinary), guarantee) {
+        (Err(trouble), Guarantee::Coverage(_)) => {
             Err(Failure::Host(format!("cannot give {} its guarantee: {}", args.name, trouble.why())))
         }
-        other => told(args, other),
+        (Err(Trouble::Refused(why)), Guarantee::Sought(_)) => {
+            started_without(args, guarantee, &why);
+            // Too little ordinary memory is no reason to go without the pool's pages.
+            if ordinary.is_some() && !pages.is_empty() { told(args, asked(pages, None)) } else { Ok(()) }
+        }
+        (other, _) => told(args, other),
     }
+}
+
+/// Reports a guarantee that the host cannot meet now and that does not prevent the start.
+fn started_without(args: &RunArgs, guarantee: Guarantee, why: &str) {
+    let line = format!("hook: {} starts below its guarantee of {guarantee}: {why}", args.name);
+    say(format_args!("wideleaf: {line}"));
+    journal::warn(&args.root, &line);
 }
 
 /// The daemon decides whether to manage the guest: it knows its configuration and the detached guests.

@@ -14,7 +14,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
-use wideleaf_control::view::Guarantee;
 
 use super::wishes::Wishes;
 use super::xml::{Element, XmlError};
@@ -49,10 +48,10 @@ impl Domain {
         Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root) })
     }
 
-    /// The guaranteed amount of ordinary memory: the share of all memory, minus what the pools give. `None` if that
-    /// is zero.
+    /// The amount of ordinary memory that its guarantee needs in large pages, also where that does not prevent a start:
+    /// the share of all memory, minus what the pools give. `None` if that is zero.
     pub fn guaranteed(&self) -> Option<OrdinaryMemory> {
-        let Guarantee::Coverage(share) = self.wishes.guarantee() else { return None };
+        let share = self.wishes.guarantee().share()?;
         let pooled =
             self.pages.iter().fold(0, |sum: u64, of| sum.saturating_add(of.pages.saturating_mul(of.page_bytes)));
         let all = u128::from(pooled) + u128::from(self.ordinary_bytes);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::spec::Fallback;
@@ -127,6 +128,13 @@ pub struct RunArgs {
     /// ms, s, m or h [default: the policy may act from the guest's start]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub policy_delay: Option<Duration>,
+
+    /// Share of the guest's present memory to keep in large pages: `guaranteed:95%`, or `95%` (the run is refused if the
+    /// host lacks the memory), `bestEffort:95%` (that is only reported) or `bestEffort`. Below it, --policy makes room for
+    /// `greedy` until the share is reached
+    #[arg(long, value_name = "GUARANTEE", default_value = "bestEffort", hide_default_value = true)]
+    #[arg(value_parser = parse_guarantee, conflicts_with = "native")]
+    pub guarantee: Guarantee,
 
     /// Fault in all guest RAM before the guest starts
     #[arg(long)]
@@ -269,6 +277,10 @@ pub enum PolicyOrHelp {
     Help,
     /// Use this policy.
     Use(PolicyArg),
+}
+
+fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {
+    text.parse()
 }
 
 fn parse_policy(text: &str) -> Result<PolicyOrHelp, String> {

@@ -64,6 +64,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         backing,
         guest_page: args.guest_page,
         policy,
+        guarantee: args.guarantee,
         policy_delay: args.policy_delay,
         is_prefaulted: args.prefault || ram_start == RamStart::HugeAndPrefaulted,
         fallback: args.fallback.into(),

@@ -267,7 +267,7 @@ fn a_guarantee_without_a_daemon_keeps_a_guest_from_starting_and_gives_the_reason
 
 #[test]
 fn a_refusal_of_the_daemon_stops_a_guest_with_a_guarantee_and_is_only_printed_without() {
-    for (guarantee, code) in [("95%", 1), ("best-effort", 0)] {
+    for (guarantee, code) in [("95%", 1), ("guaranteed:95%", 1), ("best-effort", 0), ("bestEffort", 0)] {
         let scratch = new_scratch();
         let socket = scratch.path("control.sock");
         let daemon = daemon(&socket, Reply::Error("the pool is 3 pages short".into()));
@@ -277,6 +277,20 @@ fn a_refusal_of_the_daemon_stops_a_guest_with_a_guarantee_and_is_only_printed_wi
         assert!(stderr(&output).contains("the pool is 3 pages short"), "{}", stderr(&output));
         daemon.join().unwrap();
     }
+}
+
+#[test]
+fn a_best_effort_guarantee_that_cannot_be_met_is_reported_and_the_guest_starts() {
+    let scratch = new_scratch();
+    let socket = scratch.path("control.sock");
+    let daemon = daemon(&socket, Reply::Error("64 MiB are above host.low_free".into()));
+    let xml = LIVE.replace("<hugepages/>", "").replace("95%", "bestEffort:95%");
+    let output = call(&script(&scratch, &socket), "prepare", &xml);
+    assert_eq!(output.status.code(), Some(0));
+    let text = stderr(&output);
+    assert!(text.contains("-t1 starts below its guarantee of bestEffort:95%") && text.contains("64 MiB"), "{text}");
+    let Request::Prepare { ordinary: Some(ordinary), .. } = daemon.join().unwrap() else { panic!("a prepare") };
+    assert_eq!(ordinary.large_bytes, (128 << 20) * 95 / 100);
 }
 
 #[test]

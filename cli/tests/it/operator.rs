@@ -197,7 +197,7 @@ fn attach_takes_a_process_a_domain_or_a_qmp_monitor() {
     let qmp = PathBuf::from("/run/web.qmp");
     let settings = Settings {
         policy: Some("off".into()),
-        guarantee: Some("best-effort".into()),
+        guarantee: Some("bestEffort".into()),
         collapse_shared: Some(true),
         qmp: Some(qmp.clone()),
         ..none.clone()
@@ -283,7 +283,7 @@ fn invalid_arguments_are_refused_without_a_daemon() {
         (&["set", "web", "policy=nope"], "never, prealloc"),
         (&["attach"], "<PID|DOMAIN>"),
         (&["attach", "web", "--policy=nope"], "never, prealloc"),
-        (&["attach", "web", "--guarantee=most"], "best-effort, or a share"),
+        (&["attach", "web", "--guarantee=most"], "or a share of memory"),
         (&["top", "--interval=1ms"], "shorter than 100ms"),
         (&["info"], "<VM>"),
     ] {

@@ -210,5 +210,6 @@ impl ManagerLoop {
             recorder.outcome(mechanism.name(), &outcome);
         }
         lock(&self.policy).learn(&outcome);
+        self.learn_for_recovery(&outcome);
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
@@ -22,6 +23,7 @@ use wideleaf_policies::{
 
 use super::attempt::{Attempt, Mechanism};
 use super::kernel_work::KernelWork;
+use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
@@ -74,6 +76,8 @@ pub struct Live {
     pub sensor_failures: BTreeMap<&'static str, u64>,
     /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
+    /// Recoveries by event.
+    pub recoveries: RecoveriesByCause,
     /// Panics during actions, one line each.
     pub panics: Vec<String>,
     /// Questions of the policy that no sensor here can answer, each with the reason.
@@ -97,6 +101,8 @@ pub struct LiveVm {
     pub kernel_work: KernelWork,
     /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
+    /// The recovery under way.
+    pub recovering: Option<Progress>,
 }
 
 /// An action that is over.
@@ -156,6 +162,7 @@ impl Publisher {
             unavailable_ns: unavailable_ns.clone(),
             sensor_failures: BTreeMap::new(),
             ticks_left_alone: BTreeMap::new(),
+            recoveries: BTreeMap::new(),
             panics: Vec::new(),
             unanswered: Vec::new(),
             latest: VecDeque::new(),
@@ -238,6 +245,7 @@ impl ManagerLoop {
             unavailable_ns: self.publisher.unavailable_ns.clone(),
             sensor_failures: report.sensor_failures.clone(),
             ticks_left_alone: report.ticks_left_alone.clone(),
+            recoveries: report.recoveries.clone(),
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),
             latest: self.publisher.latest.clone(),
@@ -273,7 +281,7 @@ impl ManagerLoop {
         };
         let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
         let (why_not, kernel_work) = (explainer.count(), vm.kernel_work.work);
-        LiveVm { vm: rows.vm, gate: vm.gate, why_not, swapped, kernel_work, kvm_check }
+        LiveVm { vm: rows.vm, gate: vm.gate, why_not, swapped, kernel_work, kvm_check, recovering: vm.recovering() }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.

@@ -12,6 +12,7 @@ use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::recording::VmHeader;
 use wideleaf_policies::{PageSize, VmId, WindowIndex};
 
+use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
 use crate::explain::{Barred, CannotBeHuge};
 use crate::gate::{Gate, KeptHoles};
@@ -45,6 +46,8 @@ pub struct ManagedVm {
     /// Reads the guest's own tables where another process has the RAM; `None`: read here, from
     /// `ram` and `second_level`.
     pub guest_tables: Option<Arc<dyn TableSource>>,
+    /// Recoveries after events that the gate sees; `None`: the policy alone brings back what was large.
+    pub recovery: Option<SharedRecovery>,
 }
 
 impl ManagedVm {
@@ -81,6 +84,7 @@ impl ManagedVm {
             barred: Vec::new(),
             merged: None,
             guest_tables: None,
+            recovery: None,
         }
     }
 

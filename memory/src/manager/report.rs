@@ -15,6 +15,7 @@ use wideleaf_policies::{Bytes, MappingStats, Moment, OutcomeResult, VmId};
 use super::attempt::{Attempt, Mechanism};
 use super::fault_price::FaultPrice;
 use super::managed_vm::ManagedVm;
+use super::recoveries::RecoveriesByCause;
 use super::sensor_cost::SensorCosts;
 use crate::first_touch::FirstTouchReport;
 use crate::recorder::RecorderReport;
@@ -104,6 +105,8 @@ pub struct ManagerReport {
     pub policy_figures: Vec<(&'static str, u64)>,
     /// Number of ticks at which a VM was left alone, by name of the reason.
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
+    /// Recoveries by event.
+    pub recoveries: RecoveriesByCause,
 }
 
 /// Maximum recorded time out of reach, in nanoseconds: after a minute the host is hung.
@@ -142,6 +145,7 @@ impl ManagerReport {
             released: Bytes::ZERO,
             policy_figures: Vec::new(),
             ticks_left_alone: BTreeMap::new(),
+            recoveries: BTreeMap::new(),
         }
     }
 

@@ -20,6 +20,7 @@ use wideleaf_policies::{BudgetLimits, Policy};
 use super::live::{self, Live, LiveSlot};
 use super::managed_vm::ManagedVm;
 use super::pacing::Pacing;
+use super::recovering::EVENT_PULSE;
 use super::report::ManagerReport;
 use super::sampling::SharedAccess;
 use super::steering::Steering;
@@ -200,11 +201,14 @@ impl Manager {
                 thread_starts(ThreadWork::Loop);
                 let _closing = Closing(&shared);
                 let mut pacing = Pacing::new(&work.config, work.host.now());
-                let pulse = work.config.pulse;
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
-                    work.has_gate_changed() || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
+                    work.has_gate_changed()
+                        || work.has_event()
+                        || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
                 };
                 while !work.has_ended() {
+                    let longest = if work.is_in_event() { EVENT_PULSE } else { Duration::MAX };
+                    let pulse = work.config.pulse.map(|pulse| pulse.min(longest));
                     match shared.next(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) {
                         Next::Tick => {
                             let done = work.tick();

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wideleaf_policies::policy::Needs;
+use wideleaf_policies::recovery::Events;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{PlannedAction, VmSnapshot, WindowIndex};
@@ -62,6 +63,8 @@ pub(super) struct VmState {
     pub swapped_max: u16,
     /// Changes of windows that the manager did not make.
     pub kernel_work: KernelWorkCounter,
+    /// Events of the guest as of this tick.
+    pub events: Events,
     /// Windows that can never be huge, by row; see [`ManagedVm::barred_windows`].
     pub barred: Vec<Option<CannotBeHuge>>,
     /// Sensors with a failed latest sample: the log gets one line for each run of failures.
@@ -118,6 +121,7 @@ impl VmState {
             swapped: Swapped::Nothing,
             swapped_max: BASE_PAGES_PER_WINDOW,
             kernel_work: KernelWorkCounter::default(),
+            events: Events::default(),
             barred: managed.barred_windows(),
             failing: BTreeSet::new(),
             given_back_from: WindowIndex::new(0),

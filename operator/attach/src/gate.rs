@@ -30,10 +30,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
-use wideleaf_policies::Bytes;
+use wideleaf_policies::recovery::Events;
 use wideleaf_policies::units::mib;
+use wideleaf_policies::{Bytes, Moment};
 
 use crate::command_line::Returns;
+use crate::events::{Signs, Tracker};
 use crate::monitor::Monitor;
 use crate::process::{Descriptors, VmProcess};
 use crate::qmp::Question;
@@ -98,6 +100,7 @@ pub struct GuestGate {
     facts: Mutex<Facts>,
     is_asked: AtomicBool,
     holes_are_wanted: AtomicBool,
+    events: Mutex<Tracker>,
 }
 
 /// Time of an answer, and the answer.
@@ -143,6 +146,7 @@ impl GuestGate {
         let [is_asked, holes_are_wanted, is_mapped_watched] = [const { AtomicBool::new(false) }; 3];
         let (files, virsh, devices, facts) = (Mutex::default(), Mutex::default(), Mutex::default(), Mutex::new(facts));
         let is_quick = monitor.is_none() && !needs_virsh(&process);
+        let events = Mutex::default();
         let gate = GuestGate {
             process,
             host,
@@ -155,6 +159,7 @@ impl GuestGate {
             facts,
             is_asked,
             holes_are_wanted,
+            events,
         };
         gate.refresh();
         gate
@@ -209,21 +214,38 @@ impl GuestGate {
             true => Some(KeptHoles::Watched),
             false => keeps.then_some(KeptHoles::GivenBack),
         };
+        let has_userfaultfd = has_userfaultfd || self.is_mapped_watched.load(Ordering::Relaxed);
+        let look = |signs| self.look(Signs { has_userfaultfd, ..signs });
         let started_with = self.process.command_line.returns;
         match &self.monitor {
             Some(monitor) => match monitor.with(|qmp| qmp.ask_all(&QUESTIONS)) {
                 Ok(answers) => {
                     let answers = Answers::of(answers.into_iter().map(Result::unwrap_or_default));
                     let holes = keeps_holes(started_with.or(self.devices(monitor)), answers.balloon());
+                    look(answers.signs());
                     (closed(of_process.or(answers.left_alone())), kept(holes))
                 }
-                Err(_) => (closed(of_process.or(Some(LeftAlone::NoAnswer))), kept(true)),
+                Err(_) => {
+                    look(Signs { left_alone: Some(LeftAlone::NoAnswer), ..Signs::default() });
+                    (closed(of_process.or(Some(LeftAlone::NoAnswer))), kept(true))
+                }
             },
             None => {
                 let (why, has_now) = self.libvirt_says();
+                look(Signs { left_alone: why, ..Signs::default() });
                 (closed(of_process.or(why)), kept(keeps_holes(started_with.or(has_now), None)))
             }
         }
+    }
+
+    /// Takes what a look has shown into account.
+    fn look(&self, signs: Signs) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).look(&signs, Instant::now());
+    }
+
+    /// Whether an event is under way that a recovery follows, so that its end should be noticed soon.
+    pub fn is_in_event(&self) -> bool {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).is_in_event()
     }
 
     /// Devices in the device tree now. Without an answer, those of the last one.
@@ -308,6 +330,10 @@ impl Gate for GuestGate {
     fn may_split(&self) -> bool {
         !self.is_mapped_watched.load(Ordering::Relaxed) && !self.files_say(FILES_AGE_FOR_SPLIT).has_userfaultfd
     }
+
+    fn events(&self, now: Moment) -> Events {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).events(now)
+    }
 }
 
 /// Whether libvirt's status file of its domain is not readable.
@@ -381,6 +407,17 @@ impl Answers {
         Answers(std::array::from_fn(|_| answers.next().unwrap_or_default()))
     }
 
+    fn signs(&self) -> Signs {
+        let [status, ..] = &self.0;
+        Signs {
+            left_alone: self.left_alone(),
+            is_arriving: status["status"] == "inmigrate",
+            has_userfaultfd: false,
+            is_stopped: status["running"] == false,
+            balloon: self.memory_left(),
+        }
+    }
+
     fn left_alone(&self) -> Option<LeftAlone> {
         let [status, migrate, dirty_rate, dump, jobs, ..] = &self.0;
         let text = |value: &'_ Value| value["status"].as_str().unwrap_or_default().to_owned();
@@ -400,10 +437,15 @@ impl Answers {
 
     /// Compares the memory that the balloon leaves the guest with all of its memory. Plugged memory counts in both.
     fn balloon(&self) -> Option<Balloon> {
+        self.memory_left().map(|(left, all)| if left < all { Balloon::Inflated } else { Balloon::Empty })
+    }
+
+    /// Memory that the balloon leaves the guest, and all of its memory, in bytes.
+    fn memory_left(&self) -> Option<(u64, u64)> {
         let [.., balloon, memory] = &self.0;
         let (left, base) = (balloon["actual"].as_u64()?, memory["base-memory"].as_u64()?);
         let plugged = memory["plugged-memory"].as_u64().unwrap_or(0);
-        Some(if left < base.saturating_add(plugged) { Balloon::Inflated } else { Balloon::Empty })
+        Some((left, base.saturating_add(plugged)))
     }
 }
 

@@ -15,8 +15,10 @@
 
 mod arguments;
 pub mod command_line;
+mod events;
 pub mod find;
 pub mod gate;
+pub mod guarantee;
 mod guest_pages;
 pub mod live_view;
 pub mod monitor;

@@ -22,10 +22,11 @@ use wideleaf_memory::gate::{Gate as _, GateState};
 use wideleaf_memory::host::process::{Claim, ProcessHost};
 use wideleaf_memory::host::{Host as _, HostError};
 
-use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError};
+use wideleaf_memory::manager::{Live, ManagedVm, Manager, ManagerConfig, ManagerError, SharedRecovery};
 use wideleaf_memory::sensors::kernel_flags::MergedPages;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
+use wideleaf_policies::recovery::{Cause, Progress, RecoveryLimits};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId, VmSnapshot};
 
@@ -47,6 +48,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// Interval of the watcher where the gate refreshes itself and KVM's totals need no other process. It then wakes
 /// for the RAM alone: to wake each second for 50 guests would take half a per cent of a core.
 const WATCH_EVERY: Duration = ram_watch::LOOK_EVERY;
+/// Interval between refreshes of such a gate during an event: its end is noticed within that time.
+const EVENT_EVERY: Duration = Duration::from_millis(250);
 
 /// Time that an attach waits for the first tick, so that there is something to show. A tick over a terabyte takes a
 /// tenth of a second.
@@ -80,6 +83,8 @@ pub struct Settings {
     pub limits: BudgetLimits,
     /// Cost of a TLB miss on this machine.
     pub walk: WalkCost,
+    /// Bounds on recoveries after a migration, a dirty log, a balloon and the like.
+    pub recovery: RecoveryLimits,
 }
 
 /// Reason why a guest cannot be managed.
@@ -148,6 +153,8 @@ struct Guest {
     gate: Arc<GuestGate>,
     kvm: Option<Arc<OutsideView>>,
     notes: Vec<String>,
+    /// What was large before events, for each kind of RAM, over all managers.
+    recoveries: Recoveries,
     /// Held while a manager is made: there is one change at a time.
     changing: Mutex<()>,
     /// Locked for moments.
@@ -226,12 +233,27 @@ impl Attached {
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
         gate.mappings_say(ram.is_watched);
         let tables = tables(&settings, &host, monitor.as_ref(), &ram);
-        let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host, tables: tables.as_ref() };
+        let recoveries = Recoveries::default();
+        let kvm_ref = kvm.as_ref();
+        let (ram_ref, tables_ref) = (&ram, tables.as_ref());
+        let parts =
+            Parts { ram: ram_ref, gate: &gate, kvm: kvm_ref, host: &host, tables: tables_ref, recoveries: &recoveries };
         let manager = parts.manager(&settings)?;
         let now = Now { ram, settings, manager, tables, before: Work::none() };
         let (changing, now) = (Mutex::default(), Mutex::new(now));
-        let guest =
-            Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
+        let guest = Arc::new(Guest {
+            process,
+            monitor,
+            host,
+            opened_at,
+            gate,
+            kvm,
+            notes,
+            recoveries,
+            changing,
+            now,
+            _claim: claim,
+        });
         let watcher = Watcher::start(Arc::clone(&guest), ram_watch)?;
         Ok(Attached { parts: Some((guest, watcher)) })
     }
@@ -269,6 +291,19 @@ impl Attached {
         let mut now = self.guest().now();
         now.settings.limits = limits;
         now.manager.set_limits(limits);
+    }
+
+    /// Whether the guest is in an event that a recovery follows: a migration, a dirty log, a stop and the like, as of
+    /// the latest look at it.
+    pub fn is_in_event(&self) -> bool {
+        self.guest().gate.is_in_event()
+    }
+
+    /// Sets the bounds on recoveries from now on.
+    pub fn set_recovery(&mut self, recovery: RecoveryLimits) {
+        let guest = self.guest();
+        guest.now().settings.recovery = recovery;
+        guest.recoveries.set_limits(recovery);
     }
 
     /// Leaves the guest alone for now, or ends that.
@@ -316,6 +351,7 @@ impl Attached {
                 .chain(guest.gate.note())
                 .chain(survey::unknown_savings(&saved))
                 .chain(guest.silence(&live))
+                .chain(live.vms.iter().filter_map(|vm| vm.recovering).map(recovering))
                 .collect(),
             ..view
         }
@@ -397,8 +433,9 @@ impl Guest {
     fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
         let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
-        let (host, kvm) = (&self.host, self.kvm.as_ref());
-        let next = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref() }.manager(&settings)?;
+        let (host, kvm, recoveries) = (&self.host, self.kvm.as_ref(), &self.recoveries);
+        let parts = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref(), recoveries };
+        let next = parts.manager(&settings)?;
         let mut now = self.now();
         // They may have changed since.
         next.set_limits(now.settings.limits);
@@ -441,6 +478,26 @@ impl Drop for Attached {
             drop(guest);
         };
         deadline::leave_behind("leaving", STOP_WITHIN, end);
+    }
+}
+
+/// Note about a recovery under way.
+fn recovering(progress: Progress) -> String {
+    let (after, Progress { large, small, .. }) = (event(progress.cause), progress);
+    format!("it recovers from {after}: {large} windows are large again, {small} are not yet")
+}
+
+/// An event in words.
+fn event(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Unseen => "a time in which it did not answer",
+        Cause::Balloon => "a balloon",
+        Cause::Stop => "a stop",
+        Cause::DirtyLog => "a dirty log",
+        Cause::Migration => "a migration",
+        Cause::FaultsServed => "a restore or a postcopy (userfaultfd)",
+        Cause::Snapshot => "a snapshot",
+        Cause::Arrival => "its arrival by migration",
     }
 }
 
@@ -506,14 +563,35 @@ struct Parts<'a> {
     kvm: Option<&'a Arc<OutsideView>>,
     host: &'a Arc<ProcessHost>,
     tables: Option<&'a Tables>,
+    recoveries: &'a Recoveries,
+}
+
+/// Recoveries of a guest, by kind of RAM.
+#[derive(Default)]
+struct Recoveries(Mutex<Vec<(BackingConfig, SharedRecovery)>>);
+
+impl Recoveries {
+    fn of(&self, backing: BackingConfig, limits: RecoveryLimits) -> SharedRecovery {
+        let mut all = lock(&self.0);
+        let known = all.iter().find(|(of, _)| *of == backing).map(|(_, recovery)| Arc::clone(recovery));
+        let recovery = known.unwrap_or_else(|| {
+            all.push((backing, SharedRecovery::default()));
+            Arc::clone(&all.last().expect("just added").1)
+        });
+        lock(&recovery).set_limits(limits);
+        recovery
+    }
+
+    fn set_limits(&self, limits: RecoveryLimits) {
+        lock(&self.0).iter().for_each(|(_, recovery)| lock(recovery).set_limits(limits));
+    }
 }
 
 impl Parts<'_> {
     fn manager(&self, settings: &Settings) -> Result<Manager, AttachError> {
         let policy = policy(settings);
         let config = ManagerConfig { limits: settings.limits, ..ManagerConfig::for_guests_of_others() };
-        let manager =
-            Manager::spawn(Arc::clone(self.host) as _, self.vms(settings.may_collapse_shared), policy, config)?;
+        let manager = Manager::spawn(Arc::clone(self.host) as _, self.vms(settings), policy, config)?;
         manager.activate();
         let until = Instant::now() + FIRST_LOOK_WITHIN;
         while manager.live().ticks == 0 && !manager.has_ended() && Instant::now() < until {
@@ -523,7 +601,8 @@ impl Parts<'_> {
     }
 
     /// One for each kind of RAM. KVM's totals cover all of them together.
-    fn vms(&self, may_collapse_shared: bool) -> Vec<ManagedVm> {
+    fn vms(&self, settings: &Settings) -> Vec<ManagedVm> {
+        let may_collapse_shared = settings.may_collapse_shared;
         let mut kinds: Vec<BackingConfig> = self.ram.pieces.iter().map(|piece| backing_of(piece.kind)).collect();
         kinds.dedup();
         let kinds = kinds.into_iter().fold(Vec::new(), |mut unique, kind| {
@@ -544,6 +623,7 @@ impl Parts<'_> {
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
                 may_collapse_shared,
                 barred: pieces.into_iter().filter_map(barred).collect(),
+                recovery: Some(self.recoveries.of(backing, settings.recovery)),
                 ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
             }
         };
@@ -595,10 +675,9 @@ impl Watcher {
         let of_kvm = guest.kvm.as_ref().and_then(|kvm| kvm.refresh_every());
         let every = of_kvm.map_or(of_gate, |every| every.min(of_gate));
         let watch = move || {
-            // The end of a restore or a postcopy is followed at once.
-            let until_next = |gate: &GuestGate| if gate.is_watched() { every.min(REFRESH_EVERY) } else { every };
+            let every = || if guest.gate.is_in_event() { every.min(EVENT_EVERY) } else { every };
             while guest.gate.state() != GateState::Gone
-                && stopped.recv_timeout(until_next(&guest.gate)) == Err(RecvTimeoutError::Timeout)
+                && stopped.recv_timeout(every()) == Err(RecvTimeoutError::Timeout)
             {
                 if !guest.gate.is_quick() {
                     guest.gate.refresh();
@@ -704,7 +783,9 @@ mod tests {
         let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
         let managed = |pieces: Vec<RamPiece>| {
             let ram = RamMap { pieces, ..RamMap::default() };
-            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None }.vms(false);
+            let recoveries = &Recoveries::default();
+            let parts = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None, recoveries };
+            let vms = parts.vms(&Settings::default());
             vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
         };
         assert_eq!(managed(vec![first.clone(), plugged]), [0, 4 << 30]);

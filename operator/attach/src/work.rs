@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
-use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, WorkView};
-use wideleaf_memory::manager::Live;
+use wideleaf_control::view::{ActionView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, WorkView};
+use wideleaf_memory::manager::{Live, RecoveryCounts};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::walk::share::{AssumedMisses, walk_share};
 use wideleaf_policies::{Bytes, PerTenThousand};
@@ -23,6 +23,7 @@ pub(crate) struct Work {
     unavailable_ns: Histogram<u64>,
     sensor_failures: BTreeMap<String, u64>,
     by_kernel: BTreeMap<String, u64>,
+    recoveries: BTreeMap<String, RecoveriesView>,
 }
 
 impl Work {
@@ -38,6 +39,7 @@ impl Work {
             unavailable_ns: Histogram::new(2).expect("two digits are in its range"),
             sensor_failures: BTreeMap::new(),
             by_kernel: BTreeMap::new(),
+            recoveries: BTreeMap::new(),
         }
     }
 
@@ -52,6 +54,9 @@ impl Work {
         }
         for (change, windows) in live.vms.iter().flat_map(|vm| vm.kernel_work.named()) {
             *sum.by_kernel.entry(change.into()).or_default() += windows;
+        }
+        for (cause, counts) in &live.recoveries {
+            add(sum.recoveries.entry((*cause).into()).or_default(), counts);
         }
         sum.copied += live.copied;
         sum.bloat += live.bloat;
@@ -85,8 +90,19 @@ impl Work {
             latest: latest.collect(),
             sensor_failures: self.sensor_failures.clone(),
             by_kernel: self.by_kernel.clone(),
+            is_recovering: live.vms.iter().any(|vm| vm.recovering.is_some()),
+            recoveries: self.recoveries.clone(),
         }
     }
+}
+
+fn add(sum: &mut RecoveriesView, counts: &RecoveryCounts) {
+    let RecoveryCounts { done, cut_off, last, sum: sum_of, longest } = *counts;
+    sum.done += done;
+    sum.cut_off += cut_off;
+    sum.last_s = last.map(|last| last.as_secs_f64()).or(sum.last_s);
+    sum.sum_s += sum_of.as_secs_f64();
+    sum.max_s = sum.max_s.max(longest.as_secs_f64());
 }
 
 const NS_PER_S: f64 = 1e9;

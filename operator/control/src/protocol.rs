@@ -193,7 +193,7 @@ pub struct Settings {
     /// A policy as on the command line (`auto`, `coverage:…`), or `off`: the daemon only observes the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Coverage that the VM should reach: `best-effort`, or a share like `95%`.
+    /// Coverage that the VM should reach: `bestEffort`, or a share like `guaranteed:95%`, `bestEffort:95%` or `95%`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
     /// Whether shared memory (shmem, memfd) may be collapsed, which stops the guest for 15 to 30 ms a window.

@@ -132,9 +132,9 @@ impl VmView {
 
     /// Whether the VM meets its guarantee; `None` for best effort, and where nothing is resident.
     pub fn is_guarantee_met(&self) -> Option<bool> {
-        match self.guarantee {
-            Guarantee::BestEffort => None,
-            Guarantee::Coverage(share) => self.coverage().map(|coverage| coverage >= share),
+        match self.guarantee.share() {
+            None => None,
+            Some(share) => self.coverage().map(|coverage| coverage >= share),
         }
     }
 }
@@ -144,35 +144,65 @@ pub fn policy_name(policy: &str) -> &str {
     policy.split_once(':').map_or(policy, |(name, _)| name)
 }
 
-/// Coverage that a VM should reach.
+/// Coverage that a VM should reach, in KubeVirt's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guarantee {
-    /// As much as the budget and the host allow.
+    /// `bestEffort`: as much as the budget and the host allow.
     #[default]
     BestEffort,
-    /// That share of its resident memory in large pages, in ten thousandths. A VM that stays below it is reported.
+    /// `bestEffort:95%`: that share of its resident memory in large pages, in ten thousandths. It is pursued, and a VM
+    /// that stays below it is reported. It never prevents a start.
+    Sought(u32),
+    /// `guaranteed:95%`: as [`Guarantee::Sought`]. A start that cannot meet it is refused.
     Coverage(u32),
+}
+
+impl Guarantee {
+    /// Share of `guaranteed` without a number, in ten thousandths.
+    const SHARE_DEFAULT: u32 = 9_500;
+
+    /// Share of resident memory to reach, in ten thousandths; `None`: any is enough.
+    pub const fn share(self) -> Option<u32> {
+        match self {
+            Guarantee::BestEffort => None,
+            Guarantee::Sought(share) | Guarantee::Coverage(share) => Some(share),
+        }
+    }
+
+    /// Whether a start that cannot meet it is refused.
+    pub const fn prevents_start(self) -> bool {
+        matches!(self, Guarantee::Coverage(_))
+    }
 }
 
 /// Text that is not a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a guarantee: write best-effort, or a share of memory in large pages like 95% or 99.5%")]
+#[error(
+    "{text:?} is not a guarantee: write bestEffort, guaranteed:95%, bestEffort:95% (reported, but no start is refused), \
+     or a share of memory in large pages like 95% or 99.5%, which means guaranteed"
+)]
 pub struct GuaranteeError {
     /// Text as written.
     pub text: String,
 }
 
-/// `best-effort`, or a share above zero and up to 100 % with up to two decimals: a user writes this form and
-/// output shows it.
+/// `bestEffort` (also `best-effort`) or `guaranteed`, each with an optional `:SHARE`; or a share alone, which is
+/// guaranteed. Shares are above zero and up to 100 % with up to two decimals. Output shows the shortest form.
 impl FromStr for Guarantee {
     type Err = GuaranteeError;
 
     fn from_str(text: &str) -> Result<Guarantee, GuaranteeError> {
-        if text == "best-effort" {
-            return Ok(Guarantee::BestEffort);
-        }
-        share_of(text).map(Guarantee::Coverage).ok_or_else(|| GuaranteeError { text: text.to_owned() })
+        let (word, share) = text.split_once(':').map_or((text, None), |(word, share)| (word, Some(share)));
+        let read = match (word, share) {
+            ("bestEffort" | "best-effort", None) => Some(Guarantee::BestEffort),
+            ("bestEffort" | "best-effort", Some(share)) => share_of(share).map(Guarantee::Sought),
+            ("guaranteed", None) => Some(Guarantee::Coverage(Guarantee::SHARE_DEFAULT)),
+            ("guaranteed", Some(share)) => share_of(share).map(Guarantee::Coverage),
+            (share, None) => share_of(share).map(Guarantee::Coverage),
+            _ => None,
+        };
+        read.ok_or_else(|| GuaranteeError { text: text.to_owned() })
     }
 }
 
@@ -191,10 +221,12 @@ fn share_of(text: &str) -> Option<u32> {
 
 impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Guarantee::BestEffort => f.write_str("best-effort"),
-            Guarantee::Coverage(share) if share % 100 == 0 => write!(f, "{}%", share / 100),
-            Guarantee::Coverage(share) => write!(f, "{}.{:02}%", share / 100, share % 100),
+        let word = if self.prevents_start() { "" } else { "bestEffort" };
+        let Some(share) = self.share() else { return f.write_str(word) };
+        let colon = if word.is_empty() { "" } else { ":" };
+        match (share / 100, share % 100) {
+            (whole, 0) => write!(f, "{word}{colon}{whole}%"),
+            (whole, hundredths) => write!(f, "{word}{colon}{whole}.{hundredths:02}%"),
         }
     }
 }
@@ -329,6 +361,29 @@ pub struct WorkView {
     /// (made large by khugepaged or by a call of the VMM) and `split`.
     #[serde(default)]
     pub by_kernel: BTreeMap<String, u64>,
+    /// Whether windows are being brought back after an event.
+    #[serde(default)]
+    pub is_recovering: bool,
+    /// Recoveries by event: `migration`, `arrival`, `dirty_log`, `snapshot`, `faults_served`, `stop`, `balloon`,
+    /// `unseen`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub recoveries: BTreeMap<String, RecoveriesView>,
+}
+
+/// Recoveries after events of one kind: the large windows of before became large again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RecoveriesView {
+    /// Number of recoveries after which 99 % were large again.
+    pub done: u64,
+    /// Number of recoveries that were cut off before: by their longest time, or by another event.
+    pub cut_off: u64,
+    /// Time from the end of the event until 99 % were large again, at the latest recovery, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_s: Option<f64>,
+    /// Sum of these times, in seconds.
+    pub sum_s: f64,
+    /// Longest of these times, in seconds.
+    pub max_s: f64,
 }
 
 /// A histogram in a few numbers, and in Prometheus' form.
@@ -432,7 +487,8 @@ mod tests {
     #[test]
     fn a_guarantee_is_shown_as_it_is_written() {
         for (text, guarantee) in [
-            ("best-effort", Guarantee::BestEffort),
+            ("bestEffort", Guarantee::BestEffort),
+            ("bestEffort:95%", Guarantee::Sought(9_500)),
             ("95%", Guarantee::Coverage(9_500)),
             ("99.50%", Guarantee::Coverage(9_950)),
             ("0.01%", Guarantee::Coverage(1)),
@@ -445,10 +501,28 @@ mod tests {
     }
 
     #[test]
+    fn kubevirts_words_and_the_old_spellings_mean_the_same() {
+        for (text, guarantee) in [
+            ("best-effort", Guarantee::BestEffort),
+            ("best-effort:90%", Guarantee::Sought(9_000)),
+            ("guaranteed", Guarantee::Coverage(9_500)),
+            ("guaranteed:99.5%", Guarantee::Coverage(9_950)),
+        ] {
+            assert_eq!(text.parse(), Ok(guarantee), "{text}");
+        }
+        let starts =
+            [Guarantee::BestEffort, Guarantee::Sought(1), Guarantee::Coverage(1)].map(Guarantee::prevents_start);
+        assert_eq!(starts, [false, false, true]);
+    }
+
+    #[test]
     fn the_error_for_a_malformed_share_shows_the_right_form() {
-        for text in ["", "95", "%", "0%", "100.01%", "101%", "1e1%", "-5%", "+5%", "95.%", ".5%", "95.123%", "9 5%"] {
+        for text in ["", "95", "%", "0%", "100.01%", "101%", "1e1%", "-5%", "+5%", "95.%", ".5%", "95.123%", "9 5%"]
+            .into_iter()
+            .chain(["guaranteed:", "bestEffort:95", "besteffort", "Guaranteed", "guaranteed:95%:1", ":95%"])
+        {
             let error = text.parse::<Guarantee>().unwrap_err();
-            assert!(error.to_string().contains("best-effort, or a share"), "{text:?}");
+            assert!(error.to_string().contains("or a share of memory"), "{text:?}");
         }
     }
 }

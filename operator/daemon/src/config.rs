@@ -14,6 +14,7 @@ use serde::Deserialize;
 use wideleaf_control::protocol::{SOCKET_PATH, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::input_file::InputFile;
+use wideleaf_policies::recovery::RecoveryLimits;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
@@ -36,6 +37,8 @@ const FILE_MAX: Bytes = mib(4);
 pub struct Config {
     /// Cost limits of actions, over all VMs.
     pub budget: BudgetConfig,
+    /// Bounds on recoveries after events.
+    pub recovery: RecoveryConfig,
     /// Watermarks for a shortage of memory on the host.
     pub host: HostConfig,
     /// The control socket.
@@ -80,6 +83,33 @@ impl BudgetConfig {
             cpu_share: wideleaf_policies::PerTenThousand::new(self.cpu_share),
             ..BudgetLimits::default()
         }
+    }
+}
+
+/// Section `[recovery]`: what was large before an event (a migration, a balloon …) becomes large again.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RecoveryConfig {
+    /// Factor of a VM's part of the budget during a recovery.
+    #[serde(deserialize_with = "values::burst")]
+    pub burst: u32,
+    /// Longest time of a recovery, from the end of the event on.
+    #[serde(deserialize_with = "values::interval")]
+    pub longest: Duration,
+}
+
+impl Default for RecoveryConfig {
+    /// As for one manager.
+    fn default() -> RecoveryConfig {
+        let RecoveryLimits { burst, longest } = RecoveryLimits::default();
+        RecoveryConfig { burst, longest }
+    }
+}
+
+impl RecoveryConfig {
+    /// The bounds as the managers' loops use them.
+    pub fn limits(&self) -> RecoveryLimits {
+        RecoveryLimits { burst: self.burst, longest: self.longest }
     }
 }
 
@@ -247,6 +277,8 @@ pub struct Wanted {
     pub copy_per_second: Option<Bytes>,
     /// Upper bound on its bloat, in bytes.
     pub bloat_max: Option<Bytes>,
+    /// Bounds on its recoveries.
+    pub recovery: RecoveryLimits,
 }
 
 impl Config {
@@ -290,6 +322,7 @@ impl Config {
             weight: 1,
             copy_per_second: None,
             bloat_max: None,
+            recovery: self.recovery.limits(),
         };
         self.vm.iter().filter(|rule| rule.name.is_match(name)).for_each(|rule| rule.apply(&mut wanted));
         apply_said(said, &mut wanted)?;
@@ -423,6 +456,7 @@ mod tests {
         assert!(text.starts_with(":3:10: there is no policy \"nope\"; choose one of never, "), "{text}");
         assert!(mistake("[socket]\nmode = \"rw\"").starts_with(":2:8: \"rw\" is not a mode"));
         assert!(mistake("[[vm]]\nname = \"a\"\nweight = 0").starts_with(":3:10: 0 is not a weight"));
+        assert!(mistake("[recovery]\nburst = 0").starts_with(":2:9: 0 is not a burst"));
         assert!(mistake("[attach]\nautomatic = \"some\"").starts_with(":2:13: "));
         assert!(mistake("[attach]\ninterval = \"10\"").starts_with(":2:12: \"10\" is not a time"));
         assert!(mistake("[metrics]\nlisten = \"here\"").starts_with(":2:10: \"here\" is not an address"));

@@ -25,7 +25,6 @@
 pub mod config;
 pub mod daemon;
 pub mod engine;
-pub mod guarantee;
 pub mod guests;
 pub mod host;
 pub mod host_memory;

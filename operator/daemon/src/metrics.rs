@@ -14,7 +14,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use wideleaf_control::view::{Care, DaemonView, Guarantee, PAUSE_BOUNDS_S, Quantiles, VmView, WorkView};
+use wideleaf_control::view::{Care, DaemonView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, VmView, WorkView};
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
 
@@ -155,6 +155,22 @@ pub const FAMILIES: &[Family] = &[
         |scrape| each_work(scrape, |work| one(work.walk_share.map(ratio))),
     ),
     gauge(
+        "wideleaf_vm_recovery_seconds",
+        "Time from the end of the latest event until 99 % of what was large before was large again",
+        |scrape| {
+            each_work(scrape, |work| {
+                let rows = work.recoveries.iter();
+                rows.filter_map(|(event, of)| Some((vec![("event", event.clone())], of.last_s?))).collect()
+            })
+        },
+    ),
+    counter("wideleaf_vm_recoveries", "Recoveries of large pages after an event, by event and outcome", |scrape| {
+        each_counted(scrape, recoveries)
+    }),
+    gauge("wideleaf_vm_recovering", "1 while windows are brought back after an event", |scrape| {
+        each_work(scrape, |work| one(Some(f64::from(u8::from(work.is_recovering)))))
+    }),
+    gauge(
         "wideleaf_vm_guarantee_met",
         "1 unless the VM is below its guarantee for longer than the grace time",
         |scrape| each_promised(scrape, |vm| vm.is_guarantee_met),
@@ -225,7 +241,7 @@ fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row
 
 /// Rows of VMs with a guarantee.
 fn each_promised(scrape: &Scrape, is_so: impl Fn(&ScrapedVm) -> bool) -> Vec<Row<f64>> {
-    let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee != Guarantee::BestEffort);
+    let promised = scrape.vms.iter().filter(|vm| vm.view.guarantee.share().is_some());
     promised.map(|vm| (labels(&vm.view), f64::from(u8::from(is_so(vm))))).collect()
 }
 
@@ -255,6 +271,15 @@ fn actions(work: &WorkView) -> Vec<Row<f64>> {
             outcomes.iter().map(move |(outcome, count)| (of(mechanism, outcome), *count as f64))
         })
         .collect()
+}
+
+fn recoveries(work: &WorkView) -> Vec<Row<f64>> {
+    let of = |(event, of): (&String, &RecoveriesView)| {
+        let row =
+            |outcome: &str, count: u64| (vec![("event", event.clone()), ("outcome", outcome.to_owned())], count as f64);
+        [row("done", of.done), row("cut_off", of.cut_off)]
+    };
+    work.recoveries.iter().flat_map(of).collect()
 }
 
 fn pool(pool: &PoolStatus) -> Vec<Row<f64>> {

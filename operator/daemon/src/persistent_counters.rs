@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use wideleaf_control::view::{Quantiles, WorkView};
+use wideleaf_control::view::{Quantiles, RecoveriesView, WorkView};
 
 /// `now` as if it continued `before`.
 pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
@@ -18,12 +18,14 @@ pub fn continued(before: &WorkView, now: &WorkView) -> WorkView {
         latest: now.latest.clone(),
         sensor_failures: counts(&before.sensor_failures, &now.sensor_failures),
         by_kernel: counts(&before.by_kernel, &now.by_kernel),
+        is_recovering: now.is_recovering,
+        recoveries: recoveries(&before.recoveries, &now.recoveries),
     }
 }
 
 /// The part of `work` to remember: totals. A daemon that starts has no use for recent values.
 pub fn totals(work: &WorkView) -> WorkView {
-    WorkView { walk_share: None, latest: Vec::new(), ..work.clone() }
+    WorkView { walk_share: None, latest: Vec::new(), is_recovering: false, ..work.clone() }
 }
 
 /// Number of actions of any kind and outcome.
@@ -47,6 +49,23 @@ fn outcomes(before: &BTreeMap<String, Counts>, now: &BTreeMap<String, Counts>) -
     for (mechanism, results) in now {
         let total = sum.entry(mechanism.clone()).or_default();
         *total = counts(total, results);
+    }
+    sum
+}
+
+type Recoveries = BTreeMap<String, RecoveriesView>;
+
+fn recoveries(before: &Recoveries, now: &Recoveries) -> Recoveries {
+    let mut sum = before.clone();
+    for (cause, now) in now {
+        let total = sum.entry(cause.clone()).or_default();
+        *total = RecoveriesView {
+            done: total.done.saturating_add(now.done),
+            cut_off: total.cut_off.saturating_add(now.cut_off),
+            last_s: now.last_s.or(total.last_s),
+            sum_s: total.sum_s + now.sum_s,
+            max_s: total.max_s.max(now.max_s),
+        };
     }
     sum
 }
@@ -86,6 +105,19 @@ mod tests {
             },
             ..WorkView::default()
         }
+    }
+
+    #[test]
+    fn recoveries_add_up_by_event_and_the_latest_time_is_kept() {
+        let once = |cause: &str, last_s: Option<f64>, seconds| {
+            let of = RecoveriesView { done: 1, cut_off: 2, last_s, sum_s: seconds, max_s: seconds };
+            WorkView { is_recovering: true, recoveries: BTreeMap::from([(cause.to_owned(), of)]), ..work(0, &[]) }
+        };
+        let sum = continued(&once("balloon", Some(2.0), 2.0), &once("balloon", None, 1.0));
+        let expected = RecoveriesView { done: 2, cut_off: 4, last_s: Some(2.0), sum_s: 3.0, max_s: 2.0 };
+        assert_eq!(sum.recoveries["balloon"], expected);
+        assert_eq!(continued(&sum, &once("stop", None, 0.0)).recoveries.len(), 2);
+        assert!(sum.is_recovering && !totals(&sum).is_recovering);
     }
 
     #[test]

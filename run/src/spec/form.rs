@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
+use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_kernels::registry::{KernelNames, by_name};
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
@@ -74,6 +75,19 @@ impl Scalar for PolicyChoice {
 
     fn of(text: String) -> Result<PolicyChoice, String> {
         PolicyChoice::parse(&text).map_err(|error| error.to_string())
+    }
+}
+
+/// `bestEffort`, `95%` or `bestEffort:95%`.
+impl Scalar for Guarantee {
+    type Form = String;
+
+    fn form(&self) -> String {
+        self.to_string()
+    }
+
+    fn of(text: String) -> Result<Guarantee, String> {
+        text.parse().map_err(|error: GuaranteeError| error.to_string())
     }
 }
 

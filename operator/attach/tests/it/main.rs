@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod qemu;
+mod recoveries;
 mod sessions;
 mod surveys;
 mod userfaultfd;

@@ -18,7 +18,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize, PolicyChoice};
 use crate::qemu::{Guest, can_run, eventually};
 
 /// Memory that the guest walks over.
-const IN_USE: Bytes = mib(64);
+pub const IN_USE: Bytes = mib(64);
 
 const SHARED: [&str; 6] =
     ["-object", "memory-backend-ram,id=a,size=128M,share=on", "-machine", "microvm,memory-backend=a", "-m", "128M"];
@@ -28,12 +28,12 @@ fn greedy() -> Settings {
 }
 
 /// A guest at work on all of its pattern.
-fn at_work(arguments: &[&str]) -> Guest {
+pub fn at_work(arguments: &[&str]) -> Guest {
     at_work_with(arguments, "")
 }
 
 /// As [`at_work`], with more on the guest's own command line.
-fn at_work_with(arguments: &[&str], more: &str) -> Guest {
+pub fn at_work_with(arguments: &[&str], more: &str) -> Guest {
     let guest = Guest::start(arguments, more);
     let process = guest.process();
     eventually("a guest at work", || Survey::take(&process, None).view().resident() >= Some(IN_USE.get()));
@@ -42,7 +42,7 @@ fn at_work_with(arguments: &[&str], more: &str) -> Guest {
 }
 
 /// Splits every huge page of the guest, so that there is something to promote.
-fn split_all(guest: &Guest) {
+pub fn split_all(guest: &Guest) {
     let host = ProcessHost::open(guest.pid()).unwrap();
     for piece in Survey::take(&guest.process(), None).view().ram {
         for start in (piece.hva..piece.hva + piece.bytes).step_by(PageSize::Huge2M.bytes().as_usize()) {
@@ -56,7 +56,7 @@ fn done(view: &VmView) -> u64 {
     work.outcomes.get("collapse").and_then(|outcomes| outcomes.get("done")).copied().unwrap_or(0)
 }
 
-fn assert_no_byte_was_lost(guest: &Guest) {
+pub fn assert_no_byte_was_lost(guest: &Guest) {
     let passes = |console: &str| console.matches(" progress ").count();
     let before = passes(&guest.console());
     eventually("another pass over its memory", || passes(&guest.console()) > before + 1);
@@ -158,7 +158,7 @@ fn a_guest_that_ends_is_gone_and_cannot_be_attached_again() {
 }
 
 /// Sends commands to QEMU over a monitor with no other client.
-fn tell(monitor: &Path, commands: &[Value]) {
+pub fn tell(monitor: &Path, commands: &[Value]) {
     let mut stream = UnixStream::connect(monitor).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();

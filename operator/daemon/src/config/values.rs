@@ -225,7 +225,7 @@ pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D
     read(deserializer, share_from)
 }
 
-/// A guarantee, `"95%"` or `"best-effort"`.
+/// A guarantee, such as `"guaranteed:95%"` or `"bestEffort"`.
 pub(super) fn guarantee<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Guarantee, D::Error> {
     read(deserializer, |text| text.parse().map_err(|error: GuaranteeError| error.to_string()))
 }
@@ -241,6 +241,20 @@ pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D:
         Ok(mode) if mode <= 0o777 => Ok(mode),
         _ => Err(format!("{text:?} is not a mode: write it in octal, like \"0660\"")),
     })
+}
+
+/// Upper bound on the factor of a burst: more would leave no time to a guest on the same core.
+const BURST_MAX: u32 = 16;
+
+/// A factor such as `2`.
+pub(super) fn burst<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let burst = i64::deserialize(deserializer)?;
+    match u32::try_from(burst) {
+        Ok(burst @ 1..=BURST_MAX) => Ok(burst),
+        _ => Err(D::Error::custom(format!(
+            "{burst} is not a burst: write a whole number from 1 (the budget, no more) to {BURST_MAX}"
+        ))),
+    }
 }
 
 /// Upper bound on the ratio of two VMs' weights: shares stay far above the cost of a single action.

@@ -7,16 +7,17 @@ use std::time::Duration;
 use wideleaf_policies::Bytes;
 
 use super::{
-    AttachConfig, Automatic, BudgetConfig, Config, Defaults, HostConfig, MetricsConfig, SocketConfig, StateConfig,
-    VmRule,
+    AttachConfig, Automatic, BudgetConfig, Config, Defaults, HostConfig, MetricsConfig, RecoveryConfig, SocketConfig,
+    StateConfig, VmRule,
 };
 
 impl Config {
     /// The whole configuration; unset keys are left out.
     pub fn words(&self) -> String {
         // Destructured, so that a new key cannot be forgotten here.
-        let Config { budget, host, socket, metrics, state, attach, defaults, vm } = self;
+        let Config { budget, recovery, host, socket, metrics, state, attach, defaults, vm } = self;
         let BudgetConfig { copy_per_second, cpu_share } = budget;
+        let RecoveryConfig { burst, longest } = recovery;
         let HostConfig { low_free, high_free } = host;
         let SocketConfig { path, mode, group } = socket;
         let MetricsConfig { listen, mode: metrics_mode } = metrics;
@@ -27,6 +28,9 @@ impl Config {
         words.section("[budget]");
         words.say("copy_per_second", quoted(size(*copy_per_second)));
         words.say("cpu_share", quoted(share(*cpu_share)));
+        words.section("[recovery]");
+        words.say("burst", burst);
+        words.say("longest", quoted(time(*longest)));
         words.section("[host]");
         words.say("low_free", quoted(size(*low_free)));
         words.say("high_free", quoted(size(*high_free)));
@@ -152,7 +156,7 @@ mod tests {
             [[vm]]
             name = "web?"
             policy = "off"
-            guarantee = "best-effort"
+            guarantee = "bestEffort"
             collapse_shared = false
             qmp = "/run/web.qmp"
             weight = 3

@@ -7,9 +7,9 @@ use wideleaf_policies::BudgetLimits;
 use super::vm::Vm;
 use super::{Engine, SharedCare, Table, locked, told_if_free};
 use crate::config::Wanted;
-use crate::guarantee::GuaranteeEvent;
 use crate::guests::ProcessId;
 use crate::share;
+use wideleaf_attach::guarantee::GuaranteeEvent;
 
 impl Engine {
     pub(super) fn watch_host(&self) {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
 use wideleaf_control::protocol::{Limits, SettingName, Settings};
 use wideleaf_control::view::{Care, VmView, WorkView, policy_name};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
 use crate::config::{PolicySetting, Wanted};
-use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
 use crate::guests::Found;
 use crate::persistent_counters;
 use crate::server::ConnectionId;
@@ -49,11 +49,6 @@ pub(super) struct Vm {
     is_busy: bool,
 }
 
-/// Policy while a guarantee is pursued: everything in use, at once.
-const PURSUIT_POLICY: &str = "greedy";
-/// Policies that weigh whether a promotion pays, or wait until it may. Others stay while a guarantee is pursued: those
-/// that promote all they can, and those that also demote, which would undo the pursuit afterwards.
-const WEIGHING: [&str; 4] = ["auto", "thp", "utilization", "coverage"];
 /// Factor of a VM's weight while its guarantee is pursued.
 const PURSUIT_WEIGHT: u32 = 8;
 
@@ -120,7 +115,23 @@ impl Vm {
             (Care::LeftAlone { .. }, _) => tracing::info!("{} is managed again", self.found.name),
             _ => {}
         }
+        self.log_recoveries(&view);
         self.seen = view;
+    }
+
+    /// Logs the recoveries that are over since the view before.
+    fn log_recoveries(&self, view: &VmView) {
+        let recoveries = |view: &VmView| view.work.as_ref().map(|work| work.recoveries.clone()).unwrap_or_default();
+        let (before, name) = (recoveries(&self.seen), &self.found.name);
+        for (event, now) in recoveries(view) {
+            let before = before.get(&event).copied().unwrap_or_default();
+            if let (true, Some(seconds)) = (now.done > before.done, now.last_s) {
+                tracing::info!("{name}: 99 % of its large pages are back {seconds:.1} s after {event}");
+            }
+            if now.cut_off > before.cut_off {
+                tracing::warn!("{name}: its large pages are not all back after {event}: see `wideleaf explain {name}`");
+            }
+        }
     }
 
     /// Updates whether it had work since the last call, once a second.
@@ -130,12 +141,14 @@ impl Vm {
         self.activity = now;
     }
 
-    /// Its claim on the budget. While its guarantee is pursued it goes before others, and has work.
+    /// Its claim on the budget. While its guarantee is pursued it goes before others, and has
+    /// work; so it has after an event.
     pub(super) fn claim(&self) -> Claim {
         let Wanted { weight, copy_per_second, .. } = self.wanted;
         let is_pursued = self.is_pursued();
+        let is_recovering = self.seen.work.as_ref().is_some_and(|work| work.is_recovering);
         let weight = if is_pursued { weight.saturating_mul(PURSUIT_WEIGHT) } else { weight };
-        Claim { weight, is_busy: is_pursued || self.is_busy, copy_per_second_max: copy_per_second }
+        Claim { weight, is_busy: is_pursued || is_recovering || self.is_busy, copy_per_second_max: copy_per_second }
     }
 
     /// Its policy while no guarantee is pursued.
@@ -151,11 +164,10 @@ impl Vm {
         self.watch.is_pursued() && self.own_policy().is_some_and(promotes)
     }
 
-    /// Policy that it should have now: [`PURSUIT_POLICY`] in place of one that weighs, while its guarantee is pursued.
+    /// Policy that it should have now: that of the pursuit, while its guarantee is pursued.
     fn due_policy(&self) -> Option<String> {
         let own = self.own_policy()?;
-        let is_replaced = self.is_pursued() && WEIGHING.contains(&policy_name(&own));
-        Some(if is_replaced { PURSUIT_POLICY.to_owned() } else { own })
+        Some(if self.is_pursued() { pursuit_policy(&own).to_owned() } else { own })
     }
 
     /// Settings that its manager should have now, if it does not have them.

@@ -75,6 +75,7 @@ impl Guests for RealGuests {
             qmp: wanted.qmp.clone(),
             limits: BudgetLimits::default(),
             walk: self.walk.cost,
+            recovery: wanted.recovery,
         };
         let attached = Attached::start(self.process(found)?, settings).map_err(|error| error.to_string())?;
         Ok(Box::new(RealCare { attached, wanted: wanted.clone() }))
@@ -125,6 +126,7 @@ impl Care for RealCare {
         if wanted.policy != self.wanted.policy {
             self.attached.set_policy(choice(&wanted.policy)).map_err(|error| error.to_string())?;
         }
+        self.attached.set_recovery(wanted.recovery);
         self.wanted = wanted.clone();
         Ok(())
     }

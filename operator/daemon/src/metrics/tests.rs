@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use wideleaf_control::view::{BackingView, MappingView, PageTablesView, SavedView, Vmm};
+use wideleaf_control::view::{BackingView, Guarantee, MappingView, PageTablesView, SavedView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
@@ -49,6 +49,11 @@ fn vm(pid: u32) -> VmView {
             walk_share: Some(1_250),
             sensor_failures: counts("zero_pages", 2),
             by_kernel: counts("collapsed", 5),
+            is_recovering: true,
+            recoveries: BTreeMap::from([
+                ("balloon".to_owned(), RecoveriesView { done: 2, cut_off: 1, last_s: Some(1.5), ..Default::default() }),
+                ("stop".to_owned(), RecoveriesView { cut_off: 1, ..Default::default() }),
+            ]),
             ..WorkView::default()
         }),
         notes: Vec::new(),
@@ -149,6 +154,12 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_guarantee_met", ""), 0.0);
     assert_eq!(value(&text, "wideleaf_vm_guarantee_met", &["pid=\"11\""]), 1.0);
     assert_eq!(of_10("wideleaf_vm_guarantee_pursued", ""), 1.0);
+    assert_eq!(of_10("wideleaf_vm_recovery_seconds", "event=\"balloon\""), 1.5);
+    assert_eq!(of_10("wideleaf_vm_recoveries_total", "event=\"balloon\",outcome=\"done\""), 2.0);
+    assert_eq!(of_10("wideleaf_vm_recoveries_total", "event=\"stop\",outcome=\"cut_off\""), 1.0);
+    assert_eq!(of_10("wideleaf_vm_recovering", ""), 1.0);
+    let timed = text.lines().filter(|line| line.starts_with("wideleaf_vm_recovery_seconds{"));
+    assert!(!timed.into_iter().any(|line| line.contains("stop")), "no recovery from a stop was done");
     assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
     assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
 }

@@ -9,12 +9,23 @@
 
 use std::time::Duration;
 
-use wideleaf_control::view::Guarantee;
+use wideleaf_control::view::{Guarantee, policy_name};
 
 /// Time below the guarantee after which a VM is pursued. A policy that promotes by itself has most of it by then.
 const PURSUIT_AFTER: Duration = Duration::from_secs(3);
 /// Time at the guarantee for which a VM stays pursued. A guest that still takes new memory falls below it again.
 const PURSUIT_KEPT: Duration = Duration::from_secs(10);
+
+/// Policy while a guarantee is pursued: everything in use, at once.
+const PURSUIT_POLICY: &str = "greedy";
+/// Policies that weigh whether a promotion pays, or wait until it may. Others stay while a guarantee is pursued: those
+/// that promote all they can, and those that also demote, which would undo the pursuit afterwards.
+const WEIGHING: [&str; 4] = ["auto", "thp", "utilization", "coverage"];
+
+/// Policy of a VM while its guarantee is pursued; `own` is its policy at other times.
+pub fn pursuit_policy(own: &str) -> &str {
+    if WEIGHING.contains(&policy_name(own)) { PURSUIT_POLICY } else { own }
+}
 
 /// Time that a VM has been below its guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +55,8 @@ impl GuaranteeWatch {
         now: Duration,
         grace: Duration,
     ) -> Option<GuaranteeEvent> {
-        let is_under = match (guarantee, coverage) {
-            (Guarantee::Coverage(wanted), Some(coverage)) => coverage < wanted,
+        let is_under = match (guarantee.share(), coverage) {
+            (Some(wanted), Some(coverage)) => coverage < wanted,
             _ => false,
         };
         let was_missed = self.is_missed;
@@ -54,7 +65,7 @@ impl GuaranteeWatch {
         if self.under_for(now).is_some_and(|under_for| under_for >= PURSUIT_AFTER.min(grace)) {
             self.pursued_at = Some(now);
         }
-        let is_kept = |at| guarantee != Guarantee::BestEffort && now.saturating_sub(at) <= PURSUIT_KEPT;
+        let is_kept = |at| guarantee.share().is_some() && now.saturating_sub(at) <= PURSUIT_KEPT;
         self.pursued_at = self.pursued_at.filter(|at| is_kept(*at));
         match (was_missed, self.is_missed) {
             (false, true) => Some(GuaranteeEvent::Missed),
@@ -112,6 +123,12 @@ mod tests {
         assert_eq!([at(14, 9_000), at(15, 0), at(18, 0)], [false, false, true]);
         watch.update(Guarantee::BestEffort, Some(0), Duration::from_secs(19), Duration::ZERO);
         assert!(!watch.is_pursued());
+    }
+
+    #[test]
+    fn only_policies_that_weigh_are_replaced_in_a_pursuit() {
+        let due = ["auto", "coverage:x=1", "aligned", "never", "greedy"].map(pursuit_policy);
+        assert_eq!(due, ["greedy", "greedy", "aligned", "never", "greedy"]);
     }
 
     #[test]

@@ -1,0 +1,234 @@
+//! Recoveries of real QEMU guests after each event that a monitor can cause, and what they cost. They need QEMU and KVM.
+//!
+//! The host's own huge pages outlive most events on the source's side, so the tests split them during the event, as a
+//! balloon, a restore or memory pressure does. The policy is `thp`, which is slower than any recovery.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use wideleaf_attach::find;
+use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::session::{Attached, Settings};
+use wideleaf_attach::survey::Survey;
+use wideleaf_control::view::RecoveriesView;
+use wideleaf_memory::host::process::ProcessHost;
+use wideleaf_memory::host::{Advice, Host as _};
+use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::{Hva, PageSize, PolicyChoice};
+use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
+
+use crate::qemu::{Guest, can_run, eventually};
+use crate::sessions::{IN_USE, assert_no_byte_was_lost, at_work, split_all, tell};
+
+/// A policy that takes minutes for the guest's memory.
+const SLOW: &str = "thp";
+
+fn policy(name: &str) -> Option<PolicyChoice> {
+    Some(PolicyChoice::parse(name).unwrap())
+}
+
+/// A guest at work, all of it large, under a policy that would take minutes to make it so again.
+struct Recovering {
+    guest: Guest,
+    attached: Attached,
+    /// A monitor for the test.
+    monitor: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Recovering {
+    fn start() -> Recovering {
+        let folder = tempfile::tempdir().unwrap();
+        let monitor = folder.path().join("second");
+        let socket = format!("unix:{},server=on,wait=off", monitor.display());
+        let guest = at_work(&["-M", "microvm", "-m", "128M", "-qmp", &socket]);
+        let settings = Settings { policy: policy("greedy"), qmp: Some(guest.qmp()), ..Settings::default() };
+        let mut attached = Attached::start(guest.process(), settings).unwrap();
+        eventually("huge pages", || huge(&attached) >= most());
+        attached.set_policy(policy(SLOW)).unwrap();
+        Recovering { guest, attached, monitor, _folder: folder }
+    }
+
+    fn tell(&self, command: Value) {
+        tell(&self.monitor, &[command]);
+    }
+
+    /// Splits all huge pages while an event is seen.
+    fn is_split_in_the_event(&self) {
+        eventually("the event is seen", || self.attached.is_in_event());
+        split_all(&self.guest);
+        eventually("small pages", || huge(&self.attached) < mib(16).get());
+    }
+
+    /// Waits for the recovery after `event`, and checks the guest's memory.
+    fn recovers_from(&self, event: &str) {
+        let of = || recoveries(&self.attached, event);
+        eventually("the recovery", || of().is_some_and(|of| of.done > 0));
+        assert!(huge(&self.attached) >= most(), "{:?}", self.attached.view().backing);
+        assert_eq!(of().map(|of| (of.done, of.cut_off)), Some((1, 0)));
+        assert_no_byte_was_lost(&self.guest);
+    }
+}
+
+/// Answer to a question without arguments.
+fn ask(monitor: &Path, question: &str) -> Value {
+    let mut stream = UnixStream::connect(monitor).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+    let mut answers = lines.filter_map(|line| serde_json::from_str::<Value>(&line).unwrap().get("return").cloned());
+    for command in ["qmp_capabilities", question] {
+        writeln!(stream, "{}", json!({ "execute": command })).unwrap();
+        let answer = answers.next().unwrap();
+        if command == question {
+            return answer;
+        }
+    }
+    unreachable!("the question is the last command")
+}
+
+fn most() -> u64 {
+    IN_USE.get() - mib(8).get()
+}
+
+fn huge(attached: &Attached) -> u64 {
+    attached.view().backing.unwrap().huge_2m
+}
+
+fn recoveries(attached: &Attached, event: &str) -> Option<RecoveriesView> {
+    attached.view().work.unwrap().recoveries.get(event).copied()
+}
+
+#[test]
+fn a_guest_that_is_resumed_gets_its_large_pages_back() {
+    if can_run() {
+        let recovering = Recovering::start();
+        recovering.tell(json!({ "execute": "stop" }));
+        recovering.is_split_in_the_event();
+        recovering.tell(json!({ "execute": "cont" }));
+        recovering.recovers_from("stop");
+    }
+}
+
+#[test]
+fn a_guest_that_was_migrated_to_a_file_and_goes_on_gets_its_large_pages_back() {
+    if can_run() {
+        let recovering = Recovering::start();
+        // The guest writes faster than a migration with the usual downtime could copy.
+        let fast = json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 60_000 });
+        recovering.tell(json!({ "execute": "migrate-set-parameters", "arguments": fast }));
+        recovering.tell(json!({ "execute": "migrate", "arguments": { "uri": "exec:cat>/dev/null" } }));
+        // The migration ends with the guest stopped.
+        recovering.is_split_in_the_event();
+        eventually("the end of the migration", || ask(&recovering.monitor, "query-status")["status"] == "postmigrate");
+        recovering.tell(json!({ "execute": "cont" }));
+        recovering.recovers_from("migration");
+    }
+}
+
+#[test]
+fn a_guest_gets_its_large_pages_back_after_its_migration_was_cancelled() {
+    if can_run() {
+        let recovering = Recovering::start();
+        let slow = json!({ "execute": "migrate-set-parameters", "arguments": { "max-bandwidth": 4096 } });
+        recovering.tell(slow);
+        recovering.tell(json!({ "execute": "migrate", "arguments": { "uri": "exec:cat>/dev/null" } }));
+        recovering.is_split_in_the_event();
+        recovering.tell(json!({ "execute": "migrate_cancel" }));
+        recovering.recovers_from("migration");
+    }
+}
+
+#[test]
+fn a_guest_gets_its_large_pages_back_after_its_dirty_rate_was_measured() {
+    if can_run() {
+        let recovering = Recovering::start();
+        let measure = json!({ "calc-time": 10, "mode": "dirty-bitmap" });
+        recovering.tell(json!({ "execute": "calc-dirty-rate", "arguments": measure }));
+        recovering.is_split_in_the_event();
+        recovering.recovers_from("dirty_log");
+    }
+}
+
+/// A guest of one gibibyte that is resumed after all its huge pages were split, with a manager or with khugepaged alone.
+/// Prints seconds until 99 % are large again, and the guest's speed before, meanwhile and after.
+#[test]
+#[ignore = "a measurement: some minutes"]
+fn seconds_until_a_gibibyte_is_large_again() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = folder.path().join("second");
+    let (memory, in_use) = (mib(1200), mib(1024));
+    let mut setup = QemuSetup::new("recovery", memory, QemuRam::Anonymous, "pattern bytes=1G seconds=3600");
+    setup.more = vec!["-qmp".into(), format!("unix:{},server=on,wait=off", monitor.display())];
+    let guest = QemuGuest::start(&setup).unwrap();
+    eventually("its monitor", || guest.qmp().exists() && monitor.exists());
+    eventually("a pass", || guest.said().marks.len() > 2);
+    let process = find::with_pid(&Places::default(), guest.pid()).unwrap();
+    let large = || Survey::take(&process, None).view().backing.unwrap().huge_2m;
+    let disturb = || {
+        tell(&monitor, &[json!({ "execute": "stop" })]);
+        split_all_of(guest.pid(), &process);
+        tell(&monitor, &[json!({ "execute": "cont" })]);
+        Instant::now()
+    };
+    let target = in_use.get() / 100 * 99;
+    if std::env::var_os("KHUGEPAGED").is_some() {
+        eventually("huge pages from the start", || large() >= target);
+        let began = disturb();
+        while large() < target && began.elapsed() < Duration::from_secs(900) {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        return println!("khugepaged alone: {} MiB large after {:?}", large() >> 20, began.elapsed());
+    }
+    let settings = Settings { policy: policy("greedy"), qmp: Some(guest.qmp()), ..Settings::default() };
+    let mut attached = Attached::start(process.clone(), settings).unwrap();
+    eventually("huge pages", || huge(&attached) >= target);
+    attached.set_policy(policy(SLOW)).unwrap();
+    for round in 1..=5 {
+        let before = speed(&guest, Duration::from_secs(4));
+        let done = recoveries(&attached, "stop").map_or(0, |of| of.done);
+        tell(&monitor, &[json!({ "execute": "stop" })]);
+        eventually("the stop is seen", || attached.is_in_event());
+        split_all_of(guest.pid(), &process);
+        let small = large();
+        tell(&monitor, &[json!({ "execute": "cont" })]);
+        let (began, first) = (Instant::now(), guest.said().marks.len());
+        eventually("99 %", || huge(&attached) >= target);
+        let took = began.elapsed();
+        let meanwhile = guest.said().rate_from(first.saturating_sub(1));
+        let after = speed(&guest, Duration::from_secs(4));
+        eventually("the recovery", || recoveries(&attached, "stop").is_some_and(|of| of.done > done));
+        let of = recoveries(&attached, "stop").unwrap();
+        println!(
+            "round {round}: {} MiB large after the split; 99 % seen {:.2} s after cont, counted {:.2} s; speed {before:.3e} \
+             before, {:.3e} in the first passes, {after:.3e} after; {:?}",
+            small >> 20,
+            took.as_secs_f64(),
+            of.last_s.unwrap(),
+            meanwhile.unwrap_or_default(),
+            attached.view().work.unwrap().unavailable,
+        );
+    }
+    assert_eq!(guest.said().complaint, None);
+}
+
+fn split_all_of(pid: u32, process: &VmProcess) {
+    let host = ProcessHost::open(pid).unwrap();
+    for piece in Survey::take(process, None).view().ram {
+        for start in (piece.hva..piece.hva + piece.bytes).step_by(PageSize::Huge2M.bytes().as_usize()) {
+            host.advise(Hva::new(start), kib(4), Advice::Cold).unwrap();
+        }
+    }
+}
+
+/// Words per second over a time.
+fn speed(guest: &QemuGuest, time: Duration) -> f64 {
+    let first = guest.said().marks.len().saturating_sub(1);
+    std::thread::sleep(time);
+    guest.said().rate_from(first).unwrap_or_default()
+}
