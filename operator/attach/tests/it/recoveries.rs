@@ -1,4 +1,5 @@
-//! Recoveries of real QEMU guests after each event that a monitor can cause, and what they cost. They need QEMU and KVM.
+//! Recoveries of real QEMU guests after each event that a monitor can cause, and what they cost. They need QEMU and
+//! KVM.
 //!
 //! The host's own huge pages outlive most events on the source's side, so the tests split them during the event, as a
 //! balloon, a restore or memory pressure does. The policy is `thp`, which is slower than any recovery.
