@@ -341,7 +341,8 @@ impl ManagerLoop {
         live::latest(&self.publisher.slot())
     }
 
-    /// Whether the next tick should come soon: after a tick that did `done` actions, or during a recovery or a burst of sampling.
+    /// Whether the next tick should come soon: after a tick that did `done` actions, during a recovery, or during a
+    /// burst of sampling.
     fn is_busy(&self, done: u64) -> bool {
         done > 0 || self.is_recovering() || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }

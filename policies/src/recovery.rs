@@ -38,7 +38,7 @@ pub enum Cause {
     Stop,
     /// A program logged the pages that the guest wrote.
     DirtyLog,
-    /// The guest was migrated away, in vain or to a file, and runs again.
+    /// A migration of the guest failed, was cancelled or went to a file, and the guest runs again.
     Migration,
     /// Another process served the guest's page faults (`userfaultfd`): the second half of a postcopy, or a restore.
     FaultsServed,

@@ -179,7 +179,7 @@ impl Guarantee {
 /// Text that is not a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} is not a guarantee: write bestEffort, guaranteed:95%, bestEffort:95% (reported, but no start is refused), \
+    "{text:?} is not a guarantee: write bestEffort, guaranteed:95%, bestEffort:95% (reported, no start is refused), \
      or a share of memory in large pages like 95% or 99.5%, which means guaranteed"
 )]
 pub struct GuaranteeError {

@@ -1,4 +1,5 @@
-//! Recoveries of real QEMU guests after each event that a monitor can cause, and what they cost. They need QEMU and KVM.
+//! Recoveries of real QEMU guests after each event that a monitor can cause, and what they cost. They need QEMU and
+//! KVM.
 //!
 //! The host's own huge pages outlive most events on the source's side, so the tests split them during the event, as a
 //! balloon, a restore or memory pressure does. The policy is `thp`, which is slower than any recovery.
@@ -152,8 +153,8 @@ fn a_guest_gets_its_large_pages_back_after_its_dirty_rate_was_measured() {
     }
 }
 
-/// A guest of one gibibyte that is resumed after all its huge pages were split, with a manager or with khugepaged alone.
-/// Prints seconds until 99 % are large again, and the guest's speed before, meanwhile and after.
+/// A guest of one gibibyte that is resumed after all its huge pages were split, with a manager or with khugepaged
+/// alone. Prints seconds until 99 % are large again, and the guest's speed before, meanwhile and after.
 #[test]
 #[ignore = "a measurement: some minutes"]
 fn seconds_until_a_gibibyte_is_large_again() {
@@ -205,8 +206,8 @@ fn seconds_until_a_gibibyte_is_large_again() {
         eventually("the recovery", || recoveries(&attached, "stop").is_some_and(|of| of.done > done));
         let of = recoveries(&attached, "stop").unwrap();
         println!(
-            "round {round}: {} MiB large after the split; 99 % seen {:.2} s after cont, counted {:.2} s; speed {before:.3e} \
-             before, {:.3e} in the first passes, {after:.3e} after; {:?}",
+            "round {round}: {} MiB large after the split; 99 % seen {:.2} s after cont, counted {:.2} s; speed \
+             {before:.3e} before, {:.3e} in the first passes, {after:.3e} after; {:?}",
             small >> 20,
             took.as_secs_f64(),
             of.last_s.unwrap(),
