@@ -19,6 +19,7 @@ use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::guest_tables::TableSource;
 use crate::sensors::kernel_flags::MergedPages;
+use crate::sensors::outside_heat::HeatSource;
 
 /// One VM under the manager, or one native kernel (which has no second level).
 pub struct ManagedVm {
@@ -45,6 +46,8 @@ pub struct ManagedVm {
     /// Reads the guest's own tables where another process has the RAM; `None`: read here, from
     /// `ram` and `second_level`.
     pub guest_tables: Option<Arc<dyn TableSource>>,
+    /// Reads which windows are used where another process has the RAM; `None`: sampled here, in `ram`.
+    pub heat: Option<Arc<dyn HeatSource>>,
 }
 
 impl ManagedVm {
@@ -81,6 +84,7 @@ impl ManagedVm {
             barred: Vec::new(),
             merged: None,
             guest_tables: None,
+            heat: None,
         }
     }
 
