@@ -18,6 +18,7 @@ pub mod command_line;
 pub mod find;
 pub mod gate;
 mod guest_pages;
+mod heat;
 pub mod live_view;
 pub mod monitor;
 pub mod mtree;

@@ -30,6 +30,7 @@ use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Pol
 
 use crate::gate::GuestGate;
 use crate::guest_pages::OutsideTables;
+use crate::heat::WatchedRam;
 use crate::live_view;
 use crate::monitor::Monitor;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
@@ -162,6 +163,8 @@ struct Now {
     manager: Manager,
     /// The guest's own tables, where the policy needs them.
     tables: Option<Tables>,
+    /// Which memory the guest uses, where the policy needs that.
+    heat: Option<WatchedRam>,
     /// Work of the managers before this one.
     before: Work,
 }
@@ -175,6 +178,11 @@ impl Now {
             Ok(tables) => tables.why_not(),
             Err(why) => Some(why.clone()),
         }
+    }
+
+    /// Age and error of the heat, or why there is none.
+    fn heat_note(&self) -> Option<String> {
+        self.heat.as_ref().map(WatchedRam::note)
     }
 }
 
@@ -224,9 +232,12 @@ impl Attached {
         let host = Arc::new(host);
         let gate = Arc::new(GuestGate::of(host.clone(), process.clone(), monitor.clone()));
         let tables = tables(&settings, &host, monitor.as_ref(), &ram);
-        let parts = Parts { ram: &ram, gate: &gate, kvm: kvm.as_ref(), host: &host, tables: tables.as_ref() };
+        let heat = WatchedRam::after(None, needs_access(&settings), &host, &ram);
+        let (kvm_view, tables_of) = (kvm.as_ref(), tables.as_ref());
+        let parts =
+            Parts { ram: &ram, gate: &gate, kvm: kvm_view, host: &host, tables: tables_of, heat: heat.as_ref() };
         let manager = parts.manager(&settings)?;
-        let now = Now { ram, settings, manager, tables, before: Work::none() };
+        let now = Now { ram, settings, manager, tables, heat, before: Work::none() };
         let (changing, now) = (Mutex::default(), Mutex::new(now));
         let guest =
             Arc::new(Guest { process, monitor, host, opened_at, gate, kvm, notes, changing, now, _claim: claim });
@@ -298,7 +309,7 @@ impl Attached {
         let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
         let (ram, work) =
             (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
-        let tables_note = now.tables_note();
+        let (tables_note, heat_note) = (now.tables_note(), now.heat_note());
         drop(now);
         VmView {
             care,
@@ -307,6 +318,7 @@ impl Attached {
             page_tables: Some(survey::tables_view(table_memory(guest.host.as_ref()))),
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
+                .chain(heat_note)
                 .chain(guest.trouble())
                 .chain(guest.silence(&live))
                 .collect(),
@@ -388,15 +400,18 @@ impl Guest {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
         let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
         let (host, kvm) = (&self.host, self.kvm.as_ref());
-        let next = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref() }.manager(&settings)?;
+        let before = self.now().heat.clone();
+        let heat = WatchedRam::after(before, needs_access(&settings), host, &ram);
+        let parts = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref(), heat: heat.as_ref() };
+        let next = parts.manager(&settings)?;
         let mut now = self.now();
         // They may have changed since.
         next.set_limits(now.settings.limits);
         now.before = now.before.with(&now.manager.live());
         (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
-        let old = std::mem::replace(&mut now.manager, next);
+        let old = (std::mem::replace(&mut now.manager, next), std::mem::replace(&mut now.heat, heat));
         drop(now);
-        drop(old); // waits for its thread; `now` is free again
+        drop(old); // waits for its thread, and for the kernel's monitor; `now` is free again
         Ok(())
     }
 
@@ -477,6 +492,11 @@ fn policy(settings: &Settings) -> Box<dyn Policy> {
     settings.policy.clone().unwrap_or_else(off).make_for(&settings.walk)
 }
 
+/// Whether the policy asks which memory the guest uses.
+fn needs_access(settings: &Settings) -> bool {
+    policy(settings).needs().access
+}
+
 /// The guest's own tables, where the policy needs them.
 fn tables(
     settings: &Settings,
@@ -495,6 +515,7 @@ struct Parts<'a> {
     kvm: Option<&'a Arc<OutsideView>>,
     host: &'a Arc<ProcessHost>,
     tables: Option<&'a Tables>,
+    heat: Option<&'a WatchedRam>,
 }
 
 impl Parts<'_> {
@@ -528,6 +549,7 @@ impl Parts<'_> {
             ManagedVm {
                 gate: Some(Arc::clone(self.gate) as _),
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
+                heat: self.heat.map(WatchedRam::source),
                 may_collapse_shared,
                 barred: pieces.into_iter().filter_map(barred).collect(),
                 ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
@@ -620,7 +642,7 @@ mod tests {
     use wideleaf_memory::RamRange;
     use wideleaf_policies::snapshot::WindowRow;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, WindowIndex};
+    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, SampleQuality, WindowIndex};
 
     #[test]
     fn windows_with_a_gap_between_are_two_ranges_with_their_heat() {
@@ -640,6 +662,7 @@ mod tests {
                 is_held,
                 ready_at,
                 access,
+                access_quality: SampleQuality::default(),
                 written: None,
                 zero: None,
                 guest_mapping,
@@ -684,7 +707,8 @@ mod tests {
         let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
         let managed = |pieces: Vec<RamPiece>| {
             let ram = RamMap { pieces, notes: Vec::new() };
-            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None }.vms(false);
+            let vms = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None, heat: None };
+            let vms = vms.vms(false);
             vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
         };
         assert_eq!(managed(vec![first.clone(), plugged]), [0, 4 << 30]);
