@@ -89,7 +89,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         row("page_idle", "no access heat from idle page tracking", exists(root, "sys/kernel/mm/page_idle/bitmap")),
         row(
             "damon",
-            "no access sensor where userfaultfd is not permitted",
+            "no access heat of attached guests, nor where userfaultfd is not permitted",
             crate::sensors::damon::probe(root).map_err(|error| error.to_string()),
         ),
     ];

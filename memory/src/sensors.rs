@@ -10,6 +10,7 @@ pub mod host_memory;
 pub mod kernel_flags;
 pub mod minor_faults;
 pub mod numa_maps;
+pub mod outside_heat;
 pub mod page_tables;
 pub mod resident;
 pub mod share;

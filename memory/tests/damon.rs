@@ -1,20 +1,37 @@
-//! The kernel's own monitor on this machine's own memory. If it cannot observe a process's addresses, the test is
-//! skipped with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a failure.
+//! The kernel's own monitor on this process's memory, and on the memory of a guest of another process. If it cannot
+//! observe a process's addresses, a test is skipped with the reason; `WIDELEAF_REQUIRE=damon` turns the skip into a
+//! failure. The guest is one of the program that `WIDELEAF_BIN` names.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::sensors::access::{AccessSampler, Seen};
-use wideleaf_memory::sensors::damon::DamonSensor;
-use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+use wideleaf_memory::sensors::damon::{self, DamonSensor, GuestMonitor, Watch};
+use wideleaf_memory::sensors::outside_heat::HeatSource;
+use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost, ProcessHost, RamRange};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Gpa, GpaRange, PageSize, WindowIndex};
+use wideleaf_policies::{Gpa, GpaRange, Hva, PageSize, PerTenThousand, WindowIndex};
 
 const WINDOWS: u64 = 16;
 const TIMEOUT: Duration = Duration::from_secs(120);
+const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
+
+fn skip(why: &str) {
+    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == "damon"), "WIDELEAF_REQUIRE={required}, and {why}");
+    println!("skipped: {why}");
+}
+
+/// Text of a file of the kernel's monitor.
+fn kdamonds(file: &str) -> String {
+    fs::read_to_string(Path::new(KDAMONDS).join(file)).unwrap().trim().to_owned()
+}
 
 #[test]
 fn the_kernels_monitor_distinguishes_the_busy_half_from_the_idle_one_and_is_given_back() {
@@ -24,11 +41,7 @@ fn the_kernels_monitor_distinguishes_the_busy_half_from_the_idle_one_and_is_give
     host.advise(ram.base(), ram.bytes(), Advice::PopulateWrite).unwrap();
     let mut sensor = match DamonSensor::start(Path::new("/"), ram.ranges()) {
         Ok(sensor) => sensor,
-        Err(error) => {
-            let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|r| r == "damon"), "WIDELEAF_REQUIRE={required}, and {error}");
-            return println!("skipped: {error}");
-        }
+        Err(error) => return skip(&error.to_string()),
     };
     let windows: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
     // A region reaches over the middle now and then: the two windows there may appear as either.
@@ -62,6 +75,174 @@ fn the_kernels_monitor_distinguishes_the_busy_half_from_the_idle_one_and_is_give
     });
     assert!(last.iter().all(|(window, seen)| is_right(*window, *seen)), "{last:?}");
     drop(sensor);
-    let left = host.read_text("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds").unwrap();
-    assert_eq!(left.trim(), "0");
+    assert_eq!(kdamonds("nr_kdamonds"), "0");
+}
+
+const MEMORY: u64 = 192 << 20;
+/// Windows of the guest's hot and cold sets.
+const HOT: usize = 16;
+const COLD: usize = 32;
+/// Phases that outlast the test: all words of the hot set in each pass, none of the cold set after the first.
+const PHASES: &str = "hot=32M range=32M sparse=0 cold=64M constant=0 phases=1 phase_ms=600000";
+
+/// A process that is killed when dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A guest of another process, ended when dropped.
+struct OtherGuest {
+    process: Killed,
+    ram: RamRange,
+}
+
+impl OtherGuest {
+    /// A guest that its own manager leaves as it is.
+    fn start(program: &str) -> OtherGuest {
+        let run = ["run", "phases", "--policy", "never", "--memory", "192M", "--cmdline", PHASES];
+        let process = Command::new(program).args(run).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let process = Killed(process);
+        let began = Instant::now();
+        loop {
+            if let Some(ram) = ram_of(process.0.id()) {
+                return OtherGuest { process, ram };
+            }
+            assert!(began.elapsed() < TIMEOUT, "the guest has no RAM");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Number of its windows with pages.
+    fn resident_windows(&self, host: &ProcessHost) -> usize {
+        self.windows().filter(|start| is_resident(host, *start)).count()
+    }
+
+    /// Addresses of its windows.
+    fn windows(&self) -> impl Iterator<Item = Hva> {
+        let start = self.ram.hva;
+        (0..MEMORY >> 21).map(move |window| start + mib(2) * window)
+    }
+}
+
+/// The mapping of a process that is as large as the guest's RAM.
+fn ram_of(pid: u32) -> Option<RamRange> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let range = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    let is_ram = |(start, end): &(u64, u64)| end - start == MEMORY;
+    let (start, _) = maps.lines().filter(|line| line.contains("rw-")).filter_map(range).find(is_ram)?;
+    Some(RamRange { gpa: GpaRange::new(Gpa::new(0), mib(192)).unwrap(), hva: Hva::new(start) })
+}
+
+fn is_resident(host: &ProcessHost, window: Hva) -> bool {
+    let mut runs = Vec::new();
+    host.scan(window, mib(2), &mut runs).unwrap();
+    !runs.is_empty()
+}
+
+/// Windows in use that saw an access in more than half of the looks, and those that saw none.
+fn hot_and_cold(guest: &OtherGuest, host: &ProcessHost, watch: &Watch) -> (Vec<Hva>, Vec<Hva>) {
+    let Some(latest) = watch.latest() else { return Default::default() };
+    let rate = |window: &Hva| latest.heat.of_window(*window).map(|heat| heat.rate);
+    let resident: Vec<_> = guest.windows().filter(|window| is_resident(host, *window)).collect();
+    let hot = |window: &Hva| rate(window) > Some(PerTenThousand::new(5000));
+    let cold = |window: &Hva| rate(window) == Some(PerTenThousand::new(0));
+    (resident.iter().copied().filter(hot).collect(), resident.iter().copied().filter(cold).collect())
+}
+
+/// CPU time of the kernel's monitor so far, in clock ticks of 10 ms (proc_pid_stat(5), fields 14 and 15).
+fn kdamond_ticks() -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", kdamonds("0/pid"))).unwrap();
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
+    fields.map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn the_hot_set_of_a_guest_of_another_process_is_found_and_the_monitor_is_given_back() {
+    let Ok(program) = std::env::var("WIDELEAF_BIN") else { return skip("WIDELEAF_BIN names no program") };
+    if let Err(error) = damon::give_back_left_behind(Path::new("/")) {
+        return skip(&error.to_string());
+    }
+    let guest = OtherGuest::start(&program);
+    let host = Arc::new(ProcessHost::open(guest.process.0.id()).unwrap());
+    let began = Instant::now();
+    while guest.resident_windows(&host) < HOT + COLD {
+        assert!(began.elapsed() < TIMEOUT, "{} windows are in use", guest.resident_windows(&host));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let watch = GuestMonitor::of_this_host().watch(Arc::clone(&host), &[guest.ram]);
+    let began = Instant::now();
+    let mut readings = 0;
+    // A region reaches over the border of the sets now and then: two windows there may appear as either.
+    let is_found = |(hot, cold): &(Vec<Hva>, Vec<Hva>)| {
+        let span = hot.last().zip(hot.first()).map_or(0, |(last, first)| (*last - *first).get() >> 21);
+        (HOT - 2..=HOT + 2).contains(&hot.len()) && span < hot.len() as u64 + 2 && cold.len() >= COLD - 4
+    };
+    let mut seen = hot_and_cold(&guest, &host, &watch);
+    while !is_found(&seen) && began.elapsed() < TIMEOUT {
+        std::thread::sleep(Duration::from_millis(100));
+        if watch.latest().is_some_and(|latest| latest.number >= readings) {
+            readings += 1;
+            seen = hot_and_cold(&guest, &host, &watch);
+            println!("after {:?}: {} hot, {} cold", began.elapsed(), seen.0.len(), seen.1.len());
+        }
+    }
+    assert!(is_found(&seen), "{:?}: {seen:x?}", watch.why_not());
+    println!("found after {:?} and {readings} readings", began.elapsed());
+    println!("the kernel's monitor used {} ms of an emulated CPU", kdamond_ticks() * 10);
+    drop(watch);
+    assert_eq!(kdamonds("nr_kdamonds"), "0");
+}
+
+/// The manager of [`a_killed_managers_monitor_is_given_back_while_its_guest_runs`]: it watches its parent for ever.
+#[test]
+#[ignore = "it is the manager of a test here, which starts and kills it"]
+fn the_manager_that_is_killed() {
+    let number = |name: &str| std::env::var(name).unwrap().parse::<u64>().unwrap();
+    let host = ProcessHost::open(number("WATCHED_PID") as u32).unwrap();
+    let ram = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).unwrap(), hva: Hva::new(number("WATCHED_HVA")) };
+    let _watch = GuestMonitor::of_this_host().watch(Arc::new(host), &[ram]);
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_killed_managers_monitor_is_given_back_while_its_guest_runs() {
+    let ram = GuestRam::map(
+        &[GpaRange::new(Gpa::new(0), mib(2)).unwrap()],
+        BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap(),
+    )
+    .unwrap();
+    // Also tells whether the kernel can watch a process.
+    match DamonSensor::start(Path::new("/"), ram.ranges()) {
+        Ok(sensor) => drop(sensor),
+        Err(error) => return skip(&error.to_string()),
+    }
+    let manager = Command::new(std::env::current_exe().unwrap())
+        .args(["the_manager_that_is_killed", "--exact", "--ignored"])
+        .env("WATCHED_PID", std::process::id().to_string())
+        .env("WATCHED_HVA", ram.base().get().to_string())
+        .stdout(Stdio::null())
+        .spawn();
+    let manager = Killed(manager.unwrap());
+    let began = Instant::now();
+    let is_on = || fs::read_to_string(Path::new(KDAMONDS).join("0/state")).is_ok_and(|state| state.trim() == "on");
+    while !is_on() {
+        assert!(began.elapsed() < TIMEOUT, "the manager does not watch");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let live = damon::give_back_left_behind(Path::new("/")).unwrap_err().to_string();
+    assert!(live.contains(&format!("(process {})", manager.0.id())), "{live}");
+    drop(manager);
+    assert_eq!((kdamonds("nr_kdamonds"), kdamonds("0/state")), ("1".into(), "on".into()));
+    assert!(damon::give_back_left_behind(Path::new("/")).unwrap());
+    assert_eq!(kdamonds("nr_kdamonds"), "0");
 }

@@ -20,6 +20,7 @@ use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::guest_tables::TableSource;
 use crate::sensors::kernel_flags::MergedPages;
+use crate::sensors::outside_heat::HeatSource;
 
 /// One VM under the manager, or one native kernel (which has no second level).
 pub struct ManagedVm {
@@ -48,6 +49,8 @@ pub struct ManagedVm {
     pub guest_tables: Option<Arc<dyn TableSource>>,
     /// Recoveries after events that the gate sees; `None`: the policy alone brings back what was large.
     pub recovery: Option<SharedRecovery>,
+    /// Reads which windows are used where another process has the RAM; `None`: sampled here, in `ram`.
+    pub heat: Option<Arc<dyn HeatSource>>,
 }
 
 impl ManagedVm {
@@ -85,6 +88,7 @@ impl ManagedVm {
             merged: None,
             guest_tables: None,
             recovery: None,
+            heat: None,
         }
     }
 

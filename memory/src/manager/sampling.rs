@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_policies::policy::Needs;
-use wideleaf_policies::{Backing, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
+use wideleaf_policies::{Backing, Moment, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
 
 use super::fault_price::{FaultMeter, FaultPrice};
 use super::managed_vm::ManagedVm;
@@ -28,6 +28,7 @@ use crate::sensors::share::{Share, ShareLimits};
 
 mod access;
 mod guest_tables;
+mod outside_heat;
 mod written;
 mod zero;
 
@@ -103,8 +104,8 @@ trait SlowSensor: Send {
     /// logged for a sample.
     fn finish(&mut self, _host: &dyn Host, _windows: &[WindowIndex], _report: &mut ManagerReport) {}
 
-    /// Completes all rows of a snapshot by the latest values.
-    fn fill(&self, rows: &mut [WindowRow]);
+    /// Completes all rows of a snapshot, taken now, by the latest values.
+    fn fill(&self, rows: &mut [WindowRow], now: Moment);
 
     /// Forgets all values: they belong to another guest. No sample is under way. The cost of samples and the time of
     /// the next ones stay.
@@ -314,8 +315,8 @@ impl Sampling {
     }
 
     /// Completes all rows of a snapshot by their known values beside the host backing.
-    pub(super) fn fill(&self, rows: &mut [WindowRow]) {
-        self.sensors.iter().for_each(|(_, sensor)| sensor.fill(rows));
+    pub(super) fn fill(&self, rows: &mut [WindowRow], now: Moment) {
+        self.sensors.iter().for_each(|(_, sensor)| sensor.fill(rows, now));
     }
 }
 

@@ -147,7 +147,7 @@ impl VmState {
                 });
             }
         }
-        self.sampling.fill(&mut known);
+        self.sampling.fill(&mut known, host.now());
         known.into_iter().for_each(|row| rows.push(row));
         self.tell_of_host_backing(failure, report);
         rows

@@ -11,13 +11,14 @@ use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::region::{GuestRam, RamRange};
 use wideleaf_memory::second_level::{SecondLevel, SlotId};
+use wideleaf_memory::sensors::outside_heat::{Heat, HeatRegion, HeatSource, LatestHeat};
 use wideleaf_memory::testing::fake_host::FakeHost;
 use wideleaf_memory::testing::fake_second_level::FakeSecondLevel;
 use wideleaf_policies::policy::{self, Policy};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{
     Action, Budget, BudgetLimits, Bytes, Cost, Gpa, GpaRange, Hva, MappingStats, Moment, Outcome, PageSize,
-    PerTenThousand, Plan, Refusal, Snapshot, VmId, WindowIndex,
+    PerTenThousand, Plan, Refusal, SampleQuality, Snapshot, VmId, WindowIndex,
 };
 
 const RAM_AT: Hva = Hva::new(1 << 40);
@@ -408,6 +409,67 @@ fn a_vm_that_panicked_is_not_sampled_any_more() {
     run(&mut work, &host, 20);
     assert_eq!(work.report().sensor_costs, before);
     assert!(kvm.slots().iter().all(|slot| !slot.is_dirty_logged));
+}
+
+/// Keeps the latest snapshot, and asks which memory is used.
+struct SeesAccess(Arc<Mutex<Snapshot>>);
+
+impl Policy for SeesAccess {
+    fn name(&self) -> &'static str {
+        "sees-access"
+    }
+
+    fn needs(&self) -> policy::Needs {
+        policy::Needs { access: true, ..policy::Needs::default() }
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
+        *self.0.lock().unwrap() = snapshot.clone();
+    }
+}
+
+/// A monitor outside of the guest's process, with the reading that it is given.
+#[derive(Default)]
+struct Outside(Mutex<Option<LatestHeat<Arc<Heat>>>>);
+
+impl HeatSource for Outside {
+    fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn why_not(&self) -> Option<String> {
+        None
+    }
+}
+
+#[test]
+fn heat_seen_from_outside_reaches_the_policy_with_its_age_and_error() {
+    let (host, outside, seen) = (host(), Arc::<Outside>::default(), Arc::<Mutex<Snapshot>>::default());
+    let vm = ManagedVm { heat: Some(outside.clone()), ..vm(None) };
+    let mut work = ManagerLoop::new(host.clone(), vec![vm], Box::new(SeesAccess(seen.clone())), plenty());
+    // Window 0 is hot, 1 to 4 are one idle region, and the rest is not watched.
+    let region = |first: u64, end: u64, rate| HeatRegion {
+        start: RAM_AT + mib(2) * first,
+        end: RAM_AT + mib(2) * end,
+        rate: PerTenThousand::new(rate),
+    };
+    let heat = Arc::new(Heat::new(vec![region(0, 1, 10_000), region(1, 5, 0)]));
+    let mut tell = |number, age| {
+        let age = Duration::from_secs(age);
+        *outside.0.lock().unwrap() = Some(LatestHeat { number, age, heat: heat.clone() });
+        run(&mut work, &host, 2);
+        let vm = seen.lock().unwrap().vms[0].clone();
+        let row = |row: usize| (vm.access[row].touched(), vm.access[row].samples(), vm.access_quality[row]);
+        [0, 4, 5].map(row)
+    };
+    host.sleep(Duration::from_secs(1000));
+    let of = |age_s, windows| SampleQuality { age_s, windows };
+    assert_eq!(tell(0, 7), [(0b1111, 4, of(8, 1)), (0, 4, of(8, 4)), (0, 0, of(0, 0))]);
+    assert_eq!(tell(0, 9), [(0b1111, 4, of(10, 1)), (0, 4, of(10, 4)), (0, 0, of(0, 0))], "it is the same reading");
+    assert_eq!(tell(1, 0)[..2], [(0b1111_1111, 8, of(1, 1)), (0, 8, of(1, 4))]);
+    assert_eq!(tell(1, 301), [(0, 0, of(0, 0)); 3], "what is older than five minutes is not known");
+    assert_eq!(work.report().unanswered, Vec::<String>::new());
+    assert_eq!(work.report().sensor_costs["access_outside"].samples, 2);
 }
 
 /// Number of waits of a millisecond for the manager.

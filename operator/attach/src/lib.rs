@@ -20,6 +20,7 @@ pub mod find;
 pub mod gate;
 pub mod guarantee;
 mod guest_pages;
+mod heat;
 pub mod live_view;
 pub mod monitor;
 pub mod mtree;

@@ -32,6 +32,7 @@ use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Pol
 
 use crate::gate::GuestGate;
 use crate::guest_pages::OutsideTables;
+use crate::heat::WatchedRam;
 use crate::live_view;
 use crate::monitor::Monitor;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
@@ -170,6 +171,8 @@ struct Now {
     manager: Manager,
     /// The guest's own tables, where the policy needs them.
     tables: Option<Tables>,
+    /// Which memory the guest uses, where the policy needs that.
+    heat: Option<WatchedRam>,
     /// Work of the managers before this one.
     before: Work,
 }
@@ -183,6 +186,11 @@ impl Now {
             Ok(tables) => tables.why_not(),
             Err(why) => Some(why.clone()),
         }
+    }
+
+    /// Age and error of the heat, or why there is none.
+    fn heat_note(&self) -> Option<String> {
+        self.heat.as_ref().map(WatchedRam::note)
     }
 }
 
@@ -234,12 +242,18 @@ impl Attached {
         gate.mappings_say(ram.is_watched);
         let tables = tables(&settings, &host, monitor.as_ref(), &ram);
         let recoveries = Recoveries::default();
-        let kvm_ref = kvm.as_ref();
-        let (ram_ref, tables_ref) = (&ram, tables.as_ref());
-        let parts =
-            Parts { ram: ram_ref, gate: &gate, kvm: kvm_ref, host: &host, tables: tables_ref, recoveries: &recoveries };
+        let heat = WatchedRam::after(None, needs_access(&settings), &host, &ram);
+        let parts = Parts {
+            ram: &ram,
+            gate: &gate,
+            kvm: kvm.as_ref(),
+            host: &host,
+            tables: tables.as_ref(),
+            heat: heat.as_ref(),
+            recoveries: &recoveries,
+        };
         let manager = parts.manager(&settings)?;
-        let now = Now { ram, settings, manager, tables, before: Work::none() };
+        let now = Now { ram, settings, manager, tables, heat, before: Work::none() };
         let (changing, now) = (Mutex::default(), Mutex::new(now));
         let guest = Arc::new(Guest {
             process,
@@ -335,7 +349,7 @@ impl Attached {
         let policy = now.settings.policy.as_ref().map_or("off".to_owned(), PolicyChoice::to_string);
         let (ram, work) =
             (Arc::clone(&now.ram), now.before.with(&live).view(&live, guest.opened_at, &now.settings.walk));
-        let tables_note = now.tables_note();
+        let (tables_note, heat_note) = (now.tables_note(), now.heat_note());
         drop(now);
         let view = live_view::view(&guest.process, &ram, &live, work);
         let saved = SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved };
@@ -347,6 +361,7 @@ impl Attached {
             saved,
             notes: (guest.notes.iter().chain(&ram.notes).chain(&live.panics).cloned())
                 .chain(tables_note)
+                .chain(heat_note)
                 .chain(guest.trouble())
                 .chain(guest.gate.note())
                 .chain(survey::unknown_savings(&saved))
@@ -433,17 +448,26 @@ impl Guest {
     fn go_on_with(&self, ram: Arc<RamMap>, policy: Option<PolicyChoice>) -> Result<(), AttachError> {
         let settings = Settings { policy: policy.clone(), ..self.now().settings.clone() };
         let tables = tables(&settings, &self.host, self.monitor.as_ref(), &ram);
-        let (host, kvm, recoveries) = (&self.host, self.kvm.as_ref(), &self.recoveries);
-        let parts = Parts { ram: &ram, gate: &self.gate, kvm, host, tables: tables.as_ref(), recoveries };
+        let before = self.now().heat.clone();
+        let heat = WatchedRam::after(before, needs_access(&settings), &self.host, &ram);
+        let parts = Parts {
+            ram: &ram,
+            gate: &self.gate,
+            kvm: self.kvm.as_ref(),
+            host: &self.host,
+            tables: tables.as_ref(),
+            heat: heat.as_ref(),
+            recoveries: &self.recoveries,
+        };
         let next = parts.manager(&settings)?;
         let mut now = self.now();
         // They may have changed since.
         next.set_limits(now.settings.limits);
         now.before = now.before.with(&now.manager.live());
         (now.ram, now.settings.policy, now.tables) = (ram, policy, tables);
-        let old = std::mem::replace(&mut now.manager, next);
+        let old = (std::mem::replace(&mut now.manager, next), std::mem::replace(&mut now.heat, heat));
         drop(now);
-        drop(old); // waits for its thread; `now` is free again
+        drop(old); // waits for its thread, and for the kernel's monitor; `now` is free again
         Ok(())
     }
 
@@ -545,6 +569,11 @@ fn policy(settings: &Settings) -> Box<dyn Policy> {
     settings.policy.clone().unwrap_or_else(off).make_for(&settings.walk)
 }
 
+/// Whether the policy asks which memory the guest uses.
+fn needs_access(settings: &Settings) -> bool {
+    policy(settings).needs().access
+}
+
 /// The guest's own tables, where the policy needs them.
 fn tables(
     settings: &Settings,
@@ -563,6 +592,7 @@ struct Parts<'a> {
     kvm: Option<&'a Arc<OutsideView>>,
     host: &'a Arc<ProcessHost>,
     tables: Option<&'a Tables>,
+    heat: Option<&'a WatchedRam>,
     recoveries: &'a Recoveries,
 }
 
@@ -621,6 +651,7 @@ impl Parts<'_> {
                 merged,
                 gate: Some(Arc::clone(self.gate) as _),
                 guest_tables: self.tables.and_then(|tables| tables.as_ref().ok()).map(|tables| Arc::clone(tables) as _),
+                heat: self.heat.map(WatchedRam::source),
                 may_collapse_shared,
                 barred: pieces.into_iter().filter_map(barred).collect(),
                 recovery: Some(self.recoveries.of(backing, settings.recovery)),
@@ -719,7 +750,7 @@ mod tests {
     use wideleaf_memory::RamRange;
     use wideleaf_policies::snapshot::WindowRow;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, WindowIndex};
+    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, SampleQuality, WindowIndex};
 
     #[test]
     fn windows_with_a_gap_between_are_two_ranges_with_their_heat() {
@@ -739,6 +770,7 @@ mod tests {
                 is_held,
                 ready_at,
                 access,
+                access_quality: SampleQuality::default(),
                 written: None,
                 zero: None,
                 guest_mapping,
@@ -784,7 +816,7 @@ mod tests {
         let managed = |pieces: Vec<RamPiece>| {
             let ram = RamMap { pieces, ..RamMap::default() };
             let recoveries = &Recoveries::default();
-            let parts = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None, recoveries };
+            let parts = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None, heat: None, recoveries };
             let vms = parts.vms(&Settings::default());
             vms.iter().flat_map(|vm| vm.ranges.iter().map(|range| range.gpa.start().get())).collect::<Vec<_>>()
         };

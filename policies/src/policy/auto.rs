@@ -19,8 +19,9 @@
 //! in a while earns nothing, even if every sample saw a touch.
 //!
 //! A window that is nearly full and mapped by the guest adds no bloat and needs no proof. It is promoted after all
-//! proven windows, unless its latest sample saw no touch. Decisions on windows that were never sampled are counted
-//! as `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
+//! proven windows, unless its latest sample saw no touch. A sample without a touch that stands for more than four
+//! windows says nothing of one of them. Decisions on windows that were never sampled are counted as
+//! `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
 //! windows that were idle at every sample, where that pays.
 
 use core::ops::ControlFlow;
@@ -280,8 +281,9 @@ impl Auto {
                 let percent = prices.return_percent(per_s, now.since(hot_since), cost);
                 (percent >= asked_percent).then(|| bucket_of(percent))
             });
-            // A window with a touch in its latest sample is no worse than one without samples.
-            let may_be_used = access.was_touched().unwrap_or(true);
+            // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
+            // its result with many others.
+            let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
             let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
             if let Some(bucket) = proven.or_else(guessed) {
                 ranking.push(bucket, place);

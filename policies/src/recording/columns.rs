@@ -46,6 +46,8 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         is_held,
         ready_at,
         access,
+        // It changes with every second, and would be the largest part of a recording.
+        access_quality: _,
         written,
         zero,
         guest_mapping,

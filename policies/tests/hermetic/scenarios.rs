@@ -15,8 +15,8 @@ use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
     AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, Moment, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, Snapshot, VmId,
-    VmSnapshot, WindowIndex, WindowRow,
+    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, SampleQuality,
+    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 fn seconds(n: u64) -> Moment {
@@ -631,6 +631,16 @@ fn auto_promotes_a_full_window_without_proof_unless_its_latest_sample_was_idle()
         Desk::new("auto").plan(&snapshot, seconds(0))
     };
     assert_eq!(["x", "-x", "x-", "-"].map(after), [vec![promote(0)], vec![promote(0)], vec![], vec![]]);
+}
+
+#[test]
+fn auto_takes_an_idle_sample_of_many_windows_for_no_proof_of_one() {
+    let after = |windows| {
+        let quality = SampleQuality::new(Duration::from_secs(5), windows);
+        let snapshot = of(vec![vm_with(0, "f", |_, row| (row.access, row.access_quality) = (samples("-"), quality))]);
+        Desk::new("auto").plan(&snapshot, seconds(0))
+    };
+    assert_eq!([1, 4, 5].map(after), [vec![], vec![], vec![promote(0)]]);
 }
 
 /// In a guest on base pages. Touched 1000 times a second: at the upper limit, 170 000 × 20 = 3.4 M cycles a second,

@@ -10,8 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::rotation::{Rotation, TouchFrequency};
-use wideleaf_policies::{AccessHistory, Backing, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
+use wideleaf_policies::{
+    AccessHistory, Backing, Moment, PageSize, PerTenThousand, SampleQuality, VmId, VmSnapshot, WindowIndex, WindowRow,
+};
 
+use super::outside_heat::OutsideHeat;
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::actuators::swap::Swapper;
 use crate::backing::BackingKind;
@@ -37,6 +40,9 @@ pub(super) const KIND: Kind = Kind {
     shares_budget: true,
     causes_faults: true,
     start: |starting| {
+        if let Some(source) = &starting.vm.heat {
+            return Ok(Box::new(OutsideHeat::start(source, starting)));
+        }
         let share = starting.share(ACCESS_LEAST, ACCESS_MOST, ACCESS_COST, starting.burst);
         let sampling = AccessSampling::start(starting, share.beginning_with_nothing())?;
         Ok(Box::new(SharedAccess::new(sampling)))
@@ -114,6 +120,8 @@ struct AccessSampling {
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
+    /// End of each window's latest sample.
+    sampled_at: Vec<Option<Moment>>,
     /// Number of windows that could be sampled at the latest start.
     backed: usize,
     /// Those of them that were on base pages.
@@ -142,9 +150,12 @@ impl SlowSensor for SharedAccess {
         self.in_place(host).sampling.tell(report);
     }
 
-    fn fill(&self, rows: &mut [WindowRow]) {
+    fn fill(&self, rows: &mut [WindowRow], now: Moment) {
         let sampling = self.lock();
-        rows.iter_mut().zip(&sampling.histories).for_each(|(row, history)| row.access = *history);
+        for ((row, history), at) in rows.iter_mut().zip(&sampling.histories).zip(&sampling.sampled_at) {
+            row.access = *history;
+            row.access_quality = at.map(|at| SampleQuality::new(now.since(at), 1)).unwrap_or_default();
+        }
     }
 
     fn forget(&mut self) {
@@ -206,6 +217,7 @@ impl AccessSampling {
             share,
             histories: vec![AccessHistory::default(); windows.len()],
             frequencies: vec![TouchFrequency::default(); windows.len()],
+            sampled_at: vec![None; windows.len()],
             windows,
             backed: 0,
             small: Vec::new(),
@@ -219,6 +231,7 @@ impl AccessSampling {
     fn forget(&mut self) {
         self.histories.fill(AccessHistory::default());
         self.frequencies.fill(TouchFrequency::default());
+        self.sampled_at.fill(None);
         self.small.clear();
         self.backed = 0;
     }
@@ -269,7 +282,7 @@ impl AccessSampling {
         let sample = self.sampler.finish(host);
         let (mut unchanged, mut news) = (0, 0);
         let mut refilling = Duration::ZERO;
-        let looked_at = sample.rows.len();
+        let (looked_at, now) = (sample.rows.len(), host.now());
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
             let was_touched = match seen {
@@ -292,6 +305,7 @@ impl AccessSampling {
             } else {
                 unchanged += 1;
             }
+            self.sampled_at[row] = Some(now);
             let frequency = &mut self.frequencies[row];
             if let Some(watched_for) = sample.watched_for.get(&window) {
                 frequency.add(was_touched, *watched_for);

@@ -76,7 +76,7 @@ impl SlowSensor for GuestTables {
         self.next_at = host.now() + self.source.every().max(pause);
     }
 
-    fn fill(&self, rows: &mut [WindowRow]) {
+    fn fill(&self, rows: &mut [WindowRow], _now: Moment) {
         rows.iter_mut().zip(&self.mappings).for_each(|(row, mapping)| row.guest_mapping = *mapping);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::{Backing, PerTenThousand, WindowIndex, WindowRow};
+use wideleaf_policies::{Backing, Moment, PerTenThousand, WindowIndex, WindowRow};
 
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::host::Host;
@@ -114,7 +114,7 @@ impl SlowSensor for WrittenSampling {
         report.sensor_costs.entry("written").or_default().add_sample(rows.len() as u64, faults, cpu);
     }
 
-    fn fill(&self, rows: &mut [WindowRow]) {
+    fn fill(&self, rows: &mut [WindowRow], _now: Moment) {
         for (row, pages) in rows.iter_mut().zip(&self.pages) {
             row.written = pages.filter(|_| row.backing != Backing::Unbacked);
         }

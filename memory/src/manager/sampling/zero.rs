@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wideleaf_policies::rotation::Rotation;
-use wideleaf_policies::{Backing, PerTenThousand, WindowIndex, WindowRow};
+use wideleaf_policies::{Backing, Moment, PerTenThousand, WindowIndex, WindowRow};
 
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::manager::managed_vm::ManagedVm;
@@ -81,7 +81,7 @@ impl SlowSensor for ZeroSampling {
         cost.add_sample(share.len() as u64, 0, cpu);
     }
 
-    fn fill(&self, rows: &mut [WindowRow]) {
+    fn fill(&self, rows: &mut [WindowRow], _now: Moment) {
         for (row, pages) in rows.iter_mut().zip(&self.pages) {
             let is_present = row.backing != Backing::Unbacked;
             // Pages may have gone since they were counted.

@@ -8,6 +8,7 @@ use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::protocol::Target;
 use wideleaf_control::view::{Explanation, VmView, WindowMap};
+use wideleaf_memory::sensors::damon;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_policies::{BudgetLimits, PolicyChoice};
 
@@ -28,6 +29,10 @@ impl RealGuests {
         let walk = ChosenWalkCost::read(Path::new("/"));
         tracing::info!("policies count {walk}");
         walk.note.iter().for_each(|note| tracing::warn!("{note}"));
+        // A daemon that was killed leaves it on for as long as its guests run, and this one may watch no guest.
+        if damon::give_back_left_behind(Path::new("/")).unwrap_or(false) {
+            tracing::info!("the kernel's monitor (DAMON), which a killed wideleaf process had left on, is given back");
+        }
         RealGuests { places: Places::default(), walk }
     }
 
