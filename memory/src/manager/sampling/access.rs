@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use wideleaf_policies::rotation::{Rotation, TouchFrequency};
-use wideleaf_policies::{AccessHistory, Backing, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow};
+use wideleaf_policies::{
+    AccessHistory, Backing, Moment, PageSize, PerTenThousand, VmId, VmSnapshot, WindowIndex, WindowRow,
+};
 
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::actuators::swap::Swapper;
@@ -94,6 +96,11 @@ impl SharedAccess {
         swap()
     }
 
+    /// Moment of the latest sample of each window, by row.
+    pub(in crate::manager) fn sampled_at(&self) -> Arc<Vec<Moment>> {
+        Arc::clone(&self.lock().sampled_at)
+    }
+
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
         // A thread that panicked half-way leaves windows aside. The mover brings them back, and no
         // sample reports them.
@@ -113,6 +120,8 @@ struct AccessSampling {
     share: Share,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
+    /// Moment of the latest sample of each window, by row; shared with readers, and copied only while one has it.
+    sampled_at: Arc<Vec<Moment>>,
     frequencies: Vec<TouchFrequency>,
     /// Number of windows that could be sampled at the latest start.
     backed: usize,
@@ -205,6 +214,7 @@ impl AccessSampling {
             rotation: Rotation::default(),
             share,
             histories: vec![AccessHistory::default(); windows.len()],
+            sampled_at: Arc::new(vec![Moment::START; windows.len()]),
             frequencies: vec![TouchFrequency::default(); windows.len()],
             windows,
             backed: 0,
@@ -218,6 +228,7 @@ impl AccessSampling {
 
     fn forget(&mut self) {
         self.histories.fill(AccessHistory::default());
+        Arc::make_mut(&mut self.sampled_at).fill(Moment::START);
         self.frequencies.fill(TouchFrequency::default());
         self.small.clear();
         self.backed = 0;
@@ -270,6 +281,7 @@ impl AccessSampling {
         let (mut unchanged, mut news) = (0, 0);
         let mut refilling = Duration::ZERO;
         let looked_at = sample.rows.len();
+        let (now, sampled_at) = (host.now(), Arc::make_mut(&mut self.sampled_at));
         for (window, seen) in sample.rows {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
             let was_touched = match seen {
@@ -297,6 +309,7 @@ impl AccessSampling {
                 frequency.add(was_touched, *watched_for);
             }
             self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
+            sampled_at[row] = now;
         }
         self.share.unchanged_in_burst(unchanged, self.small.len());
         self.share.unchanged(unchanged, self.backed);
