@@ -34,7 +34,7 @@ impl Told {
 
     /// The next status, answered with the operator's `policy`.
     fn status(&mut self, policy: Option<&str>) -> VmView {
-        let Some(Request::Status { vm }) = self.next() else { panic!("a run that lives tells how it is") };
+        let Some(Request::Status { vm, .. }) = self.next() else { panic!("a run that lives tells how it is") };
         self.answer(policy);
         *vm
     }
@@ -52,7 +52,7 @@ fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     let daemon = format!("--daemon={}", socket.display());
     let run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=greedy", cmdline, &daemon]);
     let mut told = Told(BufReader::new(listener.accept().unwrap().0));
-    let Some(Request::Register { vm }) = told.next() else { panic!("it registers first") };
+    let Some(Request::Register { vm, .. }) = told.next() else { panic!("it registers first") };
     assert_eq!(
         (vm.pid, vm.vmm, &vm.care, vm.policy.as_deref()),
         (run.0.id(), Vmm::Wideleaf, &Care::Managed, Some("greedy"))

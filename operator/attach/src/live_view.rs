@@ -1,10 +1,14 @@
 //! View of a VM under a manager, from the manager's [`Live`]. It serves both external guests (`session`) and the
 //! guest of `wideleaf run` in its own process, [`OwnGuest`].
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, VmView, Vmm, WorkView};
+use wideleaf_control::view::{
+    BackingView, Care, Explanation, Guarantee, GuestPagesView, VmView, Vmm, WindowMap, WorkView,
+};
+use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::manager::Live;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
@@ -14,7 +18,9 @@ use wideleaf_policies::{Backing, GuestMapping, MappingStats, PageSize, WindowInd
 
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::reasons::reasons;
 use crate::survey;
+use crate::window_map::{self, About};
 use crate::work::Work;
 
 /// View of a managed VM with the manager's policy. The caller overrides fields that it knows better.
@@ -35,6 +41,23 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         guest_pages: guest_pages(live),
         work: Some(work),
         notes: live.panics.clone(),
+    }
+}
+
+/// Reasons why windows are not huge. The caller adds the notes about the VM.
+pub(crate) fn explanation(name: &str, live: &Live, notes: Vec<String>) -> Explanation {
+    let mut counts = BTreeMap::<WhyNot, u64>::new();
+    for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
+        *counts.entry(*why).or_default() += windows;
+    }
+    let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
+    Explanation {
+        name: name.to_owned(),
+        windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
+        huge: Some(huge as u64),
+        reasons: reasons(&counts),
+        guest_pages: guest_pages(live).map(Box::new),
+        notes,
     }
 }
 
@@ -107,6 +130,23 @@ impl OwnGuest {
             page_tables: host.map(|host| survey::tables_view(table_memory(&host))),
             ..view(&self.process, &self.ram, live, work)
         }
+    }
+
+    /// Reasons why windows are not huge.
+    pub fn explanation(&self, live: &Live) -> Explanation {
+        explanation(&self.process.name, live, live.panics.iter().chain(&live.unanswered).cloned().collect())
+    }
+
+    /// All windows.
+    pub fn windows(&self, live: &Live, mapping: Option<MappingStats>) -> WindowMap {
+        let about = About {
+            name: &self.process.name,
+            opened_at: self.opened_at,
+            totals: mapping.ok_or("KVM's statistics cannot be read"),
+            is_shadowed: self.walk.is_shadowed(),
+            no_tables: None,
+        };
+        window_map::of_live(&about, live)
     }
 }
 

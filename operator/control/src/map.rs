@@ -39,6 +39,18 @@ pub struct WindowMap {
     pub notes: Vec<String>,
 }
 
+impl WindowMap {
+    /// Number of windows.
+    pub fn windows(&self) -> usize {
+        self.ranges.iter().map(WindowRange::windows).sum()
+    }
+
+    /// Length of all columns, in bytes: nearly all of a long map's message.
+    pub fn bytes(&self) -> usize {
+        self.ranges.iter().map(WindowRange::bytes).sum()
+    }
+}
+
 /// A reason why windows are not huge, as a letter of a map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapReason {
@@ -82,6 +94,11 @@ impl WindowRange {
     /// Number of windows.
     pub fn windows(&self) -> usize {
         self.backing.len()
+    }
+
+    fn bytes(&self) -> usize {
+        let WindowRange { gpa: _, backing, second_level, heat, heat_age, guest, state, until, why } = self;
+        [backing, second_level, heat, heat_age, guest, state, until, why].map(String::len).iter().sum()
     }
 }
 

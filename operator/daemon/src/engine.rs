@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,6 +30,7 @@ use crate::usage;
 
 mod lifecycle;
 mod metadata;
+mod reported;
 mod requests;
 mod reservations;
 mod shares;
@@ -78,6 +79,8 @@ pub struct Engine {
     /// last ones computed.
     sharing: Mutex<()>,
     looks: Arc<Surveys>,
+    /// A registered VM has reported; waited for with the table.
+    reported: Condvar,
     starting: Starting,
 }
 
@@ -165,6 +168,7 @@ impl Engine {
             changing_pools: Mutex::new(()),
             sharing: Mutex::new(()),
             looks,
+            reported: Condvar::new(),
             starting: Starting::default(),
         }
     }

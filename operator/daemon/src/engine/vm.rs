@@ -1,12 +1,13 @@
 //! One VM in the daemon's table.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::{Limits, SettingName, Settings};
 use wideleaf_control::view::{Care, VmView, WorkView, policy_name};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
+use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
 use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
 use crate::guests::Found;
@@ -44,6 +45,8 @@ pub(super) struct Vm {
     before: WorkView,
     /// Its latest view.
     seen: VmView,
+    /// Its windows according to its own process, if that manages it.
+    pub(super) windows: ReportedWindows,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -82,6 +85,7 @@ impl Vm {
             before,
             activity: activity(&seen),
             seen,
+            windows: ReportedWindows::default(),
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }
@@ -246,7 +250,8 @@ impl Vm {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
-        Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy }
+        let wants_windows = self.windows.are_wanted(Instant::now());
+        Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy, wants_windows }
     }
 }
 

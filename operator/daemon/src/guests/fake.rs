@@ -88,8 +88,9 @@ impl FakeGuest {
         let of = |character: &str, bytes: u64| character.repeat((bytes >> 21) as usize);
         let backing = of("2", self.backing.huge_2m) + &of("4", self.backing.base_4k);
         let unknown = "?".repeat(backing.len());
-        let range = WindowRange { gpa: 0, backing, second_level: unknown.clone(), heat: unknown };
-        WindowMap { name: self.found.name, ranges: vec![range] }
+        let range =
+            WindowRange { gpa: 0, backing, second_level: unknown.clone(), heat: unknown, ..WindowRange::default() };
+        WindowMap { name: self.found.name, ranges: vec![range], ..WindowMap::default() }
     }
 }
 
