@@ -50,7 +50,7 @@ fn lines(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     rows(screen, width, height).into_iter().filter(|row| !row.is_empty()).collect()
 }
 
-const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
+const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  m column  p policy  o off";
 
 #[test]
 fn the_list_has_a_bar_a_share_and_the_last_action() {
@@ -138,9 +138,9 @@ fn a_small_screen_has_several_windows_in_a_cell() {
 
 #[test]
 fn a_map_of_32_gib_fits_a_small_screen() {
-    let range = WindowRange { gpa: 0, backing: "2".repeat(16_384), second_level: String::new(), heat: String::new() };
+    let range = WindowRange { backing: "2".repeat(16_384), ..WindowRange::default() };
     let mut screen = Screen::new(Some(host::web().pid));
-    screen.take(seen(WindowMap { name: "web".into(), ranges: vec![range] }));
+    screen.take(seen(WindowMap { name: "web".into(), ranges: vec![range], ..WindowMap::default() }));
     for (width, height, cells) in [(80, 24, 64 * 16), (40, 10, 16 * 4)] {
         let rows = rows(&screen, width, height);
         let shown: usize = rows.iter().filter(|row| row.starts_with("0x")).map(|row| row[12..].len()).sum();

@@ -477,6 +477,31 @@ mod tests {
         assert_eq!(bursting, [true, true, true, true, true, true, true, false]);
     }
 
+    #[test]
+    fn a_reader_keeps_the_moments_that_it_took_while_further_samples_are_dated() {
+        let host = FakeHost::default();
+        let (windows, rows) = on_base_pages(2 * ACCESS_LEAST);
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_LEAST,
+        };
+        let mut sampling = sampling_of(Seen::Touched, &windows, Share::new(limits, ACCESS_COST, host.now()));
+        let mut sample_at = |seconds| {
+            host.sleep(Duration::from_secs(seconds));
+            sampling.start_share(&host, &windows, &rows, false, FaultPrice::assumed(None));
+            sampling.finish(&host);
+            (Arc::clone(&sampling.sampled_at), host.now())
+        };
+        let (first, then) = sample_at(3);
+        let sampled = |moments: &[Moment], at: Moment| moments.iter().filter(|moment| **moment == at).count();
+        assert_eq!((sampled(&first, then), sampled(&first, Moment::START)), (ACCESS_LEAST, ACCESS_LEAST));
+        let (second, now) = sample_at(5);
+        assert_eq!((sampled(&second, then), sampled(&second, now)), (ACCESS_LEAST, ACCESS_LEAST));
+        assert_eq!(sampled(&first, Moment::START), ACCESS_LEAST, "the first reader's are as they were");
+    }
+
     /// Number of windows in base pages that are sampled in ten minutes, on a host on which a fault takes this time.
     /// The guest's first touches come before the first sample.
     fn sampled_where_a_fault_takes(fault: Duration) -> u64 {

@@ -72,8 +72,8 @@ impl ReportedWindows {
     }
 
     /// The latest explanation.
-    fn explanation(&self) -> Option<Explanation> {
-        self.explanation.clone()
+    pub(super) fn explanation(&self) -> Option<&Explanation> {
+        self.explanation.as_ref()
     }
 
     /// Looks for a map; reports have one from then on.
@@ -94,7 +94,7 @@ impl Engine {
     pub(super) fn explanation_of_run(&self, process: ProcessId) -> Option<Explanation> {
         let table = self.table();
         let vm = table.vms.get(&process)?;
-        Some(Explanation { name: vm.found.name.clone(), ..vm.windows.explanation()? })
+        Some(Explanation { name: vm.found.name.clone(), ..vm.windows.explanation()?.clone() })
     }
 
     /// Windows of a registered VM, or why its process does not report them; `None` for any other.

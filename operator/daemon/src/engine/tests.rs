@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use wideleaf_control::protocol::{
     Answer, Limits, LiveReport, OrdinaryMemory, PoolRequest, Reply, Request, SettingName, Target,
 };
-use wideleaf_control::view::{Care as CareView, Explanation, Guarantee, Vmm, WindowMap, WindowRange, WorkView};
+use wideleaf_control::view::{Care as CareView, Explanation, Guarantee, Reason, Vmm, WindowMap, WindowRange, WorkView};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;

@@ -1,5 +1,6 @@
 //! One VM in the daemon's table.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::{Limits, SettingName, Settings};
@@ -10,7 +11,8 @@ use super::SharedCare;
 use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
 use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
-use crate::guests::Found;
+use crate::guests::{Found, WindowCounts};
+use crate::metrics::LARGE;
 use crate::persistent_counters;
 use crate::server::ConnectionId;
 use crate::share::Claim;
@@ -45,6 +47,8 @@ pub(super) struct Vm {
     before: WorkView,
     /// Its latest view.
     seen: VmView,
+    /// Its windows, counted at the last tick, if this daemon has its manager.
+    pub(super) counts: WindowCounts,
     /// Its windows according to its own process, if that manages it.
     pub(super) windows: ReportedWindows,
     watch: GuaranteeWatch,
@@ -85,6 +89,7 @@ impl Vm {
             before,
             activity: activity(&seen),
             seen,
+            counts: WindowCounts::default(),
             windows: ReportedWindows::default(),
             watch: GuaranteeWatch::default(),
             is_busy: false,
@@ -214,6 +219,13 @@ impl Vm {
             view.notes.push("it has taken as much memory for large pages as its bloat_max allows".into());
         }
         view
+    }
+
+    /// Its windows by reason, and the large ones.
+    pub(super) fn windows_by_reason(&self) -> BTreeMap<String, u64> {
+        let reported = self.windows.explanation().map(WindowCounts::from);
+        let WindowCounts { large, reasons } = reported.unwrap_or_else(|| self.counts.clone());
+        reasons.into_iter().chain(large.map(|windows| (LARGE.to_owned(), windows))).collect()
     }
 
     /// Counters since this daemon took it. Scraped counters begin at zero with each daemon. The saved totals of a

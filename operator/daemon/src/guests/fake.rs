@@ -9,7 +9,7 @@ use wideleaf_control::protocol::Target;
 use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
 use wideleaf_policies::BudgetLimits;
 
-use super::{Care, Found, Guests, ProcessId};
+use super::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::config::{PolicySetting, Wanted};
 
 /// One guest, and the calls that it received.
@@ -245,6 +245,10 @@ impl Care for FakeCare {
 
     fn windows(&mut self) -> WindowMap {
         self.guests.guest(self.pid).windows()
+    }
+
+    fn counts(&mut self) -> WindowCounts {
+        WindowCounts::from(&self.guests.guest(self.pid).explanation())
     }
 
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {

@@ -165,4 +165,10 @@ fn a_registered_vm_is_explained_by_its_own_manager_and_a_run_of_an_earlier_relea
     assert!(windows(&bench).notes[0].contains("of a release that does not report"));
     bench.ask(Request::Status { vm: own_view(1), live: explained("of itself") }).expect("it is registered");
     assert_eq!(explained_windows(), ("ours".into(), Some(9)));
+    let reasons = ["holes", "busy", "holes"].map(|name| Reason { name: name.into(), windows: 2, text: String::new() });
+    let counted = Explanation { huge: Some(3), reasons: reasons.to_vec(), ..Explanation::default() };
+    let live = LiveReport { explanation: Some(Box::new(counted)), windows: None };
+    bench.ask(Request::Status { vm: own_view(1), live }).expect("it is registered");
+    let expected = [("busy", 2), ("holes", 4), ("large", 3)].map(|(name, windows)| (name.to_owned(), windows));
+    assert_eq!(bench.engine.scrape().vms[0].windows, BTreeMap::from(expected));
 }
