@@ -148,6 +148,7 @@ impl Teller {
         if self.complaint.take().is_some() {
             tracing::info!("this guest is registered with wideleafd at {}", self.socket.display());
         }
+        let is_waited_for = said.wants_windows && !self.wants_windows;
         self.wants_windows = said.wants_windows;
         if let Some(session) = self.session.upgrade() {
             let limits = limits_of(said);
@@ -159,7 +160,8 @@ impl Teller {
                 self.said.clone_from(&said.policy);
             }
         }
-        STATUS_EVERY
+        // A client waits for the first map; further ones come with each status.
+        if is_waited_for { Duration::ZERO } else { STATUS_EVERY }
     }
 
     /// Continues with the run's own limits. Operators' settings stay.

@@ -194,7 +194,7 @@ fn bar(backing: BackingView) -> [Span<'static>; 3] {
 
 fn draw_map(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let Some(map) = detail_or_why(screen, |detail| &detail.windows, area, buffer) else { return };
-    let notes = notes_of_map(map, area);
+    let notes = notes_of_map(map, screen.column, area);
     let rows_of_notes = notes.iter().map(|note| rows_of(note, area.width)).sum();
     let rows = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(2), Constraint::Length(rows_of_notes)];
     let [title, cells, legend, notes_area] = Layout::vertical(rows).areas(area);
@@ -219,16 +219,17 @@ fn draw_map(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     Paragraph::new(notes).wrap(Wrap { trim: true }).render(notes_area, buffer);
 }
 
-/// Notes of a map, as many as fit into a quarter of the screen.
-fn notes_of_map(map: &WindowMap, area: Rect) -> Vec<String> {
-    let mut room = area.height / 4;
+/// Notes of a map, those about the column first, as many as fit into a third of the screen.
+fn notes_of_map(map: &WindowMap, column: Column, area: Rect) -> Vec<String> {
+    let mut room = area.height / 3;
     let fits = |note: &String| {
         let rows = rows_of(note, area.width);
         let does_fit = rows <= room;
         room = room.saturating_sub(rows);
         does_fit
     };
-    map.notes.iter().map(|note| clean(note)).take_while(fits).collect()
+    let (about_it, others): (Vec<&String>, Vec<&String>) = map.notes.iter().partition(|note| column.is_about(note));
+    about_it.into_iter().chain(others).map(|note| clean(note)).take_while(fits).collect()
 }
 
 /// Rows that a text takes, at most: words are not cut.

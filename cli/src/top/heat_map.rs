@@ -69,15 +69,27 @@ impl Column {
         }
     }
 
+    /// Whether a note of a map is about this column: the causes of its unknown letters.
+    pub fn is_about(self, note: &str) -> bool {
+        let beginning = match self {
+            Column::SecondLevel => "second level",
+            Column::Guest => "guest's pages",
+            Column::Heat | Column::HeatAge => "heat",
+            Column::Backing | Column::State | Column::Why | Column::Until => return false,
+        };
+        note.starts_with(beginning)
+    }
+
     /// Meaning of a letter of it, for a legend.
     pub fn meaning(self, letter: char, reasons: &[MapReason]) -> String {
-        let of_time = || map::time_of_letter(letter).map_or(String::new(), |seconds| format!("{seconds} s"));
+        let of_time =
+            || map::time_of_letter(letter).map_or("unknown".to_owned(), |seconds| format!("up to {seconds} s"));
         let of_reason = || map::reason_of_letter(letter).and_then(|index| reasons.get(index));
         match (self, letter) {
             (_, UNKNOWN) => "unknown".to_owned(),
             (_, MIXED) => "mixed".to_owned(),
             (Column::Until, NONE) => "not waiting".to_owned(),
-            (_, NONE) => "large".to_owned(),
+            (Column::Why, NONE) => "large".to_owned(),
             (Column::Why, _) => of_reason().map_or("unknown".to_owned(), |reason| reason.name.clone()),
             (Column::Until | Column::HeatAge, _) => of_time(),
             (Column::State, _) => WindowState::of(letter).map_or("unknown", WindowState::meaning).to_owned(),

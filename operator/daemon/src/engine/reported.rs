@@ -20,7 +20,7 @@ use super::{Engine, ProcessId};
 
 /// Time that a request waits for the first map: a run reports every second. Together with a survey it is shorter than
 /// the wait of a client.
-pub(super) const MAP_WITHIN: Duration = Duration::from_millis(1250);
+pub(super) const MAP_WITHIN: Duration = Duration::from_millis(1400);
 
 /// Age up to which a map or a report is the present one: two intervals of reports, and time for a busy host.
 const FRESH: Duration = Duration::from_millis(2500);
