@@ -7,7 +7,7 @@ use wideleaf_policies::PageSize;
 use wideleaf_run::text::clean;
 
 use super::tables;
-use crate::top::heat_map::{Column, lay_out};
+use crate::top::heat_map::lay_out;
 
 /// Cells in a row, and rows of a block at most: a screenful.
 const COLUMNS: usize = 64;
@@ -18,8 +18,7 @@ pub fn text(map: &WindowMap) -> String {
     let grid = lay_out(map, None, COLUMNS, ROWS);
     let cell = tables::bytes(PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64);
     let mut out = format!("{}: {} windows of 2 MiB, a letter={cell}\n", clean(&map.name), map.windows());
-    let is_known = |column: &Column| grid.letters(*column).iter().any(|letter| letter.is_ascii_alphanumeric());
-    for column in Column::ALL.into_iter().filter(is_known) {
+    for column in grid.known_columns() {
         let meaning = |letter: char| format!("{letter}={}", clean(&column.meaning(letter, &map.reasons)));
         let legend: Vec<String> = grid.letters(column).into_iter().map(meaning).collect();
         let _ = writeln!(out, "\n{}: {}", column.title(), legend.join("  "));

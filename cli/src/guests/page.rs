@@ -116,8 +116,7 @@ fn write_windows(out: &mut String, map: &WindowMap) {
         tables::bytes(cell)
     );
     write_notes(out, &map.notes);
-    let is_known = |column: &Column| grid.letters(*column).iter().any(|letter| letter.is_ascii_alphanumeric());
-    for column in Column::ALL.into_iter().filter(is_known) {
+    for column in grid.known_columns() {
         write_column(out, &grid, column, map);
     }
     if grid.rows_left_out > 0 {

@@ -259,6 +259,12 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// Columns of which something is known.
+    pub fn known_columns(&self) -> impl Iterator<Item = Column> + '_ {
+        let is_known = |letter: &char| !matches!(*letter, UNKNOWN | NONE);
+        Column::ALL.into_iter().filter(move |column| self.letters(*column).iter().any(is_known))
+    }
+
     /// Letters that occur in a column, in the order of the alphabet.
     pub fn letters(&self, column: Column) -> BTreeSet<char> {
         self.rows.iter().flat_map(|row| &row.cells).map(|cell| cell.letter(column)).collect()
