@@ -10,7 +10,7 @@ use wideleaf_policies::MappingStats;
 
 use crate::policy_switch::PolicySwitch;
 
-/// Note of a VM whose policy is off.
+/// Note of a VM with the policy off.
 const IS_OFF: &str = "its policy is off: nothing is promoted until it has another";
 
 /// Upper bound on the columns of a reported map. The rest of the line has the VM, its reasons and notes.

@@ -47,7 +47,7 @@ pub struct Page<'a> {
     pub vm: &'a VmView,
     /// Reasons why its windows are not large.
     pub explanation: &'a Result<Explanation, Failure>,
-    /// Its windows.
+    /// The map of its windows.
     pub windows: &'a Result<WindowMap, Failure>,
 }
 
@@ -111,7 +111,8 @@ fn write_windows(out: &mut String, map: &WindowMap) {
     let cell = PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64;
     let _ = writeln!(
         out,
-        "<h2>Windows</h2>\n<p>{} windows of 2 MiB in the order of guest-physical addresses; a letter stands for {}.</p>",
+        "<h2>Windows</h2>\n<p>{} windows of 2 MiB, in the order of guest-physical addresses; \
+         a letter stands for {}.</p>",
         map.windows(),
         tables::bytes(cell)
     );
@@ -196,7 +197,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// As [`escaped`], for text whose lines are ours.
+/// As [`escaped`], for text with lines of our own.
 fn escaped_lines(text: &str) -> String {
     text.lines().map(|line| escaped(line) + "\n").collect()
 }

@@ -21,7 +21,7 @@ pub enum Column {
     /// Pages of the host behind it.
     #[default]
     Backing,
-    /// Its state.
+    /// State of the window.
     State,
     /// Reason why it is not large.
     Why,

@@ -161,7 +161,7 @@ fn a_key_steps_through_the_columns_of_the_map_and_each_has_its_legend_and_its_no
     let mut screen = Screen::new(Some(host::web().pid));
     screen.take(seen(with_all_columns()));
     for (title, cells, legend) in [
-        ("web:", "29242?4?", "4=4 KiB"),
+        ("web:", "292?4?4?", "4=4 KiB"),
         ("state of web:", "l9l?r?w?", "w=waiting"),
         ("reason why not large of web:", "-9-?B?A?", "A=backing_off_busy"),
         ("tried again within of web:", "-9-?-?g?", "g=up to 64 s"),
@@ -169,7 +169,7 @@ fn a_key_steps_through_the_columns_of_the_map_and_each_has_its_legend_and_its_no
         ("guest's own pages of web:", "h9h?b?b?", "b=4 KiB"),
         ("heat of web:", "9???", "9=90 % of samples"),
         ("age of the heat of web:", "c???", "c=up to 4 s"),
-        ("web:", "29242?4?", "4=4 KiB"),
+        ("web:", "292?4?4?", "4=4 KiB"),
     ] {
         let lines = lines(&screen, 80, 24);
         assert!(lines[1].starts_with(title), "{title}: {lines:?}");

@@ -135,7 +135,7 @@ fn every_window_has_its_reason_in_the_order_of_the_rows() {
     gate.set(GateState::Open);
     work.tick();
     assert_eq!(reasons_of(&work.live()), vec![None; WINDOWS as usize]);
-    assert_eq!(work.live().vms[0].access_at, None, "no sensor samples guests of others");
+    assert_eq!(work.live().vms[0].access_at, None, "no sensor samples an external guest");
 }
 
 fn reasons_of(live: &Live) -> Vec<Option<WhyNot>> {

@@ -137,7 +137,7 @@ impl OwnGuest {
         explanation(&self.process.name, live, live.panics.iter().chain(&live.unanswered).cloned().collect())
     }
 
-    /// All windows.
+    /// The map of all its windows.
     pub fn windows(&self, live: &Live, mapping: Option<MappingStats>) -> WindowMap {
         let about = About {
             name: &self.process.name,

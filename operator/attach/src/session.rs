@@ -321,7 +321,7 @@ impl Attached {
         live_view::explanation(&self.guest().process.name, &live, notes)
     }
 
-    /// All windows.
+    /// The map of all its windows.
     pub fn windows(&self) -> WindowMap {
         let guest = self.guest();
         let (live, tables_note, walk) = {

@@ -135,7 +135,7 @@ impl Survey {
         }
     }
 
-    /// All windows.
+    /// The map of all its windows.
     pub fn windows(&self) -> WindowMap {
         let why = self.notes.iter().find(|note| note.starts_with(NOT_KNOWN)).map_or(NOT_KNOWN, String::as_str);
         let about = About {

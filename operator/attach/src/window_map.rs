@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Live: snapshot, reasons, moments of the samples ──┐
-//!   Survey: backing, reasons ─────────────────────────┴─▶ Row, one a window ─▶ columns of letters, and notes on each `?`
-//!   KVM's totals ────────────────────────────────────────────────────────▲      and on what is inferred
+//!   Survey: backing, reasons ─────────────────────────┴─▶ Row, one a window ─▶ columns of letters, a note on each `?`
+//!   KVM's totals ──────────────────────────────────────────────────────────────▲  and on what is inferred
 //! ```
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub(crate) struct About<'a> {
     pub no_tables: Option<&'a str>,
 }
 
-/// One window.
+/// One window of a map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub window: WindowIndex,

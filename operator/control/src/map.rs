@@ -1,4 +1,5 @@
-//! Map of a VM's windows (2 MiB of guest-physical memory each): columns of letters, a row for each stretch of addresses.
+//! Map of a VM's windows (2 MiB of guest-physical memory each): columns of letters, a range for each stretch of
+//! addresses.
 //!
 //! ```text
 //!   windows       0  1  2  3  4  5  6  7
@@ -175,7 +176,7 @@ impl WindowState {
     }
 }
 
-/// Appends a letter for one more window to a shortened column whose last letter stands for `run` windows so far.
+/// Appends a letter for one more window to a shortened column. Its last letter stands for `run` windows so far.
 /// Returns the number for which it stands now.
 pub fn push(column: &mut String, letter: char, run: u64) -> u64 {
     let digits = if run > 1 { run.ilog10() as usize + 1 } else { 0 };

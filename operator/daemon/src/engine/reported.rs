@@ -35,7 +35,7 @@ pub(super) struct ReportedWindows {
     map: Option<(WindowMap, Instant)>,
     reported_at: Option<Instant>,
     looked_at: Option<Instant>,
-    /// Whether a request has waited for a map in vain since the last one.
+    /// Whether a request has waited too long for a map since the last one.
     is_late: bool,
 }
 
