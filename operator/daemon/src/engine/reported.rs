@@ -50,8 +50,8 @@ pub(super) enum Look {
     Never(&'static str),
 }
 
-const OLD_RELEASE: &str = "its `wideleaf run` is of a release that does not report its windows: they were read from \
-                           outside";
+const NO_REPORT: &str = "its `wideleaf run` does not report its windows (its manager has not begun yet, or its release \
+                         is too old): they were read from outside";
 const LATE: &str = "its own manager's map did not come in time: its windows were read from outside";
 
 impl ReportedWindows {
@@ -82,7 +82,7 @@ impl ReportedWindows {
         let is_fresh = |at: &Instant| now.saturating_duration_since(*at) <= FRESH;
         match &self.map {
             Some((map, at)) if is_fresh(at) => Look::Map(map.clone()),
-            _ if self.explanation.is_none() => Look::Never(OLD_RELEASE),
+            _ if self.explanation.is_none() => Look::Never(NO_REPORT),
             _ if self.is_late || !self.reported_at.as_ref().is_some_and(is_fresh) => Look::Never(LATE),
             _ => Look::NotYet,
         }
@@ -176,6 +176,6 @@ mod tests {
     fn a_run_of_an_earlier_release_is_not_waited_for() {
         let (mut windows, now) = (ReportedWindows::default(), Instant::now());
         windows.take(LiveReport::default(), now);
-        assert_eq!((windows.look(now), windows.explanation()), (Look::Never(OLD_RELEASE), None));
+        assert_eq!((windows.look(now), windows.explanation()), (Look::Never(NO_REPORT), None));
     }
 }

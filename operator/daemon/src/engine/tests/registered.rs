@@ -162,7 +162,7 @@ fn a_registered_vm_is_explained_by_its_own_manager_and_a_run_of_an_earlier_relea
     };
     bench.ask(register(1)).expect("it registers");
     assert_eq!(explained_windows(), ("ours".into(), Some(2)));
-    assert!(windows(&bench).notes[0].contains("of a release that does not report"));
+    assert!(windows(&bench).notes[0].contains("does not report its windows"));
     bench.ask(Request::Status { vm: own_view(1), live: explained("of itself") }).expect("it is registered");
     assert_eq!(explained_windows(), ("ours".into(), Some(9)));
     let reasons = ["holes", "busy", "holes"].map(|name| Reason { name: name.into(), windows: 2, text: String::new() });
