@@ -9,7 +9,7 @@ use crate::doctor::DoctorArgs;
 use crate::guardian::giant_pages::MakeGiantPagesArgs;
 use crate::guardian::path::HoldPathArgs;
 use crate::guardian::pool::HoldPoolArgs;
-use crate::guests::{DetachArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
+use crate::guests::{DetachArgs, InfoArgs, ListArgs, ReloadArgs, SetArgs, VmArgs};
 use crate::hook::HookArgs;
 use crate::kernels::KernelsArgs;
 use crate::manual::{CompletionsArgs, ManArgs};
@@ -73,7 +73,7 @@ pub enum Command {
     /// List all VMs of this host: what backs their RAM, and which manager they have
     List(ListArgs),
     /// Show all details of one VM
-    Info(VmArgs),
+    Info(InfoArgs),
     /// Explain why windows of a VM are not in large pages, and what would change it
     Explain(VmArgs),
     /// Change the policy or the guarantee of a VM that wideleafd manages

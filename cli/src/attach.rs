@@ -193,6 +193,6 @@ fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
     }
     let view = wish.view(&attached);
     attached.stop();
-    output.write(&view, tables::vm)?;
+    output.write(&view, |view| tables::vm(view, None))?;
     interrupts.check()
 }

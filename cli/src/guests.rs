@@ -2,21 +2,27 @@
 //! VMs of a host.
 //!
 //! ```text
-//!   list, info, explain ──▶ Source (the daemon, or the processes in /proc) ──▶ tables | JSON
+//!   list, info, explain ──▶ Source (the daemon, or the processes in /proc) ──▶ tables | JSON | a page in HTML
 //!   set, detach, reload ──▶ the daemon ──▶ the state afterwards
 //! ```
 
+pub mod map_text;
+pub mod page;
 pub mod settings;
 pub mod tables;
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use wideleaf_control::protocol::{Request, Settings};
 use wideleaf_run::failure::Failure;
+use wideleaf_run::place::NamedPlace;
 use wideleaf_run::text::clean;
 
 use crate::options::FormatArg;
 use crate::output::{Output, print};
 use crate::vm_source::{SocketArg, SourceArg, done, vm_of};
+use page::Page;
 use settings::Setting;
 
 const LIST_EXAMPLES: &str = "\
@@ -51,11 +57,11 @@ pub struct ListArgs {
 const VM_EXAMPLES: &str = "\
 Examples:
   By name, by process id, for programs:
-    wideleaf info web
+    wideleaf explain web
     wideleaf explain 4711
-    wideleaf info web --format json";
+    wideleaf explain web --format json";
 
-/// Arguments of `wideleaf info` and `wideleaf explain`.
+/// Arguments of `wideleaf explain`.
 #[derive(Args, Debug)]
 #[command(after_long_help = VM_EXAMPLES)]
 pub struct VmArgs {
@@ -134,6 +140,39 @@ pub struct ReloadArgs {
     socket: SocketArg,
 }
 
+const INFO_EXAMPLES: &str = "\
+--html writes one page with all of `info` and `explain` and a map of every window. The page is complete in itself, runs
+no script, and replaces an existing file once it is whole.
+
+Examples:
+  By name, by process id, for programs:
+    wideleaf info web
+    wideleaf info 4711
+    wideleaf info web --format json
+
+  A page for a browser:
+    wideleaf info web --html web.html";
+
+/// Arguments of `wideleaf info`.
+#[derive(Args, Debug)]
+#[command(after_long_help = INFO_EXAMPLES)]
+pub struct InfoArgs {
+    /// Name, process id or libvirt UUID of the VM, as `wideleaf list` shows them
+    #[arg(value_name = "VM")]
+    vm: String,
+
+    /// Write a page in HTML with the facts, the reasons and the map of its windows to this file (- for standard output)
+    #[arg(long, value_name = "FILE", conflicts_with = "format")]
+    html: Option<PathBuf>,
+
+    #[command(flatten)]
+    source: SourceArg,
+
+    /// Format of the output
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+}
+
 /// Runs `wideleaf list`.
 ///
 /// # Errors
@@ -148,10 +187,25 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure`] of the query, or of the output.
-pub fn info(args: &VmArgs) -> Result<(), Failure> {
+pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.html {
+        return write_page(args, path);
+    }
     let output = Output::open(args.format, None)?;
-    let vm = args.source.source()?.vm(&args.vm)?;
-    output.write(&vm, tables::vm)
+    let source = args.source.source()?;
+    let vm = source.vm(&args.vm)?;
+    output.write(&vm, |vm| tables::vm(vm, source.explanation(&vm.pid.to_string()).ok().as_ref()))
+}
+
+/// Writes the page. Its place is tried before the VM is asked.
+fn write_page(args: &InfoArgs, path: &Path) -> Result<(), Failure> {
+    let place = NamedPlace::open("--html", path)?;
+    let source = args.source.source()?;
+    let vm = source.vm(&args.vm)?;
+    // By its process: names need not be unique, and the parts are of one VM.
+    let pid = vm.pid.to_string();
+    let (explanation, windows) = (source.explanation(&pid), source.windows(&pid));
+    place.put(Page { vm: &vm, explanation: &explanation, windows: &windows }.html().as_bytes())
 }
 
 /// Runs `wideleaf explain`.

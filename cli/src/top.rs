@@ -26,6 +26,7 @@ use wideleaf_run::undo::Undo;
 use crate::options::parse_duration;
 use crate::output::print;
 use crate::vm_source::{Source, SourceArg};
+use heat_map::Column;
 use screen::{Effect, Screen, Tab};
 use watch::{Watch, look};
 
@@ -46,10 +47,11 @@ const TEXT_ROWS_BESIDE_VMS: u16 = 12;
 
 const TOP_EXAMPLES: &str = "\
 Keys: up and down choose a VM; Tab shows the list, the map of its memory, why it is not huge; p another policy; o policy
-off; ? help; q quit.
+off; m another column of the map; ? help; q quit.
 A map has a letter per window of 2 MiB, or per power of two of them: 4, 2 and 1 for the size of the page behind it
 (4 KiB, 2 MiB, 1 GiB), s if KVM maps a large page in 4 KiB, + for a mix, and its heat from 0 to 9 if a sensor measures
-it.
+it. Other columns have its state, the reason why it is not large, the time until it is tried again, KVM's mapping, the
+guest's own page, and the age of the heat. A note below the map has the reason for each ?.
 
 Examples:
   All VMs, every second:
@@ -180,8 +182,8 @@ fn text(source: &dyn Source, vm: Option<u32>) -> String {
     let vms = u16::try_from(screen.vms().len()).unwrap_or(u16::MAX);
     let mut out = text_of(&screen, vms.saturating_add(TEXT_ROWS_BESIDE_VMS));
     if vm.is_some() {
-        for tab in [Tab::Map, Tab::Explain] {
-            screen.tab = tab;
+        for (tab, column) in [(Tab::Map, Column::Backing), (Tab::Map, Column::State), (Tab::Explain, Column::Backing)] {
+            (screen.tab, screen.column) = (tab, column);
             out.push_str(&text_of(&screen, TEXT_HEIGHT));
         }
     }

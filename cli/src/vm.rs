@@ -13,7 +13,7 @@ use wideleaf_run::failure::Failure;
 use wideleaf_run::text::clean;
 
 use crate::guests::settings::PolicyOrOff;
-use crate::guests::tables;
+use crate::guests::{map_text, tables};
 use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, table};
@@ -34,6 +34,10 @@ Examples:
 
   The backing of its memory and the work of its manager, for programs:
     wideleaf vm /run/vm.sock statistics --format json
+
+  Every window of its memory, and why not all of them are large:
+    wideleaf vm /run/vm.sock windows
+    wideleaf vm /run/vm.sock explain
 
   Stop it: ask its guest to shut down, or stop it at once:
     wideleaf vm /run/vm.sock stop --how ask
@@ -75,6 +79,10 @@ enum VmCommand {
     Status,
     /// Show the backing of its memory, its manager's work, and its devices' counters
     Statistics,
+    /// Show what backs and maps every window (2 MiB) of its memory, its heat, its state, and why it is not large
+    Windows,
+    /// Show why windows of its memory are not large
+    Explain,
     /// Replace its policy, or switch it off
     SetPolicy {
         /// off, or a policy as for --policy of `wideleaf run`; a policy that needs preparation at the start is refused
@@ -107,6 +115,8 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
     match answer {
         VmAnswer::Status(status) => output.write(&status, status_table),
         VmAnswer::Statistics(statistics) => output.write(&statistics, |all| statistics_table(all)),
+        VmAnswer::Windows(map) => output.write(&map, |map| map_text::text(map)),
+        VmAnswer::Explanation(explanation) => output.write(&explanation, |all| tables::explanation(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
         VmAnswer::Hello(_) => Err(Failure::Host(format!(
             "cannot use the answer of {}: it answers another question",
@@ -124,6 +134,8 @@ fn request(command: &VmCommand) -> Result<VmRequest, Failure> {
         VmCommand::Reset => VmRequest::Reset,
         VmCommand::Status => VmRequest::Status,
         VmCommand::Statistics => VmRequest::Statistics,
+        VmCommand::Windows => VmRequest::Windows,
+        VmCommand::Explain => VmRequest::Explain,
         VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.read("set-policy")? },
         VmCommand::Balloon { target } => VmRequest::Balloon { target_bytes: target.get() },
     })
@@ -175,7 +187,7 @@ const fn driver_text(driver: DriverView) -> &'static str {
 }
 
 fn statistics_table(all: &VmStatistics) -> String {
-    let mut out = tables::vm(&all.vm);
+    let mut out = tables::vm(&all.vm, None);
     for (device, counters) in &all.devices {
         for (name, count) in counters {
             let _ = writeln!(out, "{} {}: {count}", clean(device), clean(name).replace('_', " "));

@@ -23,7 +23,7 @@ use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::protocol::Reply;
 use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Replies, decode};
 use wideleaf_control::socket_file::SocketFile;
-use wideleaf_control::view::Care;
+use wideleaf_control::view::{Care, Explanation, WindowMap};
 use wideleaf_control::vm::{
     StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
@@ -37,6 +37,7 @@ use crate::devices::Watched;
 use crate::failure::Failure;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
+use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
@@ -50,7 +51,8 @@ const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 const MODE: u32 = 0o600;
 
 /// Capabilities at any time.
-const CAPABILITIES: [&str; 6] = ["pause", "resume", "stop.kill", "status", "statistics", "set_policy"];
+const CAPABILITIES: [&str; 8] =
+    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy"];
 
 /// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
@@ -175,6 +177,8 @@ impl ControlledVm {
             VmRequest::Reset => self.reset()?,
             VmRequest::Status => {}
             VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
+            VmRequest::Windows => return self.windows().map(|map| VmAnswer::Windows(Box::new(map))),
+            VmRequest::Explain => return self.explanation().map(|all| VmAnswer::Explanation(Box::new(all))),
             VmRequest::SetPolicy { policy } => self.run.policy.set(&*self.session()?, &policy)?,
             VmRequest::Balloon { target_bytes } => {
                 return self.run.devices.set_balloon(Bytes::new(target_bytes)).map(VmAnswer::Device);
@@ -290,8 +294,24 @@ impl ControlledVm {
         self.ending().1.map_or_else(has_ended, |what| format!("this VM is ending, and waits for {what}"))
     }
 
+    fn guest(&self) -> Result<&OwnGuest, String> {
+        self.run.guest.as_ref().ok_or_else(|| "this process cannot read its own guest: /proc is not mounted".to_owned())
+    }
+
+    fn windows(&self) -> Result<WindowMap, String> {
+        let guest = self.guest()?;
+        let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
+        Ok(live_report::windows(guest, &live, mapping, &self.run.policy))
+    }
+
+    fn explanation(&self) -> Result<Explanation, String> {
+        let guest = self.guest()?;
+        let (live, _) = self.session()?.seen().ok_or_else(has_ended)?;
+        Ok(live_report::explanation(guest, &live, &self.run.policy))
+    }
+
     fn statistics(&self) -> Result<VmStatistics, String> {
-        let guest = self.run.guest.as_ref().ok_or("this process cannot read its own guest: /proc is not mounted")?;
+        let guest = self.guest()?;
         let (live, mapping) = self.session()?.seen().ok_or_else(has_ended)?;
         let mut vm = guest.view(&live, mapping);
         vm.policy = Some(self.run.policy.shown());

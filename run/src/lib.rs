@@ -20,6 +20,7 @@ pub mod guards;
 pub mod guest;
 pub mod interrupts;
 pub mod kernel;
+mod live_report;
 pub mod mappings;
 pub mod native;
 pub mod outcome;

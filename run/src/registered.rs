@@ -20,13 +20,14 @@ use std::time::Duration;
 
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
-use wideleaf_control::protocol::{Answer, Limits, Request};
+use wideleaf_control::protocol::{Answer, Limits, LiveReport, Request};
 use wideleaf_control::view::{Care, VmView};
 use wideleaf_memory::manager::ManagerConfig;
 use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::guards::Noted;
+use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
@@ -63,6 +64,7 @@ impl Registered {
                 session: Arc::downgrade(session),
                 connection: None,
                 limits: None,
+                wants_windows: false,
                 said: None,
                 refused: None,
                 complaint: None,
@@ -90,6 +92,8 @@ struct Teller {
     connection: Option<UnixStream>,
     /// Limits from the daemon; `None`: the run's own.
     limits: Option<BudgetLimits>,
+    /// Whether a client of the daemon looks at the windows.
+    wants_windows: bool,
     /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
     said: Option<String>,
     /// Reason why the policy differs from the operator's.
@@ -101,8 +105,8 @@ struct Teller {
 impl Teller {
     /// Runs until the end of the run.
     fn tell(mut self, stopped: &Receiver<()>) {
-        while let Some(view) = self.view() {
-            let again_after = match self.ask(view) {
+        while let Some((view, live)) = self.view() {
+            let again_after = match self.ask(view, live) {
                 Ok(limits) => self.obey(&limits),
                 Err(error) => self.be_alone(&error),
             };
@@ -112,22 +116,23 @@ impl Teller {
         }
     }
 
-    /// View of the guest now; `None` once the run has ended.
-    fn view(&self) -> Option<VmView> {
+    /// The guest and its windows now; `None` once the run has ended.
+    fn view(&self) -> Option<(VmView, LiveReport)> {
         let (live, mapping) = self.session.upgrade()?.seen()?;
         let mut view = self.guest.view(&live, mapping);
         view.policy = Some(self.policy.shown());
         view.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
         view.notes.extend(self.refused.clone());
-        Some(view)
+        let report = live_report::report(&self.guest, &live, mapping, &self.policy, self.wants_windows);
+        Some((view, report))
     }
 
     /// Registers the guest, or reports its state.
-    fn ask(&mut self, view: VmView) -> Result<Limits, ClientError> {
+    fn ask(&mut self, view: VmView, live: LiveReport) -> Result<Limits, ClientError> {
         let vm = Box::new(view);
         let (connection, request) = match self.connection.take() {
-            Some(connection) => (connection, Request::Status { vm }),
-            None => (client::connect(&self.socket)?, Request::Register { vm }),
+            Some(connection) => (connection, Request::Status { vm, live }),
+            None => (client::connect(&self.socket)?, Request::Register { vm, live }),
         };
         match client::ask_over(connection.try_clone()?, request, QUESTION_TIMEOUT)? {
             Answer::Limits(limits) => {
@@ -143,6 +148,8 @@ impl Teller {
         if self.complaint.take().is_some() {
             tracing::info!("this guest is registered with wideleafd at {}", self.socket.display());
         }
+        let is_waited_for = said.wants_windows && !self.wants_windows;
+        self.wants_windows = said.wants_windows;
         if let Some(session) = self.session.upgrade() {
             let limits = limits_of(said);
             if self.limits.replace(limits) != Some(limits) {
@@ -153,7 +160,8 @@ impl Teller {
                 self.said.clone_from(&said.policy);
             }
         }
-        STATUS_EVERY
+        // A client waits for the first map; further ones come with each status.
+        if is_waited_for { Duration::ZERO } else { STATUS_EVERY }
     }
 
     /// Continues with the run's own limits. Operators' settings stay.
@@ -163,6 +171,7 @@ impl Teller {
             tracing::info!("not registered with wideleafd: {error}");
             self.complaint = complaint;
         }
+        self.wants_windows = false;
         if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
             session.set_limits(ManagerConfig::default().limits);
         }
@@ -184,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {
-        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None };
+        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None, wants_windows: false };
         let limits = limits_of(&said);
         assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
         assert_eq!(limits.burst, BudgetLimits::default().burst);

@@ -105,8 +105,8 @@ fn row(vm: &VmView) -> [Cell; 14] {
     ]
 }
 
-/// Table of `wideleaf info`.
-pub fn vm(vm: &VmView) -> String {
+/// Table of `wideleaf info`. `explanation`: where it is known, the windows by state are shown.
+pub fn vm(vm: &VmView, explanation: Option<&Explanation>) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: &dyn Display| {
         let _ = writeln!(out, "{name:<16} {value}");
@@ -132,6 +132,9 @@ pub fn vm(vm: &VmView) -> String {
     line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
     line("page tables", &vm.page_tables.as_ref().map_or_else(unknown, page_tables));
     line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
+    if let Some(windows) = explanation.and_then(windows_line) {
+        line("windows", &windows);
+    }
     write_ram(&mut out, &vm.ram);
     if let Some(work) = &vm.work {
         write_work(&mut out, work);
@@ -222,6 +225,14 @@ pub fn explanation(explanation: &Explanation) -> String {
     }
     write_notes(&mut out, notes);
     out
+}
+
+/// Number of large windows, and of the others by reason; `None` where the windows cannot be seen.
+fn windows_line(explanation: &Explanation) -> Option<String> {
+    let Explanation { windows, huge, reasons, .. } = explanation;
+    let large = format!("{} of {} large", (*huge)?, (*windows)?);
+    let others = reasons.iter().map(|reason| format!("{} {}", reason.windows, clean(&reason.name)));
+    Some([large].into_iter().chain(others).collect::<Vec<_>>().join(", "))
 }
 
 /// Share of its memory in large pages, as a line.
@@ -415,6 +426,20 @@ mod tests {
         assert_eq!(guest_pages(&pages), "0 windows with 2 MiB, 3 with 4 KiB, 61 not mapped");
         let large = GuestPagesView { huge_2m: 512, giant_1g: 512, unknown: 1, ..GuestPagesView::default() };
         assert_eq!(guest_pages(&large), "512 windows with 2 MiB, 512 with 1 GiB, 1 not sampled");
+    }
+
+    #[test]
+    fn windows_are_counted_by_reason_and_left_out_where_they_cannot_be_seen() {
+        let reasons = [("never_touched", 32), ("holes", 1)];
+        let reasons = reasons.map(|(name, windows)| wideleaf_control::view::Reason {
+            name: name.into(),
+            windows,
+            text: String::new(),
+        });
+        let seen =
+            Explanation { windows: Some(97), huge: Some(64), reasons: reasons.to_vec(), ..Explanation::default() };
+        assert_eq!(windows_line(&seen).as_deref(), Some("64 of 97 large, 32 never_touched, 1 holes"));
+        assert_eq!(windows_line(&Explanation::default()), None);
     }
 
     #[test]

@@ -16,8 +16,9 @@ use ratatui::widgets::{Block, Clear, Paragraph, Widget, Wrap};
 use wideleaf_control::view::{BackingView, Explanation, Reason, VmView, WindowMap};
 use wideleaf_policies::PageSize;
 use wideleaf_run::failure::Failure;
+use wideleaf_run::text::clean;
 
-use super::heat_map::{Backing, Grid, MapCell, Row, lay_out};
+use super::heat_map::{Backing, Column, Grid, MapCell, Row, lay_out};
 use super::screen::{Overlay, Screen, Tab};
 use crate::guests::tables::{
     UNKNOWN, action_line, bytes, care, coverage, guest_line, huge_line, known_bytes, percent, ram, share_of,
@@ -47,12 +48,13 @@ const ADDRESS: u16 = 12;
 const COLUMNS_MAX: usize = 512;
 
 /// The two most general keys come first: a narrow terminal shows only them.
-const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
+const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  m column  p policy  o off";
 
-const HELP: [(&str, &str); 8] = [
+const HELP: [(&str, &str); 9] = [
     ("↑ ↓", "previous VM, next VM"),
     ("Tab, Enter", "list, map of its memory, why not huge"),
     ("Esc", "back to the list"),
+    ("m", "another column of the map: state, reason, ..."),
     ("p", "choose another policy for it"),
     ("o", "policy off: the VM is only observed"),
     ("?", "this"),
@@ -192,38 +194,65 @@ fn bar(backing: BackingView) -> [Span<'static>; 3] {
 
 fn draw_map(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let Some(map) = detail_or_why(screen, |detail| &detail.windows, area, buffer) else { return };
-    let [title, cells, legend] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(2)]).areas(area);
+    let notes = notes_of_map(map, screen.column, area);
+    let rows_of_notes = notes.iter().map(|note| rows_of(note, area.width)).sum();
+    let rows = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(2), Constraint::Length(rows_of_notes)];
+    let [title, cells, legend, notes_area] = Layout::vertical(rows).areas(area);
     let guest = screen
         .chosen()
         .and_then(|vm| vm.guest_pages.as_ref())
         .map_or(String::new(), |pages| format!("; {}", guest_line(pages)));
-    Line::from(map_title(map) + &guest).render(title, buffer);
+    Line::from(map_title(map, screen.column) + &guest).render(title, buffer);
     let has_heat = map.ranges.iter().any(|range| range.heat.bytes().any(|heat| heat.is_ascii_digit()));
+    let has_heat = has_heat && !matches!(screen.column, Column::Heat | Column::HeatAge);
     let cell_width = if has_heat { 2 } else { 1 };
     let room = usize::from(cells.width.saturating_sub(ADDRESS)) / cell_width;
     // A power of two, so that rows begin at round addresses.
     let columns = (1 << room.max(1).ilog2()).min(COLUMNS_MAX);
     let grid = lay_out(map, screen.before.as_ref(), columns, usize::from(cells.height));
     for (area, row) in cells.rows().zip(&grid.rows) {
-        row_line(row, has_heat).render(area, buffer);
+        row_line(row, screen.column, has_heat).render(area, buffer);
     }
-    Paragraph::new(legend_line(&grid, has_heat)).wrap(Wrap { trim: true }).render(legend, buffer);
+    let legend_line = legend_line(&grid, map, screen.column, has_heat);
+    Paragraph::new(legend_line).wrap(Wrap { trim: true }).render(legend, buffer);
+    let notes: Vec<Line<'_>> = notes.iter().map(|note| Line::from(note.as_str()).dim()).collect();
+    Paragraph::new(notes).wrap(Wrap { trim: true }).render(notes_area, buffer);
 }
 
-fn map_title(map: &WindowMap) -> String {
-    let windows: usize = map.ranges.iter().map(|range| range.backing.len()).sum();
+/// Notes of a map, those about the column first, as many as fit into a third of the screen.
+fn notes_of_map(map: &WindowMap, column: Column, area: Rect) -> Vec<String> {
+    let mut room = area.height / 3;
+    let fits = |note: &String| {
+        let rows = rows_of(note, area.width);
+        let does_fit = rows <= room;
+        room = room.saturating_sub(rows);
+        does_fit
+    };
+    let (about_it, others): (Vec<&String>, Vec<&String>) = map.notes.iter().partition(|note| column.is_about(note));
+    about_it.into_iter().chain(others).map(|note| clean(note)).take_while(fits).collect()
+}
+
+/// Rows that a text takes, at most: words are not cut.
+fn rows_of(text: &str, width: u16) -> u16 {
+    let length = u16::try_from(text.chars().count()).unwrap_or(u16::MAX);
+    let longest_word = text.split(' ').map(|word| word.chars().count()).max().unwrap_or(0) as u16;
+    length.div_ceil(width.saturating_sub(longest_word).max(1))
+}
+
+fn map_title(map: &WindowMap, column: Column) -> String {
+    let windows = map.windows();
     let large = |character: &u8| matches!(character, b'2' | b'1');
     let huge: usize = map.ranges.iter().map(|range| range.backing.bytes().filter(|b| large(b)).count()).sum();
     let share = percent(share_of(huge as u64, windows as u64));
-    format!("{}: {windows} windows of 2 MiB, {huge} in large pages ({share})", map.name)
+    let of = if column == Column::Backing { String::new() } else { format!("{} of ", column.title()) };
+    format!("{of}{}: {windows} windows of 2 MiB, {huge} in large pages ({share})", map.name)
 }
 
-fn row_line(row: &Row, has_heat: bool) -> Line<'static> {
+fn row_line(row: &Row, column: Column, has_heat: bool) -> Line<'static> {
     let address = Span::from(format!("{:#011x} ", row.gpa)).dim();
     let cells = row.cells.iter().flat_map(|cell| {
         let heat = has_heat.then(|| Span::styled(heat_letter(cell.heat), heat_style(cell.heat)));
-        [Some(Span::styled(cell.backing.letter().to_string(), cell_style(cell))), heat].into_iter().flatten()
+        [Some(Span::styled(cell.letter(column).to_string(), cell_style(cell))), heat].into_iter().flatten()
     });
     Line::from_iter(std::iter::once(address).chain(cells))
 }
@@ -253,13 +282,17 @@ fn heat_style(heat: Option<u8>) -> Style {
 }
 
 /// Meaning of the letters on the screen, and the size of a cell.
-fn legend_line(grid: &Grid, has_heat: bool) -> Line<'static> {
+fn legend_line(grid: &Grid, map: &WindowMap, column: Column, has_heat: bool) -> Line<'static> {
     let is_shown = |backing: &Backing| grid.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.backing == *backing);
     let entry = |backing: Backing| {
-        let cell = MapCell { backing, heat: None, has_changed: false };
-        [Span::styled(backing.letter().to_string(), cell_style(&cell)), Span::from(format!("={}  ", backing.meaning()))]
+        let style = cell_style(&MapCell::of_legend(backing));
+        [Span::styled(backing.letter().to_string(), style), Span::from(format!("={}  ", backing.meaning()))]
     };
-    let mut line = Line::from_iter(Backing::ALL.into_iter().filter(is_shown).flat_map(entry));
+    let other = |letter: char| Span::from(format!("{letter}={}  ", clean(&column.meaning(letter, &map.reasons))));
+    let mut line = match column {
+        Column::Backing => Line::from_iter(Backing::ALL.into_iter().filter(is_shown).flat_map(entry)),
+        _ => Line::from_iter(grid.letters(column).into_iter().map(other)),
+    };
     if has_heat {
         line.push_span("0-9=heat  ");
     }

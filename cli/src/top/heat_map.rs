@@ -6,8 +6,124 @@
 //!             1   1
 //! ```
 
+use std::collections::BTreeSet;
+
+use wideleaf_control::map::{self, MapReason, NONE, UNKNOWN, WindowState};
 use wideleaf_control::view::{WindowMap, WindowRange};
 use wideleaf_policies::PageSize;
+
+/// Letter of a cell with windows of several kinds.
+pub const MIXED: char = '+';
+
+/// Column of a map: what its letters say of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Column {
+    /// Pages of the host behind it.
+    #[default]
+    Backing,
+    /// State of the window.
+    State,
+    /// Reason why it is not large.
+    Why,
+    /// Time until it is tried again.
+    Until,
+    /// Mapping of KVM.
+    SecondLevel,
+    /// Page of the guest's own tables.
+    Guest,
+    /// Share of samples with an access.
+    Heat,
+    /// Age of the heat.
+    HeatAge,
+}
+
+impl Column {
+    /// All columns, in the order in which a key steps through them.
+    pub const ALL: [Column; 8] = [
+        Column::Backing,
+        Column::State,
+        Column::Why,
+        Column::Until,
+        Column::SecondLevel,
+        Column::Guest,
+        Column::Heat,
+        Column::HeatAge,
+    ];
+
+    /// The one after it.
+    pub const fn next(self) -> Column {
+        Column::ALL[(self as usize + 1) % Column::ALL.len()]
+    }
+
+    /// Title, for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Column::Backing => "host's pages",
+            Column::State => "state",
+            Column::Why => "reason why not large",
+            Column::Until => "tried again within",
+            Column::SecondLevel => "KVM's mapping",
+            Column::Guest => "guest's own pages",
+            Column::Heat => "heat",
+            Column::HeatAge => "age of the heat",
+        }
+    }
+
+    /// Whether a note of a map is about this column: the causes of its unknown letters.
+    pub fn is_about(self, note: &str) -> bool {
+        let beginning = match self {
+            Column::SecondLevel => "second level",
+            Column::Guest => "guest's pages",
+            Column::Heat | Column::HeatAge => "heat",
+            Column::Backing | Column::State | Column::Why | Column::Until => return false,
+        };
+        note.starts_with(beginning)
+    }
+
+    /// Meaning of a letter of it, for a legend.
+    pub fn meaning(self, letter: char, reasons: &[MapReason]) -> String {
+        let of_time =
+            || map::time_of_letter(letter).map_or("unknown".to_owned(), |seconds| format!("up to {seconds} s"));
+        let of_reason = || map::reason_of_letter(letter).and_then(|index| reasons.get(index));
+        match (self, letter) {
+            (_, UNKNOWN) => "unknown".to_owned(),
+            (_, MIXED) => "mixed".to_owned(),
+            (Column::Until, NONE) => "not waiting".to_owned(),
+            (Column::Why, NONE) => "large".to_owned(),
+            (Column::Why, _) => of_reason().map_or("unknown".to_owned(), |reason| reason.name.clone()),
+            (Column::Until | Column::HeatAge, _) => of_time(),
+            (Column::State, _) => WindowState::of(letter).map_or("unknown", WindowState::meaning).to_owned(),
+            (Column::Heat, '0') => "cold".to_owned(),
+            (Column::Heat, _) => format!("{letter}0 % of samples"),
+            (Column::Guest, 'u') => "not mapped".to_owned(),
+            (Column::Guest, 'm') => "several sizes".to_owned(),
+            (Column::Backing, 's') => Backing::Split.meaning().to_owned(),
+            (_, '.') => "nothing".to_owned(),
+            (_, '4' | 'b') => "4 KiB".to_owned(),
+            (_, '2' | 'h') => "2 MiB".to_owned(),
+            (_, '1' | 'g') => "1 GiB".to_owned(),
+            _ => "unknown".to_owned(),
+        }
+    }
+
+    /// Letter of two parts together. A part that has nothing to say does not count; of times and heat the greater
+    /// counts.
+    fn together(self, one: char, other: char) -> char {
+        let says_nothing = |letter: char| match self {
+            Column::Backing | Column::SecondLevel => letter == '.',
+            Column::State => letter == 'e',
+            Column::Guest => letter == 'u',
+            Column::Why => letter == NONE,
+            Column::Until | Column::Heat | Column::HeatAge => !letter.is_ascii_alphanumeric(),
+        };
+        match (one, other) {
+            (one, other) if one == other || says_nothing(other) => one,
+            (one, other) if says_nothing(one) => other,
+            (one, other) if matches!(self, Column::Until | Column::Heat | Column::HeatAge) => one.max(other),
+            _ => MIXED,
+        }
+    }
+}
 
 /// Backing of the windows of a cell. Windows without a present page count only if the whole cell consists of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +201,35 @@ pub struct MapCell {
     pub heat: Option<u8>,
     /// Whether the backing of one window has changed since the last sample.
     pub has_changed: bool,
+    letters: [char; Column::ALL.len()],
+}
+
+impl MapCell {
+    /// A cell of a legend.
+    pub const fn of_legend(backing: Backing) -> MapCell {
+        MapCell { backing, heat: None, has_changed: false, letters: [UNKNOWN; Column::ALL.len()] }
+    }
+
+    /// Its letter in that column.
+    pub const fn letter(&self, column: Column) -> char {
+        match column {
+            Column::Backing => self.backing.letter(),
+            _ => self.letters[column as usize],
+        }
+    }
+
+    fn and(self, other: MapCell) -> MapCell {
+        let letter = |column: Column| {
+            let at = column as usize;
+            column.together(self.letters[at], other.letters[at])
+        };
+        MapCell {
+            backing: self.backing.and(other.backing),
+            heat: self.heat.max(other.heat),
+            has_changed: self.has_changed || other.has_changed,
+            letters: Column::ALL.map(letter),
+        }
+    }
 }
 
 /// A row of the screen.
@@ -94,6 +239,12 @@ pub struct Row {
     pub gpa: u64,
     /// Cells of the row.
     pub cells: Vec<MapCell>,
+}
+
+/// Stretch of addresses without a hole.
+struct Stretch {
+    gpa: u64,
+    windows: Vec<MapCell>,
 }
 
 /// The grid of a screen.
@@ -107,82 +258,101 @@ pub struct Grid {
     pub rows_left_out: usize,
 }
 
+impl Grid {
+    /// Columns of which something is known.
+    pub fn known_columns(&self) -> impl Iterator<Item = Column> + '_ {
+        let is_known = |letter: &char| !matches!(*letter, UNKNOWN | NONE);
+        Column::ALL.into_iter().filter(move |column| self.letters(*column).iter().any(is_known))
+    }
+
+    /// Letters that occur in a column, in the order of the alphabet.
+    pub fn letters(&self, column: Column) -> BTreeSet<char> {
+        self.rows.iter().flat_map(|row| &row.cells).map(|cell| cell.letter(column)).collect()
+    }
+}
+
 /// Lays a map out on `columns` by `height` cells, with the fewest windows per cell that fit. `before` is the last
 /// sample, to mark changes.
 pub fn lay_out(map: &WindowMap, before: Option<&WindowMap>, columns: usize, height: usize) -> Grid {
     let columns = columns.max(1);
-    let (ranges, before) = (joined(map), before.map(joined).unwrap_or_default());
-    let longest = ranges.iter().map(|range| range.backing.len()).max().unwrap_or(0);
+    let stretches = stretches_of(map, before);
+    let longest = stretches.iter().map(|stretch| stretch.windows.len()).max().unwrap_or(0);
     let rows_with = |windows_per_cell: usize| -> usize {
-        ranges.iter().map(|range| range.backing.len().div_ceil(windows_per_cell * columns)).sum()
+        stretches.iter().map(|stretch| stretch.windows.len().div_ceil(windows_per_cell * columns)).sum()
     };
     let mut windows_per_cell = 1;
-    // In the end every range has one row, which is the minimum.
+    // In the end every stretch has one row, which is the minimum.
     while rows_with(windows_per_cell) > height && windows_per_cell * columns < longest {
         windows_per_cell *= 2;
     }
-    let mut rows: Vec<Row> =
-        ranges.iter().flat_map(|range| rows_of(range, &before, windows_per_cell, columns)).collect();
+    let mut rows: Vec<Row> = stretches.iter().flat_map(|stretch| rows_of(stretch, windows_per_cell, columns)).collect();
     let rows_left_out = rows.len().saturating_sub(height);
     rows.truncate(height);
     Grid { windows_per_cell, rows, rows_left_out }
 }
 
 /// Joins ranges without a hole between them: a VM's RAM may be reported in pieces that the guest does not see.
-fn joined(map: &WindowMap) -> Vec<WindowRange> {
-    let mut ranges: Vec<WindowRange> = Vec::new();
+fn stretches_of(map: &WindowMap, before: Option<&WindowMap>) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
     for range in &map.ranges {
-        match ranges.last_mut().filter(|last| end(last) == range.gpa && is_whole(last)) {
-            Some(last) => {
-                last.backing.push_str(&range.backing);
-                last.second_level.push_str(&range.second_level);
-                last.heat.push_str(&range.heat);
-            }
-            None => ranges.push(range.clone()),
+        let windows = windows_of(range, before);
+        match stretches.last_mut().filter(|last| last.end() == range.gpa) {
+            Some(last) => last.windows.extend(windows),
+            None => stretches.push(Stretch { gpa: range.gpa, windows }),
         }
     }
-    ranges
+    stretches
 }
 
-/// The address after its last window.
-fn end(range: &WindowRange) -> u64 {
-    range.gpa.saturating_add(range.backing.len() as u64 * PageSize::Huge2M.bytes().get())
+impl Stretch {
+    /// The address after its last window.
+    fn end(&self) -> u64 {
+        self.gpa.saturating_add(self.windows.len() as u64 * PageSize::Huge2M.bytes().get())
+    }
 }
 
-/// Whether its columns have equal lengths, so that joined columns stay aligned.
-fn is_whole(range: &WindowRange) -> bool {
-    [range.second_level.len(), range.heat.len()] == [range.backing.len(); 2]
-}
-
-fn rows_of(range: &WindowRange, before: &[WindowRange], windows_per_cell: usize, columns: usize) -> Vec<Row> {
-    let windows = windows_of(range, before);
+fn rows_of(stretch: &Stretch, windows_per_cell: usize, columns: usize) -> Vec<Row> {
     let per_row = windows_per_cell * columns;
+    let together = |windows: &[MapCell]| windows.iter().copied().reduce(MapCell::and);
     let row = |(index, windows): (usize, &[MapCell])| Row {
-        gpa: range.gpa.saturating_add((index * per_row) as u64 * PageSize::Huge2M.bytes().get()),
-        cells: windows.chunks(windows_per_cell).map(together).collect(),
+        gpa: stretch.gpa.saturating_add((index * per_row) as u64 * PageSize::Huge2M.bytes().get()),
+        cells: windows.chunks(windows_per_cell).filter_map(together).collect(),
     };
-    windows.chunks(per_row).enumerate().map(row).collect()
+    stretch.windows.chunks(per_row).enumerate().map(row).collect()
 }
 
 /// Every window of a range as a separate cell.
-fn windows_of(range: &WindowRange, before: &[WindowRange]) -> Vec<MapCell> {
-    let before = before.iter().find(|known| known.gpa == range.gpa);
+fn windows_of(range: &WindowRange, before: Option<&WindowMap>) -> Vec<MapCell> {
+    let windows = range.windows();
+    let before = before.and_then(|map| map.ranges.iter().find(|known| known.gpa == range.gpa));
     let character = |text: &str, index: usize| text.as_bytes().get(index).copied().unwrap_or(b'?');
-    let window = |(index, backing): (usize, &u8)| MapCell {
-        backing: Backing::of(*backing, character(&range.second_level, index)),
-        heat: digit(character(&range.heat, index)),
-        has_changed: before.is_some_and(|before| character(&before.backing, index) != *backing),
+    let window = |(index, backing): (usize, &u8)| {
+        let [second_level, heat] = [&range.second_level, &range.heat].map(|text| character(text, index));
+        let mut letters = [UNKNOWN; Column::ALL.len()];
+        letters[Column::Backing as usize] = char::from(*backing);
+        letters[Column::SecondLevel as usize] = char::from(second_level);
+        letters[Column::Heat as usize] = char::from(heat);
+        MapCell {
+            backing: Backing::of(*backing, second_level),
+            heat: digit(heat),
+            has_changed: before.is_some_and(|before| character(&before.backing, index) != *backing),
+            letters,
+        }
     };
-    range.backing.as_bytes().iter().enumerate().map(window).collect()
-}
-
-fn together(windows: &[MapCell]) -> MapCell {
-    let none = MapCell { backing: Backing::Nothing, heat: None, has_changed: false };
-    windows.iter().fold(none, |all, window| MapCell {
-        backing: all.backing.and(window.backing),
-        heat: all.heat.max(window.heat),
-        has_changed: all.has_changed || window.has_changed,
-    })
+    let mut cells: Vec<MapCell> = range.backing.as_bytes().iter().enumerate().map(window).collect();
+    let shortened = [
+        (Column::State, &range.state),
+        (Column::Why, &range.why),
+        (Column::Until, &range.until),
+        (Column::Guest, &range.guest),
+        (Column::HeatAge, &range.heat_age),
+    ];
+    for (column, text) in shortened {
+        for (cell, letter) in cells.iter_mut().zip(map::letters(text, windows)) {
+            cell.letters[column as usize] = if letter.is_ascii_graphic() { letter } else { UNKNOWN };
+        }
+    }
+    cells
 }
 
 fn digit(character: u8) -> Option<u8> {
@@ -194,11 +364,17 @@ mod tests {
     use super::*;
 
     fn range(gpa: u64, backing: &str, second_level: &str, heat: &str) -> WindowRange {
-        WindowRange { gpa, backing: backing.into(), second_level: second_level.into(), heat: heat.into() }
+        WindowRange {
+            gpa,
+            backing: backing.into(),
+            second_level: second_level.into(),
+            heat: heat.into(),
+            ..WindowRange::default()
+        }
     }
 
     fn map(ranges: Vec<WindowRange>) -> WindowMap {
-        WindowMap { name: "web".into(), ranges }
+        WindowMap { name: "web".into(), ranges, ..WindowMap::default() }
     }
 
     fn letters(grid: &Grid) -> Vec<String> {
@@ -255,6 +431,48 @@ mod tests {
         let ranges = (0..5).map(|n| range(n << 32, "2222", "2222", "????")).collect();
         let grid = lay_out(&map(ranges), None, 2, 3);
         assert_eq!((grid.rows.len(), grid.rows_left_out), (3, 2));
+    }
+
+    #[test]
+    fn a_cell_of_several_windows_has_what_they_share_or_what_is_greatest() {
+        let columns = WindowRange {
+            state: "l2rw".into(),
+            why: "-2AB".into(),
+            until: "-3c".into(),
+            guest: "hubb".into(),
+            heat_age: "ab?2".into(),
+            ..range(0, "2244", "2244", "09?3")
+        };
+        let map = map(vec![columns]);
+        let of = |column: Column| {
+            let grid = lay_out(&map, None, 2, 1);
+            grid.rows[0].cells.iter().map(|cell| cell.letter(column)).collect::<String>()
+        };
+        assert_eq!((of(Column::Backing), of(Column::State), of(Column::Why)), ("24".into(), "l+".into(), "-+".into()));
+        assert_eq!((of(Column::Until), of(Column::Heat), of(Column::HeatAge)), ("-c".into(), "93".into(), "b?".into()));
+        assert_eq!(of(Column::Guest), "hb", "a window that is not mapped says nothing");
+    }
+
+    #[test]
+    fn every_letter_of_every_column_has_a_meaning() {
+        let reasons = [MapReason { name: "not_chosen".into(), text: String::new() }];
+        let letters = [
+            (Column::Backing, ".4+s21"),
+            (Column::State, "lrwhmkane+?"),
+            (Column::Until, "az-?"),
+            (Column::SecondLevel, ".421?+"),
+            (Column::Guest, "bhgmu?+"),
+            (Column::Heat, "0123456789?"),
+            (Column::HeatAge, "az?"),
+        ];
+        for (column, letters) in letters {
+            for letter in letters.chars().filter(|letter| *letter != UNKNOWN) {
+                let meaning = column.meaning(letter, &reasons);
+                assert!(!meaning.is_empty() && meaning != "unknown", "{column:?} {letter}: {meaning:?}");
+            }
+        }
+        let why = |letter| Column::Why.meaning(letter, &reasons);
+        assert_eq!((why('A'), why('B'), why('-')), ("not_chosen".into(), "unknown".into(), "large".into()));
     }
 
     #[test]

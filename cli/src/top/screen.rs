@@ -14,6 +14,7 @@ use wideleaf_policies::PolicyChoice;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_run::policy_switch::OFF;
 
+use super::heat_map::Column;
 use super::watch::{Ask, Detail, Seen};
 use crate::vm_source::HostReport;
 
@@ -71,6 +72,8 @@ pub struct Screen {
     pub tab: Tab,
     /// Box over the screen.
     pub overlay: Overlay,
+    /// Column that the map shows.
+    pub column: Column,
     /// Host at the last successful sample.
     pub host: Option<HostReport>,
     /// Reason why the last sample failed.
@@ -178,6 +181,7 @@ impl Screen {
             KeyCode::Up => self.choose(self.chosen_index().saturating_sub(1)),
             KeyCode::Down => self.choose(self.chosen_index() + 1),
             KeyCode::Char('p') if self.chosen().is_some() => self.lay_over(Overlay::Policies(self.present_policy())),
+            KeyCode::Char('m') => self.show_next_column(),
             KeyCode::Char('o') => self.set_policy(OFF),
             KeyCode::Char('?' | 'h') => self.lay_over(Overlay::Help),
             _ => Effect::None,
@@ -201,6 +205,14 @@ impl Screen {
     fn show(&mut self, tab: Tab) -> Effect {
         self.tab = tab;
         Effect::None
+    }
+
+    /// From another tab it opens the map as it was.
+    fn show_next_column(&mut self) -> Effect {
+        if self.tab == Tab::Map {
+            self.column = self.column.next();
+        }
+        self.show(Tab::Map)
     }
 
     fn lay_over(&mut self, overlay: Overlay) -> Effect {

@@ -107,6 +107,48 @@ fn its_policy_is_switched_off_and_on_and_its_statistics_are_available() {
     }
 }
 
+#[test]
+fn every_window_has_a_state_and_each_that_is_not_large_a_reason() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let _run = start_with(&scratch, &[&ARGUMENTS[..], &["--policy=greedy"]].concat());
+    let windows_of = |map: &Value| {
+        map["ranges"].as_array().unwrap().iter().map(|r| r["backing"].as_str().unwrap().len()).sum::<usize>()
+    };
+    // The guest has used its 32 MiB, and all of it is large.
+    let map = loop {
+        let map = vm(&scratch, &["windows"]);
+        let large: usize =
+            map["ranges"].as_array().unwrap().iter().map(|r| r["backing"].as_str().unwrap().matches('2').count()).sum();
+        if large >= 16 {
+            break map;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(windows_of(&map), 64);
+    let range = &map["ranges"][0];
+    assert!(range["state"].as_str().unwrap().contains('l') && range["why"].as_str().unwrap().contains('-'), "{range}");
+    let reasons: Vec<&str> = map["reasons"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    assert!(reasons.contains(&"never_touched"), "{reasons:?}");
+    assert!(map["notes"].to_string().contains("second level"), "{map}");
+    let explanation = vm(&scratch, &["explain"]);
+    let counted: u64 = explanation["reasons"].as_array().unwrap().iter().map(|r| r["windows"].as_u64().unwrap()).sum();
+    assert_eq!(explanation["windows"], 64);
+    assert_eq!(explanation["huge"].as_u64().unwrap() + counted, 64, "{explanation}");
+    let text = scratch.wideleaf(&["vm", "vm.sock", "windows"]).assert().success();
+    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
+    for word in ["64 windows of 2 MiB", "l=large", "e=nothing present", "=never_touched"] {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    scratch.wideleaf(&["vm", "vm.sock", "explain"]).assert().success();
+    let hello: Value =
+        say(&UnixStream::connect(scratch.path("vm.sock")).unwrap(), r#"{"version":1,"request":"hello"}"#);
+    let capabilities = hello["ok"]["hello"]["capabilities"].to_string();
+    assert!(capabilities.contains("windows") && capabilities.contains("explain"), "{capabilities}");
+}
+
 /// In a sandbox, with a sensor that the first policy did not need, on RAM of either kind.
 #[test]
 fn another_policy_takes_over_and_a_policy_that_must_start_with_the_run_is_refused() {

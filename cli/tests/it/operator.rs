@@ -161,6 +161,30 @@ fn info_has_everything_about_one_vm() {
 }
 
 #[test]
+fn info_counts_the_windows_by_reason_and_writes_a_page_that_is_complete_in_itself() {
+    let scratch = new_scratch();
+    let daemon = FakeDaemon::start(&scratch);
+    let text = output(&scratch, &daemon, &["info", "web"]);
+    has_all(&text, &["windows          64 of 128 large, 32 never_touched, 32 holes"]);
+    std::fs::write(scratch.path("web.html"), "an earlier page").unwrap();
+    assert_eq!(output(&scratch, &daemon, &["info", "web", "--html=web.html"]), "");
+    let page = std::fs::read_to_string(scratch.path("web.html")).unwrap();
+    has_all(&page, &["<!DOCTYPE html>", "<h1>web</h1>", "95% MISSED", "never_touched", "132 windows of 2 MiB"]);
+    has_all(&page, &["<b class=\"ks\">s</b>large, mapped in 4 KiB", "</html>\n"]);
+    assert_eq!(output(&scratch, &daemon, &["info", "web", "--html=-"]), page);
+    refuses(&scratch, &daemon, &["info", "db", "--html=db.html"], 2, &["there is no VM \"db\""]);
+    refuses(
+        &scratch,
+        &daemon,
+        &["info", "web", "--html=no/web.html"],
+        1,
+        &["cannot write --html", "there is no folder"],
+    );
+    refuses(&scratch, &daemon, &["info", "web", "--html=a.html", "--format=json"], 2, &["--html", "--format"]);
+    assert!(!scratch.names().iter().any(|name| name.contains("db.html")), "{:?}", scratch.names());
+}
+
+#[test]
 fn explain_has_each_reason_with_its_count_and_its_remedy() {
     let scratch = new_scratch();
     let daemon = FakeDaemon::start(&scratch);

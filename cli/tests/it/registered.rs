@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use crate::program::new_scratch;
+use wideleaf_control::map::letters;
 use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_testing::has_kvm;
@@ -27,14 +28,19 @@ impl Told {
     }
 
     fn answer(&mut self, policy: Option<&str>) {
-        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy: policy.map(str::to_owned) };
+        self.answer_and_ask(policy, false);
+    }
+
+    fn answer_and_ask(&mut self, policy: Option<&str>, wants_windows: bool) {
+        let policy = policy.map(str::to_owned);
+        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy, wants_windows };
         let reply = serde_json::to_string(&Reply::Ok(Box::new(Answer::Limits(limits)))).unwrap();
         writeln!(self.0.get_mut(), "{reply}").unwrap();
     }
 
     /// The next status, answered with the operator's `policy`.
     fn status(&mut self, policy: Option<&str>) -> VmView {
-        let Some(Request::Status { vm }) = self.next() else { panic!("a run that lives tells how it is") };
+        let Some(Request::Status { vm, .. }) = self.next() else { panic!("a run that lives tells how it is") };
         self.answer(policy);
         *vm
     }
@@ -52,7 +58,7 @@ fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     let daemon = format!("--daemon={}", socket.display());
     let run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=greedy", cmdline, &daemon]);
     let mut told = Told(BufReader::new(listener.accept().unwrap().0));
-    let Some(Request::Register { vm }) = told.next() else { panic!("it registers first") };
+    let Some(Request::Register { vm, .. }) = told.next() else { panic!("it registers first") };
     assert_eq!(
         (vm.pid, vm.vmm, &vm.care, vm.policy.as_deref()),
         (run.0.id(), Vmm::Wideleaf, &Care::Managed, Some("greedy"))
@@ -70,6 +76,41 @@ fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     drop(run);
     // At most one status was already sent.
     assert!(told.next().is_none() || told.next().is_none());
+}
+
+#[test]
+fn a_run_reports_its_windows_where_the_daemon_asks_and_always_why_they_are_not_large() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let socket = scratch.path("control.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let daemon = format!("--daemon={}", socket.display());
+    let cmdline = "--cmdline=bytes=32M seconds=600";
+    let _run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=never", cmdline, &daemon]);
+    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    assert!(matches!(told.next(), Some(Request::Register { live, .. }) if live.windows.is_none()));
+    told.answer_and_ask(None, true);
+    let mut reported = |wants_windows| {
+        let Some(Request::Status { live, .. }) = told.next() else { panic!("a run that lives tells how it is") };
+        told.answer_and_ask(None, wants_windows);
+        (live.explanation, live.windows)
+    };
+    let (explanation, map) = loop {
+        // Before its manager's first tick a run reports nothing.
+        if let (Some(explanation), Some(map)) = reported(true) {
+            break (explanation, map);
+        }
+    };
+    assert_eq!((map.windows(), explanation.windows), (64, Some(64)));
+    let states: String = map.ranges.iter().flat_map(|range| letters(&range.state, range.windows())).collect();
+    assert_eq!(states.matches('?').count(), 0, "its own manager knows all states: {map:?}");
+    let names: Vec<&str> = map.reasons.iter().map(|reason| reason.name.as_str()).collect();
+    assert!(names.iter().all(|name| ["never_touched", "policy_never_promotes"].contains(name)), "{names:?}");
+    assert!(map.notes.iter().any(|note| note.starts_with("heat: policy never does not ask")), "{:?}", map.notes);
+    assert!(reported(false).1.is_some(), "this one was asked for as well");
+    assert_eq!(reported(false).1, None);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use wideleaf::top::draw::draw;
 use wideleaf::top::screen::{Effect, Overlay, Screen, Tab};
 use wideleaf::top::watch::{Ask, Detail, Seen};
 use wideleaf::vm_source::HostReport;
+use wideleaf_control::map::MapReason;
 use wideleaf_control::view::{VmView, WindowMap, WindowRange};
 use wideleaf_run::failure::Failure;
 
@@ -50,7 +51,7 @@ fn lines(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     rows(screen, width, height).into_iter().filter(|row| !row.is_empty()).collect()
 }
 
-const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  p policy  o off";
+const KEYS: &str = "? help  q quit  ↑↓ VM  Tab list/map/explain  m column  p policy  o off";
 
 #[test]
 fn the_list_has_a_bar_a_share_and_the_last_action() {
@@ -136,11 +137,64 @@ fn a_small_screen_has_several_windows_in_a_cell() {
     assert!(rows.join(" ").contains("a cell=16 MiB"), "{rows:?}");
 }
 
+/// The map with all columns, and a note for each that is unknown.
+fn with_all_columns() -> WindowMap {
+    let range = WindowRange {
+        backing: "2244".into(),
+        second_level: "????".into(),
+        heat: "9???".into(),
+        heat_age: "c?3".into(),
+        guest: "h2b2".into(),
+        state: "l2rw".into(),
+        until: "-3g".into(),
+        why: "-2BA".into(),
+        ..WindowRange::default()
+    };
+    let reason = |name: &str| MapReason { name: name.into(), text: String::new() };
+    let reasons = vec![reason("backing_off_busy"), reason("not_chosen")];
+    let notes = vec!["heat: some are not sampled".into(), "second level: it needs root".into()];
+    WindowMap { name: "web".into(), ranges: vec![range], reasons, notes, at_s: None }
+}
+
+#[test]
+fn a_key_steps_through_the_columns_of_the_map_and_each_has_its_legend_and_its_note() {
+    let mut screen = Screen::new(Some(host::web().pid));
+    screen.take(seen(with_all_columns()));
+    for (title, cells, legend) in [
+        ("web:", "292?4?4?", "4=4 KiB"),
+        ("state of web:", "l9l?r?w?", "w=waiting"),
+        ("reason why not large of web:", "-9-?B?A?", "A=backing_off_busy"),
+        ("tried again within of web:", "-9-?-?g?", "g=up to 64 s"),
+        ("KVM's mapping of web:", "?9??????", "?=unknown"),
+        ("guest's own pages of web:", "h9h?b?b?", "b=4 KiB"),
+        ("heat of web:", "9???", "9=90 % of samples"),
+        ("age of the heat of web:", "c???", "c=up to 4 s"),
+        ("web:", "292?4?4?", "4=4 KiB"),
+    ] {
+        let lines = lines(&screen, 80, 24);
+        assert!(lines[1].starts_with(title), "{title}: {lines:?}");
+        assert_eq!(lines[2], format!("0x000000000 {cells}"), "{title}");
+        assert!(lines[3].contains(legend), "{title}: {lines:?}");
+        assert_eq!(lines.iter().filter(|line| line.contains(": it needs root")).count(), 1);
+        press(&mut screen, KeyCode::Char('m'));
+    }
+}
+
+#[test]
+fn a_small_screen_has_the_note_about_its_column() {
+    let mut screen = Screen::new(Some(host::web().pid));
+    screen.take(seen(with_all_columns()));
+    (0..4).for_each(|_| drop(press(&mut screen, KeyCode::Char('m'))));
+    let lines = lines(&screen, 80, 7);
+    assert!(lines.iter().any(|line| line == "second level: it needs root"), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains("sampled")), "{lines:?}");
+}
+
 #[test]
 fn a_map_of_32_gib_fits_a_small_screen() {
-    let range = WindowRange { gpa: 0, backing: "2".repeat(16_384), second_level: String::new(), heat: String::new() };
+    let range = WindowRange { backing: "2".repeat(16_384), ..WindowRange::default() };
     let mut screen = Screen::new(Some(host::web().pid));
-    screen.take(seen(WindowMap { name: "web".into(), ranges: vec![range] }));
+    screen.take(seen(WindowMap { name: "web".into(), ranges: vec![range], ..WindowMap::default() }));
     for (width, height, cells) in [(80, 24, 64 * 16), (40, 10, 16 * 4)] {
         let rows = rows(&screen, width, height);
         let shown: usize = rows.iter().filter(|row| row.starts_with("0x")).map(|row| row[12..].len()).sum();
@@ -309,7 +363,9 @@ fn help_lists_every_key_and_any_key_closes_it() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('?'));
     let shown = lines(&screen, 80, 24).join("\n");
-    ["↑ ↓", "Tab, Enter", "Esc", "p  ", "o  ", "q  "].iter().for_each(|key| assert!(shown.contains(key), "{key}"));
+    ["↑ ↓", "Tab, Enter", "Esc", "m  ", "p  ", "o  ", "q  "]
+        .iter()
+        .for_each(|key| assert!(shown.contains(key), "{key}"));
     press(&mut screen, KeyCode::Char('x'));
     assert_eq!(screen.overlay, Overlay::None);
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
@@ -45,6 +46,8 @@ pub const RESERVATION: &str = "reservation";
 pub struct Live {
     /// Name of the policy.
     pub policy: &'static str,
+    /// Sensor data that the policy asks for.
+    pub needs: Needs,
     /// Limits on the cost of actions.
     pub limits: BudgetLimits,
     /// End of the tick, as time since the host was opened.
@@ -99,6 +102,9 @@ pub struct LiveVm {
     pub swapped: Option<Bytes>,
     /// Changes of windows that the manager did not make; zero for a guest of this process.
     pub kernel_work: KernelWork,
+    /// The same for each window, in the order of the snapshot's rows: consecutive rows with one reason, as their
+    /// number and the reason; `None` for windows on large pages.
+    pub reasons: Vec<(u32, Option<WhyNot>)>,
     /// KVM's totals compared with the host's backing; `None` without a second level.
     pub kvm_check: Option<KvmCheck>,
     /// The recovery under way.
@@ -147,6 +153,7 @@ impl Publisher {
         let unavailable_ns = Arc::new(unavailable_ns);
         let nothing = Live {
             policy,
+            needs: Needs::default(),
             limits,
             at: Moment::START,
             ticks: 0,
@@ -230,6 +237,7 @@ impl ManagerLoop {
         let report = &self.report;
         let live = Live {
             policy: report.policy,
+            needs: self.needs,
             limits: self.budget.limits(),
             at: self.host.now(),
             ticks: report.ticks,
@@ -280,8 +288,17 @@ impl ManagerLoop {
             otherwise,
         };
         let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
-        let (why_not, kernel_work) = (explainer.count(), vm.kernel_work.work);
-        LiveVm { vm: rows.vm, gate: vm.gate, why_not, swapped, kernel_work, kvm_check, recovering: vm.recovering() }
+        let (reasons, kernel_work) = (explainer.runs(), vm.kernel_work.work);
+        LiveVm {
+            vm: rows.vm,
+            gate: vm.gate,
+            why_not: count(&reasons),
+            reasons,
+            swapped,
+            kernel_work,
+            kvm_check,
+            recovering: vm.recovering(),
+        }
     }
 
     /// The reason why no window of this VM is promoted at present, if so.
@@ -311,21 +328,16 @@ struct Explainer<'a> {
 }
 
 impl Explainer<'_> {
-    fn count(&self) -> BTreeMap<WhyNot, u64> {
-        let mut counts = BTreeMap::new();
-        // Neighbours mostly have the same reason: the map is accessed once for each run of them.
-        let mut run: Option<(WhyNot, u64)> = None;
-        for why in (0..self.rows.len()).filter_map(|row| self.why_not(row)) {
-            match &mut run {
-                Some((of_run, windows)) if *of_run == why => *windows += 1,
-                _ => {
-                    let before = run.replace((why, 1));
-                    before.into_iter().for_each(|(why, windows)| *counts.entry(why).or_default() += windows);
-                }
+    /// Reasons of all rows; neighbours mostly have the same one.
+    fn runs(&self) -> Vec<(u32, Option<WhyNot>)> {
+        let mut runs: Vec<(u32, Option<WhyNot>)> = Vec::new();
+        for why in (0..self.rows.len()).map(|row| self.why_not(row)) {
+            match runs.last_mut() {
+                Some((rows, of_run)) if *of_run == why => *rows += 1,
+                _ => runs.push((1, why)),
             }
         }
-        run.into_iter().for_each(|(why, windows)| *counts.entry(why).or_default() += windows);
-        counts
+        runs
     }
 
     /// `None` for a window that is served with a large page.
@@ -364,4 +376,13 @@ impl Explainer<'_> {
             _ => None,
         }
     }
+}
+
+/// Number of windows of each reason.
+fn count(runs: &[(u32, Option<WhyNot>)]) -> BTreeMap<WhyNot, u64> {
+    let mut counts = BTreeMap::new();
+    for (windows, why) in runs {
+        why.iter().for_each(|why| *counts.entry(*why).or_default() += u64::from(*windows));
+    }
+    counts
 }

@@ -130,6 +130,23 @@ fn behind_a_closed_gate_windows_are_sensed_and_not_changed() {
 }
 
 #[test]
+fn every_window_has_its_reason_in_the_order_of_the_rows() {
+    let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
+    let mut work = greedy(&host, behind(&gate));
+    work.tick();
+    assert_eq!(reasons_of(&work.live()), vec![Some(WhyNot::LeftAlone(LeftAlone::Migration)); WINDOWS as usize]);
+    gate.set(GateState::Open);
+    work.tick();
+    assert_eq!(reasons_of(&work.live()), vec![None; WINDOWS as usize]);
+    let samples = work.live().snapshot.vms[0].access_quality.clone();
+    assert!(samples.iter().all(|sample| sample.windows == 0), "no sensor samples this guest: {samples:?}");
+}
+
+fn reasons_of(live: &Live) -> Vec<Option<WhyNot>> {
+    live.vms[0].reasons.iter().flat_map(|(windows, why)| vec![*why; *windows as usize]).collect()
+}
+
+#[test]
 fn a_gate_that_opens_is_seen_at_the_next_pulse() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Migration)));
     let hour = Duration::from_secs(3600);

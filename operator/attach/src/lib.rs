@@ -36,6 +36,7 @@ pub mod second_level;
 pub mod session;
 pub mod survey;
 pub mod virsh;
+mod window_map;
 mod work;
 
 pub use process::{Places, VmProcess};

@@ -1,10 +1,14 @@
 //! View of a VM under a manager, from the manager's [`Live`]. It serves both external guests (`session`) and the
 //! guest of `wideleaf run` in its own process, [`OwnGuest`].
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-use wideleaf_control::view::{BackingView, Care, Guarantee, GuestPagesView, SavedView, VmView, Vmm, WorkView};
+use wideleaf_control::view::{
+    BackingView, Care, Explanation, Guarantee, GuestPagesView, SavedView, VmView, Vmm, WindowMap, WorkView,
+};
+use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::manager::Live;
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
@@ -14,7 +18,9 @@ use wideleaf_policies::{Backing, Bytes, GuestMapping, MappingStats, PageSize, Wi
 
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
+use crate::reasons::reasons;
 use crate::survey;
+use crate::window_map::{self, About};
 use crate::work::Work;
 
 /// View of a managed VM with the manager's policy. The caller overrides fields that it knows better.
@@ -42,6 +48,23 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
 /// Swapped memory of all kinds of RAM; `None` where one of them is not known.
 fn swapped(live: &Live) -> Option<u64> {
     live.vms.iter().map(|vm| vm.swapped).sum::<Option<Bytes>>().map(Bytes::get)
+}
+
+/// Reasons why windows are not huge. The caller adds the notes about the VM.
+pub(crate) fn explanation(name: &str, live: &Live, notes: Vec<String>) -> Explanation {
+    let mut counts = BTreeMap::<WhyNot, u64>::new();
+    for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
+        *counts.entry(*why).or_default() += windows;
+    }
+    let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
+    Explanation {
+        name: name.to_owned(),
+        windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
+        huge: Some(huge as u64),
+        reasons: reasons(&counts),
+        guest_pages: guest_pages(live).map(Box::new),
+        notes,
+    }
 }
 
 /// Backing by windows. Memory outside of windows, at the borders of RAM, is not managed and not counted as resident.
@@ -113,6 +136,23 @@ impl OwnGuest {
             page_tables: host.map(|host| survey::tables_view(table_memory(&host))),
             ..view(&self.process, &self.ram, live, work)
         }
+    }
+
+    /// Reasons why windows are not huge.
+    pub fn explanation(&self, live: &Live) -> Explanation {
+        explanation(&self.process.name, live, live.panics.iter().chain(&live.unanswered).cloned().collect())
+    }
+
+    /// The map of all its windows.
+    pub fn windows(&self, live: &Live, mapping: Option<MappingStats>) -> WindowMap {
+        let about = About {
+            name: &self.process.name,
+            opened_at: self.opened_at,
+            totals: mapping.ok_or("KVM's statistics cannot be read"),
+            is_shadowed: self.walk.is_shadowed(),
+            no_tables: None,
+        };
+        window_map::of_live(&about, live)
     }
 }
 

@@ -29,6 +29,9 @@ use crate::virsh::Virsh;
 /// Age at which an answer expires.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
+/// Beginning of the line that says what would provide the totals.
+pub(crate) const NOT_KNOWN: &str = "KVM's mapping sizes are not known";
+
 /// Tolerance for a thread that wakes early: a nearly expired answer is asked for again.
 const SLACK: Duration = Duration::from_millis(100);
 
@@ -104,7 +107,7 @@ impl OutsideView {
         }
         let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
         Err(format!(
-            "KVM's mapping sizes are not known{why}: needs a QMP socket of its own, root and a mounted debugfs, or \
+            "{NOT_KNOWN}{why}: needs a QMP socket of its own, root and a mounted debugfs, or \
              virsh"
         ))
     }
@@ -222,7 +225,7 @@ fn of_debugfs(folder: &Path) -> io::Result<MappingStats> {
 }
 
 /// Kind of second-level tables of this host's KVM: two dimensions where the module reports it, else one folded table.
-fn paging(places: &Places) -> Paging {
+pub(crate) fn paging(places: &Places) -> Paging {
     let is_on = |parameter: &str| {
         let text = fs::read_to_string(places.sys.join("module").join(parameter)).unwrap_or_default();
         matches!(text.trim(), "Y" | "1")

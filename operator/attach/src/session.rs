@@ -8,14 +8,13 @@
 //!
 //! The guest is never stopped or asked to do anything, and detaching changes none of its pages.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap, WindowRange};
+use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap};
 use wideleaf_memory::deadline::{self, NoAnswer};
 use wideleaf_memory::explain::{Barred, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState};
@@ -28,7 +27,7 @@ use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
 use wideleaf_policies::recovery::{Cause, Progress, RecoveryLimits};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{AccessHistory, BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId, VmSnapshot};
+use wideleaf_policies::{BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId};
 
 use crate::gate::GuestGate;
 use crate::guest_pages::OutsideTables;
@@ -38,10 +37,10 @@ use crate::monitor::Monitor;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
 use crate::ram::{RamKind, RamMap, RamPiece};
 use crate::ram_watch::{self, RamWatch, Watched};
-use crate::reasons::reasons;
 use crate::refuse::refuse_policy;
-use crate::second_level::OutsideView;
+use crate::second_level::{NOT_KNOWN, OutsideView};
 use crate::survey::{self, Survey};
+use crate::window_map::{self, About};
 use crate::work::Work;
 
 /// Interval between refreshes of a gate that asks other processes.
@@ -376,30 +375,29 @@ impl Attached {
     pub fn explain(&self) -> Explanation {
         let (live, ram) = self.guest().seen();
         let tables_note = self.guest().now().tables_note();
-        let mut counts = BTreeMap::<WhyNot, u64>::new();
-        for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
-            *counts.entry(*why).or_default() += windows;
-        }
-        let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
-        Explanation {
-            name: self.guest().process.name.clone(),
-            windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
-            huge: Some(huge as u64),
-            reasons: reasons(&counts),
-            guest_pages: live_view::guest_pages(&live).map(Box::new),
-            notes: (self.guest().notes.iter().chain(&ram.notes).cloned())
-                .chain(tables_note)
-                .chain(self.guest().gate.note())
-                .collect(),
-        }
+        let guest = self.guest();
+        let notes = guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).chain(guest.gate.note()).collect();
+        live_view::explanation(&guest.process.name, &live, notes)
     }
 
-    /// Backing of every window.
+    /// The map of all its windows.
     pub fn windows(&self) -> WindowMap {
-        let ((live, _), mapping) = (self.guest().seen(), self.guest().mapping());
-        let mut ranges: Vec<_> = live.snapshot.vms.iter().flat_map(|vm| window_ranges(vm, mapping)).collect();
-        ranges.sort_by_key(|range| range.gpa);
-        WindowMap { name: self.guest().process.name.clone(), ranges }
+        let guest = self.guest();
+        let (live, tables_note, walk) = {
+            let now = guest.now();
+            (now.manager.live(), now.tables_note(), now.settings.walk)
+        };
+        let why = guest.notes.iter().find(|note| note.starts_with(NOT_KNOWN)).map_or(NOT_KNOWN, String::as_str);
+        let about = About {
+            name: &guest.process.name,
+            opened_at: guest.opened_at,
+            totals: guest.mapping().ok_or(why),
+            is_shadowed: walk.is_shadowed(),
+            no_tables: tables_note.as_deref(),
+        };
+        let mut map = window_map::of_live(&about, &live);
+        map.notes.extend(guest.trouble().into_iter().chain(guest.silence(&live)));
+        map
     }
 
     /// Ends the management of the guest.
@@ -675,24 +673,6 @@ fn barred(piece: &RamPiece) -> Option<Barred> {
     Some(Barred { range: piece.range.gpa, why: piece.never_huge.as_ref()?.why() })
 }
 
-/// A range for each run of windows without a gap.
-fn window_ranges(vm: &VmSnapshot, mapping: Option<MappingStats>) -> Vec<WindowRange> {
-    let rows: Vec<usize> = (0..vm.len()).collect();
-    let follows = |a: &usize, b: &usize| vm.windows[*a].get() + 1 == vm.windows[*b].get();
-    let range = |rows: &[usize]| {
-        let backing = rows.iter().map(|row| vm.backing[*row]);
-        let range = survey::window_range(vm.windows[rows[0]].start().get(), backing, mapping);
-        WindowRange { heat: rows.iter().map(|row| heat(vm.access[*row])).collect(), ..range }
-    };
-    rows.chunk_by(follows).map(range).collect()
-}
-
-/// The share of samples with an access, in tenths, cut off at nine.
-fn heat(access: AccessHistory) -> char {
-    let tenths = |rate: u32| char::from_digit((rate / 1000).min(9), 10).expect("a digit");
-    access.rate().map_or('?', |rate| tenths(rate.get()))
-}
-
 /// Keeps a guest's gate and its RAM up to date until it is dropped or the guest is gone.
 struct Watcher {
     stop: Option<Sender<()>>,
@@ -748,40 +728,8 @@ mod tests {
     use super::*;
     use crate::process::tests::{add_process, fake_places};
     use wideleaf_memory::RamRange;
-    use wideleaf_policies::snapshot::WindowRow;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Backing, Gpa, GpaRange, GuestMapping, Hva, Moment, SampleQuality, WindowIndex};
-
-    #[test]
-    fn windows_with_a_gap_between_are_two_ranges_with_their_heat() {
-        let mut vm = VmSnapshot::with_capacity(VmId(0), 3);
-        let hot = AccessHistory::default().with(true);
-        for (index, resident, backing, access) in [
-            (0, 512, Backing::Huge2M, hot),
-            (1, 7, Backing::Base4K, AccessHistory::default()),
-            (2048, 0, Backing::Unbacked, hot.with(false)),
-        ] {
-            let window = WindowIndex::new(index);
-            let (is_held, ready_at, guest_mapping) = (false, Moment::START, GuestMapping::default());
-            vm.push(WindowRow {
-                window,
-                resident,
-                backing,
-                is_held,
-                ready_at,
-                access,
-                access_quality: SampleQuality::default(),
-                written: None,
-                zero: None,
-                guest_mapping,
-                given_back: 0,
-            });
-        }
-        let ranges = window_ranges(&vm, Some(MappingStats { pages_4k: 7, pages_2m: 1, pages_1g: 0 }));
-        let seen: Vec<_> =
-            ranges.iter().map(|r| (r.gpa, r.backing.as_str(), r.second_level.as_str(), r.heat.as_str())).collect();
-        assert_eq!(seen, [(0, "24", "24", "9?"), (4 << 30, ".", ".", "5")]);
-    }
+    use wideleaf_policies::{Gpa, GpaRange, Hva};
 
     #[test]
     fn a_vmm_that_manages_its_guest_itself_is_refused() {

@@ -4,13 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
-    WindowRange,
 };
-use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::deadline;
 use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate as _, GateState, KeptHoles, LeftAlone};
@@ -20,6 +18,7 @@ use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::kernel_flags::merged_pages;
 use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
 use wideleaf_memory::sensors::swapped::swapped;
+use wideleaf_memory::{Paging, SecondLevel as _};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
 
@@ -28,13 +27,18 @@ use crate::monitor::Monitor;
 use crate::process::{self, VmProcess};
 use crate::ram::{self, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
-use crate::second_level::OutsideView;
+use crate::second_level::{NOT_KNOWN, OutsideView, paging};
+use crate::window_map::{self, About, Row};
 
 /// Time that a survey may take. A guest of a terabyte in base pages takes some seconds, and a monitor that hangs two.
 const SURVEY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Note on the guests of `wideleaf run`.
 const MANAGES_ITSELF: &str = "it is managed by its own process, `wideleaf run`";
+
+/// Remedies for columns that a survey cannot have.
+const ASK_ITSELF: &str = "give its `wideleaf run` a daemon (--daemon), or ask its --control-socket";
+const ATTACH_IT: &str = "run `wideleaf attach`";
 
 fn manages_itself(process: &VmProcess) -> bool {
     process.vmm == Vmm::Wideleaf
@@ -54,6 +58,7 @@ pub struct Survey {
     left_alone: Option<LeftAlone>,
     keeps_holes: Option<KeptHoles>,
     notes: Vec<String>,
+    at: SystemTime,
 }
 
 impl Survey {
@@ -82,6 +87,7 @@ impl Survey {
             left_alone: None,
             keeps_holes: None,
             notes: vec![format!("it {why}")],
+            at: SystemTime::now(),
         }
     }
 
@@ -114,7 +120,8 @@ impl Survey {
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
         notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
-        Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes }
+        let at = SystemTime::now();
+        Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes, at }
     }
 
     /// Full description of the VM.
@@ -139,15 +146,31 @@ impl Survey {
         }
     }
 
-    /// Backing of every window.
+    /// The map of all its windows.
     pub fn windows(&self) -> WindowMap {
-        let range = |(piece, rows): (&RamPiece, &Vec<WindowBacking>)| {
-            let first = rows.first()?.window.start().get();
-            debug_assert!(first >= piece.range.gpa.start().get(), "a window of the piece");
-            Some(window_range(first, rows.iter().map(|row| row.backing), self.mapping))
+        let why = self.notes.iter().find(|note| note.starts_with(NOT_KNOWN)).map_or(NOT_KNOWN, String::as_str);
+        let about = About {
+            name: &self.process.name,
+            opened_at: self.at,
+            totals: self.mapping.ok_or(why),
+            is_shadowed: paging(&self.process.places) == Paging::Shadow,
+            no_tables: None,
         };
-        let ranges = self.ram.pieces.iter().zip(&self.windows).filter_map(range).collect();
-        WindowMap { name: self.process.name.clone(), ranges }
+        let row = |piece, row: &WindowBacking| {
+            Row::seen(row.window, row.backing, self.why_not(piece, row, false, WhyNot::Unmanaged))
+        };
+        let pieces = self.ram.pieces.iter().zip(&self.windows);
+        let rows: Vec<Vec<Row>> =
+            pieces.map(|(piece, rows)| rows.iter().map(|known| row(piece, known)).collect()).collect();
+        let mut map = window_map::of_rows(&about, &rows);
+        map.at_s = self.at.duration_since(UNIX_EPOCH).ok().map(|at| at.as_secs_f64());
+        if map.ranges.is_empty() {
+            map.notes.extend(self.notes.iter().cloned());
+        } else {
+            let remedy = if manages_itself(&self.process) { ASK_ITSELF } else { ATTACH_IT };
+            map.notes.push(format!("heat and guest's pages: only a manager measures them: {remedy}"));
+        }
+        map
     }
 
     /// Reasons why windows are not huge.
@@ -228,40 +251,6 @@ pub(crate) fn mapping_view(stats: MappingStats) -> MappingView {
 pub(crate) fn tables_view(memory: TableMemory) -> PageTablesView {
     let TableMemory { process, second_level_of_host } = memory;
     PageTablesView { process: process.map(Bytes::get), second_level_of_host: second_level_of_host.map(Bytes::get) }
-}
-
-/// Adjacent windows as characters.
-pub(crate) fn window_range(
-    first_gpa: u64,
-    rows: impl Iterator<Item = Backing>,
-    mapping: Option<MappingStats>,
-) -> WindowRange {
-    let mut range = WindowRange { gpa: first_gpa, ..WindowRange::default() };
-    for backing in rows {
-        range.backing.push(letter(backing));
-        range.second_level.push(mapping.map_or('?', |totals| letter(mapped_as(backing, totals))));
-        range.heat.push('?');
-    }
-    range
-}
-
-const fn letter(backing: Backing) -> char {
-    match backing {
-        Backing::Unbacked => '.',
-        Backing::Base4K => '4',
-        Backing::Huge2M => '2',
-        Backing::Giant1G => '1',
-    }
-}
-
-/// KVM maps nothing larger than its backing, nor in a size that its totals do not have.
-const fn mapped_as(backing: Backing, totals: MappingStats) -> Backing {
-    match backing {
-        Backing::Giant1G if totals.pages_1g > 0 => Backing::Giant1G,
-        Backing::Giant1G | Backing::Huge2M if totals.pages_2m > 0 => Backing::Huge2M,
-        Backing::Giant1G | Backing::Huge2M => Backing::Base4K,
-        smaller => smaller,
-    }
 }
 
 /// Memory of its process that is merged with equal memory, in bytes; `None` where the kernel does not tell.
@@ -365,6 +354,7 @@ mod tests {
             left_alone: None,
             keeps_holes: Some(KeptHoles::GivenBack),
             notes: Vec::new(),
+            at: UNIX_EPOCH,
         }
     }
 
@@ -458,6 +448,13 @@ mod tests {
             (unknown.backing.as_str(), unknown.second_level.as_str(), unknown.heat.as_str()),
             ("244.", "????", "????")
         );
+        assert_eq!((unknown.state.as_str(), unknown.why.as_str()), ("lahe", "-DCB"));
+        let notes = survey().windows().notes;
+        assert!(
+            notes.iter().any(|note| note.starts_with("second level: KVM's mapping sizes are not known")),
+            "{notes:?}"
+        );
+        assert!(notes.iter().any(|note| note.ends_with("run `wideleaf attach`")), "{notes:?}");
         assert_eq!(first(&with(1)).second_level, "244.");
         assert_eq!(first(&with(0)).second_level, "444.");
         assert_eq!(survey().windows().ranges[1].gpa, 8 << 20);

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`client`] | sends one request to the daemon |
 //! | [`peer`], [`server`], [`socket_file`] | for servers: the peer, lines from many clients, the socket's file |
+//! | [`map`] | the windows of a VM, one by one |
 //! | [`protocol`] | requests, replies, their version |
 //! | [`vm`] | protocol of the control socket of one VM |
 //! | [`view`] | description of a VM, with a daemon or without one |
@@ -17,6 +18,7 @@
 //! The README has an example of every message.
 
 pub mod client;
+pub mod map;
 pub mod peer;
 pub mod protocol;
 pub mod server;

@@ -86,11 +86,17 @@ pub enum Request {
     Register {
         /// Full description of the VM.
         vm: Box<VmView>,
+        /// Its windows, as its own manager knows them.
+        #[serde(flatten)]
+        live: LiveReport,
     },
     /// Current state of a registered VM. Answer: [`Answer::Limits`], which hold until the next status.
     Status {
         /// Full description of the VM.
         vm: Box<VmView>,
+        /// Its windows, as its own manager knows them.
+        #[serde(flatten)]
+        live: LiveReport,
     },
     /// A libvirt domain is about to start and wants room in the pool. Answer: [`Answer::Done`], or why there
     /// is no room.
@@ -130,6 +136,18 @@ pub enum Request {
         /// UUID of the domain.
         uuid: String,
     },
+}
+
+/// Windows of a registered VM, as its own manager knows them. Both are left out by runs of earlier releases.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LiveReport {
+    /// Reasons why windows are not huge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Box<Explanation>>,
+    /// All windows, where the latest [`Limits::wants_windows`] asked for them. A map without ranges, with a note, where
+    /// it is too long for a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Box<WindowMap>>,
 }
 
 /// Memory of a domain outside the pools, and how much of it has to become large pages.
@@ -266,4 +284,11 @@ pub struct Limits {
     /// Policy that an operator has set since the last status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    /// Whether the next statuses should have the VM's windows: a client looks at them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wants_windows: bool,
+}
+
+const fn is_false(value: &bool) -> bool {
+    !*value
 }

@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::map::{MapReason, WindowMap, WindowRange, WindowState};
+
 /// Memory in bytes, as a number in JSON.
 pub type ByteCount = u64;
 
@@ -447,29 +449,6 @@ pub struct Reason {
     pub windows: u64,
     /// For people: its meaning, and what would change it.
     pub text: String,
-}
-
-/// Backing of every window of a VM, in the order of guest-physical addresses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowMap {
-    /// Name of the VM.
-    pub name: String,
-    /// Ranges of its windows.
-    pub ranges: Vec<WindowRange>,
-}
-
-/// Adjacent windows in one range.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowRange {
-    /// First guest-physical address.
-    pub gpa: u64,
-    /// A character a window: `.` nothing, `4` base pages, `2` a huge page, `1` part of a giant page.
-    pub backing: String,
-    /// A character a window: the size that KVM should map, `?` where unknown. It is the smaller of the host's page
-    /// and what a hold or the VM's totals allow.
-    pub second_level: String,
-    /// A character a window: `0` (cold) to `9` (hot), `?` without a sensor.
-    pub heat: String,
 }
 
 #[cfg(test)]

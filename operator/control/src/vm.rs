@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
-//!                    statistics | set-policy | balloon    ◀── Reply<VmAnswer> ──
+//!                    statistics | windows | explain |     ◀── Reply<VmAnswer> ──
+//!                    set-policy | balloon
 //! ```
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Envelope;
-use crate::view::{ByteCount, VmView};
+use crate::view::{ByteCount, Explanation, VmView, WindowMap};
 
 pub use crate::vm_client::{VmClientError, ask};
 
@@ -49,6 +50,12 @@ pub enum VmRequest {
     /// Asks what backs its memory, what its manager has done and what its devices count. Answer:
     /// [`VmAnswer::Statistics`].
     Statistics,
+    /// Asks for what backs and maps every window, and its state. Answer: [`VmAnswer::Windows`]. Only where
+    /// [`VmHello::capabilities`] has `windows`.
+    Windows,
+    /// Asks why windows are not huge. Answer: [`VmAnswer::Explanation`]. Only where [`VmHello::capabilities`] has
+    /// `explain`.
+    Explain,
     /// Sets the policy, in the form of `--policy`, or `off`. Answer: [`VmAnswer::Status`], when it has taken over.
     SetPolicy {
         /// Policy to set.
@@ -82,6 +89,10 @@ pub enum VmAnswer {
     Status(VmStatus),
     /// Reply to [`VmRequest::Statistics`].
     Statistics(Box<VmStatistics>),
+    /// Reply to [`VmRequest::Windows`].
+    Windows(Box<WindowMap>),
+    /// Reply to [`VmRequest::Explain`].
+    Explanation(Box<Explanation>),
     /// Reply to a request to one device, with its state afterwards.
     Device(DeviceView),
 }

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
 
 use crate::config::{Config, ConfigError};
-use crate::guests::{Care, Guests, ProcessId};
+use crate::guests::{Care, Guests, ProcessId, WindowCounts};
 use crate::host_memory::HostMemoryWatch;
 use crate::metrics::{Scrape, ScrapedVm};
 use crate::pool_reservations::{Pools, Room};
@@ -30,6 +30,7 @@ use crate::usage;
 
 mod lifecycle;
 mod metadata;
+mod reported;
 mod requests;
 mod reservations;
 mod shares;
@@ -78,6 +79,8 @@ pub struct Engine {
     /// last ones computed.
     sharing: Mutex<()>,
     looks: Arc<Surveys>,
+    /// A registered VM has reported; waited for with the table.
+    reported: Condvar,
     starting: Starting,
 }
 
@@ -165,6 +168,7 @@ impl Engine {
             changing_pools: Mutex::new(()),
             sharing: Mutex::new(()),
             looks,
+            reported: Condvar::new(),
             starting: Starting::default(),
         }
     }
@@ -207,8 +211,8 @@ impl Engine {
         let cares: Vec<(ProcessId, SharedCare)> =
             self.table().vms.iter().filter_map(|(process, vm)| Some((*process, vm.care()?))).collect();
         for (process, care) in cares {
-            match told_if_free(&care, |care| (!care.has_ended()).then(|| care.view())) {
-                Some(Some(view)) => self.see(process, view),
+            match told_if_free(&care, |care| (!care.has_ended()).then(|| (care.view(), care.counts()))) {
+                Some(Some((view, counts))) => self.see(process, view, counts),
                 Some(None) => self.bury(process),
                 None => {}
             }
@@ -222,9 +226,10 @@ impl Engine {
         }
     }
 
-    fn see(&self, process: ProcessId, view: VmView) {
+    fn see(&self, process: ProcessId, view: VmView, counts: WindowCounts) {
         if let Some(vm) = self.table().vms.get_mut(&process) {
             vm.see(view);
+            vm.counts = counts;
             vm.count_activity();
         }
     }
@@ -331,6 +336,7 @@ impl Engine {
         let scraped = |vm: &Vm| ScrapedVm {
             view: vm.view(),
             counted: vm.counted(),
+            windows: vm.windows_by_reason(),
             is_guarantee_met: !vm.is_guarantee_missed(),
             is_guarantee_pursued: vm.is_pursued(),
         };

@@ -1,8 +1,10 @@
 //! The daemon's interface to external guests: finding them and managing them. `wideleaf_attach` implements it;
 //! tests have a [`fake`].
 
+use std::collections::BTreeMap;
+
 use wideleaf_control::protocol::Target;
-use wideleaf_control::view::{Explanation, VmView, Vmm, WindowMap};
+use wideleaf_control::view::{Explanation, Reason, VmView, Vmm, WindowMap};
 use wideleaf_memory::deadline::ProcessKey;
 use wideleaf_policies::BudgetLimits;
 
@@ -55,6 +57,25 @@ impl Found {
     }
 }
 
+/// Windows of a guest, counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WindowCounts {
+    /// Number of windows in large pages; `None` where windows cannot be seen.
+    pub large: Option<u64>,
+    /// Number of the others, by name of the reason.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl From<&Explanation> for WindowCounts {
+    fn from(explanation: &Explanation) -> WindowCounts {
+        let mut reasons = BTreeMap::new();
+        for Reason { name, windows, .. } in &explanation.reasons {
+            *reasons.entry(name.clone()).or_default() += windows;
+        }
+        WindowCounts { large: explanation.huge, reasons }
+    }
+}
+
 /// The guests of a host.
 pub trait Guests: Send + Sync {
     /// All running guests, those of `wideleaf run` included.
@@ -104,6 +125,9 @@ pub trait Care: Send {
 
     /// Backing of every window.
     fn windows(&mut self) -> WindowMap;
+
+    /// Number of windows in large pages, and of the others by name of the reason.
+    fn counts(&mut self) -> WindowCounts;
 
     /// Sets the policy. Whether shared memory may be collapsed, and the monitor, stay as they were.
     ///

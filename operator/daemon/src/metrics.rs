@@ -7,6 +7,7 @@
 //! Counters and histograms begin at zero with each daemon, as Prometheus expects of a process that starts anew
 //! ([`ScrapedVm::counted`]). `wideleaf info` has the totals over all daemons.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
@@ -44,11 +45,19 @@ pub struct ScrapedVm {
     pub view: VmView,
     /// Counters since this daemon, or the VM's own process, took it. A row of these never drops except to zero.
     pub counted: Option<WorkView>,
+    /// Its windows by the reason why they are not large, and [`LARGE`].
+    pub windows: BTreeMap<String, u64>,
     /// Whether it meets its guarantee, or has at least not been reported as missing it.
     pub is_guarantee_met: bool,
     /// Whether it is promoted at once until it meets its guarantee.
     pub is_guarantee_pursued: bool,
 }
+
+/// Label of windows in large pages, beside the reasons of the others.
+pub const LARGE: &str = "large";
+
+/// Upper bound on the reasons of a VM: a run reports its own, and each is a series. There are fewer in this release.
+const REASONS_MAX: usize = 64;
 
 /// One family of metrics.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +119,10 @@ pub const FAMILIES: &[Family] = &[
     }),
     gauge("wideleaf_vm_coverage_ratio", "Share of resident guest memory in pages of 2 MiB or more", |scrape| {
         each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
+    }),
+    gauge("wideleaf_vm_windows", "Windows of 2 MiB by the reason why they are not large, and large ones", |scrape| {
+        let row = |(reason, windows): (&String, &u64)| (vec![("reason", reason.clone())], *windows as f64);
+        each(scrape, |vm| vm.windows.iter().take(REASONS_MAX).map(row).collect())
     }),
     gauge(
         "wideleaf_vm_misaligned_bytes",

@@ -129,13 +129,19 @@ pub fn explanation() -> Explanation {
 /// 128 windows: 64 huge, the first 4 of them mapped in base pages; 32 base; 32 unbacked. Then 4 of a
 /// giant page, far above.
 pub fn windows() -> WindowMap {
-    let range =
-        |gpa, backing: String, second_level: String, heat: String| WindowRange { gpa, backing, second_level, heat };
+    let range = |gpa, backing: String, second_level: String, heat: String| WindowRange {
+        gpa,
+        backing,
+        second_level,
+        heat,
+        ..WindowRange::default()
+    };
     let low = [("2", 64), ("4", 32), (".", 32)].map(|(window, times)| window.repeat(times)).concat();
     let mapped = format!("4444{}", &low[4..]);
     let heat = ["9", "5", "0", "?"].map(|heat| heat.repeat(32)).concat();
     WindowMap {
         name: "web".into(),
         ranges: vec![range(0, low, mapped, heat), range(4 << 30, "1111".into(), "1111".into(), "????".into())],
+        ..WindowMap::default()
     }
 }

@@ -1,8 +1,9 @@
 //! Answers to requests, and the permissions that they need.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use wideleaf_control::protocol::{Answer, Limits, Reply, Request, Settings, Target};
+use wideleaf_control::protocol::{Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
 use super::vm::{self, Hands, Vm};
@@ -111,8 +112,8 @@ impl Engine {
             }
             Request::Detach { vm } => self.detach(&vm),
             Request::Reload => self.reload().map(|()| Answer::Done).map_err(|error| error.to_string()),
-            Request::Register { vm } => self.register(connection, peer, *vm).map(Answer::Limits),
-            Request::Status { vm } => self.status(connection, *vm).map(Answer::Limits),
+            Request::Register { vm, live } => self.register(connection, peer, *vm, live).map(Answer::Limits),
+            Request::Status { vm, live } => self.status(connection, *vm, live).map(Answer::Limits),
             // libvirt does not show a hook's output, unless the hook fails.
             Request::Prepare { domain, uuid, pages, ordinary } => {
                 self.prepare(domain, uuid, pages, ordinary).inspect_err(|why| tracing::warn!("{why}"))
@@ -202,14 +203,25 @@ impl Engine {
 
     fn explain(&self, name: &str) -> Result<Explanation, String> {
         match self.meant(name)? {
-            Meant::Managed(process) => self.ask(process, |care| care.explain(), |guests, found| guests.explain(found)),
+            Meant::Managed(process) => match self.explanation_of_run(process) {
+                Some(explanation) => Ok(explanation),
+                None => self.ask(process, |care| care.explain(), |guests, found| guests.explain(found)),
+            },
             Meant::Other(found) => self.look_at(&found, |guests, found| guests.explain(found)),
         }
     }
 
     fn windows(&self, name: &str) -> Result<WindowMap, String> {
         match self.meant(name)? {
-            Meant::Managed(process) => self.ask(process, |care| care.windows(), |guests, found| guests.windows(found)),
+            Meant::Managed(process) => {
+                let why = match self.windows_of_run(process) {
+                    Some(Ok(map)) => return Ok(map),
+                    Some(Err(why)) => Some(why),
+                    None => None,
+                };
+                let map = self.ask(process, |care| care.windows(), |guests, found| guests.windows(found));
+                map.map(|map| WindowMap { notes: why.into_iter().chain(map.notes).collect(), ..map })
+            }
             Meant::Other(found) => self.look_at(&found, |guests, found| guests.windows(found)),
         }
     }
@@ -333,7 +345,7 @@ impl Engine {
         Ok(Answer::Done)
     }
 
-    fn register(&self, connection: ConnectionId, peer: Peer, view: VmView) -> Result<Limits, String> {
+    fn register(&self, connection: ConnectionId, peer: Peer, view: VmView, live: LiveReport) -> Result<Limits, String> {
         if view.pid != peer.pid {
             return Err(format!("process {} cannot register a VM of process {}", peer.pid, view.pid));
         }
@@ -357,14 +369,15 @@ impl Engine {
             let wanted = table.config.wanted(&found.believed_name(), &Settings::default())?;
             tracing::info!("{} (pid {}) has registered", found.name, process.pid);
             let hands = Hands::Registered(connection);
-            let vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
+            let mut vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
+            vm.windows.take(live, Instant::now());
             table.vms.insert(process, vm);
         }
         self.share_out();
         self.limits_of(connection)
     }
 
-    fn status(&self, connection: ConnectionId, view: VmView) -> Result<Limits, String> {
+    fn status(&self, connection: ConnectionId, view: VmView, live: LiveReport) -> Result<Limits, String> {
         {
             let mut table = self.table();
             let vm = table.vms.values_mut().find(|vm| is_of(vm, connection)).ok_or("register first")?;
@@ -374,7 +387,9 @@ impl Engine {
             vm.see(view);
             vm.count_activity();
             vm.keep_own_policy();
+            vm.windows.take(live, Instant::now());
         }
+        self.reported.notify_all();
         self.limits_of(connection)
     }
 

@@ -19,6 +19,7 @@ use wideleaf_control::view::{Care, Guarantee, SavedView, VmView};
 use wideleaf_memory::deadline::Questions;
 use wideleaf_memory::panicked::caught;
 
+use super::reported::MAP_WITHIN;
 use crate::guests::{Found, Guests, ProcessId};
 
 /// Shortest time between two surveys of an unmanaged guest, however often clients ask.
@@ -42,7 +43,7 @@ const SLOW: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 const _: () = assert!(
-    FIRST_FIND_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
+    FIRST_FIND_WITHIN.as_millis() + MAP_WITHIN.as_millis() + PATIENCE.as_millis() < QUESTION_TIMEOUT.as_millis(),
     "the client still waits for the reason why there is no answer"
 );
 

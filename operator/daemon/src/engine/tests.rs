@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
-use wideleaf_control::protocol::{Answer, Limits, OrdinaryMemory, PoolRequest, Reply, Request, SettingName, Target};
-use wideleaf_control::view::{Care as CareView, Guarantee, Vmm, WorkView};
+use wideleaf_control::protocol::{
+    Answer, Limits, LiveReport, OrdinaryMemory, PoolRequest, Reply, Request, SettingName, Target,
+};
+use wideleaf_control::view::{Care as CareView, Explanation, Guarantee, Reason, Vmm, WindowMap, WindowRange, WorkView};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;
@@ -575,7 +577,7 @@ fn a_long_request_to_one_guest_delays_neither_the_tick_nor_a_registration() {
         }
         bench.available.store(mib(1).get(), Ordering::Relaxed);
         bench.tick_at(1);
-        bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+        bench.ask(Request::Register { vm: own_view(1), live: LiveReport::default() }).expect("it registers");
         let copied: Vec<u64> = bench.engine.views().iter().flat_map(|vm| &vm.work).map(|work| work.copied).collect();
         assert_eq!(copied, [0, mib(6).get()], "web has its earlier view");
         assert_eq!([10, 11].map(|pid| bench.guests.guest(pid).may_grow), [true, false]);

@@ -1,6 +1,7 @@
 //! One VM in the daemon's table.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
 use wideleaf_control::protocol::{Limits, SettingName, Settings};
@@ -8,8 +9,12 @@ use wideleaf_control::view::{Care, VmView, WorkView, policy_name};
 use wideleaf_policies::{BudgetLimits, Bytes};
 
 use super::SharedCare;
+use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
+use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
 use crate::guests::Found;
+use crate::guests::{Found, WindowCounts};
+use crate::metrics::LARGE;
 use crate::persistent_counters;
 use crate::server::ConnectionId;
 use crate::share::Claim;
@@ -44,6 +49,10 @@ pub(super) struct Vm {
     before: WorkView,
     /// Its latest view.
     seen: VmView,
+    /// Its windows, counted at the last tick, if this daemon has its manager.
+    pub(super) counts: WindowCounts,
+    /// Its windows according to its own process, if that manages it.
+    pub(super) windows: ReportedWindows,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -77,6 +86,8 @@ impl Vm {
             before,
             activity: activity(&seen),
             seen,
+            counts: WindowCounts::default(),
+            windows: ReportedWindows::default(),
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }
@@ -224,6 +235,13 @@ impl Vm {
         view
     }
 
+    /// Its windows by reason, and the large ones.
+    pub(super) fn windows_by_reason(&self) -> BTreeMap<String, u64> {
+        let reported = self.windows.explanation().map(WindowCounts::from);
+        let WindowCounts { large, reasons } = reported.unwrap_or_else(|| self.counts.clone());
+        reasons.into_iter().chain(large.map(|windows| (LARGE.to_owned(), windows))).collect()
+    }
+
     /// Counters since this daemon took it. Scraped counters begin at zero with each daemon. The saved totals of a
     /// killed one are some seconds old, and a counter that drops a little and rises again looks to Prometheus as if
     /// all of it had come again.
@@ -258,7 +276,8 @@ impl Vm {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
-        Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy }
+        let wants_windows = self.windows.are_wanted(Instant::now());
+        Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy, wants_windows }
     }
 }
 

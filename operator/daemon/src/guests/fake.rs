@@ -9,7 +9,7 @@ use wideleaf_control::protocol::Target;
 use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
 use wideleaf_policies::BudgetLimits;
 
-use super::{Care, Found, Guests, ProcessId};
+use super::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::config::{PolicySetting, Wanted};
 
 /// One guest, and the calls that it received.
@@ -89,8 +89,9 @@ impl FakeGuest {
         let of = |character: &str, bytes: u64| character.repeat((bytes >> 21) as usize);
         let backing = of("2", self.backing.huge_2m) + &of("4", self.backing.base_4k);
         let unknown = "?".repeat(backing.len());
-        let range = WindowRange { gpa: 0, backing, second_level: unknown.clone(), heat: unknown };
-        WindowMap { name: self.found.name, ranges: vec![range] }
+        let range =
+            WindowRange { gpa: 0, backing, second_level: unknown.clone(), heat: unknown, ..WindowRange::default() };
+        WindowMap { name: self.found.name, ranges: vec![range], ..WindowMap::default() }
     }
 }
 
@@ -245,6 +246,10 @@ impl Care for FakeCare {
 
     fn windows(&mut self) -> WindowMap {
         self.guests.guest(self.pid).windows()
+    }
+
+    fn counts(&mut self) -> WindowCounts {
+        WindowCounts::from(&self.guests.guest(self.pid).explanation())
     }
 
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {

@@ -12,7 +12,7 @@ use wideleaf_memory::sensors::damon;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_policies::{BudgetLimits, PolicyChoice};
 
-use super::{Care, Found, Guests, ProcessId};
+use super::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::config::{PolicySetting, Wanted};
 
 /// The guests that run on this machine.
@@ -124,6 +124,10 @@ impl Care for RealCare {
 
     fn windows(&mut self) -> WindowMap {
         self.attached.windows()
+    }
+
+    fn counts(&mut self) -> WindowCounts {
+        WindowCounts::from(&self.attached.explain())
     }
 
     /// A manager with an unchanged policy continues: a new one would have to learn again what is hot.

@@ -62,7 +62,8 @@ fn vm(pid: u32) -> VmView {
 
 fn scraped(pid: u32, is_guarantee_met: bool) -> ScrapedVm {
     let view = vm(pid);
-    ScrapedVm { counted: view.work.clone(), view, is_guarantee_met, is_guarantee_pursued: !is_guarantee_met }
+    let windows = BTreeMap::from([("large".to_owned(), 3), ("holes".to_owned(), 2)]);
+    ScrapedVm { counted: view.work.clone(), view, windows, is_guarantee_met, is_guarantee_pursued: !is_guarantee_met }
 }
 
 fn scrape() -> Scrape {
@@ -145,6 +146,8 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_backing_bytes", "size=\"2m\""), 12_288.0);
     assert_eq!(of_10("wideleaf_vm_second_level_bytes", "size=\"1g\""), 3.0 * 1024.0 * 1024.0 * 1024.0);
     assert_eq!(of_10("wideleaf_vm_page_tables_bytes", ""), 40_960.0);
+    assert_eq!(of_10("wideleaf_vm_windows", "reason=\"large\""), 3.0);
+    assert_eq!(of_10("wideleaf_vm_windows", "reason=\"holes\""), 2.0);
     assert_eq!(value(&text, "wideleaf_host_second_level_tables_bytes", &[]), 65_536.0);
     assert_eq!(of_10("wideleaf_vm_coverage_ratio", ""), 0.75);
     assert_eq!(of_10("wideleaf_vm_actions_total", "mechanism=\"collapse\",outcome=\"done\""), 12.0);

@@ -6,10 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::place::{Daemon, Place, eventually};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use wideleaf_control::client::ask;
-use wideleaf_control::protocol::{Request, Settings, Target};
-use wideleaf_control::view::{VmView, Vmm, WorkView};
+use wideleaf_control::map::letters;
+use wideleaf_control::protocol::{Answer, Request, Settings, Target};
+use wideleaf_control::view::{VmView, Vmm, WindowMap, WorkView};
 use wideleaf_policies::units::mib;
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::programs::built;
@@ -79,6 +81,45 @@ fn a_run_is_listed_kept_within_the_budget_and_back_after_the_daemon_was_killed()
     assert!(work(&daemon).copied >= mib(32).get(), "its counters are its own process's");
     drop(run);
     eventually("it is forgotten", || only(&daemon).is_none());
+}
+
+/// Also without a control socket of its own, and in its sandbox.
+#[test]
+fn the_windows_of_a_run_are_shown_as_its_own_manager_knows_them_and_from_outside_while_it_hangs() {
+    if !has_kvm() {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.start();
+    let socket = format!("--daemon={}", place.socket().display());
+    let run = Run::start(program(), &[&socket]);
+    eventually("it has registered", || only(&daemon).is_some());
+    let name = || run.0.id().to_string();
+    let windows = || match daemon.ask(Request::Windows { vm: name() }) {
+        Answer::Windows(map) => map,
+        other => panic!("{other:?}"),
+    };
+    let is_from_outside = |map: &WindowMap| map.notes.iter().any(|note| note.contains("only a manager measures them"));
+    // Its manager begins after the delay of its policy.
+    eventually("its manager has told", || !is_from_outside(&windows()));
+    let large = |map: &WindowMap| map.ranges.iter().map(|range| range.backing.matches('2').count()).sum::<usize>();
+    eventually("its memory is large", || large(&windows()) >= 16);
+    let map = windows();
+    assert_eq!(map.windows(), 64);
+    let states: String = map.ranges.iter().flat_map(|range| letters(&range.state, range.windows())).collect();
+    assert!(states.contains('l') && states.contains('e') && !states.contains('?'), "{map:?}");
+    assert!(map.notes.iter().any(|note| note.starts_with("second level: ")), "{:?}", map.notes);
+    let Answer::Explanation(explanation) = daemon.ask(Request::Explain { vm: name() }) else { panic!("no answer") };
+    let of_reasons = explanation.reasons.iter().map(|reason| reason.windows).sum::<u64>();
+    assert_eq!((explanation.windows, explanation.huge.unwrap() + of_reasons), (Some(64), 64), "{explanation:?}");
+    assert!(explanation.reasons.iter().all(|reason| reason.name != "manages_itself"), "{explanation:?}");
+
+    let pid = Pid::from_raw(run.0.id() as i32);
+    kill(pid, Signal::SIGSTOP).unwrap();
+    eventually("it is read from outside", || is_from_outside(&windows()));
+    assert_eq!(windows().windows(), 64);
+    kill(pid, Signal::SIGCONT).unwrap();
+    eventually("its own manager tells again", || !is_from_outside(&windows()));
 }
 
 #[test]

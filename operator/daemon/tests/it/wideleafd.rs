@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use wideleaf_control::client::ask;
-use wideleaf_control::protocol::{Envelope, PoolRequest, Request, Settings, Target};
+use wideleaf_control::protocol::{Envelope, LiveReport, PoolRequest, Request, Settings, Target};
 use wideleaf_control::view::VmView;
 use wideleaf_policies::units::mib;
 use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
@@ -226,7 +226,9 @@ fn a_registered_vm_is_listed_as_long_as_its_connection() {
     let place = Place::new();
     let daemon = place.start();
     let stream = UnixStream::connect(place.socket()).unwrap();
-    let line = serde_json::to_string(&Envelope::from(Request::Register { vm: own_vm() })).unwrap() + "\n";
+    let line = serde_json::to_string(&Envelope::from(Request::Register { vm: own_vm(), live: LiveReport::default() }))
+        .unwrap()
+        + "\n";
     (&stream).write_all(line.as_bytes()).unwrap();
     let mut reply = String::new();
     BufReader::new(&stream).read_line(&mut reply).unwrap();

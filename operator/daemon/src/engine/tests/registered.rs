@@ -7,22 +7,30 @@ fn limits(answer: Result<Answer, String>) -> Limits {
     limits
 }
 
+fn register(pid: u32) -> Request {
+    Request::Register { vm: own_view(pid), live: LiveReport::default() }
+}
+
+fn status_of(vm: Box<VmView>) -> Request {
+    Request::Status { vm, live: LiveReport::default() }
+}
+
 #[test]
 fn a_registered_vm_is_listed_limited_and_forgotten_with_its_connection() {
     let bench = Bench::new("[budget]\ncopy_per_second = \"1600M\"");
-    let first = limits(bench.ask(Request::Register { vm: own_view(1) }));
+    let first = limits(bench.ask(register(1)));
     assert_eq!((first.copy_per_second, first.policy), (mib(1600).get(), None));
     bench.guests.start_domain(10, "web");
     bench.attach(10).expect("it runs");
     assert_eq!(bench.managed(), ["ours", "web"]);
-    let second = limits(bench.ask(Request::Status { vm: own_view(1) }));
+    let second = limits(bench.ask(status_of(own_view(1))));
     assert_eq!(second.copy_per_second, mib(800).get());
     bench.set("ours", "greedy").expect("it is managed");
-    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).policy.as_deref(), Some("greedy"));
+    assert_eq!(limits(bench.ask(status_of(own_view(1)))).policy.as_deref(), Some("greedy"));
     assert!(bench.ask(Request::Detach { vm: "ours".into() }).expect_err("it is its own").contains("policy=off"));
     bench.service.closed(HERE);
     assert_eq!(bench.managed(), ["web"]);
-    assert_eq!(bench.ask(Request::Status { vm: own_view(1) }), Err("register first".into()));
+    assert_eq!(bench.ask(status_of(own_view(1))), Err("register first".into()));
 }
 
 #[test]
@@ -32,9 +40,9 @@ fn the_guarantee_of_a_registered_vm_is_pursued_and_its_policy_comes_back() {
         let mut view = own_view(1);
         view.policy = Some(policy.into());
         view.backing.as_mut().expect("it is known").base_4k = base_4k;
-        limits(bench.ask(Request::Status { vm: view })).policy
+        limits(bench.ask(status_of(view))).policy
     };
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.ask(register(1)).expect("it registers");
     assert_eq!(status("auto:weight=2", mib(2).get()), None);
     bench.tick_at(1);
     bench.tick_at(4);
@@ -57,19 +65,19 @@ fn the_guarantee_of_a_registered_vm_is_pursued_and_its_policy_comes_back() {
 #[test]
 fn a_registered_vm_copies_nothing_while_the_host_is_short() {
     let bench = Bench::new("");
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.ask(register(1)).expect("it registers");
     bench.available.store(0, Ordering::Relaxed);
     bench.tick_at(1);
-    assert_eq!(limits(bench.ask(Request::Status { vm: own_view(1) })).copy_per_second, 0);
+    assert_eq!(limits(bench.ask(status_of(own_view(1)))).copy_per_second, 0);
 }
 
 #[test]
 fn a_process_cannot_register_the_vm_of_another() {
     let bench = Bench::new("");
-    let error = bench.ask(Request::Register { vm: own_view(77) }).expect_err("we are process 1 here");
+    let error = bench.ask(register(77)).expect_err("we are process 1 here");
     assert_eq!(error, "process 1 cannot register a VM of process 77");
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
-    assert!(bench.ask(Request::Register { vm: own_view(1) }).expect_err("twice").contains("managed already"));
+    bench.ask(register(1)).expect("it registers");
+    assert!(bench.ask(register(1)).expect_err("twice").contains("managed already"));
 }
 
 #[test]
@@ -80,11 +88,87 @@ fn a_registered_vm_with_the_name_of_a_domain_does_not_get_the_rules_of_the_domai
     };
     let rules = "[[vm]]\nname = \"ours\"\nweight = 7";
     let bench = Bench::new(rules);
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.ask(register(1)).expect("it registers");
     assert_eq!(weight(&bench), Some(7), "no domain has that name");
     let bench = Bench::new(rules);
     bench.guests.start_domain(10, "ours");
     bench.ask(started(10, "ours", None)).expect("it runs");
-    bench.ask(Request::Register { vm: own_view(1) }).expect("it registers");
+    bench.ask(register(1)).expect("it registers");
     assert_eq!(weight(&bench), Some(1));
+}
+
+fn explained(name: &str) -> LiveReport {
+    LiveReport {
+        explanation: Some(Box::new(Explanation { name: name.into(), windows: Some(9), ..Explanation::default() })),
+        windows: None,
+    }
+}
+
+fn with_map(ranges: Vec<WindowRange>, notes: Vec<String>) -> LiveReport {
+    let map = WindowMap { name: "of itself".into(), ranges, notes, ..WindowMap::default() };
+    LiveReport { windows: Some(Box::new(map)), ..explained("of itself") }
+}
+
+fn windows(bench: &Bench) -> WindowMap {
+    match bench.ask(Request::Windows { vm: "ours".into() }) {
+        Ok(Answer::Windows(map)) => map,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A registered run that a client asks for its windows. It sends statuses with `report` where they are wanted.
+fn windows_of_run(report: &LiveReport) -> WindowMap {
+    let bench = Bench::new("");
+    bench.guests.start(1, "ours");
+    bench.ask(Request::Register { vm: own_view(1), live: explained("ours") }).expect("it registers");
+    let send = |live| limits(bench.ask(Request::Status { vm: own_view(1), live })).wants_windows;
+    assert!(!send(explained("ours")), "no client looks yet");
+    thread::scope(|scope| {
+        let client = scope.spawn(|| windows(&bench));
+        while !client.is_finished() {
+            if send(explained("ours")) {
+                send(report.clone());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        client.join().expect("it does not panic")
+    })
+}
+
+#[test]
+fn the_windows_of_a_registered_vm_are_those_that_its_own_manager_reports() {
+    let range =
+        WindowRange { backing: "2424".into(), heat: "9??0".into(), state: "lrlw".into(), ..WindowRange::default() };
+    let map = windows_of_run(&with_map(vec![range.clone()], vec!["of the run".into()]));
+    assert_eq!((map.name.as_str(), map.ranges, map.notes), ("ours", vec![range], vec!["of the run".to_owned()]));
+}
+
+#[test]
+fn a_map_that_does_not_come_or_is_too_long_is_replaced_by_a_look_from_outside_with_the_reason() {
+    let from_outside = |map: &WindowMap| map.ranges[0].backing == "24";
+    let too_long = windows_of_run(&with_map(Vec::new(), vec!["too long".into()]));
+    assert!(from_outside(&too_long) && too_long.notes == ["too long"], "{too_long:?}");
+    let silent = windows_of_run(&explained("ours"));
+    assert!(from_outside(&silent) && silent.notes[0].contains("did not come in time"), "{silent:?}");
+}
+
+#[test]
+fn a_registered_vm_is_explained_by_its_own_manager_and_a_run_of_an_earlier_release_from_outside() {
+    let bench = Bench::new("");
+    bench.guests.start(1, "ours");
+    let explained_windows = || match bench.ask(Request::Explain { vm: "ours".into() }) {
+        Ok(Answer::Explanation(explanation)) => (explanation.name, explanation.windows),
+        other => panic!("{other:?}"),
+    };
+    bench.ask(register(1)).expect("it registers");
+    assert_eq!(explained_windows(), ("ours".into(), Some(2)));
+    assert!(windows(&bench).notes[0].contains("does not report its windows"));
+    bench.ask(Request::Status { vm: own_view(1), live: explained("of itself") }).expect("it is registered");
+    assert_eq!(explained_windows(), ("ours".into(), Some(9)));
+    let reasons = ["holes", "busy", "holes"].map(|name| Reason { name: name.into(), windows: 2, text: String::new() });
+    let counted = Explanation { huge: Some(3), reasons: reasons.to_vec(), ..Explanation::default() };
+    let live = LiveReport { explanation: Some(Box::new(counted)), windows: None };
+    bench.ask(Request::Status { vm: own_view(1), live }).expect("it is registered");
+    let expected = [("busy", 2), ("holes", 4), ("large", 3)].map(|(name, windows)| (name.to_owned(), windows));
+    assert_eq!(bench.engine.scrape().vms[0].windows, BTreeMap::from(expected));
 }
