@@ -111,13 +111,17 @@ const fn situation(name: &'static str, event: Event, is_in_pieces: bool, guests:
 }
 
 /// Length of the timed part in seconds of the guest's clock.
-const TIMED_S: u64 = 8;
+const TIMED_S: u64 = 7;
+/// The same for ten guests: the first works until the last has worked for some seconds, each of which starts in 0.7 s.
+const TIMED_OF_TEN_S: u64 = 14;
 /// The same with `--long`: khugepaged at its defaults takes 10 s for each 16 MiB.
 const TIMED_LONG_S: u64 = 150;
 /// Time of a run beyond the timed part, guessed: start, event, and the guest's check of its memory.
-const BESIDE_TIMED_S: f64 = 3.5;
+const BESIDE_TIMED_S: f64 = 4.0;
+/// The same for ten guests.
+const BESIDE_TIMED_OF_TEN_S: f64 = 12.0;
 /// Share of a run in the time that breaking up memory takes in each round, guessed, in seconds.
-const BREAKING_S: f64 = 5.0;
+const BREAKING_S: f64 = 8.0;
 
 /// RAM of a lone guest in MiB: a table of 128 MiB, 16 MiB of which one page in each window is used, and the image.
 const LONE_MIB: u64 = 192;
@@ -179,8 +183,16 @@ impl Situation {
         copies * u64::from(self.guests) * self.guest(TIMED_S).memory_mib
     }
 
+    fn timed_s(&self, host: &HostFacts) -> u64 {
+        match self.guests {
+            _ if host.wants_long_runs => TIMED_LONG_S,
+            1 => TIMED_S,
+            _ => TIMED_OF_TEN_S,
+        }
+    }
+
     fn guest(&self, seconds: u64) -> Guest {
-        // A line on the console takes the guest several ms, which every exit of QEMU's serial port adds up to.
+        // A line on the console takes the guest some ms: each character is an exit to QEMU.
         let line = |table: &str| format!("{table} seconds={seconds} progress_ms=250");
         match self.guests {
             1 => Guest::new("gups", &line("log2_words=24 sparse=16M"), LONE_MIB),
@@ -192,7 +204,7 @@ impl Situation {
         if let Some(why) = self.why_not(way, host) {
             return Cell::Absent(why);
         }
-        let seconds = if host.wants_long_runs { TIMED_LONG_S } else { TIMED_S };
+        let seconds = self.timed_s(host);
         let work = DisturbedGuests {
             guest: self.guest(seconds),
             count: self.guests,
@@ -200,7 +212,8 @@ impl Situation {
             keeper: way.keeper,
             event: self.event,
         };
-        let beside = BESIDE_TIMED_S * f64::from(self.guests).sqrt() + if self.is_in_pieces { BREAKING_S } else { 0.0 };
+        let beside = if self.guests == 1 { BESIDE_TIMED_S } else { BESIDE_TIMED_OF_TEN_S };
+        let beside = beside + if self.is_in_pieces { BREAKING_S } else { 0.0 };
         let job = Job::of(Work::Disturbed(work), seconds as f64 + beside).with_khugepaged(way.khugepaged);
         let job = if self.is_in_pieces { job.with_huge_pages_left(BLOCKS_LEFT) } else { job };
         let pages = if way.ram == QemuRam::Hugetlb { self.memory_mib().div_ceil(2) } else { 0 };
@@ -223,7 +236,11 @@ impl Situation {
                 let is_repeated = way.name == NO_THP && self.event != Event::Start;
                 is(is_repeated || way.name == NO_THP && self.is_in_pieces, "without huge pages, no event takes any")
             })
-            .or_else(|| is(way.name == TUNED && !host.wants_long_runs, "left out for time; `--long` runs it"))
+            .or_else(|| {
+                let is_repeated = is_pool && matches!(self.event, Event::Restore | Event::DirtyLog);
+                let is_long = is_repeated || way.name == TUNED;
+                is(is_long && !host.wants_long_runs, "left out for time; `--long` runs it")
+            })
     }
 }
 
@@ -296,8 +313,9 @@ mod tests {
         assert_eq!(absent(&without_daemon, 0, 0), "");
         assert!(absent(&host(), 4, 2).contains("in pieces"));
         assert!(absent(&host(), 2, 3).contains("without huge pages"));
-        assert!(absent(&host(), 0, 4).contains("--long"));
-        assert_eq!(absent(&HostFacts { wants_long_runs: true, ..host() }, 0, 4), "");
+        assert!(absent(&host(), 0, 4).contains("--long") && absent(&host(), 3, 2).contains("--long"));
+        let long = HostFacts { wants_long_runs: true, ..host() };
+        assert_eq!([absent(&long, 0, 4), absent(&long, 3, 2)], ["", ""]);
         assert_eq!(schedule::turns(&Stock.define(&HostFacts { is_root: false, ..host() })), []);
     }
 

@@ -78,8 +78,8 @@ pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
 #[derive(Debug, Args)]
 pub struct HoldBlocksArgs {
     /// Number of 2 MiB pages that are taken
-    #[arg(long, value_name = "N")]
-    pub huge_pages: usize,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub huge_pages: u32,
 }
 
 /// The hog: takes the pages, and runs until its standard input ends.
@@ -89,7 +89,7 @@ pub struct HoldBlocksArgs {
 pub fn hog(args: &HoldBlocksArgs) -> Result<(), Failure> {
     let cannot = |why: FragmentError| Failure::Host(format!("cannot take {} huge pages: {why}", args.huge_pages));
     let host = LinuxHost::open().map_err(|error| cannot(error.into()))?;
-    let taken = Blocks::take(&host, args.huge_pages).map_err(cannot)?;
+    let taken = Blocks::take(&host, args.huge_pages as usize).map_err(cannot)?;
     guardian::until_input_ends(&format!("{} of {} pages of 2 MiB were huge", taken.huge().count(), args.huge_pages))
 }
 

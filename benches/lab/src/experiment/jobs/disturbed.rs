@@ -8,6 +8,7 @@
 //!
 //! Everything ends with this process: QEMU and wideleafd by the kernel, the hog when its input ends.
 
+use std::fmt::Write as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use wideleaf_experiments::disturbance::{
 };
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
+use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
 
@@ -35,6 +37,8 @@ mod machine;
 mod monitor;
 mod said;
 
+/// Time over which the frequency of the clock is measured, to 0.01 %.
+const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);
 const LOOK_EVERY: Duration = Duration::from_millis(LOOK_EVERY_MS);
 /// Interval at which the consoles are read.
 const PACE: Duration = Duration::from_millis(5);
@@ -54,6 +58,7 @@ const DIRTY_LOG_S: u64 = 1;
 /// Runs the guests until they end.
 pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interrupts) -> Result<Measured, Failure> {
     let khugepaged_before = khugepaged::cpu_time();
+    let work = &with_clock(work);
     let place = Place::make()?;
     let hog = work.event.hog_at_the_start().map(Hog::take).transpose().map_err(Failure::Host)?;
     let daemon = (work.keeper == Keeper::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
@@ -64,11 +69,18 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
     }
     let since = scene.disturb()?;
     scene.wait("the guests' end", |guests| guests.iter().all(|guest| guest.said.is_over()))?;
-    scene.guests.iter().try_for_each(|guest| guest.said.judge())?;
     let mut measured = scene.measured(since)?;
     let cpu = khugepaged_before.and_then(|before| khugepaged::cpu_time()?.checked_sub(before));
     measured.told.extend(cpu.map(|cpu| (KHUGEPAGED_CPU_S.to_owned(), cpu.as_secs_f64())));
     Ok(measured)
+}
+
+/// The work with guests that know the frequency of their clock, which QEMU does not tell them: a guest that measures it
+/// against QEMU's timer cannot on a busy host.
+fn with_clock(work: &DisturbedGuests) -> DisturbedGuests {
+    let mut work = work.clone();
+    write!(work.guest.cmdline, " tsc_hz={}", measure_tsc_hz(CLOCK_MEASURED_OVER)).expect("a string takes all text");
+    work
 }
 
 /// Time at which a run is given up.
@@ -151,9 +163,8 @@ impl Scene<'_> {
     fn look(&mut self) -> Result<(), Failure> {
         for Watched { machine, said, .. } in &mut self.guests {
             machine.tell(said);
-            if !said.is_over() {
-                machine.check(said)?;
-            }
+            // A guest that gave up would be waited for without end.
+            if said.is_over() { said.judge()? } else { machine.check(said)? }
         }
         let at = Instant::now();
         if self.seen.last().is_none_or(|seen| at.duration_since(seen.at) >= LOOK_EVERY) {

@@ -14,6 +14,9 @@ const TIMED: &str = "update";
 /// Data of GUPS that it updates all over.
 const HOT: &str = "table";
 
+/// Begin of a guest's last line.
+const EXIT: &str = "@wideleaf exit";
+
 /// What the guest said so far.
 #[derive(Debug, Default)]
 pub(super) struct Said {
@@ -30,6 +33,8 @@ pub(super) struct Said {
     verified: Option<(Status, u64)>,
     complaint: Option<String>,
     exit: Option<ExitCode>,
+    /// The last line before the exit.
+    last: String,
 }
 
 /// Work done by a time.
@@ -43,6 +48,9 @@ struct Mark {
 impl Said {
     /// Takes a line that arrived at this time.
     pub(super) fn hear(&mut self, at: Instant, line: &str) {
+        if self.exit.is_none() && !line.trim_start().starts_with(EXIT) {
+            line.trim().clone_into(&mut self.last);
+        }
         let Some(Ok(message)) = parse(line) else { return };
         match message {
             Message::Hello { tsc_hz, .. } => self.tsc_hz = tsc_hz,
@@ -90,7 +98,10 @@ impl Said {
             }
             (_, Some(complaint)) => Err(Failure::GuestFailed(format!("the guest complained: {complaint}"))),
             (Some((Status::Pass, _)), None) if self.is_over() => Ok(()),
-            _ => Err(Failure::GuestCrashed("the guest ended before it had checked its memory".into())),
+            _ => Err(Failure::GuestCrashed(format!(
+                "the guest ended before it had checked its memory; its last line is {:?}",
+                self.last
+            ))),
         }
     }
 }
