@@ -102,7 +102,8 @@ impl Event {
 impl DisturbedGuests {
     /// Command line as a user would type it, and the event in words.
     pub fn command(&self) -> String {
-        let count = if self.count == 1 { String::new() } else { format!("{} times, one after the other: ", self.count) };
+        let count =
+            if self.count == 1 { String::new() } else { format!("{} times, one after the other: ", self.count) };
         let denied = match self.keeper {
             Keeper::KernelWithoutHugePages => "with PR_SET_THP_DISABLE: ",
             Keeper::Kernel | Keeper::Daemon => "",

@@ -117,9 +117,9 @@ const TIMED_OF_TEN_S: u64 = 14;
 /// The same with `--long`: khugepaged at its defaults takes 10 s for each 16 MiB.
 const TIMED_LONG_S: u64 = 150;
 /// Time of a run beyond the timed part, guessed: start, event, and the guest's check of its memory.
-const BESIDE_TIMED_S: f64 = 4.0;
+const BESIDE_TIMED_S: f64 = 3.5;
 /// The same for ten guests.
-const BESIDE_TIMED_OF_TEN_S: f64 = 12.0;
+const BESIDE_TIMED_OF_TEN_S: f64 = 10.0;
 /// Share of a run in the time that breaking up memory takes in each round, guessed, in seconds.
 const BREAKING_S: f64 = 8.0;
 

@@ -209,9 +209,8 @@ fn a_disturbed_guest_its_daemon_and_its_hog_end_with_an_experiment_that_is_kille
         // Before setpriv becomes QEMU, the name is an argument of it.
         children.split_whitespace().any(|child| line(child).contains(what))
     };
-    let children = experiment.wait_for("children", |children| {
-        is_in(children, "hold-blocks") && is_in(children, &format!("{QEMU}\0-M"))
-    });
+    let children = experiment
+        .wait_for("children", |children| is_in(children, "hold-blocks") && is_in(children, &format!("{QEMU}\0-M")));
     experiment.signal(Signal::SIGKILL);
     experiment.end();
     let deadline = Instant::now() + Duration::from_secs(60);

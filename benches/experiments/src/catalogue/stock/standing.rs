@@ -79,8 +79,7 @@ impl Quantity {
     /// wideleafd : THP, by rounds.
     fn compared(self, results: &Results, case: &str) -> Option<Comparison> {
         let pairs = paired(&self.values(results, case, WIDELEAFD), &self.values(results, case, THP));
-        let ratios: Vec<f64> =
-            pairs.into_iter().filter(|(_, thp)| *thp > 0.0).map(|(ours, thp)| ours / thp).collect();
+        let ratios: Vec<f64> = pairs.into_iter().filter(|(_, thp)| *thp > 0.0).map(|(ours, thp)| ours / thp).collect();
         Comparison::of(&ratios, self.better())
     }
 }
@@ -146,8 +145,8 @@ fn told(bar: &Bar) -> String {
 fn lost(results: &Results, cases: &[&str]) -> String {
     let of = |case: &str, quantity: Quantity| {
         let compared = quantity.compared(results, case)?;
-        let is_lost = compared.verdict == Verdict::Worse
-            && (compared.interval.median - 1.0).abs() > Equivalence::MARGIN;
+        let is_lost =
+            compared.verdict == Verdict::Worse && (compared.interval.median - 1.0).abs() > Equivalence::MARGIN;
         is_lost.then(|| format!("{case}, {}: {compared}", quantity.in_words()))
     };
     let rows = cases.iter().flat_map(|case| Quantity::ALL.map(|quantity| of(case, quantity)));

@@ -27,11 +27,8 @@ pub(super) fn sections(results: &Results) -> Vec<Section> {
         tables: cases.iter().map(|case| of_case(results, case)).collect(),
         plots: vec![Plot::Bars(speeds(results))],
     };
-    let standing = Section {
-        title: "wideleafd against THP".into(),
-        tables: vec![standings(results)],
-        ..Section::default()
-    };
+    let standing =
+        Section { title: "wideleafd against THP".into(), tables: vec![standings(results)], ..Section::default() };
     let rows = LEFT_OUT.iter().map(|(what, why)| vec![(*what).to_owned(), (*why).to_owned()]).collect();
     let columns = vec![Column::text("what"), Column::text("why")];
     let left_out = Grid { caption: "Left out".into(), columns, rows };
@@ -113,10 +110,8 @@ fn speeds(results: &Results) -> Bars {
         let to = Comparison::of(&results.ratios(&case.name, &arm.name, THP, Metric::Figure), Better::Higher)?;
         Some((to.interval.median, to.interval.low, to.interval.high))
     };
-    let group = |case: &Case| BarGroup {
-        name: case.name.clone(),
-        bars: others.iter().map(|arm| compare(case, arm)).collect(),
-    };
+    let group =
+        |case: &Case| BarGroup { name: case.name.clone(), bars: others.iter().map(|arm| compare(case, arm)).collect() };
     Bars {
         name: "speed".into(),
         caption: "Speed of the guests after the event, as a ratio to THP; median and 95 % interval".into(),

@@ -63,7 +63,8 @@ pub(super) fn run(work: &DisturbedGuests, timeout: Duration, interrupts: &Interr
     let hog = work.event.hog_at_the_start().map(Hog::take).transpose().map_err(Failure::Host)?;
     let daemon = (work.keeper == Keeper::Daemon).then(|| Daemon::start(interrupts)).transpose()?;
     let deadline = Deadline { at: Instant::now() + timeout, timeout };
-    let mut scene = Scene { work, place, daemon, interrupts, deadline, guests: vec![], hog, seen: vec![], notes: vec![] };
+    let mut scene =
+        Scene { work, place, daemon, interrupts, deadline, guests: vec![], hog, seen: vec![], notes: vec![] };
     for number in 0..work.count {
         scene.start(number)?;
     }
@@ -129,8 +130,7 @@ impl Scene<'_> {
     fn machine(&self, name: &str, incoming: Option<&str>) -> Result<Machine, Failure> {
         let machine = Machine::start(&self.place, self.work, name, incoming, self.interrupts)?;
         if let Some(daemon) = &self.daemon {
-            let settings =
-                Settings { qmp: Some(machine.monitor_for_daemon().to_owned()), ..Settings::default() };
+            let settings = Settings { qmp: Some(machine.monitor_for_daemon().to_owned()), ..Settings::default() };
             let request = Request::Attach { target: Target::Pid(machine.pid()), settings };
             client::ask(&daemon.socket(), request)
                 .map_err(|error| machine::cannot(&format!("attach QEMU {}", machine.pid()), &error))?;
@@ -286,7 +286,8 @@ impl Scene<'_> {
         let highest = rates.iter().copied().fold(0.0, f64::max);
         let lowest = rates.iter().copied().fold(highest, f64::min);
         put(Metric::Fairness, (rates.len() > 1).then(|| lowest / highest));
-        let gap = |index: usize| self.guests.iter().filter_map(|guest| Some(guest.said.gaps_us?[index])).reduce(f64::max);
+        let gap =
+            |index: usize| self.guests.iter().filter_map(|guest| Some(guest.said.gaps_us?[index])).reduce(f64::max);
         put(Metric::GapP99Us, gap(0));
         put(Metric::GapMaxUs, gap(1));
         let daemon_cpu = self.daemon.as_ref().map(|daemon| daemon.cpu_time().unwrap_or_default().as_secs_f64());

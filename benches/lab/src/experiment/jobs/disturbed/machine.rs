@@ -36,7 +36,8 @@ impl Place {
     /// [`Failure::Host`] if one of them cannot be written.
     pub(super) fn make() -> Result<Place, Failure> {
         let place = Place(TemporaryFolder::new().map_err(|error| cannot("make a temporary folder", &error))?);
-        wideleaf_guest_image::write_to(&place.path(IMAGE)).map_err(|error| cannot("write the guest's image", &error))?;
+        wideleaf_guest_image::write_to(&place.path(IMAGE))
+            .map_err(|error| cannot("write the guest's image", &error))?;
         Ok(place)
     }
 
