@@ -13,7 +13,7 @@ use crate::peers::{Guest, QemuRam};
 /// QEMU guests of one kind, and what happens to them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct DisturbedGuests {
-    /// Guest that QEMU runs: GUPS, whose table is the hot set.
+    /// Guest that QEMU runs: GUPS, with its table as the hot set.
     pub guest: Guest,
     /// Number of such guests. Each starts when the one before it has begun its timed part.
     pub count: u32,

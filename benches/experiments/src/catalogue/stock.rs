@@ -254,7 +254,7 @@ const LEFT_OUT: [(&str, &str); 6] = [
     (
         "a balloon cycle",
         "the image's driver of the balloon belongs to a kernel that gives its own pages and takes them back, with no \
-         other work whose speed could be measured",
+         other work to measure",
     ),
     (
         "`virsh migrate` to itself",

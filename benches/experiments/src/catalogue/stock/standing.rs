@@ -131,8 +131,8 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
 fn bound(results: &Results, cases: &[&str]) -> Vec<String> {
     let is_bound = |case: &&&str| times_sooner(results, case).is_some() && !came_always(results, case, THP);
     let those: Vec<&str> = cases.iter().filter(is_bound).copied().collect();
-    let what = "The times by which coverage comes sooner are lower bounds, because the guest ended before khugepaged was \
-                done";
+    let what = "The times by which coverage comes sooner are lower bounds, because the guest ended before \
+                khugepaged was done";
     if those.is_empty() { vec![] } else { vec![format!("{what}; `--long` waits for it: {}.", those.join(", "))] }
 }
 
@@ -202,7 +202,7 @@ fn bars(results: &Results, cases: &[&str]) -> Vec<Bar> {
             Limit::AtMost(RAM_SAME_MIB),
         ),
         Bar::new(
-            "fewest times that coverage comes sooner than by khugepaged at its defaults, median of a case that lacks it",
+            "fewest times that coverage comes sooner than by khugepaged at its defaults, median of a case",
             number(sooner, 1, ""),
             Limit::AtLeast(TIMES_SOONER_MIN),
         ),

@@ -19,7 +19,7 @@ use wideleaf_run::undo::TemporaryFolder;
 use super::monitor::Monitor;
 use super::said::Said;
 
-/// A QEMU whose monitor does not answer within this time never will.
+/// A monitor that does not answer within this time never will.
 const LISTENS_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// File that the guest's image is written to.
