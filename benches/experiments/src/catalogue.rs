@@ -23,6 +23,7 @@ mod policies;
 mod programs;
 mod quick;
 mod shimizu;
+mod stock;
 mod two_dimensional;
 mod versus_published;
 
@@ -64,12 +65,13 @@ pub trait Catalogued: Sync {
 }
 
 /// All experiments, in the order of the list.
-pub const ALL: [&dyn Catalogued; 13] = [
+pub const ALL: [&dyn Catalogued; 14] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
     &fragmented::Fragmented,
     &consolidation::Consolidation,
+    &stock::Stock,
     &freebsd::FreeBsd,
     &shimizu::Shimizu,
     &openmp::OpenMp,

@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::disturbance::DisturbedGuests;
 use crate::peers::{Guest, QemuRam};
 
 /// An experiment for this host.
@@ -161,6 +162,8 @@ pub enum Work {
         /// Owner of the promotion budget.
         budget: BudgetOf,
     },
+    /// Guests of QEMU, and an event that takes huge pages from them.
+    Disturbed(DisturbedGuests),
 }
 
 /// Name under which a simulation tells the cycles of the second level of the TLB and of walks.
@@ -352,6 +355,7 @@ impl Job {
                 let command = |guest: &GuestAmongOthers| format!("wideleaf run {} {daemon}", typed(&guest.arguments));
                 guests.iter().map(command).collect::<Vec<_>>().join(" & ")
             }
+            Work::Disturbed(guests) => guests.command(),
         }
     }
 }

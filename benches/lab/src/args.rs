@@ -9,7 +9,7 @@ use wideleaf::run::args::RunArgs;
 use wideleaf::tlbcost::TlbCostArgs;
 
 use crate::experiment::ExperimentArgs;
-use crate::experiment::host_state::fragmentation::HoldFragmentsArgs;
+use crate::experiment::host_state::fragmentation::{HoldBlocksArgs, HoldFragmentsArgs};
 use crate::experiment::host_state::khugepaged::HoldKhugepagedArgs;
 use crate::image::ImageArgs;
 use crate::predict::PredictArgs;
@@ -79,6 +79,9 @@ pub enum Command {
     /// Keep free memory fragmented until standard input ends: an experiment starts this, so that it cannot leave it so
     #[command(hide = true)]
     HoldFragments(HoldFragmentsArgs),
+    /// Take free huge pages until standard input ends: the hog of an experiment
+    #[command(hide = true)]
+    HoldBlocks(HoldBlocksArgs),
 }
 
 #[cfg(test)]

@@ -40,5 +40,6 @@ fn command() -> Result<(), Failure> {
         Command::MakeGiantPages(args) => giant_pages::main(&args),
         Command::HoldKhugepaged(args) => khugepaged::main(&args),
         Command::HoldFragments(args) => fragmentation::main(&args),
+        Command::HoldBlocks(args) => fragmentation::hog(&args),
     }
 }

@@ -9,6 +9,7 @@ use wideleaf_experiments::definition::{Job, Work};
 use wideleaf_experiments::results::Measured;
 use wideleaf_measure::environment;
 
+mod disturbed;
 mod prediction;
 mod qemu;
 mod simulation;
@@ -35,6 +36,7 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
         Work::TlbCost { arguments } => prediction::run(arguments, timeout, interrupts),
         Work::Qemu { guest, ram } => qemu::run(guest, *ram, timeout, interrupts),
         Work::Together { guests, budget } => together::run(guests, *budget, timeout, interrupts),
+        Work::Disturbed(guests) => disturbed::run(guests, timeout, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);

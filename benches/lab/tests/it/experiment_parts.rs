@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
+use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper, TO_NEARLY_ALL_S, WATCHED_S};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
@@ -122,6 +123,102 @@ fn a_qemu_guest_that_cannot_run_gives_its_reason_and_the_next_one_runs() {
     assert!(failure(&runs[0]).contains("log2_words"), "{}", failure(&runs[0]));
     assert!(failure(&runs[1]).contains(QEMU), "QEMU's own words: {}", failure(&runs[1]));
     assert!(measured(&runs[2]).metrics[&Metric::Figure] > 0.0);
+}
+
+/// A guest that works for so long that the event is over before, also on a busy machine.
+fn disturbed(keeper: Keeper, event: Event, seconds: u32) -> Job {
+    let guest = Guest::new("gups", &format!("log2_words=20 seconds={seconds} progress_ms=250"), 64);
+    job(Work::Disturbed(DisturbedGuests { guest, count: 1, ram: QemuRam::Thp, keeper, event }))
+}
+
+#[test]
+fn a_guest_that_is_restored_moved_or_logged_is_measured_afterwards_and_has_lost_no_word() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    let of = |event| disturbed(Keeper::Kernel, event, 15);
+    let jobs = vec![("restored", of(Event::Restore)), ("moved", of(Event::Postcopy)), ("logged", of(Event::DirtyLog))];
+    // Their memory was checked by the guests themselves: a wrong word is a failure.
+    for run in outcomes(&new_scratch(), jobs) {
+        let Measured { metrics, told, .. } = measured(&run);
+        for metric in [Metric::Figure, Metric::GapP99Us, Metric::GapMaxUs, Metric::ResidentMib] {
+            assert!(metrics[&metric] > 0.0, "{}, {metric}: {metrics:?}", run.arm);
+        }
+        assert!(metrics.contains_key(&Metric::CoveragePercent), "{}: its table was found: {metrics:?}", run.arm);
+        assert!(told[WATCHED_S] > 0.0, "{}: {told:?}", run.arm);
+    }
+}
+
+#[test]
+fn a_guest_that_is_denied_huge_pages_has_none() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    let denied = disturbed(Keeper::KernelWithoutHugePages, Event::Start, 2);
+    let runs = outcomes(&new_scratch(), vec![("denied", denied)]);
+    let Measured { metrics, told, .. } = measured(&runs[0]);
+    assert_eq!((metrics[&Metric::CoveragePercent], told.get(TO_NEARLY_ALL_S)), (0.0, None));
+}
+
+#[test]
+fn a_guest_with_a_wideleafd_is_attached_and_a_missing_daemon_is_named() {
+    if !has_kvm() || !has_qemu() || !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let scratch = new_scratch();
+    let runs = outcomes(&scratch, vec![("wideleafd", disturbed(Keeper::Daemon, Event::Start, 2))]);
+    match scratch.program().with_file_name("wideleafd").exists() {
+        true => assert!(measured(&runs[0]).metrics[&Metric::ManagerCpuS] > 0.0),
+        false => assert_eq!(failure(&runs[0]), "cannot find wideleafd: it is not in the folder of this program"),
+    }
+}
+
+#[test]
+fn a_disturbed_guest_that_cannot_run_gives_its_reason_in_one_line() {
+    if !has_kvm() || !has_qemu() {
+        return;
+    }
+    let of = |guest: Guest, ram| {
+        let (keeper, event) = (Keeper::Kernel, Event::Start);
+        job(Work::Disturbed(DisturbedGuests { guest, count: 1, ram, keeper, event }))
+    };
+    let wrong = of(Guest::new("gups", "log2_words=1", 64), QemuRam::Thp);
+    // No pool has that many pages.
+    let large = of(Guest::new("gups", "log2_words=20", 1 << 30), QemuRam::Hugetlb);
+    // No machine has that much memory.
+    let hog = disturbed(Keeper::Kernel, Event::StartBesideHog { hog_pages_2m: 1 << 30 }, 1);
+    let runs = outcomes(&new_scratch(), vec![("refused", wrong), ("no pool", large), ("no hog", hog)]);
+    for (run, words) in runs.iter().zip(["log2_words", QEMU, "cannot take 1073741824 huge pages"]) {
+        let why = failure(run);
+        assert!(why.contains(words) && !why.contains('\n'), "{why}");
+    }
+}
+
+#[test]
+fn a_disturbed_guest_its_daemon_and_its_hog_end_with_an_experiment_that_is_killed() {
+    let has_setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !has_kvm() || !has_qemu() || !has_setpriv {
+        return;
+    }
+    let scratch = new_scratch();
+    let endless = disturbed(Keeper::Kernel, Event::StartBesideHog { hog_pages_2m: 2 }, 600);
+    let file = to_be_run(&scratch, vec![("qemu", endless)]);
+    let mut experiment = Running::start(&scratch, &["experiment", "run", "policies", "--resume", &file]);
+    let is_in = |children: &str, what: &str| {
+        let line = |child: &str| fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        // Before setpriv becomes QEMU, the name is an argument of it.
+        children.split_whitespace().any(|child| line(child).contains(what))
+    };
+    let children = experiment
+        .wait_for("children", |children| is_in(children, "hold-blocks") && is_in(children, &format!("{QEMU}\0-M")));
+    experiment.signal(Signal::SIGKILL);
+    experiment.end();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
+    while children.split_whitespace().any(is_left) {
+        assert!(Instant::now() < deadline, "{children} are left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

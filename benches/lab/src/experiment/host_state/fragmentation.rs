@@ -74,6 +74,44 @@ pub fn main(args: &HoldFragmentsArgs) -> Result<(), Failure> {
     guardian::until_input_ends(&format!("{broken} blocks of 2 MiB are in pieces, {left} were left whole"))
 }
 
+/// Arguments of the child that takes free huge pages for a while: a hog.
+#[derive(Debug, Args)]
+pub struct HoldBlocksArgs {
+    /// Number of 2 MiB pages that are taken
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub huge_pages: u32,
+}
+
+/// The hog: takes the pages, and runs until its standard input ends.
+///
+/// # Errors
+/// [`Failure::Host`] if memory is short.
+pub fn hog(args: &HoldBlocksArgs) -> Result<(), Failure> {
+    let cannot = |why: FragmentError| Failure::Host(format!("cannot take {} huge pages: {why}", args.huge_pages));
+    let host = LinuxHost::open().map_err(|error| cannot(error.into()))?;
+    let taken = Blocks::take(&host, args.huge_pages as usize).map_err(cannot)?;
+    guardian::until_input_ends(&format!("{} of {} pages of 2 MiB were huge", taken.huge().count(), args.huge_pages))
+}
+
+/// Huge pages that a hog has until this is dropped or the process ends.
+#[derive(Debug)]
+pub(in crate::experiment) struct Hog(Held);
+
+impl Hog {
+    /// Takes this number of pages of 2 MiB; those that no free block can back are base pages.
+    ///
+    /// # Errors
+    /// The reason why it is not possible.
+    pub(in crate::experiment) fn take(huge_pages: u64) -> Result<Hog, String> {
+        Held::start(&["hold-blocks", "--huge-pages", &huge_pages.to_string()]).map(Hog)
+    }
+
+    /// What the child reported.
+    pub(in crate::experiment) fn said(&self) -> &str {
+        self.0.said()
+    }
+}
+
 /// Fragmented memory until this is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct HeldFragments(Held);
@@ -241,7 +279,7 @@ fn huge_blocks(host: &LinuxHost, address: Hva, blocks: usize) -> Result<Vec<bool
 }
 
 /// Free blocks of 2 MiB of this machine.
-pub(super) fn free_blocks_now() -> u64 {
+pub(in crate::experiment) fn free_blocks_now() -> u64 {
     free_huge_pages(&fs::read_to_string(BUDDYINFO).unwrap_or_default())
 }
 

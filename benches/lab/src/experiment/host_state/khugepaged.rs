@@ -66,7 +66,7 @@ impl HeldKhugepaged {
 
 /// CPU time of the kernel's thread: the first number of its `schedstat`, in nanoseconds
 /// (Documentation/scheduler/sched-stats.rst).
-fn cpu_time() -> Option<Duration> {
+pub(in crate::experiment) fn cpu_time() -> Option<Duration> {
     let folders = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
     let is_it = |folder: &PathBuf| fs::read_to_string(folder.join("comm")).is_ok_and(|name| name.trim_end() == THREAD);
     let text = fs::read_to_string(folders.into_iter().find(is_it)?.join("schedstat")).ok()?;

@@ -54,7 +54,7 @@ pub(super) fn run(
     let began = Instant::now();
     let mut qemu = Qemu(command.spawn().map_err(|error| host("start QEMU", &error))?);
     let lines = listen(qemu.0.stdout.take().expect("a pipe was asked for"));
-    let seen = Watch { pid: qemu.0.id(), ram: vec![], host: None, sensor: HostBackingSensor::default() };
+    let seen = Watch::of(qemu.0.id());
     let seen = seen.until_it_ends(&lines, began + timeout, interrupts)?.ok_or(Failure::TimedOut(timeout))?;
     qemu.0.wait().map_err(|error| host("wait for QEMU", &error))?;
     let report = GuestReport::of_log(&seen.log()).map_err(|failure| {
@@ -78,7 +78,7 @@ impl Drop for Qemu {
 }
 
 /// Receives each line with its arrival time, until the console is closed.
-fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
+pub(super) fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
     let (sender, lines) = mpsc::channel();
     let work = move || {
         for line in BufReader::new(console.take(CONSOLE_BYTES_MAX)).split(b'\n').map_while(Result::ok) {
@@ -91,8 +91,16 @@ fn listen(console: ChildStdout) -> Receiver<(Instant, String)> {
     lines
 }
 
+#[cfg(test)]
+impl Look {
+    /// A look that found this.
+    pub(super) fn of_windows(at: Instant, backing: HostBacking, windows: u64, windows_large: u64) -> Look {
+        Look { at, backing, windows, windows_large, resident: None }
+    }
+}
+
 /// Observer of the QEMU process and its console.
-struct Watch {
+pub(super) struct Watch {
     pid: u32,
     ram: Vec<RamPiece>,
     host: Option<ProcessHost>,
@@ -108,16 +116,23 @@ struct Seen {
 
 /// State of RAM at one instant.
 #[derive(Clone, Copy, Debug)]
-struct Look {
-    at: Instant,
-    backing: HostBacking,
+pub(super) struct Look {
+    /// Time of the sample.
+    pub(super) at: Instant,
+    /// All guest RAM.
+    pub(super) backing: HostBacking,
     /// Number of windows of the kernel's data, and the number of large ones among them.
-    windows: u64,
-    windows_large: u64,
+    pub(super) windows: u64,
+    pub(super) windows_large: u64,
     resident: Option<Bytes>,
 }
 
 impl Watch {
+    /// Observer of this process.
+    pub(super) fn of(pid: u32) -> Watch {
+        Watch { pid, ram: vec![], host: None, sensor: HostBackingSensor::default() }
+    }
+
     /// Samples RAM and reads the console until it is closed; `None` at a timeout.
     fn until_it_ends(
         mut self,
@@ -148,7 +163,7 @@ impl Watch {
     }
 
     /// Samples RAM; `None` before the process has RAM, or after it has lost it.
-    fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
+    pub(super) fn look(&mut self, data: &[GpaRange]) -> Option<Look> {
         if self.ram.is_empty() {
             let process = find::with_pid(&Places::default(), self.pid).ok()?;
             self.ram = ram::map(&process, None).pieces;

@@ -100,14 +100,14 @@ fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
 
 /// A wideleafd for one job. Dropping it ends the daemon.
 #[derive(Debug)]
-struct Daemon {
+pub(super) struct Daemon {
     child: Child,
     folder: TemporaryFolder,
 }
 
 impl Daemon {
     /// Starts a daemon in its own folder, and waits until it listens.
-    fn start(interrupts: &Interrupts) -> Result<Daemon, Failure> {
+    pub(super) fn start(interrupts: &Interrupts) -> Result<Daemon, Failure> {
         let program = program()
             .ok_or_else(|| Failure::Host(format!("cannot find {DAEMON}: it is not in the folder of this program")))?;
         let cannot = |what: &str, error: std::io::Error| Failure::Host(format!("cannot {what}: {error}"));
@@ -134,12 +134,13 @@ impl Daemon {
         Ok(daemon)
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Path of its control socket.
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("control.sock")
     }
 
     /// CPU time of the daemon so far: the sum over its threads (`schedstat`, first number, in nanoseconds).
-    fn cpu_time(&self) -> Option<Duration> {
+    pub(super) fn cpu_time(&self) -> Option<Duration> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?.flatten();
         let of = |task: fs::DirEntry| {
             let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
