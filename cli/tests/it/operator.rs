@@ -177,10 +177,10 @@ fn info_counts_the_windows_by_reason_and_writes_a_page_that_is_complete_in_itsel
         &scratch,
         &daemon,
         &["info", "web", "--html=no/web.html"],
-        1,
+        7,
         &["cannot write --html", "there is no folder"],
     );
-    refuses(&scratch, &daemon, &["info", "web", "--html=a.html", "--format=json"], 2, &["--html", "--format"]);
+    scratch.wideleaf(&["info", "web", "--html=a.html", "--format=json"]).assert().code(2);
     assert!(!scratch.names().iter().any(|name| name.contains("db.html")), "{:?}", scratch.names());
 }
 
