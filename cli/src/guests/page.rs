@@ -206,7 +206,7 @@ fn escaped_lines(text: &str) -> String {
 mod tests {
     use super::*;
     use wideleaf_control::map::MapReason;
-    use wideleaf_control::view::{Care, Guarantee, RamView, Reason, Vmm, WindowRange};
+    use wideleaf_control::view::{Care, Guarantee, RamView, Reason, SavedView, Vmm, WindowRange};
 
     const HOSTILE: &str = "</title><script>alert('1')</script>\" onload=\"x\u{1b}[2J\n&amp;";
 
@@ -233,6 +233,7 @@ mod tests {
             backing: None,
             mapping: None,
             page_tables: None,
+            saved: SavedView::default(),
             guest_pages: None,
             work: None,
             notes: vec![name.into()],

@@ -11,8 +11,6 @@ use wideleaf_policies::{BudgetLimits, Bytes};
 use super::SharedCare;
 use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
-use crate::guarantee::{GuaranteeEvent, GuaranteeWatch};
-use crate::guests::Found;
 use crate::guests::{Found, WindowCounts};
 use crate::metrics::LARGE;
 use crate::persistent_counters;
