@@ -1,7 +1,7 @@
 //! `wideleaf info VM --html FILE`: one page about a VM, complete in itself. It has no script and loads nothing, and its
 //! maps are text, in which a letter repeats the meaning of every colour.
 //!
-//! Names and texts come from guests and other programs: all of them pass through [`escaped`], and the page's own policy
+//! Names and texts come from guests and other programs: all of them pass through `escaped`, and the page's own policy
 //! forbids a browser to run or load anything.
 
 use std::fmt::Write as _;
