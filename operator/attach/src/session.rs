@@ -351,7 +351,7 @@ impl Attached {
         let (tables_note, heat_note) = (now.tables_note(), now.heat_note());
         drop(now);
         let view = live_view::view(&guest.process, &ram, &live, work);
-        let saved = SavedView { merged: survey::merged(guest.host.as_ref()), ..view.saved };
+        let saved = SavedView { merged: guest.merged(), ..view.saved };
         VmView {
             care,
             policy: Some(policy),
@@ -439,6 +439,12 @@ impl Guest {
             Some(no_answer) => Some(format!("it {no_answer}")),
             None => (age > TICK_AGE_MAX && self.gate.state() != GateState::Gone).then(late),
         }
+    }
+
+    /// Its merged memory. Takes at most [`deadline::BRIEF`]: the kernel may wait for the lock of the memory map.
+    fn merged(&self) -> Option<u64> {
+        let host = Arc::clone(&self.host);
+        deadline::ask(self.process.key(), deadline::BRIEF, move || survey::merged(&host)).ok().flatten()
     }
 
     /// Replaces one manager by another; the caller holds `changing`. There are two loops for a moment, and the old

@@ -112,8 +112,8 @@ pub enum WindowState {
     Ready,
     /// An attempt failed: it waits for the next.
     Waiting,
-    /// Pages of it are absent, and stay so for now: the guest gave them back, they are swapped out, or a program provides
-    /// them on demand.
+    /// Pages of it are absent, and stay so for now: the guest gave them back, they are swapped out, or a program
+    /// provides them on demand.
     Holes,
     /// It is being moved.
     Moving,

@@ -110,7 +110,7 @@ pub struct VmView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<GuestPagesView>,
     /// Memory that the host saves on it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "SavedView::is_unknown")]
     pub saved: SavedView,
     /// Work of its manager; `None` for an unmanaged VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -313,6 +313,13 @@ pub struct SavedView {
     /// Memory of its process that shares pages with equal memory (KSM); `None` where the kernel does not tell.
     #[serde(default)]
     pub merged: Option<ByteCount>,
+}
+
+impl SavedView {
+    /// Whether neither figure is known.
+    pub const fn is_unknown(&self) -> bool {
+        self.swapped.is_none() && self.merged.is_none()
+    }
 }
 
 /// Windows (2 MiB of guest-physical memory) by the page size that the guest's own tables map them with.
