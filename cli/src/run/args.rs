@@ -131,7 +131,7 @@ pub struct RunArgs {
 
     /// Share of the guest's present memory to keep in large pages: `guaranteed:95%`, or `95%` (the run is refused if
     /// the host lacks the memory), `bestEffort:95%` (that is only reported) or `bestEffort`. Below it, --policy makes
-    /// room for `greedy` until the share is reached
+    /// room for `greedy` until the share is reached [default: bestEffort]
     #[arg(long, value_name = "GUARANTEE", default_value = "bestEffort", hide_default_value = true)]
     #[arg(value_parser = parse_guarantee, conflicts_with = "native")]
     pub guarantee: Guarantee,

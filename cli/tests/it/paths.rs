@@ -34,7 +34,7 @@ const WRITTEN: [Row<'static>; 5] = [
 ];
 
 /// Paths that are not opened as files, with the reason.
-const NOT_FILES: [(&str, &str); 11] = [
+const NOT_FILES: [(&str, &str); 12] = [
     ("* socket", "connect(2) answers at once for what is no socket; answers have a deadline"),
     ("* root", "the folder of a made-up host, for tests"),
     ("attach qmp", "the daemon connects to it"),
@@ -43,6 +43,7 @@ const NOT_FILES: [(&str, &str); 11] = [
     ("run cgroup", "a folder of the kernel's file system of cgroups"),
     ("vm socket", "connect(2), as of --socket"),
     ("tlbcost save", "as --output; it takes a guest first"),
+    ("info html", "as --output; it takes a guest first"),
     ("man folder", "files of its own names; nothing has taken over the signals there"),
     ("hold-path path", "removed, never opened"),
     ("hook run more", "words of libvirt's that are not looked at"),

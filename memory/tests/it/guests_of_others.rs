@@ -273,6 +273,9 @@ fn shared_memory_is_not_collapsed_while_a_userfaultfd_is_open() {
     assert_eq!(work.report().outcomes, BTreeMap::new());
     assert_eq!(why_not(&work.live()), only(WhyNot::SharedWatched));
     gate.keep_holes(None);
+    set_used(&host, 0);
+    assert_eq!(work.tick(), 0, "whether it idles is not known yet");
+    host.sleep(Duration::from_millis(200));
     assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
 }
 

@@ -7,8 +7,9 @@ use clap::{Arg, ArgAction};
 use super::*;
 
 /// Example values of options; a new kind of value must be added here.
-const CANDIDATES: [&str; 14] = [
+const CANDIDATES: [&str; 15] = [
     "1",
+    "95%",
     "64M",
     "4k",
     "1s",
