@@ -12,7 +12,7 @@
 //! | [`engine`] | the table of VMs, and the answers to requests |
 //! | [`guests`] | the interface to external guests; [`host`] has the real ones behind it |
 //! | [`share`] | one budget for all VMs |
-//! | [`guarantee`], [`host_memory`] | missed guarantees; whether the host is short of memory |
+//! | [`host_memory`] | whether the host is short of memory |
 //! | [`pool_reservations`] | room in the hugetlb pools |
 //! | [`state`], [`persistent_counters`] | data that survives the daemon |
 //! | [`server`], [`peer`] | the control socket, and permissions for changes |
