@@ -258,8 +258,10 @@ fn a_guest_that_arrives_by_postcopy_loses_no_byte_and_is_promoted_after_it() {
         return;
     }
     let moving = Postcopy::start();
+    // The source is ahead: its target still has to read that it listens now.
+    let has_userfaultfd = || process(moving.target.pid()).descriptors.unwrap().has_userfaultfd;
+    eventually("the target's userfaultfd", has_userfaultfd);
     let target = process(moving.target.pid());
-    assert!(target.descriptors.as_ref().unwrap().has_userfaultfd);
     let attached = Attached::start(target, by("greedy")).unwrap();
     let during = attached.explain();
     // QEMU forbids huge pages until it is over: `postcopy_ram_prepare_discard` in migration/postcopy-ram.c.
