@@ -10,6 +10,10 @@
 //!          compaction makes some
 //! ```
 //!
+//! While windows wait for huge pages, each pulse of the loop counts the free blocks, and a new one is a reason for a
+//! tick at once. Otherwise the manager of an external guest, whose ticks are up to 10 s apart while nothing is done,
+//! would leave blocks to others.
+//!
 //! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`,
 //! Documentation/admin-guide/mm/transhuge.rst). The cost of a request depends on the kernel: after a compaction
 //! without success, it refuses at once for a while (mm/compaction.c, `defer_compaction`).
@@ -28,6 +32,9 @@ const PAUSE_TIMES: u32 = 500;
 const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
+/// Longest pulse while a window waits for a huge page. Counting the free blocks takes some 30 us.
+pub(super) const SHORTAGE_PULSE: Duration = Duration::from_millis(500);
+
 /// State of the host's huge pages, shared by the threads that copy.
 #[derive(Debug, Default)]
 pub(super) struct HugePageBackoff(Mutex<Option<Scarce>>);
@@ -43,6 +50,8 @@ struct Scarce {
     kept: u64,
     /// Number of pages that may still be requested at this tick; `None` before the first request.
     left: Option<u64>,
+    /// Whether a request was not allowed at the latest tick.
+    is_waited_for: bool,
 }
 
 /// Reason why the kernel may be asked.
@@ -60,8 +69,18 @@ impl HugePageBackoff {
     /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
         if let Some(scarce) = &mut *self.lock() {
-            scarce.left = None;
+            (scarce.left, scarce.is_waited_for) = (None, false);
         }
+    }
+
+    /// Whether a window was not promoted at the latest tick, for want of a huge page.
+    pub fn is_waited_for(&self) -> bool {
+        self.lock().is_some_and(|scarce| scarce.is_waited_for)
+    }
+
+    /// Whether a window waits for a huge page and a block has become free since.
+    pub fn has_new_block(&self, host: &dyn Host) -> bool {
+        self.lock().as_mut().is_some_and(|scarce| scarce.is_waited_for && scarce.new_blocks(host) > 0)
     }
 
     /// Whether the manager may ask the kernel for one huge page.
@@ -81,7 +100,8 @@ impl HugePageBackoff {
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
-                *state = Some(Scarce { pause, next_attempt, kept: free_now(host), left: Some(0) });
+                let kept = free_now(host);
+                *state = Some(Scarce { pause, next_attempt, kept, left: Some(0), is_waited_for: true });
             }
             (OutcomeResult::Done, Grounds::Attempt) => *state = None,
             _ => {}
@@ -95,12 +115,19 @@ impl HugePageBackoff {
 }
 
 impl Scarce {
+    /// Number of blocks that have become free since the last refusal.
+    fn new_blocks(&mut self, host: &dyn Host) -> u64 {
+        let free = free_now(host);
+        self.kept = self.kept.min(free);
+        free - self.kept
+    }
+
     fn may_ask(&mut self, host: &dyn Host) -> Option<Grounds> {
-        let left = *self.left.get_or_insert_with(|| {
-            let free = free_now(host);
-            self.kept = self.kept.min(free);
-            free - self.kept
-        });
+        let left = match self.left {
+            Some(left) => left,
+            None => self.new_blocks(host),
+        };
+        self.left = Some(left);
         if left > 0 {
             self.left = Some(left - 1);
             return Some(Grounds::FreeBlock);
@@ -111,6 +138,7 @@ impl Scarce {
             // The next attempt waits, whatever the result of this one is.
             self.next_attempt = now + self.pause;
         }
+        self.is_waited_for |= !is_due;
         is_due.then_some(Grounds::Attempt)
     }
 }
@@ -173,6 +201,26 @@ mod tests {
         set_free(&host, 3);
         backoff.begin_tick();
         assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::FreeBlock), None]);
+    }
+
+    #[test]
+    fn a_new_block_is_noticed_while_a_window_waits_for_one() {
+        let (host, backoff) = scarce(3);
+        backoff.begin_tick();
+        assert!(!backoff.is_waited_for(), "no window was planned");
+        set_free(&host, 4);
+        assert!(!backoff.has_new_block(&host));
+        set_free(&host, 3);
+        assert_eq!(backoff.may_ask(&host), None);
+        assert!(backoff.is_waited_for() && !backoff.has_new_block(&host));
+        set_free(&host, 2);
+        assert!(!backoff.has_new_block(&host), "another program took one");
+        set_free(&host, 3);
+        assert!(backoff.has_new_block(&host), "and gave it back");
+        backoff.begin_tick();
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
+        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        assert!(backoff.is_waited_for() && !backoff.has_new_block(&host), "the kernel keeps it");
     }
 
     #[test]

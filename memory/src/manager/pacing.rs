@@ -5,6 +5,8 @@
 //!   nothing                                   after twice the time, up to `tick_longest`
 //!     and memory came into use since          at the next pulse, or twenty times what sensing took after the last tick
 //!     and a gate opened or closed             at the next pulse
+//!     and a huge page is free that a window   at the next pulse, with the same bound
+//!     waits for
 //! ```
 //!
 //! Sensing scans every window, 9 us for one in base pages, or 80 ms of CPU for a guest of 16 GiB. It uses at most
@@ -75,7 +77,12 @@ impl Pacing {
         let Some(now) = in_use(host, vms) else { return true };
         self.in_use = Some(least.min(now));
         let has_grown = now.saturating_sub(least) >= u64::from(BASE_PAGES_PER_WINDOW);
-        has_grown && host.now().since(self.ticked_at) >= self.sensed_in * PULSE_PART
+        has_grown && self.is_rested(host)
+    }
+
+    /// Whether sensing once more now would keep to its part of a core.
+    pub fn is_rested(&self, host: &dyn Host) -> bool {
+        host.now().since(self.ticked_at) >= self.sensed_in * PULSE_PART
     }
 }
 

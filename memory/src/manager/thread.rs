@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use wideleaf_policies::{BudgetLimits, Policy};
 
+use super::huge_page_backoff::SHORTAGE_PULSE;
 use super::live::{self, Live, LiveSlot};
 use super::managed_vm::ManagedVm;
 use super::pacing::Pacing;
@@ -204,10 +205,15 @@ impl Manager {
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
                     work.has_gate_changed()
                         || work.has_event()
+                        || (pacing.is_rested(work.host.as_ref()) && work.huge_pages.has_new_block(work.host.as_ref()))
                         || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
                 };
                 while !work.has_ended() {
-                    let longest = if work.is_in_event() { EVENT_PULSE } else { Duration::MAX };
+                    let longest = match () {
+                        () if work.is_in_event() => EVENT_PULSE,
+                        () if work.huge_pages.is_waited_for() => SHORTAGE_PULSE,
+                        () => Duration::MAX,
+                    };
                     let pulse = work.config.pulse.map(|pulse| pulse.min(longest));
                     match shared.next(pacing.pause(), pulse, || is_urgent(&work, &mut pacing)) {
                         Next::Tick => {
