@@ -11,8 +11,8 @@
 //! ```
 //!
 //! While windows wait for huge pages, each pulse of the loop counts the free blocks, and a new one is a reason for a
-//! tick at once. Otherwise the manager of an external guest, whose ticks are up to 10 s apart while nothing is done,
-//! would leave blocks to others.
+//! tick at once. Ticks of the manager of an external guest are up to 10 s apart while nothing is done, and khugepaged
+//! would be as fast.
 //!
 //! khugepaged waits too, a minute after each failure (`alloc_sleep_millisecs`,
 //! Documentation/admin-guide/mm/transhuge.rst). The cost of a request depends on the kernel: after a compaction
