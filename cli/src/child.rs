@@ -103,8 +103,12 @@ fn report<T: DeserializeOwned>(
     }
 }
 
+/// Becomes the program and its arguments, if the parent still is the process with the first argument as its id.
+const IF_PARENT_LIVES: &str = r#"[ "$PPID" = "$1" ] || exit 1; shift; exec "$@""#;
+
 /// An external program that the kernel kills when the thread that starts it ends for any reason: `setpriv` of
-/// util-linux requests that (`PR_SET_PDEATHSIG`) and becomes the program. Without `setpriv` the program runs
+/// util-linux requests that (`PR_SET_PDEATHSIG`). A request that comes after this process was killed has no effect, so
+/// a shell then compares its parent with this process, and becomes the program. Without `setpriv` the program runs
 /// directly, and a `SIGKILL` of this process leaves it running.
 pub fn that_ends_with_us(program: &Path) -> Command {
     let has_setpriv = Command::new(SETPRIV).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -112,7 +116,8 @@ pub fn that_ends_with_us(program: &Path) -> Command {
         return Command::new(program);
     }
     let mut command = Command::new(SETPRIV);
-    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.args(["--pdeathsig", "KILL", "--", "sh", "-c", IF_PARENT_LIVES, "sh"]);
+    command.arg(std::process::id().to_string()).arg(program);
     command
 }
 
