@@ -194,6 +194,19 @@ fn a_disturbed_guest_that_cannot_run_gives_its_reason_in_one_line() {
     }
 }
 
+/// Kills an experiment, and waits for the end of its children.
+fn ends_with_its_children_when_killed(experiment: Running, children: &str) {
+    experiment.signal(Signal::SIGKILL);
+    experiment.end();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // If no process waits for the ended child, its command line is still gone.
+    let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
+    while children.split_whitespace().any(is_left) {
+        assert!(Instant::now() < deadline, "{children} are left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_disturbed_guest_its_daemon_and_its_hog_end_with_an_experiment_that_is_killed() {
     let has_setpriv = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -206,19 +219,12 @@ fn a_disturbed_guest_its_daemon_and_its_hog_end_with_an_experiment_that_is_kille
     let mut experiment = Running::start(&scratch, &["experiment", "run", "policies", "--resume", &file]);
     let is_in = |children: &str, what: &str| {
         let line = |child: &str| fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
-        // Before setpriv becomes QEMU, the name is an argument of it.
+        // Before setpriv and a shell become QEMU, the name is an argument of theirs.
         children.split_whitespace().any(|child| line(child).contains(what))
     };
     let children = experiment
         .wait_for("children", |children| is_in(children, "hold-blocks") && is_in(children, &format!("{QEMU}\0-M")));
-    experiment.signal(Signal::SIGKILL);
-    experiment.end();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
-    while children.split_whitespace().any(is_left) {
-        assert!(Instant::now() < deadline, "{children} are left");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ends_with_its_children_when_killed(experiment, &children);
 }
 
 #[test]
@@ -234,15 +240,7 @@ fn qemu_ends_when_its_experiment_is_killed_with_sigkill() {
     let is_qemu =
         |child: &str| fs::read(format!("/proc/{child}/comm")).is_ok_and(|name| name.starts_with(b"qemu-system"));
     let children = experiment.wait_for("children", |children| children.split_whitespace().any(is_qemu));
-    experiment.signal(Signal::SIGKILL);
-    experiment.end();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // If no process waits for the ended child, its command line is still gone.
-    let is_left = |child: &str| fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| !line.is_empty());
-    while children.split_whitespace().any(is_left) {
-        assert!(Instant::now() < deadline, "{children} are left");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    ends_with_its_children_when_killed(experiment, &children);
 }
 
 #[test]
