@@ -4,9 +4,7 @@
 //! The host's own huge pages outlive most events on the source's side, so the tests split them during the event, as a
 //! balloon, a restore or memory pressure does. The policy is `thp`, which is slower than any recovery.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -23,6 +21,7 @@ use wideleaf_testing::qemu_guest::{QemuGuest, QemuRam, QemuSetup};
 
 use crate::qemu::{Guest, can_run, eventually};
 use crate::sessions::{IN_USE, assert_no_byte_was_lost, at_work, split_all, tell};
+use crate::userfaultfd::ask;
 
 /// A policy that takes minutes for the guest's memory.
 const SLOW: &str = "thp";
@@ -74,22 +73,6 @@ impl Recovering {
     }
 }
 
-/// Answer to a question without arguments.
-fn ask(monitor: &Path, question: &str) -> Value {
-    let mut stream = UnixStream::connect(monitor).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
-    let mut answers = lines.filter_map(|line| serde_json::from_str::<Value>(&line).unwrap().get("return").cloned());
-    for command in ["qmp_capabilities", question] {
-        writeln!(stream, "{}", json!({ "execute": command })).unwrap();
-        let answer = answers.next().unwrap();
-        if command == question {
-            return answer;
-        }
-    }
-    unreachable!("the question is the last command")
-}
-
 fn most() -> u64 {
     IN_USE.get() - mib(8).get()
 }
@@ -123,7 +106,9 @@ fn a_guest_that_was_migrated_to_a_file_and_goes_on_gets_its_large_pages_back() {
         recovering.tell(json!({ "execute": "migrate", "arguments": { "uri": "exec:cat>/dev/null" } }));
         // The migration ends with the guest stopped.
         recovering.is_split_in_the_event();
-        eventually("the end of the migration", || ask(&recovering.monitor, "query-status")["status"] == "postmigrate");
+        eventually("the end of the migration", || {
+            ask(&recovering.monitor, "query-status", json!({}))["status"] == "postmigrate"
+        });
         recovering.tell(json!({ "execute": "cont" }));
         recovering.recovers_from("migration");
     }

@@ -196,7 +196,7 @@ fn guests_of_other_vmms_are_found_with_their_names_and_their_ram() {
 }
 
 /// Asks QEMU over its monitor, which has no other client.
-fn ask(monitor: &Path, command: &str, arguments: Value) -> Value {
+pub fn ask(monitor: &Path, command: &str, arguments: Value) -> Value {
     let mut stream = UnixStream::connect(monitor).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
