@@ -10,7 +10,7 @@ use wideleaf_control::map::letters;
 use wideleaf_control::protocol::{Answer, Envelope, Limits, Reply, Request};
 use wideleaf_control::view::{Care, VmView, Vmm};
 use wideleaf_testing::has_kvm;
-use wideleaf_testing::scratch::Running;
+use wideleaf_testing::scratch::{Running, Scratch};
 
 /// The daemon's side of a connection.
 struct Told(BufReader<UnixStream>);
@@ -46,17 +46,22 @@ impl Told {
     }
 }
 
+/// A run without an end that registers at the listener.
+fn endless_run(scratch: &Scratch, more: &[&str]) -> (Running, UnixListener) {
+    let socket = scratch.path("control.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let daemon = format!("--daemon={}", socket.display());
+    let run = ["run", "pattern", "--memory=128M", "--cmdline=bytes=32M seconds=600", &daemon];
+    (Running::start(scratch, &[&run, more].concat()), listener)
+}
+
 #[test]
 fn a_run_registers_obeys_and_closes_its_connection_at_its_end() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    let socket = scratch.path("control.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let cmdline = "--cmdline=bytes=32M seconds=600";
-    let daemon = format!("--daemon={}", socket.display());
-    let run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=greedy", cmdline, &daemon]);
+    let (run, listener) = endless_run(&scratch, &["--policy=greedy"]);
     let mut told = Told(BufReader::new(listener.accept().unwrap().0));
     let Some(Request::Register { vm, .. }) = told.next() else { panic!("it registers first") };
     assert_eq!(
@@ -84,11 +89,7 @@ fn a_run_reports_its_windows_where_the_daemon_asks_and_always_why_they_are_not_l
         return;
     }
     let scratch = new_scratch();
-    let socket = scratch.path("control.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let daemon = format!("--daemon={}", socket.display());
-    let cmdline = "--cmdline=bytes=32M seconds=600";
-    let _run = Running::start(&scratch, &["run", "pattern", "--memory=128M", "--policy=never", cmdline, &daemon]);
+    let (_run, listener) = endless_run(&scratch, &["--policy=never"]);
     let mut told = Told(BufReader::new(listener.accept().unwrap().0));
     assert!(matches!(told.next(), Some(Request::Register { live, .. }) if live.windows.is_none()));
     told.answer_and_ask(None, true);
@@ -119,11 +120,7 @@ fn a_run_registers_again_after_its_daemon_is_gone() {
         return;
     }
     let scratch = new_scratch();
-    let socket = scratch.path("control.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let daemon = format!("--daemon={}", socket.display());
-    let cmdline = "--cmdline=bytes=32M seconds=600";
-    let _run = Running::start(&scratch, &["run", "pattern", "--memory=128M", cmdline, &daemon]);
+    let (_run, listener) = endless_run(&scratch, &[]);
     for _ in 0..2 {
         let mut told = Told(BufReader::new(listener.accept().unwrap().0));
         assert!(matches!(told.next(), Some(Request::Register { .. })));
