@@ -9,6 +9,7 @@ use crate::sys::mapping::MapError;
 
 pub mod linux;
 pub mod process;
+mod ready_page;
 
 /// Kinds of advice for `madvise(2)`. None of them changes the contents of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +85,10 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn read_text(&self, path: &str) -> Result<String, HostError>;
+
+    /// Makes a free huge page of this machine ready for a collapse by this thread, while no thread of the guest waits
+    /// for it. Nothing comes of it if there is none: the collapse has the error.
+    fn make_huge_page_ready(&self) {}
 
     /// Waits for this time; hosts of tests may wait less.
     fn sleep(&self, time: std::time::Duration);

@@ -86,6 +86,9 @@ impl Reshape {
         if host.is_own() {
             host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
         }
+        if self.to_huge {
+            host.make_huge_page_ready();
+        }
         let began = host.now();
         let answer = within(&|| host.advise(start, self.over, self.ask));
         reshaped.unavailable = host.now().since(began);

@@ -183,6 +183,16 @@ mod tests {
     }
 
     #[test]
+    fn a_huge_page_is_made_ready_for_each_collapse_and_for_none_that_is_not_tried() {
+        let bed = Bed::new();
+        bed.host.fail_advice(Advice::Collapse, libc::EBUSY, 1);
+        for ready in [1, 2, 2] {
+            bed.run();
+            assert_eq!(bed.host.made_ready(), ready);
+        }
+    }
+
+    #[test]
     fn a_window_with_pages_that_are_being_given_back_stays_mapped() {
         let bed = Bed::new();
         let given_back = bed.claims.window_in_place(WINDOW).expect("free");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_policies::{Bytes, Hva, Moment};
 
+use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
 use crate::sys;
 
@@ -13,6 +14,7 @@ use crate::sys;
 pub struct LinuxHost {
     pagemap: File,
     opened_at: Instant,
+    ready_page: ReadyPage,
 }
 
 impl LinuxHost {
@@ -23,7 +25,7 @@ impl LinuxHost {
     pub fn open() -> Result<LinuxHost, HostError> {
         let pagemap =
             File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
-        Ok(LinuxHost { pagemap, opened_at: Instant::now() })
+        Ok(LinuxHost { pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default() })
     }
 }
 
@@ -64,6 +66,12 @@ impl Host for LinuxHost {
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
         std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
+    }
+
+    fn make_huge_page_ready(&self) {
+        if let Err(error) = self.ready_page.make() {
+            tracing::debug!("no huge page was made ready for a collapse: {error}");
+        }
     }
 
     fn sleep(&self, time: Duration) {

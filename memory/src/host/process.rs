@@ -25,6 +25,7 @@ use nix::sys::stat::Mode;
 use wideleaf_policies::{Bytes, Hva, Moment};
 
 use super::linux::covers;
+use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
 use crate::sys;
 
@@ -37,6 +38,7 @@ pub struct ProcessHost {
     folder: OwnedFd,
     pagemap: File,
     opened_at: Instant,
+    ready_page: ReadyPage,
 }
 
 /// Claim of one manager on a process; see [`ProcessHost::claim`]. It ends when it is dropped, or with
@@ -61,7 +63,8 @@ impl ProcessHost {
         let folder = folder.map_err(|errno| HostError { what, source: gone_or(errno.into()) })?;
         let pagemap = open_in(&folder, Path::new("pagemap"))
             .map_err(|source| HostError { what: "open /proc/PID/pagemap", source })?;
-        let host = ProcessHost { pid, process, folder, pagemap, opened_at: Instant::now() };
+        let host =
+            ProcessHost { pid, process, folder, pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default() };
         // If it still has this number now, it had it when the folder was opened.
         host.alive(what)?;
         Ok(host)
@@ -185,6 +188,12 @@ impl Host for ProcessHost {
         read.map_err(|source| HostError { what, source })?;
         self.alive(what)?;
         Ok(text)
+    }
+
+    fn make_huge_page_ready(&self) {
+        if let Err(error) = self.ready_page.make() {
+            tracing::debug!("no huge page was made ready for a collapse: {error}");
+        }
     }
 
     fn sleep(&self, time: Duration) {

@@ -51,6 +51,7 @@ struct State {
     moved_aside_to: Option<Hva>,
     is_of_another: bool,
     has_file: bool,
+    made_ready: u64,
 }
 
 /// Another event during a call.
@@ -163,6 +164,11 @@ impl FakeHost {
     /// Address to which pages were moved aside last.
     pub fn moved_aside_to(&self) -> Option<Hva> {
         self.state().moved_aside_to
+    }
+
+    /// Number of huge pages that were made ready.
+    pub fn made_ready(&self) -> u64 {
+        self.state().made_ready
     }
 
     /// Number of calls so far.
@@ -342,6 +348,10 @@ impl Host for FakeHost {
         let text = self.enter("fake read")?.texts.get(path).cloned();
         let absent = || io::Error::new(io::ErrorKind::NotFound, path.to_owned());
         text.ok_or_else(|| HostError { what: "fake read", source: absent() })
+    }
+
+    fn make_huge_page_ready(&self) {
+        self.state().made_ready += 1;
     }
 
     fn sleep(&self, time: Duration) {

@@ -24,6 +24,9 @@ pub(super) fn capture() -> Environment {
     if base.is_virtual {
         not_controlled.push("page sizes of the hypervisor below".into());
     }
+    if reports_free_pages(Path::new("/sys/bus/virtio/devices")) {
+        not_controlled.push("free memory that the hypervisor takes back within seconds: its next touch is slow".into());
+    }
     let revision = env!("WIDELEAF_REVISION");
     Environment {
         wideleaf: if revision.is_empty() { base.wideleaf } else { format!("{} ({revision})", base.wideleaf) },
@@ -51,9 +54,42 @@ fn microcode(cpuinfo: &str) -> String {
     value.map_or_else(String::new, |(_, revision)| revision.trim().to_owned())
 }
 
+/// Whether this machine reports its free pages to its hypervisor, by features of virtio devices: a balloon (device 5)
+/// with `VIRTIO_BALLOON_F_PAGE_REPORTING` (bit 5; virtio 1.2, 5.5.3). The file `features` has one digit per bit.
+fn reports_free_pages(devices: &Path) -> bool {
+    const BALLOON: &str = "0x0005";
+    const REPORTING: usize = 5;
+    fs::read_dir(devices).into_iter().flatten().flatten().any(|device| {
+        let of = |file: &str| fs::read_to_string(device.path().join(file)).unwrap_or_default();
+        of("device").trim() == BALLOON && of("features").as_bytes().get(REPORTING) == Some(&b'1')
+    })
+}
+
 /// Number of folders `node0`, `node1`, … (Documentation/ABI/stable/sysfs-devices-node).
 fn numa_nodes(folder: &Path) -> u32 {
     let is_node = |name: &str| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_str().is_some_and(is_node)).count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_balloon_with_the_feature_reports_free_pages() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let add = |name: &str, device: &str, features: &str| {
+            let device_folder = folder.path().join(name);
+            fs::create_dir(&device_folder).expect("new");
+            fs::write(device_folder.join("device"), format!("{device}\n")).expect("writable");
+            fs::write(device_folder.join("features"), format!("{features}\n")).expect("writable");
+        };
+        assert!(!reports_free_pages(&folder.path().join("none")));
+        add("virtio0", "0x0001", "0000010000");
+        add("virtio1", "0x0005", "0110000000");
+        assert!(!reports_free_pages(folder.path()));
+        add("virtio2", "0x0005", "0110010000");
+        assert!(reports_free_pages(folder.path()));
+    }
 }
