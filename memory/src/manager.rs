@@ -48,6 +48,7 @@ mod live;
 mod managed_vm;
 mod mechanisms;
 mod pacing;
+mod reach;
 mod recoveries;
 mod recovering;
 mod refault_cost;
@@ -97,6 +98,9 @@ pub struct ManagerConfig {
     pub sampling: PerTenThousand,
     /// Core time that the samples of one VM may use beyond that when much is new. It is earned back at the same rate.
     pub sampling_burst: Duration,
+    /// Largest part of any 100 ms for which windows of one VM may be out of the guest's reach while they are copied.
+    /// All of it: no limit.
+    pub out_of_reach: PerTenThousand,
     /// Rules for memory that guests give back: what becomes of it, and how much of it a promoted window may have.
     pub given_back: GivenBackRules,
 }
@@ -104,6 +108,7 @@ pub struct ManagerConfig {
 impl Default for ManagerConfig {
     /// 10 ms while there is work: a fraction of the budget's burst, and ten times what sensing a gibibyte costs. One
     /// second when idle: a window that becomes resident waits at most that long. One thread copies, the loop's own.
+    /// Windows are out of reach for 30 ms of 100 at most, so that a guest keeps more than half of its speed.
     fn default() -> ManagerConfig {
         ManagerConfig {
             limits: BudgetLimits::default(),
@@ -113,6 +118,7 @@ impl Default for ManagerConfig {
             copy_threads: 1,
             sampling: sampling::SAMPLING_BUDGET,
             sampling_burst: sampling::SAMPLING_BURST,
+            out_of_reach: PerTenThousand::new(3_000),
             given_back: GivenBackRules::default(),
         }
     }

@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
 
@@ -17,6 +18,7 @@ use super::attempt::{Attempt, Target};
 use super::guards::Guarded;
 use super::huge_page_backoff::HugePageBackoff;
 use super::mechanisms::{Site, choose};
+use super::reach::Reach;
 use super::steering::Steering;
 use super::swaps::SwapHand;
 use super::vm_state::{SharedParts, VmState};
@@ -26,6 +28,9 @@ use crate::panicked::{Panicked, caught};
 
 /// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
 const COPIES_PER_THREAD_LEAST: usize = 4;
+
+/// Longest sleep of a thread that copies: then it looks whether the loop is to stop.
+const STOPS_WITHIN: Duration = Duration::from_millis(5);
 
 /// Everything that actions need; several threads may share it.
 struct Means<'a> {
@@ -55,10 +60,28 @@ impl Means<'_> {
         })
     }
 
+    /// Copies a window, once the guest has had enough time with all of its windows in reach.
+    fn copy(&self, requested: Attempt, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
+        if let Some(target) = requested.target {
+            self.wait_for_reach(self.vms[target.vm].reach);
+        }
+        self.attempt(requested, hands)
+    }
+
+    fn wait_for_reach(&self, reach: &Reach) {
+        loop {
+            let wait = reach.wait(self.host.now());
+            if wait.is_zero() || self.should_stop.load(Ordering::Relaxed) {
+                return;
+            }
+            self.host.sleep(wait.min(STOPS_WITHIN));
+        }
+    }
+
     /// Asks all guards, then performs the action.
     fn guarded(&self, attempt: Attempt, target: Target, hands: &mut [Option<SwapHand<'_>>]) -> Attempt {
         let Means { host, should_stop, steering, huge_pages, .. } = *self;
-        let SharedParts { managed: vm, releasing, collapsing, stalls } = self.vms[target.vm];
+        let SharedParts { managed: vm, releasing, collapsing, stalls, reach } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
         let guarded = Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages };
@@ -71,6 +94,7 @@ impl Means<'_> {
             }
         };
         let ended = Attempt { at: host.now(), ..ended };
+        reach.was_out(ended.unavailable, ended.at);
         if held.may_stall {
             stalls.stalled(ended.unavailable);
         }
@@ -164,7 +188,7 @@ impl ManagerLoop {
         let next = AtomicUsize::new(0);
         let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
             let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.map(|requested| means.attempt(*requested, &mut hands)).collect::<Vec<_>>()
+            mine.map(|requested| means.copy(*requested, &mut hands)).collect::<Vec<_>>()
         };
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();

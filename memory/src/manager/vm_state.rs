@@ -19,6 +19,7 @@ use super::collapsing::Collapsing;
 use super::giants::GiantVm;
 use super::kernel_work::KernelWorkCounter;
 use super::managed_vm::ManagedVm;
+use super::reach::Reach;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
 use super::sampling::Sampling;
@@ -47,6 +48,8 @@ pub(super) struct VmState {
     pub collapsing: Collapsing,
     /// Account of stalls of the whole guest.
     pub stalls: StallBudget,
+    /// Account of the time for which windows were out of the guest's reach.
+    pub reach: Reach,
     /// Means of moving the VM's giants; `None` where giants cannot be moved.
     pub giants: Option<GiantVm>,
     /// Guard of the dirty logs; `None` without a second level.
@@ -84,6 +87,8 @@ pub(super) struct SharedParts<'a> {
     pub collapsing: &'a Collapsing,
     /// Account of stalls of the whole guest.
     pub stalls: &'a StallBudget,
+    /// Account of the time for which windows were out of the guest's reach.
+    pub reach: &'a Reach,
 }
 
 impl VmState {
@@ -113,6 +118,7 @@ impl VmState {
             releasing: Releasing::new(host.clone()),
             collapsing: Collapsing::new(host.clone()),
             stalls: StallBudget::default(),
+            reach: Reach::new(config.out_of_reach),
             giants,
             second_level_guard,
             first_of_second_level,
@@ -141,14 +147,14 @@ impl VmState {
 
     /// The parts that all acting threads share.
     pub fn shared_parts(&self) -> SharedParts<'_> {
-        let VmState { managed, releasing, collapsing, stalls, .. } = self;
-        SharedParts { managed, releasing, collapsing, stalls }
+        let VmState { managed, releasing, collapsing, stalls, reach, .. } = self;
+        SharedParts { managed, releasing, collapsing, stalls, reach }
     }
 
     /// The shared parts, and one means of swapping for each thread that copies.
     pub fn parts_for_copies(&mut self) -> (SharedParts<'_>, Option<impl Iterator<Item = SwapHand<'_>>>) {
-        let VmState { managed, releasing, collapsing, stalls, swaps, .. } = self;
-        (SharedParts { managed, releasing, collapsing, stalls }, swaps.as_mut().map(Swaps::hands))
+        let VmState { managed, releasing, collapsing, stalls, reach, swaps, .. } = self;
+        (SharedParts { managed, releasing, collapsing, stalls, reach }, swaps.as_mut().map(Swaps::hands))
     }
 
     /// Begins the next samples. `rows` is the snapshot of this tick, `uses_access` says by row whether the policy

@@ -1,0 +1,174 @@
+//! Time for which windows of a guest are out of its reach while their page size changes: at most a set part of any
+//! 100 ms.
+//!
+//! A thread of the guest that touches such a window waits. If it uses all of its memory at random, it touches one at
+//! once, so that the guest's speed falls by the part of the time in which any window is out of reach.
+//!
+//! ```text
+//!   credit:  a sixth of the part of 100 ms at most, earned at five sixths of the part     any 100 ms have the part
+//!   ─┤copy├──┤copy├────── sleep until there is credit ──────┤copy├──┤copy├─────────────▶
+//! ```
+//!
+//! Windows that are out of reach at the same time count once. The last window before a sleep may exceed the credit;
+//! the debt is earned before the next one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wideleaf_policies::{Moment, PerTenThousand};
+
+/// Time in which the part holds.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Inverse of the share of an interval's time that can be saved up.
+const SAVED_PART: u32 = 6;
+
+/// Account of one VM; see the module.
+#[derive(Debug)]
+pub(super) struct Reach {
+    /// Largest part of the time for which a window may be out of reach; all of it: no limit.
+    part: PerTenThousand,
+    account: Mutex<Account>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    credited_at: Option<Moment>,
+    /// Time that is earned and not used, in nanoseconds. Below zero: a debt.
+    credit_ns: i64,
+    /// End of the latest time that was booked.
+    booked_until: Option<Moment>,
+}
+
+impl Reach {
+    /// With this part of the time, and full credit.
+    pub fn new(part: PerTenThousand) -> Reach {
+        Reach { part, account: Mutex::default() }
+    }
+
+    /// Time to wait before a window may be out of reach again; zero if it may be now.
+    pub fn wait(&self, now: Moment) -> Duration {
+        let mut account = self.lock();
+        let most = self.part_of(INTERVAL) / i64::from(SAVED_PART);
+        let earned = match account.credited_at {
+            Some(at) => self.part_of(now.since(at)) / i64::from(SAVED_PART) * i64::from(SAVED_PART - 1),
+            None => most,
+        };
+        account.credit_ns = account.credit_ns.saturating_add(earned).min(most);
+        account.credited_at = Some(now);
+        if account.credit_ns > 0 || self.part >= PerTenThousand::ALL {
+            return Duration::ZERO;
+        }
+        // One more nanosecond, so that there is credit at the end.
+        let missing_ns = account.credit_ns.unsigned_abs() + 1;
+        let per_ns = u64::from(self.part.get().max(1)) * u64::from(SAVED_PART - 1);
+        Duration::from_nanos((missing_ns * 10_000 * u64::from(SAVED_PART)).div_ceil(per_ns))
+    }
+
+    /// Books a window that was out of reach for this time, until now.
+    pub fn was_out(&self, time: Duration, now: Moment) {
+        let mut account = self.lock();
+        let not_booked = account.booked_until.map_or(time, |until| time.min(now.since(until)));
+        account.credit_ns = account.credit_ns.saturating_sub(nanoseconds(not_booked));
+        account.booked_until = account.booked_until.max(Some(now));
+    }
+
+    fn part_of(&self, time: Duration) -> i64 {
+        nanoseconds(time).saturating_mul(i64::from(self.part.get())) / 10_000
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        // Every change is complete after each statement, so the account is consistent after a panic elsewhere.
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THIRTY_PERCENT: PerTenThousand = PerTenThousand::new(3_000);
+
+    fn ms(time: u64) -> Duration {
+        Duration::from_millis(time)
+    }
+
+    /// Intervals out of reach, in microseconds, of windows that take `window_us` each and are copied for a second.
+    fn copies(reach: &Reach, window_us: u64) -> Vec<(u64, u64)> {
+        let (mut now, mut out) = (Duration::ZERO, Vec::new());
+        while now < Duration::from_secs(1) {
+            now += reach.wait(Moment::after_start(now));
+            let began = now;
+            now += Duration::from_micros(window_us);
+            reach.was_out(now - began, Moment::after_start(now));
+            out.push((began.as_micros() as u64, now.as_micros() as u64));
+        }
+        out
+    }
+
+    /// The most microseconds of any 100 ms that lie in `out`.
+    fn most_in_100_ms(out: &[(u64, u64)]) -> u64 {
+        let within = |from: u64| {
+            out.iter().map(|(began, ended)| (*ended).min(from + 100_000).saturating_sub((*began).max(from))).sum()
+        };
+        out.iter().map(|(began, _)| within(*began)).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn windows_are_out_of_reach_for_the_part_of_any_100_ms_and_one_window() {
+        for window_us in [250, 700, 3_000] {
+            let out = copies(&Reach::new(THIRTY_PERCENT), window_us);
+            let most = most_in_100_ms(&out);
+            assert!(most <= 30_000 + window_us, "{most} us with windows of {window_us} us");
+            let all: u64 = out.iter().map(|(began, ended)| ended - began).sum();
+            assert!(all >= 240_000, "the part is used: {all} us of a second with windows of {window_us} us");
+        }
+    }
+
+    #[test]
+    fn a_long_time_without_work_saves_up_no_more_than_a_sixth_of_the_part() {
+        let reach = Reach::new(THIRTY_PERCENT);
+        assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
+        let later = Duration::from_secs(100);
+        assert_eq!(reach.wait(Moment::after_start(later)), Duration::ZERO);
+        reach.was_out(ms(5), Moment::after_start(later + ms(5)));
+        assert!(reach.wait(Moment::after_start(later)) > Duration::ZERO);
+    }
+
+    #[test]
+    fn windows_that_are_out_of_reach_at_the_same_time_count_once() {
+        let reach = Reach::new(THIRTY_PERCENT);
+        let at = |time| Moment::after_start(ms(time));
+        assert_eq!(reach.wait(at(1000)), Duration::ZERO);
+        for _ in 0..10 {
+            reach.was_out(ms(4), at(1004));
+        }
+        assert_eq!(reach.wait(at(1000)), Duration::ZERO, "4 ms of 5");
+        reach.was_out(ms(4), at(1006));
+        assert!(reach.wait(at(1000)) > Duration::ZERO, "6 ms");
+    }
+
+    #[test]
+    fn after_the_time_to_wait_a_window_may_be_out_of_reach_and_not_before() {
+        let reach = Reach::new(THIRTY_PERCENT);
+        assert_eq!(reach.wait(Moment::after_start(Duration::ZERO)), Duration::ZERO);
+        let now = ms(40);
+        reach.was_out(now, Moment::after_start(now));
+        let wait = reach.wait(Moment::after_start(now));
+        assert!(reach.wait(Moment::after_start(now + wait / 2)) > Duration::ZERO);
+        // Each look at the account rounds down.
+        let later = now + wait + Duration::from_nanos(100);
+        assert_eq!(reach.wait(Moment::after_start(later)), Duration::ZERO);
+    }
+
+    #[test]
+    fn all_of_the_time_is_no_limit() {
+        let reach = Reach::new(PerTenThousand::ALL);
+        reach.was_out(ms(900), Moment::after_start(ms(900)));
+        assert_eq!(reach.wait(Moment::after_start(ms(900))), Duration::ZERO);
+    }
+}
