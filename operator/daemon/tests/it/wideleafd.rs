@@ -270,7 +270,7 @@ fn a_real_guest_is_still_managed_with_its_settings_after_the_daemon_was_killed()
     guest.check_all_words();
 }
 
-fn has_qemu() -> Result<(), String> {
+pub fn has_qemu() -> Result<(), String> {
     let version = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
     version.map(|_| ()).map_err(|error| error.to_string())
 }
