@@ -23,6 +23,9 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Inverse of the share of an interval's time that can be saved up.
 const SAVED_PART: u32 = 6;
 
+/// A shorter sleep costs more than it waits, and its credit would be rounded down to nothing.
+const SHORTEST_WAIT: Duration = Duration::from_micros(50);
+
 /// Account of one VM; see the module.
 #[derive(Debug)]
 pub(super) struct Reach {
@@ -59,10 +62,9 @@ impl Reach {
         if account.credit_ns > 0 || self.part >= PerTenThousand::ALL {
             return Duration::ZERO;
         }
-        // One more nanosecond, so that there is credit at the end.
-        let missing_ns = account.credit_ns.unsigned_abs() + 1;
+        let missing_ns = account.credit_ns.unsigned_abs();
         let per_ns = u64::from(self.part.get().max(1)) * u64::from(SAVED_PART - 1);
-        Duration::from_nanos((missing_ns * 10_000 * u64::from(SAVED_PART)).div_ceil(per_ns))
+        Duration::from_nanos((missing_ns * 10_000 * u64::from(SAVED_PART)).div_ceil(per_ns)).max(SHORTEST_WAIT)
     }
 
     /// Books a window that was out of reach for this time, until now.
@@ -160,9 +162,10 @@ mod tests {
         reach.was_out(now, Moment::after_start(now));
         let wait = reach.wait(Moment::after_start(now));
         assert!(reach.wait(Moment::after_start(now + wait / 2)) > Duration::ZERO);
-        // Each look at the account rounds down.
-        let later = now + wait + Duration::from_nanos(100);
-        assert_eq!(reach.wait(Moment::after_start(later)), Duration::ZERO);
+        // Each look at the account rounds down, and the shortest wait makes up for that.
+        let at_the_end = reach.wait(Moment::after_start(now + wait));
+        assert!(at_the_end <= SHORTEST_WAIT);
+        assert_eq!(reach.wait(Moment::after_start(now + wait + SHORTEST_WAIT)), Duration::ZERO);
     }
 
     #[test]
