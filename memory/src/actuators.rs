@@ -15,3 +15,4 @@ pub mod split;
 pub mod swap;
 pub mod unmapped_collapse;
 pub mod vacate;
+mod vacated_pages;

@@ -33,11 +33,11 @@ use std::time::Duration;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
-use super::vacate::Vacating;
+use super::vacated_pages::VacatedPages;
 use crate::claims::Claimed;
 use crate::detached::Aside;
 use crate::host::{Host, HostError};
-use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS, TRIAL_SLOT};
+use crate::mover::{ALL_PAGES, Look, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 
 /// A swap that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Swapper {
     /// Slots without a page.
     empty: Vec<u16>,
     /// Pages that vacated windows left, and base pages for the next ones.
-    pub(super) vacating: Vacating,
+    pub(super) vacated: VacatedPages,
     /// Treatment of page tables, found out by one of the VM's swappers for all.
     page_tables: Arc<Mutex<PageTables>>,
 }
@@ -97,8 +97,8 @@ impl Swapper {
     }
 
     fn with_slots(aside: Arc<Aside>, slots: Range<u16>, page_tables: Arc<Mutex<PageTables>>) -> Swapper {
-        let vacating = Vacating::new(slots.start);
-        Swapper { aside, ready: Vec::new(), empty: slots.collect(), vacating, page_tables }
+        let vacated = VacatedPages::new(slots.start);
+        Swapper { aside, ready: Vec::new(), empty: slots.collect(), vacated, page_tables }
     }
 
     /// Makes huge pages ready in advance for [`Swapper::swap`]: 0.2 ms each, best while waiting for budget. Returns
@@ -115,7 +115,7 @@ impl Swapper {
 
     /// Gives all pages that it has back to the machine.
     pub fn drain(&mut self) {
-        self.give_back_vacated();
+        self.vacated.give_back(&self.aside);
         for slot in std::mem::take(&mut self.ready) {
             self.clear(slot);
             self.empty.push(slot);
@@ -148,8 +148,8 @@ impl Swapper {
         if before.is_huge {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
-        let unavailable = match self.take_vacated() {
-            Some(vacated) => self.trade(window, vacated, before)?,
+        let unavailable = match self.vacated.take_huge_page() {
+            Some(slot) => self.swap_in_vacated(window, slot, before)?,
             None => self.swap_in(window)?,
         };
         let after = self.aside.mover().look(guest).map_err(refused)?;
@@ -158,6 +158,19 @@ impl Swapper {
         }
         let holes = BASE_PAGES_PER_WINDOW - before.resident;
         Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
+    }
+
+    /// Swaps in the huge page that a vacated window left. The old pages of `window`, which looked like `before`, are
+    /// kept for the next window that is vacated, if there are enough of them.
+    fn swap_in_vacated(&mut self, window: WindowIndex, slot: u16, before: Look) -> Result<Duration, OutcomeResult> {
+        let exchanged = self.exchange(window, Place::Aside(slot));
+        match exchanged {
+            Ok((_, old)) if before.resident == BASE_PAGES_PER_WINDOW => self.vacated.keep_base_pages(old),
+            Ok((_, old)) => self.vacated.take_over(old),
+            Err(_) => {}
+        }
+        self.vacated.give_back_stale(&self.aside);
+        exchanged.map(|(unavailable, _)| unavailable)
     }
 
     /// Swaps in a page that was ready, or is made now.
@@ -214,7 +227,7 @@ impl Swapper {
 
     /// Puts the huge page of a place that reads zero behind the window, with the window's contents. Returns the time
     /// for which the guest may have waited, and the slot of the old pages, which the caller gives back.
-    pub(super) fn exchange(&self, window: WindowIndex, huge: Place) -> Result<(Duration, u16), OutcomeResult> {
+    fn exchange(&self, window: WindowIndex, huge: Place) -> Result<(Duration, u16), OutcomeResult> {
         // Only now, so that a window that cannot be swapped keeps its mark.
         self.aside.mover().allow_huge(window).map_err(refused)?;
         self.aside.exchange(window, huge)
@@ -225,9 +238,9 @@ impl Swapper {
         *self.page_tables.lock().unwrap_or_else(PoisonError::into_inner) == PageTables::Kept
     }
 
-    /// Number of slots with a huge page, and number of all slots.
-    pub(super) fn ready_of_all(&self) -> [usize; 2] {
-        [self.ready.len(), self.ready.len() + self.empty.len()]
+    /// Whether the swapper has fewer huge pages than slots for ready ones.
+    pub(super) fn has_room_for_ready_page(&self) -> bool {
+        self.vacated.huge_pages() < self.empty.len()
     }
 
     /// Pages that stay are given back before the slot is populated again.

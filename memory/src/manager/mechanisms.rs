@@ -10,14 +10,14 @@
 //!   vacate       can move?   ─▶ vacate      out of the guest's reach for about as long as by a swap
 //! ```
 
-use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Skip, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
 use super::collapsing::Collapsing;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
 use super::steering::Steering;
-use super::swaps::SwapHand;
+use super::swaps::{SwapHand, is_for_collapse};
 use crate::actuators::collapse::Collapse;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::actuators::release::release_window;
@@ -145,11 +145,6 @@ impl Site<'_, '_> {
         let cpu = self.host.thread_cpu_time().saturating_sub(began_cpu);
         Attempt { mechanism, result, cost: hold_cost(cpu), ..attempt }
     }
-}
-
-/// Whether a window may still be collapsed after a swap with this result.
-pub(super) fn is_for_collapse(result: OutcomeResult) -> bool {
-    matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
 fn swapped(attempt: Attempt, swap: Swap) -> Attempt {

@@ -1,9 +1,8 @@
 //! Swappers of one VM, until swapping turns out to be impossible on this host.
 
-use wideleaf_policies::WindowIndex;
+use wideleaf_policies::{OutcomeResult, Refusal, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
-use super::mechanisms::is_for_collapse;
 use super::sampling::SharedAccess;
 use crate::actuators::swap::{Swap, Swapper};
 use crate::actuators::vacate::Vacate;
@@ -55,6 +54,11 @@ impl Swaps {
     pub fn give_back_vacated(&mut self) {
         self.swappers.iter_mut().for_each(Swapper::give_back_vacated);
     }
+}
+
+/// Whether a window may still be collapsed after a swap with this result.
+pub(super) fn is_for_collapse(result: OutcomeResult) -> bool {
+    matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
 impl SwapHand<'_> {
