@@ -111,8 +111,8 @@ impl Tally {
         let mut missing: Vec<_> = back.into_iter().filter(|mechanism| self.done(mechanism) == 0).collect();
         // Windows of a memfd are never swapped.
         let can_swap = self.can_swap && kind == BackingKind::Anon;
-        if can_swap && self.done("swap") == 0 {
-            missing.push("swap");
+        if can_swap {
+            missing.extend(["swap", "vacate"].into_iter().filter(|mechanism| self.done(mechanism) == 0));
         }
         if !can_swap && self.done("collapse") == 0 {
             missing.push("collapse");

@@ -15,8 +15,10 @@
 //! ```
 //!
 //! [`Aside::set_aside`] is hold and leave: a window that was touched in between comes back as it is left. A swap is
-//! hold and replace_with, and a window in hand that is dropped is moved back. A release holds only those pages of a
-//! window that looked zero, and gives them back to the host from there ([`crate::actuators::release`]).
+//! hold, copy and replace_with, with a huge page or (to vacate a window) with base pages. The old pages stay in the
+//! slot, which is the caller's until it gives them back. A window in hand that is dropped is moved back. A release
+//! holds only those pages of a window that looked zero, and gives them back to the host from there
+//! ([`crate::actuators::release`]).
 //!
 //! The kernel moves no page that a device has pinned (`EBUSY`): it clears the page-table entry, checks whether the
 //! page is pinned, and then puts the entry back (`folio_maybe_dma_pinned`, mm/userfaultfd.c). So a transfer that
@@ -113,7 +115,7 @@ pub struct AsideReport {
     pub set_aside: u64,
     /// Number of those that were moved back because they were touched.
     pub touched: u64,
-    /// Number of those that were replaced by a huge page.
+    /// Number of those that got other pages: a huge page, or base pages.
     pub replaced: u64,
     /// Number of pages that could only be copied back.
     pub copied_pages: u64,
@@ -283,6 +285,12 @@ impl Aside {
         self.rooms().report
     }
 
+    /// Gives the pages of a slot back that [`Aside::exchange`] left to the caller. The slot is free afterwards.
+    pub(crate) fn give_back(&self, slot: u16) {
+        self.rooms().unclean.push_back(slot);
+        self.clean();
+    }
+
     /// Mover of the pages, for the actuators.
     pub(crate) fn mover(&self) -> &dyn Mover {
         self.mover.as_ref()
@@ -295,6 +303,17 @@ impl Aside {
         self.move_pages(Place::Guest(window), held.place(), ALL_PAGES, Refused::Stop)?;
         self.rooms().report.set_aside += 1;
         Ok(held)
+    }
+
+    /// Puts the pages of a populated place behind a window, with the window's contents: takes the window aside, copies
+    /// it, moves the copies in. Returns the time that the window was out of the guest's reach, and the slot with the
+    /// old pages, which is the caller's until [`Aside::give_back`]. On an error the window keeps its contents, or is
+    /// stuck.
+    pub(crate) fn exchange(&self, window: WindowIndex, new: Place) -> Result<(Duration, u16), OutcomeResult> {
+        let refused = |error: HostError| OutcomeResult::from(&error);
+        let held = self.hold(window).map_err(AsideError::result)?;
+        self.mover.copy_all(held.place(), new).map_err(refused)?;
+        held.replace_with(new).map_err(refused)
     }
 
     /// Like [`Aside::hold`], for these pages of the window alone. Pages that the kernel does not move stay in place.
@@ -553,21 +572,22 @@ impl Held<'_> {
         Place::Aside(self.slot)
     }
 
-    /// Puts the huge page of a ready slot in the window's place, and gives the old pages back. Returns the time that
-    /// the window was out of the guest's reach.
-    pub(crate) fn replace_with(mut self, ready: u16) -> Result<Duration, HostError> {
+    /// Puts the pages of another place, copies of its own, in the window's place. Returns the time that the window was
+    /// out of the guest's reach, and the slot with the old pages. The slot is the caller's until [`Aside::give_back`].
+    ///
+    /// If only some of the new pages arrive, the guest may write those at once: they are the right ones, and only the
+    /// others come back from the slot.
+    fn replace_with(mut self, new: Place) -> Result<(Duration, u16), HostError> {
         let Held { aside, window, slot, .. } = self;
         aside.drop_page_table(Place::Guest(window))?;
-        aside.move_pages(Place::Ready(ready), Place::Guest(window), ALL_PAGES, Refused::Stop)?;
+        aside.move_pages(new, Place::Guest(window), ALL_PAGES, Refused::Stop)?;
         aside.mover.unwatch(window)?;
         let unavailable = aside.host.now().since(self.began);
         self.let_go(|rooms| {
             rooms.is_in_place(window);
-            rooms.unclean.push_back(slot);
             rooms.report.replaced += 1;
         });
-        aside.clean();
-        Ok(unavailable)
+        Ok((unavailable, slot))
     }
 
     /// Moves everything back that is still in its slot. Returns the time that the window was out of the guest's

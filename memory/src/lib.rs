@@ -12,7 +12,7 @@
 //! | [`sensors::kernel_flags`] | `/proc/kpageflags` | `CAP_SYS_ADMIN` |
 //! | [`sensors::damon`] | `/sys/kernel/mm/damon/admin`, for this process and for others | root |
 //! | [`sensors::outside_heat`] | none: heat of RAM that another process has | none |
-//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap: [`detached`] | none; swap: as below |
+//! | [`actuators`] | `MADV_COLLAPSE` (6.1), `MADV_COLD` (5.4), `MADV_POPULATE_WRITE` (5.14), KVM dirty logging; swap, vacate: [`detached`] | none; swap, vacate: as below |
 //! | [`actuators::release`] | [`detached`] | as that |
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |

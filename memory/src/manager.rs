@@ -62,6 +62,7 @@ mod steering;
 mod swaps;
 mod switching;
 mod thread;
+mod trades;
 mod vm_state;
 
 pub use fault_price::{FaultPrice, PriceSource};

@@ -8,8 +8,10 @@
 //!      │   └── move ──▶  Aside(slot)   never touched; always watched, since pages are moved to watched memory only
 //!      │                     │
 //!      │                     └── copy ──▶  Ready(slot)   a huge page, populated and zero
-//!      └────────────── move ──────────────────┘
+//!      └────────────── move ────────────────  Base(slot)   base pages, populated
 //! ```
+//!
+//! Pages may also be moved to the guest from the slot of another window that was aside and has got other pages since.
 
 use std::ops::Range;
 
@@ -28,6 +30,9 @@ pub const READY_SLOTS: u16 = 8;
 /// The ready slot after these, for testing the treatment of page tables: it has had one.
 pub const TRIAL_SLOT: u16 = READY_SLOTS;
 
+/// Number of slots for base pages, one for each of as many swappers as there can be.
+pub const BASE_SLOTS: u16 = READY_SLOTS;
+
 /// All pages of a window.
 pub const ALL_PAGES: Range<u16> = 0..BASE_PAGES_PER_WINDOW;
 
@@ -40,6 +45,8 @@ pub enum Place {
     Aside(u16),
     /// Slot with a huge page ready, below [`READY_SLOTS`], or [`TRIAL_SLOT`].
     Ready(u16),
+    /// Slot with base pages ready, below [`BASE_SLOTS`].
+    Base(u16),
 }
 
 /// Backing of a window.
@@ -104,6 +111,12 @@ pub trait Mover: Send + Sync {
     /// [`HostError`] if the pages cannot be determined; then nothing is copied.
     fn copy_all(&self, from: Place, to: Place) -> Result<(), HostError>;
 
+    /// Fills a populated place with zeroes.
+    ///
+    /// # Errors
+    /// [`HostError`]: nothing or a part was filled.
+    fn clear(&self, place: Place) -> Result<(), HostError>;
+
     /// Gives pages back. A whole window's empty page table goes with them if the kernel reclaims it (Linux 6.14).
     ///
     /// # Errors
@@ -135,6 +148,19 @@ pub trait Mover: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// Marks a window `MADV_NOHUGEPAGE`: neither a fault nor khugepaged gives it a huge page. Keeps the pages that it
+    /// has.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError>;
+
+    /// Faults in all pages of a slot for base pages. Their contents are undefined.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn populate_base(&self, slot: u16) -> Result<(), HostError>;
 
     /// Faults in a ready slot, as a huge page if one is available; otherwise perhaps only a part of it.
     ///

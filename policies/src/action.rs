@@ -34,20 +34,34 @@ pub enum Action {
         /// The window itself.
         window: WindowIndex,
     },
+    /// Move the contents of a large window to base pages elsewhere, and give its huge page back whole: a promotion
+    /// later in the plan gets it, or else the host. Nothing of the window is released.
+    Vacate {
+        /// VM of the window.
+        vm: VmId,
+        /// The window itself.
+        window: WindowIndex,
+    },
 }
 
 impl Action {
     /// VM that the action is about.
     pub const fn vm(self) -> VmId {
         match self {
-            Action::Promote { vm, .. } | Action::Demote { vm, .. } | Action::Release { vm, .. } => vm,
+            Action::Promote { vm, .. }
+            | Action::Demote { vm, .. }
+            | Action::Release { vm, .. }
+            | Action::Vacate { vm, .. } => vm,
         }
     }
 
     /// Window that the action is about.
     pub const fn window(self) -> WindowIndex {
         match self {
-            Action::Promote { window, .. } | Action::Demote { window, .. } | Action::Release { window, .. } => window,
+            Action::Promote { window, .. }
+            | Action::Demote { window, .. }
+            | Action::Release { window, .. }
+            | Action::Vacate { window, .. } => window,
         }
     }
 }

@@ -17,18 +17,20 @@ pub struct Expectations {
     /// Time to change a mapping without copying: hold, recovery, split.
     remap: Duration,
     release: Duration,
+    vacate: Duration,
 }
 
 impl Default for Expectations {
     /// Before the first outcome: a copy at the 3.5 GiB/s measured for `MADV_COLLAPSE`, the split of one huge
     /// page (0.18 ms measured), and reading 2 MiB for zeroes at 10 GiB/s, plus the same time again for
-    /// giving pages back.
+    /// giving pages back. To vacate a window takes a copy, and base pages that are mostly made before the guest waits.
     fn default() -> Expectations {
         Expectations {
             copy_2m: Duration::from_micros(560),
             copy_1g: Duration::from_millis(286),
             remap: Duration::from_micros(180),
             release: Duration::from_micros(400),
+            vacate: Duration::from_micros(500),
         }
     }
 }
@@ -44,6 +46,7 @@ impl Expectations {
             Action::Promote { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.copy_2m },
             Action::Demote { .. } => Cost { copied: Bytes::ZERO, cpu: self.remap },
             Action::Release { .. } => Cost { copied: Bytes::ZERO, cpu: self.release },
+            Action::Vacate { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.vacate },
         }
     }
 
@@ -77,6 +80,7 @@ impl Expectations {
             Action::Promote { .. } if was_copied => &mut self.copy_2m,
             Action::Promote { .. } | Action::Demote { .. } => &mut self.remap,
             Action::Release { .. } => &mut self.release,
+            Action::Vacate { .. } => &mut self.vacate,
         };
         // An exponential mean over about eight outcomes: follows the machine within a tick, ignores one outlier.
         *expected = (*expected * 7 + outcome.cost.cpu) / 8;
@@ -106,6 +110,18 @@ mod tests {
         }
         let micros = [false, true].map(|is_held| expectations.cost(PROMOTE, is_held).cpu.as_micros());
         assert!((799..=800).contains(&micros[0]) && (20..=21).contains(&micros[1]), "{micros:?}");
+    }
+
+    #[test]
+    fn the_cost_of_a_vacated_window_is_learnt_apart_from_that_of_a_promotion() {
+        let mut expectations = Expectations::default();
+        let promotion = expectations.cost(PROMOTE, false);
+        let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(0) };
+        let outcome = done(PageSize::Huge2M.bytes(), Duration::from_millis(2));
+        (0..200).for_each(|_| expectations.learn(&Outcome { action: vacate, ..outcome }));
+        let Cost { copied, cpu } = expectations.cost(vacate, false);
+        assert!(copied == PageSize::Huge2M.bytes() && (1999..=2000).contains(&cpu.as_micros()), "{cpu:?}");
+        assert_eq!(expectations.cost(PROMOTE, false), promotion);
     }
 
     #[test]

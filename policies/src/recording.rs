@@ -2,7 +2,7 @@
 //! recording to see what it would have done.
 //!
 //! ```text
-//!   magic  version  header block │ frame │ frame │ frame │ …                version 3
+//!   magic  version  header block │ frame │ frame │ frame │ …                version 4
 //!   8      2 bytes               └ kind, block       block = length, that many bytes
 //!
 //!   per tick:  snapshot   plan   outcome  outcome  …         and at the end:  snapshot   end
@@ -20,8 +20,8 @@
 //! | 3 outcome | mechanism text, action, time, bytes copied, CPU time, time out of reach, result, errno (zigzag) |
 //! | 4 end | nothing: the recording was closed, not cut off |
 //!
-//! An action is its kind (0 promote, 1 demote, 2 release), VM, window and, except for release, the page size (0 4k,
-//! 1 2m, 2 1g). Results are numbered in the order of `RESULTS`.
+//! An action is its kind (0 promote, 1 demote, 2 release, 3 vacate), VM, window and, for promote and demote, the page
+//! size (0 4k, 1 2m, 2 1g). Results are numbered in the order of `RESULTS`.
 //!
 //! A VM of a snapshot is its id, a mask of the parts that differ from the previous snapshot, and those parts in the
 //! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of
@@ -61,10 +61,10 @@ pub use encode::Encoder;
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
 /// Version of the format that the encoder writes. It changes with every change of the format.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Oldest version that the decoder reads. Version 2 lacks the given-back pages; the decoder assumes that
-/// there are none.
+/// there are none. Version 3 has no action vacate.
 const VERSION_OLDEST: u16 = 2;
 
 /// Largest number of windows of all VMs in one snapshot: 4 TiB of guest RAM. Bounds the memory that a few bytes of

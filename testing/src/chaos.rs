@@ -19,10 +19,11 @@ impl Chaos {
 
     /// The action for one window, if any.
     fn action(&mut self, vm: VmId, window: WindowIndex) -> Option<Action> {
-        match self.dice.below(4) {
+        match self.dice.below(5) {
             0 => Some(Action::Promote { vm, window, to: PageSize::Huge2M }),
             1 => Some(Action::Demote { vm, window, to: PageSize::Base4K }),
             2 => Some(Action::Release { vm, window }),
+            3 => Some(Action::Vacate { vm, window }),
             _ => None,
         }
     }

@@ -25,8 +25,9 @@ const fn scenario(name: &'static str, question: &'static str, minutes: Option<u3
 }
 
 /// All scenarios, in the order of the list.
-pub const ALL: [Scenario; 17] = [
+pub const ALL: [Scenario; 18] = [
     scenario("swap", "how fast is a promotion by swap, compared with collapse and memcpy?", None),
+    scenario("trade", "what does it take to give a cold window's huge page to a hot one?", None),
     scenario("giant", "how long does a move to 1 GiB and back pause a guest that writes?", Some(1)),
     scenario("memslots", "what does a memslot cost, by its size?", None),
     scenario("interleaved", "are promoted pages as good as huge pages from the start?", Some(2)),

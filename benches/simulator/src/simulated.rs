@@ -122,6 +122,8 @@ pub struct HostConfig {
     pub memory: Bytes,
     /// Number of giant pages available.
     pub giant_pages: u64,
+    /// Number of free blocks of 2 MiB. A huge page takes one, and a window that is vacated gives one back.
+    pub huge_pages: u64,
     /// Speed of simulated time.
     pub clock: Clock,
     /// Time between two plans.
@@ -133,14 +135,15 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    /// A host with twice the memory that the guest could use, so that it is never short. It has no giant page, and
-    /// uses the manager's own interval and budget.
+    /// A host with twice the memory that the guest could use, so that it is never short, also of free blocks of 2 MiB.
+    /// It has no giant page, and uses the manager's own interval and budget.
     pub fn new(arena: Bytes, guest_page: PageSize) -> HostConfig {
         HostConfig {
             arena,
             guest_page,
             memory: PageSize::Huge2M.bytes() * (2 * windows_of(arena)),
             giant_pages: 0,
+            huge_pages: u64::MAX,
             clock: Clock::default(),
             interval: Duration::from_millis(10),
             limits: BudgetLimits::default(),

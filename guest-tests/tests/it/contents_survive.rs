@@ -56,6 +56,44 @@ impl Shuttle {
     }
 }
 
+/// Half of the windows are huge, and at each tick they give their huge pages to the other half.
+struct Trader {
+    promotes_even: bool,
+}
+
+impl Policy for Trader {
+    fn name(&self) -> &'static str {
+        "trader"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { access: true, ..Needs::default() }
+    }
+
+    fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {
+        for vm in &snapshot.vms {
+            let promotes = |row: usize| row.is_multiple_of(2) == self.promotes_even;
+            let with = |backing: Backing, is_for_promotion: bool| {
+                let rows = (0..vm.len()).filter(move |row| vm.ready_at[*row] <= now && vm.backing[*row] == backing);
+                rows.filter(move |row| promotes(*row) == is_for_promotion).map(|row| vm.windows[row])
+            };
+            let vacated = with(Backing::Huge2M, false).map(|window| Action::Vacate { vm: vm.vm, window });
+            let to = PageSize::Huge2M;
+            let promoted = with(Backing::Base4K, true).map(|window| Action::Promote { vm: vm.vm, window, to });
+            let actions = vacated.chain(promoted).take(Plan::BOUND_DEFAULT);
+            actions.for_each(|action| plan.push(action, Cost::default()));
+        }
+        self.promotes_even = !self.promotes_even;
+    }
+}
+
+static TRADER: PolicyInfo = PolicyInfo {
+    name: "trader",
+    summary: "moves huge pages from one half of the windows to the other and back",
+    parameters: &[],
+    make: |_| Box::new(Trader { promotes_even: true }),
+};
+
 static CHAOS: PolicyInfo = PolicyInfo {
     name: "chaos",
     summary: "asks for random actions",
@@ -152,6 +190,16 @@ fn anonymous_ram_survives_swaps_and_splitting_with_one_vcpu() {
 #[test]
 fn anonymous_ram_survives_swaps_and_splitting_with_two_vcpus() {
     swapped(2);
+}
+
+#[test]
+fn anonymous_ram_survives_trades_of_huge_pages_with_two_vcpus() {
+    if has_kvm() && can_swap() {
+        let report = run(&TRADER, BackingKind::Anon, PageSize::Base4K, 2);
+        let outcomes = &report.manager.outcomes;
+        println!("{outcomes:?}");
+        assert!(count(&report, "vacate.done") >= 8 && count(&report, "swap.done") >= 8, "{outcomes:?}");
+    }
 }
 
 #[test]

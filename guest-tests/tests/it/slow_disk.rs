@@ -191,6 +191,19 @@ fn a_window_of_which_a_page_is_pinned_is_not_swapped() {
 }
 
 #[test]
+fn a_window_of_which_a_page_is_pinned_is_not_vacated() {
+    let Some((site, mover)) = Site::with_moves() else { return };
+    site.populate();
+    if site.collapse() != OutcomeResult::Done {
+        return println!("skipped: this host has no huge page for the window");
+    }
+    let mut swapper = Swapper::new(mover.aside().clone());
+    let vacate = site.during(|| site.read_past_the_gate(), || swapper.vacate(site.host.as_ref(), WINDOW));
+    assert!(matches!(vacate.result, OutcomeResult::Refused(_)) && !swapper.has_vacated(), "{vacate:?}");
+    site.assert_nothing_is_lost();
+}
+
+#[test]
 fn a_window_of_which_a_page_is_pinned_is_not_taken_aside() {
     let Some((site, mover)) = Site::with_moves() else { return };
     site.populate();

@@ -22,6 +22,9 @@
 //!
 //! A window with a page pinned for a transfer is not swapped: the kernel does not move that page (`EBUSY`), and pages
 //! moved before it go back.
+//!
+//! A huge page that another window of the VM has left ([`super::vacate`]) is used before any that would have to be
+//! allocated.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,10 +33,11 @@ use std::time::Duration;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
+use super::vacated_pages::VacatedPages;
 use crate::claims::Claimed;
-use crate::detached::{Aside, AsideError};
+use crate::detached::Aside;
 use crate::host::{Host, HostError};
-use crate::mover::{ALL_PAGES, Mover, Place, READY_SLOTS, TRIAL_SLOT};
+use crate::mover::{ALL_PAGES, Look, Mover, Place, READY_SLOTS, TRIAL_SLOT};
 
 /// A swap that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +55,13 @@ pub struct Swap {
 /// Swaps windows of one VM, and keeps huge pages ready for it.
 #[derive(Debug)]
 pub struct Swapper {
-    aside: Arc<Aside>,
+    pub(super) aside: Arc<Aside>,
     /// Slots with a huge page, filled with zeroes.
     ready: Vec<u16>,
     /// Slots without a page.
     empty: Vec<u16>,
+    /// Pages that vacated windows left, and base pages for the next ones.
+    pub(super) vacated: VacatedPages,
     /// Treatment of page tables, found out by one of the VM's swappers for all.
     page_tables: Arc<Mutex<PageTables>>,
 }
@@ -91,7 +97,8 @@ impl Swapper {
     }
 
     fn with_slots(aside: Arc<Aside>, slots: Range<u16>, page_tables: Arc<Mutex<PageTables>>) -> Swapper {
-        Swapper { aside, ready: Vec::new(), empty: slots.collect(), page_tables }
+        let vacated = VacatedPages::new(slots.start);
+        Swapper { aside, ready: Vec::new(), empty: slots.collect(), vacated, page_tables }
     }
 
     /// Makes huge pages ready in advance for [`Swapper::swap`]: 0.2 ms each, best while waiting for budget. Returns
@@ -106,8 +113,9 @@ impl Swapper {
         Ok(self.ready.len())
     }
 
-    /// Gives the ready pages back to the machine.
+    /// Gives all pages that it has back to the machine.
     pub fn drain(&mut self) {
+        self.vacated.give_back(&self.aside);
         for slot in std::mem::take(&mut self.ready) {
             self.clear(slot);
             self.empty.push(slot);
@@ -140,20 +148,42 @@ impl Swapper {
         if before.is_huge {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
-        let slot = self.take_ready().map_err(refused)?;
-        // Only now, so that a window that cannot be swapped keeps its mark.
-        let allowed = self.aside.mover().allow_huge(window).map_err(refused);
-        let exchanged = allowed.and_then(|()| self.exchange(window, slot));
-        if exchanged.is_err() {
-            self.clear(slot); // a copy in it is of no use any more
-        }
-        let unavailable = exchanged?;
+        let unavailable = match self.vacated.take_huge_page() {
+            Some(slot) => self.swap_in_vacated(window, slot, before)?,
+            None => self.swap_in(window)?,
+        };
         let after = self.aside.mover().look(guest).map_err(refused)?;
         if !after.is_huge {
             return Err(OutcomeResult::Refused(Refusal::NotObserved));
         }
         let holes = BASE_PAGES_PER_WINDOW - before.resident;
         Ok(Swapped { unavailable, bloat: PageSize::Base4K.bytes() * u64::from(holes) })
+    }
+
+    /// Swaps in the huge page that a vacated window left. The old pages of `window`, which looked like `before`, are
+    /// kept for the next window that is vacated, if there are enough of them.
+    fn swap_in_vacated(&mut self, window: WindowIndex, slot: u16, before: Look) -> Result<Duration, OutcomeResult> {
+        let exchanged = self.exchange(window, Place::Aside(slot));
+        match exchanged {
+            Ok((_, old)) if before.resident == BASE_PAGES_PER_WINDOW => self.vacated.keep_base_pages(old),
+            Ok((_, old)) => self.vacated.take_over(old),
+            Err(_) => {}
+        }
+        self.vacated.give_back_stale(&self.aside);
+        exchanged.map(|(unavailable, _)| unavailable)
+    }
+
+    /// Swaps in a page that was ready, or is made now.
+    fn swap_in(&mut self, window: WindowIndex) -> Result<Duration, OutcomeResult> {
+        let slot = self.take_ready().map_err(refused)?;
+        let exchanged = self.exchange(window, Place::Ready(slot)).map(|(unavailable, old)| {
+            self.aside.give_back(old);
+            unavailable
+        });
+        if exchanged.is_err() {
+            self.clear(slot); // a copy in it is of no use any more
+        }
+        exchanged
     }
 
     /// A slot with a huge page, ready before or made now. It counts as empty from now on: anything left in it is
@@ -195,11 +225,22 @@ impl Swapper {
         }
     }
 
-    /// Part of the swap during which the guest waits.
-    fn exchange(&self, window: WindowIndex, slot: u16) -> Result<Duration, OutcomeResult> {
-        let held = self.aside.hold(window).map_err(AsideError::result)?;
-        self.aside.mover().copy_all(held.place(), Place::Ready(slot)).map_err(refused)?;
-        held.replace_with(slot).map_err(refused)
+    /// Puts the huge page of a place that reads zero behind the window, with the window's contents. Returns the time
+    /// for which the guest may have waited, and the slot of the old pages, which the caller gives back.
+    fn exchange(&self, window: WindowIndex, huge: Place) -> Result<(Duration, u16), OutcomeResult> {
+        // Only now, so that a window that cannot be swapped keeps its mark.
+        self.aside.mover().allow_huge(window).map_err(refused)?;
+        self.aside.exchange(window, huge)
+    }
+
+    /// Whether the kernel is known to keep page tables, so that no huge page arrives whole.
+    pub(super) fn keeps_page_tables(&self) -> bool {
+        *self.page_tables.lock().unwrap_or_else(PoisonError::into_inner) == PageTables::Kept
+    }
+
+    /// Whether the swapper has fewer huge pages than slots for ready ones.
+    pub(super) fn has_room_for_ready_page(&self) -> bool {
+        self.vacated.huge_pages() < self.empty.len()
     }
 
     /// Pages that stay are given back before the slot is populated again.
@@ -265,6 +306,6 @@ fn no_huge_page() -> HostError {
     HostError { what: "populating a huge page", source: std::io::Error::from_raw_os_error(libc::ENOMEM) }
 }
 
-fn refused(error: HostError) -> OutcomeResult {
+pub(super) fn refused(error: HostError) -> OutcomeResult {
     (&error).into()
 }

@@ -4,6 +4,7 @@
 //!   plan ─┬─ giants       ─▶ begun, each in a thread of its own (giants.rs)
 //!         ├─ copy nothing ─▶ one after the other ──────────┬─▶ in the order of the plan: state of the window,
 //!         └─ copy         ─▶ several threads, one list ────┘   budget, report, policy
+//!              a promotion comes right behind a window that is vacated for it, in the same thread (trades.rs)
 //!
 //!   each action:  guards (guards.rs) ─▶ mechanism (mechanisms.rs) ─▶ outcome
 //! ```
@@ -20,13 +21,14 @@ use super::huge_page_backoff::HugePageBackoff;
 use super::mechanisms::{Site, choose};
 use super::reach::Reach;
 use super::steering::Steering;
-use super::swaps::SwapHand;
+use super::swaps::{SwapHand, Swaps};
+use super::trades::{Unit, units};
 use super::vm_state::{SharedParts, VmState};
 use super::{ManagerLoop, lock};
 use crate::host::Host;
 use crate::panicked::{Panicked, caught};
 
-/// Minimum number of windows for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
+/// Minimum number of windows, or of trades, for each further thread: a thread takes 0.1 ms to start, a window 0.5 ms.
 const COPIES_PER_THREAD_LEAST: usize = 4;
 
 /// Longest sleep of a thread that copies: then it looks whether the loop is to stop.
@@ -84,7 +86,9 @@ impl Means<'_> {
         let SharedParts { managed: vm, releasing, collapsing, stalls, reach } = self.vms[target.vm];
         let hand = hands.get_mut(target.vm).and_then(Option::as_mut);
         let mechanism = choose(vm, attempt.planned.action, target.is_held, hand.is_some());
-        let guarded = Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages };
+        let has_vacated = hand.as_ref().is_some_and(|hand| hand.has_vacated());
+        let guarded =
+            Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages, has_vacated };
         let (held, objection) = guarded.ask();
         let ended = match (objection, held.range) {
             (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
@@ -125,7 +129,8 @@ impl ManagerLoop {
         let (copies, others): (Vec<_>, Vec<_>) = windows.partition(Attempt::is_copy);
         let means = self.means();
         let mut ended: Vec<_> = others.into_iter().map(|requested| means.attempt(requested, &mut [])).collect();
-        ended.extend(self.copy(&copies));
+        ended.extend(self.copy(&units(copies)));
+        self.vms.iter_mut().filter_map(|vm| vm.swaps.as_mut()).for_each(Swaps::give_back_vacated);
         ended.sort_unstable_by_key(|attempt| attempt.position);
         self.leave_alone_what_panicked();
         let untold = self.vms.iter().filter_map(|vm| vm.releasing.take_untold(vm.managed.id));
@@ -178,17 +183,17 @@ impl ManagerLoop {
         }
     }
 
-    /// Copies windows; each thread takes the next one from the list.
-    fn copy(&mut self, copies: &[Attempt]) -> Vec<Attempt> {
+    /// Copies windows; each thread takes the next unit from the list.
+    fn copy(&mut self, units: &[Unit]) -> Vec<Attempt> {
         let ManagerLoop { host, vms, should_stop, steering, huge_pages, config, panics, .. } = self;
         let (vms, mut hands): (_, Vec<_>) = vms.iter_mut().map(VmState::parts_for_copies).unzip();
         let means = Means { host: host.as_ref(), vms, should_stop, steering, huge_pages, panics };
-        let threads = usize::from(config.copy_threads).min(copies.len() / COPIES_PER_THREAD_LEAST).max(1);
+        let threads = usize::from(config.copy_threads).min(units.len() / COPIES_PER_THREAD_LEAST).max(1);
         let mut of_thread = || hands.iter_mut().map(|hands| hands.as_mut().and_then(Iterator::next)).collect();
         let next = AtomicUsize::new(0);
         let work = |mut hands: Vec<Option<SwapHand<'_>>>| {
-            let mine = std::iter::from_fn(|| copies.get(next.fetch_add(1, Ordering::Relaxed)));
-            mine.map(|requested| means.copy(*requested, &mut hands)).collect::<Vec<_>>()
+            let mine = std::iter::from_fn(|| units.get(next.fetch_add(1, Ordering::Relaxed)));
+            mine.flatten().map(|requested| means.copy(*requested, &mut hands)).collect::<Vec<_>>()
         };
         std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| of_thread()).collect();

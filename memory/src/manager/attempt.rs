@@ -15,6 +15,7 @@ use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PlannedActio
 pub(super) enum Mechanism {
     Collapse,
     Swap,
+    Vacate,
     Split,
     HoldAt4K,
     Recover,
@@ -29,6 +30,7 @@ impl Mechanism {
         match self {
             Mechanism::Collapse => "collapse",
             Mechanism::Swap => "swap",
+            Mechanism::Vacate => "vacate",
             Mechanism::Split => "split",
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
@@ -103,9 +105,19 @@ impl Attempt {
         Attempt { mechanism, result, ..self }
     }
 
-    /// Whether it is a promotion that may copy.
-    pub fn is_copy(&self) -> bool {
+    /// Whether it is a promotion that may copy, and so needs a huge page.
+    pub fn needs_huge_page(&self) -> bool {
         let is_promotion = matches!(self.planned.action, Action::Promote { .. });
         is_promotion && self.target.is_some_and(|target| !target.is_held)
+    }
+
+    /// Whether it vacates a window.
+    pub fn is_vacate(&self) -> bool {
+        matches!(self.planned.action, Action::Vacate { .. }) && self.target.is_some()
+    }
+
+    /// Whether it may copy a window.
+    pub fn is_copy(&self) -> bool {
+        self.needs_huge_page() || self.is_vacate()
     }
 }

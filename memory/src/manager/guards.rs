@@ -36,6 +36,8 @@ pub(super) struct Guarded<'a> {
     pub should_stop: &'a AtomicBool,
     pub steering: &'a Steering,
     pub huge_pages: &'a HugePageBackoff,
+    /// Whether the acting thread has a huge page that a window of the VM has left.
+    pub has_vacated: bool,
 }
 
 /// Everything that the guards took for an action. Dropped in the order of the fields.
@@ -112,9 +114,9 @@ fn watched<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection>
     if is_safe { Ok(()) } else { Err(Skip::LeftAlone.into()) }
 }
 
-/// The host cannot supply a huge page for a copy.
+/// The host cannot supply a huge page for a copy, and no window has left one.
 fn huge_page<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
-    if guarded.attempt.is_copy() {
+    if guarded.attempt.needs_huge_page() && !guarded.has_vacated {
         held.grounds = Some(guarded.huge_pages.may_ask(guarded.host).ok_or(Skip::NoHugePage)?);
     }
     Ok(())
@@ -177,4 +179,50 @@ fn stall<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection
         return if held.may_stall { Ok(()) } else { Err(Skip::StallBudget.into()) };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
+    use crate::sensors::free_blocks::BUDDYINFO;
+    use crate::testing::fake_host::FakeHost;
+    use std::time::Duration;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::window::WindowState;
+    use wideleaf_policies::{Cost, Gpa, GpaRange, Hva, Moment, PageSize, PlannedAction, VmId, WindowIndex};
+
+    #[test]
+    fn on_a_host_without_huge_pages_only_a_promotion_onto_the_page_of_a_vacated_window_is_tried() {
+        let (host, huge_pages) = (FakeHost::default(), HugePageBackoff::default());
+        host.set_text(BUDDYINFO, "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 0 0\n");
+        let refused = OutcomeResult::Refused(Refusal::NoHugePage);
+        huge_pages.learn(&host, Grounds::Plenty, refused, Duration::ZERO);
+        let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) };
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let vm = ManagedVm::of_others(VmId(0), vec![range], backing, None);
+        let action = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
+        let target = Target { vm: 0, row: 0, state: WindowState::Ready, is_held: false };
+        let attempt = Attempt::requested(PlannedAction { action, cost: Cost::default() }, 0, Moment::START);
+        let (stalls, should_stop, steering) = (StallBudget::default(), AtomicBool::new(false), Steering::default());
+        let objection = |has_vacated| {
+            let guarded = Guarded {
+                attempt: Attempt { target: Some(target), ..attempt },
+                target,
+                mechanism: Mechanism::Swap,
+                host: &host,
+                vm: &vm,
+                stalls: &stalls,
+                should_stop: &should_stop,
+                steering: &steering,
+                huge_pages: &huge_pages,
+                has_vacated,
+            };
+            let (held, objection) = guarded.ask();
+            assert_eq!(held.grounds, None, "whatever becomes of it says nothing about the host's pages");
+            objection.map(|objection| objection.result)
+        };
+        assert_eq!(objection(false), Some(OutcomeResult::Skipped(Skip::NoHugePage)));
+        assert_eq!(objection(true), None);
+    }
 }

@@ -60,7 +60,7 @@ impl KernelWorkCounter {
         let (OutcomeResult::Done, Some(seen)) = (result, self.seen.get_mut(row)) else { return };
         match action {
             Action::Promote { to: PageSize::Huge2M, .. } => *seen = Backing::Huge2M,
-            Action::Demote { .. } => *seen = Backing::Base4K,
+            Action::Demote { .. } | Action::Vacate { .. } => *seen = Backing::Base4K,
             _ => {}
         }
     }

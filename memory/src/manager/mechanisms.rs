@@ -7,21 +7,23 @@
 //!   demote 4K    anonymous   ─▶ split       this window alone
 //!                otherwise   ─▶ hold at 4K  its whole memslot, as far as there is KVM
 //!   release                  ─▶ release     zero pages of the window
+//!   vacate       can move?   ─▶ vacate      out of the guest's reach for about as long as by a swap
 //! ```
 
-use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
+use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Skip, WindowIndex};
 
 use super::attempt::{Attempt, Mechanism};
 use super::collapsing::Collapsing;
 use super::managed_vm::ManagedVm;
 use super::releasing::Releasing;
 use super::steering::Steering;
-use super::swaps::SwapHand;
+use super::swaps::{SwapHand, is_for_collapse};
 use crate::actuators::collapse::Collapse;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
 use crate::actuators::release::release_window;
 use crate::actuators::split::split_window;
 use crate::actuators::swap::Swap;
+use crate::actuators::vacate::Vacate;
 use crate::backing::BackingKind;
 use crate::host::Host;
 use crate::region::RamRange;
@@ -41,8 +43,16 @@ pub(super) fn choose(vm: &ManagedVm, action: Action, is_held: bool, can_swap: bo
         Action::Demote { to: PageSize::Base4K, .. } if vm.backing.kind() == BackingKind::Anon => Mechanism::Split,
         Action::Demote { to: PageSize::Base4K, .. } if has_kvm => Mechanism::HoldAt4K,
         Action::Release { .. } => Mechanism::Release,
+        Action::Vacate { .. } if can_swap && may_vacate(vm) => Mechanism::Vacate,
         _ => Mechanism::None,
     }
+}
+
+/// Whether a huge page of the VM can be behind another window of it later. Where holes are kept, windows are not
+/// swapped.
+fn may_vacate(vm: &ManagedVm) -> bool {
+    let is_anonymous = vm.backing.kind() == BackingKind::Anon && vm.backing.fixed_page().is_none();
+    is_anonymous && !vm.backing.is_reservable() && vm.keeps_holes().is_none()
 }
 
 /// Everything that a mechanism needs.
@@ -69,6 +79,7 @@ impl Site<'_, '_> {
             Mechanism::Recover => self.switch_hold(attempt, mechanism, window, Hold::Recover),
             Mechanism::HoldAt4K => self.switch_hold(attempt, mechanism, window, Hold::At4K),
             Mechanism::Swap | Mechanism::Collapse => self.swap_or_collapse(attempt, window),
+            Mechanism::Vacate => self.vacate(attempt, window),
             Mechanism::Split => self.split(attempt, window),
             Mechanism::Release => self.release(attempt, window),
             Mechanism::GiantPromote | Mechanism::GiantDemote | Mechanism::None => attempt,
@@ -80,10 +91,18 @@ impl Site<'_, '_> {
         if vm.keeps_holes().is_some() {
             return collapsed(attempt, collapsing.run(host, vm, range, window, steering), None);
         }
+        // With the page of a vacated window, nothing has asked whether the host has another one for a collapse.
+        let has_vacated = hand.as_ref().is_some_and(|hand| hand.has_vacated());
         match hand.map(|hand| hand.swap(host, window)) {
-            Some(swap) if !is_for_collapse(swap.result) => swapped(attempt, swap),
+            Some(swap) if has_vacated || !is_for_collapse(swap.result) => swapped(attempt, swap),
             tried => collapsed(attempt, collapsing.run(host, vm, range, window, steering), tried),
         }
+    }
+
+    fn vacate(self, attempt: Attempt, window: WindowIndex) -> Attempt {
+        let Some(hand) = self.hand else { return attempt };
+        let Vacate { result, cost, unavailable } = hand.vacate(self.host, window);
+        Attempt { mechanism: Mechanism::Vacate, result, cost, unavailable, ..attempt }
     }
 
     fn split(self, attempt: Attempt, window: WindowIndex) -> Attempt {
@@ -126,11 +145,6 @@ impl Site<'_, '_> {
         let cpu = self.host.thread_cpu_time().saturating_sub(began_cpu);
         Attempt { mechanism, result, cost: hold_cost(cpu), ..attempt }
     }
-}
-
-/// Whether a window may still be collapsed after a swap with this result.
-fn is_for_collapse(result: OutcomeResult) -> bool {
-    matches!(result, OutcomeResult::Refused(Refusal::NotObserved | Refusal::NotEligible | Refusal::Other(_)))
 }
 
 fn swapped(attempt: Attempt, swap: Swap) -> Attempt {

@@ -1,4 +1,4 @@
-//! The real mover: a userfaultfd, and an area for windows aside and huge pages ready.
+//! The real mover: a userfaultfd, and an area for windows aside, and for huge pages and base pages ready.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
-use super::{ASIDE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
+use super::{ASIDE_SLOTS, BASE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
 use crate::region::GuestRam;
@@ -25,7 +25,7 @@ pub struct LinuxMover {
     uffd: Userfaultfd,
     pagemap: File,
     ram: Arc<GuestRam>,
-    /// Slots: first those aside, then the ready ones.
+    /// Slots: first those aside, then the ready ones, then those for base pages.
     area: AddressReservation,
 }
 
@@ -48,6 +48,9 @@ pub enum MoverError {
 
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
 const PAGE: Bytes = PageSize::Base4K.bytes();
+const WORDS_PER_PAGE: usize = 4096 / size_of::<u64>();
+/// Number of the first slot for base pages, behind the trial slot.
+const BASE_FIRST: u16 = ASIDE_SLOTS + TRIAL_SLOT + 1;
 /// Maximum number of reads of messages at a time: 1024 messages, more than a VM has threads.
 const READS_MAX: usize = 64;
 
@@ -82,9 +85,11 @@ impl LinuxMover {
         let uffd = Userfaultfd::open_for_moves()?;
         let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
         let (aside, ready) = (WINDOW * u64::from(ASIDE_SLOTS), WINDOW * u64::from(TRIAL_SLOT + 1));
-        let area = AddressReservation::new(aside + ready, PageSize::Huge2M)?;
-        let start = area.map_at(Bytes::ZERO, aside + ready, None)?;
+        let base = WINDOW * u64::from(BASE_SLOTS);
+        let area = AddressReservation::new(aside + ready + base, PageSize::Huge2M)?;
+        let start = area.map_at(Bytes::ZERO, aside + ready + base, None)?;
         madvise(start + aside, ready, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))?;
+        madvise(start + aside + ready, base, Advice::NoHugePage).map_err(host_error("madvise(MADV_NOHUGEPAGE)"))?;
         uffd.register(start, aside, Mode::Missing).map_err(host_error("UFFDIO_REGISTER"))?;
         Ok(LinuxMover { uffd, pagemap, ram, area })
     }
@@ -98,6 +103,7 @@ impl LinuxMover {
                 slot(number)
             }
             Place::Ready(number) => slot(ASIDE_SLOTS + number),
+            Place::Base(number) => slot(BASE_FIRST + number),
         };
         window.part(PAGE * u64::from(pages.start), PAGE * pages.len() as u64)
     }
@@ -182,6 +188,11 @@ impl Mover for LinuxMover {
         Ok(())
     }
 
+    fn clear(&self, place: Place) -> Result<(), HostError> {
+        self.piece(place, &super::ALL_PAGES).clear();
+        Ok(())
+    }
+
     fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
         self.piece(place, &pages).discard().map_err(host_error("madvise(MADV_DONTNEED)"))
     }
@@ -223,6 +234,18 @@ impl Mover for LinuxMover {
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
         let (start, bytes) = self.window(window);
         madvise(start, bytes, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))
+    }
+
+    fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError> {
+        let (start, bytes) = self.window(window);
+        madvise(start, bytes, Advice::NoHugePage).map_err(host_error("madvise(MADV_NOHUGEPAGE)"))
+    }
+
+    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
+        // By touches, for the same reason as below.
+        let words = self.piece(Place::Base(slot), &super::ALL_PAGES).words();
+        words.iter().step_by(WORDS_PER_PAGE).for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(())
     }
 
     fn populate(&self, slot: u16) -> Result<(), HostError> {
@@ -278,6 +301,19 @@ mod tests {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let ram = GuestRam::map(&[GpaRange::new(Gpa::new(0), WINDOW).expect("fits")], backing).expect("memory");
         LinuxMover::open(ram).inspect_err(|error| println!("skipped: {error}")).ok()
+    }
+
+    #[test]
+    fn base_pages_are_made_as_such_and_a_cleared_place_reads_zero() {
+        let Some(mover) = mover() else { return };
+        mover.populate_base(3).expect("memory");
+        let base = Place::Base(3);
+        assert_eq!(mover.look(base).expect("scan"), Look { resident: BASE_PAGES_PER_WINDOW, is_huge: false });
+        assert_eq!(mover.look(Place::Base(2)).expect("scan").resident, 0, "its neighbour has none");
+        let words = mover.piece(base, &ALL_PAGES).words();
+        words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        mover.clear(base).expect("it is present");
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 
     /// A kernel in which unregistering wakes before it lets go; a thread faults in between.

@@ -310,6 +310,17 @@ impl<'a> Piece<'a> {
         // if at all. If a piece is not mapped, the copy ends in a SIGSEGV and not in other memory.
         unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
     }
+
+    /// Fills the piece with zeroes, past the caches. Missing pages become present.
+    ///
+    /// # Panics
+    /// If it is not made of whole cache lines, or its words have an owner.
+    pub(crate) fn clear(self) {
+        assert_ne!(self.of.lent.get(), Some(&Lent::Exclusively), "the words at {} belong to one owner", self.start);
+        // SAFETY: the piece is inside a reservation that lives through the call. Its words have no owner (asserted
+        // above) and are reached as atomic words, if at all. If it is not mapped, this ends in a SIGSEGV.
+        unsafe { memcpy::stream_zeroes(self.start.get() as *mut u8, self.bytes.as_usize()) };
+    }
 }
 
 /// Words of one exclusive owner: no other Rust code of this program reads or writes them. Operations on their pages,

@@ -78,6 +78,11 @@ impl Mover for FailingMover {
         self.real.copy_all(from, to)
     }
 
+    fn clear(&self, place: Place) -> Result<(), HostError> {
+        self.refuse("clear", &[libc::ENOMEM])?;
+        self.real.clear(place)
+    }
+
     fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
         self.perhaps_in_vain("discard", &[libc::EAGAIN], || self.real.discard(place, pages))
     }
@@ -99,6 +104,14 @@ impl Mover for FailingMover {
 
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
         self.perhaps_in_vain("allow_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.allow_huge(window))
+    }
+
+    fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.perhaps_in_vain("forbid_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.forbid_huge(window))
+    }
+
+    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
+        self.perhaps_in_vain("populate_base", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate_base(slot))
     }
 
     fn populate(&self, slot: u16) -> Result<(), HostError> {

@@ -22,6 +22,9 @@ pub struct FakeMover {
     after_search: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
+/// Contents of a page that was made ready and not written.
+const UNDEFINED: u64 = u64::MAX;
+
 /// Event during a copy.
 type Meanwhile = Arc<dyn Fn() + Send + Sync>;
 
@@ -48,6 +51,8 @@ struct State {
     /// Windows without the mark that forbids huge pages.
     may_be_huge: BTreeSet<WindowIndex>,
     populates: u64,
+    /// Number of base pages made ready.
+    base_pages: u64,
     /// Numbers of the populates that bring base pages.
     short_populates: Range<u64>,
     keeps_tables: bool,
@@ -81,6 +86,7 @@ impl Default for FakeMover {
                 pages_per_move: BASE_PAGES_PER_WINDOW,
                 may_be_huge: BTreeSet::new(),
                 populates: 0,
+                base_pages: 0,
                 short_populates: 0..0,
                 keeps_tables: false,
                 calls: FakeCalls::default(),
@@ -156,6 +162,11 @@ impl FakeMover {
         self.state().populates
     }
 
+    /// Number of base pages that were made ready so far.
+    pub fn base_pages(&self) -> u64 {
+        self.state().base_pages
+    }
+
     /// Whether the mark that forbids huge pages was lifted from a window.
     pub fn may_be_huge(&self, window: WindowIndex) -> bool {
         self.state().may_be_huge.contains(&window)
@@ -226,7 +237,16 @@ impl FakeMover {
 
     /// Number of pages aside.
     pub fn pages_aside(&self) -> usize {
-        self.state().pages.all().filter(|((place, _), _)| matches!(place, Place::Aside(_))).count()
+        self.pages_in(|place| matches!(place, Place::Aside(_)))
+    }
+
+    /// Number of pages in the slots for base pages.
+    pub fn pages_staged(&self) -> usize {
+        self.pages_in(|place| matches!(place, Place::Base(_)))
+    }
+
+    fn pages_in(&self, is_there: impl Fn(Place) -> bool) -> usize {
+        self.state().pages.all().filter(|((place, _), _)| is_there(*place)).count()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -278,7 +298,7 @@ impl State {
         match place {
             Place::Guest(window) => self.watched.contains(&window),
             Place::Aside(_) => true,
-            Place::Ready(_) => false,
+            Place::Ready(_) | Place::Base(_) => false,
         }
     }
 
@@ -359,6 +379,13 @@ impl Mover for FakeMover {
         Ok(())
     }
 
+    fn clear(&self, place: Place) -> Result<(), HostError> {
+        let mut state = self.enter("fake clear")?;
+        assert_eq!(state.pages.of(place).count(), ALL_PAGES.len(), "a store to a missing page waits or makes one");
+        ALL_PAGES.for_each(|page| state.pages.insert((place, page), 0));
+        Ok(())
+    }
+
     fn discard(&self, place: Place, pages: Range<u16>) -> Result<(), HostError> {
         const WHAT: &str = "fake discard";
         let emptying = self.emptying().clone().filter(|_| matches!(place, Place::Aside(_)) && pages == ALL_PAGES);
@@ -407,6 +434,21 @@ impl Mover for FakeMover {
 
     fn allow_huge(&self, window: WindowIndex) -> Result<(), HostError> {
         self.enter("fake advice")?.may_be_huge.insert(window);
+        Ok(())
+    }
+
+    fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError> {
+        self.enter("fake advice")?.may_be_huge.remove(&window);
+        Ok(())
+    }
+
+    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
+        let mut state = self.enter("fake populate of base pages")?;
+        let place = Place::Base(slot);
+        let missing: Vec<u16> = ALL_PAGES.filter(|page| state.pages.get((place, *page)).is_none()).collect();
+        state.base_pages += missing.len() as u64;
+        missing.into_iter().for_each(|page| state.pages.insert((place, page), UNDEFINED));
+        state.tables.insert(place);
         Ok(())
     }
 

@@ -4,3 +4,4 @@
 mod manager_on_the_fake_host;
 mod moving_on_the_fake_mover;
 mod recovery_on_the_fake_host;
+mod vacating_on_the_fake_mover;

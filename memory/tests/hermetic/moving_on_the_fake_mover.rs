@@ -26,15 +26,15 @@ const W: WindowIndex = WindowIndex::new(3);
 /// Giant that contains all windows of these tests.
 const GIANT: Gpa = Gpa::new(0);
 
-struct Bed {
-    mover: Arc<FakeMover>,
-    host: Arc<FakeHost>,
-    aside: Arc<Aside>,
-    claims: Arc<Claims>,
+pub(crate) struct Bed {
+    pub mover: Arc<FakeMover>,
+    pub host: Arc<FakeHost>,
+    pub aside: Arc<Aside>,
+    pub claims: Arc<Claims>,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    pub fn new() -> Bed {
         let (mover, host, claims) = (Arc::<FakeMover>::default(), Arc::<FakeHost>::default(), Arc::<Claims>::default());
         let aside = Arc::new(Aside::new(host.clone(), mover.clone(), claims.clone()));
         Bed { mover, host, aside, claims }
@@ -44,12 +44,12 @@ impl Bed {
         AccessSensor::new(self.aside.clone(), AccessConfig::default())
     }
 
-    fn swapper(&self) -> Swapper {
+    pub fn swapper(&self) -> Swapper {
         Swapper::new(self.aside.clone())
     }
 
     /// Asserts that all pages are back and right, and that no window is watched.
-    fn assert_at_rest(&self) {
+    pub fn assert_at_rest(&self) {
         assert!(self.mover.is_intact(), "{:?}", self.aside.report());
         assert_eq!(self.mover.pages_aside(), 0, "{:?}", self.aside.report());
         assert!(!self.mover.is_anything_watched(), "{:?}", self.aside.report());
@@ -57,18 +57,18 @@ impl Bed {
         assert!(self.claims.giant(GIANT).is_ok(), "no claim is left");
     }
 
-    fn is_huge(&self, window: WindowIndex) -> bool {
+    pub fn is_huge(&self, window: WindowIndex) -> bool {
         self.mover.look(Place::Guest(window)).unwrap().is_huge
     }
 }
 
 /// Touches a page, whether the guest then waits or not.
-fn touch(bed: &Bed, window: WindowIndex, page: u16) {
+pub(crate) fn touch(bed: &Bed, window: WindowIndex, page: u16) {
     let _: Touch = bed.mover.touch(window, page);
 }
 
 /// Three windows: all base pages, base pages with holes, and huge.
-fn three_windows(bed: &Bed) -> [WindowIndex; 3] {
+pub(crate) fn three_windows(bed: &Bed) -> [WindowIndex; 3] {
     let windows = [1, 2, 3].map(WindowIndex::new);
     bed.mover.write(windows[0], ALL_PAGES);
     bed.mover.write(windows[1], 100..300);
@@ -428,7 +428,7 @@ fn a_panic_while_slots_are_given_back_loses_none() {
 
 /// Runs `work` with each of its calls failing once with each error, and at each length of moves; afterwards all
 /// pages must be back, at the latest when the service ends.
-fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {
+pub(crate) fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {
     for pages_per_move in [512, 100] {
         for errno in ERRORS {
             let mut call = 0;

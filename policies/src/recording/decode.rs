@@ -147,14 +147,15 @@ fn planned(reader: &mut Reader<'_>) -> Result<PlannedAction, DecodeError> {
 }
 
 fn action(reader: &mut Reader<'_>) -> Result<Action, DecodeError> {
-    let kind = reader.number_to("kind of action", 2)?;
+    let kind = reader.number_to("kind of action", 3)?;
     let vm = VmId(reader.number_to("VM", u32::MAX.into())? as u32);
     let window = WindowIndex::new(reader.number_to("window below 2^52", WINDOW_MAX)?);
     let mut to = || reader.one_of("page size", &PageSize::ALL);
     Ok(match kind {
         0 => Action::Promote { vm, window, to: to()? },
         1 => Action::Demote { vm, window, to: to()? },
-        _ => Action::Release { vm, window },
+        2 => Action::Release { vm, window },
+        _ => Action::Vacate { vm, window },
     })
 }
 

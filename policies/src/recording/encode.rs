@@ -132,6 +132,7 @@ fn put_action(out: &mut Vec<u8>, action: Action) {
         Action::Promote { to, .. } => (0, Some(to)),
         Action::Demote { to, .. } => (1, Some(to)),
         Action::Release { .. } => (2, None),
+        Action::Vacate { .. } => (3, None),
     };
     put_number(out, kind);
     put_number(out, action.vm().0.into());

@@ -131,6 +131,7 @@ fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
         Action::Promote { to: PageSize::Giant1G, .. } => backing != Backing::Giant1G,
         Action::Promote { .. } => !backing.is_large() || is_held,
         Action::Demote { .. } => backing.is_large() && !is_held,
+        Action::Vacate { .. } => backing == Backing::Huge2M && !is_held,
         Action::Release { .. } => backing.is_large() && vm.zero[row].is_some_and(|zero| zero > 0),
     }
 }
@@ -142,7 +143,7 @@ fn takes_given_back(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     let makes_large = match action {
         Action::Promote { to: PageSize::Giant1G, .. } => true,
         Action::Promote { .. } => !is_recovery,
-        Action::Demote { .. } | Action::Release { .. } => false,
+        Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } => false,
     };
     makes_large && vm.given_back[row] > vm.given_back_tolerated
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use wideleaf_policies::recording::{
-    DecodeError, Decoder, Encoder, Frame, Header, MAGIC, ROWS_MAX, RecordedOutcome, TooManyWindows, VmHeader,
+    DecodeError, Decoder, Encoder, Frame, Header, MAGIC, ROWS_MAX, RecordedOutcome, TooManyWindows, VERSION, VmHeader,
 };
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
@@ -106,12 +106,13 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    (0..3, any::<u32>(), 0_u64..1 << 31, page_size()).prop_map(|(kind, vm, window, to)| {
+    (0..4, any::<u32>(), 0_u64..1 << 31, page_size()).prop_map(|(kind, vm, window, to)| {
         let (vm, window) = (VmId(vm), WindowIndex::new(window));
         match kind {
             0 => Action::Promote { vm, window, to },
             1 => Action::Demote { vm, window, to },
-            _ => Action::Release { vm, window },
+            2 => Action::Release { vm, window },
+            _ => Action::Vacate { vm, window },
         }
     })
 }
@@ -256,6 +257,18 @@ fn idle_vm(windows: u64) -> VmSnapshot {
 }
 
 #[test]
+fn a_recording_of_an_older_version_is_still_read() {
+    let window = WindowIndex::new(7);
+    let release = PlannedAction { action: Action::Release { vm: VmId(0), window }, cost: Cost::default() };
+    let frame = Frame::Plan { now: Moment::START, actions: vec![release] };
+    let (mut bytes, _) = encode(std::slice::from_ref(&frame));
+    for version in 2..=VERSION {
+        bytes[MAGIC.len()..][..2].copy_from_slice(&version.to_le_bytes());
+        assert_eq!(decode(&bytes), (vec![frame.clone(), Frame::End], None), "version {version}");
+    }
+}
+
+#[test]
 fn an_idle_guest_costs_a_dozen_bytes_a_tick() {
     let idle = |second| Frame::Snapshot {
         at: Moment::after_start(Duration::from_secs(second)),
@@ -314,7 +327,7 @@ fn each_kind_of_damage_has_its_own_message() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off after byte 8");
     assert_eq!(line(&bytes[..20]), "cut off after byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 3");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 4");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));

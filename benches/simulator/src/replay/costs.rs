@@ -23,13 +23,15 @@ pub struct Costs {
     pub demote: Cost,
     /// Search for zero pages, and their release.
     pub release: Cost,
+    /// Move of a window from its huge page to base pages.
+    pub vacate: Cost,
 }
 
 impl Default for Costs {
     /// Costs of actions that a recording does not contain. Measured on a shared two-core machine: `MADV_COLLAPSE`
     /// at 3.5 GiB/s, fault and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are
     /// estimates: switching a dirty log is one ioctl and a walk over its memslot's entries; a release reads the
-    /// window once at 10 GiB/s and makes one call.
+    /// window once at 10 GiB/s and makes one call; to vacate a window is to make 512 base pages and to copy.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
@@ -38,6 +40,7 @@ impl Default for Costs {
             recover: cost(Bytes::ZERO, 100),
             demote: cost(Bytes::ZERO, 200),
             release: cost(Bytes::ZERO, 250),
+            vacate: cost(PageSize::Huge2M.bytes(), 500),
         }
     }
 }
@@ -50,6 +53,7 @@ pub(super) struct Samples {
     recover: Vec<Cost>,
     demote: Vec<Cost>,
     release: Vec<Cost>,
+    vacate: Vec<Cost>,
 }
 
 impl Samples {
@@ -63,6 +67,7 @@ impl Samples {
             Action::Promote { .. } => &mut self.promote_2m,
             Action::Demote { .. } => &mut self.demote,
             Action::Release { .. } => &mut self.release,
+            Action::Vacate { .. } => &mut self.vacate,
         };
         samples.push(recorded.outcome.cost);
     }
@@ -75,6 +80,7 @@ impl Samples {
             recover: median_cost(&self.recover, otherwise.recover),
             demote: median_cost(&self.demote, otherwise.demote),
             release: median_cost(&self.release, otherwise.release),
+            vacate: median_cost(&self.vacate, otherwise.vacate),
         }
     }
 }

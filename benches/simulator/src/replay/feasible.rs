@@ -13,7 +13,7 @@ use wideleaf_policies::units::{PageSize, WindowIndex};
 pub(crate) enum Ram {
     /// Pages of the hugetlb pool, which no mechanism promotes.
     OfPool,
-    /// Anonymous RAM, which is demoted by splitting a window.
+    /// Anonymous RAM, which is demoted by splitting a window, and of which windows can be vacated.
     Anonymous,
     /// All other RAM, which is demoted by holding it at 4 KiB.
     Other,
@@ -57,7 +57,13 @@ pub(crate) fn feasible(
         Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => (OutcomeResult::Done, costs.demote),
         Action::Release { .. } if row.zero.unwrap_or(0) == 0 => no(already_done),
         Action::Release { .. } => (OutcomeResult::Done, costs.release),
-        Action::Promote { .. } | Action::Demote { .. } => no(no_mechanism),
+        Action::Vacate { .. } if ram == Ram::Anonymous => match row.backing {
+            Backing::Huge2M => (OutcomeResult::Done, costs.vacate),
+            Backing::Base4K => no(already_done),
+            Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
+            Backing::Giant1G => no(no_mechanism),
+        },
+        Action::Promote { .. } | Action::Demote { .. } | Action::Vacate { .. } => no(no_mechanism),
     }
 }
 

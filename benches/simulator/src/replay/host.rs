@@ -61,6 +61,8 @@ enum Pages {
     Large(Backing),
     /// `left` base pages remain, until the recording shows another number than `recorded`.
     Released { left: u16, recorded: u16 },
+    /// Base pages with all contents of the large page, until the recording shows another number than `recorded`.
+    Vacated { recorded: u16 },
 }
 
 impl SimulatedHost {
@@ -162,7 +164,9 @@ impl SimulatedHost {
                         self.window((vm.vm, vm.windows[row])).before_promotion = Some(vm.resident[row]);
                     }
                 }
-                Action::Demote { .. } => self.window((vm.vm, action.window())).before_promotion = None,
+                Action::Demote { .. } | Action::Vacate { .. } => {
+                    self.window((vm.vm, action.window())).before_promotion = None;
+                }
                 Action::Release { .. } => {}
             }
         }
@@ -201,8 +205,19 @@ impl SimulatedHost {
                 let window = self.window((vm, window));
                 window.pages = Pages::Released { left, recorded: window.recorded };
             }
+            Action::Vacate { .. } => {
+                let window = self.window((vm, window));
+                window.pages = Pages::Vacated { recorded: window.recorded };
+            }
         }
     }
+}
+
+/// The row with all pages present; those that were absent hold zeroes.
+fn with_all_pages(row: WindowRow, backing: Backing) -> WindowRow {
+    let added = BASE_PAGES_PER_WINDOW - row.resident;
+    let zero = row.zero.map(|zero| (zero + added).min(BASE_PAGES_PER_WINDOW));
+    WindowRow { backing, resident: BASE_PAGES_PER_WINDOW, zero, ..row }
 }
 
 /// The recorded outcome of the action, if it was requested at the same tick for a window in the same state.
@@ -270,7 +285,7 @@ impl Window {
         let is_gone = match self.pages {
             Pages::AsRecorded => false,
             Pages::Large(_) => recorded.backing == Backing::Unbacked,
-            Pages::Released { recorded: then, .. } => recorded.resident != then,
+            Pages::Released { recorded: then, .. } | Pages::Vacated { recorded: then } => recorded.resident != then,
         };
         if is_gone {
             self.pages = Pages::AsRecorded;
@@ -280,11 +295,8 @@ impl Window {
         match self.pages {
             Pages::AsRecorded => row,
             Pages::Large(_) if row.backing == Backing::Giant1G => row,
-            Pages::Large(backing) => {
-                let added = BASE_PAGES_PER_WINDOW - row.resident;
-                let zero = row.zero.map(|zero| (zero + added).min(BASE_PAGES_PER_WINDOW));
-                WindowRow { backing, resident: BASE_PAGES_PER_WINDOW, zero, ..row }
-            }
+            Pages::Large(backing) => with_all_pages(row, backing),
+            Pages::Vacated { .. } => with_all_pages(row, Backing::Base4K),
             Pages::Released { left: 0, .. } => WindowRow { backing: Backing::Unbacked, resident: 0, zero: None, ..row },
             Pages::Released { left, .. } => {
                 WindowRow { backing: Backing::Base4K, resident: left, zero: Some(0), ..row }

@@ -5,7 +5,8 @@
 //!   backing   Unbacked ──first touch──▶ Base4K ──promote──▶ Huge2M ──promote──▶ Giant1G
 //!   resident  0                         the touched ones    512                 512 of each window
 //!                                          ▲                   │
-//!                                          └─ demote, release ─┘   untouched pages are gone
+//!                                          ├─ demote, release ─┤   untouched pages are gone
+//!                                          └─ vacate ───────────┘   512 base pages, and a block of 2 MiB is free
 //! ```
 
 use alloc::vec;
@@ -39,6 +40,8 @@ pub(super) struct StreamHost {
     touched: Vec<PageBits>,
     /// Number of bits set in `touched`, per window.
     touched_pages: Vec<u16>,
+    /// Whether a window on base pages has all of them, also the untouched ones: it was vacated.
+    is_full: Vec<bool>,
     states: Vec<WindowState>,
     looks: AccessSamples,
     reservations: Option<Reservations>,
@@ -47,6 +50,8 @@ pub(super) struct StreamHost {
     arena: Bytes,
     memory: Bytes,
     giant_pages_free: u64,
+    /// Free blocks of 2 MiB.
+    huge_pages_free: u64,
     guest: GuestMapping,
     costs: Costs,
 }
@@ -63,6 +68,7 @@ impl StreamHost {
             backing: vec![if is_prefaulted { Backing::Huge2M } else { Backing::Unbacked }; rows],
             touched: vec![PageBits::default(); rows],
             touched_pages: vec![0; rows],
+            is_full: vec![false; rows],
             states: vec![WindowState::default(); rows],
             looks: AccessSamples::new(rows),
             reservations: policy.reserves().map(Reservations::new),
@@ -70,6 +76,7 @@ impl StreamHost {
             arena: config.arena,
             memory: config.memory,
             giant_pages_free: config.giant_pages,
+            huge_pages_free: config.huge_pages.saturating_sub(if is_prefaulted { windows } else { 0 }),
             guest: guest_mapping(config.guest_page),
             costs: config.costs,
         }
@@ -103,15 +110,15 @@ impl StreamHost {
         if self.backing[row] == Backing::Unbacked {
             self.backing[row] = Backing::Base4K;
             if policy.decides_at_first_touch() {
-                let page = policy.first_touch(GUEST, window);
-                if page != PageSize::Base4K {
+                let is_large = policy.first_touch(GUEST, window) != PageSize::Base4K && self.take_huge_page();
+                if is_large {
                     self.backing[row] = Backing::Huge2M;
                     mmu.map_host(window, PageSize::Huge2M);
                 }
-                tally.count_first_touch(page, 0);
+                tally.count_first_touch(if is_large { PageSize::Huge2M } else { PageSize::Base4K }, 0);
             }
-            if let Some(book) = &mut self.reservations {
-                book.reserve(GUEST, window, now);
+            if self.reservations.is_some() && self.take_huge_page() {
+                self.reservations.iter_mut().for_each(|book| book.reserve(GUEST, window, now));
                 tally.count_done("reserve_2m");
             }
         }
@@ -128,8 +135,16 @@ impl StreamHost {
         }
     }
 
+    /// Takes a free block of 2 MiB, if there is one.
+    fn take_huge_page(&mut self) -> bool {
+        let is_free = self.huge_pages_free > 0;
+        self.huge_pages_free -= u64::from(is_free);
+        is_free
+    }
+
     fn make_huge(&mut self, row: usize, mmu: &mut dyn Mmu) {
         self.backing[row] = Backing::Huge2M;
+        self.is_full[row] = false;
         mmu.remap_host(WindowIndex::new(row as u64), PageSize::Huge2M);
     }
 
@@ -176,6 +191,7 @@ impl StreamHost {
     fn resident(&self, row: usize) -> u16 {
         match self.backing[row] {
             Backing::Unbacked => 0,
+            Backing::Base4K if self.is_full[row] => BASE_PAGES_PER_WINDOW,
             Backing::Base4K => self.touched_pages[row],
             Backing::Huge2M | Backing::Giant1G => BASE_PAGES_PER_WINDOW,
         }
@@ -216,10 +232,13 @@ impl StreamHost {
             return skipped(Skip::BackingOff);
         };
         let (result, cost) = feasible(action, Ram::Anonymous, vm, vm.get(row), seen, &self.costs);
-        // The plan may request more giant pages than the snapshot shows, and a policy may not have checked.
-        let is_giant = matches!(action, Action::Promote { to: PageSize::Giant1G, .. });
-        let is_to_be_had = result != OutcomeResult::Done || !is_giant || self.giant_pages_free > 0;
-        let (result, cost) = match is_to_be_had {
+        // The plan may request more pages than the snapshot shows, and a policy may not have checked.
+        let is_to_be_had = match action {
+            Action::Promote { to: PageSize::Giant1G, .. } => self.giant_pages_free > 0,
+            Action::Promote { .. } => self.huge_pages_free > 0,
+            Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } => true,
+        };
+        let (result, cost) = match is_to_be_had || result != OutcomeResult::Done {
             true => (result, cost),
             false => (OutcomeResult::Refused(Refusal::NoHugePage), Cost::default()),
         };
@@ -240,16 +259,35 @@ impl StreamHost {
         match action {
             Action::Promote { to: PageSize::Giant1G, window, .. } => {
                 self.giant_pages_free -= 1;
-                rows_of_page(vm, window, PageSize::Giant1G).for_each(|row| self.backing[row] = Backing::Giant1G);
+                for row in rows_of_page(vm, window, PageSize::Giant1G) {
+                    self.free_huge_page(row);
+                    self.backing[row] = Backing::Giant1G;
+                }
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Giant1G);
             }
-            Action::Promote { .. } => self.make_huge(row, mmu),
+            Action::Promote { .. } => {
+                self.take_huge_page();
+                self.make_huge(row, mmu);
+            }
+            Action::Vacate { .. } => {
+                self.free_huge_page(row);
+                self.backing[row] = Backing::Base4K;
+                self.is_full[row] = true;
+                mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
+            }
             Action::Demote { .. } | Action::Release { .. } => {
+                self.is_full[row] = false;
                 let is_empty = self.touched_pages[row] == 0;
                 self.backing[row] = if is_empty { Backing::Unbacked } else { Backing::Base4K };
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
         }
+    }
+
+    /// Frees the block of 2 MiB of a window that is about to leave its huge page, if it has one.
+    fn free_huge_page(&mut self, row: usize) {
+        let is_huge = self.backing[row] == Backing::Huge2M;
+        self.huge_pages_free = self.huge_pages_free.saturating_add(u64::from(is_huge));
     }
 
     pub fn sample(&self, at: Moment, accesses: u64, misses: u64) -> HistorySample {

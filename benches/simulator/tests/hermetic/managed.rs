@@ -1,12 +1,14 @@
 //! Policies at work on streams of accesses: their input, the outcomes of their plans, the course of
 //! coverage and bloat.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use wideleaf_policies::units::mib;
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice, WindowIndex};
+use wideleaf_policies::{
+    Action, Budget, Bytes, Cost, Moment, PageSize, Plan, Policy, PolicyChoice, Snapshot, VmId, WindowIndex,
+};
 use wideleaf_simulator::calibrated::{Calibration, walk_cost};
 use wideleaf_simulator::simulated::{Clock, HostConfig, Managed, Mmu, windows_of};
 use wideleaf_simulator::simulator::Options;
@@ -186,6 +188,36 @@ fn schemes_demote_idle_windows_and_release_untouched_pages() {
     assert!(managed.tally().count_of("demote_4k", "done") >= 15, "{:?}", managed.tally().actions);
     let end = managed.history().samples().last().unwrap();
     assert_eq!(end.bloat(), Bytes::ZERO);
+}
+
+/// A policy that requests the given actions, plan by plan.
+struct Told(VecDeque<Vec<Action>>);
+
+impl Policy for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn plan(&mut self, _: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+        self.0.pop_front().into_iter().flatten().for_each(|action| plan.push(action, Cost::default()));
+    }
+}
+
+#[test]
+fn a_vacated_window_gives_its_huge_page_to_a_promotion_of_the_same_plan() {
+    let promote = |window| Action::Promote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Huge2M };
+    let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(1) };
+    // The only free block goes to window 1, which is sparse; for window 0 none is left.
+    let told = Told([vec![promote(1)], vec![promote(0)], vec![vacate, promote(2)]].into());
+    let mut mmu = Remembered::default();
+    let mut managed = Managed::new(HostConfig { huge_pages: 1, ..config() }, Box::new(told), &mut mmu);
+    (0..4).for_each(|_| half_sparse().for_each(|address| managed.access(address, 1, &mut mmu)));
+    managed.end(&mmu);
+    let count = |action, result| managed.tally().count_of(action, result);
+    assert_eq!((count("promote_2m", "done"), count("promote_2m", "refused_no_huge_page")), (2, 1));
+    assert_eq!((count("vacate", "done"), mmu.large()), (1, vec![2]));
+    let end = managed.history().samples().last().unwrap();
+    assert_eq!(end.bloat(), Bytes::new(504 * PAGE), "the untouched pages of window 1 were copied too");
 }
 
 #[test]

@@ -332,6 +332,24 @@ fn demotion_of_anonymous_ram_splits_it_and_promotion_copies_it() {
 }
 
 #[test]
+fn a_vacated_window_of_anonymous_ram_has_all_contents_on_base_pages() {
+    let rows = [WindowRow { zero: Some(12), ..row(0, 512, Backing::Huge2M) }];
+    let vacate = Action::Vacate { vm: VM, window: WindowIndex::new(0) };
+    let [mut anonymous, mut memfd] = ["anon", "memfd"].map(|on| Making::on(on, "never", BudgetLimits::default()));
+    for making in [&mut anonymous, &mut memfd] {
+        making.tick(&rows, &[]).tick(&rows, &[]).tick(&rows, &[]);
+    }
+    let tally = anonymous.replay(&mut Told::ticks([vec![vacate], vec![vacate]]));
+    assert_eq!((tally.count_of("vacate", "done"), tally.count_of("vacate", "skipped_already_done")), (1, 1));
+    assert_eq!((coverage(&tally), tally.resident_at_end), (vec![(1, 10_000), (2, 0)], mib(2)));
+    assert_eq!((tally.copied, tally.released), (mib(2), Bytes::ZERO));
+    let tally = anonymous.replay(&mut Told::ticks([vec![vacate], vec![promote(0)]]));
+    assert_eq!((tally.bloat, coverage(&tally)), (Bytes::ZERO, vec![(1, 10_000), (2, 0), (3, 10_000)]));
+    let tally = memfd.replay(&mut Told::ticks([vec![vacate]]));
+    assert_eq!((tally.count_of("vacate", "skipped_no_mechanism"), coverage(&tally)), (1, vec![(1, 10_000)]));
+}
+
+#[test]
 fn demotion_of_other_ram_holds_it_and_promotion_recovers_it_without_a_copy() {
     let rows = [row(0, 512, Backing::Huge2M)];
     let mut making = Making::on("memfd", "never", BudgetLimits::default());
