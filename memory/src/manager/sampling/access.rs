@@ -581,6 +581,29 @@ mod tests {
     }
 
     #[test]
+    fn urgent_windows_are_sampled_out_of_turn_once_their_own_budget_pays_for_a_large_sample() {
+        let host = FakeHost::default();
+        let (windows, rows) = on_base_pages(2 * ACCESS_MOST);
+        let limits =
+            ShareLimits { budget: PerTenThousand::ALL, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_MOST };
+        let mut sampling = sampling_of(Seen::Untouched, &windows, Share::new(limits, ACCESS_COST, host.now()));
+        let fault = FaultPrice::assumed(None);
+        let samples = |sampling: &AccessSampling| sampling.histories.iter().map(|of| of.samples()).collect::<Vec<_>>();
+        // 32 windows of 0.33 ms are 10.56 ms: 2 % of a core earn them in 528 ms.
+        let mut begins_after = |ms| {
+            host.sleep(Duration::from_millis(ms));
+            let begins = sampling.start_urgent(&host, &windows, &rows, fault);
+            sampling.finish(&host);
+            (begins, samples(&sampling))
+        };
+        let once = |first: usize, second: usize| [vec![1; first], vec![0; second]].concat();
+        assert_eq!(begins_after(500), (false, once(0, 2 * ACCESS_MOST)), "and the usual budget is not used");
+        assert_eq!(begins_after(30), (true, once(ACCESS_MOST, ACCESS_MOST)));
+        assert_eq!(begins_after(530), (true, once(2 * ACCESS_MOST, 0)), "each has its turn");
+        assert!(!sampling.start_urgent(&host, &[], &rows, fault), "no window is urgent any more");
+    }
+
+    #[test]
     fn a_sensor_that_has_ended_is_reported_once_with_its_reason_and_not_used_again() {
         let (host, windows) = (FakeHost::default(), vec![WindowIndex::new(0)]);
         let limits = ShareLimits {
