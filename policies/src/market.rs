@@ -80,7 +80,7 @@ impl Bids {
         }
     }
 
-    /// Adds a window that holds a huge page, saves so many cycles per second by it, and could give it back.
+    /// Adds a window that holds a huge page with this benefit, and could give it back.
     pub fn hold(&mut self, cycles_per_s: u64) {
         count(&mut self.held, bucket_of(cycles_per_s), 1);
     }

@@ -31,6 +31,7 @@ use crate::usage;
 mod lifecycle;
 mod market;
 mod metadata;
+mod offer;
 mod reported;
 mod requests;
 mod reservations;
@@ -39,7 +40,8 @@ mod starting;
 mod surveys;
 mod vm;
 
-use market::{Market, Offer};
+use market::Market;
+use offer::Offer;
 pub use requests::Service;
 use starting::Starting;
 use surveys::Surveys;

@@ -131,7 +131,7 @@ fn clear(host: &[AnyVm], free: u64) -> Clearing {
     clearing_price(&host.iter().map(AnyVm::bidder).collect::<Vec<_>>(), free)
 }
 
-/// Windows of a VM that want a page and whose benefit fulfils `is_served`.
+/// Windows of a VM that want a page and with a benefit that fulfils `is_served`.
 fn wanting(vm: &AnyVm, is_served: impl Fn(u64) -> bool) -> u64 {
     vm.bids.levels().filter(|level| is_served(level.cycles_per_s)).map(|level| u64::from(level.wanted)).sum()
 }

@@ -229,8 +229,9 @@ proptest! {
     fn plans_are_the_same_with_and_without_a_market_while_free_pages_suffice(
         past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
     ) {
-        let mut twins = [HugePages::Plenty, HugePages::Scarce { free: 1000 }, HugePages::Priced(HugePagePrice::default())]
-            .map(|huge_pages| (huge_pages, wideleaf_policies::policy::by_name("auto").expect("it is in the list").with_defaults()));
+        let auto = wideleaf_policies::policy::by_name("auto").expect("it is in the list");
+        let (scarce, priced) = (HugePages::Scarce { free: 1000 }, HugePages::Priced(HugePagePrice::default()));
+        let mut twins = [HugePages::Plenty, scarce, priced].map(|huge_pages| (huge_pages, auto.with_defaults()));
         let mut now = NOW;
         for (snapshot, result, pause) in &past {
             now = now + Duration::from_secs(*pause);

@@ -78,7 +78,7 @@ fn a_window_must_also_pay_for_the_one_that_is_vacated_for_it() {
 }
 
 #[test]
-fn the_bids_say_who_wants_and_who_could_give_and_there_are_none_in_plenty() {
+fn bids_count_windows_that_want_and_that_could_give_and_there_are_none_in_plenty() {
     let vm = cold_and_hot("HHHff");
     let mut desk = proven(&vm);
     assert_eq!(desk.0.bids(), None);

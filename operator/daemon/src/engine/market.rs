@@ -11,8 +11,7 @@
 
 use std::time::Duration;
 
-use wideleaf_control::protocol::BidsReport;
-use wideleaf_policies::market::{Bidder, Level, clearing_price};
+use wideleaf_policies::market::{Bidder, clearing_price};
 use wideleaf_policies::{Bids, HugePagePrice, PageSize};
 
 use super::vm::{Hands, Vm};
@@ -22,21 +21,6 @@ use super::{Engine, SharedCare, Table, told_if_free};
 /// run asks each second, its loop acts at once, and a buyer notices a free block within half a second and reports each
 /// second. So no page is given back twice for one buyer.
 const GRANT_EVERY: Duration = Duration::from_secs(3);
-
-/// Offer of one VM.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Offer {
-    bids: Bids,
-    /// Free huge pages, if its manager was refused one.
-    free: Option<u64>,
-}
-
-impl From<&BidsReport> for Offer {
-    fn from(report: &BidsReport) -> Offer {
-        let level = |&(cycles_per_s, wanted, held): &(u64, u32, u32)| Level { cycles_per_s, wanted, held };
-        Offer { bids: Bids::of_levels(report.levels.iter().map(level)), free: report.free }
-    }
-}
 
 /// State of the market.
 #[derive(Debug, Default)]

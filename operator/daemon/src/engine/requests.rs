@@ -6,7 +6,7 @@ use std::time::Instant;
 use wideleaf_control::protocol::{Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
-use super::market::Offer;
+use super::offer::Offer;
 use super::vm::{self, Hands, Vm};
 use super::{Engine, told};
 use crate::guests::{Care, Found, Guests, ProcessId};

@@ -9,7 +9,7 @@ use wideleaf_control::view::{BackingView, Care, VmView, WorkView, policy_name};
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice};
 
 use super::SharedCare;
-use super::market::Offer;
+use super::offer::Offer;
 use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
 use crate::guests::{Found, WindowCounts};

@@ -53,7 +53,7 @@ impl Market {
         self.price() > 0
     }
 
-    /// Whether a window that saves so many cycles per second may have a huge page.
+    /// Whether a window that saves `per_s` cycles per second may have a huge page.
     pub fn serves(&self, per_s: u64) -> bool {
         bid(per_s) >= self.price()
     }
