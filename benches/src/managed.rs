@@ -11,7 +11,7 @@ use wideleaf_policies::parameters::PolicyChoice;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
-    Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId, VmSnapshot,
+    Bids, Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId, VmSnapshot,
 };
 
 use crate::cpu::Threads;
@@ -128,6 +128,14 @@ impl Policy for OnLeave {
 
     fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
         self.policy.uses_access(vm, row)
+    }
+
+    fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
+        self.policy.hurries(vm, row)
+    }
+
+    fn bids(&self) -> Option<&Bids> {
+        self.policy.bids()
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {

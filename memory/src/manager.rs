@@ -75,7 +75,7 @@ pub use managed_vm::ManagedVm;
 use pacing::PULSE;
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
-use sampling::SharedAccess;
+use sampling::{SharedAccess, Wish};
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
@@ -327,8 +327,15 @@ impl ManagerLoop {
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
-            let uses_access = |row| lock(&self.policy).uses_access(rows, row);
-            vm.start_samples(self.host.as_ref(), rows, &uses_access, self.plan.actions(), &mut self.report);
+            let wish = |row| {
+                let policy = lock(&self.policy);
+                match policy.uses_access(rows, row) {
+                    true if policy.hurries(rows, row) => Wish::Urgent,
+                    true => Wish::Useful,
+                    false => Wish::Useless,
+                }
+            };
+            vm.start_samples(self.host.as_ref(), rows, &wish, self.plan.actions(), &mut self.report);
         }
     }
 
@@ -352,6 +359,12 @@ impl ManagerLoop {
     /// burst of sampling.
     fn is_busy(&self, done: u64) -> bool {
         done > 0 || self.is_recovering() || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
+    }
+
+    /// Whether windows wait for an urgent sample that could begin now.
+    fn has_urgent_sample(&self) -> bool {
+        let now = self.host.now();
+        self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_urgent(now))
     }
 
     /// Counts so far.

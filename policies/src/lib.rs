@@ -32,6 +32,7 @@ pub mod candidates;
 pub mod expectations;
 pub mod geometry;
 pub mod given_back;
+pub mod market;
 pub mod median;
 pub mod outcome;
 pub mod parameters;
@@ -53,12 +54,13 @@ pub use action::{Action, Plan, PlannedAction};
 pub use budget::{Budget, BudgetLimits, Cost};
 pub use geometry::GpaRange;
 pub use given_back::GivenBackRules;
+pub use market::{Bids, HugePagePrice};
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
 pub use parameters::{PolicyChoice, PolicyError};
 pub use policy::Policy;
 pub use reservations::{ReservationRules, Reservations};
 pub use snapshot::{
-    AccessHistory, Backing, GuestMapping, HostMemory, MappingStats, SampleQuality, Snapshot, VmId, VmSnapshot,
-    WindowRow,
+    AccessHistory, Backing, GuestMapping, HostMemory, HugePages, MappingStats, SampleQuality, Snapshot, VmId,
+    VmSnapshot, WindowRow,
 };
 pub use units::{Bytes, Gfn, Gpa, Hva, Moment, PageSize, PerTenThousand, WindowIndex};

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use crate::action::Plan;
 use crate::budget::Budget;
+use crate::market::Bids;
 use crate::outcome::Outcome;
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::reservations::ReservationRules;
@@ -87,6 +88,12 @@ pub trait Policy: Send {
         true
     }
 
+    /// Whether more samples of this row of `vm` are worth more than the sensors' usual budget: only a full history
+    /// shows that a window is idle, and other windows wait for its huge page.
+    fn hurries(&self, _vm: &VmSnapshot, _row: usize) -> bool {
+        false
+    }
+
     /// How guest RAM should start if the user does not say.
     fn ram_start(&self) -> RamStart {
         RamStart::OnBasePages
@@ -110,6 +117,12 @@ pub trait Policy: Send {
 
     /// Takes this machine's cost of a TLB miss, before the first plan. Until then the policy uses the prior.
     fn take_walk_cost(&mut self, _cost: &WalkCost) {}
+
+    /// Bids for huge pages as of the latest plan, over all VMs; `None` while the host has plenty of them
+    /// ([`HugePages`](crate::snapshot::HugePages)), and from a policy that does not weigh windows by benefit.
+    fn bids(&self) -> Option<&Bids> {
+        None
+    }
 
     /// Receives the outcome of an action that it planned.
     fn learn(&mut self, _outcome: &Outcome) {}

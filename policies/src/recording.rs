@@ -15,13 +15,17 @@
 //! | block | content |
 //! |---|---|
 //! | header | policy text; budget: bytes/s, 1/10 000 of a CPU, burst time; list of VMs (id, backing text, start page, list of ranges: first address, bytes); list of facts (name text, value text) |
-//! | 1 snapshot | time the budget was refilled; host: 0, or 1 and total, available, free giant pages; list of VMs as below |
+//! | 1 snapshot | time the budget was refilled; host as below; list of VMs as below |
 //! | 2 plan | time the policy was given; list of (action, bytes to copy, CPU time) |
 //! | 3 outcome | mechanism text, action, time, bytes copied, CPU time, time out of reach, result, errno (zigzag) |
 //! | 4 end | nothing: the recording was closed, not cut off |
 //!
 //! An action is its kind (0 promote, 1 demote, 2 release, 3 vacate), VM, window and, for promote and demote, the page
 //! size (0 4k, 1 2m, 2 1g). Results are numbered in the order of `RESULTS`.
+//!
+//! A host is 0 if it was not measured, else its kind, total, available and free giant pages. Kind 1 has plenty of huge
+//! pages. Kind 2 is followed by the number of free ones, 3 by their price and the number of windows that may be
+//! vacated; versions before 4 have neither.
 //!
 //! A VM of a snapshot is its id, a mask of the parts that differ from the previous snapshot, and those parts in the
 //! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of

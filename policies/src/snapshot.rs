@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+use crate::market::HugePagePrice;
 use crate::rank::{bucket_of, lowest_of};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
 
@@ -399,6 +400,23 @@ pub struct HostMemory {
     pub available: Bytes,
     /// Number of free giant pages in the hugetlb pool.
     pub giant_pages_free: u64,
+    /// Supply of huge pages.
+    pub huge_pages: HugePages,
+}
+
+/// Supply of huge pages of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// The kernel gives huge pages to all that ask, by compaction if it must.
+    #[default]
+    Plenty,
+    /// The kernel has refused one. A policy clears its own bids against those that are free.
+    Scarce {
+        /// Number of huge pages in blocks that have become free since.
+        free: u64,
+    },
+    /// The bids of all VMs of the host were cleared together, because one of them was refused a huge page.
+    Priced(HugePagePrice),
 }
 
 /// The sensor data of all VMs of the host.

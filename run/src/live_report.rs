@@ -1,7 +1,7 @@
 //! What a run's own manager knows of the windows of its guest, for its control socket and for wideleafd. It comes from
 //! the manager's latest tick: neither the guest nor the loop waits for it.
 
-use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_attach::live_view::{OwnGuest, bids};
 use wideleaf_control::protocol::LiveReport;
 use wideleaf_control::server::REQUEST_BYTES_MAX;
 use wideleaf_control::view::{Explanation, WindowMap};
@@ -53,6 +53,7 @@ pub fn report(
     LiveReport {
         explanation: Some(Box::new(explanation(guest, live, policy))),
         windows: wants_windows.then(|| Box::new(that_fits(windows(guest, live, mapping, policy)))),
+        bids: bids(live).map(Box::new),
     }
 }
 

@@ -2,7 +2,7 @@
 //! host's budget with the others.
 //!
 //! ```text
-//!            register                    limits
+//!            register                    limits, price of huge pages
 //!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
 //!     ▲                                            │  ▲────────┘ limits and settings
 //!     └── no daemon, or gone: again later ─────────┘
@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
-use wideleaf_control::protocol::{Answer, Limits, LiveReport, Request};
+use wideleaf_control::protocol::{Answer, Limits, LiveReport, PriceOfHugePage, Request};
 use wideleaf_control::view::{Care, VmView};
 use wideleaf_memory::manager::ManagerConfig;
-use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
+use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, PerTenThousand};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::guards::Noted;
@@ -155,6 +155,7 @@ impl Teller {
             if self.limits.replace(limits) != Some(limits) {
                 session.set_limits(limits);
             }
+            session.set_huge_page_price(said.huge_page.map(price_of));
             if self.said != said.policy {
                 self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
                 self.said.clone_from(&said.policy);
@@ -164,7 +165,7 @@ impl Teller {
         if is_waited_for { Duration::ZERO } else { STATUS_EVERY }
     }
 
-    /// Continues with the run's own limits. Operators' settings stay.
+    /// Continues with the run's own limits and its own price of huge pages. Operators' settings stay.
     fn be_alone(&mut self, error: &ClientError) -> Duration {
         let complaint = Some(error.to_string());
         if self.complaint != complaint {
@@ -174,9 +175,14 @@ impl Teller {
         self.wants_windows = false;
         if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
             session.set_limits(ManagerConfig::default().limits);
+            session.set_huge_page_price(None);
         }
         TRY_EVERY
     }
+}
+
+fn price_of(PriceOfHugePage { cycles_per_s, may_vacate }: PriceOfHugePage) -> HugePagePrice {
+    HugePagePrice { cycles_per_s, may_vacate }
 }
 
 fn limits_of(said: &Limits) -> BudgetLimits {
@@ -193,7 +199,8 @@ mod tests {
 
     #[test]
     fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {
-        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None, wants_windows: false };
+        let said =
+            Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None, wants_windows: false, huge_page: None };
         let limits = limits_of(&said);
         assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
         assert_eq!(limits.burst, BudgetLimits::default().burst);

@@ -19,7 +19,7 @@ use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, MappingStats, Moment, PageSize, Policy};
+use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, HugePagePrice, MappingStats, Moment, PageSize, Policy};
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
@@ -198,6 +198,11 @@ impl Session {
     /// Sets the limits on the cost of actions from now on.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.with_manager(|manager| manager.set_limits(limits));
+    }
+
+    /// Sets the price of huge pages on this host; `None`: the policy finds its own.
+    pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
+        self.with_manager(|manager| manager.set_huge_page_price(price));
     }
 
     /// Switches the policy off or on. With a delay, it acts again after the guest's next sign of progress.

@@ -218,6 +218,9 @@ impl ManagerLoop {
             vm.kernel_work.acted(row, attempt.planned.action, attempt.result);
             vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
         }
+        if let (Action::Vacate { .. }, OutcomeResult::Done) = (attempt.planned.action, attempt.result) {
+            self.steering.vacated();
+        }
         self.publisher.remember(attempt);
         self.record(attempt);
         attempt.result == OutcomeResult::Done

@@ -21,7 +21,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wideleaf_policies::{Moment, OutcomeResult, Refusal};
+use wideleaf_policies::{HugePages, Moment, OutcomeResult, Refusal};
 
 use crate::host::Host;
 use crate::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
@@ -81,6 +81,14 @@ impl HugePageBackoff {
     /// Whether a window waits for a huge page and a block has become free since.
     pub fn has_new_block(&self, host: &dyn Host) -> bool {
         self.lock().as_mut().is_some_and(|scarce| scarce.is_waited_for && scarce.new_blocks(host) > 0)
+    }
+
+    /// The host's supply of huge pages, as the requests of this manager found it.
+    pub fn supply(&self, host: &dyn Host) -> HugePages {
+        match &mut *self.lock() {
+            None => HugePages::Plenty,
+            Some(scarce) => HugePages::Scarce { free: scarce.new_blocks(host) },
+        }
     }
 
     /// Whether the manager may ask the kernel for one huge page.
@@ -201,6 +209,18 @@ mod tests {
         set_free(&host, 3);
         backoff.begin_tick();
         assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::FreeBlock), None]);
+    }
+
+    #[test]
+    fn policies_see_the_blocks_that_the_kernel_has_not_kept_to_itself() {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        assert_eq!((backoff.supply(&host), host.calls()), (HugePages::Plenty, 0), "nothing is looked at");
+        let (host, backoff) = scarce(3);
+        let supplies = [3, 5, 2, 4].map(|free| {
+            set_free(&host, free);
+            backoff.supply(&host)
+        });
+        assert_eq!(supplies, [0, 2, 0, 2].map(|free| HugePages::Scarce { free }));
     }
 
     #[test]

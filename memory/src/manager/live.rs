@@ -18,8 +18,8 @@ use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, BudgetLimits, Bytes, Moment, OutcomeResult, PageSize, Refusal, Skip, Snapshot, VmId, VmSnapshot,
-    WindowIndex,
+    Action, Backing, Bids, BudgetLimits, Bytes, HugePages, Moment, OutcomeResult, PageSize, Refusal, Skip, Snapshot,
+    VmId, VmSnapshot, WindowIndex,
 };
 
 use super::attempt::{Attempt, Mechanism};
@@ -28,7 +28,7 @@ use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
-use super::{KvmCheck, ManagerLoop, NEVER};
+use super::{KvmCheck, ManagerLoop, NEVER, lock};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::{GateState, KeptHoles};
 use crate::reserved_frames::ReservedFramesReport;
@@ -85,6 +85,10 @@ pub struct Live {
     pub panics: Vec<String>,
     /// Questions of the policy that no sensor here can answer, each with the reason.
     pub unanswered: Vec<String>,
+    /// Supply of huge pages, as the requests of this manager found it: never [`HugePages::Priced`].
+    pub huge_pages: HugePages,
+    /// Bids of the policy; `None` while there are plenty of huge pages, and from a policy that does not bid.
+    pub bids: Option<Arc<Bids>>,
     /// The latest actions that were tried, oldest first, at most [`LATEST_ACTIONS_MAX`].
     pub latest: VecDeque<ActionSeen>,
 }
@@ -172,6 +176,8 @@ impl Publisher {
             recoveries: BTreeMap::new(),
             panics: Vec::new(),
             unanswered: Vec::new(),
+            huge_pages: HugePages::Plenty,
+            bids: None,
             latest: VecDeque::new(),
         };
         let slot = Arc::new(Mutex::new(Arc::new(nothing)));
@@ -256,6 +262,8 @@ impl ManagerLoop {
             recoveries: report.recoveries.clone(),
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),
+            huge_pages: self.huge_pages.supply(self.host.as_ref()),
+            bids: lock(&self.policy).bids().cloned().map(Arc::new),
             latest: self.publisher.latest.clone(),
         };
         self.publisher.short_of_pages.clear();

@@ -85,14 +85,25 @@ struct EndOfTick<'a> {
     rows: &'a VmSnapshot,
     /// Windows that can be sampled one by one.
     backed: &'a [WindowIndex],
-    /// Whether the policy would use a sample of the accesses to a window, by row.
-    uses_access: &'a dyn Fn(usize) -> bool,
+    /// Use of a sample of the accesses to a window, by row.
+    wish: &'a dyn Fn(usize) -> Wish,
     /// Windows of the plan: the guest has just waited for them, and must not wait for a sample as well.
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
     resident_before: &'a [u16],
     /// Price of a second-level fault of this VM.
     fault: FaultPrice,
+}
+
+/// Use of one more sample of a window for the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// It changes no decision.
+    Useless,
+    /// It is of use.
+    Useful,
+    /// It is worth more than the usual budget.
+    Urgent,
 }
 
 /// A sensor that does not run at every tick. It keeps its latest values, by row of the VM's snapshot.
@@ -116,6 +127,11 @@ trait SlowSensor: Send {
 
     /// Whether much is new, so that the next share should be sampled soon.
     fn is_bursting(&self) -> bool {
+        false
+    }
+
+    /// Whether windows wait for an urgent sample that could begin now.
+    fn is_urgent(&self, _now: Moment) -> bool {
         false
     }
 
@@ -171,13 +187,16 @@ impl EndOfTick<'_> {
 
     /// Windows with accesses that the policy would use. The guest has not waited for them at this tick, nor fills them.
     /// A window that it is filling is plainly in use, but would count as idle if no touch were seen in the next moment.
-    fn to_sample(&self) -> Vec<WindowIndex> {
-        let is_settled = |row: usize| self.rows.resident[row] == self.resident_before[row];
-        let is_wanted = |window: &WindowIndex| {
-            let row = self.rows.row(*window).filter(|row| (self.uses_access)(*row));
-            !self.acted_on.contains(window) && row.is_some_and(is_settled)
-        };
-        self.backed.iter().copied().filter(is_wanted).collect()
+    /// Returns all of them, and those that are urgent.
+    fn to_sample(&self) -> (Vec<WindowIndex>, Vec<WindowIndex>) {
+        let is_settled = |row: &usize| self.rows.resident[*row] == self.resident_before[*row];
+        let (mut all, mut urgent) = (Vec::with_capacity(self.backed.len()), Vec::new());
+        for window in self.backed.iter().filter(|window| !self.acted_on.contains(window)) {
+            let wish = self.rows.row(*window).filter(is_settled).map_or(Wish::Useless, self.wish);
+            all.extend((wish != Wish::Useless).then_some(*window));
+            urgent.extend((wish == Wish::Urgent).then_some(*window));
+        }
+        (all, urgent)
     }
 }
 
@@ -256,30 +275,21 @@ impl Sampling {
     }
 
     /// Runs the sensors that are due and begins the next samples. `rows` is the snapshot of this tick, `acted_on` the
-    /// windows of its plan. `uses_access` says by row whether the policy would use a sample of accesses.
+    /// windows of its plan. `wish` says by row of what use a sample of accesses is to the policy.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
         vm: &ManagedVm,
         rows: &VmSnapshot,
-        uses_access: &dyn Fn(usize) -> bool,
+        wish: &dyn Fn(usize) -> Wish,
         acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
         self.measure_faults(vm, rows, report);
         let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
         let Sampling { windows, resident, sensors, .. } = self;
-        let tick = EndOfTick {
-            host,
-            vm,
-            windows,
-            rows,
-            backed: &backed,
-            uses_access,
-            acted_on,
-            resident_before: resident,
-            fault,
-        };
+        let tick =
+            EndOfTick { host, vm, windows, rows, backed: &backed, wish, acted_on, resident_before: resident, fault };
         sensors.iter_mut().for_each(|(_, sensor)| sensor.start(&tick, report));
         resident.clone_from(&rows.resident);
     }
@@ -312,6 +322,11 @@ impl Sampling {
     /// Whether much is new, so that the next share should be sampled soon.
     pub(super) fn is_bursting(&self) -> bool {
         self.sensors.iter().any(|(_, sensor)| sensor.is_bursting())
+    }
+
+    /// Whether windows wait for an urgent sample that could begin now.
+    pub(super) fn is_urgent(&self, now: Moment) -> bool {
+        self.sensors.iter().any(|(_, sensor)| sensor.is_urgent(now))
     }
 
     /// Completes all rows of a snapshot by their known values beside the host backing.

@@ -14,7 +14,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, GpaRange, HostMemory, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account};
+use wideleaf_policies::{
+    Backing, GpaRange, HostMemory, HugePages, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account,
+};
 
 use super::giants;
 use super::vm_state::VmState;
@@ -82,6 +84,7 @@ impl ManagerLoop {
     }
 
     fn sense_host(&mut self) -> Option<HostMemory> {
+        let huge_pages = self.huge_pages();
         if !self.needs.host_memory {
             return None;
         }
@@ -91,8 +94,19 @@ impl ManagerLoop {
                 tracing::warn!("the host's memory: {error}");
                 *self.report.sensor_failures.entry("host_memory").or_default() += 1;
             })
-            .map(|memory| HostMemory { giant_pages_free: self.giant_pages_free(), ..memory })
+            .map(|memory| {
+                let giant_pages_free = self.giant_pages_free();
+                HostMemory { giant_pages_free, huge_pages, ..memory }
+            })
             .ok()
+    }
+
+    /// Supply of huge pages: the host's price, if there is one, or else what this manager found.
+    fn huge_pages(&self) -> HugePages {
+        match self.steering.take_price() {
+            Some(price) => HugePages::Priced(price),
+            None => self.huge_pages.supply(self.host.as_ref()),
+        }
     }
 }
 

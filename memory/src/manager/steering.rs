@@ -1,9 +1,10 @@
-//! Commands to a running loop: whether to act, and within which limits. Read at each tick and before each action.
+//! Commands to a running loop: whether to act, within which limits, and at which price of huge pages. Read at each tick
+//! and before each action.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use wideleaf_policies::BudgetLimits;
+use wideleaf_policies::{BudgetLimits, HugePagePrice};
 
 use super::ManagedVm;
 use crate::gate::{GateState, LeftAlone};
@@ -14,8 +15,18 @@ pub(super) struct Steering {
     is_paused: AtomicBool,
     /// New limits that the loop has not taken over yet.
     limits: Mutex<Option<BudgetLimits>>,
+    price: Mutex<Price>,
     /// Shared by collapses that unmap a window meanwhile, exclusive for callers that need every window in its place.
     collapses: RwLock<()>,
+}
+
+/// Price of huge pages on the whole host.
+#[derive(Clone, Copy, Debug, Default)]
+struct Price {
+    /// The price, and the allowance that is left of it; `None`: the policy finds its own.
+    now: Option<HugePagePrice>,
+    /// Whether no tick has seen the allowance yet.
+    is_new: bool,
 }
 
 impl Steering {
@@ -30,6 +41,33 @@ impl Steering {
     /// Takes the new limits, once.
     pub fn take_limits(&self) -> Option<BudgetLimits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub fn set_price(&self, now: Option<HugePagePrice>) {
+        *self.lock_price() = Price { now, is_new: now.is_some_and(|price| price.may_vacate > 0) };
+    }
+
+    /// Price for this tick.
+    pub fn take_price(&self) -> Option<HugePagePrice> {
+        let mut price = self.lock_price();
+        price.is_new = false;
+        price.now
+    }
+
+    /// Whether windows may give their huge pages back since the latest tick.
+    pub fn has_new_allowance(&self) -> bool {
+        self.lock_price().is_new
+    }
+
+    /// Counts a window that gave its huge page back.
+    pub fn vacated(&self) {
+        if let Some(price) = &mut self.lock_price().now {
+            price.may_vacate = price.may_vacate.saturating_sub(1);
+        }
+    }
+
+    fn lock_price(&self) -> MutexGuard<'_, Price> {
+        self.price.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls `collapse` while no caller needs every window in its place. Several threads may collapse at the same time.
@@ -49,5 +87,25 @@ impl Steering {
             GateState::Open if self.is_paused.load(Ordering::Relaxed) => GateState::Closed(LeftAlone::Asked),
             state => state,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_is_new_until_a_tick_and_shrinks_with_each_window_that_was_vacated() {
+        let steering = Steering::default();
+        steering.vacated();
+        assert_eq!((steering.take_price(), steering.has_new_allowance()), (None, false));
+        let price = |may_vacate| HugePagePrice { cycles_per_s: 9, may_vacate };
+        steering.set_price(Some(price(1)));
+        assert!(steering.has_new_allowance());
+        assert_eq!((steering.take_price(), steering.has_new_allowance()), (Some(price(1)), false));
+        (0..2).for_each(|_| steering.vacated());
+        assert_eq!(steering.take_price(), Some(price(0)));
+        steering.set_price(Some(price(0)));
+        assert!(!steering.has_new_allowance(), "a price alone brings no tick forward");
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wideleaf_policies::{BudgetLimits, Policy};
+use wideleaf_policies::{BudgetLimits, HugePagePrice, Policy};
 
 use super::huge_page_backoff::SHORTAGE_PULSE;
 use super::live::{self, Live, LiveSlot};
@@ -205,7 +205,9 @@ impl Manager {
                 let is_urgent = |work: &ManagerLoop, pacing: &mut Pacing| {
                     work.has_gate_changed()
                         || work.has_event()
-                        || (pacing.is_rested(work.host.as_ref()) && work.huge_pages.has_new_block(work.host.as_ref()))
+                        || work.steering.has_new_allowance()
+                        || (pacing.is_rested(work.host.as_ref())
+                            && (work.huge_pages.has_new_block(work.host.as_ref()) || work.has_urgent_sample()))
                         || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
                 };
                 while !work.has_ended() {
@@ -264,6 +266,12 @@ impl Manager {
     /// Changes the limits on the cost of actions from the next tick on. A recording keeps the limits it began with.
     pub fn set_limits(&self, limits: BudgetLimits) {
         self.steering.set_limits(limits);
+    }
+
+    /// Sets the price of huge pages that clears the bids of all VMs of the host ([`Live::bids`]), and the number of
+    /// windows that may give theirs back. It holds until the next one; `None`: the policy finds its own price.
+    pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
+        self.steering.set_price(price);
     }
 
     /// Requests another policy, which takes over before the next tick; also before the loop was ever active, and

@@ -5,7 +5,7 @@ use wideleaf_policies::HostMemory;
 use crate::host::{Host, HostError};
 use crate::proc_fields::bytes_of;
 
-/// Total memory of the host, and the memory available without swapping. Giant pages are not counted.
+/// Total memory of the host, and the memory available without swapping. Giant and huge pages are not counted.
 ///
 /// # Errors
 /// [`HostError`] if the file cannot be read or lacks one of the two numbers.
@@ -17,7 +17,8 @@ pub fn host_memory(host: &dyn Host) -> Result<HostMemory, HostError> {
             source: std::io::Error::new(std::io::ErrorKind::InvalidData, format!("no {name} in kB")),
         })
     };
-    Ok(HostMemory { total: number("MemTotal")?, available: number("MemAvailable")?, giant_pages_free: 0 })
+    let (total, available) = (number("MemTotal")?, number("MemAvailable")?);
+    Ok(HostMemory { total, available, ..HostMemory::default() })
 }
 
 #[cfg(test)]

@@ -71,6 +71,12 @@ impl Share {
         Share { credit_ns: 0, burst_ns: 0, ..self }
     }
 
+    /// Another account with these limits, that begins at the same moment.
+    #[must_use]
+    pub fn with_limits(&self, limits: ShareLimits, expected: Duration) -> Share {
+        Share::new(limits, expected, self.credited_at)
+    }
+
     /// Sets the expected cost of a window, where it is known better than by the samples so far. Credit and debt stay.
     pub fn expect(&mut self, cost: Duration) {
         self.cost = cost;
@@ -93,6 +99,12 @@ impl Share {
         let affordable = self.credit_ns.max(0).saturating_add(of_burst) / nanoseconds(self.cost).max(1);
         let affordable = usize::try_from(affordable).unwrap_or(usize::MAX).min(self.limits.most).min(all);
         if affordable < self.limits.least.min(all) { 0 } else { affordable }
+    }
+
+    /// Whether the credit suffices for the largest sample, out of `all` windows.
+    pub fn pays_for_largest(&self, now: Moment, all: usize) -> bool {
+        let mut then = *self;
+        then.next(now, all) == self.limits.most.min(all)
     }
 
     /// Books the cost of a sample of `windows` windows.

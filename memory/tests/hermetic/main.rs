@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod manager_on_the_fake_host;
+mod market_on_the_fake_host;
 mod moving_on_the_fake_mover;
 mod recovery_on_the_fake_host;
 mod vacating_on_the_fake_mover;

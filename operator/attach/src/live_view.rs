@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
+use wideleaf_control::protocol::BidsReport;
 use wideleaf_control::view::{
     BackingView, Care, Explanation, Guarantee, GuestPagesView, SavedView, VmView, Vmm, WindowMap, WorkView,
 };
@@ -14,7 +15,7 @@ use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{Backing, Bytes, GuestMapping, MappingStats, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, GuestMapping, HugePages, MappingStats, PageSize, WindowIndex};
 
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
@@ -43,6 +44,17 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         work: Some(work),
         notes: live.panics.clone(),
     }
+}
+
+/// Bids for huge pages; `None` while there are plenty of them on the host, as far as the manager knows.
+pub fn bids(live: &Live) -> Option<BidsReport> {
+    let free = match live.huge_pages {
+        HugePages::Scarce { free } => Some(free),
+        HugePages::Plenty | HugePages::Priced(_) => None,
+    };
+    let levels = live.bids.iter().flat_map(|bids| bids.levels());
+    let levels = levels.map(|level| (level.cycles_per_s, level.wanted, level.held)).collect();
+    (free.is_some() || live.bids.is_some()).then_some(BidsReport { free, levels })
 }
 
 /// Swapped memory of all kinds of RAM; `None` where one of them is not known.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use wideleaf_control::protocol::BidsReport;
 use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap};
 use wideleaf_memory::deadline::{self, NoAnswer};
 use wideleaf_memory::explain::{Barred, WhyNot};
@@ -27,7 +28,7 @@ use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::{BackingConfig, BackingKind, SecondLevel};
 use wideleaf_policies::recovery::{Cause, Progress, RecoveryLimits};
 use wideleaf_policies::walk::cost::WalkCost;
-use wideleaf_policies::{BudgetLimits, MappingStats, PageSize, Policy, PolicyChoice, VmId};
+use wideleaf_policies::{BudgetLimits, HugePagePrice, MappingStats, PageSize, Policy, PolicyChoice, VmId};
 
 use crate::gate::GuestGate;
 use crate::guest_pages::OutsideTables;
@@ -304,6 +305,16 @@ impl Attached {
         let mut now = self.guest().now();
         now.settings.limits = limits;
         now.manager.set_limits(limits);
+    }
+
+    /// Bids for huge pages, while the host lacks them.
+    pub fn bids(&self) -> Option<BidsReport> {
+        live_view::bids(&self.guest().now().manager.live())
+    }
+
+    /// Sets the price of huge pages on this host. No window of an external guest can give its huge page back.
+    pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
+        self.guest().now().manager.set_huge_page_price(price);
     }
 
     /// Whether the guest is in an event that a recovery follows: a migration, a dirty log, a stop and the like, as of

@@ -138,7 +138,7 @@ pub enum Request {
     },
 }
 
-/// Windows of a registered VM, as its own manager knows them. Both are left out by runs of earlier releases.
+/// Windows of a registered VM, as its own manager knows them. All are left out by runs of earlier releases.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LiveReport {
     /// Reasons why windows are not huge.
@@ -148,6 +148,30 @@ pub struct LiveReport {
     /// it is too long for a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windows: Option<Box<WindowMap>>,
+    /// Bids for huge pages, while they are short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bids: Option<Box<BidsReport>>,
+}
+
+/// Bids of a VM for huge pages, while they are short on its host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BidsReport {
+    /// Number of huge pages in blocks that became free since the kernel refused one to the VM's manager; `None` where
+    /// it has refused none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
+    /// Windows by benefit, ascending: cycles per second that a huge page saves in each, the number of windows that want
+    /// one, and of windows that hold one and could give it back.
+    pub levels: Vec<(u64, u32, u32)>,
+}
+
+/// Price of huge pages for one VM, while they are short on its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PriceOfHugePage {
+    /// Benefit below which a window gets no huge page, in cycles per second.
+    pub cycles_per_s: u64,
+    /// Number of windows that may give their huge page back until the next status.
+    pub may_vacate: u64,
 }
 
 /// Memory of a domain outside the pools, and how much of it has to become large pages.
@@ -287,6 +311,9 @@ pub struct Limits {
     /// Whether the next statuses should have the VM's windows: a client looks at them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub wants_windows: bool,
+    /// Price of huge pages; `None` while they are not short, and from daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_page: Option<PriceOfHugePage>,
 }
 
 const fn is_false(value: &bool) -> bool {

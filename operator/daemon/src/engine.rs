@@ -29,7 +29,9 @@ use crate::state::{self, Remembered, State};
 use crate::usage;
 
 mod lifecycle;
+mod market;
 mod metadata;
+mod offer;
 mod reported;
 mod requests;
 mod reservations;
@@ -38,6 +40,8 @@ mod starting;
 mod surveys;
 mod vm;
 
+use market::Market;
+use offer::Offer;
 pub use requests::Service;
 use starting::Starting;
 use surveys::Surveys;
@@ -110,6 +114,7 @@ struct Table {
     mistakes: BTreeMap<ProcessId, Vec<String>>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
+    market: Market,
     saved_at: Duration,
 }
 
@@ -155,6 +160,7 @@ impl Engine {
             mistakes: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
+            market: Market::default(),
             saved_at: Duration::ZERO,
         };
         let looks = Arc::new(Surveys::new(Arc::clone(&doors.questions)));
@@ -211,8 +217,12 @@ impl Engine {
         let cares: Vec<(ProcessId, SharedCare)> =
             self.table().vms.iter().filter_map(|(process, vm)| Some((*process, vm.care()?))).collect();
         for (process, care) in cares {
-            match told_if_free(&care, |care| (!care.has_ended()).then(|| (care.view(), care.counts()))) {
-                Some(Some((view, counts))) => self.see(process, view, counts),
+            let look = |care: &mut (dyn Care + 'static)| {
+                let bids = care.bids().as_ref().map(Offer::from);
+                (care.view(), care.counts(), bids)
+            };
+            match told_if_free(&care, |care| (!care.has_ended()).then(|| look(care))) {
+                Some(Some((view, counts, offer))) => self.see(process, view, counts, offer),
                 Some(None) => self.bury(process),
                 None => {}
             }
@@ -220,16 +230,17 @@ impl Engine {
         self.watch_guarantees(now);
         self.pursue_guarantees();
         self.share_out();
+        self.clear_market(now);
         if now.saturating_sub(self.table().saved_at) >= SAVE_INTERVAL {
             self.table().saved_at = now;
             self.save();
         }
     }
 
-    fn see(&self, process: ProcessId, view: VmView, counts: WindowCounts) {
+    fn see(&self, process: ProcessId, view: VmView, counts: WindowCounts, offer: Option<Offer>) {
         if let Some(vm) = self.table().vms.get_mut(&process) {
             vm.see(view);
-            vm.counts = counts;
+            (vm.counts, vm.offer) = (counts, offer);
             vm.count_activity();
         }
     }
@@ -340,8 +351,12 @@ impl Engine {
             is_guarantee_met: !vm.is_guarantee_missed(),
             is_guarantee_pursued: vm.is_pursued(),
         };
-        let vms = self.table().vms.values().map(scraped).collect();
-        Scrape { vms, daemon: self.daemon_view(), resident: usage::resident(), pools: self.doors.pools.status() }
+        let (vms, huge_page_price) = {
+            let table = self.table();
+            (table.vms.values().map(scraped).collect(), table.market.price())
+        };
+        let (daemon, pools) = (self.daemon_view(), self.doors.pools.status());
+        Scrape { vms, daemon, resident: usage::resident(), pools, huge_page_price }
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use wideleaf_control::protocol::Target;
+use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{Explanation, Reason, VmView, Vmm, WindowMap};
 use wideleaf_memory::deadline::ProcessKey;
-use wideleaf_policies::BudgetLimits;
+use wideleaf_policies::{BudgetLimits, HugePagePrice};
 
 use crate::config::Wanted;
 
@@ -129,6 +129,9 @@ pub trait Care: Send {
     /// Number of windows in large pages, and of the others by name of the reason.
     fn counts(&mut self) -> WindowCounts;
 
+    /// Bids for huge pages, while the host lacks them.
+    fn bids(&mut self) -> Option<BidsReport>;
+
     /// Sets the policy. Whether shared memory may be collapsed, and the monitor, stay as they were.
     ///
     /// # Errors
@@ -140,6 +143,9 @@ pub trait Care: Send {
 
     /// Sets whether promotions may take more memory than the guest has now.
     fn set_may_grow(&mut self, may_grow: bool);
+
+    /// Sets the price of huge pages; `None` while they are not short.
+    fn set_huge_page_price(&mut self, price: Option<HugePagePrice>);
 
     /// Whether the guest has ended.
     fn has_ended(&self) -> bool;

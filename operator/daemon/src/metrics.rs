@@ -36,6 +36,8 @@ pub struct Scrape {
     pub resident: Option<Bytes>,
     /// The host's hugetlb pools.
     pub pools: Vec<PoolStatus>,
+    /// Price of a huge page at weight 1, in cycles per second; 0 while they are not short.
+    pub huge_page_price: u64,
 }
 
 /// A managed VM in a scrape.
@@ -227,6 +229,11 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_host_short", "1 while the host is short of memory and no promotion may take more", |scrape| {
         one(Some(f64::from(u8::from(scrape.daemon.is_host_short))))
     }),
+    gauge(
+        "wideleaf_host_huge_page_price_cycles_per_second",
+        "Cycles per second that a huge page has to save in a window of a VM of weight 1; 0 while huge pages suffice",
+        |scrape| one(Some(scrape.huge_page_price as f64)),
+    ),
     gauge("wideleaf_pool_pages", "Pages of the hugetlb pools by state; node=\"all\" is the whole host", |scrape| {
         scrape.pools.iter().flat_map(pool).collect()
     }),

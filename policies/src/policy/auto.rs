@@ -22,7 +22,8 @@
 //! proven windows, unless its latest sample saw no touch. A sample without a touch that stands for more than four
 //! windows says nothing of one of them. Decisions on windows that were never sampled are counted as
 //! `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
-//! windows that were idle at every sample, where that pays.
+//! windows that were idle at every sample, where that pays. While huge pages are short, their price decides too
+//! (`auto/market.rs`).
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -34,7 +35,8 @@ use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
 use crate::candidates::{Turns, is_demotable, is_promotable, missing};
 use crate::expectations::Expectations;
-use crate::outcome::{Outcome, OutcomeResult};
+use crate::market::Bids;
+use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
@@ -43,6 +45,10 @@ use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 use crate::window_memory::WindowMemory;
+
+mod market;
+
+use market::Market;
 
 /// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
@@ -120,6 +126,8 @@ struct Memory {
     owed: u64,
     /// Number of base pages present when its promotion was planned.
     resident_before: u16,
+    /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
+    was_vacated: bool,
 }
 
 /// Decides by benefit and cost.
@@ -136,6 +144,7 @@ pub struct Auto {
     bought: Vec<(VmId, WindowIndex, Cost)>,
     planned_at: Moment,
     score: Score,
+    market: Market,
 }
 
 /// Values used to compare benefit and cost.
@@ -158,6 +167,9 @@ struct Score {
     released: u64,
     /// Number of hot windows at the latest plan that do not pay for their bloat.
     sparse_now: u64,
+    vacated: u64,
+    /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
+    priced_out_now: u64,
 }
 
 impl Score {
@@ -194,10 +206,44 @@ impl Prices {
         u64::from(missing) * self.bloat_price
     }
 
+    /// Whether the window's zero pages are worth what their release costs.
+    fn pays_to_release(&self, expectations: &Expectations, vm: &VmSnapshot, row: usize) -> bool {
+        let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
+        let cost = || self.cycles(expectations.cost(action, false));
+        vm.zero[row].is_some_and(|zero| {
+            self.return_percent(self.bloat_per_s(zero), self.horizon, cost()) >= self.hysteresis_percent
+        })
+    }
+
     /// Share of the cost, in cycles, that comes back within the horizon, in percent.
     fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
         let gain = cycles_over(per_second, hot_for.min(self.horizon));
         gain.saturating_mul(100) / cost
+    }
+}
+
+/// Costs in cycles, and the required return, as of one plan.
+#[derive(Clone, Copy, Debug)]
+struct Judge {
+    prices: Prices,
+    copy: u64,
+    recovery: u64,
+    vacate: u64,
+    asked_percent: u64,
+    now: Moment,
+}
+
+impl Judge {
+    /// Cycles per second that a promotion saves beyond its bloat; `None` where the bloat costs more.
+    fn net_per_s(&self, vm: &VmSnapshot, row: usize) -> Option<u64> {
+        let benefit = self.prices.benefit_per_s(vm.access[row], vm.resident[row], vm.guest_mapping[row]);
+        benefit.checked_sub(self.prices.bloat_per_s(missing(vm, row)))
+    }
+
+    /// Return of `cost` cycles in percent, if it suffices.
+    fn sufficient_percent(&self, per_s: u64, hot_since: Moment, cost: u64) -> Option<u64> {
+        let percent = self.prices.return_percent(per_s, self.now.since(hot_since), cost);
+        (percent >= self.asked_percent).then_some(percent)
     }
 }
 
@@ -225,6 +271,20 @@ impl Auto {
             bought: Vec::new(),
             planned_at: Moment::START,
             score: Score::default(),
+            market: Market::default(),
+        }
+    }
+
+    fn judge(&self, now: Moment) -> Judge {
+        let cycles = |cost| self.prices.cycles(cost);
+        let (vm, window) = ANY;
+        Judge {
+            prices: self.prices,
+            copy: cycles(cost_of_promotion(&self.expectations, false)),
+            recovery: cycles(cost_of_promotion(&self.expectations, true)),
+            vacate: cycles(self.expectations.cost(Action::Vacate { vm, window }, false)),
+            asked_percent: self.prices.hysteresis_percent * self.score.caution_percent() / 100,
+            now,
         }
     }
 
@@ -254,15 +314,15 @@ impl Auto {
             let Some((index, row)) = found.and_then(|index| Some((index, snapshot.vms[index].row(window)?))) else {
                 continue; // The VM has gone.
             };
-            self.memory.of_vm(index)[row].owed = self.prices.cycles(cost);
+            let memory = &mut self.memory.of_vm(index)[row];
+            (memory.owed, memory.was_vacated) = (self.prices.cycles(cost), false);
         }
     }
 
     fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
-        let Auto { prices, expectations, memory, ranking, score, resident_min, .. } = self;
-        let [copy, recovery] = [false, true].map(|is_held| prices.cycles(cost_of_promotion(expectations, is_held)));
-        let asked_percent = prices.hysteresis_percent * score.caution_percent() / 100;
-        score.sparse_now = 0;
+        let judge = self.judge(now);
+        let Auto { prices, memory, ranking, score, resident_min, market, .. } = self;
+        (score.sparse_now, score.priced_out_now) = (0, 0);
         ranking.clear();
         self.turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
@@ -271,20 +331,25 @@ impl Auto {
                 return ControlFlow::Continue(());
             }
             let access = vm.access[row];
-            let proven = memory.of_vm(place.vm as usize)[row].hot_since.and_then(|hot_since| {
-                let benefit = prices.benefit_per_s(access, vm.resident[row], vm.guest_mapping[row]);
-                let Some(per_s) = benefit.checked_sub(prices.bloat_per_s(missing(vm, row))) else {
+            let Memory { hot_since, was_vacated, .. } = memory.of_vm(place.vm as usize)[row];
+            // One that is only held has its huge page.
+            let needs_page = !vm.backing[row].is_large();
+            let proven = hot_since.and_then(|hot_since| {
+                let Some(per_s) = judge.net_per_s(vm, row) else {
                     score.sparse_now += 1;
                     return None;
                 };
-                let cost = if vm.is_held[row] { recovery } else { copy };
-                let percent = prices.return_percent(per_s, now.since(hot_since), cost);
-                (percent >= asked_percent).then(|| bucket_of(percent))
+                let cost = if vm.is_held[row] { judge.recovery } else { judge.copy };
+                let percent = judge.sufficient_percent(per_s, hot_since, cost)?;
+                let is_served = !needs_page || market.serves(per_s);
+                score.priced_out_now += u64::from(!is_served);
+                is_served.then(|| bucket_of(percent))
             });
             // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
             // its result with many others.
             let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
-            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_be_used);
+            let may_guess = may_be_used && !was_vacated && (!needs_page || !market.has_price());
+            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
             if let Some(bucket) = proven.or_else(guessed) {
                 ranking.push(bucket, place);
             }
@@ -292,41 +357,48 @@ impl Auto {
         });
     }
 
+    /// Plans the promotions, best first. Each that needs a huge page has one before it that gives one back, as far as
+    /// the market allows. What it allows beyond that is for other VMs of the host.
     fn promote(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
+        let mut vacating = self.coldest(snapshot).into_iter();
         let Auto { expectations, memory, ranking, score, .. } = self;
         for place in ranking.best_first() {
             let (vm, row) = place.of(snapshot);
-            if expectations.request_huge(vm, row, budget, plan).is_break() {
+            let given = if vm.backing[row].is_large() { None } else { vacating.next() };
+            if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
+                || expectations.request_huge(vm, row, budget, plan).is_break()
+            {
                 return;
             }
             let is_known = vm.access[row].samples() > 0;
             *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
             memory.of_vm(place.vm as usize)[row].resident_before = vm.resident[row];
         }
+        let _full_or_spent =
+            vacating.try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
     }
 
     /// Releases zero pages of windows that were idle at all samples, where that is worth more than it costs.
     fn release(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         let Auto { prices, expectations, turns, .. } = self;
-        let pays = |zero: u16, cost| {
-            prices.return_percent(prices.bloat_per_s(zero), prices.horizon, cost) >= prices.hysteresis_percent
-        };
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
-            let is_worth_it =
-                vm.zero[row].is_some_and(|zero| pays(zero, prices.cycles(expectations.cost(action, false))));
-            if !is_worth_it || !is_idle(vm.access[row]) || !is_demotable(vm, row, now) {
+            if !prices.pays_to_release(expectations, vm, row) || !is_idle(vm.access[row]) || !is_demotable(vm, row, now)
+            {
                 return ControlFlow::Continue(());
             }
+            let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
             expectations.request(action, false, budget, plan)
         });
     }
 }
 
+/// Any window: the expected cost of an action is the same for all.
+const ANY: (VmId, WindowIndex) = (VmId(0), WindowIndex::new(0));
+
 fn cost_of_promotion(expectations: &Expectations, is_held: bool) -> Cost {
-    let any = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
-    expectations.cost(any, is_held)
+    let (vm, window) = ANY;
+    expectations.cost(Action::Promote { vm, window, to: PageSize::Huge2M }, is_held)
 }
 
 /// Whether a full history has no touch at any sample.
@@ -358,12 +430,17 @@ impl Policy for Auto {
         vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
     }
 
+    fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
+        self.market.hurries(vm, row)
+    }
+
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
         let is_short = self.shortage.update(snapshot.host);
         if is_short {
             self.release(snapshot, now, budget, plan);
         }
+        self.go_to_market(snapshot, now, is_short);
         self.rank_promotions(snapshot, now, is_short);
         self.promote(snapshot, budget, plan);
     }
@@ -372,26 +449,34 @@ impl Policy for Auto {
         self.prices.walk = *cost;
     }
 
+    fn bids(&self) -> Option<&Bids> {
+        self.market.bids()
+    }
+
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
         match (outcome.action, outcome.result) {
             (Action::Promote { vm, window, .. }, OutcomeResult::Done) => self.bought.push((vm, window, outcome.cost)),
             (Action::Release { .. }, OutcomeResult::Done) => self.score.released += 1,
+            (Action::Vacate { .. }, OutcomeResult::Done) => self.score.vacated += 1,
+            (Action::Vacate { vm, .. }, OutcomeResult::Skipped(Skip::NoMechanism)) => self.market.cannot_vacate(vm),
             _ => {}
         }
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        let Score { planned_on_access, planned_on_residency, paid_back, written_off, released, sparse_now } =
-            self.score;
+        let score = self.score;
         Vec::from([
-            ("planned_on_access", planned_on_access),
-            ("planned_on_residency", planned_on_residency),
-            ("paid_back", paid_back),
-            ("written_off", written_off),
-            ("released", released),
-            ("sparse_now", sparse_now),
-            ("caution_percent", self.score.caution_percent()),
+            ("planned_on_access", score.planned_on_access),
+            ("planned_on_residency", score.planned_on_residency),
+            ("paid_back", score.paid_back),
+            ("written_off", score.written_off),
+            ("released", score.released),
+            ("sparse_now", score.sparse_now),
+            ("caution_percent", score.caution_percent()),
+            ("vacated", score.vacated),
+            ("priced_out_now", score.priced_out_now),
+            ("huge_page_price", self.market.price()),
         ])
     }
 }

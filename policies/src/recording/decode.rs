@@ -11,8 +11,9 @@ use super::{
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
 use crate::geometry::GpaRange;
+use crate::market::HugePagePrice;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
-use crate::snapshot::{HostMemory, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{HostMemory, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{Bytes, Gpa, PageSize, PerTenThousand, WindowIndex};
 
 /// Reads a recording frame by frame. Returns no frame after the first error.
@@ -135,11 +136,18 @@ fn range(reader: &mut Reader<'_>) -> Result<GpaRange, DecodeError> {
 }
 
 fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
-    if !reader.one_of("flag", &[false, true])? {
+    let kind = reader.number_to("kind of host", 3)?;
+    if kind == 0 {
         return Ok(None);
     }
     let mut number = || reader.number_to("amount of memory", MEMORY_MAX);
-    Ok(Some(HostMemory { total: Bytes::new(number()?), available: Bytes::new(number()?), giant_pages_free: number()? }))
+    let (total, available, giant_pages_free) = (Bytes::new(number()?), Bytes::new(number()?), number()?);
+    let huge_pages = match kind {
+        1 => HugePages::Plenty,
+        2 => HugePages::Scarce { free: reader.number()? },
+        _ => HugePages::Priced(HugePagePrice { cycles_per_s: reader.number()?, may_vacate: reader.number()? }),
+    };
+    Ok(Some(HostMemory { total, available, giant_pages_free, huge_pages }))
 }
 
 fn planned(reader: &mut Reader<'_>) -> Result<PlannedAction, DecodeError> {

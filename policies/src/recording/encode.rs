@@ -7,8 +7,9 @@ use super::wire::{put_moment, put_number, put_text, put_time};
 use super::{Header, MAGIC, RESULTS, ROWS_MAX, TooManyWindows, VERSION, VmHeader, kind};
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
+use crate::market::HugePagePrice;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
-use crate::snapshot::{HostMemory, Snapshot, VmSnapshot};
+use crate::snapshot::{HostMemory, HugePages, Snapshot, VmSnapshot};
 use crate::units::{Moment, PageSize};
 
 /// Writes frames. Keeps the latest snapshot, from which the next one is encoded as a difference.
@@ -117,10 +118,16 @@ fn put_header(out: &mut Vec<u8>, header: &Header) {
 }
 
 fn put_host(out: &mut Vec<u8>, host: Option<HostMemory>) {
-    put_number(out, host.is_some().into());
-    if let Some(HostMemory { total, available, giant_pages_free }) = host {
-        [total.get(), available.get(), giant_pages_free].into_iter().for_each(|number| put_number(out, number));
-    }
+    let Some(HostMemory { total, available, giant_pages_free, huge_pages }) = host else {
+        return put_number(out, 0);
+    };
+    let (kind, more) = match huge_pages {
+        HugePages::Plenty => (1, [None, None]),
+        HugePages::Scarce { free } => (2, [Some(free), None]),
+        HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate }) => (3, [Some(cycles_per_s), Some(may_vacate)]),
+    };
+    let numbers = [kind, total.get(), available.get(), giant_pages_free].into_iter().chain(more.into_iter().flatten());
+    numbers.for_each(|number| put_number(out, number));
 }
 
 fn put_page_size(out: &mut Vec<u8>, size: PageSize) {

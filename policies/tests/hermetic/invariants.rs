@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, Moment, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex,
-    WindowRow,
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, HugePagePrice,
+    HugePages, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Refusal, Snapshot, VmId,
+    VmSnapshot, WindowIndex, WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
@@ -82,9 +82,22 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
 }
 
 fn host() -> impl Strategy<Value = Option<HostMemory>> {
-    let host =
-        |(available, giant_pages_free)| HostMemory { total: gib(64), available: gib(available), giant_pages_free };
-    prop::option::of((0_u64..=64, 0_u64..3).prop_map(host))
+    let host = |(available, giant_pages_free, huge_pages)| HostMemory {
+        total: gib(64),
+        available: gib(available),
+        giant_pages_free,
+        huge_pages,
+    };
+    prop::option::of((0_u64..=64, 0_u64..3, huge_pages()).prop_map(host))
+}
+
+fn huge_pages() -> impl Strategy<Value = HugePages> {
+    let price = |(cycles_per_s, may_vacate)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+    prop_oneof![
+        2 => Just(HugePages::Plenty),
+        2 => (0_u64..8).prop_map(|free| HugePages::Scarce { free }),
+        1 => (0_u64..20_000_000, 0_u64..8).prop_map(price),
+    ]
 }
 
 fn snapshot() -> impl Strategy<Value = Snapshot> {
@@ -208,6 +221,31 @@ proptest! {
                 prop_assert_eq!(&first, &second, "{}", policy.name);
                 check(policy.name, snapshot, now, &first)?;
             }
+        }
+    }
+
+    /// A market in which free pages suffice changes no plan, whatever the policy has seen.
+    #[test]
+    fn plans_are_the_same_with_and_without_a_market_while_free_pages_suffice(
+        past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
+    ) {
+        let auto = wideleaf_policies::policy::by_name("auto").expect("it is in the list");
+        let (scarce, priced) = (HugePages::Scarce { free: 1000 }, HugePages::Priced(HugePagePrice::default()));
+        let mut twins = [HugePages::Plenty, scarce, priced].map(|huge_pages| (huge_pages, auto.with_defaults()));
+        let mut now = NOW;
+        for (snapshot, result, pause) in &past {
+            now = now + Duration::from_secs(*pause);
+            let [plenty, scarce, priced] = twins.each_mut().map(|(huge_pages, twin)| {
+                let host = snapshot.host.map(|host| HostMemory { huge_pages: *huge_pages, ..host });
+                let (snapshot, mut plan) = (Snapshot { host, ..snapshot.clone() }, Plan::with_bound(64));
+                twin.plan(&snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
+                for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                    twin.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
+                }
+                plan.actions().to_vec()
+            });
+            prop_assert_eq!(&plenty, &scarce);
+            prop_assert_eq!(&plenty, &priced);
         }
     }
 

@@ -6,4 +6,5 @@ mod invariants;
 mod purity;
 mod readme;
 mod recording;
+mod scarcity;
 mod scenarios;

@@ -8,9 +8,9 @@ use wideleaf_policies::recording::{
 };
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, HostMemory, MappingStats,
-    Moment, Outcome, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex,
-    WindowRow,
+    AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, HostMemory, HugePagePrice,
+    HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot, VmId,
+    VmSnapshot, WindowIndex, WindowRow,
 };
 
 fn header() -> Header {
@@ -96,13 +96,24 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
 }
 
 fn snapshot() -> impl Strategy<Value = Snapshot> {
-    let host = (0_u64..1 << 52, 0_u64..1 << 52, 0_u64..9).prop_map(|(total, available, giant_pages_free)| HostMemory {
+    let of_numbers = |(total, available, giant_pages_free, huge_pages)| HostMemory {
         total: Bytes::new(total),
         available: Bytes::new(available),
         giant_pages_free,
-    });
+        huge_pages,
+    };
+    let host = (0_u64..1 << 52, 0_u64..1 << 52, 0_u64..9, huge_pages()).prop_map(of_numbers);
     (prop::option::of(host), vm(0), prop::option::of(vm(7)))
         .prop_map(|(host, a, b)| Snapshot { host, vms: [a].into_iter().chain(b).collect() })
+}
+
+fn huge_pages() -> impl Strategy<Value = HugePages> {
+    let price = |(cycles_per_s, may_vacate)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+    prop_oneof![
+        Just(HugePages::Plenty),
+        any::<u64>().prop_map(|free| HugePages::Scarce { free }),
+        any::<(u64, u64)>().prop_map(price),
+    ]
 }
 
 fn action() -> impl Strategy<Value = Action> {

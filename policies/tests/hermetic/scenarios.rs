@@ -14,12 +14,12 @@ use wideleaf_policies::reservations::LeftPages;
 use wideleaf_policies::units::{gib, kib, mib};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, Moment, Outcome,
-    OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, SampleQuality,
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, HugePages, Moment,
+    Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, Policy, PolicyChoice, Refusal, Reservations, SampleQuality,
     Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
-fn seconds(n: u64) -> Moment {
+pub(crate) fn seconds(n: u64) -> Moment {
     Moment::after_start(Duration::from_secs(n))
 }
 
@@ -39,7 +39,7 @@ fn row(window: u64, drawn: char) -> WindowRow {
 }
 
 /// A VM as drawn; `change` adjusts each row.
-fn vm_with(id: u32, drawn: &str, change: impl Fn(usize, &mut WindowRow)) -> VmSnapshot {
+pub(crate) fn vm_with(id: u32, drawn: &str, change: impl Fn(usize, &mut WindowRow)) -> VmSnapshot {
     let mut vm = VmSnapshot::with_capacity(VmId(id), drawn.len());
     for (at, window) in drawn.chars().enumerate() {
         let mut row = row(at as u64, window);
@@ -59,21 +59,21 @@ fn of(vms: Vec<VmSnapshot>) -> Snapshot {
 
 /// A host with 100 GiB, of which `gibibytes` are in use.
 fn used(gibibytes: u64) -> Option<HostMemory> {
-    Some(HostMemory { total: gib(100), available: gib(100 - gibibytes), giant_pages_free: 0 })
+    Some(HostMemory { total: gib(100), available: gib(100 - gibibytes), giant_pages_free: 0, ..HostMemory::default() })
 }
 
 /// Samples as drawn, the oldest first: `x` touched, `-` not.
-fn samples(drawn: &str) -> AccessHistory {
+pub(crate) fn samples(drawn: &str) -> AccessHistory {
     drawn.chars().fold(AccessHistory::default(), |history, sample| history.with(sample == 'x'))
 }
 
 const PLENTY: BudgetLimits =
     BudgetLimits { copy_per_second: gib(64), cpu_share: PerTenThousand::new(1_000_000), burst: Duration::from_secs(1) };
 
-struct Desk(Box<dyn Policy>);
+pub(crate) struct Desk(pub(crate) Box<dyn Policy>);
 
 impl Desk {
-    fn new(choice: &str) -> Desk {
+    pub(crate) fn new(choice: &str) -> Desk {
         Desk(PolicyChoice::parse(choice).expect("a policy").make())
     }
 
@@ -83,7 +83,7 @@ impl Desk {
         plan.actions().iter().map(|planned| planned.action).collect()
     }
 
-    fn plan(&mut self, snapshot: &Snapshot, now: Moment) -> Vec<Action> {
+    pub(crate) fn plan(&mut self, snapshot: &Snapshot, now: Moment) -> Vec<Action> {
         self.plan_within(snapshot, now, PLENTY)
     }
 
@@ -96,17 +96,17 @@ impl Desk {
         self.plan(snapshot, now).into_iter().map(promotion).collect()
     }
 
-    fn hears(&mut self, action: Action, at: Moment, result: OutcomeResult) {
+    pub(crate) fn hears(&mut self, action: Action, at: Moment, result: OutcomeResult) {
         let cost = Cost { copied: mib(2), cpu: Duration::from_micros(560) };
         self.0.learn(&Outcome { action, at, cost, unavailable: cost.cpu, result });
     }
 
-    fn figure(&self, name: &str) -> u64 {
+    pub(crate) fn figure(&self, name: &str) -> u64 {
         self.0.figures().into_iter().find(|(known, _)| *known == name).expect("it counts that").1
     }
 }
 
-fn promote(window: u64) -> Action {
+pub(crate) fn promote(window: u64) -> Action {
     Action::Promote { vm: VmId(0), window: WindowIndex::new(window), to: PageSize::Huge2M }
 }
 
@@ -232,7 +232,8 @@ fn a_shortage_breaks_the_reservations_changed_longest_ago_and_no_more_than_neede
     let mut book = reserved("reservation", &[4, 1, 9]);
     touch(&mut book, 4, 100, 3);
     // 2048 MiB, of which 1741 are in use (85 %): 614 must become free again, as 70 % is 1434
-    let short = |available| Some(HostMemory { total: mib(2048), available, giant_pages_free: 0 });
+    let short =
+        |available| Some(HostMemory { total: mib(2048), available, giant_pages_free: 0, ..HostMemory::default() });
     assert_eq!(book.to_break(short(mib(308)), ALL), [], "84.96 % is not yet short");
     let broken: Vec<_> = book.to_break(short(mib(307)), ALL).iter().map(|(_, window)| window.get()).collect();
     assert_eq!(broken, [1, 9, 4], "all of them; the one touched last comes last");
@@ -328,7 +329,8 @@ fn breaking_counts_only_frames_that_are_still_reserved() {
     touch(&mut book, 9, 1, 3);
     assert_eq!((queue(&book), book.unpopulated()), (vec![4, 9], kib(4) * (112 + 511)));
     // 2048 MiB, of which 1741 are 85 %: 307 MiB must be available, and 304 are; 4 adds 0.4 MiB, and 9 adds 2.
-    let short = Some(HostMemory { total: mib(2048), available: mib(304), giant_pages_free: 0 });
+    let short =
+        Some(HostMemory { total: mib(2048), available: mib(304), giant_pages_free: 0, ..HostMemory::default() });
     let broken: Vec<_> = book.to_break(short, ALL).iter().map(|(_, window)| window.get()).collect();
     assert_eq!((broken, book.unpopulated()), (vec![4, 9], Bytes::ZERO));
 }
@@ -508,7 +510,7 @@ fn aligned_leaves_windows_below_half_and_splits_misaligned_ones_when_short() {
 }
 
 const ONE_GIANT_FREE: Option<HostMemory> =
-    Some(HostMemory { total: gib(100), available: gib(50), giant_pages_free: 1 });
+    Some(HostMemory { total: gib(100), available: gib(50), giant_pages_free: 1, huge_pages: HugePages::Plenty });
 
 /// `ffff…f` (512) `ff`: giant 0 is whole, giant 1 is not.
 #[test]
@@ -598,11 +600,11 @@ fn schemes_release_only_windows_with_zero_pages() {
     assert_eq!(Desk::new("schemes:rules=min max 0% 0% min max release").plan(&snapshot, seconds(1)), [release]);
 }
 
-const HOT: &str = "xxxxxxxxxxxxxxxx";
-const IDLE: &str = "----------------";
+pub(crate) const HOT: &str = "xxxxxxxxxxxxxxxx";
+pub(crate) const IDLE: &str = "----------------";
 
 /// Under this choice only a full window is promoted without proof.
-const PROOF: &str = "auto:resident_min=100";
+pub(crate) const PROOF: &str = "auto:resident_min=100";
 
 /// A hot window with one page missing.
 fn hot_for_proof(access: AccessHistory, guest: GuestMapping) -> Snapshot {

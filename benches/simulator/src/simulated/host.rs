@@ -24,7 +24,7 @@ use wideleaf_policies::outcome::{Outcome, OutcomeResult, Refusal, Skip};
 use wideleaf_policies::policy::{Needs, Policy, RamStart};
 use wideleaf_policies::reservations::Reservations;
 use wideleaf_policies::snapshot::{
-    AccessHistory, Backing, GuestMapping, HostMemory, Snapshot, VmId, VmSnapshot, WindowRow,
+    AccessHistory, Backing, GuestMapping, HostMemory, HugePages, Snapshot, VmId, VmSnapshot, WindowRow,
 };
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
@@ -203,6 +203,15 @@ impl StreamHost {
             total: self.memory,
             available: self.memory.saturating_sub(used),
             giant_pages_free: self.giant_pages_free,
+            huge_pages: self.huge_pages(),
+        }
+    }
+
+    /// Supply of huge pages: plenty until the last one is taken, as there is no compaction here.
+    fn huge_pages(&self) -> HugePages {
+        match self.huge_pages_free {
+            0 => HugePages::Scarce { free: 0 },
+            _ => HugePages::Plenty,
         }
     }
 

@@ -176,7 +176,7 @@ impl Making {
         let mut vm = VmSnapshot::with_capacity(VM, rows.len());
         rows.iter().for_each(|row| vm.push(*row));
         vm.mapping = Some(MappingStats::default());
-        let host = Some(HostMemory { total: gib(8), available, giant_pages_free: 1 });
+        let host = Some(HostMemory { total: gib(8), available, giant_pages_free: 1, ..HostMemory::default() });
         let now = self.now();
         self.encoder.snapshot(now, &Snapshot { host, vms: vec![vm] }, &mut self.bytes);
         self.encoder.plan(now, &[], &mut self.bytes);

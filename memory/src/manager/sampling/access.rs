@@ -4,6 +4,10 @@
 //!   share of the windows ── aside ─▶ touched: back at once ─▶ history and frequency of each, by row
 //!                              └───── untouched: back at the next tick
 //! ```
+//!
+//! Windows that the policy hurries for have turns and a budget of their own. They are large and were idle in their
+//! latest sample, so that a sample of them mostly costs the guest nothing. A large window goes aside and comes back as
+//! one huge page.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
@@ -30,7 +34,7 @@ use crate::region::GuestRam;
 use crate::sensors::access::{AccessConfig, AccessCost, AccessSampler, AccessSensor, Seen};
 use crate::sensors::damon::DamonSensor;
 use crate::sensors::minor_faults::MinorFaultSensor;
-use crate::sensors::share::Share;
+use crate::sensors::share::{Share, ShareLimits};
 
 pub(super) const KIND: Kind = Kind {
     question: "which windows are used",
@@ -56,9 +60,15 @@ const ACCESS_LEAST: usize = 4;
 /// A burst starts when at least one in `NEWS_IN` sampled windows, and at least `ACCESS_LEAST`, is small and is new or
 /// has changed. The minimum is there since a guest at rest touches a few windows now and then.
 const NEWS_IN: usize = 4;
+/// Part of a core for urgent samples: at the 0.1 ms that an idle huge page takes, 200 windows a second, so that the
+/// history of a guest of 512 MiB is full after 20 s. Only then do urgent samples end.
+const URGENT_BUDGET: PerTenThousand = PerTenThousand::new(200);
 /// Maximum number of windows in a sample, since each costs the guest a wait; half of the slots, since swaps
 /// need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
+
+const URGENT_LIMITS: ShareLimits =
+    ShareLimits { budget: URGENT_BUDGET, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_MOST };
 
 /// Access sensor of a VM, shared with callers that need every window in its place.
 #[derive(Clone)]
@@ -117,6 +127,10 @@ struct AccessSampling {
     mover: Option<WindowMover>,
     rotation: Rotation,
     share: Share,
+    /// Turns, budget and number of the windows that the policy hurries for.
+    urgent_rotation: Rotation,
+    urgent_share: Share,
+    urgent: usize,
     windows: Vec<WindowIndex>,
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
@@ -127,6 +141,8 @@ struct AccessSampling {
     /// Those of them that were on base pages.
     small: Vec<WindowIndex>,
     is_under_way: bool,
+    /// Whether the sample under way is an urgent one.
+    is_urgent: bool,
     /// Whether the report already says why the sensor has ended.
     is_end_told: bool,
     /// Cost that is not reported yet.
@@ -143,7 +159,11 @@ struct AccessSampling {
 
 impl SlowSensor for SharedAccess {
     fn start(&mut self, tick: &EndOfTick<'_>, _: &mut ManagerReport) {
-        self.lock().start_share(tick.host, &tick.to_sample(), tick.rows, tick.has_acted(), tick.fault);
+        let (all, urgent) = tick.to_sample();
+        let mut sampling = self.lock();
+        if !sampling.start_urgent(tick.host, &urgent, tick.rows, tick.fault) {
+            sampling.start_share(tick.host, &all, tick.rows, tick.has_acted(), tick.fault);
+        }
     }
 
     fn finish(&mut self, host: &dyn Host, _: &[WindowIndex], report: &mut ManagerReport) {
@@ -168,6 +188,11 @@ impl SlowSensor for SharedAccess {
 
     fn is_bursting(&self) -> bool {
         self.lock().share.is_bursting()
+    }
+
+    fn is_urgent(&self, now: Moment) -> bool {
+        let sampling = self.lock();
+        sampling.urgent > 0 && !sampling.is_end_told && sampling.urgent_share.pays_for_largest(now, sampling.urgent)
     }
 
     fn take_refilled(&mut self) -> u64 {
@@ -214,6 +239,9 @@ impl AccessSampling {
             priced_at: None,
             refilled: 0,
             rotation: Rotation::default(),
+            urgent_rotation: Rotation::default(),
+            urgent_share: share.with_limits(URGENT_LIMITS, ACCESS_COST).beginning_with_nothing(),
+            urgent: 0,
             share,
             histories: vec![AccessHistory::default(); windows.len()],
             frequencies: vec![TouchFrequency::default(); windows.len()],
@@ -222,6 +250,7 @@ impl AccessSampling {
             backed: 0,
             small: Vec::new(),
             is_under_way: false,
+            is_urgent: false,
             is_end_told: false,
             cost: SensorCost::default(),
             failures: 0,
@@ -275,10 +304,27 @@ impl AccessSampling {
         self.is_under_way = true;
     }
 
+    /// Begins a sample of windows that the policy hurries for, once there is credit for a large one: each ends with a
+    /// tick. Returns whether it did.
+    fn start_urgent(&mut self, host: &dyn Host, urgent: &[WindowIndex], rows: &VmSnapshot, fault: FaultPrice) -> bool {
+        self.urgent = urgent.len();
+        if urgent.is_empty() || self.is_end_told || !self.urgent_share.pays_for_largest(host.now(), urgent.len()) {
+            return false;
+        }
+        let windows = self.urgent_share.next(host.now(), urgent.len());
+        let share = self.urgent_rotation.next_share(urgent, windows);
+        let fault = if self.takes_aside { fault } else { FaultPrice::assumed(None) };
+        self.refills.expect(&share, rows, fault);
+        self.sampler.start(host, &share);
+        (self.is_under_way, self.is_urgent) = (true, true);
+        true
+    }
+
     fn finish(&mut self, host: &dyn Host) {
         if !std::mem::take(&mut self.is_under_way) {
             return;
         }
+        let is_urgent = std::mem::take(&mut self.is_urgent);
         let sample = self.sampler.finish(host);
         let (mut unchanged, mut news) = (0, 0);
         let mut refilling = Duration::ZERO;
@@ -312,13 +358,17 @@ impl AccessSampling {
             }
             self.histories[row] = self.histories[row].with(was_touched).with_touches_per_s(frequency.per_second());
         }
-        self.share.unchanged_in_burst(unchanged, self.small.len());
-        self.share.unchanged(unchanged, self.backed);
-        if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
-            self.share.burst();
-        }
         let AccessCost { windows, events, cpu } = sample.cost;
-        self.share.paid(windows, cpu + refilling);
+        if is_urgent {
+            self.urgent_share.paid(windows, cpu + refilling);
+        } else {
+            self.share.unchanged_in_burst(unchanged, self.small.len());
+            self.share.unchanged(unchanged, self.backed);
+            if news >= ACCESS_LEAST && news * NEWS_IN >= looked_at {
+                self.share.burst();
+            }
+            self.share.paid(windows, cpu + refilling);
+        }
         self.cost.add_sample(windows, events, cpu);
     }
 
@@ -382,7 +432,6 @@ mod tests {
     use crate::manager::sampling::SAMPLING_BURST;
     use crate::second_level::{FaultCounters, Paging};
     use crate::sensors::access::AccessSample;
-    use crate::sensors::share::ShareLimits;
     use crate::testing::fake_host::FakeHost;
     use std::collections::BTreeMap;
 
@@ -529,6 +578,29 @@ mod tests {
         // Four windows of 512 faults of 5 us, and 330 us of the manager each: 11.56 ms, of which a second earns 5 ms.
         let earned_after = host.now().since(began);
         assert!((2_310..=2_350).contains(&earned_after.as_millis()), "{earned_after:?}");
+    }
+
+    #[test]
+    fn urgent_windows_are_sampled_out_of_turn_once_their_own_budget_pays_for_a_large_sample() {
+        let host = FakeHost::default();
+        let (windows, rows) = on_base_pages(2 * ACCESS_MOST);
+        let limits =
+            ShareLimits { budget: PerTenThousand::ALL, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_MOST };
+        let mut sampling = sampling_of(Seen::Untouched, &windows, Share::new(limits, ACCESS_COST, host.now()));
+        let fault = FaultPrice::assumed(None);
+        let samples = |sampling: &AccessSampling| sampling.histories.iter().map(|of| of.samples()).collect::<Vec<_>>();
+        // 32 windows of 0.33 ms are 10.56 ms: 2 % of a core earn them in 528 ms.
+        let mut begins_after = |ms| {
+            host.sleep(Duration::from_millis(ms));
+            let begins = sampling.start_urgent(&host, &windows, &rows, fault);
+            sampling.finish(&host);
+            (begins, samples(&sampling))
+        };
+        let once = |first: usize, second: usize| [vec![1; first], vec![0; second]].concat();
+        assert_eq!(begins_after(500), (false, once(0, 2 * ACCESS_MOST)), "and the usual budget is not used");
+        assert_eq!(begins_after(30), (true, once(ACCESS_MOST, ACCESS_MOST)));
+        assert_eq!(begins_after(530), (true, once(2 * ACCESS_MOST, 0)), "each has its turn");
+        assert!(!sampling.start_urgent(&host, &[], &rows, fault), "no window is urgent any more");
     }
 
     #[test]

@@ -132,6 +132,7 @@ mod tests {
         LiveReport {
             explanation: Some(Box::new(Explanation { windows: Some(2), ..Explanation::default() })),
             windows: backing.map(|backing| Box::new(map(backing))),
+            ..LiveReport::default()
         }
     }
 

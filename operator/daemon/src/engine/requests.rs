@@ -6,6 +6,7 @@ use std::time::Instant;
 use wideleaf_control::protocol::{Answer, Limits, LiveReport, Reply, Request, Settings, Target};
 use wideleaf_control::view::{self, DaemonView, Explanation, VmView, Vmm, WindowMap, WorkView};
 
+use super::offer::Offer;
 use super::vm::{self, Hands, Vm};
 use super::{Engine, told};
 use crate::guests::{Care, Found, Guests, ProcessId};
@@ -370,6 +371,7 @@ impl Engine {
             tracing::info!("{} (pid {}) has registered", found.name, process.pid);
             let hands = Hands::Registered(connection);
             let mut vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
+            vm.offer = live.bids.as_deref().map(Offer::from);
             vm.windows.take(live, Instant::now());
             table.vms.insert(process, vm);
         }
@@ -387,6 +389,7 @@ impl Engine {
             vm.see(view);
             vm.count_activity();
             vm.keep_own_policy();
+            vm.offer = live.bids.as_deref().map(Offer::from);
             vm.windows.take(live, Instant::now());
         }
         self.reported.notify_all();
@@ -394,13 +397,9 @@ impl Engine {
     }
 
     fn limits_of(&self, connection: ConnectionId) -> Result<Limits, String> {
-        let table = self.table();
-        table
-            .vms
-            .values()
-            .find(|vm| is_of(vm, connection))
-            .map(Vm::limits_reply)
-            .ok_or_else(|| "register first".to_owned())
+        let mut table = self.table();
+        let vm = table.vms.values_mut().find(|vm| is_of(vm, connection));
+        vm.map(Vm::limits_reply).ok_or_else(|| "register first".to_owned())
     }
 
     /// Removes the VM that was registered over a connection that has ended.

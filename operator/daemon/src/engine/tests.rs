@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use wideleaf_control::protocol::{
     Answer, Limits, LiveReport, OrdinaryMemory, PoolRequest, Reply, Request, SettingName, Target,
 };
-use wideleaf_control::view::{Care as CareView, Explanation, Guarantee, Reason, Vmm, WindowMap, WindowRange, WorkView};
+use wideleaf_control::view::{
+    BackingView, Care as CareView, Explanation, Guarantee, Reason, Vmm, WindowMap, WindowRange, WorkView,
+};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;
@@ -690,6 +692,7 @@ fn invalid_metadata_leave_a_guest_as_it_was() {
 }
 
 mod killed;
+mod market;
 mod metadata;
 mod registered;
 mod rooms;

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
-use wideleaf_control::protocol::{Limits, SettingName, Settings};
-use wideleaf_control::view::{Care, VmView, WorkView, policy_name};
-use wideleaf_policies::{BudgetLimits, Bytes};
+use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
+use wideleaf_control::view::{BackingView, Care, VmView, WorkView, policy_name};
+use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice};
 
 use super::SharedCare;
+use super::offer::Offer;
 use super::reported::ReportedWindows;
 use crate::config::{PolicySetting, Wanted};
 use crate::guests::{Found, WindowCounts};
@@ -51,6 +52,10 @@ pub(super) struct Vm {
     pub(super) counts: WindowCounts,
     /// Its windows according to its own process, if that manages it.
     pub(super) windows: ReportedWindows,
+    /// Its bids for huge pages, while the host lacks them.
+    pub(super) offer: Option<Offer>,
+    /// Price of a huge page for it, and what it may give back until it is told; `None` while none are short.
+    pub(super) price: Option<HugePagePrice>,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -86,6 +91,8 @@ impl Vm {
             seen,
             counts: WindowCounts::default(),
             windows: ReportedWindows::default(),
+            offer: None,
+            price: None,
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }
@@ -160,6 +167,11 @@ impl Vm {
         Claim { weight, is_busy: is_pursued || is_recovering || self.is_busy, copy_per_second_max: copy_per_second }
     }
 
+    /// Its backing as of its latest view; `None` where it cannot be seen.
+    pub(super) fn backing(&self) -> Option<BackingView> {
+        self.seen.backing
+    }
+
     /// Its policy while no guarantee is pursued.
     fn own_policy(&self) -> Option<String> {
         let is_set = matches!(self.hands, Hands::Attached(_)) || self.said.policy.is_some();
@@ -227,6 +239,12 @@ impl Vm {
         if let Some(reason) = &self.missed_because {
             view.notes.insert(0, format!("it is below its guarantee of {}: {reason}", self.wanted.guarantee));
         }
+        if let Some(price) = self.price.filter(|price| price.cycles_per_s > 0) {
+            let saved = price.cycles_per_s as f64 / 1e6;
+            view.notes.push(format!(
+                "huge pages are short on this host: a window of this VM gets one if that saves {saved:.2} M cycles/s"
+            ));
+        }
         if self.is_bloated() {
             view.notes.push("it has taken as much memory for large pages as its bloat_max allows".into());
         }
@@ -268,14 +286,20 @@ impl Vm {
         })
     }
 
-    /// Limits for a registered VM. Its process does not know of a memory shortage, so its copy limit is then zero.
-    /// Its policy stays until an operator sets another, or its guarantee is pursued.
-    pub(super) fn limits_reply(&self) -> Limits {
+    /// Limits for a registered VM, and the price of huge pages. It is told once how many windows it may vacate. Its
+    /// process does not know of a memory shortage, so its copy limit is then zero. Its policy stays until an operator
+    /// sets another, or its guarantee is pursued.
+    pub(super) fn limits_reply(&mut self) -> Limits {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
         let wants_windows = self.windows.are_wanted(Instant::now());
-        Limits { copy_per_second: copy.get(), cpu_share: limits.cpu_share.get(), policy, wants_windows }
+        let huge_page = self.price.map(|HugePagePrice { cycles_per_s, may_vacate }| {
+            self.price = Some(HugePagePrice { cycles_per_s, may_vacate: 0 });
+            PriceOfHugePage { cycles_per_s, may_vacate }
+        });
+        let (copy_per_second, cpu_share) = (copy.get(), limits.cpu_share.get());
+        Limits { copy_per_second, cpu_share, policy, wants_windows, huge_page }
     }
 }
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use wideleaf_control::protocol::Target;
+use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
-use wideleaf_policies::BudgetLimits;
+use wideleaf_policies::{BudgetLimits, HugePagePrice};
 
 use super::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::config::{PolicySetting, Wanted};
@@ -43,6 +43,10 @@ pub struct FakeGuest {
     pub limits: Option<BudgetLimits>,
     /// Permission to grow that it received last.
     pub may_grow: bool,
+    /// Bids of its policy.
+    pub bids: Option<BidsReport>,
+    /// Price of huge pages that it received last.
+    pub price: Option<HugePagePrice>,
 }
 
 impl FakeGuest {
@@ -136,6 +140,8 @@ impl FakeGuests {
             policy: None,
             limits: None,
             may_grow: true,
+            bids: None,
+            price: None,
         };
         self.all().insert(pid, guest);
         process
@@ -252,6 +258,10 @@ impl Care for FakeCare {
         WindowCounts::from(&self.guests.guest(self.pid).explanation())
     }
 
+    fn bids(&mut self) -> Option<BidsReport> {
+        self.guests.guest(self.pid).bids
+    }
+
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
         if wanted.policy.to_string().starts_with("giant") {
             return Err("giant needs a guest of our own".into());
@@ -267,6 +277,10 @@ impl Care for FakeCare {
 
     fn set_may_grow(&mut self, may_grow: bool) {
         self.guests.change(self.pid, |guest| guest.may_grow = may_grow);
+    }
+
+    fn set_huge_page_price(&mut self, price: Option<HugePagePrice>) {
+        self.guests.change(self.pid, |guest| guest.price = price);
     }
 
     fn has_ended(&self) -> bool {

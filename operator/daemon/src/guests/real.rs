@@ -6,11 +6,11 @@ use wideleaf_attach::find;
 use wideleaf_attach::process::{Places, VmProcess};
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::survey::Survey;
-use wideleaf_control::protocol::Target;
+use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{Explanation, VmView, WindowMap};
 use wideleaf_memory::sensors::damon;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
-use wideleaf_policies::{BudgetLimits, PolicyChoice};
+use wideleaf_policies::{BudgetLimits, HugePagePrice, PolicyChoice};
 
 use super::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::config::{PolicySetting, Wanted};
@@ -130,6 +130,10 @@ impl Care for RealCare {
         WindowCounts::from(&self.attached.explain())
     }
 
+    fn bids(&mut self) -> Option<BidsReport> {
+        self.attached.bids()
+    }
+
     /// A manager with an unchanged policy continues: a new one would have to learn again what is hot.
     fn apply(&mut self, wanted: &Wanted) -> Result<(), String> {
         if wanted.policy != self.wanted.policy {
@@ -146,6 +150,10 @@ impl Care for RealCare {
 
     fn set_may_grow(&mut self, may_grow: bool) {
         self.attached.set_may_grow(may_grow);
+    }
+
+    fn set_huge_page_price(&mut self, price: Option<HugePagePrice>) {
+        self.attached.set_huge_page_price(price);
     }
 
     fn has_ended(&self) -> bool {

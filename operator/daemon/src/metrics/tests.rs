@@ -74,6 +74,7 @@ fn scrape() -> Scrape {
         daemon: DaemonView { vms: 2, cpu_s: 1.5, is_host_short: true, ..DaemonView::default() },
         resident: Some(Bytes::new(1 << 20)),
         pools: vec![PoolStatus { size, total: 8, free: 5, reserved: 2, surplus: 1, overcommit: 0, nodes }],
+        huge_page_price: 3_407_872,
     }
 }
 
@@ -165,6 +166,7 @@ fn the_figures_are_those_of_the_views() {
     assert!(!timed.into_iter().any(|line| line.contains("stop")), "no recovery from a stop was done");
     assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
     assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
+    assert_eq!(value(&text, "wideleaf_host_huge_page_price_cycles_per_second", &[]), 3_407_872.0);
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn a_registered_vm_with_the_name_of_a_domain_does_not_get_the_rules_of_the_domai
 fn explained(name: &str) -> LiveReport {
     LiveReport {
         explanation: Some(Box::new(Explanation { name: name.into(), windows: Some(9), ..Explanation::default() })),
-        windows: None,
+        ..LiveReport::default()
     }
 }
 
@@ -167,7 +167,7 @@ fn a_registered_vm_is_explained_by_its_own_manager_and_a_run_of_an_earlier_relea
     assert_eq!(explained_windows(), ("ours".into(), Some(9)));
     let reasons = ["holes", "busy", "holes"].map(|name| Reason { name: name.into(), windows: 2, text: String::new() });
     let counted = Explanation { huge: Some(3), reasons: reasons.to_vec(), ..Explanation::default() };
-    let live = LiveReport { explanation: Some(Box::new(counted)), windows: None };
+    let live = LiveReport { explanation: Some(Box::new(counted)), ..LiveReport::default() };
     bench.ask(Request::Status { vm: own_view(1), live }).expect("it is registered");
     let expected = [("busy", 2), ("holes", 4), ("large", 3)].map(|(name, windows)| (name.to_owned(), windows));
     assert_eq!(bench.engine.scrape().vms[0].windows, BTreeMap::from(expected));

@@ -1,0 +1,158 @@
+//! The bids of all VMs of a host, cleared together.
+
+use wideleaf_control::protocol::{BidsReport, PriceOfHugePage};
+use wideleaf_policies::HugePagePrice;
+use wideleaf_policies::market::bid;
+
+use super::*;
+
+/// Cycles per second that a hot window saves.
+const HOT: u64 = bid(3_400_000);
+
+/// Bids of a VM: these levels, and the number of free pages if its manager was refused one.
+fn bids(free: Option<u64>, levels: &[(u64, u32, u32)]) -> BidsReport {
+    BidsReport { free, levels: levels.to_vec() }
+}
+
+/// A run with its own connection, which has a number as the process has.
+struct Run<'a> {
+    bench: &'a Bench,
+    view: Box<VmView>,
+}
+
+impl<'a> Run<'a> {
+    fn register(bench: &'a Bench, pid: u32, name: &str, huge: Bytes) -> Run<'a> {
+        let mut view = own_view(pid);
+        view.name = name.into();
+        view.backing = Some(BackingView { huge_2m: huge.get(), ..BackingView::default() });
+        let run = Run { bench, view };
+        run.ask(Request::Register { vm: run.view.clone(), live: LiveReport::default() });
+        run
+    }
+
+    fn connection(&self) -> ConnectionId {
+        ConnectionId::new(self.view.pid.into())
+    }
+
+    fn ask(&self, request: Request) -> Option<PriceOfHugePage> {
+        let peer = Peer { pid: self.view.pid, uid: 0, gid: 0 };
+        match self.bench.service.answer(self.connection(), peer, request) {
+            Reply::Ok(answer) => match *answer {
+                Answer::Limits(limits) => limits.huge_page,
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Reports these bids. Returns the price and the allowance.
+    fn tells(&self, bids: Option<BidsReport>) -> Option<(u64, u64)> {
+        let live = LiveReport { bids: bids.map(Box::new), ..LiveReport::default() };
+        let price = self.ask(Request::Status { vm: self.view.clone(), live });
+        price.map(|PriceOfHugePage { cycles_per_s, may_vacate }| (cycles_per_s, may_vacate))
+    }
+}
+
+#[test]
+fn a_cold_vm_vacates_once_exactly_what_the_hot_one_lacks() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let (wants, holds) = (bids(Some(2), &[(HOT, 10, 0)]), bids(None, &[(0, 0, 50)]));
+    bench.tick_at(1);
+    assert_eq!((hot.tells(Some(wants.clone())), cold.tells(None)), (None, None), "no VM had bids a second ago");
+    bench.tick_at(2);
+    // A price, so that it bids from now on.
+    assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 0)));
+    bench.tick_at(3);
+    assert_eq!([&cold, &cold].map(|run| run.tells(Some(holds.clone()))), [Some((HOT, 8)), Some((HOT, 0))]);
+    assert_eq!(hot.tells(Some(wants.clone())), Some((HOT, 0)));
+    // What it gave back may not have been taken and reported yet.
+    for second in [4, 5] {
+        bench.tick_at(second);
+        assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 0)));
+    }
+    bench.tick_at(6);
+    assert_eq!(cold.tells(Some(holds.clone())), Some((HOT, 8)), "the buyer lacks them still");
+    assert_eq!(bench.engine.scrape().huge_page_price, HOT);
+    let notes = |name: &str| bench.list().into_iter().find(|vm| vm.name == name).map(|vm| vm.notes);
+    let note = "huge pages are short on this host: a window of this VM gets one if that saves 3.15 M cycles/s";
+    assert_eq!(notes("hot"), Some(vec![note.to_owned()]));
+    // The buyer has its pages, and no manager was refused one since.
+    hot.tells(None);
+    bench.tick_at(7);
+    assert_eq!((cold.tells(Some(holds)), bench.engine.scrape().huge_page_price), (None, 0));
+}
+
+#[test]
+fn while_free_pages_suffice_the_price_is_zero_and_no_window_is_vacated() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let (wants, holds) = (bids(Some(10), &[(HOT, 10, 0)]), bids(None, &[(0, 0, 50)]));
+    hot.tells(Some(wants.clone()));
+    cold.tells(Some(holds.clone()));
+    bench.tick_at(1);
+    assert_eq!((hot.tells(Some(wants)), cold.tells(Some(holds))), (Some((0, 0)), Some((0, 0))));
+}
+
+#[test]
+fn a_vm_gives_no_page_of_its_guarantee() {
+    let given = |huge| {
+        let bench = Bench::new("[[vm]]\nname = \"cold\"\nguarantee = \"90%\"");
+        let hot = Run::register(&bench, 1, "hot", mib(0));
+        let mut cold = Run::register(&bench, 2, "cold", huge);
+        // All resident memory is 200 MiB: 180 of them are guaranteed.
+        cold.view.backing.as_mut().expect("it is known").base_4k = mib(200).get() - huge.get();
+        hot.tells(Some(bids(Some(0), &[(HOT, 90, 0)])));
+        cold.tells(Some(bids(None, &[(0, 0, 70)])));
+        bench.tick_at(1);
+        cold.tells(None).expect("huge pages are short").1
+    };
+    assert_eq!([200, 185, 180, 100].map(|huge| given(mib(huge))), [10, 2, 0, 0]);
+}
+
+#[test]
+fn a_vm_of_more_weight_pays_less() {
+    let bench = Bench::new("[[vm]]\nname = \"heavy\"\nweight = 4");
+    let runs = [Run::register(&bench, 1, "light", mib(0)), Run::register(&bench, 2, "heavy", mib(0))];
+    let wants = bids(Some(6), &[(HOT, 5, 0)]);
+    for run in &runs {
+        run.tells(Some(wants.clone()));
+    }
+    bench.tick_at(1);
+    // Six pages for ten windows: those of the heavy VM are served, and one of the light one's.
+    assert_eq!(runs.each_ref().map(|run| run.tells(Some(wants.clone()))), [Some((HOT, 0)), Some((HOT / 4, 0))]);
+    let fewer = bids(Some(5), &[(HOT, 5, 0)]);
+    for run in &runs {
+        run.tells(Some(fewer.clone()));
+    }
+    bench.tick_at(2);
+    assert_eq!(runs.each_ref().map(|run| run.tells(None)), [Some((4 * HOT, 0)), Some((HOT, 0))]);
+}
+
+#[test]
+fn an_external_guest_pays_the_price_and_gives_no_page_back() {
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    bench.attach(10).expect("it runs");
+    let run = Run::register(&bench, 1, "cold", mib(200));
+    let set = |bids| bench.guests.change(10, |guest| guest.bids = bids);
+    set(Some(bids(Some(0), &[(0, 0, 90), (HOT, 7, 0)])));
+    run.tells(Some(bids(None, &[(0, 0, 50)])));
+    bench.tick_at(1);
+    let price = |may_vacate| Some(HugePagePrice { cycles_per_s: HOT, may_vacate });
+    assert_eq!((bench.guests.guest(10).price, run.tells(None)), (price(0), Some((HOT, 7))));
+    set(None);
+    bench.tick_at(2);
+    assert_eq!((bench.guests.guest(10).price, run.tells(None)), (None, None));
+}
+
+#[test]
+fn the_bids_of_a_vm_end_with_its_connection() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    hot.tells(Some(bids(Some(0), &[(HOT, 10, 0)])));
+    cold.tells(Some(bids(None, &[(0, 0, 50)])));
+    bench.service.closed(hot.connection());
+    bench.tick_at(1);
+    assert_eq!(cold.tells(None), None);
+}

@@ -1,0 +1,282 @@
+//! One decision for the huge pages of a host: each VM's policy bids for them, and a price clears all bids.
+//!
+//! ```text
+//!   cycles/s        wants one    holds one
+//!   saved by a   8 M  ██                       served
+//!   huge page    4 M  ████         ███         served            price: the benefit of the last bidder served
+//!                2 M  █████                 ─── 2 M ───          that one and those above it are served
+//!                1 M  ███          █
+//!                0.5 M             ██          gives back        at most half of the price (HYSTERESIS)
+//!                0                 ██████      gives back        as many as the buyers lack, the coldest first
+//! ```
+//!
+//! A bid is the number of cycles per second that a huge page saves in one window. So the price is the same for a VM
+//! with many hot windows and for one with few, and no VM has to know of another.
+//!
+//! - **Weights**: a VM of weight *w* bids *w* times its benefit, as shares do in ESX (Waldspurger, OSDI '02).
+//! - **Guarantees**: a VM gives back at most what it can spare ([`Bidder::spare`]).
+//! - **Idle memory**: Ingens (OSDI '16) and ESX tax it, so that the share of an idle VM shrinks. A price does it
+//!   without a tax: an idle window saves nothing, so it holds a huge page only while no buyer lacks one, whatever VM it
+//!   belongs to. The tax of a VM with as many idle windows as another is the same, and a busy window is never taxed
+//!   for an idle neighbour.
+//! - **Order**: HawkEye (ASPLOS '19) promotes the most accessed regions of all processes first, in buckets. So do bids.
+//! - **No swings**: no more is given back than buyers lack beyond the free pages, and only where a buyer pays at least
+//!   [`HYSTERESIS`] times what the holder loses.
+
+use alloc::vec::Vec;
+
+use crate::rank::{BUCKETS, bucket_of, lowest_of};
+
+/// Smallest factor between the benefits of a buyer and of the window that gives its huge page back. Benefits are
+/// estimates: misses are assumed from the time to a touch, so twice as much is the least difference to act on.
+pub const HYSTERESIS: u64 = 2;
+
+/// The benefit as it counts in bids: rounded down by at most 12.5 %, because no sensor is more precise.
+pub const fn bid(cycles_per_s: u64) -> u64 {
+    lowest_of(bucket_of(cycles_per_s))
+}
+
+/// Number of windows by benefit: of those that want a huge page, and of those that could give one back.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bids {
+    wanted: [u32; BUCKETS],
+    held: [u32; BUCKETS],
+}
+
+/// All bids of one benefit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level {
+    /// Benefit of each of these windows, in cycles per second.
+    pub cycles_per_s: u64,
+    /// Number of windows that want a huge page.
+    pub wanted: u32,
+    /// Number of windows that hold a huge page and could give it back.
+    pub held: u32,
+}
+
+/// Returns bids of no window.
+impl Default for Bids {
+    fn default() -> Bids {
+        Bids { wanted: [0; BUCKETS], held: [0; BUCKETS] }
+    }
+}
+
+impl core::fmt::Debug for Bids {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_list().entries(self.levels()).finish()
+    }
+}
+
+impl Bids {
+    /// Removes all bids.
+    pub fn clear(&mut self) {
+        *self = Bids::default();
+    }
+
+    /// Adds a window that wants a huge page. One without any benefit wants none.
+    pub fn want(&mut self, cycles_per_s: u64) {
+        if cycles_per_s > 0 {
+            count(&mut self.wanted, bucket_of(cycles_per_s), 1);
+        }
+    }
+
+    /// Adds a window that holds a huge page with this benefit, and could give it back.
+    pub fn hold(&mut self, cycles_per_s: u64) {
+        count(&mut self.held, bucket_of(cycles_per_s), 1);
+    }
+
+    /// Adds all bids of `other`, each benefit times `weight`.
+    pub fn merge(&mut self, other: &Bids, weight: u32) {
+        for (bucket, (wanted, held)) in other.wanted.iter().zip(&other.held).enumerate() {
+            if wanted | held > 0 {
+                let bucket = weighted(bucket as u16, weight);
+                count(&mut self.wanted, bucket, *wanted);
+                count(&mut self.held, bucket, *held);
+            }
+        }
+    }
+
+    /// Number of windows that want a huge page.
+    pub fn wanted(&self) -> u64 {
+        self.wanted.iter().map(|windows| u64::from(*windows)).sum()
+    }
+
+    /// Number of windows that could give one back.
+    pub fn held(&self) -> u64 {
+        self.held.iter().map(|windows| u64::from(*windows)).sum()
+    }
+
+    /// The benefits with at least one window, ascending.
+    pub fn levels(&self) -> impl Iterator<Item = Level> + '_ {
+        let level = |(bucket, (wanted, held)): (usize, (&u32, &u32))| Level {
+            cycles_per_s: lowest_of(bucket as u16),
+            wanted: *wanted,
+            held: *held,
+        };
+        self.wanted.iter().zip(&self.held).enumerate().map(level).filter(|level| level.wanted | level.held > 0)
+    }
+
+    /// The bids with these levels, as [`Bids::levels`] returns them.
+    pub fn of_levels(levels: impl IntoIterator<Item = Level>) -> Bids {
+        let mut bids = Bids::default();
+        for Level { cycles_per_s, wanted, held } in levels {
+            let bucket = bucket_of(cycles_per_s);
+            if cycles_per_s > 0 {
+                count(&mut bids.wanted, bucket, wanted);
+            }
+            count(&mut bids.held, bucket, held);
+        }
+        bids
+    }
+}
+
+fn count(counts: &mut [u32; BUCKETS], bucket: u16, windows: u32) {
+    let of_bucket = &mut counts[usize::from(bucket)];
+    *of_bucket = of_bucket.saturating_add(windows);
+}
+
+fn weighted(bucket: u16, weight: u32) -> u16 {
+    bucket_of(lowest_of(bucket).saturating_mul(weight.into()))
+}
+
+/// One VM in a clearing.
+#[derive(Clone, Copy, Debug)]
+pub struct Bidder<'a> {
+    /// Bids of its policy.
+    pub bids: &'a Bids,
+    /// Factor on its benefits, not zero.
+    pub weight: u32,
+    /// Largest number of huge pages that it may be asked to give back: none from a VM below its guarantee, nor where no
+    /// mechanism takes a huge page out of a window.
+    pub spare: u64,
+}
+
+/// Price of a huge page for one VM, and what the VM may give back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HugePagePrice {
+    /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice.
+    pub cycles_per_s: u64,
+    /// Number of windows that may give their huge page back now.
+    pub may_vacate: u64,
+}
+
+/// The price that clears the bids of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clearing {
+    /// Weighted benefit of the last bidder served, in cycles per second; 0 while free pages suffice.
+    pub price: u64,
+    /// Price and allowance of each VM, in the order given.
+    pub of_vms: Vec<HugePagePrice>,
+}
+
+/// Clears the bids of all VMs of a host with `free` huge pages. Linear in the number of VMs.
+///
+/// Below the price, no bidder is served. Those above it get the free pages and the pages that are given back. The last
+/// ones, with the price itself as their benefit, are served as far as the pages go.
+///
+/// # Panics
+/// If a weight is zero.
+pub fn clearing_price(bidders: &[Bidder<'_>], free: u64) -> Clearing {
+    let mut all = Bids::default();
+    bidders.iter().for_each(|bidder| all.merge(bidder.bids, bidder.weight));
+    if all.wanted() <= free {
+        return Clearing { price: 0, of_vms: alloc::vec![HugePagePrice::default(); bidders.len()] };
+    }
+    let givers: Vec<Giver> = bidders.iter().map(Giver::of).collect();
+    let supply = Supply::of(&givers, free);
+    let (bucket, served) = last_served(&all.wanted, &supply);
+    let price = lowest_of(bucket);
+    let allowances = share_out(&givers, supply.coldest_below(bucket), served.saturating_sub(free));
+    let of_vm = |(bidder, may_vacate): (&Bidder<'_>, u64)| {
+        // Rounded up: no bid below the price reaches it.
+        HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate }
+    };
+    Clearing { price, of_vms: bidders.iter().zip(allowances).map(of_vm).collect() }
+}
+
+/// Huge pages that one VM can spare, by weighted benefit.
+struct Giver {
+    held: [u32; BUCKETS],
+}
+
+impl Giver {
+    /// The coldest windows of a VM, as many as it can spare.
+    fn of(bidder: &Bidder<'_>) -> Giver {
+        let (mut held, mut left) = ([0; BUCKETS], bidder.spare);
+        for (bucket, windows) in bidder.bids.held.iter().enumerate() {
+            let spare = left.min(u64::from(*windows));
+            left -= spare;
+            count(&mut held, weighted(bucket as u16, bidder.weight), spare as u32);
+        }
+        Giver { held }
+    }
+}
+
+/// Huge pages that are free, or could be given back to a buyer with a given benefit.
+struct Supply {
+    free: u64,
+    /// Number of windows of each bucket or below it that could give their page back.
+    givers_to: Vec<u64>,
+}
+
+impl Supply {
+    fn of(givers: &[Giver], free: u64) -> Supply {
+        let mut sum = 0;
+        let givers_to = (0..BUCKETS).map(|bucket| {
+            sum += givers.iter().map(|giver| u64::from(giver.held[bucket])).sum::<u64>();
+            sum
+        });
+        Supply { free, givers_to: givers_to.collect() }
+    }
+
+    /// Number of the lowest buckets that give to a buyer of this bucket.
+    fn coldest_below(&self, buyer: u16) -> usize {
+        let most = lowest_of(buyer) / HYSTERESIS;
+        usize::from(bucket_of(most)) + 1
+    }
+
+    fn to(&self, buyer: u16) -> u64 {
+        self.free.saturating_add(self.givers_to[self.coldest_below(buyer) - 1])
+    }
+}
+
+/// Bucket of the last buyer that is served, and the number of those served. Where no page is available, it is the
+/// highest bucket: the first page that becomes free goes to the best buyer.
+fn last_served(wanted: &[u32; BUCKETS], supply: &Supply) -> (u16, u64) {
+    let buckets = (0..BUCKETS as u16).rev().filter(|bucket| wanted[usize::from(*bucket)] > 0);
+    let (mut above, mut last) = (0, None);
+    for bucket in buckets {
+        let supplied = supply.to(bucket);
+        if above >= supplied {
+            return last.unwrap_or((bucket, 0));
+        }
+        above += u64::from(wanted[usize::from(bucket)]);
+        last = Some((bucket, above.min(supplied)));
+    }
+    last.unwrap_or_default()
+}
+
+/// Number of pages that each VM gives, `lack` in all: the coldest first, and within a bucket in proportion to what each
+/// has of it.
+fn share_out(givers: &[Giver], buckets: usize, mut lack: u64) -> Vec<u64> {
+    let mut given = alloc::vec![0; givers.len()];
+    for bucket in 0..buckets {
+        let all: u64 = givers.iter().map(|giver| u64::from(giver.held[bucket])).sum();
+        let taken = lack.min(all);
+        let part = |windows: u64| (u128::from(taken) * u128::from(windows) / u128::from(all)) as u64;
+        let mut seen = 0;
+        for (given, giver) in given.iter_mut().zip(givers).filter(|(_, giver)| giver.held[bucket] > 0) {
+            let before = part(seen);
+            seen += u64::from(giver.held[bucket]);
+            *given += part(seen) - before;
+        }
+        lack -= taken;
+        if lack == 0 {
+            break;
+        }
+    }
+    given
+}
+
+#[cfg(test)]
+mod tests;

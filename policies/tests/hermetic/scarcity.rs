@@ -1,0 +1,237 @@
+//! `auto` where huge pages are short: what it bids, what it promotes at a price, and which windows it vacates. Windows
+//! are drawn as in `scenarios.rs`.
+//!
+//! The numbers: a hot window of these tests saves 170 000 misses × 20 cycles = 3.4 M cycles a second. A promotion costs
+//! 1.12 M cycles and a vacated window 1.0 M, of which one and a half times are required: 1.68 M and 3.18 M.
+
+use std::time::Duration;
+
+use wideleaf_policies::market::{Level, bid};
+use wideleaf_policies::units::gib;
+use wideleaf_policies::{
+    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, Refusal,
+    SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+};
+
+use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
+
+/// Cycles per second that a hot window saves, less one page of bloat.
+const SAVED: u64 = 170_000 * 511 / 512 * 20 - 1000;
+
+fn with(huge_pages: HugePages, vms: Vec<VmSnapshot>) -> Snapshot {
+    let host = HostMemory { total: gib(100), available: gib(50), giant_pages_free: 0, huge_pages };
+    Snapshot { host: Some(host), vms }
+}
+
+fn scarce(free: u64, vms: Vec<VmSnapshot>) -> Snapshot {
+    with(HugePages::Scarce { free }, vms)
+}
+
+fn vacate(window: u64) -> Action {
+    Action::Vacate { vm: VmId(0), window: WindowIndex::new(window) }
+}
+
+fn hot() -> AccessHistory {
+    samples(HOT).with_touches_per_s(Some(1000))
+}
+
+/// A VM as drawn: large windows are idle, those on base pages hot and one page short of full.
+fn cold_and_hot(drawn: &str) -> VmSnapshot {
+    vm_with(0, drawn, |_, row| {
+        row.guest_mapping = GuestMapping::Base4K;
+        if row.resident == 512 && row.backing.is_large() {
+            row.access = samples(IDLE);
+        } else {
+            (row.access, row.resident) = (hot(), 511);
+        }
+    })
+}
+
+/// A policy that has seen this VM for a second, so that its hot windows are proven.
+fn proven(vm: &VmSnapshot) -> Desk {
+    let mut desk = Desk::new(PROOF);
+    assert_eq!(desk.plan(&with(HugePages::Plenty, vec![vm.clone()]), seconds(0)), []);
+    desk
+}
+
+fn at(ms: u64) -> Moment {
+    Moment::after_start(Duration::from_millis(ms))
+}
+
+#[test]
+fn exactly_the_cold_windows_that_the_hot_ones_lack_give_their_page_back_before_each_promotion() {
+    let vm = cold_and_hot("HHHHff");
+    let plan = |free| proven(&vm).plan(&scarce(free, vec![vm.clone()]), seconds(1));
+    assert_eq!(plan(0), [vacate(0), promote(4), vacate(1), promote(5)]);
+    assert_eq!(plan(1), [vacate(0), promote(4), promote(5)]);
+    assert_eq!(plan(2), [promote(4), promote(5)]);
+    let plentiful = proven(&vm).plan(&with(HugePages::Plenty, vec![vm.clone()]), seconds(1));
+    assert_eq!(plentiful, [promote(4), promote(5)]);
+}
+
+#[test]
+fn a_window_must_also_pay_for_the_one_that_is_vacated_for_it() {
+    // After 0.6 s it pays for its promotion, after 1 s also for a vacated window.
+    let vm = cold_and_hot("Hf");
+    let plan = |ms| proven(&vm).plan(&scarce(0, vec![vm.clone()]), at(ms));
+    assert_eq!([400, 600, 1000].map(plan), [vec![], vec![promote(1)], vec![vacate(0), promote(1)]]);
+}
+
+#[test]
+fn bids_count_windows_that_want_and_that_could_give_and_there_are_none_in_plenty() {
+    let vm = cold_and_hot("HHHff");
+    let mut desk = proven(&vm);
+    assert_eq!(desk.0.bids(), None);
+    desk.plan(&scarce(1, vec![vm.clone()]), seconds(1));
+    let levels: Vec<Level> = desk.0.bids().expect("huge pages are short").levels().collect();
+    let expected = [(0, 0, 3), (bid(SAVED), 2, 0)];
+    assert_eq!(levels, expected.map(|(cycles_per_s, wanted, held)| Level { cycles_per_s, wanted, held }));
+    assert_eq!(desk.figure("huge_page_price"), bid(SAVED));
+    desk.plan(&with(HugePages::Plenty, vec![vm]), seconds(2));
+    assert_eq!((desk.0.bids(), desk.figure("huge_page_price")), (None, 0));
+}
+
+#[test]
+fn no_window_is_vacated_for_one_without_proof() {
+    // Full windows without any sample are promoted while pages are free, but cost no other window its page.
+    let change = |at: usize, row: &mut WindowRow| row.access = if at < 2 { samples(IDLE) } else { Default::default() };
+    let vm = vm_with(0, "HHff", change);
+    assert_eq!(Desk::new("auto").plan(&scarce(0, vec![vm.clone()]), seconds(0)), [promote(2), promote(3)]);
+    // At a price they are not promoted at all.
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 0 });
+    assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), []);
+}
+
+#[test]
+fn only_windows_that_are_idle_at_all_samples_of_their_own_are_vacated() {
+    let given = |access: AccessHistory, shared_by| {
+        let mut vm = cold_and_hot("Hf");
+        (vm.access[0], vm.access_quality[0]) = (access, SampleQuality::new(Duration::ZERO, shared_by));
+        proven(&vm).plan(&scarce(0, vec![vm]), seconds(1)).contains(&vacate(0))
+    };
+    assert!(given(samples(IDLE), 1));
+    assert!(!given(samples("x---------------"), 1), "touched at one sample of sixteen");
+    assert!(!given(samples("---------------"), 1), "one sample is missing");
+    assert!(!given(AccessHistory::default(), 1), "never sampled");
+    assert!(!given(samples(IDLE), 5), "one result for five windows");
+}
+
+#[test]
+fn a_window_gives_its_page_only_to_one_that_saves_at_least_twice_as_much() {
+    // Touched 100 times a second, 96 in its bucket, it saves 0.98 M; touched 200 times, 1.97 M of 3.4 M.
+    let given = |touches| {
+        let mut vm = cold_and_hot("Hf");
+        vm.access[0] = samples(IDLE).with_touches_per_s(Some(touches));
+        proven(&vm).plan(&scarce(0, vec![vm]), seconds(1)).contains(&vacate(0))
+    };
+    assert_eq!([0, 100, 200, 1000].map(given), [true, true, false, false]);
+}
+
+#[test]
+fn a_vacated_window_comes_back_by_proof_only() {
+    let mut desk = proven(&cold_and_hot("Hf"));
+    let before = cold_and_hot("Hf");
+    assert_eq!(desk.plan(&scarce(0, vec![before]), seconds(1)), [vacate(0), promote(1)]);
+    desk.hears(vacate(0), seconds(1), OutcomeResult::Done);
+    desk.hears(promote(1), seconds(1), OutcomeResult::Done);
+    assert_eq!(desk.figure("vacated"), 1);
+    // Now on base pages and full. A policy without that past promotes it at once when the guest touches it.
+    let after = |access| {
+        let change = |at: usize, row: &mut WindowRow| {
+            row.guest_mapping = GuestMapping::Base4K;
+            row.access = if at == 0 { access } else { hot() };
+        };
+        with(HugePages::Plenty, vec![vm_with(0, "fH", change)])
+    };
+    let touched_once = samples("---------------x").with_touches_per_s(Some(1));
+    assert_eq!(Desk::new("auto").plan(&after(touched_once), seconds(2)), [promote(0)]);
+    let plans: Vec<_> = (2..60).map(|now| desk.plan(&after(touched_once), seconds(now))).collect();
+    assert!(plans.iter().all(Vec::is_empty), "touched once in a while, it does not pay");
+    desk.plan(&after(samples(IDLE)), seconds(60));
+    assert_eq!(desk.plan(&after(hot()), seconds(61)), []);
+    assert_eq!(desk.plan(&after(hot()), seconds(62)), [promote(0)], "hot for a second");
+    desk.hears(promote(0), seconds(62), OutcomeResult::Done);
+    // As large as before, it is a window like any other.
+    desk.plan(&with(HugePages::Plenty, vec![cold_and_hot("HH")]), seconds(63));
+    assert_eq!(desk.plan(&after(touched_once), seconds(64)), [promote(0)]);
+}
+
+#[test]
+fn windows_of_a_vm_that_cannot_be_vacated_are_asked_once() {
+    let vm = cold_and_hot("HHff");
+    let mut desk = proven(&vm);
+    assert!(desk.plan(&scarce(0, vec![vm.clone()]), seconds(1)).contains(&vacate(0)));
+    desk.hears(vacate(0), seconds(1), OutcomeResult::Refused(Refusal::Busy));
+    assert!(desk.plan(&scarce(0, vec![vm.clone()]), seconds(2)).contains(&vacate(0)), "busy is no proof");
+    desk.hears(vacate(0), seconds(2), OutcomeResult::Skipped(Skip::NoMechanism));
+    assert_eq!(desk.plan(&scarce(0, vec![vm]), seconds(3)), [promote(2), promote(3)]);
+    assert_eq!(desk.0.bids().map(|bids| bids.held()), Some(0));
+}
+
+#[test]
+fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacated() {
+    let mut vm = cold_and_hot("HHHff");
+    vm.access[4] = samples(HOT).with_touches_per_s(Some(200)); // 1.97 M cycles a second
+    let plan = |cycles_per_s, may_vacate| {
+        let mut desk = proven(&vm);
+        let price = HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+        let plan = desk.plan(&with(price, vec![vm.clone()]), seconds(2));
+        (plan, desk.figure("priced_out_now"))
+    };
+    assert_eq!(plan(0, 0), (vec![promote(3), promote(4)], 0));
+    assert_eq!(plan(bid(SAVED), 0), (vec![promote(3)], 1));
+    assert_eq!(plan(bid(SAVED), 1), (vec![vacate(0), promote(3)], 1));
+    // The others are for another VM of the host.
+    assert_eq!(plan(bid(SAVED), 3), (vec![vacate(0), promote(3), vacate(1), vacate(2)], 1));
+    assert_eq!(plan(bid(SAVED) + 1, 2), (vec![vacate(0), vacate(1)], 2));
+    assert_eq!(plan(1, 9), (vec![vacate(0), promote(3), vacate(1), promote(4), vacate(2)], 0));
+}
+
+#[test]
+fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
+    let vm = vm_with(0, "h", |_, row| (row.access, row.guest_mapping) = (hot(), GuestMapping::Base4K));
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: u64::MAX, may_vacate: 0 });
+    assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), [promote(0)]);
+}
+
+#[test]
+fn windows_that_may_be_cold_are_hurried_for_while_a_page_has_a_price() {
+    let mut vm = cold_and_hot("HHHHf");
+    vm.access[..3].copy_from_slice(&[samples("---"), samples("x"), AccessHistory::default()]);
+    let mut desk = proven(&vm);
+    let hurried = |desk: &Desk| [0, 1, 2, 3, 4].map(|row| desk.0.hurries(&vm, row));
+    assert_eq!(hurried(&desk), [false; 5]);
+    desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
+    // Idle so far, touched, never sampled, known to be idle, on base pages.
+    assert_eq!(hurried(&desk), [true, false, true, false, false]);
+}
+
+/// No window goes to and fro: over an hour in which two halves of the memory take turns, each window moves once for
+/// each change at most.
+#[test]
+fn pages_follow_the_heat_and_do_not_swing() {
+    let mut desk = Desk::new(PROOF);
+    let mut is_large = [true, true, false, false];
+    let (mut vacated, mut promoted) = (0, 0);
+    for second in 0..3600 {
+        let hot_half = (second / 1200) % 2; // two changes within the hour
+        let change = |at: usize, row: &mut WindowRow| {
+            let is_hot = at / 2 != hot_half;
+            row.guest_mapping = GuestMapping::Base4K;
+            row.access = if is_hot { hot() } else { samples(IDLE).with_touches_per_s(Some(0)) };
+            row.resident = if row.backing.is_large() { 512 } else { 511 }; // nothing without proof
+        };
+        let drawn: String = is_large.iter().map(|is_large| if *is_large { 'H' } else { 'f' }).collect();
+        let now = seconds(second as u64);
+        for action in desk.plan(&scarce(0, vec![vm_with(0, &drawn, change)]), now) {
+            let window = action.window().get() as usize;
+            match action {
+                Action::Vacate { .. } => (is_large[window], vacated) = (false, vacated + 1),
+                Action::Promote { .. } => (is_large[window], promoted) = (true, promoted + 1),
+                other => panic!("{other:?}"),
+            }
+            desk.hears(action, now, OutcomeResult::Done);
+        }
+    }
+    assert_eq!((vacated, promoted, is_large), (6, 6, [false, false, true, true]));
+}
