@@ -22,6 +22,7 @@ mod openmp;
 mod policies;
 mod programs;
 mod quick;
+mod scarce;
 mod shimizu;
 mod stock;
 mod two_dimensional;
@@ -65,12 +66,13 @@ pub trait Catalogued: Sync {
 }
 
 /// All experiments, in the order of the list.
-pub const ALL: [&dyn Catalogued; 14] = [
+pub const ALL: [&dyn Catalogued; 15] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
     &fragmented::Fragmented,
     &consolidation::Consolidation,
+    &scarce::Scarce,
     &stock::Stock,
     &freebsd::FreeBsd,
     &shimizu::Shimizu,

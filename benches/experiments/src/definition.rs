@@ -171,6 +171,9 @@ pub const TRANSLATION_CYCLES: &str = "translation_cycles";
 /// Name under which a simulation tells the cycles from load to use of all data lines, as if sequential.
 pub const DATA_CYCLES: &str = "data_cycles";
 
+/// Name under which a run in broken-up memory tells the number of free blocks of 2 MiB at its begin.
+pub const FREE_BLOCKS_AT_BEGIN: &str = "free_blocks_at_begin";
+
 /// Name under which a steady-state sample tells the number of misses that it counted.
 pub const COUNTED_MISSES: &str = "counted_misses";
 /// Name under which a steady-state sample tells the number of accesses that counted.
@@ -242,6 +245,9 @@ pub struct HostState {
     /// Number of free 2 MiB blocks that remain after the free memory was fragmented on purpose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_pages_left: Option<u64>,
+    /// Number of free 2 MiB blocks that another process, a hog, takes while the job runs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hog_pages_2m: u64,
 }
 
 /// How much the host's khugepaged scans, and how often (Documentation/admin-guide/mm/transhuge.rst).
@@ -324,6 +330,13 @@ impl Job {
     #[must_use]
     pub fn with_huge_pages_left(mut self, pages: u64) -> Job {
         self.host.huge_pages_left = Some(pages);
+        self
+    }
+
+    /// This job beside a hog that takes this number of free 2 MiB blocks.
+    #[must_use]
+    pub fn beside_hog(mut self, pages_2m: u64) -> Job {
+        self.host.hog_pages_2m = pages_2m;
         self
     }
 

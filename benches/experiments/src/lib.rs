@@ -17,6 +17,7 @@
 //! | [`definition`] | an experiment as data |
 //! | [`catalogue`] | all experiments, one file each |
 //! | [`disturbance`] | QEMU guests, and events that take huge pages from them |
+//! | [`each_guest`] | the figures of each of several guests that run at the same time |
 //! | [`peers`] | other ways to large pages, with the same guest image: host THP, hugetlb, QEMU |
 //! | [`schedule`] | the order of the runs |
 //! | [`results`] | the stored form of the results |
@@ -30,6 +31,7 @@ pub mod catalogue;
 pub mod compare;
 pub mod definition;
 pub mod disturbance;
+pub mod each_guest;
 pub mod metric;
 pub mod peers;
 pub mod published;

@@ -14,6 +14,9 @@
 //! and costs 511 pages a window (bloat); promoting the cold set is wasted work; and the constant set is written
 //! everywhere although it is hardly used. Only the hot span's updates are counted as work.
 //!
+//! On request the cold set was hot once: it is filled before all others (`first=cold`) and read in scattered order for
+//! a while (`cold_ms=`). Where huge pages are few, it then has them when the hot span begins to need them.
+//!
 //! No byte may be lost during a run. The words are those of [`words`](crate::words): each is checked whenever it is
 //! touched, and all words ever written are checked at the end. A pass touches no word twice and the vCPUs meet
 //! after it, so several vCPUs lose no update. The shares change their vCPU after every pass, so that a stale TLB
@@ -98,6 +101,18 @@ const PARAMETERS: &[Parameter] = &[
         default: "not used",
         unit: "count",
         meaning: "number of passes in each phase (instead of phase_ms=)",
+    },
+    Parameter {
+        name: "cold_ms",
+        default: "0",
+        unit: "ms",
+        meaning: "time for which the cold set is read in scattered order before the first phase, as if it were hot",
+    },
+    Parameter {
+        name: "first",
+        default: "hot",
+        unit: "hot or cold",
+        meaning: "set that is filled first; after cold, the other sets are filled when the cold set has been read",
     },
 ];
 
@@ -204,7 +219,7 @@ impl Layout {
             hot,
             hot_range: full(Name::literal("hot_range"), 0, range),
             sparse: Set { density: Density::OnePage, ..full(Name::literal("sparse"), range, sparse) },
-            cold: full(Name::literal("cold"), range + sparse, cold),
+            cold: full(COLD, range + sparse, cold),
             constant: full(Name::literal("constant"), range + sparse + cold, constant),
         }
     }
@@ -313,7 +328,16 @@ struct Plan {
     until: Until,
     /// Maximum number of passes of a phase, whatever the time.
     passes_max: u64,
+    /// Time for which the cold set is read before the first phase, in milliseconds.
+    cold_ms: u64,
+    /// Whether the cold set is filled and read before the other sets are filled.
+    is_cold_first: bool,
 }
+
+/// Words of the parameter `first=`.
+const FIRST: &[&str] = &["hot", "cold"];
+/// Name of the cold set, and of the part of the run in which it is read.
+const COLD: Name<'static> = Name::literal("cold");
 
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
     Ok(MemoryNeed::Bytes(Plan::read(parameters)?.layout.bytes()))
@@ -325,6 +349,9 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     if matches!(plan.until, Until::Milliseconds(_)) && platform.tsc_hz() == 0 {
         return Err(KernelError::NeedsClock { name: "phase_ms" });
     }
+    if plan.cold_ms > 0 && platform.tsc_hz() == 0 {
+        return Err(KernelError::NeedsClock { name: "cold_ms" });
+    }
     if arena.bytes() < layout.bytes() {
         return Err(KernelError::ArenaTooSmall { needed: layout.bytes(), bytes: arena.bytes() });
     }
@@ -333,7 +360,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
         platform.emit(&Message::Region { name, address, bytes: windows * WINDOW_BYTES });
     }
     let run = Run::new(platform, arena, plan);
-    run.fill();
+    run.prepare();
     run.all_phases();
     run.check()
 }
@@ -368,7 +395,9 @@ impl Plan {
             (Some(passes), None) => Until::Passes(passes),
             (None, phase_ms) => Until::Milliseconds(phase_ms.unwrap_or(1000)),
         };
-        Ok(Self { layout, phases, until, passes_max })
+        let cold_ms = parameters.count("cold_ms", 0, 1 << 32)?.unwrap_or(0);
+        let is_cold_first = parameters.choice("first", FIRST)?.is_some_and(|index| FIRST[index] == "cold");
+        Ok(Self { layout, phases, until, passes_max, cold_ms, is_cold_first })
     }
 }
 
@@ -390,6 +419,8 @@ struct Run<'r> {
     phase: Work,
     /// Work of all phases that have ended.
     total: Work,
+    /// Number of words of the cold set that were read before the first phase, each as often as it was read.
+    cold_reads: AtomicU64,
 }
 
 /// An amount of work, and its duration.
@@ -436,6 +467,7 @@ impl<'r> Run<'r> {
             began: AtomicU64::new(0),
             phase: Work::default(),
             total: Work::default(),
+            cold_reads: AtomicU64::new(0),
         }
     }
 
@@ -448,19 +480,67 @@ impl<'r> Run<'r> {
         &self.generations[(phase % self.plan.layout.spans()) as usize]
     }
 
-    /// Writes the first generation of every word that is ever touched.
-    fn fill(&self) {
-        const PHASE: Name<'static> = Name::literal("fill");
+    /// Fills all sets, and reads the cold one for its time: before the other sets are filled, or after.
+    fn prepare(&self) {
+        const FILL: Name<'static> = Name::literal("fill");
+        let Layout { hot_range, sparse, cold, constant, .. } = self.plan.layout;
+        if self.plan.is_cold_first {
+            self.timed(COLD, || {
+                self.fill(&[cold]);
+                self.read_cold();
+            });
+            self.timed(FILL, || self.fill(&[hot_range, sparse, constant]));
+        } else {
+            self.timed(FILL, || self.fill(&self.plan.layout.sets()));
+            if self.plan.cold_ms > 0 {
+                self.timed(COLD, || self.read_cold());
+            }
+        }
+    }
+
+    fn timed(&self, phase: Name<'static>, body: impl FnOnce()) {
+        self.platform.emit(&Message::Begin { phase, tsc: self.platform.now() });
+        body();
+        self.platform.emit(&Message::End { phase, tsc: self.platform.now() });
+    }
+
+    /// Writes the first generation of every word of these sets that is ever touched.
+    fn fill(&self, sets: &[Set]) {
         let vcpus = self.platform.vcpus();
-        self.platform.emit(&Message::Begin { phase: PHASE, tsc: self.platform.now() });
         self.platform.run_on_all(&|vcpu| {
-            for set in self.plan.layout.sets() {
+            for set in sets {
                 let pages = part(set.pages(), vcpu, vcpus).map(|page| set.page(page));
                 let indices = pages.flat_map(|first| first..first + PAGE_WORDS);
                 indices.for_each(|index| write_first(self.slot(index), index));
             }
         });
-        self.platform.emit(&Message::End { phase: PHASE, tsc: self.platform.now() });
+    }
+
+    /// Reads and checks the words of the cold set in scattered order, again and again for the time of the plan. It
+    /// only reads: so vCPUs need not meet, and every word keeps its first generation.
+    fn read_cold(&self) {
+        let cold = &self.plan.layout.cold;
+        let ticks = (self.platform.tsc_hz() / 1000).saturating_mul(self.plan.cold_ms);
+        if ticks == 0 || cold.windows == 0 {
+            return;
+        }
+        let (vcpus, first) = (self.platform.vcpus(), cold.page(0));
+        self.platform.run_on_all(&|vcpu| {
+            let steps = part(cold.windows * WINDOW_WORDS, vcpu, vcpus);
+            let order = || Scattered::new(cold.windows, steps.clone()).map(move |word| first + word);
+            let (began, mut words, mut reads) = (self.platform.now(), order(), 0);
+            loop {
+                let count = self.check_batch(&mut words, FIRST_GENERATION);
+                reads += count as u64;
+                if self.platform.now().saturating_sub(began) >= ticks {
+                    break;
+                }
+                if count < BATCH {
+                    words = order();
+                }
+            }
+            self.cold_reads.fetch_add(reads, Ordering::Relaxed);
+        });
     }
 
     /// Runs all phases and reports their measurements.
@@ -551,22 +631,13 @@ impl<'r> Run<'r> {
         self.rewrite(indices, FIRST_GENERATION + pass / PAGE_WORDS, after_batch);
     }
 
-    /// Checks words of a generation and writes the next one. It first reads all words of a batch and does nothing
-    /// else: so the CPU has as many memory accesses in flight as it can, which makes random updates fast.
+    /// Checks words of a generation and writes the next one; reports the number after every batch.
     #[inline]
     fn rewrite(&self, mut indices: impl Iterator<Item = u64>, generation: u64, mut after_batch: impl FnMut(u64)) {
-        let mut batch = [0; BATCH];
-        let mut found = [0; BATCH];
+        let (mut batch, mut found) = ([0; BATCH], [0; BATCH]);
         let mut count = BATCH;
         while count == BATCH {
-            count = 0;
-            for (place, index) in batch.iter_mut().zip(&mut indices) {
-                *place = index;
-                count += 1;
-            }
-            for (value, index) in found.iter_mut().zip(&batch[..count]) {
-                *value = self.slot(*index).load(Ordering::Relaxed);
-            }
+            count = self.load(&mut indices, &mut batch, &mut found);
             for (value, index) in found.iter().zip(&batch[..count]) {
                 self.findings.check_value(*value, *index, generation);
                 self.slot(*index).store(word(*index, generation + 1), Ordering::Relaxed);
@@ -575,6 +646,37 @@ impl<'r> Run<'r> {
                 after_batch(count as u64);
             }
         }
+    }
+
+    /// Checks the next words of an order, and returns their number: a whole batch, or what was left.
+    #[inline]
+    fn check_batch(&self, indices: &mut impl Iterator<Item = u64>, generation: u64) -> usize {
+        let (mut batch, mut found) = ([0; BATCH], [0; BATCH]);
+        let count = self.load(indices, &mut batch, &mut found);
+        for (value, index) in found.iter().zip(&batch[..count]) {
+            self.findings.check_value(*value, *index, generation);
+        }
+        count
+    }
+
+    /// Reads the next words of an order, at most a batch, and does nothing else: so the CPU has as many memory accesses
+    /// in flight as it can, which makes random updates fast. Returns their number.
+    #[inline]
+    fn load(
+        &self,
+        indices: &mut impl Iterator<Item = u64>,
+        batch: &mut [u64; BATCH],
+        found: &mut [u64; BATCH],
+    ) -> usize {
+        let mut count = 0;
+        for (place, index) in batch.iter_mut().zip(indices) {
+            *place = index;
+            count += 1;
+        }
+        for (value, index) in found.iter_mut().zip(&batch[..count]) {
+            *value = self.slot(*index).load(Ordering::Relaxed);
+        }
+        count
     }
 
     /// Decides after each pass whether another one follows in this phase. vCPU 0 calls it while the others wait.
@@ -630,7 +732,8 @@ impl<'r> Run<'r> {
         let written = Written { words: self.plan.layout.words(), newest_generation: FIRST_GENERATION + passes };
         let in_each_pass = self.plan.layout.hot_words() + sparse.pages() + constant.pages();
         let at_the_end: u64 = self.plan.layout.sets().iter().map(|set| set.pages() * PAGE_WORDS).sum();
-        self.findings.report(self.platform, self.address, written, passes * in_each_pass + at_the_end)
+        let checked = self.cold_reads.load(Ordering::Relaxed) + passes * in_each_pass + at_the_end;
+        self.findings.report(self.platform, self.address, written, checked)
     }
 
     /// Checks a share of a set against `generation(page, word)`.

@@ -7,12 +7,16 @@ use crate::catalogue::Catalogued;
 use crate::definition::{
     Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostFacts, HostState, Job, KhugepagedSettings, Work,
 };
+use crate::disturbance::DAEMON_CPU_S;
+use crate::each_guest::{OfGuest, Place, are_compared, names, slower, slower_in_words};
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
 use crate::report::common_sections::{interval, number};
 use crate::report::{Column, Grid, Section};
 use crate::results::Results;
-use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
+use wideleaf_measure::figures::{Bar, Limit};
+use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
+use wideleaf_measure::table;
 
 /// The `consolidation` experiment of the catalogue.
 pub struct Consolidation;
@@ -32,8 +36,8 @@ const CASES: [(&str, u32, u64); 2] = [("hot 2 x 128 MiB", 24, 192), ("hot 2 x 25
 const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
     ("never", "base pages only", &["--policy", "never"], BudgetOf::Each),
     ("greedy", "greedy in each guest, each with its own budget", &["--policy", "greedy"], BudgetOf::Each),
-    ("auto", "auto in each guest, each with its own budget", &["--policy", "auto"], BudgetOf::Each),
-    ("auto, one budget", "auto in each guest, all registered with one wideleafd", &["--policy", "auto"], BudgetOf::All),
+    (AUTO, "auto in each guest, each with its own budget", &["--policy", "auto"], BudgetOf::Each),
+    (ONE_BUDGET, "auto in each guest, all registered with one wideleafd", &["--policy", "auto"], BudgetOf::All),
     (
         HOST_THP,
         "MADV_HUGEPAGE on all RAM, khugepaged without a pause",
@@ -41,7 +45,12 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 5] = [
         BudgetOf::Each,
     ),
 ];
+const AUTO: &str = "auto";
+const ONE_BUDGET: &str = "auto, one budget";
 const HOST_THP: &str = "host THP, tuned";
+
+/// Largest CPU time of all managers together, in seconds of a run.
+const MANAGERS_CPU_MAX_S: f64 = 0.4;
 
 impl Catalogued for Consolidation {
     fn name(&self) -> &'static str {
@@ -79,11 +88,12 @@ impl Catalogued for Consolidation {
     }
 
     fn lead(&self, results: &Results) -> Vec<String> {
-        let cases = results.experiment.cases.iter();
-        let told: Vec<String> = cases.flat_map(|case| slower_beside(results, &case.name)).collect();
-        let what = "The figure covers the hot guests alone. Other guests, which it does not cover, are slower than \
-            under never";
-        if told.is_empty() { vec![] } else { vec![format!("{what}: {}.", told.join("; "))] }
+        let arms = ARMS.map(|(arm, ..)| arm);
+        let slower = slower(results, &arms);
+        let none = slower.is_empty() && are_compared(results, &arms);
+        let none = none.then(|| "No guest is below 0.98 of its speed under never in the median.".to_owned());
+        let bars = [AUTO, ONE_BUDGET].into_iter().filter_map(|arm| most_cpu(results, arm));
+        none.into_iter().chain(slower_in_words(&slower)).chain(bars).collect()
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
@@ -97,7 +107,11 @@ impl Catalogued for Consolidation {
         let tables = results.experiment.cases.iter().map(|case| of_case(results, case)).collect();
         vec![
             Section { title: "All four".into(), paragraphs: vec![what], tables, plots: vec![] },
-            Section { title: "Each guest".into(), tables: vec![each_guest(results)], ..Section::default() },
+            Section {
+                title: "Each guest".into(),
+                tables: vec![speed_of_each(results), cpu_of_each(results), each_guest(results)],
+                ..Section::default()
+            },
         ]
     }
 }
@@ -173,31 +187,67 @@ fn of_case(results: &Results, case: &Case) -> Grid {
     Grid { caption: case.name.clone(), columns, rows: results.experiment.arms.iter().filter_map(row).collect() }
 }
 
-/// Guests outside the figure that are certainly slower than under `never`, by more than 2 % in the
-/// median, with their arm.
-fn slower_beside(results: &Results, case: &str) -> Vec<String> {
-    let mut told = vec![];
-    for (arm, name) in ARMS.iter().flat_map(|(arm, ..)| BESIDE.map(|name| (arm, name))) {
-        let never = figures_of(results, case, "never", name);
-        let ratio = |(round, figure): (u32, f64)| {
-            let of_never = never.iter().find(|(other, _)| *other == round)?.1;
-            (of_never > 0.0).then(|| figure / of_never)
-        };
-        let ratios: Vec<f64> = figures_of(results, case, arm, name).into_iter().filter_map(ratio).collect();
-        let is_slower =
-            |to: &Comparison| to.verdict == Verdict::Worse && to.interval.median < 1.0 - Equivalence::MARGIN;
-        let slower = Comparison::of(&ratios, Better::Higher).filter(is_slower);
-        told.extend(slower.map(|to| format!("{name} under {arm} in {case} ({to})")));
-    }
-    told
+/// The target of all managers' CPU time in an arm: the most of all cases.
+fn most_cpu(results: &Results, arm: &str) -> Option<String> {
+    let cases = results.experiment.cases.iter();
+    let most = cases.filter_map(|case| middle(results, &case.name, arm, Metric::ManagerCpuS)).reduce(f64::max)?;
+    let what = format!("CPU of all managers of a run under {arm}, most of the cases' medians,");
+    let bar = Bar::new(what, table::Cell::number(most, 2, "s"), Limit::AtMost(MANAGERS_CPU_MAX_S));
+    Some(format!("{}.", bar.to_string().split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-/// Figures of a guest by round, from the notes of the runs: `sparse: figure 95152084, coverage 0 %, ...`.
-fn figures_of(results: &Results, case: &str, arm: &str, guest: &str) -> Vec<(u32, f64)> {
-    let begin = format!("{guest}: figure ");
-    let figure = |note: &String| note.strip_prefix(&begin)?.split(',').next()?.parse().ok();
-    let of_run = |run: &crate::results::Run| Some((run.round, run.measured()?.notes.iter().find_map(figure)?));
-    results.runs_of(case, arm).filter_map(of_run).collect()
+/// Rows of all cases in all arms that ran, with the cells that follow the names of case and arm.
+fn rows(results: &Results, cells: impl Fn(Place<'_>, &[String]) -> Vec<String>) -> Vec<Vec<String>> {
+    let mut rows = vec![];
+    for case in &results.experiment.cases {
+        let guests = names(case);
+        for arm in results.experiment.arms.iter().map(|arm| arm.name.as_str()) {
+            let has_run = results.runs_of(&case.name, arm).any(|run| run.measured().is_some());
+            let cells = has_run.then(|| cells(Place { results, case: &case.name, arm }, &guests));
+            rows.extend(cells.map(|cells| [vec![case.name.clone(), arm.to_owned()], cells].concat()));
+        }
+    }
+    rows
+}
+
+fn columns(results: &Results, more: &[&str]) -> Vec<Column> {
+    let guests = results.experiment.cases.first().map(names).unwrap_or_default();
+    let numbers = guests.into_iter().chain(more.iter().map(|title| (*title).to_owned())).map(Column::number);
+    [Column::text("case"), Column::text("arm")].into_iter().chain(numbers).collect()
+}
+
+fn speed_of_each(results: &Results) -> Grid {
+    let to_never = |place: Place<'_>, guest: &String| match place.to_never(guest) {
+        Some(to) => format!("{}; {}", to.interval, Equivalence::of(&to).in_words()),
+        None => "-".to_owned(),
+    };
+    let cells = |place: Place<'_>, guests: &[String]| guests.iter().map(|guest| to_never(place, guest)).collect();
+    let caption = "Speed of each guest : its speed under never, and equivalence within 2 %".into();
+    let mut rows = rows(results, cells);
+    rows.retain(|row| row[1] != "never");
+    Grid { caption, columns: columns(results, &[]), rows }
+}
+
+fn cpu_of_each(results: &Results) -> Grid {
+    let middle_of = |values: Vec<(u32, f64)>| {
+        let values: Vec<f64> = values.into_iter().map(|(_, value)| value).collect();
+        (!values.is_empty()).then(|| median(values))
+    };
+    let text = |value: Option<f64>| value.map_or("-".to_owned(), number);
+    let cells = |place: Place<'_>, guests: &[String]| {
+        let Place { results, case, arm } = place;
+        let of_guests = guests.iter().map(|guest| text(middle_of(place.values(guest, OfGuest::ManagerCpuS))));
+        let all = middle(results, case, arm, Metric::ManagerCpuS);
+        let is_met = all.map(|all| if all <= MANAGERS_CPU_MAX_S { "met" } else { "MISSED" });
+        let daemon = text(middle_of(results.told(case, arm, DAEMON_CPU_S)));
+        of_guests.chain([daemon, text(all), is_met.unwrap_or("-").to_owned()]).collect()
+    };
+    let last = format!("at most {MANAGERS_CPU_MAX_S} s");
+    Grid {
+        caption: "CPU of each guest's manager in seconds, medians; under host THP, all is khugepaged too".into(),
+        columns: columns(results, &["wideleafd", "all", &last]),
+        rows: rows(results, cells),
+    }
 }
 
 /// Notes of the first round about each guest.
@@ -244,22 +294,57 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_slower_guest_beside_the_hot_ones_is_named_first() {
+    /// Results with numbers of each guest by arm and guest: its figure, and its manager's CPU time in seconds.
+    fn of_guests(numbers: impl Fn(&str, &str) -> (f64, f64)) -> Results {
         let mut results = made_up(&Consolidation, |_| vec![(Metric::Figure, 1.0)]);
+        let guests = names(&results.experiment.cases[0]);
         for run in &mut results.runs {
-            let figure = if run.arm == "auto" { 86.0 } else { 100.0 };
-            if let RunOutcome::Measured(measured) = &mut run.outcome {
-                measured.notes = vec![format!("sparse: figure {figure}, coverage 0 %, resident 13.39 MiB.")];
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            for guest in &guests {
+                let (figure, cpu_s) = numbers(&run.arm, guest);
+                measured.told.insert(OfGuest::Figure.name(guest), figure);
+                measured.told.insert(OfGuest::ManagerCpuS.name(guest), cpu_s);
+                *measured.metrics.entry(Metric::ManagerCpuS).or_default() += cpu_s;
             }
         }
-        let lead = Consolidation.lead(&results).concat();
-        assert!(lead.starts_with("The figure covers the hot guests alone. "), "{lead}");
-        assert!(
-            lead.contains(": sparse under auto in hot 2 x 128 MiB (0.860 (0.860 - 0.860)); sparse under auto in"),
-            "{lead}"
-        );
-        assert!(!lead.contains("greedy"), "{lead}");
+        results
+    }
+
+    #[test]
+    fn every_guest_below_98_percent_is_named_first_also_a_hot_one() {
+        let results = of_guests(|arm, guest| match (arm, guest) {
+            (AUTO, "sparse") => (86.0, 0.0),
+            (AUTO, "hot a") => (97.5, 0.0),
+            ("greedy", "idle") => (98.5, 0.0),
+            _ => (100.0, 0.0),
+        });
+        let lead = Consolidation.lead(&results);
+        let names = "below 1: sparse under auto in hot 2 x 128 MiB (0.860 (0.860 - 0.860)); sparse under auto in";
+        assert!(lead[0].contains(names), "{lead:?}");
+        assert!(lead[0].contains("; hot a under auto in hot 2 x 256 MiB (0.975 (0.975 - 0.975))."), "{lead:?}");
+        assert!(!lead[0].contains("greedy"), "{lead:?}");
+        let speeds = &Consolidation.sections(&results)[1].tables[0].rows;
+        let row = speeds.iter().find(|row| row[1] == AUTO).expect("it ran");
+        assert_eq!(row[2], "0.975 (0.975 - 0.975); slower");
+        assert_eq!(row[3], "1.000 (1.000 - 1.000); within 2 %");
+    }
+
+    #[test]
+    fn the_cpu_of_all_managers_has_a_target_and_each_guest_is_shown() {
+        let results = of_guests(|arm, guest| match (arm, guest) {
+            (AUTO, "sparse") => (1.0, 0.3),
+            (AUTO, _) => (1.0, 0.05),
+            (ONE_BUDGET, _) => (1.0, 0.05),
+            _ => (1.0, 0.0),
+        });
+        let lead = Consolidation.lead(&results);
+        let what = "CPU of all managers of a run under";
+        assert_eq!(lead[0], "No guest is below 0.98 of its speed under never in the median.");
+        assert!(lead[1].starts_with(&format!("MISSED: {what} auto, ")) && lead[1].contains("0.45 s"), "{lead:?}");
+        assert!(lead[2].starts_with(&format!("met: {what} auto, one budget, ")), "{lead:?}");
+        let rows = &Consolidation.sections(&results)[1].tables[1].rows;
+        let row = rows.iter().find(|row| row[1] == AUTO).expect("it ran");
+        assert_eq!(row[2..], ["0.0500", "0.0500", "0.0500", "0.3000", "-", "0.4500", "MISSED"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! process ends.
 
 use wideleaf::guardian::pool::HeldPool;
-use wideleaf_experiments::definition::HostState;
+use wideleaf_experiments::definition::{FREE_BLOCKS_AT_BEGIN, HostState};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
 use wideleaf_run::failure::Failure;
@@ -10,7 +10,7 @@ use wideleaf_run::failure::Failure;
 pub mod fragmentation;
 pub mod khugepaged;
 
-use fragmentation::HeldFragments;
+use fragmentation::{HeldFragments, Hog};
 use khugepaged::HeldKhugepaged;
 
 /// At most this number of whole blocks may appear without breaking them up again: other processes free memory as well.
@@ -53,11 +53,14 @@ pub(super) struct HeldState {
     khugepaged: Option<HeldKhugepaged>,
     /// Note about its memory, if it is broken up.
     fragments: Option<String>,
+    hog: Option<Hog>,
+    /// Number of free blocks of 2 MiB at the begin, if memory is broken up.
+    free_blocks: Option<u64>,
     _pool: Option<HeldPool>,
 }
 
 impl HeldState {
-    /// Brings the host into this state. Memory is broken up last, because a pool may need whole blocks.
+    /// Brings the host into this state. Memory is broken up after a pool is made, which may need whole blocks.
     ///
     /// # Errors
     /// [`Failure::Host`] with the reason; everything is then as before.
@@ -66,7 +69,11 @@ impl HeldState {
         let _pool = pages.map(HeldPool::lease).transpose().map_err(Failure::Host)?;
         let khugepaged = state.khugepaged.map(HeldKhugepaged::lease).transpose().map_err(Failure::Host)?;
         let fragments = kept.break_up(state.huge_pages_left).map_err(Failure::Host)?;
-        Ok(HeldState { khugepaged, fragments, _pool })
+        // Later than the breaking up, which would otherwise leave other blocks whole in place of the hog's.
+        let hog = Some(state.hog_pages_2m).filter(|pages| *pages > 0);
+        let hog = hog.map(Hog::take).transpose().map_err(Failure::Host)?;
+        let free_blocks = fragments.is_some().then(fragmentation::free_blocks_now);
+        Ok(HeldState { khugepaged, fragments, hog, free_blocks, _pool })
     }
 
     /// Adds the notes about the host to the measurements.
@@ -74,6 +81,11 @@ impl HeldState {
         if let Some(fragments) = &self.fragments {
             measured.notes.push(format!("Memory was broken up on purpose: {fragments}."));
         }
+        if let Some(hog) = &self.hog {
+            measured.notes.push(format!("A process took huge pages before the guests began: {}.", hog.said()));
+        }
+        let free = self.free_blocks.map(|blocks| (FREE_BLOCKS_AT_BEGIN.to_owned(), blocks as f64));
+        measured.told.extend(free);
         if let Some(cpu) = self.khugepaged.as_ref().and_then(HeldKhugepaged::cpu_time) {
             // The kernel's thread promotes, so its CPU time is added to that of a manager beside it.
             *measured.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();

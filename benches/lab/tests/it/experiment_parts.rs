@@ -11,6 +11,7 @@ use crate::program::new_scratch;
 use nix::sys::signal::Signal;
 use wideleaf_experiments::definition::{Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, Job, Work};
 use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper, TO_NEARLY_ALL_S, WATCHED_S};
+use wideleaf_experiments::each_guest::OfGuest;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
@@ -261,11 +262,31 @@ fn several_guests_at_once_are_a_single_run() {
     assert!(each.metrics[&Metric::Figure] > 0.0 && each.metrics[&Metric::ManagerCpuS] > 0.0);
     assert!(each.metrics[&Metric::Fairness] > 0.0 && each.metrics[&Metric::Fairness] <= 1.0);
     assert_eq!(each.notes.len(), 3, "{:?}", each.notes);
+    for of in ["a", "b", "c"] {
+        let told = |what: OfGuest<'_>| each.told[&what.name(of)];
+        assert!(told(OfGuest::Figure) > 0.0 && told(OfGuest::ManagerCpuS) > 0.0, "{:?}", each.told);
+        assert_eq!((told(OfGuest::SetMib("table")), told(OfGuest::Vacated)), (8.0, 0.0));
+        assert!((0.0..=8.0).contains(&told(OfGuest::HugeMib("table"))), "{:?}", each.told);
+    }
     // A daemon that is not built with this program is missing, and the failure names it.
     match scratch.program().with_file_name("wideleafd").exists() {
         true => assert!(measured(&runs[1]).metrics[&Metric::Figure] > 0.0),
         false => assert_eq!(failure(&runs[1]), "cannot find wideleafd: it is not in the folder of this program"),
     }
+}
+
+#[test]
+fn a_hog_takes_huge_pages_before_a_job_and_ends_with_it() {
+    if !has_kvm() {
+        return;
+    }
+    let guest = || small().run(&["--policy", "never"], 2.0);
+    // No machine has that much memory.
+    let jobs = vec![("beside", guest().beside_hog(2)), ("too large", guest().beside_hog(1 << 30))];
+    let runs = outcomes(&new_scratch(), jobs);
+    let notes = &measured(&runs[0]).notes;
+    assert!(notes.iter().any(|note| note.contains("of 2 pages of 2 MiB were huge")), "{notes:?}");
+    assert!(failure(&runs[1]).contains("cannot take 1073741824 huge pages"), "{}", failure(&runs[1]));
 }
 
 #[test]

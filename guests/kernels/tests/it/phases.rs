@@ -1,9 +1,11 @@
 //! Phases: its sets lie where it says, every word is known at any time, and damage to any set is detected.
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::runner::{has, run, run_with};
 use proptest::prelude::*;
 use wideleaf_kernels::Arena;
+use wideleaf_kernels::native::measure_tsc_hz;
 use wideleaf_kernels::phases::{Layout, Scattered, Set, Sizes, WINDOW_WORDS, generation_of_touched};
 use wideleaf_kernels::rounds::part;
 use wideleaf_kernels::words::{FIRST_GENERATION, PAGE_WORDS, word};
@@ -113,6 +115,55 @@ fn phases_prints_its_lines_in_the_order_a_host_relies_on() {
     }
 }
 
+/// Names of the parts of a run in their order.
+fn parts_of(lines: &[String]) -> Vec<&str> {
+    lines.iter().filter_map(|line| line.split(" begin phase=").nth(1)?.split(' ').next()).collect()
+}
+
+#[test]
+fn the_cold_set_is_filled_and_read_before_the_other_sets_or_read_after_all_are_filled() {
+    for threads in [1, 3] {
+        for (line, parts) in [
+            ("cold=2M", ["fill", "hot0", "verify"].as_slice()),
+            ("cold=2M cold_ms=5", &["fill", "cold", "hot0", "verify"]),
+            ("cold=2M first=hot cold_ms=0", &["fill", "hot0", "verify"]),
+            ("cold=2M first=cold", &["cold", "fill", "hot0", "verify"]),
+            ("cold=4M first=cold cold_ms=5", &["cold", "fill", "hot0", "verify"]),
+            ("cold=0 first=cold cold_ms=5", &["cold", "fill", "hot0", "verify"]),
+        ] {
+            let (code, lines) =
+                run(threads, SMALL_PAGES, &format!("phases hot=2M sparse=2M constant=0 passes=1 range=2M {line}"));
+            assert_eq!((code, parts_of(&lines).as_slice()), (ExitCode::Success, parts), "{line}: {lines:#?}");
+        }
+    }
+}
+
+#[test]
+fn every_read_of_the_cold_set_is_a_check() {
+    let checked = |line: &str| {
+        let (code, lines) = run(2, SMALL_PAGES, &format!("phases {SMALL} passes=1 {line}"));
+        assert_eq!(code, ExitCode::Success, "{lines:#?}");
+        let checked = lines.iter().find_map(|line| line.split(" checked=").nth(1)?.parse::<u64>().ok());
+        checked.expect("a line of the verification")
+    };
+    // Each vCPU reads a batch at least.
+    assert!(checked("cold_ms=20") >= checked("cold_ms=0") + 2 * 128);
+}
+
+#[test]
+fn a_wrong_word_of_the_cold_set_is_found_while_it_is_read_and_the_first_pass_is_the_last() {
+    let damage = |message: &Message<'_>, arena: &Arena<'_>| {
+        if matches!(message, Message::End { phase, .. } if *phase == "fill") {
+            let first_read = Scattered::new(1, 0..1).next().expect("a word");
+            arena.words()[(small().cold.page(0) + first_read) as usize].store(0, Ordering::Relaxed);
+        }
+    };
+    let hz = measure_tsc_hz(Duration::from_millis(5));
+    let (code, lines) = run_with(1, hz, SMALL_PAGES, &format!("phases {SMALL} passes=3 cold_ms=1"), damage);
+    assert_eq!(code, ExitCode::VerificationFailed);
+    assert!(has(&lines, "result name=updates value=262144.0 "), "{lines:#?}");
+}
+
 #[test]
 fn regions_are_the_four_sets_and_an_empty_one_has_none() {
     let regions = |line: &str| {
@@ -137,6 +188,8 @@ fn phases_by_time_needs_a_clock_and_by_passes_does_not() {
     let (code, lines) = run_with(1, 0, SMALL_PAGES, &format!("phases {SMALL} passes=1"), |_, _| ());
     assert_eq!(code, ExitCode::Success);
     assert!(has(&lines, "result name=ticks") && !has(&lines, "result name=hot"), "{lines:#?}");
+    let (code, _) = run_with(1, 0, SMALL_PAGES, &format!("phases {SMALL} passes=1 cold_ms=1"), |_, _| ());
+    assert_eq!(code, ExitCode::Unsupported);
 }
 
 #[test]
@@ -147,6 +200,7 @@ fn phases_refuses_impossible_parameters_and_says_how_much_memory_it_needs() {
         ("hot=2M range=256M", "range=256M: expected a size in bytes (K, M, G, T) from 2097152 to 134217728"),
         ("phases=1001", "phases=1001: expected a count from 1 to 1000"),
         ("passes=1 phase_ms=1", "passes= and phase_ms= exclude each other"),
+        ("first=warm", "first=warm: expected one of hot, cold"),
     ];
     for (line, message) in cases {
         let (code, lines) = run(1, 16, &format!("phases {line}"));

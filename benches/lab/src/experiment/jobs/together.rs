@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
+use wideleaf_experiments::disturbance::DAEMON_CPU_S;
+use wideleaf_experiments::each_guest::OfGuest;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::report::common_sections::number;
 use wideleaf_experiments::results::Measured;
@@ -22,14 +24,18 @@ use wideleaf_experiments::results::Measured;
 use super::wideleaf_run;
 use ::wideleaf_run::failure::Failure;
 use ::wideleaf_run::interrupts::Interrupts;
+use ::wideleaf_run::report::RunReport;
 use ::wideleaf_run::undo::TemporaryFolder;
 use wideleaf::child;
+use wideleaf_policies::PageSize;
 
 /// The daemon's program, in the folder of this program.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";
 /// A daemon that does not listen within this time never will.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Mechanism, in the report of a run, by which a manager moves a window to base pages and gives its huge page back.
+const VACATE: &str = "vacate";
 
 /// Runs all of them until they end.
 pub(super) fn run(
@@ -47,7 +53,11 @@ pub(super) fn run(
     });
     let one = |guest: &GuestAmongOthers| {
         let arguments = [&["run".to_owned()], &guest.arguments[..], &management].concat();
-        let measured = child::run(&arguments, timeout, interrupts).and_then(|report| wideleaf_run::verified(&report));
+        let report = child::run(&arguments, timeout, interrupts);
+        let measured = report.and_then(|report| {
+            let measured = wideleaf_run::verified(&report)?;
+            Ok(Measured { told: told(&guest.name, &report, &measured), ..measured })
+        });
         measured.map_err(|failure| failure.during(&guest.name))
     };
     let ended: Vec<Result<Measured, Failure>> = thread::scope(|scope| {
@@ -58,6 +68,7 @@ pub(super) fn run(
     let mut together = together(guests, &each);
     if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
         *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
+        together.told.insert(DAEMON_CPU_S.to_owned(), cpu.as_secs_f64());
     }
     Ok(together)
 }
@@ -82,7 +93,32 @@ fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
     let lowest = |values: Vec<f64>| values.into_iter().fold(100.0, f64::min);
     metrics.extend(judged(Metric::CoveragePercent).map(|shares| (Metric::CoveragePercent, lowest(shares))));
     let notes = guests.iter().zip(each).map(|(guest, one)| note(guest, one)).collect();
-    Measured { metrics, notes, ..Measured::default() }
+    let told = each.iter().flat_map(|one| one.told.clone()).collect();
+    Measured { metrics, notes, told, ..Measured::default() }
+}
+
+/// Numbers of one guest by their names.
+fn told(guest: &str, report: &RunReport, measured: &Measured) -> BTreeMap<String, f64> {
+    let figure = measured.metrics.get(&Metric::Figure).copied();
+    let second_half = wideleaf_run::second_half(report).and_then(|ratio| Some(figure? * ratio));
+    let of_guest = [
+        (OfGuest::Figure, figure),
+        (OfGuest::FigureOfSecondHalf, second_half),
+        (OfGuest::ManagerCpuS, Some(report.manager.cpu_s)),
+        (OfGuest::Vacated, Some(vacated(&report.manager.outcomes) as f64)),
+    ];
+    let mib = |windows: u64| (windows * PageSize::Huge2M.bytes().get()) as f64 / wideleaf_run::MIB;
+    let of_sets = report.regions.iter().flat_map(|set| {
+        let huge = (OfGuest::HugeMib(&set.name), Some(mib(set.windows_host_large)));
+        [(OfGuest::SetMib(&set.name), Some(mib(set.windows))), huge]
+    });
+    let all = of_guest.into_iter().chain(of_sets);
+    all.filter_map(|(what, value)| Some((what.name(guest), value?))).collect()
+}
+
+/// Number of windows of which the manager gave back the huge page.
+fn vacated(outcomes: &BTreeMap<String, u64>) -> u64 {
+    outcomes.get(&format!("{VACATE}.done")).copied().unwrap_or(0)
 }
 
 /// The lowest figure divided by the highest: 1 is fair.
@@ -205,6 +241,30 @@ mod tests {
         let guests = [guest("hot a", true), guest("hot b", true)];
         let each = [measured(&[(Metric::TimeToCoverageS, 0.5)]), measured(&[])];
         assert_eq!(together(&guests, &each).metrics.get(&Metric::TimeToCoverageS), None);
+    }
+
+    #[test]
+    fn each_guest_has_numbers_of_its_own() {
+        let region = |name: &str, windows, large| ::wideleaf_run::report::Region {
+            name: name.into(),
+            bytes: windows << 21,
+            windows,
+            windows_host_large: large,
+        };
+        let mut report =
+            RunReport { regions: vec![region("hot_range", 8, 6), region("cold", 4, 0)], ..RunReport::default() };
+        report.manager.cpu_s = 0.25;
+        report.manager.outcomes = [("vacate.done".to_owned(), 3), ("vacate.refused_busy".to_owned(), 9)].into();
+        let one = measured(&[(Metric::Figure, 3.0)]);
+        let each = ["hot a", "hot b"].map(|name| Measured { told: told(name, &report, &one), ..one.clone() });
+        let told = together(&[guest("hot a", true), guest("hot b", true)], &each).told;
+        let value = |what: OfGuest<'_>, of: &str| told.get(&what.name(of)).copied();
+        for of in ["hot a", "hot b"] {
+            assert_eq!([OfGuest::Figure, OfGuest::ManagerCpuS].map(|what| value(what, of)), [Some(3.0), Some(0.25)]);
+            assert_eq!([OfGuest::Vacated, OfGuest::FigureOfSecondHalf].map(|what| value(what, of)), [Some(3.0), None]);
+            assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::HugeMib(set), of)), [Some(12.0), Some(0.0)]);
+            assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::SetMib(set), of)), [Some(16.0), Some(8.0)]);
+        }
     }
 
     #[test]
