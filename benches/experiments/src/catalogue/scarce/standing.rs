@@ -126,8 +126,8 @@ mod tests {
             _ => 1.0,
         });
         let lead = Scarce.lead(&results);
-        let first = "Guests below 0.98 of their speed under never, with the whole interval below 1: guest 2 under auto, \
-                     one host in two guests (0.900 (0.900 - 0.900)).";
+        let first = "Guests below 0.98 of their speed under never, with the whole interval below 1: guest 2 under \
+                     auto, one host in two guests (0.900 (0.900 - 0.900)).";
         assert_eq!(lead[0], first);
         assert!(lead[1].starts_with("auto, one host loses in total speed: two guests, to never 0.950"), "{lead:?}");
         assert!(lead[1].contains("; two guests, to greedy 0.792 (0.792 - 0.792) (slower)"), "{lead:?}");

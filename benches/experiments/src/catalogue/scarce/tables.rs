@@ -39,8 +39,8 @@ fn guests_in_words(results: &Results) -> String {
     match several {
         0 | 1 => "One guest.".into(),
         GUESTS_ON_FEW_CPUS => format!(
-            "{several} guests at once, because the host has fewer than {GUESTS} CPUs: {GUESTS} vCPUs and their managers \
-             would take turns, and a figure would be that of the scheduler."
+            "{several} guests at once, because the host has fewer than {GUESTS} CPUs: {GUESTS} vCPUs and their \
+             managers would take turns, and a figure would be that of the scheduler."
         ),
         _ => format!("{several} guests at once, each with a CPU for its vCPU."),
     }
