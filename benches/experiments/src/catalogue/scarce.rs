@@ -36,9 +36,9 @@ const GUEST_MIB: u64 = 2 * SET_MIB + 64;
 /// Time for which a guest reads its cold set in milliseconds: a manager then has seen that it is hot.
 const COLD_MS: u64 = 1500;
 /// Minimum duration of the updates in milliseconds, in whole passes.
-const HOT_MS: u64 = 4000;
+const HOT_MS: u64 = 7000;
 /// Guessed duration of a run in seconds: start, both fills, both parts, the check of all words.
-const SECONDS_GUESS: f64 = 8.0;
+const SECONDS_GUESS: f64 = 11.0;
 /// Share of a run in the time that breaking up memory takes in each round, guessed, in seconds.
 const BREAKING_S: f64 = 2.0;
 
@@ -58,6 +58,8 @@ const AUTO: &str = "auto";
 /// The arm that is judged.
 const ONE_HOST: &str = "auto, one host";
 const HOST_THP: &str = "host THP, tuned";
+const COVERAGE: &str = "coverage";
+const UTILIZATION: &str = "utilization";
 const BEST: &str = "best placement";
 
 /// Arms: name, description, options of each guest, owner of the budget. [`BEST`] has options for each guest.
@@ -77,8 +79,8 @@ const ARMS: [(&str, &str, &[&str], BudgetOf); 8] = [
         &["--host-page", "2m", "--policy", "never"],
         BudgetOf::Each,
     ),
-    ("coverage", "most accessed windows first, as HawkEye; in each guest", &["--policy", "coverage"], BudgetOf::Each),
-    ("utilization", "nearly full windows, as Ingens; in each guest", &["--policy", "utilization"], BudgetOf::Each),
+    (COVERAGE, "most accessed windows first, as HawkEye; in each guest", &["--policy", "coverage"], BudgetOf::Each),
+    (UTILIZATION, "nearly full windows, as Ingens; in each guest", &["--policy", "utilization"], BudgetOf::Each),
     (
         BEST,
         "no manager's choice: half of the guests touch their hot set first, at-fault, and have all huge pages there \
@@ -183,6 +185,10 @@ impl Situation {
             .or_else(|| {
                 let why = format!("needs {wanted_mib} MiB of available memory; this host has {available_mib} MiB");
                 (available_mib < wanted_mib).then_some(why)
+            })
+            .or_else(|| {
+                let is_left_out = [COVERAGE, UTILIZATION].contains(&arm) && !host.wants_long_runs;
+                is(is_left_out, "left out for time; `--long` runs it")
             })
             .or_else(|| is(!is_scarce && arm == BEST, "where huge pages suffice, there is nothing to place"))
             .or_else(|| {
@@ -342,7 +348,7 @@ mod tests {
 
     #[test]
     fn guests_differ_between_arms_by_their_policy_alone_except_for_the_best_placement() {
-        for host in [host(), large_host()] {
+        for host in [host(), large_host()].map(|host| HostFacts { wants_long_runs: true, ..host }) {
             for case in 0..2 {
                 let program = |guest: GuestAmongOthers| guest.arguments[..5].join(" ");
                 let never: Vec<String> = guests_in(&host, case, NEVER).into_iter().map(program).collect();
@@ -363,8 +369,11 @@ mod tests {
 
     #[test]
     fn a_cell_that_the_host_cannot_run_has_its_reason() {
+        let long = HostFacts { wants_long_runs: true, ..host() };
         for (arm, ..) in ARMS {
-            assert_eq!([0, 1].map(|case| why_absent(&host(), case, arm)), ["", ""], "{arm}");
+            assert_eq!([0, 1].map(|case| why_absent(&long, case, arm)), ["", ""], "{arm}");
+            let is_left_out = [0, 1].map(|case| why_absent(&host(), case, arm).contains("--long"));
+            assert_eq!(is_left_out, [[COVERAGE, UTILIZATION].contains(&arm); 2], "{arm}");
         }
         let user = HostFacts { is_root: false, ..host() };
         assert!(why_absent(&user, 0, NEVER).contains("needs root") && why_absent(&user, 2, NEVER).is_empty());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   hot, on base pages, pays for promotion and for a window that gives its page back ──▶ wants one ─┐
-//!   large and idle at all samples ─────────────────────────────────────────────────────▶ holds one ─┤ bids
+//!   large and idle at the latest samples ──────────────────────────────────────────────▶ holds one ─┤ bids
 //!                                                                                                   ▼
 //!   price: from outside, for all VMs of the host; or else of these bids and the free pages ◀── clearing_price
 //!     │
@@ -19,16 +19,21 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
-use super::{Auto, Judge, Memory, is_idle};
+use super::{Auto, Judge, Memory};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable, is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
-use crate::snapshot::{Backing, HugePages, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::Moment;
 use crate::window_memory::WindowMemory;
+
+/// Number of newest samples without a touch after which a large window may give its huge page back. Fewer than for a
+/// release of zero pages: a wrong decision costs two moves, and the window comes back as soon as it is proven hot. More
+/// than for a cold window that is only not promoted.
+const GIVES_AFTER_SAMPLES: u8 = 4;
 
 /// The market as `auto` knows it since its latest plan.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +71,7 @@ impl Market {
     /// Whether the window may turn out to be cold, and a buyer would pay for its huge page.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         let access = vm.access[row];
-        let may_be_cold = access.was_touched() != Some(true) && !is_idle(access);
+        let may_be_cold = access.was_touched() != Some(true) && !is_idle_of_late(access);
         self.has_price() && may_be_cold && vm.backing[row] == Backing::Huge2M && !self.immovable.contains(&vm.vm)
     }
 
@@ -165,9 +170,13 @@ pub(super) fn vacate(
     ControlFlow::Continue(())
 }
 
-/// Whether the window is large, idle at all samples, and these are of the window itself.
+/// Whether the window is large, idle at its latest samples, and these are of the window itself.
 fn is_cold(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
-    is_demotable(vm, row, now) && is_idle(vm.access[row]) && vm.access_quality[row].is_of_this_window()
+    is_demotable(vm, row, now) && is_idle_of_late(vm.access[row]) && vm.access_quality[row].is_of_this_window()
+}
+
+fn is_idle_of_late(access: AccessHistory) -> bool {
+    access.idle_samples() >= GIVES_AFTER_SAMPLES
 }
 
 /// Cycles per second that a large window saves.
