@@ -60,8 +60,8 @@ const ACCESS_LEAST: usize = 4;
 /// A burst starts when at least one in `NEWS_IN` sampled windows, and at least `ACCESS_LEAST`, is small and is new or
 /// has changed. The minimum is there since a guest at rest touches a few windows now and then.
 const NEWS_IN: usize = 4;
-/// Part of a core for urgent samples: at the 0.1 ms that an idle huge page takes, 200 windows a second, so that all of a
-/// guest of 512 MiB have four samples after 5 s. Urgent samples end when a policy knows enough.
+/// Part of a core for urgent samples: at the 0.1 ms that an idle huge page takes, 200 windows a second, so that all of
+/// a guest of 512 MiB have four samples after 5 s. Urgent samples end when a policy knows enough.
 const URGENT_BUDGET: PerTenThousand = PerTenThousand::new(200);
 /// Maximum number of windows in a sample, since each costs the guest a wait; half of the slots, since swaps
 /// need slots too.
