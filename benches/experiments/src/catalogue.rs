@@ -17,7 +17,7 @@ mod grid;
 mod in_guests;
 mod lwn;
 #[cfg(test)]
-mod made_up;
+pub(crate) mod made_up;
 mod openmp;
 mod policies;
 mod programs;

@@ -192,30 +192,22 @@ pub fn slower_in_words(slower: &[Slower]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
+    use crate::catalogue::made_up::results_of;
     use crate::definition::HostFacts;
-    use crate::results::{Environment, FORMAT, Measured, RunOutcome};
+    use crate::metric::Metric;
+    use crate::results::RunOutcome;
 
     /// Results of `consolidation` with a figure of each guest by arm, guest and round.
     fn results(figure: impl Fn(&str, &str, u32) -> f64) -> Results {
         let experiment = by_name("consolidation").expect("it exists").define(&HostFacts::of_a_test());
-        let runs = crate::schedule::turns(&experiment).into_iter().map(|turn| {
-            let (case, arm) = (&experiment.cases[turn.case], &experiment.arms[turn.arm].name);
-            let told = |guest: String| (OfGuest::Figure.name(&guest), figure(arm, &guest, turn.round));
-            let told = names(case).into_iter().map(told).collect();
-            let outcome = RunOutcome::Measured(Measured { told, ..Measured::default() });
-            let (case, arm) = (case.name.clone(), arm.clone());
-            Run { case, arm, round: turn.round, at_s: 0.0, took_s: 1.0, load_1m: 0.0, outcome }
-        });
-        Results {
-            wideleaf_experiment: FORMAT,
-            environment: Environment::default(),
-            started: String::new(),
-            ended: String::new(),
-            elapsed_s: 0.0,
-            is_complete: true,
-            runs: runs.collect(),
-            experiment,
+        let mut results = results_of(experiment, |_, _, _| Some((Metric::Figure, 0.0)));
+        for run in &mut results.runs {
+            let case = results.experiment.cases.iter().find(|case| case.name == run.case).expect("a case");
+            let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
+            let told = |guest: String| (OfGuest::Figure.name(&guest), figure(&run.arm, &guest, run.round));
+            measured.told = names(case).into_iter().map(told).collect();
         }
+        results
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(super) fn host() -> HostFacts {
 }
 
 /// Results in which `metric` gives the measurement of each run by case, arm and round; `None` is a failed run.
-pub(super) fn results_of(experiment: Experiment, metric: impl Fn(&str, &str, u32) -> Option<(Metric, f64)>) -> Results {
+pub(crate) fn results_of(experiment: Experiment, metric: impl Fn(&str, &str, u32) -> Option<(Metric, f64)>) -> Results {
     let runs = schedule::turns(&experiment).into_iter().map(|turn| {
         let (case, arm) = (experiment.cases[turn.case].name.clone(), experiment.arms[turn.arm].name.clone());
         let outcome = match metric(&case, &arm, turn.round) {
