@@ -14,6 +14,8 @@ use crate::units::{Bytes, PageSize};
 pub struct Expectations {
     copy_2m: Duration,
     copy_1g: Duration,
+    /// Time to move a giant back from its page.
+    copy_back_1g: Duration,
     /// Time to change a mapping without copying: hold, recovery, split.
     remap: Duration,
     release: Duration,
@@ -28,6 +30,7 @@ impl Default for Expectations {
         Expectations {
             copy_2m: Duration::from_micros(560),
             copy_1g: Duration::from_millis(286),
+            copy_back_1g: Duration::from_millis(286),
             remap: Duration::from_micros(180),
             release: Duration::from_micros(400),
             vacate: Duration::from_micros(500),
@@ -44,6 +47,10 @@ impl Expectations {
                 Cost { copied: PageSize::Giant1G.bytes(), cpu: self.copy_1g }
             }
             Action::Promote { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.copy_2m },
+            // Only a giant page is demoted to 2 MiB, and by a copy.
+            Action::Demote { to: PageSize::Huge2M, .. } => {
+                Cost { copied: PageSize::Giant1G.bytes(), cpu: self.copy_back_1g }
+            }
             Action::Demote { .. } => Cost { copied: Bytes::ZERO, cpu: self.remap },
             Action::Release { .. } => Cost { copied: Bytes::ZERO, cpu: self.release },
             Action::Vacate { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.vacate },
@@ -78,6 +85,7 @@ impl Expectations {
         let expected = match outcome.action {
             Action::Promote { to: PageSize::Giant1G, .. } if was_copied => &mut self.copy_1g,
             Action::Promote { .. } if was_copied => &mut self.copy_2m,
+            Action::Demote { to: PageSize::Huge2M, .. } => &mut self.copy_back_1g,
             Action::Promote { .. } | Action::Demote { .. } => &mut self.remap,
             Action::Release { .. } => &mut self.release,
             Action::Vacate { .. } => &mut self.vacate,
@@ -122,6 +130,18 @@ mod tests {
         let Cost { copied, cpu } = expectations.cost(vacate, false);
         assert!(copied == PageSize::Huge2M.bytes() && (1999..=2000).contains(&cpu.as_micros()), "{cpu:?}");
         assert_eq!(expectations.cost(PROMOTE, false), promotion);
+    }
+
+    #[test]
+    fn the_way_back_of_a_giant_is_a_copy_and_teaches_nothing_about_splits() {
+        let mut expectations = Expectations::default();
+        let demote = |to| Action::Demote { vm: VmId(0), window: WindowIndex::new(0), to };
+        let split = expectations.cost(demote(PageSize::Base4K), false);
+        let outcome = done(PageSize::Giant1G.bytes(), Duration::from_millis(500));
+        (0..200).for_each(|_| expectations.learn(&Outcome { action: demote(PageSize::Huge2M), ..outcome }));
+        let Cost { copied, cpu } = expectations.cost(demote(PageSize::Huge2M), false);
+        assert!(copied == PageSize::Giant1G.bytes() && (499..=500).contains(&cpu.as_millis()), "{cpu:?}");
+        assert_eq!(expectations.cost(demote(PageSize::Base4K), false), split);
     }
 
     #[test]

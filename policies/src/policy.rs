@@ -115,6 +115,12 @@ pub trait Policy: Send {
         Vec::new()
     }
 
+    /// Why the window at `row` of this VM, which is on base pages and may be promoted, is kept there; `None` where the
+    /// policy has no reason beyond its usual expectations. Rows are those of the latest plan.
+    fn why_small(&self, _vm: VmId, _row: usize) -> Option<KeptSmall> {
+        None
+    }
+
     /// Takes this machine's cost of a TLB miss, before the first plan. Until then the policy uses the prior.
     fn take_walk_cost(&mut self, _cost: &WalkCost) {}
 
@@ -142,6 +148,17 @@ pub struct Needs {
     pub guest_mapping: bool,
     /// Memory of the host.
     pub host_memory: bool,
+}
+
+/// Reason why a policy keeps a window on base pages until its accesses prove that a huge page pays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KeptSmall {
+    /// Its huge page was split for its zero pages, while the host was short of memory.
+    ZeroPages,
+    /// It was cold while the host was short of memory, and was split so that the kernel can reclaim single pages.
+    Cold,
+    /// It gave its huge page to a window that saves more.
+    Vacated,
 }
 
 /// Starting state of guest RAM.

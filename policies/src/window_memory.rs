@@ -33,6 +33,11 @@ impl<T: Clone + Default> WindowMemory<T> {
         }));
     }
 
+    /// The values of a VM of the snapshot last fitted to, by row.
+    pub fn of(&self, vm: VmId) -> Option<&[T]> {
+        self.columns.iter().find(|column| column.vm == vm).map(|column| column.values.as_slice())
+    }
+
     /// The values of the VM at `index` of the snapshot last fitted to, by row.
     pub fn of_vm(&mut self, index: usize) -> &mut [T] {
         &mut self.columns[index].values
@@ -58,6 +63,7 @@ mod tests {
         remembered.of_vm(1)[2] = 7;
         remembered.fit(&Snapshot { host: None, vms: alloc::vec![vm(5, 3)] });
         assert_eq!(remembered.of_vm(0), [0, 0, 7]);
+        assert_eq!((remembered.of(VmId(5)), remembered.of(VmId(1))), (Some(&[0, 0, 7][..]), None));
         remembered.fit(&Snapshot { host: None, vms: alloc::vec![vm(5, 4)] });
         assert_eq!(remembered.of_vm(0), [0, 0, 0, 0]);
     }

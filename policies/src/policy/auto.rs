@@ -21,19 +21,19 @@
 //! A window that is nearly full and mapped by the guest adds no bloat and needs no proof. It is promoted after all
 //! proven windows, unless its latest sample saw no touch. A sample without a touch that stands for more than four
 //! windows says nothing of one of them. Decisions on windows that were never sampled are counted as
-//! `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
-//! windows that were idle at every sample, where that pays. While huge pages are short, their price decides too
-//! (`auto/market.rs`).
+//! `planned_on_residency`. While the host is short, the policy adds no page. It then gives up huge windows with a
+//! memory that is worth more than their walks (`auto/split.rs`). While huge pages are short, their price decides too
+//! (`auto/market.rs`). Pages of 1 GiB are asked for where shorter walks pay for the copy (`auto/giants.rs`).
 
 use core::ops::ControlFlow;
 use core::time::Duration;
 
 use alloc::vec::Vec;
 
-use super::{Needs, Policy};
+use super::{KeptSmall, Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
-use crate::candidates::{Turns, is_demotable, is_promotable, missing};
+use crate::candidates::{Turns, is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::market::Bids;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
@@ -46,9 +46,13 @@ use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 use crate::window_memory::WindowMemory;
 
+mod giants;
 mod market;
+mod split;
 
+use giants::Giants;
 use market::Market;
+use split::{GivenUp, Splits};
 
 /// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
@@ -103,6 +107,13 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         "% of host memory",
         "memory use below which pages are added again (HawkEye)",
     ),
+    ParameterInfo::number(
+        "giant",
+        0,
+        (0, 1),
+        "0 or 1",
+        "1: asks for pages of 1 GiB too, where shorter walks pay for the copy (the VM is set up for them at its start)",
+    ),
 ];
 
 /// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
@@ -128,6 +139,30 @@ struct Memory {
     resident_before: u16,
     /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
     was_vacated: bool,
+    /// What it lost while the host was short since its latest promotion: it is promoted again by proof only.
+    given_up: GivenUp,
+    /// Number of base pages that were in use when it was given up.
+    resident_after: u16,
+    /// Second from the start in which a full history first had no touch; `None` while it has one.
+    cold_since_s: Option<u32>,
+}
+
+impl Memory {
+    /// Number of base pages of a large window that the guest may use.
+    fn used(&self, vm: &VmSnapshot, row: usize) -> u16 {
+        if self.resident_before > 0 { self.resident_before } else { vm.resident[row] }
+    }
+
+    fn cold_for_s(&self, now: Moment) -> u64 {
+        self.cold_since_s.map_or(0, |since| now.since_start().as_secs().saturating_sub(since.into()))
+    }
+
+    fn note_heat(&mut self, access: AccessHistory, now: Moment) {
+        let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
+        self.hot_since = is_hot.then(|| self.hot_since.unwrap_or(now));
+        let now_s = u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX);
+        self.cold_since_s = is_idle(access).then(|| self.cold_since_s.unwrap_or(now_s));
+    }
 }
 
 /// Decides by benefit and cost.
@@ -145,6 +180,8 @@ pub struct Auto {
     planned_at: Moment,
     score: Score,
     market: Market,
+    splits: Splits,
+    giants: Giants,
 }
 
 /// Values used to compare benefit and cost.
@@ -206,15 +243,6 @@ impl Prices {
         u64::from(missing) * self.bloat_price
     }
 
-    /// Whether the window's zero pages are worth what their release costs.
-    fn pays_to_release(&self, expectations: &Expectations, vm: &VmSnapshot, row: usize) -> bool {
-        let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
-        let cost = || self.cycles(expectations.cost(action, false));
-        vm.zero[row].is_some_and(|zero| {
-            self.return_percent(self.bloat_per_s(zero), self.horizon, cost()) >= self.hysteresis_percent
-        })
-    }
-
     /// Share of the cost, in cycles, that comes back within the horizon, in percent.
     fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
         let gain = cycles_over(per_second, hot_for.min(self.horizon));
@@ -229,6 +257,10 @@ struct Judge {
     copy: u64,
     recovery: u64,
     vacate: u64,
+    release: u64,
+    split: u64,
+    giant: u64,
+    giant_back: u64,
     asked_percent: u64,
     now: Moment,
 }
@@ -272,17 +304,25 @@ impl Auto {
             planned_at: Moment::START,
             score: Score::default(),
             market: Market::default(),
+            splits: Splits::default(),
+            giants: Giants::new(parameters.number("giant") == 1),
         }
     }
 
     fn judge(&self, now: Moment) -> Judge {
-        let cycles = |cost| self.prices.cycles(cost);
         let (vm, window) = ANY;
+        let cycles = |action, is_held| self.prices.cycles(self.expectations.cost(action, is_held));
+        let promotion = |to| Action::Promote { vm, window, to };
+        let demotion = |to| Action::Demote { vm, window, to };
         Judge {
             prices: self.prices,
-            copy: cycles(cost_of_promotion(&self.expectations, false)),
-            recovery: cycles(cost_of_promotion(&self.expectations, true)),
-            vacate: cycles(self.expectations.cost(Action::Vacate { vm, window }, false)),
+            copy: cycles(promotion(PageSize::Huge2M), false),
+            recovery: cycles(promotion(PageSize::Huge2M), true),
+            vacate: cycles(Action::Vacate { vm, window }, false),
+            release: cycles(Action::Release { vm, window }, false),
+            split: cycles(demotion(PageSize::Base4K), false),
+            giant: cycles(promotion(PageSize::Giant1G), false),
+            giant_back: cycles(demotion(PageSize::Huge2M), false),
             asked_percent: self.prices.hysteresis_percent * self.score.caution_percent() / 100,
             now,
         }
@@ -298,8 +338,7 @@ impl Auto {
             let memory = self.memory.of_vm(index);
             for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
                 let window = &mut memory[row];
-                let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
-                window.hot_since = is_hot.then(|| window.hot_since.unwrap_or(now));
+                window.note_heat(*access, now);
                 if window.owed > 0 {
                     let per_s = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
                     settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);
@@ -316,6 +355,7 @@ impl Auto {
             };
             let memory = &mut self.memory.of_vm(index)[row];
             (memory.owed, memory.was_vacated) = (self.prices.cycles(cost), false);
+            memory.given_up = GivenUp::No;
         }
     }
 
@@ -331,7 +371,8 @@ impl Auto {
                 return ControlFlow::Continue(());
             }
             let access = vm.access[row];
-            let Memory { hot_since, was_vacated, .. } = memory.of_vm(place.vm as usize)[row];
+            let Memory { hot_since, was_vacated, given_up, .. } = memory.of_vm(place.vm as usize)[row];
+            let was_given_up = given_up != GivenUp::No;
             // One that is only held has its huge page.
             let needs_page = !vm.backing[row].is_large();
             let proven = hot_since.and_then(|hot_since| {
@@ -339,7 +380,8 @@ impl Auto {
                     score.sparse_now += 1;
                     return None;
                 };
-                let cost = if vm.is_held[row] { judge.recovery } else { judge.copy };
+                let copy = judge.copy + if was_given_up { judge.split } else { 0 };
+                let cost = if vm.is_held[row] { judge.recovery } else { copy };
                 let percent = judge.sufficient_percent(per_s, hot_since, cost)?;
                 let is_served = !needs_page || market.serves(per_s);
                 score.priced_out_now += u64::from(!is_served);
@@ -348,7 +390,7 @@ impl Auto {
             // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
             // its result with many others.
             let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
-            let may_guess = may_be_used && !was_vacated && (!needs_page || !market.has_price());
+            let may_guess = may_be_used && !was_vacated && !was_given_up && (!needs_page || !market.has_price());
             let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
             if let Some(bucket) = proven.or_else(guessed) {
                 ranking.push(bucket, place);
@@ -377,29 +419,10 @@ impl Auto {
         let _full_or_spent =
             vacating.try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
     }
-
-    /// Releases zero pages of windows that were idle at all samples, where that is worth more than it costs.
-    fn release(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
-        let Auto { prices, expectations, turns, .. } = self;
-        turns.visit(snapshot, |place| {
-            let (vm, row) = place.of(snapshot);
-            if !prices.pays_to_release(expectations, vm, row) || !is_idle(vm.access[row]) || !is_demotable(vm, row, now)
-            {
-                return ControlFlow::Continue(());
-            }
-            let action = Action::Release { vm: vm.vm, window: vm.windows[row] };
-            expectations.request(action, false, budget, plan)
-        });
-    }
 }
 
 /// Any window: the expected cost of an action is the same for all.
 const ANY: (VmId, WindowIndex) = (VmId(0), WindowIndex::new(0));
-
-fn cost_of_promotion(expectations: &Expectations, is_held: bool) -> Cost {
-    let (vm, window) = ANY;
-    expectations.cost(Action::Promote { vm, window, to: PageSize::Huge2M }, is_held)
-}
 
 /// Whether a full history has no touch at any sample.
 fn is_idle(access: AccessHistory) -> bool {
@@ -425,6 +448,10 @@ impl Policy for Auto {
         Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
     }
 
+    fn largest_page(&self) -> PageSize {
+        if self.giants.may_ask { PageSize::Giant1G } else { PageSize::Huge2M }
+    }
+
     /// A window that a promotion cannot help is never promoted. Large windows earn their cost back, and are released.
     fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
         vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
@@ -437,12 +464,22 @@ impl Policy for Auto {
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
         let is_short = self.shortage.update(snapshot.host);
-        if is_short {
-            self.release(snapshot, now, budget, plan);
-        }
         self.go_to_market(snapshot, now, is_short);
+        if is_short {
+            self.split(snapshot, now, budget, plan);
+        }
         self.rank_promotions(snapshot, now, is_short);
         self.promote(snapshot, budget, plan);
+        self.move_giants(snapshot, now, is_short, budget, plan);
+    }
+
+    fn why_small(&self, vm: VmId, row: usize) -> Option<KeptSmall> {
+        let window = self.memory.of(vm)?.get(row)?;
+        match window.given_up {
+            GivenUp::ZeroPages => Some(KeptSmall::ZeroPages),
+            GivenUp::Cold => Some(KeptSmall::Cold),
+            GivenUp::No => window.was_vacated.then_some(KeptSmall::Vacated),
+        }
     }
 
     fn take_walk_cost(&mut self, cost: &WalkCost) {
@@ -455,7 +492,11 @@ impl Policy for Auto {
 
     fn learn(&mut self, outcome: &Outcome) {
         self.expectations.learn(outcome);
+        self.splits.learn(outcome);
+        self.giants.learn(outcome);
         match (outcome.action, outcome.result) {
+            // What is on a giant page is not sampled on every host, so it would never earn its cost back.
+            (Action::Promote { to: PageSize::Giant1G, .. }, _) => {}
             (Action::Promote { vm, window, .. }, OutcomeResult::Done) => self.bought.push((vm, window, outcome.cost)),
             (Action::Release { .. }, OutcomeResult::Done) => self.score.released += 1,
             (Action::Vacate { .. }, OutcomeResult::Done) => self.score.vacated += 1,
@@ -477,6 +518,11 @@ impl Policy for Auto {
             ("vacated", score.vacated),
             ("priced_out_now", score.priced_out_now),
             ("huge_page_price", self.market.price()),
+            ("split_in_use", self.splits.in_use),
+            ("demoted", self.splits.demoted),
+            ("giants_asked", self.giants.asked),
+            ("giants_promoted", self.giants.promoted),
+            ("giants_given_back", self.giants.given_back),
         ])
     }
 }

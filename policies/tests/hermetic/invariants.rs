@@ -8,8 +8,8 @@ use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
     AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, HugePagePrice,
-    HugePages, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, Refusal, Snapshot, VmId,
-    VmSnapshot, WindowIndex, WindowRow,
+    HugePages, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, PolicyChoice, Refusal,
+    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
@@ -133,7 +133,9 @@ fn outcome_result() -> impl Strategy<Value = OutcomeResult> {
 
 /// Windows that an action changes.
 fn windows_of(action: Action) -> impl Iterator<Item = WindowIndex> {
-    let count = if matches!(action, Action::Promote { to: PageSize::Giant1G, .. }) { 512 } else { 1 };
+    let is_of_giant =
+        matches!(action, Action::Promote { to: PageSize::Giant1G, .. } | Action::Demote { to: PageSize::Huge2M, .. });
+    let count = if is_of_giant { 512 } else { 1 };
     (0..count).map(move |n| WindowIndex::new(action.window().get() + n))
 }
 
@@ -221,6 +223,24 @@ proptest! {
                 prop_assert_eq!(&first, &second, "{}", policy.name);
                 check(policy.name, snapshot, now, &first)?;
             }
+        }
+    }
+
+    /// The same with giants, which are an option of `auto`.
+    #[test]
+    fn the_guarantees_hold_with_giants_after_any_past(
+        past in prop::collection::vec((snapshot(), outcome_result(), 0_u64..30), 1..5),
+    ) {
+        let mut auto = PolicyChoice::parse("auto:giant=1,horizon_s=3600").expect("it is in the list").make();
+        let mut now = NOW;
+        for (snapshot, result, pause) in &past {
+            now = now + Duration::from_secs(*pause);
+            let mut plan = Plan::with_bound(64);
+            auto.plan(snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
+            for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                auto.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
+            }
+            check("auto:giant=1", snapshot, now, plan.actions())?;
         }
     }
 

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod geometry;
+mod giants;
 mod invariants;
+mod memory_short;
 mod purity;
 mod readme;
 mod recording;

@@ -77,7 +77,7 @@ impl Desk {
         Desk(PolicyChoice::parse(choice).expect("a policy").make())
     }
 
-    fn plan_within(&mut self, snapshot: &Snapshot, now: Moment, limits: BudgetLimits) -> Vec<Action> {
+    pub(crate) fn plan_within(&mut self, snapshot: &Snapshot, now: Moment, limits: BudgetLimits) -> Vec<Action> {
         let mut plan = Plan::default();
         self.0.plan(snapshot, now, &mut Budget::new(limits, now), &mut plan);
         plan.actions().iter().map(|planned| planned.action).collect()
@@ -740,15 +740,16 @@ fn auto_under_shadow_paging_skips_windows_that_the_guest_maps_with_base_pages() 
 }
 
 #[test]
-fn auto_adds_no_page_while_the_host_is_short_and_releases_where_it_pays() {
+fn auto_adds_no_page_while_the_host_is_short_and_gives_up_what_pays() {
     let change = |at: usize, row: &mut WindowRow| {
         row.access =
             [AccessHistory::default(), AccessHistory::default(), samples(IDLE), samples(HOT), samples(IDLE)][at];
         row.zero = [None, None, Some(500), Some(500), Some(10)][at];
     };
     let snapshot = Snapshot { host: used(90), vms: vec![vm_with(0, "fnHHH", change)] };
-    let release = Action::Release { vm: VmId(0), window: WindowIndex::new(2) };
-    assert_eq!(Desk::new("auto").plan(&snapshot, seconds(1)), [release, promote(0)]);
+    let release = |window| Action::Release { vm: VmId(0), window: WindowIndex::new(window) };
+    let demote = Action::Demote { vm: VmId(0), window: WindowIndex::new(4), to: PageSize::Base4K };
+    assert_eq!(Desk::new("auto").plan(&snapshot, seconds(1)), [release(2), release(3), demote, promote(0)]);
 }
 
 /// Auto's figures after a promotion at 9 s, when the window continues as `later` for ten samples of a second each.

@@ -17,6 +17,8 @@ pub struct Costs {
     pub promote_2m: Cost,
     /// Promotion of a giant to a giant page.
     pub promote_1g: Cost,
+    /// Move of a giant from its page back to huge pages.
+    pub demote_1g: Cost,
     /// Release of a hold at 4 KiB, which restores the window's page size.
     pub recover: Cost,
     /// Demotion of a window to base pages.
@@ -28,15 +30,17 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Costs of actions that a recording does not contain. Measured on a shared two-core machine: `MADV_COLLAPSE`
-    /// at 3.5 GiB/s, fault and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are
-    /// estimates: switching a dirty log is one ioctl and a walk over its memslot's entries; a release reads the
-    /// window once at 10 GiB/s and makes one call; to vacate a window is to make 512 base pages and to copy.
+    /// Costs of actions that a recording does not contain. Measured on a shared two-core machine: `MADV_COLLAPSE` at
+    /// 3.5 GiB/s, fault and copy into hugetlb pages at 3.3 GiB/s, 0.2 ms to split a huge page. The others are
+    /// estimates: a giant goes back as fast as it came; switching a dirty log is one ioctl and a walk over its
+    /// memslot's entries; a release reads the window once at 10 GiB/s and makes one call; to vacate a window is to make
+    /// 512 base pages and to copy.
     fn default() -> Costs {
         let cost = |copied, us| Cost { copied, cpu: Duration::from_micros(us) };
         Costs {
             promote_2m: cost(PageSize::Huge2M.bytes(), 560),
             promote_1g: cost(PageSize::Giant1G.bytes(), 303_000),
+            demote_1g: cost(PageSize::Giant1G.bytes(), 303_000),
             recover: cost(Bytes::ZERO, 100),
             demote: cost(Bytes::ZERO, 200),
             release: cost(Bytes::ZERO, 250),
@@ -50,6 +54,7 @@ impl Default for Costs {
 pub(super) struct Samples {
     promote_2m: Vec<Cost>,
     promote_1g: Vec<Cost>,
+    demote_1g: Vec<Cost>,
     recover: Vec<Cost>,
     demote: Vec<Cost>,
     release: Vec<Cost>,
@@ -65,6 +70,7 @@ impl Samples {
             Action::Promote { .. } if recorded.mechanism == "recover" => &mut self.recover,
             Action::Promote { to: PageSize::Giant1G, .. } => &mut self.promote_1g,
             Action::Promote { .. } => &mut self.promote_2m,
+            Action::Demote { to: PageSize::Huge2M, .. } => &mut self.demote_1g,
             Action::Demote { .. } => &mut self.demote,
             Action::Release { .. } => &mut self.release,
             Action::Vacate { .. } => &mut self.vacate,
@@ -77,6 +83,7 @@ impl Samples {
         Costs {
             promote_2m: median_cost(&self.promote_2m, otherwise.promote_2m),
             promote_1g: median_cost(&self.promote_1g, otherwise.promote_1g),
+            demote_1g: median_cost(&self.demote_1g, otherwise.demote_1g),
             recover: median_cost(&self.recover, otherwise.recover),
             demote: median_cost(&self.demote, otherwise.demote),
             release: median_cost(&self.release, otherwise.release),

@@ -53,6 +53,10 @@ pub(crate) fn feasible(
             Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
             Backing::Giant1G => no(no_mechanism),
         },
+        Action::Demote { to: PageSize::Huge2M, .. } if ram == Ram::Anonymous => match row.backing {
+            Backing::Giant1G => (OutcomeResult::Done, costs.demote_1g),
+            Backing::Huge2M | Backing::Base4K | Backing::Unbacked => no(no_mechanism),
+        },
         Action::Demote { to: PageSize::Base4K, .. } if row.is_held => no(already_done),
         Action::Demote { to: PageSize::Base4K, .. } if vm.mapping.is_some() => (OutcomeResult::Done, costs.demote),
         Action::Release { .. } if row.zero.unwrap_or(0) == 0 => no(already_done),

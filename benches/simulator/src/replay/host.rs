@@ -191,13 +191,14 @@ impl SimulatedHost {
         match action {
             Action::Promote { to: PageSize::Giant1G, .. } => {
                 self.giant_pages_taken += 1;
-                let first = window.giant() * WINDOWS_PER_GIANT;
-                for part in (first..first + WINDOWS_PER_GIANT).map(WindowIndex::new) {
-                    self.window((vm, part)).pages = Pages::Large(Backing::Giant1G);
-                }
+                self.large_giant(vm, window, Backing::Giant1G);
             }
             Action::Promote { .. } if row.is_held => self.window((vm, window)).is_held = false,
             Action::Promote { .. } => self.window((vm, window)).pages = Pages::Large(Backing::Huge2M),
+            Action::Demote { to: PageSize::Huge2M, .. } => {
+                self.giant_pages_taken = self.giant_pages_taken.saturating_sub(1);
+                self.large_giant(vm, window, Backing::Huge2M);
+            }
             Action::Demote { .. } if !self.of_anonymous.contains(&vm) => self.window((vm, window)).is_held = true,
             // Pages that hold only zeroes are gone after a split too.
             Action::Demote { .. } | Action::Release { .. } => {
@@ -209,6 +210,16 @@ impl SimulatedHost {
                 let window = self.window((vm, window));
                 window.pages = Pages::Vacated { recorded: window.recorded };
             }
+        }
+    }
+}
+
+impl SimulatedHost {
+    /// All windows of a giant get large pages of this kind.
+    fn large_giant(&mut self, vm: VmId, window: WindowIndex, backing: Backing) {
+        let first = window.giant() * WINDOWS_PER_GIANT;
+        for part in (first..first + WINDOWS_PER_GIANT).map(WindowIndex::new) {
+            self.window((vm, part)).pages = Pages::Large(backing);
         }
     }
 }

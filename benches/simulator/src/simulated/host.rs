@@ -284,6 +284,12 @@ impl StreamHost {
                 self.is_full[row] = true;
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
+            Action::Demote { to: PageSize::Huge2M, window, .. } => {
+                self.giant_pages_free += 1;
+                for row in rows_of_page(vm, window, PageSize::Giant1G) {
+                    self.leave_giant(row, mmu);
+                }
+            }
             Action::Demote { .. } | Action::Release { .. } => {
                 self.is_full[row] = false;
                 let is_empty = self.touched_pages[row] == 0;
@@ -291,6 +297,19 @@ impl StreamHost {
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
         }
+    }
+
+    /// Moves a window from its giant page onto a huge one, or base pages if no block is free. Zeroes are not copied.
+    fn leave_giant(&mut self, row: usize, mmu: &mut dyn Mmu) {
+        self.is_full[row] = false;
+        let is_touched = self.touched_pages[row] > 0;
+        self.backing[row] = match is_touched && self.take_huge_page() {
+            true => Backing::Huge2M,
+            false if is_touched => Backing::Base4K,
+            false => Backing::Unbacked,
+        };
+        let size = if self.backing[row] == Backing::Huge2M { PageSize::Huge2M } else { PageSize::Base4K };
+        mmu.remap_host(WindowIndex::new(row as u64), size);
     }
 
     /// Frees the block of 2 MiB of a window that is about to leave its huge page, if it has one.

@@ -238,6 +238,33 @@ fn a_giant_needs_a_whole_giant_and_a_page_of_the_pool() {
     assert_eq!(run(5), 512, "the 64 MiB behind it are not a giant");
 }
 
+/// Giant 0, of which every other window is touched, on a host with 100 free huge pages.
+#[test]
+fn a_giant_goes_back_to_huge_pages_as_far_as_there_are_and_untouched_windows_are_gone() {
+    let (vm, window) = (VmId(0), WindowIndex::new(0));
+    let promote = vec![Action::Promote { vm, window, to: PageSize::Giant1G }];
+    let demote = vec![Action::Demote { vm, window, to: PageSize::Huge2M }];
+    let run = |plans: Vec<Vec<Action>>| {
+        let mut mmu = Remembered::default();
+        let config = HostConfig { giant_pages: 1, huge_pages: 100, ..HostConfig::new(mib(1024), PageSize::Base4K) };
+        let mut managed = Managed::new(config, Box::new(Told(plans.into())), &mut mmu);
+        for round in 0..16 {
+            // Every window is touched in the first round, as only then it may be part of a plan.
+            (0..512).step_by(2).for_each(|window| managed.access(window * WINDOW, 1 << (12 + round), &mut mmu));
+        }
+        managed.end(&mmu);
+        let of = |size| mmu.sizes.values().filter(|of| **of == size).count();
+        let counts = [("promote_1g", "done"), ("demote_2m", "done"), ("demote_2m", "skipped_no_mechanism")];
+        let counts = counts.map(|(action, result)| managed.tally().count_of(action, result));
+        (counts, of(PageSize::Giant1G), of(PageSize::Huge2M))
+    };
+    assert_eq!(run(vec![promote.clone()]), ([1, 0, 0], 512, 0));
+    assert_eq!(run(vec![promote.clone(), demote.clone()]), ([1, 1, 0], 0, 100));
+    assert_eq!(run(vec![promote.clone(), demote.clone(), demote.clone()]), ([1, 1, 1], 0, 100));
+    // The page is free again.
+    assert_eq!(run(vec![promote.clone(), demote, promote]), ([2, 1, 0], 512, 0));
+}
+
 #[test]
 fn time_follows_the_accesses_and_intervals_have_equal_length() {
     let (managed, _) = run(config(), "never", 3);

@@ -58,6 +58,11 @@ impl Market {
         self.price() > 0
     }
 
+    /// Whether windows may give their huge page to another one, or be too cheap for one.
+    pub fn is_at_work(&self) -> bool {
+        self.price != HugePagePrice::default()
+    }
+
     /// Whether a window that saves `per_s` cycles per second may have a huge page.
     pub fn serves(&self, per_s: u64) -> bool {
         bid(per_s) >= self.price()
@@ -121,11 +126,11 @@ impl Auto {
 
     fn bid(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
         let judge = self.judge(now);
-        let Auto { prices, expectations, memory, market, turns, .. } = self;
+        let Auto { splits, memory, market, turns, .. } = self;
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
             let window = memory.of_vm(place.vm as usize)[row];
-            let is_released = || is_short && prices.pays_to_release(expectations, vm, row);
+            let is_released = || is_short && splits.of_release(&judge, vm, row).is_some();
             if is_cold(vm, row, now) && !market.immovable.contains(&vm.vm) && !is_released() {
                 market.hold(value_of_large(&judge, window, vm, row), place);
             } else if !(is_short && missing(vm, row) > 0)
@@ -181,8 +186,7 @@ fn is_idle_of_late(access: AccessHistory) -> bool {
 
 /// Cycles per second that a large window saves.
 fn value_of_large(judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
-    let used = if window.resident_before > 0 { window.resident_before } else { vm.resident[row] };
-    judge.prices.benefit_per_s(vm.access[row], used, vm.guest_mapping[row])
+    judge.prices.benefit_per_s(vm.access[row], window.used(vm, row), vm.guest_mapping[row])
 }
 
 /// Cycles per second that a window would save, if it is proven that they also pay for a window that gives its huge

@@ -1,0 +1,251 @@
+//! Which huge windows `auto` gives up while the host is short of memory, by the arithmetic of its promotions.
+//!
+//! ```text
+//!   used       = 512 - zero pages
+//!   gain/s     = zero pages × bloat_price
+//!   lost/s     = benefit/s of the used pages on a huge page     (not measured for this window: the most possible)
+//!
+//!   release when (gain/s - lost/s) × horizon  ≥  (cost of a release + a copy, if it is in use) × hysteresis
+//!
+//!   idle at all samples, no zero pages worth a release:
+//!     gain/s   = used pages × bloat_price / RECLAIM_PRICE_PART
+//!     demote when (gain/s - lost/s) × horizon  ≥  (cost of a split + a copy) × hysteresis
+//! ```
+//!
+//! Both split the page; the actions differ in what is free afterwards. A release gives all zero pages back, on every
+//! kernel that moves pages, and reads the window for that. A demotion frees nothing by itself where no page is zero.
+//! But from then on the kernel sees the accesses of each base page and can reclaim cold ones, and a balloon or a free
+//! page report gives back single ones. Zero pages are memory at once, so they come first, the best return first. Cold
+//! windows follow, the longest cold first, and only as many as the kernel takes: while [`COLD_STOCK`] demoted windows
+//! have all their pages, no further one is demoted. On a host without swap it ends there.
+//!
+//! A window that was given up is promoted again by proof only, and must then pay for its next split too. So a window
+//! whose benefit is near the price of its zero pages stays as it is, large or small:
+//!
+//! ```text
+//!   used pages  0 ──── released ──── 60   left as it is   71 ──── promoted ──── 512       the busiest window of a guest
+//! ```
+//!
+//! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page.
+
+use core::ops::ControlFlow;
+
+use alloc::vec::Vec;
+
+use super::{Auto, Judge, Memory, Prices, is_idle};
+use crate::action::{Action, Plan};
+use crate::budget::Budget;
+use crate::candidates::is_demotable;
+use crate::outcome::{Outcome, OutcomeResult, Skip};
+use crate::rank::{Ranking, bucket_of};
+use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
+use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize};
+
+/// A page that the kernel can reclaim has this part of the price of a free one: it becomes free only if the kernel
+/// finds it cold, and has swap. With an eighth, a window with 296 pages in use pays for its split and for a copy back
+/// within the default horizon, and a smaller one does not.
+const RECLAIM_PRICE_PART: u64 = 8;
+
+/// Number of samples that a window must have before it is given up: as many as before it leaves its page to another.
+const SAMPLES_LEAST: u8 = 4;
+
+/// Largest number of cold windows demoted in one plan: 3 ms of splits, so that a hot window that looks cold by a
+/// fault of the sensor is one of few.
+const COLD_IN_A_PLAN: usize = 16;
+
+/// Number of demoted windows of which the kernel has taken no page, from which on no further one is demoted. They are
+/// 128 MiB, more than a kernel reclaims between two plans.
+const COLD_STOCK: usize = 64;
+
+/// What was done to a window while the host was short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum GivenUp {
+    /// Nothing since its latest promotion.
+    #[default]
+    No,
+    /// Its zero pages were released.
+    ZeroPages,
+    /// It was cold and was demoted.
+    Cold,
+}
+
+/// RAM of a VM, as far as outcomes have shown it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ram {
+    /// A huge page of it can be split alone.
+    Splits,
+    /// No window of it can be split alone.
+    Whole,
+}
+
+/// What `auto` knows about splits, and the candidates of a plan.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Splits {
+    /// Windows with zero pages, the best return best.
+    with_zeroes: Ranking,
+    /// Windows without that are cold, the longest cold best.
+    cold: Ranking,
+    rams: Vec<(VmId, Ram)>,
+    /// Number of releases planned for windows in use.
+    pub in_use: u64,
+    /// Number of cold windows demoted.
+    pub demoted: u64,
+}
+
+impl Splits {
+    fn ram(&self, vm: VmId) -> Option<Ram> {
+        self.rams.iter().find(|(known, _)| *known == vm).map(|(_, ram)| *ram)
+    }
+
+    fn may_release(&self, vm: VmId) -> bool {
+        self.ram(vm) != Some(Ram::Whole)
+    }
+
+    /// RAM that is not anonymous is demoted by a hold of its whole memslot, hot windows included. Only a VM with KVM's
+    /// counters can be held, so there a release must have shown first that windows are split one by one.
+    fn may_demote(&self, vm: &VmSnapshot) -> bool {
+        self.ram(vm.vm).map_or(vm.mapping.is_none(), |ram| ram == Ram::Splits)
+    }
+
+    fn is_known_to_be(&mut self, vm: VmId, ram: Ram) {
+        match self.rams.iter_mut().find(|(known, _)| *known == vm) {
+            Some((_, known)) => *known = ram,
+            None => self.rams.push((vm, ram)),
+        }
+    }
+
+    /// Learns what the VM's RAM allows, and counts.
+    pub fn learn(&mut self, outcome: &Outcome) {
+        let vm = outcome.action.vm();
+        match (outcome.action, outcome.result) {
+            (Action::Release { .. } | Action::Vacate { .. }, OutcomeResult::Done) => {
+                self.is_known_to_be(vm, Ram::Splits);
+            }
+            (Action::Demote { to: PageSize::Base4K, .. }, OutcomeResult::Done) => self.demoted += 1,
+            (
+                Action::Release { .. } | Action::Demote { to: PageSize::Base4K, .. },
+                OutcomeResult::Skipped(Skip::NoMechanism),
+            ) => self.is_known_to_be(vm, Ram::Whole),
+            _ => {}
+        }
+    }
+
+    /// Return of releasing the window's zero pages, in percent, if it suffices.
+    pub fn of_release(&self, judge: &Judge, vm: &VmSnapshot, row: usize) -> Option<u64> {
+        let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_release(vm.vm))?;
+        let copy_back = if is_idle(vm.access[row]) { 0 } else { judge.copy };
+        judge.return_of_giving_up(vm, row, judge.prices.bloat_per_s(zero), judge.release + copy_back)
+    }
+
+    /// Whether demoting the cold window pays.
+    fn pays_to_demote(&self, judge: &Judge, vm: &VmSnapshot, row: usize) -> bool {
+        let is_cold = is_idle(vm.access[row]) && vm.access_quality[row].is_of_this_window();
+        let gain = judge.prices.bloat_per_s(used(vm, row)) / RECLAIM_PRICE_PART;
+        is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, gain, judge.split + judge.copy).is_some()
+    }
+}
+
+/// Number of base pages that do not hold only zeroes.
+fn used(vm: &VmSnapshot, row: usize) -> u16 {
+    vm.resident[row] - vm.zero[row].unwrap_or(0).min(vm.resident[row])
+}
+
+impl Prices {
+    /// Largest number of cycles per second that the huge page may save in this window: by its own samples, or where
+    /// they do not measure it, as if it were the busiest.
+    fn at_risk_per_s(&self, vm: &VmSnapshot, row: usize) -> u64 {
+        let (access, guest) = (vm.access[row], vm.guest_mapping[row]);
+        let is_measured = is_idle(access) || access.touches_per_s().is_some();
+        if is_measured && vm.access_quality[row].is_of_this_window() {
+            self.benefit_per_s(access, used(vm, row), guest)
+        } else {
+            let misses = self.misses.most * u64::from(used(vm, row)) / u64::from(BASE_PAGES_PER_WINDOW);
+            misses * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+        }
+    }
+}
+
+impl Judge {
+    /// Return of `cost` cycles in percent within the horizon, if a huge page is given up for a gain of `per_s` cycles
+    /// per second, and if it suffices. Caution about promotions is none about their end.
+    fn return_of_giving_up(&self, vm: &VmSnapshot, row: usize, per_s: u64, cost: u64) -> Option<u64> {
+        if vm.access[row].samples() < SAMPLES_LEAST {
+            return None;
+        }
+        let net = per_s.checked_sub(self.prices.at_risk_per_s(vm, row))?;
+        let percent = self.prices.return_percent(net, self.prices.horizon, cost);
+        (percent >= self.prices.hysteresis_percent).then_some(percent)
+    }
+}
+
+/// Whether the window was demoted, and the kernel has taken no page of it.
+fn is_in_stock(window: Memory, vm: &VmSnapshot, row: usize) -> bool {
+    let is_whole = vm.resident[row] >= window.resident_after;
+    window.given_up == GivenUp::Cold && vm.backing[row] == Backing::Base4K && is_whole
+}
+
+impl Auto {
+    /// Gives up the huge windows with a memory that is worth more than their walks.
+    pub(super) fn split(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let stock = self.rank_splits(snapshot, now);
+        if self.release_best(snapshot, budget, plan).is_continue() {
+            let most = COLD_STOCK.saturating_sub(stock).min(COLD_IN_A_PLAN);
+            let _full_or_spent = self.demote_coldest(snapshot, most, budget, plan);
+        }
+    }
+
+    /// Finds the candidates. Returns the number of demoted windows that the kernel has left as they are.
+    fn rank_splits(&mut self, snapshot: &Snapshot, now: Moment) -> usize {
+        let judge = self.judge(now);
+        let Auto { splits, memory, turns, market, .. } = self;
+        splits.with_zeroes.clear();
+        splits.cold.clear();
+        let mut stock = 0;
+        turns.visit(snapshot, |place| {
+            let (vm, row) = place.of(snapshot);
+            let window = memory.of_vm(place.vm as usize)[row];
+            if !is_demotable(vm, row, now) {
+                stock += usize::from(is_in_stock(window, vm, row));
+            } else if let Some(percent) = splits.of_release(&judge, vm, row) {
+                splits.with_zeroes.push(bucket_of(percent), place);
+            } else if !market.is_at_work() && splits.pays_to_demote(&judge, vm, row) {
+                splits.cold.push(bucket_of(window.cold_for_s(now)), place);
+            }
+            ControlFlow::Continue(())
+        });
+        stock
+    }
+
+    fn release_best(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
+        let Auto { splits, expectations, memory, .. } = self;
+        for place in splits.with_zeroes.best_first() {
+            let (vm, row) = place.of(snapshot);
+            expectations.request(Action::Release { vm: vm.vm, window: vm.windows[row] }, false, budget, plan)?;
+            splits.in_use += u64::from(!is_idle(vm.access[row]));
+            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::ZeroPages, used(vm, row));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn demote_coldest(
+        &mut self,
+        snapshot: &Snapshot,
+        most: usize,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<()> {
+        let Auto { splits, expectations, memory, .. } = self;
+        for place in splits.cold.best_first().iter().take(most) {
+            let (vm, row) = place.of(snapshot);
+            let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
+            expectations.request(demote, false, budget, plan)?;
+            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::Cold, used(vm, row));
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// A split may free the zero pages, so `used` pages are left at least.
+fn give_up(window: &mut Memory, given_up: GivenUp, used: u16) {
+    (window.given_up, window.resident_after) = (given_up, used);
+}
