@@ -8,7 +8,7 @@ use wideleaf_memory::manager::ManagedVm;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{LinuxHost, Manager, ManagerConfig, ManagerReport};
 use wideleaf_policies::parameters::PolicyChoice;
-use wideleaf_policies::policy::Needs;
+use wideleaf_policies::policy::{KeptSmall, Needs};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
     Bids, Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId, VmSnapshot,
@@ -136,6 +136,10 @@ impl Policy for OnLeave {
 
     fn bids(&self) -> Option<&Bids> {
         self.policy.bids()
+    }
+
+    fn why_small(&self, vm: VmId, row: usize) -> Option<KeptSmall> {
+        self.policy.why_small(vm, row)
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {

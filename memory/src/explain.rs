@@ -4,11 +4,13 @@
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
+//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ kept small ─▶ not chosen
+//!                  without a manager here: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
 
+use wideleaf_policies::policy::KeptSmall;
 use wideleaf_policies::{GpaRange, Refusal};
 
 use crate::gate::{KeptHoles, LeftAlone};
@@ -71,6 +73,8 @@ pub enum WhyNot {
     StallBudgetSpent,
     /// The budget was spent before the policy would have chosen it.
     BudgetSpent,
+    /// The policy keeps it on base pages until its accesses prove that a huge page pays.
+    KeptSmall(KeptSmall),
     /// The policy has not chosen it.
     NotChosen,
     /// No manager manages its VM.
@@ -136,6 +140,9 @@ impl WhyNot {
             WhyNot::BackingOff(Refusal::Other(_)) => "backing_off_other",
             WhyNot::StallBudgetSpent => "stall_budget_spent",
             WhyNot::BudgetSpent => "budget_spent",
+            WhyNot::KeptSmall(KeptSmall::ZeroPages) => "split_for_zero_pages",
+            WhyNot::KeptSmall(KeptSmall::Cold) => "split_when_cold",
+            WhyNot::KeptSmall(KeptSmall::Vacated) => "vacated",
             WhyNot::NotChosen => "not_chosen",
             WhyNot::Unmanaged => "unmanaged",
             WhyNot::ManagesItself => "manages_itself",
@@ -214,6 +221,18 @@ impl fmt::Display for WhyNot {
             }
             WhyNot::BudgetSpent => {
                 "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
+            }
+            WhyNot::KeptSmall(KeptSmall::ZeroPages) => {
+                "the host was short of memory, and its zero pages were worth more than its page walks: it is promoted \
+                 when the guest uses enough of it"
+            }
+            WhyNot::KeptSmall(KeptSmall::Cold) => {
+                "it was idle while the host was short of memory, and was split so that the kernel can reclaim single \
+                 pages: it is promoted when the guest uses it again"
+            }
+            WhyNot::KeptSmall(KeptSmall::Vacated) => {
+                "it was idle and gave its huge page to a window that saves more: it is promoted when the guest uses it \
+                 again"
             }
             WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",
             WhyNot::Unmanaged => "this VM is not managed, and the kernel has not made it huge: run `wideleaf attach`",
@@ -294,6 +313,9 @@ mod tests {
             WhyNot::UnderWay,
             WhyNot::StallBudgetSpent,
             WhyNot::BudgetSpent,
+            WhyNot::KeptSmall(KeptSmall::ZeroPages),
+            WhyNot::KeptSmall(KeptSmall::Cold),
+            WhyNot::KeptSmall(KeptSmall::Vacated),
             WhyNot::NotChosen,
             WhyNot::Unmanaged,
             WhyNot::ManagesItself,

@@ -19,7 +19,8 @@
 //! RAM that other processes may map (a memfd) is refused: they would continue with the old pages.
 //!
 //! Promise: the guest is stopped for at most about [`SwapLimits::pause_max`], or nothing changes
-//! ([`Refusal::OutrunByWrites`]). If the exchange fails, the old mapping is back before the guest continues.
+//! ([`Refusal::OutrunByWrites`]). Where further rounds make it shorter, for at most about a third of that. If the
+//! exchange fails, the old mapping is back before the guest continues.
 //!
 //! A panic is a defect of wideleaf and loses no byte of the guest's. Before and after the exchange the guest
 //! continues with the present mapping. A panic during the exchange leaves the mapping unknown: the guest stays
@@ -58,6 +59,9 @@ const AFTER_A_PANIC: OutcomeResult = OutcomeResult::Refused(Refusal::Other(0));
 /// Assumed time to copy one base page until it is measured: 1 GiB/s, slower than any known machine.
 const PAGE_TIME_AT_FIRST: Duration = Duration::from_micros(4);
 
+/// Part of the longest pause that is aimed at, while a further round would leave less to copy: 1 of 3 ms.
+const PAUSE_GOAL_PART: u32 = 3;
+
 /// Minimum number of pages in a round that measures the copying speed: in smaller rounds, fetching the log dominates.
 const PAGES_TO_MEASURE_LEAST: u64 = 256;
 
@@ -74,6 +78,15 @@ impl SwapLimits {
     /// 3 ms: a tenth of the stall that collapsing a window of memfd RAM causes, and enough for 2000 pages. 8 rounds:
     /// a guest that writes at half the speed of copying needs six to get from 200 ms of writes to 3 ms.
     pub const DEFAULT: SwapLimits = SwapLimits { pause_max: Duration::from_millis(3), rounds_max: 8 };
+
+    /// Whether to begin the pause after a round that took this long, after one that took `before`. Pages written during
+    /// a round can be copied in a pause that is equally long. As long as rounds become shorter by at least a quarter,
+    /// another one is worth it until the pause meets its goal.
+    fn may_pause_after(self, took: Duration, before: Duration, is_last: bool) -> bool {
+        let is_shrinking = took < before / 4 * 3;
+        let limit = if is_shrinking && !is_last { self.pause_max / PAUSE_GOAL_PART } else { self.pause_max };
+        took + EXCHANGE_ALLOWANCE <= limit
+    }
 }
 
 impl Default for SwapLimits {
@@ -460,16 +473,18 @@ impl<'a> Swap<'a> {
 
     /// Copies the pages written in the meantime until the rest fits into the pause.
     fn rounds(&mut self, log: &DirtyLog<'_>, next: &SideMapping, exchange: Exchange<'_>) -> Result<(), Unswapped> {
-        for _ in 0..self.limits.rounds_max {
+        let mut before = Duration::MAX;
+        for round in 1..=self.limits.rounds_max {
             let began = self.site.host.now();
             self.take(log)?;
             self.copy_pending(next, began);
             self.report.rounds += 1;
-            // Pages written during a round this short can be copied in an equally short pause.
             let took = self.site.host.now().since(began);
-            if took + EXCHANGE_ALLOWANCE <= self.limits.pause_max && self.pause_and_exchange(log, next, exchange)? {
+            let is_time = self.limits.may_pause_after(took, before, round == self.limits.rounds_max);
+            if is_time && self.pause_and_exchange(log, next, exchange)? {
                 return Ok(());
             }
+            before = took;
         }
         Err(OutcomeResult::Refused(Refusal::OutrunByWrites).into())
     }
@@ -575,4 +590,22 @@ fn retried<E>(attempt: impl Fn() -> Result<(), E>) -> Result<(), E> {
 
 fn is_stuck<T>(exchanged: &Result<T, Unswapped>) -> bool {
     exchanged.as_ref().is_err_and(|unswapped| unswapped.is_stuck)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_begins_when_it_meets_its_goal_or_when_rounds_no_longer_become_shorter() {
+        let ms = Duration::from_millis;
+        let may = |took, before, is_last| SwapLimits::DEFAULT.may_pause_after(took, before, is_last);
+        // The exchange takes half a millisecond of the goal of one.
+        let goal = Duration::from_micros(500);
+        assert!(may(goal, Duration::MAX, false) && !may(goal + Duration::from_nanos(1), Duration::MAX, false));
+        assert!(!may(ms(1), ms(2), false), "another round leaves half of it");
+        assert!(may(ms(2), Duration::from_micros(2_600), false), "the guest writes nearly as fast as rounds copy");
+        assert!(may(ms(1), ms(2), true), "it is the last round");
+        assert!(!may(ms(3), ms(3), true) && !may(ms(3), ms(3), false), "longer than the longest pause");
+    }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use wideleaf_policies::policy::Needs;
+use wideleaf_policies::policy::{KeptSmall, Needs};
 use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
@@ -283,6 +283,7 @@ impl ManagerLoop {
             (false, 0) => WhyNot::NotChosen,
             (false, _) => WhyNot::BudgetSpent,
         };
+        let policy = lock(&self.policy);
         let explainer = Explainer {
             rows,
             states: &vm.windows,
@@ -294,6 +295,7 @@ impl ManagerLoop {
             swapped: &vm.swapped,
             swapped_max: vm.swapped_max,
             otherwise,
+            kept_small: &|row| policy.why_small(rows.vm, row),
         };
         let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
         let (reasons, kernel_work) = (explainer.runs(), vm.kernel_work.work);
@@ -333,6 +335,8 @@ struct Explainer<'a> {
     swapped_max: u16,
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
+    /// The policy's own reason, by row.
+    kept_small: &'a dyn Fn(usize) -> Option<KeptSmall>,
 }
 
 impl Explainer<'_> {
@@ -370,9 +374,19 @@ impl Explainer<'_> {
             None => match self.why_kept(row, has_hole(resident[row])) {
                 Some(why) => why,
                 None if is_never => WhyNot::UnderWay,
-                None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+                None => match self.states[row].backs_off_for(self.now) {
+                    Some(refusal) => WhyNot::backing_off(refusal),
+                    None => self.why_not_chosen(row),
+                },
             },
         })
+    }
+
+    fn why_not_chosen(&self, row: usize) -> WhyNot {
+        match self.otherwise {
+            WhyNot::NotChosen => (self.kept_small)(row).map_or(WhyNot::NotChosen, WhyNot::KeptSmall),
+            otherwise => otherwise,
+        }
     }
 
     /// The reason to keep the window's absent pages absent, or a watched window as it is.

@@ -30,7 +30,7 @@ mod tests {
     #[test]
     fn only_policies_that_need_our_own_vmm_are_refused() {
         let is_refused = |name: &str| refuse_policy(&PolicyChoice::parse(name).expect("it exists")).is_some();
-        for name in ["at-fault", "reservation", "prealloc", "giant"] {
+        for name in ["at-fault", "reservation", "prealloc", "giant", "auto:giant=1"] {
             assert!(is_refused(name), "{name}");
         }
         for name in ["auto", "coverage", "thp", "utilization", "greedy", "schemes", "never"] {

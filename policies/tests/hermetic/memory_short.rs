@@ -214,7 +214,7 @@ fn memory_that_could_be_held_whole_is_not_demoted_before_a_release_was_done() {
 }
 
 #[test]
-fn a_vm_whose_windows_cannot_be_split_is_asked_once() {
+fn a_vm_with_windows_that_cannot_be_split_is_asked_once() {
     let mut desk = Desk::new(PROOF);
     assert_eq!(desk.plan(&short(cold(1)), seconds(0)), [demote(0)]);
     desk.hears(demote(0), seconds(0), OutcomeResult::Skipped(Skip::NoMechanism));

@@ -19,11 +19,11 @@
 //! windows follow, the longest cold first, and only as many as the kernel takes: while [`COLD_STOCK`] demoted windows
 //! have all their pages, no further one is demoted. On a host without swap it ends there.
 //!
-//! A window that was given up is promoted again by proof only, and must then pay for its next split too. So a window
-//! whose benefit is near the price of its zero pages stays as it is, large or small:
+//! A window that was given up is promoted again by proof only, and must then pay for its next split too. So one with a
+//! benefit near the price of its zero pages stays as it is, large or small:
 //!
 //! ```text
-//!   used pages  0 ──── released ──── 60   left as it is   71 ──── promoted ──── 512       the busiest window of a guest
+//!   the busiest window of a guest, by used pages:   0 ── released ── 60   as it is   71 ── promoted ── 512
 //! ```
 //!
 //! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page.
