@@ -145,6 +145,10 @@ struct Memory {
     resident_after: u16,
     /// Second from the start in which a full history first had no touch; `None` while it has one.
     cold_since_s: Option<u32>,
+    /// Least number of zero pages since `zeroes_since_s`.
+    zeroes: u16,
+    /// Second from the start since which about as many pages have stayed zero.
+    zeroes_since_s: u32,
 }
 
 impl Memory {
@@ -153,16 +157,35 @@ impl Memory {
         if self.resident_before > 0 { self.resident_before } else { vm.resident[row] }
     }
 
-    fn cold_for_s(&self, now: Moment) -> u64 {
-        self.cold_since_s.map_or(0, |since| now.since_start().as_secs().saturating_sub(since.into()))
+    fn cold_for_s(&self, now: Moment) -> u32 {
+        self.cold_since_s.map_or(0, |since| now_s(now).saturating_sub(since))
+    }
+
+    /// Time for which [`Memory::zeroes`] pages have stayed zero.
+    fn zeroes_stayed(&self, now: Moment) -> Duration {
+        Duration::from_secs(now_s(now).saturating_sub(self.zeroes_since_s).into())
     }
 
     fn note_heat(&mut self, access: AccessHistory, now: Moment) {
         let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
         self.hot_since = is_hot.then(|| self.hot_since.unwrap_or(now));
-        let now_s = u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX);
-        self.cold_since_s = is_idle(access).then(|| self.cold_since_s.unwrap_or(now_s));
+        self.cold_since_s = is_idle(access).then(|| self.cold_since_s.unwrap_or(now_s(now)));
     }
+
+    /// A few pages more or fewer are no change.
+    fn note_zeroes(&mut self, zero: u16, now: Moment) {
+        let has_stayed = self.zeroes - self.zeroes / 8 <= zero && zero / 2 <= self.zeroes;
+        if has_stayed && self.zeroes > 0 {
+            self.zeroes = self.zeroes.min(zero);
+        } else {
+            (self.zeroes, self.zeroes_since_s) = (zero, now_s(now));
+        }
+    }
+}
+
+/// Seconds from the start, for columns of many windows.
+fn now_s(now: Moment) -> u32 {
+    u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Decides by benefit and cost.
@@ -339,6 +362,7 @@ impl Auto {
             for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
                 let window = &mut memory[row];
                 window.note_heat(*access, now);
+                window.note_zeroes(vm.zero[row].unwrap_or(0), now);
                 if window.owed > 0 {
                     let per_s = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
                     settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);

@@ -51,15 +51,37 @@ fn cold(windows: usize) -> VmSnapshot {
     huge(samples(IDLE), &vec![512; windows])
 }
 
+/// The plan of a policy that has seen this VM for a minute, in which its zero pages stayed zero.
 fn plan_when_short(vm: VmSnapshot) -> Vec<Action> {
-    Desk::new(PROOF).plan(&short(vm), seconds(1))
+    let mut desk = Desk::new(PROOF);
+    assert_eq!(desk.plan(&used(50, vm.clone()), seconds(0)), []);
+    desk.plan(&short(vm), seconds(60))
 }
 
 #[test]
 fn a_sparse_hot_window_is_split_while_memory_is_short_and_left_while_it_is_not() {
     let sparse = huge(busiest(), &[12]);
     assert_eq!(plan_when_short(sparse.clone()), [release(0)]);
-    assert_eq!(Desk::new(PROOF).plan(&used(84, sparse), seconds(1)), []);
+    let mut desk = Desk::new(PROOF);
+    let plans: Vec<_> = (0..60).map(|now| desk.plan(&used(84, sparse.clone()), seconds(now))).collect();
+    assert!(plans.iter().all(Vec::is_empty));
+}
+
+/// 420 000 cycles a second pay the 2.88 M that a release and a copy back require after 7 s.
+#[test]
+fn zero_pages_of_a_window_in_use_must_have_stayed_zero_for_as_long_as_they_need_to_pay() {
+    let released_at = |zero_at: &dyn Fn(u64) -> u16| {
+        let mut desk = Desk::new(PROOF);
+        (0..60).find(|now| {
+            let mut vm = huge(busiest(), &[12]);
+            vm.zero[0] = Some(zero_at(*now));
+            desk.plan(&short(vm), seconds(*now)) == [release(0)]
+        })
+    };
+    assert_eq!(released_at(&|_| 500), Some(7));
+    assert_eq!(released_at(&|now| 500 - (now % 2) as u16 * 20), Some(8), "a few pages more or fewer are no change");
+    assert_eq!(released_at(&|now| if now < 6 { 512 } else { 400 }), None, "it is being filled, and is too dense then");
+    assert_eq!(released_at(&|now| if now < 5 { 50 } else { 500 }), Some(12), "most pages are zero for 7 s");
 }
 
 #[test]
@@ -186,13 +208,14 @@ fn a_demoted_window_comes_back_by_proof_only_and_its_reason_is_known() {
 #[test]
 fn a_window_split_for_its_zero_pages_is_not_promoted_for_being_full() {
     let (mut desk, mut vm) = (Desk::new("auto"), huge(busiest(), &[12]));
-    assert_eq!(until_nothing_is_planned(&mut desk, &mut vm, 0), [release(0)]);
+    desk.plan(&used(50, vm.clone()), seconds(0));
+    assert_eq!(until_nothing_is_planned(&mut desk, &mut vm, 9), [release(0)]);
     assert_eq!((desk.figure("released"), desk.figure("split_in_use")), (1, 1));
     assert_eq!(desk.0.why_small(VmId(0), 0), Some(KeptSmall::ZeroPages));
     (vm.resident[0], vm.zero[0], vm.access[0]) = (500, Some(0), AccessHistory::default());
     let plenty = used(50, vm);
-    assert_eq!(Desk::new("auto").plan(&plenty, seconds(10)), [promote(0)]);
-    assert_eq!(desk.plan(&plenty, seconds(10)), []);
+    assert_eq!(Desk::new("auto").plan(&plenty, seconds(20)), [promote(0)]);
+    assert_eq!(desk.plan(&plenty, seconds(20)), []);
 }
 
 #[test]
@@ -294,8 +317,8 @@ impl Played {
 }
 
 proptest! {
-    /// Over ten minutes in which windows turn hot and cold, and the host short and not short, each window moves at
-    /// most once for each change of its own heat, and once for each shortage.
+    /// Over ten minutes in which windows turn hot and cold, and the host short and not short, each window is given up
+    /// at most once for each of its cold phases, and comes back at most as often. A sparse one is given up once.
     #[test]
     fn no_window_goes_to_and_fro(
         windows in prop::collection::vec(scripted(), 1..12),
@@ -320,10 +343,9 @@ proptest! {
             }
         }
         for Played { script, promoted, given_up, .. } in played {
-            let changes = script.phases.len();
-            prop_assert!(given_up <= changes + 1 && promoted <= changes + 1, "{script:?}: {given_up}, {promoted}");
-            // Windows that pay in neither direction stay as they are once they are split.
-            prop_assert!(promoted <= given_up, "{script:?}");
+            // The last phase lasts to the end.
+            let cold_phases = script.phases.len().div_ceil(2);
+            prop_assert!(given_up <= cold_phases && promoted <= given_up, "{script:?}: {given_up}, {promoted}");
         }
     }
 }

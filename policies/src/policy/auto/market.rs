@@ -130,7 +130,7 @@ impl Auto {
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
             let window = memory.of_vm(place.vm as usize)[row];
-            let is_released = || is_short && splits.of_release(&judge, vm, row).is_some();
+            let is_released = || is_short && splits.of_release(&judge, window, vm, row).is_some();
             if is_cold(vm, row, now) && !market.immovable.contains(&vm.vm) && !is_released() {
                 market.hold(value_of_large(&judge, window, vm, row), place);
             } else if !(is_short && missing(vm, row) > 0)

@@ -5,12 +5,19 @@
 //!   gain/s     = zero pages × bloat_price
 //!   lost/s     = benefit/s of the used pages on a huge page     (not measured for this window: the most possible)
 //!
-//!   release when (gain/s - lost/s) × horizon  ≥  (cost of a release + a copy, if it is in use) × hysteresis
+//!   idle at all samples:
+//!     release when (gain/s - lost/s) × horizon  ≥  cost of a release × hysteresis
+//!   in use:
+//!     release when (gain/s - lost/s) × time for which the pages have stayed zero, at most the horizon
+//!                                               ≥  (cost of a release + a copy) × hysteresis
 //!
 //!   idle at all samples, no zero pages worth a release:
 //!     gain/s   = used pages × bloat_price / RECLAIM_PRICE_PART
 //!     demote when (gain/s - lost/s) × horizon  ≥  (cost of a split + a copy) × hysteresis
 //! ```
+//!
+//! A guest that fills a window takes its zero pages one fault at a time, so those of a window in use must have stayed
+//! zero for as long as they need to pay.
 //!
 //! Both split the page; the actions differ in what is free afterwards. A release gives all zero pages back, on every
 //! kernel that moves pages, and reads the window for that. A demotion frees nothing by itself where no page is zero.
@@ -29,6 +36,7 @@
 //! While huge pages have a price too, cold windows go to the market: a vacated window frees a whole huge page.
 
 use core::ops::ControlFlow;
+use core::time::Duration;
 
 use alloc::vec::Vec;
 
@@ -131,17 +139,23 @@ impl Splits {
     }
 
     /// Return of releasing the window's zero pages, in percent, if it suffices.
-    pub fn of_release(&self, judge: &Judge, vm: &VmSnapshot, row: usize) -> Option<u64> {
+    pub fn of_release(&self, judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
         let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_release(vm.vm))?;
-        let copy_back = if is_idle(vm.access[row]) { 0 } else { judge.copy };
-        judge.return_of_giving_up(vm, row, judge.prices.bloat_per_s(zero), judge.release + copy_back)
+        if is_idle(vm.access[row]) {
+            let offer = Offer { gain_per_s: judge.prices.bloat_per_s(zero), cost: judge.release };
+            return judge.return_of_giving_up(vm, row, offer, judge.prices.horizon);
+        }
+        let stayed = zero.min(window.zeroes);
+        let offer = Offer { gain_per_s: judge.prices.bloat_per_s(stayed), cost: judge.release + judge.copy };
+        judge.return_of_giving_up(vm, row, offer, window.zeroes_stayed(judge.now))
     }
 
     /// Whether demoting the cold window pays.
     fn pays_to_demote(&self, judge: &Judge, vm: &VmSnapshot, row: usize) -> bool {
         let is_cold = is_idle(vm.access[row]) && vm.access_quality[row].is_of_this_window();
-        let gain = judge.prices.bloat_per_s(used(vm, row)) / RECLAIM_PRICE_PART;
-        is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, gain, judge.split + judge.copy).is_some()
+        let gain_per_s = judge.prices.bloat_per_s(used(vm, row)) / RECLAIM_PRICE_PART;
+        let offer = Offer { gain_per_s, cost: judge.split + judge.copy };
+        is_cold && self.may_demote(vm) && judge.return_of_giving_up(vm, row, offer, judge.prices.horizon).is_some()
     }
 }
 
@@ -165,15 +179,23 @@ impl Prices {
     }
 }
 
+/// What is gained if a huge page is given up, and the cost of it in cycles.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    /// Worth of the memory in cycles per second.
+    gain_per_s: u64,
+    cost: u64,
+}
+
 impl Judge {
-    /// Return of `cost` cycles in percent within the horizon, if a huge page is given up for a gain of `per_s` cycles
-    /// per second, and if it suffices. Caution about promotions is none about their end.
-    fn return_of_giving_up(&self, vm: &VmSnapshot, row: usize, per_s: u64, cost: u64) -> Option<u64> {
+    /// Return of the cost in percent within this time, at most the horizon, if it suffices. Caution about promotions is
+    /// none about their end.
+    fn return_of_giving_up(&self, vm: &VmSnapshot, row: usize, offer: Offer, time: Duration) -> Option<u64> {
         if vm.access[row].samples() < SAMPLES_LEAST {
             return None;
         }
-        let net = per_s.checked_sub(self.prices.at_risk_per_s(vm, row))?;
-        let percent = self.prices.return_percent(net, self.prices.horizon, cost);
+        let net = offer.gain_per_s.checked_sub(self.prices.at_risk_per_s(vm, row))?;
+        let percent = self.prices.return_percent(net, time, offer.cost);
         (percent >= self.prices.hysteresis_percent).then_some(percent)
     }
 }
@@ -206,10 +228,10 @@ impl Auto {
             let window = memory.of_vm(place.vm as usize)[row];
             if !is_demotable(vm, row, now) {
                 stock += usize::from(is_in_stock(window, vm, row));
-            } else if let Some(percent) = splits.of_release(&judge, vm, row) {
+            } else if let Some(percent) = splits.of_release(&judge, window, vm, row) {
                 splits.with_zeroes.push(bucket_of(percent), place);
             } else if !market.is_at_work() && splits.pays_to_demote(&judge, vm, row) {
-                splits.cold.push(bucket_of(window.cold_for_s(now)), place);
+                splits.cold.push(bucket_of(window.cold_for_s(now).into()), place);
             }
             ControlFlow::Continue(())
         });
