@@ -145,9 +145,9 @@ pub struct RunArgs {
     pub fallback: FallbackArg,
 
     /// Make at most this number of pages of 1 GiB where the hugetlb pool has too few free ones, for --policy giant,
-    /// --policy at-fault:giant=1 or --backing hugetlb --host-page 1g. The kernel then moves other memory of this host,
-    /// for up to some seconds a page, beside the guest. The pool's settings are restored, and the pages go back to the
-    /// host, however the run ends; requires root
+    /// --policy auto:giant=1 or at-fault:giant=1, or --backing hugetlb --host-page 1g. The kernel then moves other
+    /// memory of this host, for up to some seconds a page, beside the guest. The pool's settings are restored, and the
+    /// pages go back to the host, however the run ends; requires root
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1024), conflicts_with = "native")]
     pub make_giant_pages: u16,

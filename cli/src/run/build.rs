@@ -90,7 +90,7 @@ fn giant_pages_made_max(args: &RunArgs, backing: &BackingConfig, is_for_giants: 
         BackingKind::Memfd => false,
     };
     if args.make_giant_pages > 0 && !uses_some {
-        let remedy = "use --policy giant or at-fault:giant=1, or --backing hugetlb --host-page 1g";
+        let remedy = "use --policy giant, auto:giant=1 or at-fault:giant=1, or --backing hugetlb --host-page 1g";
         return Err(Failure::Usage(format!("cannot make pages of 1 GiB for a run that uses none; {remedy}")));
     }
     Ok(args.make_giant_pages)

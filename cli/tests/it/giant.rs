@@ -228,8 +228,10 @@ fn a_run_killed_together_with_its_child_leaves_a_note_at_most() {
 
 #[test]
 fn pages_are_made_only_for_a_run_that_uses_them() {
-    let words =
-        ["cannot make pages of 1 GiB for a run that uses none", "use --policy giant or at-fault:giant=1, or --backing"];
+    let words = [
+        "cannot make pages of 1 GiB for a run that uses none",
+        "use --policy giant, auto:giant=1 or at-fault:giant=1, or --backing",
+    ];
     let scratch = new_scratch();
     for more in [&["--policy=auto"][..], &["--backing=hugetlb"], &["--backing=memfd", "--policy=giant"]] {
         scratch.refuses(&[&["run", "gups", "--make-giant-pages=1"][..], more].concat(), 2, &words);
