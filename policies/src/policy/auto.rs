@@ -39,7 +39,7 @@ use crate::market::Bids;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, GuestMapping, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
@@ -111,8 +111,10 @@ const COLD_AFTER_SAMPLES: u8 = 2;
 /// Number of past decisions assumed before there are any, so that one failure does not double the caution.
 const PAST_DECISIONS_ASSUMED: u64 = 8;
 
-/// Highest return in percent of a window without proof: below the smallest that `hysteresis` allows.
-const BLIND_MAX: u64 = 99;
+/// Highest return in percent of a window without proof: in a bucket below that of the smallest return that
+/// `hysteresis` allows.
+const BLIND_MAX: u64 = 95;
+const _: () = assert!(bucket_of(BLIND_MAX) < bucket_of(100), "proven windows come first");
 
 /// Longest time between two plans for which a promotion earns: a manager that slept has no sensor data for it.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -168,8 +170,6 @@ struct Score {
     /// Number of hot windows at the latest plan that do not pay for their bloat.
     sparse_now: u64,
     vacated: u64,
-    /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
-    priced_out_now: u64,
 }
 
 impl Score {
@@ -240,11 +240,39 @@ impl Judge {
         benefit.checked_sub(self.prices.bloat_per_s(missing(vm, row)))
     }
 
-    /// Return of `cost` cycles in percent, if it suffices.
-    fn sufficient_percent(&self, per_s: u64, hot_since: Moment, cost: u64) -> Option<u64> {
-        let percent = self.prices.return_percent(per_s, self.now.since(hot_since), cost);
-        (percent >= self.asked_percent).then_some(percent)
+    /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
+    fn proof(&self, window: Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
+        let hot_for = self.now.since(window.hot_since?);
+        let Some(per_s) = self.net_per_s(vm, row) else {
+            *sparse += 1;
+            return None;
+        };
+        let cost = if vm.is_held[row] { self.recovery } else { self.copy };
+        let return_percent = self.prices.return_percent(per_s, hot_for, cost);
+        let with_vacate = || self.prices.return_percent(per_s, hot_for, self.copy.saturating_add(self.vacate));
+        (return_percent >= self.asked_percent).then(|| Proof {
+            per_s,
+            return_percent,
+            pays_for_vacate: with_vacate() >= self.asked_percent,
+        })
     }
+}
+
+/// Benefit of a window that pays for its promotion.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    /// Cycles per second that the promotion saves beyond its bloat.
+    per_s: u64,
+    /// Share of the cost that comes back within the horizon, in percent.
+    return_percent: u64,
+    /// Whether it also pays for another window that gives its huge page back.
+    pays_for_vacate: bool,
+}
+
+/// Whether a window without proof may be in use. One with a touch in its latest sample is no worse than one without
+/// samples. Nor is one that shares its result with many others.
+fn may_be_used(vm: &VmSnapshot, row: usize) -> bool {
+    vm.access[row].was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window()
 }
 
 impl Auto {
@@ -319,52 +347,57 @@ impl Auto {
         }
     }
 
-    fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
+    /// Visits all windows once: bids for them while the market is open, and ranks those that may be promoted, the proven
+    /// ones before the others. Returns the number of proven ones.
+    fn rank(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) -> usize {
         let judge = self.judge(now);
-        let Auto { prices, memory, ranking, score, resident_min, market, .. } = self;
-        (score.sparse_now, score.priced_out_now) = (0, 0);
+        let Auto { prices, expectations, memory, ranking, score, resident_min, market, turns, .. } = self;
+        let mut proven = 0;
+        score.sparse_now = 0;
         ranking.clear();
-        self.turns.visit(snapshot, |place| {
+        turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            let is_addition = missing(vm, row) > 0;
-            if !is_promotable(vm, row, now) || (is_short && is_addition) {
+            let window = memory.of_vm(place.vm as usize)[row];
+            let is_released = || is_short && prices.pays_to_release(expectations, vm, row);
+            if market.may_offer(vm, row, now) && !is_released() {
+                market.hold(judge.worth_of_large(window, vm, row), place);
+            }
+            if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) {
                 return ControlFlow::Continue(());
             }
-            let access = vm.access[row];
-            let Memory { hot_since, was_vacated, .. } = memory.of_vm(place.vm as usize)[row];
-            // One that is only held has its huge page.
-            let needs_page = !vm.backing[row].is_large();
-            let proven = hot_since.and_then(|hot_since| {
-                let Some(per_s) = judge.net_per_s(vm, row) else {
-                    score.sparse_now += 1;
-                    return None;
-                };
-                let cost = if vm.is_held[row] { judge.recovery } else { judge.copy };
-                let percent = judge.sufficient_percent(per_s, hot_since, cost)?;
-                let is_served = !needs_page || market.serves(per_s);
-                score.priced_out_now += u64::from(!is_served);
-                is_served.then(|| bucket_of(percent))
-            });
-            // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
-            // its result with many others.
-            let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
-            let may_guess = may_be_used && !was_vacated && (!needs_page || !market.has_price());
-            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
-            if let Some(bucket) = proven.or_else(guessed) {
-                ranking.push(bucket, place);
-            }
+            let bucket = match judge.proof(window, vm, row, &mut score.sparse_now) {
+                Some(proof) => {
+                    proven += 1;
+                    market.want(&proof, vm, row);
+                    Some(bucket_of(proof.return_percent))
+                }
+                None if window.was_vacated || !may_be_used(vm, row) => None,
+                None => prices.bucket_when_blind(vm, row, *resident_min),
+            };
+            bucket.into_iter().for_each(|bucket| ranking.push(bucket, place));
             ControlFlow::Continue(())
         });
+        proven
     }
 
     /// Plans the promotions, best first. Each that needs a huge page has one before it that gives one back, as far as
     /// the market allows. What it allows beyond that is for other VMs of the host.
-    fn promote(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
-        let mut vacating = self.coldest(snapshot).into_iter();
-        let Auto { expectations, memory, ranking, score, .. } = self;
-        for place in ranking.best_first() {
+    fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
+        let judge = self.judge(self.planned_at);
+        let mut vacating = self.coldest(snapshot, &judge).into_iter();
+        let Auto { expectations, memory, ranking, score, market, .. } = self;
+        let mut left_without_proof = market.pages_without_proof();
+        for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
-            let given = if vm.backing[row].is_large() { None } else { vacating.next() };
+            let needs_page = !vm.backing[row].is_large();
+            if needs_page && rank < proven && !market.serves(|| judge.net_per_s(vm, row)) {
+                continue;
+            }
+            if needs_page && rank >= proven {
+                let Some(left) = left_without_proof.checked_sub(1) else { continue };
+                left_without_proof = left;
+            }
+            let given = if needs_page { vacating.next() } else { None };
             if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
                 || expectations.request_huge(vm, row, budget, plan).is_break()
             {
@@ -440,9 +473,11 @@ impl Policy for Auto {
         if is_short {
             self.release(snapshot, now, budget, plan);
         }
-        self.go_to_market(snapshot, now, is_short);
-        self.rank_promotions(snapshot, now, is_short);
-        self.promote(snapshot, budget, plan);
+        let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
+        self.market.open(huge_pages);
+        let proven = self.rank(snapshot, now, is_short);
+        self.market.set_price(huge_pages);
+        self.promote(snapshot, proven, budget, plan);
     }
 
     fn take_walk_cost(&mut self, cost: &WalkCost) {
@@ -475,7 +510,7 @@ impl Policy for Auto {
             ("sparse_now", score.sparse_now),
             ("caution_percent", score.caution_percent()),
             ("vacated", score.vacated),
-            ("priced_out_now", score.priced_out_now),
+            ("priced_out_now", self.market.priced_out()),
             ("huge_page_price", self.market.price()),
         ])
     }

@@ -93,10 +93,13 @@ fn bids_count_windows_that_want_and_that_could_give_and_there_are_none_in_plenty
 
 #[test]
 fn no_window_is_vacated_for_one_without_proof() {
-    // Full windows without any sample are promoted while pages are free, but cost no other window its page.
+    // Full windows without any sample are promoted while pages are free, but cost no other window its page. One more is
+    // requested, so that the manager knows of a window that waits.
     let change = |at: usize, row: &mut WindowRow| row.access = if at < 2 { samples(IDLE) } else { Default::default() };
-    let vm = vm_with(0, "HHff", change);
-    assert_eq!(Desk::new("auto").plan(&scarce(0, vec![vm.clone()]), seconds(0)), [promote(2), promote(3)]);
+    let vm = vm_with(0, "HHfff", change);
+    let plan = |free| Desk::new("auto").plan(&scarce(free, vec![vm.clone()]), seconds(0));
+    assert_eq!(plan(0), [promote(2)]);
+    assert_eq!(plan(1), [promote(2), promote(3)]);
     // At a price they are not promoted at all.
     let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 0 });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), []);

@@ -19,12 +19,12 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
-use super::{Auto, Judge, Memory};
+use super::{Auto, Judge, Memory, Proof};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
-use crate::candidates::{Place, is_demotable, is_promotable, missing};
+use crate::candidates::{Place, is_demotable};
 use crate::expectations::Expectations;
-use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, bid, clearing_price};
+use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::Moment;
@@ -41,6 +41,8 @@ pub(super) struct Market {
     is_open: bool,
     bids: Bids,
     price: HugePagePrice,
+    /// Number of free huge pages, if known.
+    free: Option<u64>,
     /// Windows that could give their page back, the coldest best.
     cold: Ranking,
     /// VMs of which no window can be vacated.
@@ -54,13 +56,29 @@ impl Market {
     }
 
     /// Whether a huge page has a price now.
-    pub fn has_price(&self) -> bool {
+    fn has_price(&self) -> bool {
         self.price() > 0
     }
 
-    /// Whether a window that saves `per_s` cycles per second may have a huge page.
-    pub fn serves(&self, per_s: u64) -> bool {
-        bid(per_s) >= self.price()
+    /// Whether a window may have a huge page that saves this many cycles per second, if that is any.
+    pub fn serves(&self, per_s: impl FnOnce() -> Option<u64>) -> bool {
+        !self.has_price() || per_s().is_some_and(|per_s| bid(per_s) >= self.price())
+    }
+
+    /// Largest number of huge pages for windows without proof: those that are free, and one more, since the manager asks
+    /// the kernel once in a while all the same. None while they have a price.
+    pub fn pages_without_proof(&self) -> u64 {
+        match self.free {
+            _ if self.has_price() => 0,
+            Some(free) => free.saturating_add(1),
+            None => u64::MAX,
+        }
+    }
+
+    /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
+    pub fn priced_out(&self) -> u64 {
+        let below = |level: &Level| level.cycles_per_s < self.price();
+        self.bids.levels().filter(below).map(|level| u64::from(level.wanted)).sum()
     }
 
     /// Bids as of the latest plan; `None` while the market is closed.
@@ -82,17 +100,49 @@ impl Market {
         }
     }
 
-    fn close(&mut self) {
-        if self.is_open {
-            (self.is_open, self.price) = (false, HugePagePrice::default());
+    /// Begins a plan without bids; they are accepted unless there are plenty of huge pages.
+    pub fn open(&mut self, huge_pages: HugePages) {
+        let was_open = core::mem::replace(&mut self.is_open, huge_pages != HugePages::Plenty);
+        self.free = match huge_pages {
+            HugePages::Scarce { free } => Some(free),
+            HugePages::Plenty | HugePages::Priced(_) => None,
+        };
+        if was_open {
+            self.price = HugePagePrice::default();
             self.bids.clear();
             self.cold.clear();
         }
     }
 
-    fn hold(&mut self, per_s: u64, place: Place) {
+    /// Whether the window is large, idle at its latest samples, these are of the window itself, and it can be vacated.
+    pub fn may_offer(&self, vm: &VmSnapshot, row: usize, now: Moment) -> bool {
+        self.is_open
+            && is_demotable(vm, row, now)
+            && is_idle_of_late(vm.access[row])
+            && vm.access_quality[row].is_of_this_window()
+            && !self.immovable.contains(&vm.vm)
+    }
+
+    /// Bids for a window that may be offered.
+    pub fn hold(&mut self, per_s: u64, place: Place) {
         self.bids.hold(per_s);
         self.cold.push(BUCKETS as u16 - 1 - bucket_of(per_s), place);
+    }
+
+    /// Bids for a window on base pages, if that also pays for a window that gives its huge page back.
+    pub fn want(&mut self, proof: &Proof, vm: &VmSnapshot, row: usize) {
+        if self.is_open && proof.pays_for_vacate && !vm.backing[row].is_large() {
+            self.bids.want(proof.per_s);
+        }
+    }
+
+    /// Finds the price, after the last bid.
+    pub fn set_price(&mut self, huge_pages: HugePages) {
+        self.price = match huge_pages {
+            HugePages::Plenty => HugePagePrice::default(),
+            HugePages::Scarce { free } => self.clear_alone(free),
+            HugePages::Priced(price) => price,
+        };
     }
 
     /// Price of these bids alone: the policy knows of no other VM.
@@ -102,53 +152,26 @@ impl Market {
     }
 }
 
+impl Judge {
+    /// Cycles per second that a large window saves.
+    pub(super) fn worth_of_large(&self, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
+        let used = if window.resident_before > 0 { window.resident_before } else { vm.resident[row] };
+        self.prices.benefit_per_s(vm.access[row], used, vm.guest_mapping[row])
+    }
+}
+
 impl Auto {
-    /// Bids, and finds the price. Nothing while there are plenty of huge pages.
-    pub(super) fn go_to_market(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
-        self.market.close();
-        let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
-        if huge_pages == HugePages::Plenty {
-            return;
-        }
-        self.market.is_open = true;
-        self.bid(snapshot, now, is_short);
-        self.market.price = match huge_pages {
-            HugePages::Plenty => HugePagePrice::default(),
-            HugePages::Scarce { free } => self.market.clear_alone(free),
-            HugePages::Priced(price) => price,
-        };
-    }
-
-    fn bid(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
-        let judge = self.judge(now);
-        let Auto { prices, expectations, memory, market, turns, .. } = self;
-        turns.visit(snapshot, |place| {
-            let (vm, row) = place.of(snapshot);
-            let window = memory.of_vm(place.vm as usize)[row];
-            let is_released = || is_short && prices.pays_to_release(expectations, vm, row);
-            if is_cold(vm, row, now) && !market.immovable.contains(&vm.vm) && !is_released() {
-                market.hold(value_of_large(&judge, window, vm, row), place);
-            } else if !(is_short && missing(vm, row) > 0)
-                && let Some(per_s) = wants(&judge, window, vm, row)
-            {
-                market.bids.want(per_s);
-            }
-            ControlFlow::Continue(())
-        });
-    }
-
     /// The windows that are to give their huge page back now, the coldest first.
-    pub(super) fn coldest(&mut self, snapshot: &Snapshot) -> Vec<Place> {
+    pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
         let HugePagePrice { cycles_per_s: price, may_vacate } = self.market.price;
         if may_vacate == 0 {
             return Vec::new();
         }
-        let judge = self.judge(self.planned_at);
         let most = usize::try_from(may_vacate).unwrap_or(usize::MAX);
         let Auto { market, memory, .. } = self;
         let is_worth_little = |place: &Place| {
             let (vm, row) = place.of(snapshot);
-            bid(value_of_large(&judge, memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
+            bid(judge.worth_of_large(memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
         };
         market.cold.best_first().iter().copied().filter(is_worth_little).take(most).collect()
     }
@@ -170,28 +193,6 @@ pub(super) fn vacate(
     ControlFlow::Continue(())
 }
 
-/// Whether the window is large, idle at its latest samples, and these are of the window itself.
-fn is_cold(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
-    is_demotable(vm, row, now) && is_idle_of_late(vm.access[row]) && vm.access_quality[row].is_of_this_window()
-}
-
 fn is_idle_of_late(access: AccessHistory) -> bool {
     access.idle_samples() >= GIVES_AFTER_SAMPLES
-}
-
-/// Cycles per second that a large window saves.
-fn value_of_large(judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
-    let used = if window.resident_before > 0 { window.resident_before } else { vm.resident[row] };
-    judge.prices.benefit_per_s(vm.access[row], used, vm.guest_mapping[row])
-}
-
-/// Cycles per second that a window would save, if it is proven that they also pay for a window that gives its huge
-/// page back.
-fn wants(judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
-    let hot_since = window.hot_since?;
-    if !is_promotable(vm, row, judge.now) || vm.backing[row].is_large() {
-        return None;
-    }
-    let per_s = judge.net_per_s(vm, row)?;
-    judge.sufficient_percent(per_s, hot_since, judge.copy + judge.vacate).map(|_| per_s)
 }
