@@ -16,6 +16,7 @@ use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;
+use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
@@ -96,11 +97,11 @@ fn the_number_of_events_is_that_of_touched_windows() {
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
     for touched in [0, 16, WINDOWS as usize] {
         sensor.start(host.as_ref(), &windows(0..WINDOWS));
-        // Several words of each; reads and writes are both touches.
-        for window in 0..touched {
-            let first = window * WORDS_PER_WINDOW;
+        // A word of each page, since only some pages of a window in base pages are watched; reads and writes are both
+        // touches.
+        for first in (0..touched * WORDS_PER_WINDOW).step_by(2 * WORDS_PER_PAGE) {
             assert_eq!(words(&ram)[first].load(Ordering::Relaxed), value(first, 0));
-            words(&ram)[first + 9 * WORDS_PER_PAGE].fetch_add(0, Ordering::Relaxed);
+            words(&ram)[first + WORDS_PER_PAGE].store(value(first + WORDS_PER_PAGE, 0), Ordering::Relaxed);
         }
         let sample = sensor.finish(host.as_ref());
         assert_eq!((sample.cost.windows, sample.cost.events), (WINDOWS, touched as u64));
@@ -124,9 +125,28 @@ fn a_touch_by_the_kernel_is_a_touch() {
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
     let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
     sensor.start(host.as_ref(), &windows(0..2));
-    host.advise(ram.ranges()[0].hva + mib(2), kib(4), Advice::PopulateWrite).unwrap();
+    host.advise(ram.ranges()[0].hva + mib(2), mib(2), Advice::PopulateWrite).unwrap();
     let seen: Vec<Seen> = sensor.finish(host.as_ref()).rows.into_iter().map(|(_, seen)| seen).collect();
     assert_eq!(seen, [Seen::Untouched, Seen::Touched]);
+    assert_eq!(wrong(&ram, 0..words(&ram).len()), 0);
+}
+
+#[test]
+fn the_guest_has_most_pages_of_a_sampled_window_all_the_time() {
+    if moves::are_missing() {
+        return;
+    }
+    let (ram, host) = (map(1), host());
+    fill(&ram, 0..words(&ram).len());
+    let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
+    let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
+    let present = || backing(&ram, 0);
+    for _ in 0..20 {
+        sensor.start(host.as_ref(), &windows(0..1));
+        assert_eq!(present(), (512 - SAMPLED_PAGES, Backing::Base4K));
+        let seen: Vec<Seen> = sensor.finish(host.as_ref()).rows.into_iter().map(|(_, seen)| seen).collect();
+        assert_eq!((seen, present()), (vec![Seen::Untouched], (512, Backing::Base4K)));
+    }
     assert_eq!(wrong(&ram, 0..words(&ram).len()), 0);
 }
 
