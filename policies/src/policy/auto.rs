@@ -386,18 +386,22 @@ impl Auto {
         let judge = self.judge(self.planned_at);
         let mut vacating = self.coldest(snapshot, &judge).into_iter();
         let Auto { expectations, memory, ranking, score, market, .. } = self;
-        let mut left_without_proof = market.pages_without_proof();
+        let mut pages = market.pages();
         for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
-            if needs_page && rank < proven && !market.serves(|| judge.net_per_s(vm, row)) {
+            let is_served = || match rank < proven {
+                true => market.serves(|| judge.net_per_s(vm, row)),
+                false => market.serves_without_proof(),
+            };
+            if needs_page && !is_served() {
                 continue;
             }
-            if needs_page && rank >= proven {
-                let Some(left) = left_without_proof.checked_sub(1) else { continue };
-                left_without_proof = left;
-            }
             let given = if needs_page { vacating.next() } else { None };
+            if needs_page && given.is_none() {
+                let Some(left) = pages.checked_sub(1) else { continue };
+                pages = left;
+            }
             if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
                 || expectations.request_huge(vm, row, budget, plan).is_break()
             {

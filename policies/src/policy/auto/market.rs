@@ -65,14 +65,15 @@ impl Market {
         !self.has_price() || per_s().is_some_and(|per_s| bid(per_s) >= self.price())
     }
 
-    /// Largest number of huge pages for windows without proof: those that are free, and one more, since the manager asks
-    /// the kernel once in a while all the same. None while they have a price.
-    pub fn pages_without_proof(&self) -> u64 {
-        match self.free {
-            _ if self.has_price() => 0,
-            Some(free) => free.saturating_add(1),
-            None => u64::MAX,
-        }
+    /// Number of huge pages beyond those of vacated windows for which it is worth to ask: those that are free, and one
+    /// more, since the manager asks the kernel once in a while all the same.
+    pub fn pages(&self) -> u64 {
+        self.free.map_or(u64::MAX, |free| free.saturating_add(1))
+    }
+
+    /// Whether windows without proof may have huge pages.
+    pub fn serves_without_proof(&self) -> bool {
+        !self.has_price()
     }
 
     /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
@@ -86,11 +87,12 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether the window may turn out to be cold, and a buyer would pay for its huge page.
+    /// Whether the window may turn out to be cold. It is known before the first buyer is proven, and can be vacated
+    /// for it at once.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         let access = vm.access[row];
         let may_be_cold = access.was_touched() != Some(true) && !is_idle_of_late(access);
-        self.has_price() && may_be_cold && vm.backing[row] == Backing::Huge2M && !self.immovable.contains(&vm.vm)
+        self.is_open && may_be_cold && vm.backing[row] == Backing::Huge2M && !self.immovable.contains(&vm.vm)
     }
 
     /// Notes that this VM's memory cannot be moved to base pages.
@@ -148,7 +150,7 @@ impl Market {
     /// Price of these bids alone: the policy knows of no other VM.
     fn clear_alone(&self, free: u64) -> HugePagePrice {
         let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX };
-        clearing_price(&[all], free).of_vms[0]
+        clearing_price(&[all], free, 0).of_vms[0]
     }
 }
 
