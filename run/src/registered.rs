@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!            register                    limits, price of huge pages
-//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
-//!     ▲                                            │  ▲────────┘ limits and settings
+//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second, or four times
+//!     ▲                                            │  ▲────────┘ while huge pages have a price
 //!     └── no daemon, or gone: again later ─────────┘
 //! ```
 //!
