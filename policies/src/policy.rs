@@ -88,8 +88,8 @@ pub trait Policy: Send {
         true
     }
 
-    /// Whether more samples of this row of `vm` are worth more than the sensors' usual budget: only a full history
-    /// shows that a window is idle, and other windows wait for its huge page.
+    /// Whether a sample of this row of `vm` is worth more than the sensors' usual budget, since huge pages are short and
+    /// it decides where one goes.
     fn hurries(&self, _vm: &VmSnapshot, _row: usize) -> bool {
         false
     }

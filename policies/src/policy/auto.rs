@@ -480,7 +480,7 @@ impl Policy for Auto {
         let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
         self.market.open(huge_pages);
         let proven = self.rank(snapshot, now, is_short);
-        self.market.set_price(huge_pages);
+        self.market.set_price(huge_pages, now);
         self.promote(snapshot, proven, budget, plan);
     }
 

@@ -199,15 +199,38 @@ fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
 }
 
 #[test]
-fn windows_that_may_be_cold_are_hurried_for_while_a_page_has_a_price() {
-    let mut vm = cold_and_hot("HHHHf");
+fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
+    let mut vm = cold_and_hot("HHHHff");
     vm.access[..3].copy_from_slice(&[samples("---"), samples("x"), AccessHistory::default()]);
+    vm.access[5] = AccessHistory::default();
     let mut desk = proven(&vm);
-    let hurried = |desk: &Desk| [0, 1, 2, 3, 4].map(|row| desk.0.hurries(&vm, row));
-    assert_eq!(hurried(&desk), [false; 5]);
+    let hurried = |desk: &Desk| [0, 1, 2, 3, 4, 5].map(|row| desk.0.hurries(&vm, row));
+    assert_eq!(hurried(&desk), [false; 6]);
     desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
-    // Idle so far, touched, never sampled, known to be idle, on base pages.
-    assert_eq!(hurried(&desk), [true, false, true, false, false]);
+    // Idle so far, touched, never sampled, known to be idle; on base pages: proven, never sampled.
+    assert_eq!(hurried(&desk), [true, false, true, false, false, true]);
+}
+
+#[test]
+fn large_windows_are_sampled_once_more_after_demand_rose() {
+    let with_age = |drawn, age_s| {
+        let mut vm = cold_and_hot(drawn);
+        vm.access[0] = samples(HOT);
+        vm.access_quality[0] = SampleQuality::new(Duration::from_secs(age_s), 1);
+        vm
+    };
+    let mut desk = proven(&with_age("Hff", 0));
+    let mut hurried = |drawn, second, age_s| {
+        let vm = with_age(drawn, age_s);
+        desk.plan(&scarce(0, vec![vm.clone()]), seconds(second));
+        desk.0.hurries(&vm, 0)
+    };
+    assert!(hurried("Hff", 2, 1), "sampled before there was a price");
+    assert!(!hurried("Hff", 2, 0));
+    assert!(!hurried("Hff", 9, 7), "and it was hot since");
+    assert!(!hurried("Hf", 10, 8), "fewer buyers");
+    assert!(!hurried("Hfff", 11, 3), "a new window is no buyer at once");
+    assert!(hurried("Hfff", 12, 4), "now it is proven");
 }
 
 /// No window goes to and fro: over an hour in which two halves of the memory take turns, each window moves once for

@@ -5,8 +5,7 @@
 //!                              └───── untouched: back at the next tick
 //! ```
 //!
-//! Windows that the policy hurries for have turns and a budget of their own. They are large and were idle in their
-//! latest sample, so that a sample of them mostly costs the guest nothing. A large window goes aside and comes back as
+//! Windows that the policy hurries for have turns and a budget of their own. A large window goes aside and comes back as
 //! one huge page.
 
 use std::path::Path;

@@ -47,6 +47,36 @@ pub(super) struct Market {
     cold: Ranking,
     /// VMs of which no window can be vacated.
     immovable: Vec<VmId>,
+    demand: Demand,
+}
+
+/// When demand rose: large windows that were sampled before may have become cold since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Demand {
+    /// Largest number of windows of these VMs that wanted a huge page, since it was last less than half of that.
+    peak: u64,
+    had_price: bool,
+    rose_at: Moment,
+    /// Moment of the latest plan.
+    now: Moment,
+}
+
+impl Demand {
+    fn update(&mut self, wanted: u64, has_price: bool, now: Moment) {
+        let is_rising = wanted > self.peak || (has_price && !self.had_price);
+        if is_rising {
+            self.rose_at = now;
+        }
+        if is_rising || wanted < self.peak / 2 {
+            self.peak = wanted;
+        }
+        (self.had_price, self.now) = (has_price, now);
+    }
+
+    /// Whether a sample of this age, in seconds, was taken before demand rose.
+    fn is_newer_than(&self, age_s: u16) -> bool {
+        u64::from(age_s) > self.now.since(self.rose_at).as_secs()
+    }
 }
 
 impl Market {
@@ -87,12 +117,21 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether the window may turn out to be cold. It is known before the first buyer is proven, and can be vacated
-    /// for it at once.
+    /// Whether a sample of the window is worth more than usual: of one on base pages that was never sampled, since it
+    /// may be a buyer, and of a large one that may have become cold. That is known before the first buyer is proven, so
+    /// that it can be vacated for it at once.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         let access = vm.access[row];
-        let may_be_cold = access.was_touched() != Some(true) && !is_idle_of_late(access);
-        self.is_open && may_be_cold && vm.backing[row] == Backing::Huge2M && !self.immovable.contains(&vm.vm)
+        self.is_open
+            && match (vm.backing[row], access.was_touched()) {
+                (Backing::Base4K, was_touched) => was_touched.is_none(),
+                (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
+                (Backing::Huge2M, Some(true)) => {
+                    self.has_price() && self.demand.is_newer_than(vm.access_quality[row].age_s)
+                }
+                (Backing::Huge2M, _) => !is_idle_of_late(access),
+                (Backing::Unbacked | Backing::Giant1G, _) => false,
+            }
     }
 
     /// Notes that this VM's memory cannot be moved to base pages.
@@ -139,12 +178,13 @@ impl Market {
     }
 
     /// Finds the price, after the last bid.
-    pub fn set_price(&mut self, huge_pages: HugePages) {
+    pub fn set_price(&mut self, huge_pages: HugePages, now: Moment) {
         self.price = match huge_pages {
             HugePages::Plenty => HugePagePrice::default(),
             HugePages::Scarce { free } => self.clear_alone(free),
             HugePages::Priced(price) => price,
         };
+        self.demand.update(self.bids.wanted(), self.has_price(), now);
     }
 
     /// Price of these bids alone: the policy knows of no other VM.
