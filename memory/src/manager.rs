@@ -72,7 +72,7 @@ pub use kernel_work::KernelWork;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
 pub use managed_vm::ManagedVm;
-use pacing::PULSE;
+use pacing::{LatestScan, PULSE};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
 use sampling::{SharedAccess, Wish};
@@ -160,8 +160,9 @@ pub struct ManagerLoop {
     config: ManagerConfig,
     budget: Budget,
     sensor: HostBackingSensor,
-    /// CPU time of the latest scan of all windows.
+    /// CPU time of the latest sensing.
     sensed_in: Duration,
+    scan: LatestScan,
     plan: Plan,
     report: ManagerReport,
     recorder: Option<Recorder>,
@@ -217,6 +218,7 @@ impl ManagerLoop {
             giants,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
+            scan: LatestScan::default(),
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
@@ -295,9 +297,7 @@ impl ManagerLoop {
         self.ask_events();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
-        let senses_from = self.host.thread_cpu_time();
-        let mut snapshot = self.sense();
-        self.sensed_in = self.host.thread_cpu_time().saturating_sub(senses_from);
+        let mut snapshot = self.sense_in_turn();
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
@@ -309,6 +309,9 @@ impl ManagerLoop {
             recorder.plan(now, plan.actions());
         }
         let done = self.act(plan.actions(), &snapshot) + u64::from(is_giant_over);
+        if is_giant_over {
+            self.scan.forget();
+        }
         self.plan = plan;
         self.look_again_at_given_back();
         if let Some(recorder) = &mut self.recorder {

@@ -30,6 +30,7 @@ use crate::gate::GateState;
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::second_level::guard::SecondLevelGuard;
+use crate::sensors::host_backing::WindowBacking;
 use crate::sensors::swapped::Swapped;
 
 /// State of one VM under the loop.
@@ -38,6 +39,8 @@ pub(super) struct VmState {
     pub managed: ManagedVm,
     /// State of every window, by row of the VM's snapshot.
     pub windows: Vec<WindowState>,
+    /// Backing of every window as it was last seen, by row; empty before the first scan and after a failed one.
+    pub backing: Vec<WindowBacking>,
     /// The slower sensors of the VM.
     pub sampling: Sampling,
     /// Swappers of the VM's windows; `None` where windows cannot be swapped.
@@ -113,6 +116,7 @@ impl VmState {
         let windows = managed.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         VmState {
             windows: vec![WindowState::Ready; windows],
+            backing: Vec::new(),
             swaps: sampling.access().and_then(|access| Swaps::new(access, config.copy_threads)),
             sampling,
             releasing: Releasing::new(host.clone()),
@@ -177,6 +181,7 @@ impl VmState {
     pub fn forget(&mut self) {
         self.windows.fill(WindowState::Ready);
         self.sampling.forget();
+        self.backing.clear();
         self.given_back_from = WindowIndex::new(0);
     }
 }
