@@ -17,7 +17,7 @@ use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;
 use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
-use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::units::mib;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
