@@ -75,7 +75,7 @@ pub use managed_vm::ManagedVm;
 use pacing::{LatestScan, PULSE};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
-use sampling::{SharedAccess, Wish};
+use sampling::{SharedAccess, Wish, Wishes};
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
@@ -329,8 +329,9 @@ impl ManagerLoop {
 
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
+        let uses_zero = lock(&self.policy).uses_zero();
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
-            let wish = |row| {
+            let access = |row| {
                 let policy = lock(&self.policy);
                 match policy.uses_access(rows, row) {
                     true if policy.hurries(rows, row) => Wish::Urgent,
@@ -338,7 +339,8 @@ impl ManagerLoop {
                     false => Wish::Useless,
                 }
             };
-            vm.start_samples(self.host.as_ref(), rows, &wish, self.plan.actions(), &mut self.report);
+            let wishes = Wishes { access: &access, uses_zero };
+            vm.start_samples(self.host.as_ref(), rows, wishes, self.plan.actions(), &mut self.report);
         }
     }
 

@@ -88,6 +88,12 @@ pub trait Policy: Send {
         true
     }
 
+    /// Whether the policy would use counts of zero pages now, if it needs them. They are read from guest memory, which
+    /// costs CPU time.
+    fn uses_zero(&self) -> bool {
+        true
+    }
+
     /// Whether a sample of this row of `vm` is worth more than the sensors' usual budget, since huge pages are short and
     /// it decides where one goes.
     fn hurries(&self, _vm: &VmSnapshot, _row: usize) -> bool {

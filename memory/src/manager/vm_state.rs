@@ -22,7 +22,7 @@ use super::managed_vm::ManagedVm;
 use super::reach::Reach;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
-use super::sampling::{Sampling, Wish};
+use super::sampling::{Sampling, Wishes};
 use super::stall_budget::StallBudget;
 use super::swaps::{SwapHand, Swaps};
 use crate::explain::CannotBeHuge;
@@ -161,20 +161,20 @@ impl VmState {
         (SharedParts { managed, releasing, collapsing, stalls, reach }, swaps.as_mut().map(Swaps::hands))
     }
 
-    /// Begins the next samples. `rows` is the snapshot of this tick, `wish` says by row of what use a sample of
-    /// accesses is to the policy, `planned` is the tick's plan.
+    /// Begins the next samples. `rows` is the snapshot of this tick, `wishes` says of what use samples are to the policy,
+    /// `planned` is the tick's plan.
     pub fn start_samples(
         &mut self,
         host: &dyn Host,
         rows: &VmSnapshot,
-        wish: &dyn Fn(usize) -> Wish,
+        wishes: Wishes<'_>,
         planned: &[PlannedAction],
         report: &mut ManagerReport,
     ) {
         let vm = &self.managed;
         let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
         let acted_on = planned.iter().filter_map(acted_on).collect();
-        self.sampling.start(host, vm, rows, wish, &acted_on, report);
+        self.sampling.start(host, vm, rows, wishes, &acted_on, report);
     }
 
     /// Forgets the guest: the RAM now holds another one. No sample is under way.

@@ -467,6 +467,10 @@ impl Policy for Auto {
         vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
     }
 
+    fn uses_zero(&self) -> bool {
+        self.shortage.is_near()
+    }
+
     fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         self.market.hurries(vm, row)
     }
