@@ -218,18 +218,16 @@ fn memory_that_is_not_anonymous_is_refused_with_the_reason() {
     assert!(error.to_string().contains("--backing anon"), "{error}");
 }
 
-/// Checks and rewrites its words, pass after pass: every word has its value of the last pass. Returns the number of
-/// passes.
-fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &AtomicBool) -> u64 {
+/// Checks and rewrites its words, pass after pass, at least once: every word has its value of the last pass.
+fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &AtomicBool) {
     let mut generation = 0;
-    while !is_over.load(Ordering::Relaxed) {
+    while generation == 0 || !is_over.load(Ordering::Relaxed) {
         for index in words_of.clone() {
             let found = words(ram)[index].swap(value(index, generation + 1), Ordering::Relaxed);
             assert_eq!(found, value(index, generation), "word {index} in generation {generation}");
         }
         generation += 1;
     }
-    generation
 }
 
 /// Swaps windows, each swapper in a thread of its own, neighbours at the same time. Returns the number of swaps.
@@ -274,7 +272,7 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     sensor.start(host.as_ref(), &all.iter().copied().step_by(2).collect::<Vec<_>>());
     drop(mover);
     is_over.store(true, Ordering::Relaxed);
-    writers.into_iter().for_each(|writer| assert!(writer.join().unwrap() > 0));
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
     assert!(words(&ram)[end..].iter().all(|word| word.load(Ordering::Relaxed) == 0), "former holes are zero");
     (sampled, swapped)
 }
