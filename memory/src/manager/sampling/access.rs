@@ -394,7 +394,7 @@ impl AccessSampling {
     }
 }
 
-/// The sensor that sees every touch; its kind depends on the backing.
+/// The sensor that sees every touch of what it samples; its kind depends on the backing.
 fn exact_sampler(
     host: &Arc<dyn Kernel>,
     ram: Arc<GuestRam>,
