@@ -109,7 +109,7 @@ fn one_decision_for_a_host(c: &mut Criterion) {
             let bids: Vec<&Bids> = loops.iter().filter_map(|one| one.policy.bids()).collect();
             let bidders: Vec<Bidder<'_>> =
                 bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX }).collect();
-            let clearing = clearing_price(&bidders, 0);
+            let clearing = clearing_price(&bidders, 0, 0);
             loops.iter_mut().zip(clearing.of_vms).for_each(|(one, price)| one.price = price);
             planned
         });
@@ -118,7 +118,7 @@ fn one_decision_for_a_host(c: &mut Criterion) {
         let bids: Vec<&Bids> = loops.iter().filter_map(|one| one.policy.bids()).collect();
         let bidders: Vec<Bidder<'_>> =
             bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX }).collect();
-        b.iter(|| clearing_price(&bidders, 0));
+        b.iter(|| clearing_price(&bidders, 0, 0));
     });
     group.finish();
 }

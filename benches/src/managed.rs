@@ -130,6 +130,10 @@ impl Policy for OnLeave {
         self.policy.uses_access(vm, row)
     }
 
+    fn uses_zero(&self) -> bool {
+        self.policy.uses_zero()
+    }
+
     fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         self.policy.hurries(vm, row)
     }

@@ -65,6 +65,8 @@ const STUCK_RETRY: Duration = Duration::from_millis(50);
 const SERVE_ATTEMPTS: u32 = 20;
 /// Time between these attempts: descriptors stay readable, and the threads keep waiting.
 const SERVE_RETRY: Duration = Duration::from_millis(1);
+/// Number of runs up to which each is moved by itself: a call takes as long as the search of a few dozen holes.
+const RUNS_MOST: usize = 8;
 /// Number of retries of stuck windows when the service ends.
 const CLOSE_ATTEMPTS: u32 = 20;
 
@@ -209,8 +211,25 @@ impl Aside {
         Ok(())
     }
 
-    /// Brings a window back that [`Aside::set_aside`] took. Returns the time of a touch in between, or `None` without
-    /// one. This is exact: an earlier touch counts even if it is not answered yet (for up to 1024 threads that wait
+    /// Takes these pages of a window aside until one of them, or a missing page of the window, is touched, or until it
+    /// is brought back. The guest has the other pages all the time.
+    ///
+    /// # Errors
+    /// [`AsideError`]; the window is in place then, or stuck (see the module). An error of the kernel means that it
+    /// moved none of the pages.
+    pub fn set_pages_aside(&self, window: WindowIndex, runs: &[Range<u16>]) -> Result<(), AsideError> {
+        let (held, unmoved) = self.hold_pages(window, runs)?;
+        let all = runs.iter().map(Range::len).sum::<usize>();
+        if let Some(why) = unmoved.why.filter(|_| usize::from(unmoved.pages) == all) {
+            return Err(why.into());
+        }
+        self.rooms().report.set_aside += 1;
+        held.leave();
+        Ok(())
+    }
+
+    /// Brings a window back that was set aside, or pages of it. Returns the time of a touch in between, or `None`
+    /// without one. This is exact: an earlier touch counts even if it is not answered yet (for up to 1024 threads that wait
     /// at the same time).
     ///
     /// # Errors
@@ -423,11 +442,19 @@ impl Aside {
     fn return_pages(&self, window: WindowIndex, slot: u16, report: &mut AsideReport) -> Result<(), HostError> {
         let (guest, aside) = (Place::Guest(window), Place::Aside(slot));
         self.make_way(aside, guest);
-        self.move_pages(aside, guest, ALL_PAGES, Refused::LeaveThePage)?;
+        for run in self.worth_moving(aside) {
+            self.move_pages(aside, guest, run, Refused::LeaveThePage)?;
+        }
         // A page that cannot be copied now does not stop the others.
         let copies =
             self.mover.held(aside)?.into_iter().flatten().map(|page| self.return_page(window, slot, page, report));
         copies.fold(Ok(()), Result::and)
+    }
+
+    /// Runs with all pages of a slot. The kernel does some work for each page of a move, also where there is none.
+    fn worth_moving(&self, aside: Place) -> Vec<Range<u16>> {
+        let held = self.mover.held(aside).ok();
+        held.filter(|runs| runs.len() <= RUNS_MOST).unwrap_or_else(|| vec![ALL_PAGES])
     }
 
     /// Copies a page back that cannot be moved.
@@ -788,9 +815,9 @@ mod tests {
         let place = Place::Aside(0);
         let held = || mover.held(place).expect("nothing fails any more").into_iter().flatten().collect::<Vec<u16>>();
         (1..4).for_each(|page| mover.pin(place, page));
-        // Read the touches, look, move page 0, fail at page 1; list the pages left; fail at pages 2 and 3, move the
-        // rest; list the pages left; copy page 1.
-        mover.fail_call(9, libc::ENOMEM);
+        // Read the touches, look, list the pages; move page 0, fail at page 1; list the pages left; fail at pages 2 and
+        // 3, move the rest; list the pages left; copy page 1.
+        mover.fail_call(10, libc::ENOMEM);
         aside.bring_back(WINDOW).expect_err("a page is left");
         assert_eq!(held(), [1]);
         aside.serve().expect("nothing fails any more");

@@ -72,10 +72,10 @@ pub use kernel_work::KernelWork;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
 pub use managed_vm::ManagedVm;
-use pacing::PULSE;
+use pacing::{LatestScan, PULSE};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
-use sampling::{SharedAccess, Wish};
+use sampling::{SharedAccess, Wish, Wishes};
 pub use sensor_cost::{SensorCost, SensorCosts};
 use steering::Steering;
 pub use switching::SwitchError;
@@ -160,8 +160,9 @@ pub struct ManagerLoop {
     config: ManagerConfig,
     budget: Budget,
     sensor: HostBackingSensor,
-    /// CPU time of the latest scan of all windows.
+    /// CPU time of the latest sensing.
     sensed_in: Duration,
+    scan: LatestScan,
     plan: Plan,
     report: ManagerReport,
     recorder: Option<Recorder>,
@@ -217,6 +218,7 @@ impl ManagerLoop {
             giants,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
+            scan: LatestScan::default(),
             plan: Plan::default(),
             recorder: None,
             should_stop: Arc::default(),
@@ -295,9 +297,7 @@ impl ManagerLoop {
         self.ask_events();
         let is_giant_over = self.finish_giant();
         self.finish_samples();
-        let senses_from = self.host.thread_cpu_time();
-        let mut snapshot = self.sense();
-        self.sensed_in = self.host.thread_cpu_time().saturating_sub(senses_from);
+        let mut snapshot = self.sense_in_turn();
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
@@ -309,6 +309,9 @@ impl ManagerLoop {
             recorder.plan(now, plan.actions());
         }
         let done = self.act(plan.actions(), &snapshot) + u64::from(is_giant_over);
+        if is_giant_over {
+            self.scan.forget();
+        }
         self.plan = plan;
         self.look_again_at_given_back();
         if let Some(recorder) = &mut self.recorder {
@@ -326,8 +329,9 @@ impl ManagerLoop {
 
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
+        let uses_zero = lock(&self.policy).uses_zero();
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
-            let wish = |row| {
+            let access = |row| {
                 let policy = lock(&self.policy);
                 match policy.uses_access(rows, row) {
                     true if policy.hurries(rows, row) => Wish::Urgent,
@@ -335,7 +339,8 @@ impl ManagerLoop {
                     false => Wish::Useless,
                 }
             };
-            vm.start_samples(self.host.as_ref(), rows, &wish, self.plan.actions(), &mut self.report);
+            let wishes = Wishes { access: &access, uses_zero };
+            vm.start_samples(self.host.as_ref(), rows, wishes, self.plan.actions(), &mut self.report);
         }
     }
 

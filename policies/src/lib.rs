@@ -40,9 +40,9 @@ pub mod policy;
 pub mod rank;
 pub mod recording;
 pub mod recovery;
-
 pub mod reservations;
 pub mod rotation;
+pub mod sampled_pages;
 pub mod snapshot;
 pub mod units;
 pub mod walk;

@@ -169,14 +169,15 @@ pub struct Clearing {
     pub of_vms: Vec<HugePagePrice>,
 }
 
-/// Clears the bids of all VMs of a host with `free` huge pages. Linear in the number of VMs.
+/// Clears the bids of all VMs of a host with `free` huge pages. `coming`: pages that windows were asked to give back
+/// before and that no bidder has got since; so many fewer are asked for. Linear in the number of VMs.
 ///
 /// Below the price, no bidder is served. Those above it get the free pages and the pages that are given back. The last
 /// ones, with the price itself as their benefit, are served as far as the pages go.
 ///
 /// # Panics
 /// If a weight is zero.
-pub fn clearing_price(bidders: &[Bidder<'_>], free: u64) -> Clearing {
+pub fn clearing_price(bidders: &[Bidder<'_>], free: u64, coming: u64) -> Clearing {
     let mut all = Bids::default();
     bidders.iter().for_each(|bidder| all.merge(bidder.bids, bidder.weight));
     if all.wanted() <= free {
@@ -186,7 +187,8 @@ pub fn clearing_price(bidders: &[Bidder<'_>], free: u64) -> Clearing {
     let supply = Supply::of(&givers, free);
     let (bucket, served) = last_served(&all.wanted, &supply);
     let price = lowest_of(bucket);
-    let allowances = share_out(&givers, supply.coldest_below(bucket), served.saturating_sub(free));
+    let lack = served.saturating_sub(free.saturating_add(coming));
+    let allowances = share_out(&givers, supply.coldest_below(bucket), lack);
     let of_vm = |(bidder, may_vacate): (&Bidder<'_>, u64)| {
         // Rounded up: no bid below the price reaches it.
         HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate }

@@ -88,8 +88,14 @@ pub trait Policy: Send {
         true
     }
 
-    /// Whether more samples of this row of `vm` are worth more than the sensors' usual budget: only a full history
-    /// shows that a window is idle, and other windows wait for its huge page.
+    /// Whether the policy would use counts of zero pages now, if it needs them. They are read from guest memory, which
+    /// costs CPU time.
+    fn uses_zero(&self) -> bool {
+        true
+    }
+
+    /// Whether a sample of this row of `vm` is worth more than the sensors' usual budget, since huge pages are short and
+    /// it decides where one goes.
     fn hurries(&self, _vm: &VmSnapshot, _row: usize) -> bool {
         false
     }

@@ -5,6 +5,7 @@
 //!   used   70 %            85 %
 //!   ───────┼───────────────┼──────▶
 //!     off  │   as it was   │  on
+//!          └─ near: data that is needed once it is on may be collected
 //! ```
 
 use crate::snapshot::HostMemory;
@@ -16,12 +17,13 @@ pub struct Watermark {
     on_from: PerTenThousand,
     off_below: PerTenThousand,
     is_on: bool,
+    is_near: bool,
 }
 
 impl Watermark {
     /// A switch that is off: on from `on_from`, off again below `off_below` (or below `on_from`, if that is lower).
     pub fn new(on_from: PerTenThousand, off_below: PerTenThousand) -> Watermark {
-        Watermark { on_from, off_below: off_below.min(on_from), is_on: false }
+        Watermark { on_from, off_below: off_below.min(on_from), is_on: false, is_near: false }
     }
 
     /// A switch that is off, with marks in percent.
@@ -33,9 +35,15 @@ impl Watermark {
     pub fn update(&mut self, host: Option<HostMemory>) -> bool {
         if let Some(host) = host {
             let used = PerTenThousand::of(host.total.saturating_sub(host.available).get(), host.total.get());
-            self.is_on = if self.is_on { used >= self.off_below } else { used >= self.on_from };
+            self.is_near = used >= self.off_below;
+            self.is_on = if self.is_on { self.is_near } else { used >= self.on_from };
         }
         self.is_on
+    }
+
+    /// Whether the switch is on, or could be soon.
+    pub fn is_near(&self) -> bool {
+        self.is_near
     }
 }
 
@@ -50,8 +58,9 @@ mod tests {
         let used = |gibibytes: u64| {
             Some(HostMemory { total: gib(100), available: gib(100 - gibibytes), ..HostMemory::default() })
         };
-        let seen = [84, 85, 71, 70, 69, 84].map(|gibibytes| mark.update(used(gibibytes)));
-        assert_eq!(seen, [false, true, true, true, false, false]);
+        let seen = [60, 84, 85, 71, 70, 69, 84].map(|gibibytes| (mark.update(used(gibibytes)), mark.is_near()));
+        let (off, near, on) = ((false, false), (false, true), (true, true));
+        assert_eq!(seen, [off, near, on, on, on, off, near]);
         assert!(!mark.update(None));
     }
 }

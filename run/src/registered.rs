@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!            register                    limits, price of huge pages
-//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second
-//!     ▲                                            │  ▲────────┘ limits and settings
+//!   alone ─────────────▶ wideleafd ─────────────▶ registered ──┐ status, every second, or four times
+//!     ▲                                            │  ▲────────┘ while huge pages have a price
 //!     └── no daemon, or gone: again later ─────────┘
 //! ```
 //!
@@ -34,6 +34,9 @@ use crate::session::Session;
 
 /// Interval of the protocol ([`Request::Register`]); the daemon drops a client that is silent for five intervals.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// Interval while huge pages have a price, so that bids and prices are of the same moment.
+const BIDS_EVERY: Duration = Duration::from_millis(250);
 
 /// A daemon that is restarted or installed finds its guests soon after; a `connect(2)` without a listener costs
 /// microseconds.
@@ -161,8 +164,12 @@ impl Teller {
                 self.said.clone_from(&said.policy);
             }
         }
-        // A client waits for the first map; further ones come with each status.
-        if is_waited_for { Duration::ZERO } else { STATUS_EVERY }
+        match () {
+            // A client waits for the first map; further ones come with each status.
+            () if is_waited_for => Duration::ZERO,
+            () if said.huge_page.is_some() => BIDS_EVERY,
+            () => STATUS_EVERY,
+        }
     }
 
     /// Continues with the run's own limits and its own price of huge pages. Operators' settings stay.

@@ -22,6 +22,7 @@ use super::collapse::{Collapse, collapse};
 use super::reshape::Holes;
 use crate::claims::{Claims, PartClaim};
 use crate::host::{Advice, Host, HostError, PageRun};
+use crate::mover::ALL_PAGES;
 use crate::region::RamRange;
 use crate::sensors::minor_faults::MinorFaults;
 
@@ -59,7 +60,7 @@ impl UnmappedCollapse {
         door.watch(window).ok()?;
         let unmapped = Unmapped { collapse: self, host, door, window, mapped, is_collapsed: false, _claim };
         // After an error it may be unmapped in part; the drop maps it again.
-        unmapped.door.unmap(window).ok()?;
+        unmapped.door.unmap(window, ALL_PAGES).ok()?;
         Some(unmapped)
     }
 

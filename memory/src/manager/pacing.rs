@@ -3,17 +3,19 @@
 //! ```text
 //!   something done, or much new in a sample   after `tick_shortest`, or four times what sensing took
 //!   nothing                                   after twice the time, up to `tick_longest`
-//!     and memory came into use since          at the next pulse, or twenty times what sensing took after the last tick
+//!     and memory came into use since          at the next pulse, or twenty times what a scan took after the last one
 //!     and a gate opened or closed             at the next pulse
-//!     and a huge page is free that a window   at the next pulse, with the same bound
-//!     waits for
+//!     and a huge page is free that a window   at the next pulse, or twenty times what sensing took
+//!     waits for, or a sample is urgent
 //! ```
 //!
-//! Sensing scans every window, 9 us for one in base pages, or 80 ms of CPU for a guest of 16 GiB. It uses at most
-//! a fifth of a core while there is work, and a twentieth while a guest fills its memory, unless `tick_longest`
-//! comes first: those 16 GiB are scanned once a second all the same. A pulse between ticks costs one read of a
-//! small file, and a call for each VM on a memfd. Fifty idle external guests with a second between pulses cost
-//! fifty such reads a second.
+//! A tick scans every window, 9 us for one in base pages, or 80 ms of CPU for a guest of 16 GiB, if the latest scan was
+//! ten times its own CPU time ago. In between, a tick looks only at the windows on which the loop has just acted. So
+//! scans use at most a tenth of a core while there is work, and a twentieth while a guest fills its memory, unless
+//! `tick_longest` comes first: those 16 GiB are scanned once a second all the same. A guest in another process is
+//! scanned at each tick, since its memory changes behind the loop's back. A pulse between ticks costs one read of a
+//! small file, and a call for each VM on a memfd. Fifty idle external guests with a second between pulses cost fifty
+//! such reads a second.
 
 use std::time::Duration;
 
@@ -30,21 +32,62 @@ pub(super) const PULSE: Duration = Duration::from_millis(50);
 
 const BUSY_PART: u32 = 4;
 const PULSE_PART: u32 = 20;
+const SCAN_PART: u32 = 10;
+
+/// Sensing of one tick.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sensed {
+    pub at: Moment,
+    /// CPU time.
+    pub took: Duration,
+}
+
+impl Sensed {
+    fn is_at_least(self, times: u32, now: Moment) -> bool {
+        now.since(self.at) >= self.took * times
+    }
+}
+
+/// The latest scan of all windows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LatestScan(Option<Sensed>);
+
+impl LatestScan {
+    /// Whether all windows are to be scanned now.
+    pub fn is_due(self, now: Moment, tick_longest: Duration) -> bool {
+        self.0.is_none_or(|scan| scan.is_at_least(SCAN_PART, now) || now.since(scan.at) >= tick_longest)
+    }
+
+    fn at(self) -> Option<Moment> {
+        self.0.map(|scan| scan.at)
+    }
+
+    /// Notes a scan.
+    pub fn done(&mut self, scan: Sensed) {
+        self.0 = Some(scan);
+    }
+
+    /// Makes a scan due.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
+}
 
 /// The time between ticks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     pause: Duration,
-    ticked_at: Moment,
-    sensed_in: Duration,
-    /// Minimum number of pages in use since the last tick. A minimum, since memory that other parts free must not
+    sensed: Sensed,
+    scan: LatestScan,
+    /// Minimum number of pages in use since the last scan. A minimum, since memory that other parts free must not
     /// hide what a guest touches.
     in_use: Option<u64>,
 }
 
 impl Pacing {
     pub fn new(config: &ManagerConfig, now: Moment) -> Pacing {
-        Pacing { pause: config.tick_shortest, ticked_at: now, sensed_in: Duration::ZERO, in_use: None }
+        let sensed = Sensed { at: now, took: Duration::ZERO };
+        Pacing { pause: config.tick_shortest, sensed, scan: LatestScan::default(), in_use: None }
     }
 
     /// Time to the next tick, unless it is urgent.
@@ -52,13 +95,14 @@ impl Pacing {
         self.pause
     }
 
-    /// Records a tick. `sensed_in`: CPU time of its sensing.
+    /// Records a tick. `sensed_in`: CPU time of its sensing. `scan`: latest scan of all windows.
     pub fn ticked<'a>(
         &mut self,
         host: &dyn Host,
         vms: impl IntoIterator<Item = &'a ManagedVm>,
         config: &ManagerConfig,
         sensed_in: Duration,
+        scan: LatestScan,
         is_busy: bool,
     ) {
         self.pause = if is_busy {
@@ -66,23 +110,25 @@ impl Pacing {
         } else {
             (self.pause * 2).min(config.tick_longest)
         };
-        (self.ticked_at, self.sensed_in) = (host.now(), sensed_in);
-        self.in_use = in_use(host, vms);
+        self.sensed = Sensed { at: host.now(), took: sensed_in };
+        if self.scan.at() != scan.at() || self.in_use.is_none() {
+            (self.scan, self.in_use) = (scan, in_use(host, vms));
+        }
     }
 
-    /// Whether at least a window's worth of memory came into use since the last tick. Also when the host no longer
+    /// Whether at least a window's worth of memory came into use since the last scan. Also when the host no longer
     /// reports it, as after the end of the process. Never on a host that never reported it.
     pub fn is_urgent<'a>(&mut self, host: &dyn Host, vms: impl IntoIterator<Item = &'a ManagedVm>) -> bool {
         let Some(least) = self.in_use else { return false };
         let Some(now) = in_use(host, vms) else { return true };
         self.in_use = Some(least.min(now));
         let has_grown = now.saturating_sub(least) >= u64::from(BASE_PAGES_PER_WINDOW);
-        has_grown && self.is_rested(host)
+        has_grown && self.scan.0.is_none_or(|scan| scan.is_at_least(PULSE_PART, host.now()))
     }
 
     /// Whether sensing once more now would keep to its part of a core.
     pub fn is_rested(&self, host: &dyn Host) -> bool {
-        host.now().since(self.ticked_at) >= self.sensed_in * PULSE_PART
+        self.sensed.is_at_least(PULSE_PART, host.now())
     }
 }
 
@@ -109,9 +155,13 @@ mod tests {
         host.set_text("/proc/self/statm", &format!("900000 {pages} {of_files} 400 0 30000 0\n"));
     }
 
+    fn scanned(host: &FakeHost, took: Duration) -> LatestScan {
+        LatestScan(Some(Sensed { at: host.now(), took }))
+    }
+
     fn pacing(host: &FakeHost, sensed_in: Duration) -> Pacing {
         let mut pacing = Pacing::new(&ManagerConfig::default(), host.now());
-        pacing.ticked(host, &[], &ManagerConfig::default(), sensed_in, false);
+        pacing.ticked(host, &[], &ManagerConfig::default(), sensed_in, scanned(host, sensed_in), false);
         pacing
     }
 
@@ -120,7 +170,8 @@ mod tests {
         let (host, config) = (FakeHost::default(), ManagerConfig::default());
         let mut pacing = Pacing::new(&config, host.now());
         let mut after = |sensed_ms, is_busy| {
-            pacing.ticked(&host, &[], &config, Duration::from_millis(sensed_ms), is_busy);
+            let sensed_in = Duration::from_millis(sensed_ms);
+            pacing.ticked(&host, &[], &config, sensed_in, scanned(&host, sensed_in), is_busy);
             pacing.pause().as_millis()
         };
         let pauses = [after(1, false), after(1, false), after(1, true), after(80, true), after(400, true)];
@@ -174,7 +225,7 @@ mod tests {
         let host = FakeHost::default();
         set_resident(&host, 1000);
         let mut pacing = Pacing::new(&ManagerConfig::default(), host.now());
-        pacing.ticked(&host, &vms, &ManagerConfig::default(), Duration::ZERO, false);
+        pacing.ticked(&host, &vms, &ManagerConfig::default(), Duration::ZERO, scanned(&host, Duration::ZERO), false);
         assert!(!pacing.is_urgent(&host, &vms));
         ram.words(ram.ranges()[0]).iter().step_by(512).for_each(|word| word.store(1, Ordering::Relaxed));
         assert!(pacing.is_urgent(&host, &vms));
@@ -189,6 +240,40 @@ mod tests {
         assert!(!pacing.is_urgent(&host, &[]));
         host.sleep(Duration::from_millis(100));
         assert!(pacing.is_urgent(&host, &[]));
+    }
+
+    #[test]
+    fn memory_that_came_into_use_before_a_tick_without_a_scan_is_urgent_after_it() {
+        let host = FakeHost::default();
+        set_resident(&host, 0);
+        let took = Duration::from_millis(5);
+        let mut pacing = pacing(&host, took);
+        let scan = pacing.scan;
+        host.sleep(Duration::from_millis(99));
+        set_resident(&host, 512);
+        pacing.ticked(&host, &[], &ManagerConfig::default(), Duration::ZERO, scan, true);
+        assert!(!pacing.is_urgent(&host, &[]));
+        host.sleep(Duration::from_millis(1));
+        assert!(pacing.is_urgent(&host, &[]));
+    }
+
+    #[test]
+    fn a_scan_is_due_after_ten_times_what_the_latest_took_or_the_longest_time_between_ticks() {
+        let host = FakeHost::default();
+        let longest = Duration::from_secs(1);
+        assert!(LatestScan::default().is_due(host.now(), longest));
+        let due_after = |took_ms, after_ms| {
+            let scan = scanned(&host, Duration::from_millis(took_ms));
+            host.sleep(Duration::from_millis(after_ms));
+            scan.is_due(host.now(), longest)
+        };
+        assert_eq!(
+            [due_after(2, 19), due_after(2, 20), due_after(200, 999), due_after(200, 1000)],
+            [false, true, false, true]
+        );
+        let mut scan = scanned(&host, longest);
+        scan.forget();
+        assert!(scan.is_due(host.now(), longest));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Cost to the guest of a window that was aside and came back. KVM had to drop its mappings there, and the guest
-//! pays a second-level fault for each page that it touches again. A window in base pages costs hundreds of them,
-//! more than the wait for it.
+//! pays a second-level fault for each page that it touches again. So only a few base pages of a window go aside, or one
+//! huge page.
 //!
 //! ```text
-//!   aside ─▶ KVM drops 512 leaves of 4 KiB or one of 2 MiB ─▶ touched: back whole, one wait ─▶ up to 512 faults or one
+//!   aside ─▶ KVM drops four leaves of 4 KiB or one of 2 MiB ─▶ touched: all back, one wait ─▶ up to four faults or one
 //! ```
 //!
 //! The price of a fault is measured: `fault_price.rs`.
@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
 use wideleaf_policies::{Backing, VmSnapshot, WindowIndex};
 
 use super::fault_price::FaultPrice;
@@ -51,10 +52,10 @@ impl RefaultCost {
     }
 }
 
-/// Number of mappings that KVM can have for a window of the snapshot.
+/// Number of mappings that KVM can have for what goes aside of a window of the snapshot.
 fn mappings(window: WindowIndex, rows: &VmSnapshot) -> Option<u16> {
     let row = rows.row(window)?;
-    Some(if rows.backing[row] == Backing::Base4K { rows.resident[row] } else { 1 })
+    Some(if rows.backing[row] == Backing::Base4K { rows.resident[row].min(SAMPLED_PAGES) } else { 1 })
 }
 
 #[cfg(test)]
@@ -64,17 +65,19 @@ mod tests {
     use wideleaf_policies::{VmId, WindowRow};
 
     #[test]
-    fn a_window_costs_one_fault_per_base_page_or_one_for_a_huge_page() {
+    fn a_window_costs_one_fault_per_sampled_page_or_one_for_a_huge_page() {
         const FAULT: Duration = Duration::from_micros(5);
         let price = FaultPrice::assumed(Some(Paging::Shadow));
-        let [base, huge, other] = [0, 1, 2].map(WindowIndex::new);
-        let mut rows = VmSnapshot::with_capacity(VmId(0), 2);
+        let [base, huge, few, other] = [0, 1, 2, 3].map(WindowIndex::new);
+        let mut rows = VmSnapshot::with_capacity(VmId(0), 3);
         rows.push(WindowRow::new(base, 301, Backing::Base4K));
         rows.push(WindowRow::new(huge, 512, Backing::Huge2M));
+        rows.push(WindowRow::new(few, 2, Backing::Base4K));
         let mut refills = RefaultCost::of_nothing();
-        refills.expect(&[base, huge], &rows, price);
-        assert_eq!([base, huge, other].map(|window| refills.cost(window)), [FAULT * 301, FAULT, Duration::ZERO]);
-        assert_eq!(RefaultCost::of_each(&[base, huge], &rows, price), FAULT * 151);
+        refills.expect(&[base, huge, few], &rows, price);
+        let costs = [base, huge, few, other].map(|window| refills.cost(window));
+        assert_eq!(costs, [FAULT * 4, FAULT, FAULT * 2, Duration::ZERO]);
+        assert_eq!(RefaultCost::of_each(&[base, few], &rows, price), FAULT * 3);
         assert_eq!(RefaultCost::of_each(&[], &rows, price), Duration::ZERO);
         refills.expect(&[base], &rows, FaultPrice::assumed(None));
         assert_eq!(refills.cost(base), Duration::ZERO, "a process has its pages back with the window");

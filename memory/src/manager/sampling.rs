@@ -87,12 +87,23 @@ struct EndOfTick<'a> {
     backed: &'a [WindowIndex],
     /// Use of a sample of the accesses to a window, by row.
     wish: &'a dyn Fn(usize) -> Wish,
+    /// Whether counts of zero pages are of use.
+    uses_zero: bool,
     /// Windows of the plan: the guest has just waited for them, and must not wait for a sample as well.
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
     resident_before: &'a [u16],
     /// Price of a second-level fault of this VM.
     fault: FaultPrice,
+}
+
+/// Use of samples for the policy.
+#[derive(Clone, Copy)]
+pub(super) struct Wishes<'a> {
+    /// Of the accesses to a window, by row.
+    pub access: &'a dyn Fn(usize) -> Wish,
+    /// Whether counts of zero pages are of use.
+    pub uses_zero: bool,
 }
 
 /// Use of one more sample of a window for the policy.
@@ -275,21 +286,32 @@ impl Sampling {
     }
 
     /// Runs the sensors that are due and begins the next samples. `rows` is the snapshot of this tick, `acted_on` the
-    /// windows of its plan. `wish` says by row of what use a sample of accesses is to the policy.
+    /// windows of its plan. `wishes` says of what use samples are to the policy.
     pub(super) fn start(
         &mut self,
         host: &dyn Host,
         vm: &ManagedVm,
         rows: &VmSnapshot,
-        wish: &dyn Fn(usize) -> Wish,
+        wishes: Wishes<'_>,
         acted_on: &BTreeSet<WindowIndex>,
         report: &mut ManagerReport,
     ) {
         self.measure_faults(vm, rows, report);
         let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
         let Sampling { windows, resident, sensors, .. } = self;
-        let tick =
-            EndOfTick { host, vm, windows, rows, backed: &backed, wish, acted_on, resident_before: resident, fault };
+        let Wishes { access, uses_zero } = wishes;
+        let tick = EndOfTick {
+            host,
+            vm,
+            windows,
+            rows,
+            backed: &backed,
+            wish: access,
+            uses_zero,
+            acted_on,
+            resident_before: resident,
+            fault,
+        };
         sensors.iter_mut().for_each(|(_, sensor)| sensor.start(&tick, report));
         resident.clone_from(&rows.resident);
     }

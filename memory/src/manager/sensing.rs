@@ -15,10 +15,12 @@ use std::sync::Arc;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{
-    Backing, GpaRange, HostMemory, HugePages, MappingStats, Snapshot, VmId, VmSnapshot, WindowRow, account,
+    Action, Backing, GpaRange, HostMemory, HugePages, MappingStats, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    account,
 };
 
 use super::giants;
+use super::pacing::Sensed;
 use super::vm_state::VmState;
 use super::{KvmCheck, ManagedVm, ManagerLoop, ManagerReport, NEVER, SAMPLES_KEPT, Sample};
 use crate::gate::GateState;
@@ -26,7 +28,7 @@ use crate::host::{Host, HostError};
 use crate::region::RamRange;
 use crate::second_level::SlotId;
 use crate::second_level::guard::SecondLevelGuard;
-use crate::sensors::host_backing::{HostBackingSensor, WindowBacking};
+use crate::sensors::host_backing::{HostBackingSensor, WindowBacking, window_backing};
 use crate::sensors::host_memory::host_memory;
 use crate::sensors::swapped::{Swapped, max_swapped, swapped};
 
@@ -44,11 +46,31 @@ impl ManagerLoop {
         }
     }
 
-    /// Senses all VMs.
+    /// Senses all VMs: every window if that is due, or else those of the latest plan alone.
+    pub(super) fn sense_in_turn(&mut self) -> Snapshot {
+        let began = self.host.thread_cpu_time();
+        let is_due = !self.host.is_own() || self.scan.is_due(self.host.now(), self.config.tick_longest);
+        let snapshot = self.sense_these(if is_due { Windows::All } else { Windows::ActedOn });
+        self.sensed_in = self.host.thread_cpu_time().saturating_sub(began);
+        if is_due {
+            self.scan.done(Sensed { at: self.host.now(), took: self.sensed_in });
+        }
+        snapshot
+    }
+
+    /// Senses all windows of all VMs.
     pub(super) fn sense(&mut self) -> Snapshot {
+        self.sense_these(Windows::All)
+    }
+
+    fn sense_these(&mut self, windows: Windows) -> Snapshot {
         let host = self.sense_host();
+        let plan = self.plan.actions();
         let sense = |vm: &mut VmState| {
-            vm.sense(self.host.as_ref(), &mut self.sensor, self.config.given_back.tolerated, &mut self.report)
+            let of_vm = plan.iter().map(|planned| planned.action).filter(|action| action.vm() == vm.managed.id);
+            let acted_on = (windows == Windows::ActedOn).then(|| of_vm.map(Action::window).collect());
+            let tolerated = self.config.given_back.tolerated;
+            vm.sense(self.host.as_ref(), &mut self.sensor, acted_on, tolerated, &mut self.report)
         };
         let mut vms: Vec<_> = self.vms.iter_mut().map(sense).collect();
         self.sense_totals(&mut vms);
@@ -110,16 +132,26 @@ impl ManagerLoop {
     }
 }
 
+/// Windows that are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    All,
+    /// Those of the latest plan; the others are as they were.
+    ActedOn,
+}
+
 impl VmState {
-    /// Senses every window of the VM. `tolerated`: number of given-back pages that a promoted window may have.
+    /// Senses every window of the VM, or those acted on. `tolerated`: number of given-back pages that a promoted window
+    /// may have.
     fn sense(
         &mut self,
         host: &dyn Host,
         sensor: &mut HostBackingSensor,
+        acted_on: Option<Vec<WindowIndex>>,
         tolerated: u16,
         report: &mut ManagerReport,
     ) -> VmSnapshot {
-        let mut rows = self.sense_rows(host, sensor, report);
+        let mut rows = self.sense_rows(host, sensor, acted_on, report);
         self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
         if !host.is_own() {
             self.sense_the_hosts_work(host, &rows, report);
@@ -136,23 +168,30 @@ impl VmState {
         &mut self,
         host: &dyn Host,
         sensor: &mut HostBackingSensor,
+        acted_on: Option<Vec<WindowIndex>>,
         report: &mut ManagerReport,
     ) -> VmSnapshot {
         let vm = &self.managed;
+        let as_before = acted_on.and_then(|windows| as_before_except(host, vm, &self.backing, &windows));
         let ranges = match self.gate {
             GateState::Gone => vm.ranges.iter().map(|range| Ok(unbacked(range.gpa).collect())).collect(),
-            GateState::Open | GateState::Closed(_) => host_backing(sensor, host, vm),
+            GateState::Open | GateState::Closed(_) => match as_before {
+                Some(rows) => vec![Ok(rows)],
+                None => host_backing(sensor, host, vm),
+            },
         };
         let mut rows = VmSnapshot::with_capacity(vm.id, self.windows.len());
         let slots = vm.second_level.as_ref().map(|kvm| kvm.slots()).unwrap_or_default();
         let is_held = |gpa| slots.iter().any(|slot| slot.is_dirty_logged && slot.range.contains(gpa));
         let mut known: Vec<_> = Vec::with_capacity(self.windows.len());
         let mut failure = None;
+        self.backing.clear();
         for range in ranges {
             let seen = range.unwrap_or_else(|(gpa, error)| {
                 failure = Some(error);
                 unbacked(gpa).collect()
             });
+            self.backing.extend_from_slice(&seen);
             for row in seen {
                 known.push(WindowRow {
                     is_held: is_held(row.window.start()),
@@ -160,6 +199,9 @@ impl VmState {
                     ..WindowRow::new(row.window, row.resident, row.backing)
                 });
             }
+        }
+        if failure.is_some() {
+            self.backing.clear(); // All are looked at again at the next tick.
         }
         self.sampling.fill(&mut known, host.now());
         known.into_iter().for_each(|row| rows.push(row));
@@ -276,6 +318,28 @@ fn host_backing(
     vm.ranges.iter().map(steadily).collect()
 }
 
+/// The backing of all windows as it was, except for these. `None` without an earlier one, if one cannot be looked at, or
+/// if one was or is part of a giant, since all of that changed.
+fn as_before_except(
+    host: &dyn Host,
+    vm: &ManagedVm,
+    before: &[WindowBacking],
+    windows: &[WindowIndex],
+) -> Option<Vec<WindowBacking>> {
+    let mut rows = (!before.is_empty()).then(|| before.to_vec())?;
+    for window in windows {
+        let range = vm.ranges.iter().find(|range| range.gpa.contains(window.start()))?;
+        let row = rows.binary_search_by_key(window, |row| row.window).ok()?;
+        let look = || window_backing(host, *range, vm.backing.fixed_page(), *window);
+        let seen = vm.ram.as_ref().map_or_else(look, |ram| ram.claims().steadily(look)).ok()?;
+        if [rows[row], seen].iter().any(|seen| seen.backing == Backing::Giant1G) {
+            return None;
+        }
+        rows[row] = seen;
+    }
+    Some(rows)
+}
+
 /// Marks the windows of memslots with dirty logs that other parts of the VMM switched on: no action may name them.
 fn leave_to_others(guard: Option<&SecondLevelGuard>, rows: &mut VmSnapshot, told: &mut BTreeSet<(VmId, SlotId)>) {
     for slot in guard.iter().flat_map(|guard| guard.of_others()) {
@@ -320,4 +384,37 @@ fn keep_sample(samples: &mut Vec<Sample>, sample: Sample) {
         });
     }
     samples.push(sample);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{BackingConfig, BackingKind};
+    use crate::region::GuestRam;
+    use crate::testing::fake_host::FakeHost;
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, PageSize};
+
+    #[test]
+    fn between_two_scans_only_the_windows_acted_on_are_looked_at() {
+        let host = FakeHost::default();
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let range = GpaRange::new(Gpa::new(0), mib(6)).expect("fits");
+        let ram = GuestRam::map(&[range], backing).expect("memory");
+        let (vm, hva) = (ManagedVm::new(VmId(0), ram.clone(), None), ram.ranges()[0].hva);
+        let scan = || host_backing(&mut HostBackingSensor::default(), &host, &vm).into_iter().flatten().flatten();
+        let before: Vec<_> = scan().collect();
+        (0..3).for_each(|window| host.make_present(hva + mib(2) * window, mib(1), false));
+        let look = |windows: &[u64]| {
+            let windows: Vec<_> = windows.iter().copied().map(WindowIndex::new).collect();
+            let rows = as_before_except(&host, &vm, &before, &windows)?;
+            Some(rows.into_iter().map(|row| row.resident).collect::<Vec<_>>())
+        };
+        assert_eq!(look(&[]), Some(vec![0, 0, 0]));
+        assert_eq!(look(&[2, 0]), Some(vec![256, 0, 256]));
+        assert_eq!(look(&[7]), None, "it has no such window");
+        assert_eq!(as_before_except(&host, &vm, &[], &[]), None, "there was no scan");
+        host.fail_call(0, libc::EIO);
+        assert_eq!(look(&[1]), None);
+    }
 }

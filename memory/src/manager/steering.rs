@@ -43,8 +43,17 @@ impl Steering {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Sets the price. What is left of an earlier allowance stays until there is another, or no price.
     pub fn set_price(&self, now: Option<HugePagePrice>) {
-        *self.lock_price() = Price { now, is_new: now.is_some_and(|price| price.may_vacate > 0) };
+        let mut price = self.lock_price();
+        let left = price.now.map_or(0, |before| before.may_vacate);
+        let (is_new, earlier) = match now {
+            Some(HugePagePrice { may_vacate: 1.., .. }) => (true, 0),
+            Some(HugePagePrice { cycles_per_s: 1.., .. }) => (price.is_new, left),
+            _ => (false, 0),
+        };
+        let now = now.map(|now| HugePagePrice { may_vacate: now.may_vacate + earlier, ..now });
+        *price = Price { now, is_new };
     }
 
     /// Price for this tick.
@@ -107,5 +116,18 @@ mod tests {
         assert_eq!(steering.take_price(), Some(price(0)));
         steering.set_price(Some(price(0)));
         assert!(!steering.has_new_allowance(), "a price alone brings no tick forward");
+    }
+
+    #[test]
+    fn what_is_left_of_an_allowance_stays_until_there_is_another_or_no_price() {
+        let steering = Steering::default();
+        let price = |cycles_per_s, may_vacate| Some(HugePagePrice { cycles_per_s, may_vacate });
+        let mut left = |now| {
+            steering.set_price(now);
+            steering.take_price().map(|price| price.may_vacate)
+        };
+        assert_eq!([price(9, 5), price(8, 0), price(8, 3), price(7, 0)].map(&mut left), [5, 5, 3, 3].map(Some));
+        assert_eq!([price(0, 0), price(7, 0)].map(&mut left), [0, 0].map(Some));
+        assert_eq!([price(7, 2), None, price(7, 0)].map(left), [Some(2), None, Some(0)]);
     }
 }

@@ -226,6 +226,7 @@ impl Manager {
                                 work.managed_vms(),
                                 &work.config,
                                 work.sensed_in,
+                                work.scan,
                                 is_busy,
                             );
                         }

@@ -22,7 +22,7 @@ use super::managed_vm::ManagedVm;
 use super::reach::Reach;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
-use super::sampling::{Sampling, Wish};
+use super::sampling::{Sampling, Wishes};
 use super::stall_budget::StallBudget;
 use super::swaps::{SwapHand, Swaps};
 use crate::explain::CannotBeHuge;
@@ -30,6 +30,7 @@ use crate::gate::GateState;
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::second_level::guard::SecondLevelGuard;
+use crate::sensors::host_backing::WindowBacking;
 use crate::sensors::swapped::Swapped;
 
 /// State of one VM under the loop.
@@ -38,6 +39,8 @@ pub(super) struct VmState {
     pub managed: ManagedVm,
     /// State of every window, by row of the VM's snapshot.
     pub windows: Vec<WindowState>,
+    /// Backing of every window as it was last seen, by row; empty before the first scan and after a failed one.
+    pub backing: Vec<WindowBacking>,
     /// The slower sensors of the VM.
     pub sampling: Sampling,
     /// Swappers of the VM's windows; `None` where windows cannot be swapped.
@@ -113,6 +116,7 @@ impl VmState {
         let windows = managed.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         VmState {
             windows: vec![WindowState::Ready; windows],
+            backing: Vec::new(),
             swaps: sampling.access().and_then(|access| Swaps::new(access, config.copy_threads)),
             sampling,
             releasing: Releasing::new(host.clone()),
@@ -157,26 +161,27 @@ impl VmState {
         (SharedParts { managed, releasing, collapsing, stalls, reach }, swaps.as_mut().map(Swaps::hands))
     }
 
-    /// Begins the next samples. `rows` is the snapshot of this tick, `wish` says by row of what use a sample of
-    /// accesses is to the policy, `planned` is the tick's plan.
+    /// Begins the next samples. `rows` is the snapshot of this tick, `wishes` says of what use samples are to the policy,
+    /// `planned` is the tick's plan.
     pub fn start_samples(
         &mut self,
         host: &dyn Host,
         rows: &VmSnapshot,
-        wish: &dyn Fn(usize) -> Wish,
+        wishes: Wishes<'_>,
         planned: &[PlannedAction],
         report: &mut ManagerReport,
     ) {
         let vm = &self.managed;
         let acted_on = |planned: &PlannedAction| (planned.action.vm() == vm.id).then(|| planned.action.window());
         let acted_on = planned.iter().filter_map(acted_on).collect();
-        self.sampling.start(host, vm, rows, wish, &acted_on, report);
+        self.sampling.start(host, vm, rows, wishes, &acted_on, report);
     }
 
     /// Forgets the guest: the RAM now holds another one. No sample is under way.
     pub fn forget(&mut self) {
         self.windows.fill(WindowState::Ready);
         self.sampling.forget();
+        self.backing.clear();
         self.given_back_from = WindowIndex::new(0);
     }
 }

@@ -1,6 +1,7 @@
 //! Detects which windows of memfd and hugetlb RAM the guest touches, for reading or writing. The sensor unmaps a few
-//! windows at a time (the file keeps the pages), and the first touch of each is a minor fault that a userfaultfd
-//! reports (Linux 5.14). Nothing is copied or moved, and huge pages stay whole.
+//! windows at a time (the file keeps the pages): huge pages whole, and a few pages of a window on base pages
+//! ([`wideleaf_policies::sampled_pages`]). The first touch of each is a minor fault that a userfaultfd reports (Linux 5.14). Nothing is
+//! copied or moved, and huge pages stay whole.
 //!
 //! ```text
 //!               start: watch, unmap            a touch: unwatch, wake
@@ -21,17 +22,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, PipeReader, PipeWriter};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use wideleaf_policies::{Hva, PageSize, WindowIndex};
+use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex, sampled_pages};
 
 use crate::claims::{Claims, PartClaim};
 use crate::host::{Advice, Host, HostError, PageRun};
-use crate::mover::ASIDE_SLOTS;
+use crate::mover::{ASIDE_SLOTS, runs_of};
 use crate::region::{GuestRam, RamRange};
 use crate::sandboxed::{ThreadWork, thread_starts};
 use crate::sensors::access_sample::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
@@ -56,11 +58,11 @@ pub trait MinorFaults: Send + Sync {
     /// [`HostError`]; then no thread is woken.
     fn unwatch(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Unmaps the window. The file keeps its pages.
+    /// Unmaps pages of the window. The file keeps them.
     ///
     /// # Errors
-    /// [`HostError`] with the kernel's errno.
-    fn unmap(&self, window: WindowIndex) -> Result<(), HostError>;
+    /// [`HostError`] with the kernel's errno; some may be unmapped.
+    fn unmap(&self, window: WindowIndex, pages: Range<u16>) -> Result<(), HostError>;
 
     /// Maps the file's pages of a watched window, and wakes waiting threads.
     ///
@@ -128,19 +130,19 @@ impl Watched {
         self.windows().close();
     }
 
-    /// Unmaps a window. After an error, named as in reports, the window is as it was.
-    fn take(&self, window: WindowIndex) -> Result<(), &'static str> {
+    /// Unmaps pages of a window. On an error, named as in reports, some may be unmapped; then the claim on the window
+    /// comes with it.
+    fn take(&self, window: WindowIndex, pages: &[Range<u16>]) -> Result<(), (&'static str, Option<PartClaim>)> {
         let mut windows = self.windows();
-        let door = windows.door.clone().ok_or(ENDED)?;
-        let claim = self.claims.window_aside(window).map_err(|_| BUSY)?;
-        door.watch(window).map_err(|_| REFUSED)?;
+        let door = windows.door.clone().ok_or((ENDED, None))?;
+        let claim = self.claims.window_aside(window).map_err(|_| (BUSY, None))?;
+        door.watch(window).map_err(|_| (REFUSED, None))?;
         windows.touched.insert(window, false);
         windows.claims.insert(window, claim);
-        if door.unmap(window).is_err() {
+        if pages.iter().try_for_each(|run| door.unmap(window, run.clone())).is_err() {
             windows.let_go(window);
             windows.touched.remove(&window);
-            windows.claims.remove(&window);
-            return Err(REFUSED);
+            return Err((REFUSED, windows.claims.remove(&window)));
         }
         Ok(())
     }
@@ -201,6 +203,8 @@ impl Windows {
     }
 }
 
+const PAGE: Bytes = PageSize::Base4K.bytes();
+
 /// Names of reasons in a sample, the same as in `access.rs`.
 const ENDED: &str = "service_ended";
 const REFUSED: &str = "refused";
@@ -234,9 +238,11 @@ pub struct MinorFaultSensor {
     watched: Arc<Watched>,
     ranges: Vec<RamRange>,
     config: AccessConfig,
-    /// The present sample: the mapped runs of each window, or why it was not taken.
-    taken: Vec<(WindowIndex, Result<Vec<PageRun>, &'static str>)>,
+    /// The present sample: of each window what was taken, or why it was not.
+    taken: Vec<(WindowIndex, Result<Taken, &'static str>)>,
     cost: AccessCost,
+    /// Number of windows taken so far.
+    turns: u64,
     /// Kept until the sensor ends.
     _service: Option<Service>,
 }
@@ -270,50 +276,92 @@ impl MinorFaultSensor {
 
     /// A sensor with touches that are answered elsewhere, by [`Watched::serve`].
     pub fn served_elsewhere(watched: Arc<Watched>, ranges: Vec<RamRange>, config: AccessConfig) -> MinorFaultSensor {
-        MinorFaultSensor { watched, ranges, config, taken: Vec::new(), cost: AccessCost::default(), _service: None }
+        let (taken, cost) = (Vec::new(), AccessCost::default());
+        MinorFaultSensor { watched, ranges, config, taken, cost, turns: 0, _service: None }
     }
 
-    /// Unmaps a window. Returns the runs that were mapped.
-    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Vec<PageRun>, &'static str> {
-        let runs = self.mapped(host, window).map_err(|_| REFUSED)?;
-        if runs.is_empty() {
+    /// Unmaps pages of a window.
+    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Taken, &'static str> {
+        let mapped = self.mapped(host, window).map_err(|_| REFUSED)?;
+        let all = mapped.number();
+        let unmapped = match mapped.is_huge {
+            true => mapped.pages,
+            false => runs_of(sampled_pages::choose(&mapped.pages, self.turns)),
+        };
+        if unmapped.is_empty() {
             return Err("not_resident");
         }
-        self.watched.take(window)?;
-        Ok(runs)
+        match self.watched.take(window, &unmapped) {
+            Ok(()) => Ok(Taken { left: all - number_of(&unmapped), unmapped }),
+            Err((reason, claim)) => {
+                claim.iter().for_each(|_| self.map_again(host, window, &unmapped));
+                Err(reason)
+            }
+        }
     }
 
-    fn put_back(&self, host: &dyn Host, window: WindowIndex, was_mapped: &[PageRun]) -> Seen {
+    /// Maps pages of a window that is claimed. A page that cannot be mapped now is mapped by the next touch; until then
+    /// it counts as absent.
+    fn map_again(&self, host: &dyn Host, window: WindowIndex, pages: &[Range<u16>]) {
+        for run in pages {
+            let (start, bytes) = (self.hva(window) + PAGE * u64::from(run.start), PAGE * run.len() as u64);
+            if let Err(error) = host.advise(start, bytes, Advice::PopulateRead) {
+                tracing::warn!("cannot map {window} before its next touch: {error}");
+                return;
+            }
+        }
+    }
+
+    fn put_back(&self, host: &dyn Host, window: WindowIndex, Taken { unmapped, left }: &Taken) -> Seen {
         // Before the end of watching: until then only a page without a minor fault can have been mapped.
         let mapped = self.mapped(host, window);
         // Claimed until its pages are mapped again: those that the guest gives back must not come back by that.
         let (told, _claim) = self.watched.give_back(window);
-        for run in was_mapped {
-            // A page that cannot be mapped now is mapped by the next touch; until then it counts as absent.
-            if let Err(error) = host.advise(run.start, run.bytes, Advice::PopulateRead) {
-                tracing::warn!("cannot map {window} before its next touch: {error}");
-                break;
-            }
-        }
+        self.map_again(host, window, unmapped);
         match (told, mapped) {
             (Err(reason), _) => Seen::Unknown(reason),
             (Ok(true), _) => Seen::Touched,
-            (Ok(false), Ok(runs)) if runs.is_empty() => Seen::Untouched,
-            (Ok(false), Ok(_)) => Seen::Touched,
+            (Ok(false), Ok(mapped)) if mapped.number() > *left => Seen::Touched,
+            (Ok(false), Ok(_)) => Seen::Untouched,
             (Ok(false), Err(_)) => Seen::Unknown(REFUSED),
         }
     }
 
-    fn mapped(&self, host: &dyn Host, window: WindowIndex) -> Result<Vec<PageRun>, HostError> {
-        let mut runs = Vec::new();
-        host.scan(self.hva(window), PageSize::Huge2M.bytes(), &mut runs)?;
-        Ok(runs)
+    fn mapped(&self, host: &dyn Host, window: WindowIndex) -> Result<MappedPages, HostError> {
+        let (start, mut runs) = (self.hva(window), Vec::new());
+        host.scan(start, PageSize::Huge2M.bytes(), &mut runs)?;
+        let number = |bytes: Bytes| bytes.pages(PageSize::Base4K) as u16;
+        let pages = |run: &PageRun| number(run.start - start)..number(run.start - start) + number(run.bytes);
+        Ok(MappedPages { pages: runs.iter().map(pages).collect(), is_huge: runs.iter().any(|run| run.is_huge) })
     }
 
     fn hva(&self, window: WindowIndex) -> Hva {
         let range = self.ranges.iter().find(|range| range.gpa.contains(window.start()));
         range.map(|range| range.hva + (window.start() - range.gpa.start())).expect("only windows of RAM are sampled")
     }
+}
+
+/// Mapped pages of a window, as runs that ascend.
+struct MappedPages {
+    pages: Vec<Range<u16>>,
+    is_huge: bool,
+}
+
+impl MappedPages {
+    fn number(&self) -> usize {
+        number_of(&self.pages)
+    }
+}
+
+fn number_of(pages: &[Range<u16>]) -> usize {
+    pages.iter().map(Range::len).sum()
+}
+
+/// What a sample took from a window.
+struct Taken {
+    unmapped: Vec<Range<u16>>,
+    /// Number of pages that stayed mapped.
+    left: usize,
 }
 
 impl AccessSampler for MinorFaultSensor {
@@ -327,6 +375,7 @@ impl AccessSampler for MinorFaultSensor {
             let is_taken = taken.is_ok();
             self.taken.push((*window, taken));
             if is_taken {
+                self.turns += 1;
                 self.cost.windows += 1;
                 host.sleep(self.config.pace);
             }
@@ -340,7 +389,7 @@ impl AccessSampler for MinorFaultSensor {
         let rows: Vec<_> = std::mem::take(&mut self.taken)
             .into_iter()
             .map(|(window, taken)| {
-                (window, taken.map_or_else(Seen::Unknown, |runs| self.put_back(host, window, &runs)))
+                (window, taken.map_or_else(Seen::Unknown, |taken| self.put_back(host, window, &taken)))
             })
             .collect();
         cost.events = rows.iter().filter(|(_, seen)| *seen == Seen::Touched).count() as u64;
@@ -462,15 +511,8 @@ mod tests {
         }
 
         fn pages(&self) -> Vec<(usize, bool)> {
-            let runs = |window| self.sensor.mapped(self.host.as_ref(), window).expect("the fake answers");
-            WINDOWS
-                .map(runs)
-                .iter()
-                .map(|runs| {
-                    let bytes: wideleaf_policies::Bytes = runs.iter().map(|run| run.bytes).sum();
-                    (bytes.pages(PageSize::Base4K) as usize, runs.iter().any(|run| run.is_huge))
-                })
-                .collect()
+            let mapped = |window| self.sensor.mapped(self.host.as_ref(), window).expect("the fake answers");
+            WINDOWS.map(mapped).iter().map(|mapped| (mapped.number(), mapped.is_huge)).collect()
         }
     }
 
@@ -480,7 +522,7 @@ mod tests {
     fn touched_and_idle_windows_are_distinguished_and_mapped_again_as_before() {
         let mut bed = Bed::new();
         bed.start(&WINDOWS);
-        assert_eq!(bed.pages(), [(0, false); 3], "all are away");
+        assert_eq!(bed.pages(), [(508, false), (0, false), (124, false)], "four base pages, or all of a huge page");
         assert!(bed.door.touch(WINDOWS[1]), "a thread that touches it waits");
         assert!(bed.door.touch(WINDOWS[1]), "and a second one with it");
         bed.watched.serve().expect("the fake answers");

@@ -1,5 +1,6 @@
 //! A wrapper of minor faults in which calls fail now and then.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use wideleaf_policies::WindowIndex;
@@ -36,14 +37,14 @@ impl MinorFaults for FailingMinorFaults {
         self.real.unwatch(window)
     }
 
-    /// A late failure has unmapped the window: madvise(2) may have done a part of its work.
-    fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
+    /// A late failure has unmapped the pages: madvise(2) may have done a part of its work.
+    fn unmap(&self, window: WindowIndex, pages: Range<u16>) -> Result<(), HostError> {
         let what = "unmap";
         let source = match self.faults.fate(what, &[libc::EAGAIN]) {
-            Fate::Fine => return self.real.unmap(window),
+            Fate::Fine => return self.real.unmap(window, pages),
             Fate::Early(error) => error,
             Fate::Late(error) => {
-                self.real.unmap(window)?;
+                self.real.unmap(window, pages)?;
                 error
             }
         };

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use wideleaf_policies::{Hva, PageSize, WindowIndex};
@@ -50,7 +51,8 @@ impl FakeMinorFaults {
         Arc::new(Open(faults.clone()))
     }
 
-    /// Touches the window like the guest. Returns whether the touch waits for an answer.
+    /// Touches the window like the guest, at a page that is not mapped if there is one. Returns whether the touch waits
+    /// for an answer.
     pub fn touch(&self, window: WindowIndex) -> bool {
         let mut state = self.state();
         if !state.watched.contains(&window) || self.is_mapped(window) {
@@ -90,19 +92,26 @@ impl FakeMinorFaults {
         self.range.hva + (window.start() - self.range.gpa.start())
     }
 
+    /// Whether all pages are mapped that the file has of the window.
     fn is_mapped(&self, window: WindowIndex) -> bool {
-        self.host.has_page(self.hva(window), PageSize::Huge2M.bytes())
+        let page = PageSize::Base4K;
+        self.in_file(window).all(|run| {
+            (0..run.bytes.pages(page)).all(|number| self.host.has_page(run.start + page.bytes() * number, page.bytes()))
+        })
+    }
+
+    /// Runs of the window's pages in the file.
+    fn in_file(&self, window: WindowIndex) -> impl Iterator<Item = PageRun> + '_ {
+        let (start, end) = (self.hva(window), self.hva(window) + PageSize::Huge2M.bytes());
+        self.file.iter().filter_map(move |run| {
+            let (from, to) = (run.start.max(start), (run.start + run.bytes).min(end));
+            (from < to).then(|| PageRun { start: from, bytes: to - from, is_huge: run.is_huge })
+        })
     }
 
     /// Maps the file's pages of the window.
     fn map(&self, window: WindowIndex) {
-        let (start, end) = (self.hva(window), self.hva(window) + PageSize::Huge2M.bytes());
-        for run in &self.file {
-            let (from, to) = (run.start.max(start), (run.start + run.bytes).min(end));
-            if from < to {
-                self.host.make_present(from, to - from, run.is_huge);
-            }
-        }
+        self.in_file(window).for_each(|run| self.host.make_present(run.start, run.bytes, run.is_huge));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -146,9 +155,10 @@ impl MinorFaults for Open {
         Ok(())
     }
 
-    fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
+    fn unmap(&self, window: WindowIndex, pages: Range<u16>) -> Result<(), HostError> {
         let _state = self.0.enter("fake unmap")?;
-        self.0.host.make_absent(self.0.hva(window), PageSize::Huge2M.bytes());
+        let page = PageSize::Base4K.bytes();
+        self.0.host.make_absent(self.0.hva(window) + page * u64::from(pages.start), page * pages.len() as u64);
         Ok(())
     }
 

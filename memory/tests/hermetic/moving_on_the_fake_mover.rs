@@ -118,7 +118,8 @@ fn an_unanswered_touch_is_counted_at_the_end() {
     bed.mover.write(W, ALL_PAGES);
     let mut sensor = bed.sensor();
     sensor.start(bed.host.as_ref(), &[W]);
-    bed.mover.touch(W, 0);
+    let mut pages = ALL_PAGES;
+    assert!(pages.any(|page| bed.mover.touch(W, page) == Touch::Waits));
     assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Touched)]);
     bed.assert_at_rest();
 }
@@ -458,8 +459,9 @@ fn no_failing_call_of_a_sample_loses_a_byte() {
     with_every_call_failing(|bed, windows| {
         let mut sensor = bed.sensor();
         sensor.start(bed.host.as_ref(), &windows);
-        for page in [0, 150, 511] {
-            windows.into_iter().for_each(|window| touch(bed, window, page));
+        for pages in [0..150, 150..151, 151..512] {
+            let touches = pages.flat_map(|page| windows.map(|window| (window, page)));
+            touches.for_each(|(window, page)| touch(bed, window, page));
             let _ = bed.aside.serve();
         }
         let sample = sensor.finish(bed.host.as_ref());
@@ -570,8 +572,8 @@ fn a_service_that_ends_during_a_swap_waits_for_the_window_and_brings_it_back_if_
             if !does_move_in {
                 mover.pin(Place::Ready(0), 0);
                 // The calls: copy, scan and giving back of the page table, the failing move in; the way back:
-                // check, move, and this.
-                mover.fail_call(6, libc::ENOMEM);
+                // check, list, move, and this.
+                mover.fail_call(7, libc::ENOMEM);
             }
         });
         let result = swapper.swap(bed.host.as_ref(), W).result;

@@ -16,7 +16,8 @@ use wideleaf_memory::sensors::access::{AccessConfig, AccessSampler, AccessSensor
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::rotation::Rotation;
-use wideleaf_policies::units::{kib, mib};
+use wideleaf_policies::sampled_pages::SAMPLED_PAGES;
+use wideleaf_policies::units::mib;
 use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 const WORDS_PER_WINDOW: usize = 2 << 20 >> 3;
@@ -96,11 +97,11 @@ fn the_number_of_events_is_that_of_touched_windows() {
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
     for touched in [0, 16, WINDOWS as usize] {
         sensor.start(host.as_ref(), &windows(0..WINDOWS));
-        // Several words of each; reads and writes are both touches.
-        for window in 0..touched {
-            let first = window * WORDS_PER_WINDOW;
+        // A word of each page, since only some pages of a window in base pages are watched; reads and writes are both
+        // touches.
+        for first in (0..touched * WORDS_PER_WINDOW).step_by(2 * WORDS_PER_PAGE) {
             assert_eq!(words(&ram)[first].load(Ordering::Relaxed), value(first, 0));
-            words(&ram)[first + 9 * WORDS_PER_PAGE].fetch_add(0, Ordering::Relaxed);
+            words(&ram)[first + WORDS_PER_PAGE].store(value(first + WORDS_PER_PAGE, 0), Ordering::Relaxed);
         }
         let sample = sensor.finish(host.as_ref());
         assert_eq!((sample.cost.windows, sample.cost.events), (WINDOWS, touched as u64));
@@ -124,9 +125,28 @@ fn a_touch_by_the_kernel_is_a_touch() {
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
     let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
     sensor.start(host.as_ref(), &windows(0..2));
-    host.advise(ram.ranges()[0].hva + mib(2), kib(4), Advice::PopulateWrite).unwrap();
+    host.advise(ram.ranges()[0].hva + mib(2), mib(2), Advice::PopulateWrite).unwrap();
     let seen: Vec<Seen> = sensor.finish(host.as_ref()).rows.into_iter().map(|(_, seen)| seen).collect();
     assert_eq!(seen, [Seen::Untouched, Seen::Touched]);
+    assert_eq!(wrong(&ram, 0..words(&ram).len()), 0);
+}
+
+#[test]
+fn the_guest_has_most_pages_of_a_sampled_window_all_the_time() {
+    if moves::are_missing() {
+        return;
+    }
+    let (ram, host) = (map(1), host());
+    fill(&ram, 0..words(&ram).len());
+    let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
+    let mut sensor = AccessSensor::new(mover.aside().clone(), AccessConfig::default());
+    let present = || backing(&ram, 0);
+    for _ in 0..20 {
+        sensor.start(host.as_ref(), &windows(0..1));
+        assert_eq!(present(), (512 - SAMPLED_PAGES, Backing::Base4K));
+        let seen: Vec<Seen> = sensor.finish(host.as_ref()).rows.into_iter().map(|(_, seen)| seen).collect();
+        assert_eq!((seen, present()), (vec![Seen::Untouched], (512, Backing::Base4K)));
+    }
     assert_eq!(wrong(&ram, 0..words(&ram).len()), 0);
 }
 
@@ -198,18 +218,16 @@ fn memory_that_is_not_anonymous_is_refused_with_the_reason() {
     assert!(error.to_string().contains("--backing anon"), "{error}");
 }
 
-/// Checks and rewrites its words, pass after pass: every word has its value of the last pass. Returns the number of
-/// passes.
-fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &AtomicBool) -> u64 {
+/// Checks and rewrites its words, pass after pass, at least once: every word has its value of the last pass.
+fn write_and_check(ram: &GuestRam, words_of: std::ops::Range<usize>, is_over: &AtomicBool) {
     let mut generation = 0;
-    while !is_over.load(Ordering::Relaxed) {
+    while generation == 0 || !is_over.load(Ordering::Relaxed) {
         for index in words_of.clone() {
             let found = words(ram)[index].swap(value(index, generation + 1), Ordering::Relaxed);
             assert_eq!(found, value(index, generation), "word {index} in generation {generation}");
         }
         generation += 1;
     }
-    generation
 }
 
 /// Swaps windows, each swapper in a thread of its own, neighbours at the same time. Returns the number of swaps.
@@ -254,7 +272,7 @@ fn sample_and_swap_under_writers(host: &Arc<LinuxHost>) -> (u64, u64) {
     sensor.start(host.as_ref(), &all.iter().copied().step_by(2).collect::<Vec<_>>());
     drop(mover);
     is_over.store(true, Ordering::Relaxed);
-    writers.into_iter().for_each(|writer| assert!(writer.join().unwrap() > 0));
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
     assert!(words(&ram)[end..].iter().all(|word| word.load(Ordering::Relaxed) == 0), "former holes are zero");
     (sampled, swapped)
 }

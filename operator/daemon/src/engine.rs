@@ -227,6 +227,7 @@ impl Engine {
                 None => {}
             }
         }
+        self.table().vms.values_mut().for_each(Vm::count_activity);
         self.watch_guarantees(now);
         self.pursue_guarantees();
         self.share_out();
@@ -241,7 +242,6 @@ impl Engine {
         if let Some(vm) = self.table().vms.get_mut(&process) {
             vm.see(view);
             (vm.counts, vm.offer) = (counts, offer);
-            vm.count_activity();
         }
     }
 

@@ -28,24 +28,34 @@ const HOT: u64 = 1 << 20;
 #[test]
 fn the_price_is_zero_while_free_pages_suffice() {
     let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
-    let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 10);
+    let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 10, 0);
     assert_eq!(clearing, Clearing { price: 0, of_vms: Vec::from([HugePagePrice::default(); 2]) });
-    assert_eq!(clearing_price(&[], 0), Clearing::default());
+    assert_eq!(clearing_price(&[], 0, 0), Clearing::default());
 }
 
 #[test]
 fn cold_windows_give_exactly_what_the_buyers_lack() {
     // 10 buyers, 3 free pages: 7 of the 50 idle windows give theirs back.
     let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
-    let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 3);
+    let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 3, 0);
     assert_eq!((clearing.price, allowances(&clearing)), (HOT, Vec::from([0, 7])));
+}
+
+#[test]
+fn pages_that_are_coming_are_not_asked_for_again_and_change_no_price() {
+    let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
+    let cleared = [0, 4, 10, 11].map(|coming| clearing_price(&[plain(&buyer), plain(&idle)], 0, coming));
+    assert_eq!(
+        cleared.each_ref().map(|clearing| (clearing.price, allowances(clearing)[1])),
+        [10, 6, 0, 0].map(|n| (HOT, n))
+    );
 }
 
 #[test]
 fn the_last_bidder_served_sets_the_price() {
     // Two pages are free: the window of 8 and one of those with 4 get them.
     let buyer = bids(&[8, 4, 4, 2, 1].map(|times| times * HOT), &[]);
-    let prices = [0, 1, 2, 3, 4, 5].map(|free| clearing_price(&[plain(&buyer)], free).price / HOT);
+    let prices = [0, 1, 2, 3, 4, 5].map(|free| clearing_price(&[plain(&buyer)], free, 0).price / HOT);
     assert_eq!(prices, [8, 8, 4, 4, 2, 0]);
 }
 
@@ -54,7 +64,7 @@ fn a_window_gives_its_page_only_to_one_that_saves_twice_as_much() {
     let buyer = bids(&[2 * HOT], &[]);
     let given = [HOT, HOT + HOT / 8].map(|held| {
         let holder = bids(&[], &[held]);
-        allowances(&clearing_price(&[plain(&buyer), plain(&holder)], 0))[1]
+        allowances(&clearing_price(&[plain(&buyer), plain(&holder)], 0, 0))[1]
     });
     assert_eq!(given, [1, 0]);
 }
@@ -63,7 +73,7 @@ fn a_window_gives_its_page_only_to_one_that_saves_twice_as_much() {
 fn the_coldest_windows_give_first_whichever_vm_has_them() {
     let buyer = bids(&[HOT; 3], &[]);
     let (warm, cold) = (bids(&[], &[HOT / 4; 9]), bids(&[], &[0, 0]));
-    let clearing = clearing_price(&[plain(&buyer), plain(&warm), plain(&cold)], 0);
+    let clearing = clearing_price(&[plain(&buyer), plain(&warm), plain(&cold)], 0, 0);
     assert_eq!(allowances(&clearing), [0, 1, 2]);
 }
 
@@ -71,7 +81,7 @@ fn the_coldest_windows_give_first_whichever_vm_has_them() {
 fn a_vm_gives_no_more_than_it_can_spare() {
     let (buyer, idle) = (bids(&[HOT; 8], &[]), bids(&[], &[0; 20]));
     let given = [0, 5].map(|spare| {
-        let clearing = clearing_price(&[plain(&buyer), Bidder { spare, ..plain(&idle) }], 0);
+        let clearing = clearing_price(&[plain(&buyer), Bidder { spare, ..plain(&idle) }], 0, 0);
         (clearing.price, allowances(&clearing)[1])
     });
     assert_eq!(given, [(HOT, 0), (HOT, 5)]);
@@ -82,7 +92,7 @@ fn a_weight_counts_as_that_many_times_the_benefit() {
     // One page is free. At equal weights the second VM's window saves more; at weight 4 the first VM's is served.
     let [first, second] = [bids(&[HOT], &[]), bids(&[2 * HOT], &[])];
     let prices = [1, 4].map(|weight| {
-        let clearing = clearing_price(&[Bidder { weight, ..plain(&first) }, plain(&second)], 1);
+        let clearing = clearing_price(&[Bidder { weight, ..plain(&first) }, plain(&second)], 1, 0);
         clearing.of_vms.iter().map(|of| of.cycles_per_s).collect::<Vec<_>>()
     });
     assert_eq!(prices[0], [2 * HOT, 2 * HOT]);
@@ -128,7 +138,7 @@ fn any_host() -> impl Strategy<Value = Vec<AnyVm>> {
 }
 
 fn clear(host: &[AnyVm], free: u64) -> Clearing {
-    clearing_price(&host.iter().map(AnyVm::bidder).collect::<Vec<_>>(), free)
+    clearing_price(&host.iter().map(AnyVm::bidder).collect::<Vec<_>>(), free, 0)
 }
 
 /// Windows of a VM that want a page and with a benefit that fulfils `is_served`.

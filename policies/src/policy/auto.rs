@@ -39,7 +39,7 @@ use crate::market::Bids;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, GuestMapping, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
@@ -122,8 +122,10 @@ const COLD_AFTER_SAMPLES: u8 = 2;
 /// Number of past decisions assumed before there are any, so that one failure does not double the caution.
 const PAST_DECISIONS_ASSUMED: u64 = 8;
 
-/// Highest return in percent of a window without proof: below the smallest that `hysteresis` allows.
-const BLIND_MAX: u64 = 99;
+/// Highest return in percent of a window without proof: in a bucket below that of the smallest return that
+/// `hysteresis` allows.
+const BLIND_MAX: u64 = 95;
+const _: () = assert!(bucket_of(BLIND_MAX) < bucket_of(100), "proven windows come first");
 
 /// Longest time between two plans for which a promotion earns: a manager that slept has no sensor data for it.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -155,6 +157,10 @@ impl Memory {
     /// Number of base pages of a large window that the guest may use.
     fn used(&self, vm: &VmSnapshot, row: usize) -> u16 {
         if self.resident_before > 0 { self.resident_before } else { vm.resident[row] }
+    }
+
+    fn was_given_up(&self) -> bool {
+        self.given_up != GivenUp::No
     }
 
     fn cold_for_s(&self, now: Moment) -> u32 {
@@ -228,8 +234,6 @@ struct Score {
     /// Number of hot windows at the latest plan that do not pay for their bloat.
     sparse_now: u64,
     vacated: u64,
-    /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
-    priced_out_now: u64,
 }
 
 impl Score {
@@ -295,11 +299,40 @@ impl Judge {
         benefit.checked_sub(self.prices.bloat_per_s(missing(vm, row)))
     }
 
-    /// Return of `cost` cycles in percent, if it suffices.
-    fn sufficient_percent(&self, per_s: u64, hot_since: Moment, cost: u64) -> Option<u64> {
-        let percent = self.prices.return_percent(per_s, self.now.since(hot_since), cost);
-        (percent >= self.asked_percent).then_some(percent)
+    /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
+    fn proof(&self, window: Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
+        let hot_for = self.now.since(window.hot_since?);
+        let Some(per_s) = self.net_per_s(vm, row) else {
+            *sparse += 1;
+            return None;
+        };
+        let copy = self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 });
+        let cost = if vm.is_held[row] { self.recovery } else { copy };
+        let return_percent = self.prices.return_percent(per_s, hot_for, cost);
+        let with_vacate = || self.prices.return_percent(per_s, hot_for, copy.saturating_add(self.vacate));
+        (return_percent >= self.asked_percent).then(|| Proof {
+            per_s,
+            return_percent,
+            pays_for_vacate: with_vacate() >= self.asked_percent,
+        })
     }
+}
+
+/// Benefit of a window that pays for its promotion.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    /// Cycles per second that the promotion saves beyond its bloat.
+    per_s: u64,
+    /// Share of the cost that comes back within the horizon, in percent.
+    return_percent: u64,
+    /// Whether it also pays for another window that gives its huge page back.
+    pays_for_vacate: bool,
+}
+
+/// Whether a window without proof may be in use. One with a touch in its latest sample is no worse than one without
+/// samples. Nor is one that shares its result with many others.
+fn may_be_used(vm: &VmSnapshot, row: usize) -> bool {
+    vm.access[row].was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window()
 }
 
 impl Auto {
@@ -383,54 +416,61 @@ impl Auto {
         }
     }
 
-    fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
+    /// Visits all windows once: bids for them while the market is open, and ranks those that may be promoted, the proven
+    /// ones before the others. Returns the number of proven ones.
+    fn rank(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) -> usize {
         let judge = self.judge(now);
-        let Auto { prices, memory, ranking, score, resident_min, market, .. } = self;
-        (score.sparse_now, score.priced_out_now) = (0, 0);
+        let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, .. } = self;
+        let mut proven = 0;
+        score.sparse_now = 0;
         ranking.clear();
-        self.turns.visit(snapshot, |place| {
+        turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            let is_addition = missing(vm, row) > 0;
-            if !is_promotable(vm, row, now) || (is_short && is_addition) {
+            let window = memory.of_vm(place.vm as usize)[row];
+            let is_released = || is_short && splits.of_release(&judge, window, vm, row).is_some();
+            if market.may_offer(vm, row, now) && !is_released() {
+                market.hold(judge.worth_of_large(window, vm, row), place);
+            }
+            if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) {
                 return ControlFlow::Continue(());
             }
-            let access = vm.access[row];
-            let Memory { hot_since, was_vacated, given_up, .. } = memory.of_vm(place.vm as usize)[row];
-            let was_given_up = given_up != GivenUp::No;
-            // One that is only held has its huge page.
-            let needs_page = !vm.backing[row].is_large();
-            let proven = hot_since.and_then(|hot_since| {
-                let Some(per_s) = judge.net_per_s(vm, row) else {
-                    score.sparse_now += 1;
-                    return None;
-                };
-                let copy = judge.copy + if was_given_up { judge.split } else { 0 };
-                let cost = if vm.is_held[row] { judge.recovery } else { copy };
-                let percent = judge.sufficient_percent(per_s, hot_since, cost)?;
-                let is_served = !needs_page || market.serves(per_s);
-                score.priced_out_now += u64::from(!is_served);
-                is_served.then(|| bucket_of(percent))
-            });
-            // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
-            // its result with many others.
-            let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
-            let may_guess = may_be_used && !was_vacated && !was_given_up && (!needs_page || !market.has_price());
-            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
-            if let Some(bucket) = proven.or_else(guessed) {
-                ranking.push(bucket, place);
-            }
+            let bucket = match judge.proof(window, vm, row, &mut score.sparse_now) {
+                Some(proof) => {
+                    proven += 1;
+                    market.want(&proof, vm, row);
+                    Some(bucket_of(proof.return_percent))
+                }
+                None if window.was_vacated || window.was_given_up() || !may_be_used(vm, row) => None,
+                None => prices.bucket_when_blind(vm, row, *resident_min),
+            };
+            bucket.into_iter().for_each(|bucket| ranking.push(bucket, place));
             ControlFlow::Continue(())
         });
+        proven
     }
 
     /// Plans the promotions, best first. Each that needs a huge page has one before it that gives one back, as far as
     /// the market allows. What it allows beyond that is for other VMs of the host.
-    fn promote(&mut self, snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
-        let mut vacating = self.coldest(snapshot).into_iter();
-        let Auto { expectations, memory, ranking, score, .. } = self;
-        for place in ranking.best_first() {
+    fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
+        let judge = self.judge(self.planned_at);
+        let mut vacating = self.coldest(snapshot, &judge).into_iter();
+        let Auto { expectations, memory, ranking, score, market, .. } = self;
+        let mut pages = market.pages();
+        for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
-            let given = if vm.backing[row].is_large() { None } else { vacating.next() };
+            let needs_page = !vm.backing[row].is_large();
+            let is_served = || match rank < proven {
+                true => market.serves(|| judge.net_per_s(vm, row)),
+                false => market.serves_without_proof(),
+            };
+            if needs_page && !is_served() {
+                continue;
+            }
+            let given = if needs_page { vacating.next() } else { None };
+            if needs_page && given.is_none() {
+                let Some(left) = pages.checked_sub(1) else { continue };
+                pages = left;
+            }
             if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
                 || expectations.request_huge(vm, row, budget, plan).is_break()
             {
@@ -481,6 +521,10 @@ impl Policy for Auto {
         vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
     }
 
+    fn uses_zero(&self) -> bool {
+        self.shortage.is_near()
+    }
+
     fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         self.market.hurries(vm, row)
     }
@@ -488,12 +532,14 @@ impl Policy for Auto {
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
         let is_short = self.shortage.update(snapshot.host);
-        self.go_to_market(snapshot, now, is_short);
+        let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
+        self.market.open(huge_pages);
+        let proven = self.rank(snapshot, now, is_short);
+        self.market.set_price(huge_pages, now);
         if is_short {
             self.split(snapshot, now, budget, plan);
         }
-        self.rank_promotions(snapshot, now, is_short);
-        self.promote(snapshot, budget, plan);
+        self.promote(snapshot, proven, budget, plan);
         self.move_giants(snapshot, now, is_short, budget, plan);
     }
 
@@ -540,7 +586,7 @@ impl Policy for Auto {
             ("sparse_now", score.sparse_now),
             ("caution_percent", score.caution_percent()),
             ("vacated", score.vacated),
-            ("priced_out_now", score.priced_out_now),
+            ("priced_out_now", self.market.priced_out()),
             ("huge_page_price", self.market.price()),
             ("split_in_use", self.splits.in_use),
             ("demoted", self.splits.demoted),

@@ -154,6 +154,10 @@ impl Policy for Coverage {
         Needs { access: true, zero: true, host_memory: true, ..Needs::default() }
     }
 
+    fn uses_zero(&self) -> bool {
+        self.shortage.is_near()
+    }
+
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         if self.shortage.update(snapshot.host) {
             self.recover(snapshot, now, budget, plan);

@@ -93,10 +93,13 @@ fn bids_count_windows_that_want_and_that_could_give_and_there_are_none_in_plenty
 
 #[test]
 fn no_window_is_vacated_for_one_without_proof() {
-    // Full windows without any sample are promoted while pages are free, but cost no other window its page.
+    // Full windows without any sample are promoted while pages are free, but cost no other window its page. One more is
+    // requested, so that the manager knows of a window that waits.
     let change = |at: usize, row: &mut WindowRow| row.access = if at < 2 { samples(IDLE) } else { Default::default() };
-    let vm = vm_with(0, "HHff", change);
-    assert_eq!(Desk::new("auto").plan(&scarce(0, vec![vm.clone()]), seconds(0)), [promote(2), promote(3)]);
+    let vm = vm_with(0, "HHfff", change);
+    let plan = |free| Desk::new("auto").plan(&scarce(free, vec![vm.clone()]), seconds(0));
+    assert_eq!(plan(0), [promote(2)]);
+    assert_eq!(plan(1), [promote(2), promote(3)]);
     // At a price they are not promoted at all.
     let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 0 });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), []);
@@ -165,7 +168,7 @@ fn windows_of_a_vm_that_cannot_be_vacated_are_asked_once() {
     desk.hears(vacate(0), seconds(1), OutcomeResult::Refused(Refusal::Busy));
     assert!(desk.plan(&scarce(0, vec![vm.clone()]), seconds(2)).contains(&vacate(0)), "busy is no proof");
     desk.hears(vacate(0), seconds(2), OutcomeResult::Skipped(Skip::NoMechanism));
-    assert_eq!(desk.plan(&scarce(0, vec![vm]), seconds(3)), [promote(2), promote(3)]);
+    assert_eq!(desk.plan(&scarce(0, vec![vm]), seconds(3)), [promote(2)]);
     assert_eq!(desk.0.bids().map(|bids| bids.held()), Some(0));
 }
 
@@ -196,15 +199,38 @@ fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
 }
 
 #[test]
-fn windows_that_may_be_cold_are_hurried_for_while_a_page_has_a_price() {
-    let mut vm = cold_and_hot("HHHHf");
+fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
+    let mut vm = cold_and_hot("HHHHff");
     vm.access[..3].copy_from_slice(&[samples("---"), samples("x"), AccessHistory::default()]);
+    vm.access[5] = AccessHistory::default();
     let mut desk = proven(&vm);
-    let hurried = |desk: &Desk| [0, 1, 2, 3, 4].map(|row| desk.0.hurries(&vm, row));
-    assert_eq!(hurried(&desk), [false; 5]);
+    let hurried = |desk: &Desk| [0, 1, 2, 3, 4, 5].map(|row| desk.0.hurries(&vm, row));
+    assert_eq!(hurried(&desk), [false; 6]);
     desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
-    // Idle so far, touched, never sampled, known to be idle, on base pages.
-    assert_eq!(hurried(&desk), [true, false, true, false, false]);
+    // Idle so far, touched, never sampled, known to be idle; on base pages: proven, never sampled.
+    assert_eq!(hurried(&desk), [true, false, true, false, false, true]);
+}
+
+#[test]
+fn large_windows_are_sampled_once_more_after_demand_rose() {
+    let with_age = |drawn, age_s| {
+        let mut vm = cold_and_hot(drawn);
+        vm.access[0] = samples(HOT);
+        vm.access_quality[0] = SampleQuality::new(Duration::from_secs(age_s), 1);
+        vm
+    };
+    let mut desk = proven(&with_age("Hff", 0));
+    let mut hurried = |drawn, second, age_s| {
+        let vm = with_age(drawn, age_s);
+        desk.plan(&scarce(0, vec![vm.clone()]), seconds(second));
+        desk.0.hurries(&vm, 0)
+    };
+    assert!(hurried("Hff", 2, 1), "sampled before there was a price");
+    assert!(!hurried("Hff", 2, 0));
+    assert!(!hurried("Hff", 9, 7), "and it was hot since");
+    assert!(!hurried("Hf", 10, 8), "fewer buyers");
+    assert!(!hurried("Hfff", 11, 3), "a new window is no buyer at once");
+    assert!(hurried("Hfff", 12, 4), "now it is proven");
 }
 
 /// No window goes to and fro: over an hour in which two halves of the memory take turns, each window moves once for

@@ -33,7 +33,7 @@ use wideleaf_policies::window::WindowState;
 const GUEST: VmId = VmId(0);
 
 /// One bit for each base page of a window.
-type PageBits = [u64; 8];
+pub(super) type PageBits = [u64; 8];
 
 pub(super) struct StreamHost {
     backing: Vec<Backing>,
@@ -92,13 +92,13 @@ impl StreamHost {
         }
         assert!(address < self.arena.get(), "an access at {address} is beyond an arena of {}", self.arena);
         self.latest_page = page;
-        self.touched[row][word] & bit == 0 || self.looks.is_watched(row)
+        self.touched[row][word] & bit == 0 || self.looks.is_watched(row, word, bit)
     }
 
     /// Performs the access itself.
     pub fn touch(&mut self, address: u64, now: Moment, policy: &mut dyn Policy, tally: &mut Tally, mmu: &mut dyn Mmu) {
         let (_, row, word, bit) = place(address);
-        if self.looks.is_watched(row) {
+        if self.looks.is_watched(row, word, bit) {
             self.looks.touched(row, now);
         }
         if self.touched[row][word] & bit != 0 {
@@ -159,7 +159,12 @@ impl StreamHost {
         let is_backed = |row: &usize| self.backing[*row] != Backing::Unbacked;
         let backed: Vec<_> =
             (0..self.backing.len()).filter(is_backed).map(|row| WindowIndex::new(row as u64)).collect();
-        self.looks.start(&backed, now);
+        let present = |row: usize| match (self.backing[row], self.is_full[row]) {
+            (Backing::Base4K, false) => Some(self.touched[row]),
+            (Backing::Base4K, true) => Some([u64::MAX; 8]),
+            (Backing::Unbacked | Backing::Huge2M | Backing::Giant1G, _) => None,
+        };
+        self.looks.start(&backed, present, now);
         self.latest_page = u64::MAX;
     }
 

@@ -46,7 +46,10 @@ impl ZeroSampling {
 
 impl SlowSensor for ZeroSampling {
     fn start(&mut self, tick: &EndOfTick<'_>, report: &mut ManagerReport) {
-        let EndOfTick { host, vm, windows, backed, .. } = *tick;
+        let EndOfTick { host, vm, windows, backed, uses_zero, .. } = *tick;
+        if !uses_zero {
+            return;
+        }
         if tick.has_acted() {
             self.share.changed();
         }

@@ -1,6 +1,7 @@
 //! The real minor faults: a userfaultfd on this process's mapping of the file.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -77,9 +78,11 @@ impl MinorFaults for LinuxMinorFaults {
         self.wake(window)
     }
 
-    fn unmap(&self, window: WindowIndex) -> Result<(), HostError> {
+    fn unmap(&self, window: WindowIndex, pages: Range<u16>) -> Result<(), HostError> {
         assert_ne!(self.ram.backing().kind(), BackingKind::Anon, "anonymous memory would be lost");
-        self.ram.window(window).discard().map_err(host_error("madvise(MADV_DONTNEED)"))
+        let page = PageSize::Base4K.bytes();
+        let piece = self.ram.window(window).part(page * u64::from(pages.start), page * pages.len() as u64);
+        piece.discard().map_err(host_error("madvise(MADV_DONTNEED)"))
     }
 
     /// Page by page if necessary: pages that are mapped already or not in the file are skipped.

@@ -1,9 +1,10 @@
-//! Huge pages of the host: while the kernel refuses them to a VM, the bids of all VMs are cleared once a second.
+//! Huge pages of the host: while the kernel refuses them to a VM, the bids of all VMs are cleared, each second and
+//! whenever a VM reports its bids.
 //!
 //! ```text
 //!   a loop was refused a page ─▶ each VM bids ─▶ clearing_price, by weight ─▶ price of each VM ─▶ its policy obeys
-//!                                                     ▲                          └─▶ every GRANT_EVERY: how many
-//!   guarantee ─▶ pages that a VM can spare ───────────┘                               windows may be vacated
+//!                                                     ▲        ▲                 └─▶ how many windows may be vacated ─┐
+//!   guarantee ─▶ pages that a VM can spare ───────────┘        └── pages that are coming ◀────────────────────────────┘
 //!   no refusal any more ─▶ no price: each policy decides alone
 //! ```
 //!
@@ -17,17 +18,25 @@ use wideleaf_policies::{Bids, HugePagePrice, PageSize};
 use super::vm::{Hands, Vm};
 use super::{Engine, SharedCare, Table, told_if_free};
 
-/// Time between two permissions to vacate. A page that was given back at one is taken and reported before the next: a
-/// run asks each second, its loop acts at once, and a buyer notices a free block within half a second and reports each
-/// second. So no page is given back twice for one buyer.
-const GRANT_EVERY: Duration = Duration::from_secs(3);
+/// Least time between two clearings, of which each takes some 4 us for a VM.
+const CLEARED_EVERY: Duration = Duration::from_millis(200);
+
+/// Time after which a page that a VM may give back counts as given to a bidder, or as never given: a loop acts at once,
+/// and a buyer notices a free block within half a second and reports each second.
+const COMING_FOR: Duration = Duration::from_secs(3);
 
 /// State of the market.
 #[derive(Debug, Default)]
 pub(super) struct Market {
     /// Price on the whole host, in cycles per second at weight 1; `None` while huge pages are not short.
     price: Option<u64>,
-    granted_at: Option<Duration>,
+    /// Number of pages that VMs may give back and that no bidder has got yet.
+    coming: u64,
+    /// Time of the latest permission.
+    granted_at: Duration,
+    /// Number of windows that wanted a page at the latest clearing, and its time.
+    wanted: u64,
+    cleared_at: Duration,
 }
 
 impl Market {
@@ -49,6 +58,13 @@ impl Engine {
 }
 
 impl Table {
+    /// Clears the market again while it is open, after a VM of `wideleaf run` has reported its bids.
+    pub(super) fn clear_market_again(&mut self, now: Duration) {
+        if self.market.price.is_some() && now.saturating_sub(self.market.cleared_at) >= CLEARED_EVERY {
+            self.clear_market(now);
+        }
+    }
+
     /// Sets the price of each VM. Returns the managers of this daemon that have to know theirs.
     fn clear_market(&mut self, now: Duration) -> Vec<(SharedCare, Option<HugePagePrice>)> {
         let was_open = self.market.price.is_some();
@@ -57,14 +73,15 @@ impl Table {
         let nothing = Bids::default();
         let bidder = |vm| bidder(vm, &nothing);
         let bidders: Vec<Bidder<'_>> = self.vms.values().map(bidder).collect();
-        let cleared = free.map(|free| clearing_price(&bidders, free));
+        let coming = self.market.coming(now, bidders.iter().map(|bidder| bidder.bids.wanted()).sum());
+        let cleared = free.map(|free| clearing_price(&bidders, free, coming));
         self.market.price = cleared.as_ref().map(|clearing| clearing.price);
-        let mut prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
-        if !self.market.may_grant(now, &prices) {
-            prices.iter_mut().for_each(|price| price.may_vacate = 0);
-        }
+        let prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
+        self.market.grant(now, prices.iter().map(|price| price.may_vacate).sum());
         for (index, vm) in self.vms.values_mut().enumerate() {
-            vm.price = prices.get(index).copied();
+            let untold = vm.price.map_or(0, |price| price.may_vacate);
+            let with_untold = |price: &HugePagePrice| HugePagePrice { may_vacate: price.may_vacate + untold, ..*price };
+            vm.price = prices.get(index).map(with_untold);
         }
         let is_told = was_open || self.market.price.is_some();
         self.vms.values().filter(|_| is_told).filter_map(|vm| Some((vm.care()?, vm.price))).collect()
@@ -72,13 +89,23 @@ impl Table {
 }
 
 impl Market {
-    fn may_grant(&mut self, now: Duration, prices: &[HugePagePrice]) -> bool {
-        let is_due = self.granted_at.is_none_or(|at| now.saturating_sub(at) >= GRANT_EVERY);
-        let is_granted = is_due && prices.iter().any(|price| price.may_vacate > 0);
-        if is_granted {
-            self.granted_at = Some(now);
+    /// Number of pages that are coming, at a clearing at which so many windows want one: fewer than at the latest one
+    /// have got it.
+    fn coming(&mut self, now: Duration, wanted: u64) -> u64 {
+        let got = std::mem::replace(&mut self.wanted, wanted).saturating_sub(wanted);
+        self.cleared_at = now;
+        self.coming = match now.saturating_sub(self.granted_at) < COMING_FOR {
+            true => self.coming.saturating_sub(got),
+            false => 0,
+        };
+        self.coming
+    }
+
+    /// Notes that so many pages may be given back.
+    fn grant(&mut self, now: Duration, pages: u64) {
+        if pages > 0 {
+            (self.coming, self.granted_at) = (self.coming + pages, now);
         }
-        is_granted
     }
 }
 

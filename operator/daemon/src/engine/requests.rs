@@ -387,10 +387,10 @@ impl Engine {
                 return Err(format!("this connection belongs to process {}", vm.found.process.pid));
             }
             vm.see(view);
-            vm.count_activity();
             vm.keep_own_policy();
             vm.offer = live.bids.as_deref().map(Offer::from);
             vm.windows.take(live, Instant::now());
+            table.clear_market_again(self.now());
         }
         self.reported.notify_all();
         self.limits_of(connection)

@@ -19,12 +19,12 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
-use super::{Auto, Judge, Memory};
+use super::{Auto, Judge, Memory, Proof};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
-use crate::candidates::{Place, is_demotable, is_promotable, missing};
+use crate::candidates::{Place, is_demotable};
 use crate::expectations::Expectations;
-use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, bid, clearing_price};
+use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::Moment;
@@ -41,10 +41,42 @@ pub(super) struct Market {
     is_open: bool,
     bids: Bids,
     price: HugePagePrice,
+    /// Number of free huge pages, if known.
+    free: Option<u64>,
     /// Windows that could give their page back, the coldest best.
     cold: Ranking,
     /// VMs of which no window can be vacated.
     immovable: Vec<VmId>,
+    demand: Demand,
+}
+
+/// When demand rose: large windows that were sampled before may have become cold since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Demand {
+    /// Largest number of windows of these VMs that wanted a huge page, since it was last less than half of that.
+    peak: u64,
+    had_price: bool,
+    rose_at: Moment,
+    /// Moment of the latest plan.
+    now: Moment,
+}
+
+impl Demand {
+    fn update(&mut self, wanted: u64, has_price: bool, now: Moment) {
+        let is_rising = wanted > self.peak || (has_price && !self.had_price);
+        if is_rising {
+            self.rose_at = now;
+        }
+        if is_rising || wanted < self.peak / 2 {
+            self.peak = wanted;
+        }
+        (self.had_price, self.now) = (has_price, now);
+    }
+
+    /// Whether a sample of this age, in seconds, was taken before demand rose.
+    fn is_newer_than(&self, age_s: u16) -> bool {
+        u64::from(age_s) > self.now.since(self.rose_at).as_secs()
+    }
 }
 
 impl Market {
@@ -54,7 +86,7 @@ impl Market {
     }
 
     /// Whether a huge page has a price now.
-    pub fn has_price(&self) -> bool {
+    fn has_price(&self) -> bool {
         self.price() > 0
     }
 
@@ -63,9 +95,26 @@ impl Market {
         self.price != HugePagePrice::default()
     }
 
-    /// Whether a window that saves `per_s` cycles per second may have a huge page.
-    pub fn serves(&self, per_s: u64) -> bool {
-        bid(per_s) >= self.price()
+    /// Whether a window may have a huge page that saves this many cycles per second, if that is any.
+    pub fn serves(&self, per_s: impl FnOnce() -> Option<u64>) -> bool {
+        !self.has_price() || per_s().is_some_and(|per_s| bid(per_s) >= self.price())
+    }
+
+    /// Number of huge pages beyond those of vacated windows for which it is worth to ask: those that are free, and one
+    /// more, since the manager asks the kernel once in a while all the same.
+    pub fn pages(&self) -> u64 {
+        self.free.map_or(u64::MAX, |free| free.saturating_add(1))
+    }
+
+    /// Whether windows without proof may have huge pages.
+    pub fn serves_without_proof(&self) -> bool {
+        !self.has_price()
+    }
+
+    /// Number of windows at the latest plan that pay for their cost, but not the price of a huge page.
+    pub fn priced_out(&self) -> u64 {
+        let below = |level: &Level| level.cycles_per_s < self.price();
+        self.bids.levels().filter(below).map(|level| u64::from(level.wanted)).sum()
     }
 
     /// Bids as of the latest plan; `None` while the market is closed.
@@ -73,11 +122,21 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether the window may turn out to be cold, and a buyer would pay for its huge page.
+    /// Whether a sample of the window is worth more than usual: of one on base pages that was never sampled, since it
+    /// may be a buyer, and of a large one that may have become cold. That is known before the first buyer is proven, so
+    /// that it can be vacated for it at once.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         let access = vm.access[row];
-        let may_be_cold = access.was_touched() != Some(true) && !is_idle_of_late(access);
-        self.has_price() && may_be_cold && vm.backing[row] == Backing::Huge2M && !self.immovable.contains(&vm.vm)
+        self.is_open
+            && match (vm.backing[row], access.was_touched()) {
+                (Backing::Base4K, was_touched) => was_touched.is_none(),
+                (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
+                (Backing::Huge2M, Some(true)) => {
+                    self.has_price() && self.demand.is_newer_than(vm.access_quality[row].age_s)
+                }
+                (Backing::Huge2M, _) => !is_idle_of_late(access),
+                (Backing::Unbacked | Backing::Giant1G, _) => false,
+            }
     }
 
     /// Notes that this VM's memory cannot be moved to base pages.
@@ -87,73 +146,78 @@ impl Market {
         }
     }
 
-    fn close(&mut self) {
-        if self.is_open {
-            (self.is_open, self.price) = (false, HugePagePrice::default());
+    /// Begins a plan without bids; they are accepted unless there are plenty of huge pages.
+    pub fn open(&mut self, huge_pages: HugePages) {
+        let was_open = core::mem::replace(&mut self.is_open, huge_pages != HugePages::Plenty);
+        self.free = match huge_pages {
+            HugePages::Scarce { free } => Some(free),
+            HugePages::Plenty | HugePages::Priced(_) => None,
+        };
+        if was_open {
+            self.price = HugePagePrice::default();
             self.bids.clear();
             self.cold.clear();
         }
     }
 
-    fn hold(&mut self, per_s: u64, place: Place) {
+    /// Whether the window is large, idle at its latest samples, these are of the window itself, and it can be vacated.
+    pub fn may_offer(&self, vm: &VmSnapshot, row: usize, now: Moment) -> bool {
+        self.is_open
+            && is_demotable(vm, row, now)
+            && is_idle_of_late(vm.access[row])
+            && vm.access_quality[row].is_of_this_window()
+            && !self.immovable.contains(&vm.vm)
+    }
+
+    /// Bids for a window that may be offered.
+    pub fn hold(&mut self, per_s: u64, place: Place) {
         self.bids.hold(per_s);
         self.cold.push(BUCKETS as u16 - 1 - bucket_of(per_s), place);
+    }
+
+    /// Bids for a window on base pages, if that also pays for a window that gives its huge page back.
+    pub fn want(&mut self, proof: &Proof, vm: &VmSnapshot, row: usize) {
+        if self.is_open && proof.pays_for_vacate && !vm.backing[row].is_large() {
+            self.bids.want(proof.per_s);
+        }
+    }
+
+    /// Finds the price, after the last bid.
+    pub fn set_price(&mut self, huge_pages: HugePages, now: Moment) {
+        self.price = match huge_pages {
+            HugePages::Plenty => HugePagePrice::default(),
+            HugePages::Scarce { free } => self.clear_alone(free),
+            HugePages::Priced(price) => price,
+        };
+        self.demand.update(self.bids.wanted(), self.has_price(), now);
     }
 
     /// Price of these bids alone: the policy knows of no other VM.
     fn clear_alone(&self, free: u64) -> HugePagePrice {
         let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX };
-        clearing_price(&[all], free).of_vms[0]
+        clearing_price(&[all], free, 0).of_vms[0]
+    }
+}
+
+impl Judge {
+    /// Cycles per second that a large window saves.
+    pub(super) fn worth_of_large(&self, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
+        self.prices.benefit_per_s(vm.access[row], window.used(vm, row), vm.guest_mapping[row])
     }
 }
 
 impl Auto {
-    /// Bids, and finds the price. Nothing while there are plenty of huge pages.
-    pub(super) fn go_to_market(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
-        self.market.close();
-        let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
-        if huge_pages == HugePages::Plenty {
-            return;
-        }
-        self.market.is_open = true;
-        self.bid(snapshot, now, is_short);
-        self.market.price = match huge_pages {
-            HugePages::Plenty => HugePagePrice::default(),
-            HugePages::Scarce { free } => self.market.clear_alone(free),
-            HugePages::Priced(price) => price,
-        };
-    }
-
-    fn bid(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
-        let judge = self.judge(now);
-        let Auto { splits, memory, market, turns, .. } = self;
-        turns.visit(snapshot, |place| {
-            let (vm, row) = place.of(snapshot);
-            let window = memory.of_vm(place.vm as usize)[row];
-            let is_released = || is_short && splits.of_release(&judge, window, vm, row).is_some();
-            if is_cold(vm, row, now) && !market.immovable.contains(&vm.vm) && !is_released() {
-                market.hold(value_of_large(&judge, window, vm, row), place);
-            } else if !(is_short && missing(vm, row) > 0)
-                && let Some(per_s) = wants(&judge, window, vm, row)
-            {
-                market.bids.want(per_s);
-            }
-            ControlFlow::Continue(())
-        });
-    }
-
     /// The windows that are to give their huge page back now, the coldest first.
-    pub(super) fn coldest(&mut self, snapshot: &Snapshot) -> Vec<Place> {
+    pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
         let HugePagePrice { cycles_per_s: price, may_vacate } = self.market.price;
         if may_vacate == 0 {
             return Vec::new();
         }
-        let judge = self.judge(self.planned_at);
         let most = usize::try_from(may_vacate).unwrap_or(usize::MAX);
         let Auto { market, memory, .. } = self;
         let is_worth_little = |place: &Place| {
             let (vm, row) = place.of(snapshot);
-            bid(value_of_large(&judge, memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
+            bid(judge.worth_of_large(memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
         };
         market.cold.best_first().iter().copied().filter(is_worth_little).take(most).collect()
     }
@@ -175,27 +239,6 @@ pub(super) fn vacate(
     ControlFlow::Continue(())
 }
 
-/// Whether the window is large, idle at its latest samples, and these are of the window itself.
-fn is_cold(vm: &VmSnapshot, row: usize, now: Moment) -> bool {
-    is_demotable(vm, row, now) && is_idle_of_late(vm.access[row]) && vm.access_quality[row].is_of_this_window()
-}
-
 fn is_idle_of_late(access: AccessHistory) -> bool {
     access.idle_samples() >= GIVES_AFTER_SAMPLES
-}
-
-/// Cycles per second that a large window saves.
-fn value_of_large(judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
-    judge.prices.benefit_per_s(vm.access[row], window.used(vm, row), vm.guest_mapping[row])
-}
-
-/// Cycles per second that a window would save, if it is proven that they also pay for a window that gives its huge
-/// page back.
-fn wants(judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
-    let hot_since = window.hot_since?;
-    if !is_promotable(vm, row, judge.now) || vm.backing[row].is_large() {
-        return None;
-    }
-    let per_s = judge.net_per_s(vm, row)?;
-    judge.sufficient_percent(per_s, hot_since, judge.copy + judge.vacate).map(|_| per_s)
 }

@@ -84,6 +84,36 @@ fn a_cold_vm_vacates_once_exactly_what_the_hot_one_lacks() {
 }
 
 #[test]
+fn bidders_that_come_later_are_served_at_once_and_the_earlier_ones_not_twice() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let holds = bids(None, &[(0, 0, 50)]);
+    let allowed = |second, wanted| {
+        hot.tells(Some(bids(Some(0), &[(HOT, wanted, 0)])));
+        cold.tells(Some(holds.clone()));
+        bench.tick_at(second);
+        cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)
+    };
+    assert_eq!([allowed(10, 10), allowed(11, 14)], [10, 4].map(Some));
+    // Six have got one, and then three more want one: eight are still coming for eleven.
+    assert_eq!([allowed(12, 8), allowed(13, 11), allowed(14, 11)], [0, 3, 0].map(Some));
+    assert_eq!(allowed(16, 11), Some(11), "three seconds later");
+}
+
+#[test]
+fn an_allowance_that_a_vm_was_not_told_yet_is_not_lost() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let wants = |wanted| hot.tells(Some(bids(Some(0), &[(HOT, wanted, 0)])));
+    cold.tells(Some(bids(None, &[(0, 0, 50)])));
+    wants(10);
+    bench.tick_at(10);
+    wants(13);
+    bench.tick_at(11);
+    assert_eq!(cold.tells(None), Some((HOT, 13)));
+}
+
+#[test]
 fn while_free_pages_suffice_the_price_is_zero_and_no_window_is_vacated() {
     let bench = Bench::new("");
     let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
