@@ -229,8 +229,8 @@ impl Aside {
     }
 
     /// Brings a window back that was set aside, or pages of it. Returns the time of a touch in between, or `None`
-    /// without one. This is exact: an earlier touch counts even if it is not answered yet (for up to 1024 threads that wait
-    /// at the same time).
+    /// without one. This is exact: an earlier touch counts even if it is not answered yet (for up to 1024 threads that
+    /// wait at the same time).
     ///
     /// # Errors
     /// [`AsideError`]; a window that cannot be brought back yet is stuck (see the module).

@@ -170,7 +170,7 @@ pub struct Clearing {
 }
 
 /// Clears the bids of all VMs of a host with `free` huge pages. `coming`: pages that windows were asked to give back
-/// before and that no bidder has got since; so many fewer are asked for. Linear in the number of VMs.
+/// before and that no bidder has got since; the lack is smaller by their number. Linear in the number of VMs.
 ///
 /// Below the price, no bidder is served. Those above it get the free pages and the pages that are given back. The last
 /// ones, with the price itself as their benefit, are served as far as the pages go.

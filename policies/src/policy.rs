@@ -94,8 +94,8 @@ pub trait Policy: Send {
         true
     }
 
-    /// Whether a sample of this row of `vm` is worth more than the sensors' usual budget, since huge pages are short and
-    /// it decides where one goes.
+    /// Whether a sample of this row of `vm` is worth more than the sensors' usual budget, since huge pages are short
+    /// and it decides where one goes.
     fn hurries(&self, _vm: &VmSnapshot, _row: usize) -> bool {
         false
     }

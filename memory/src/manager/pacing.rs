@@ -38,7 +38,7 @@ const SCAN_PART: u32 = 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sensed {
     pub at: Moment,
-    /// CPU time.
+    /// CPU time of the thread.
     pub took: Duration,
 }
 

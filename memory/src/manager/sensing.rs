@@ -318,8 +318,8 @@ fn host_backing(
     vm.ranges.iter().map(steadily).collect()
 }
 
-/// The backing of all windows as it was, except for these. `None` without an earlier one, if one cannot be looked at, or
-/// if one was or is part of a giant, since all of that changed.
+/// The backing of all windows as it was, except for these. `None` without an earlier one, if one cannot be looked at,
+/// or if one was or is part of a giant, since all of that changed.
 fn as_before_except(
     host: &dyn Host,
     vm: &ManagedVm,

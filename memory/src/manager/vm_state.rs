@@ -161,8 +161,8 @@ impl VmState {
         (SharedParts { managed, releasing, collapsing, stalls, reach }, swaps.as_mut().map(Swaps::hands))
     }
 
-    /// Begins the next samples. `rows` is the snapshot of this tick, `wishes` says of what use samples are to the policy,
-    /// `planned` is the tick's plan.
+    /// Begins the next samples. `rows` is the snapshot of this tick, `wishes` says of what use samples are to the
+    /// policy, `planned` is the tick's plan.
     pub fn start_samples(
         &mut self,
         host: &dyn Host,

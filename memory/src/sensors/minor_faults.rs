@@ -1,7 +1,7 @@
 //! Detects which windows of memfd and hugetlb RAM the guest touches, for reading or writing. The sensor unmaps a few
 //! windows at a time (the file keeps the pages): huge pages whole, and a few pages of a window on base pages
-//! ([`wideleaf_policies::sampled_pages`]). The first touch of each is a minor fault that a userfaultfd reports (Linux 5.14). Nothing is
-//! copied or moved, and huge pages stay whole.
+//! ([`wideleaf_policies::sampled_pages`]). The first touch of each is a minor fault that a userfaultfd reports (Linux
+//! 5.14). Nothing is copied or moved, and huge pages stay whole.
 //!
 //! ```text
 //!               start: watch, unmap            a touch: unwatch, wake

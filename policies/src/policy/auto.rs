@@ -416,8 +416,8 @@ impl Auto {
         }
     }
 
-    /// Visits all windows once: bids for them while the market is open, and ranks those that may be promoted, the proven
-    /// ones before the others. Returns the number of proven ones.
+    /// Visits all windows once: bids for them while the market is open, and ranks those that may be promoted, the
+    /// proven ones before the others. Returns the number of proven ones.
     fn rank(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) -> usize {
         let judge = self.judge(now);
         let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, .. } = self;

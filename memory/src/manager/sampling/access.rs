@@ -5,8 +5,8 @@
 //!                              └───── untouched: back at the next tick
 //! ```
 //!
-//! Windows that the policy hurries for have turns and a budget of their own. A large window goes aside and comes back as
-//! one huge page.
+//! Windows that the policy hurries for have turns and a budget of their own. A large window goes aside and comes back
+//! as one huge page.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   a loop was refused a page ─▶ each VM bids ─▶ clearing_price, by weight ─▶ price of each VM ─▶ its policy obeys
-//!                                                     ▲        ▲                 └─▶ how many windows may be vacated ─┐
-//!   guarantee ─▶ pages that a VM can spare ───────────┘        └── pages that are coming ◀────────────────────────────┘
+//!                                                     ▲       ▲                  └─▶ windows that may be vacated ─┐
+//!   guarantee ─▶ pages that a VM can spare ───────────┘       └── pages that are coming ◀─────────────────────────┘
 //!   no refusal any more ─▶ no price: each policy decides alone
 //! ```
 //!
@@ -89,8 +89,8 @@ impl Table {
 }
 
 impl Market {
-    /// Number of pages that are coming, at a clearing at which so many windows want one: fewer than at the latest one
-    /// have got it.
+    /// Number of pages that are coming, where `wanted` windows want one: if that is fewer than at the latest clearing,
+    /// the others have got it.
     fn coming(&mut self, now: Duration, wanted: u64) -> u64 {
         let got = std::mem::replace(&mut self.wanted, wanted).saturating_sub(wanted);
         self.cleared_at = now;
@@ -101,7 +101,7 @@ impl Market {
         self.coming
     }
 
-    /// Notes that so many pages may be given back.
+    /// Notes the number of pages that may be given back.
     fn grant(&mut self, now: Duration, pages: u64) {
         if pages > 0 {
             (self.coming, self.granted_at) = (self.coming + pages, now);
