@@ -1,7 +1,7 @@
 //! Detects which windows of anonymous RAM the guest touches, for reading or writing. A few windows at a time are
-//! taken aside: a huge page whole, and of a window on base pages a few pages ([`wideleaf_policies::sampled_pages`]). The
-//! first touch of each brings them back and is counted; the untouched ones come back at the end. For any anonymous RAM,
-//! and huge pages stay whole.
+//! taken aside: a huge page whole, and a few pages of a window on base pages ([`wideleaf_policies::sampled_pages`]).
+//! The first touch of each brings them back and is counted; the untouched ones come back at the end. For any anonymous
+//! RAM, and huge pages stay whole.
 //!
 //! ```text
 //!   Rotation       [ 0  1  2  3 | 4  5  6  7 | 8  9 … ]     a share of the guest in each interval, never all of it
