@@ -23,7 +23,8 @@
 //! windows says nothing of one of them. Decisions on windows that were never sampled are counted as
 //! `planned_on_residency`. While the host is short, the policy adds no page. It then releases zero pages of huge
 //! windows that were idle at every sample, where that pays. While huge pages are short, their price decides too
-//! (`auto/market.rs`).
+//! (`auto/market.rs`). Where the guest reports its progress, a few windows show what the others would gain
+//! (`auto/audit.rs`).
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -39,15 +40,17 @@ use crate::market::Bids;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::snapshot::{AccessHistory, GuestMapping, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, Backing, GuestMapping, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 use crate::window_memory::WindowMemory;
 
+mod audit;
 mod market;
 
+use audit::{Audit, Earnings, Kind};
 use market::Market;
 
 /// Parameters that a user may set.
@@ -128,6 +131,8 @@ struct Memory {
     resident_before: u16,
     /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
     was_vacated: bool,
+    /// Kind of candidate that it was when it was planned.
+    kind: Kind,
 }
 
 /// Decides by benefit and cost.
@@ -145,6 +150,7 @@ pub struct Auto {
     planned_at: Moment,
     score: Score,
     market: Market,
+    audit: Audit,
 }
 
 /// Values used to compare benefit and cost.
@@ -162,7 +168,10 @@ struct Prices {
 struct Score {
     planned_on_access: u64,
     planned_on_residency: u64,
-    paid_back: u64,
+    /// Number of promotions that paid their cost back by cycles that a trial measured.
+    paid_back_measured: u64,
+    /// Number of those that did by assumed cycles.
+    paid_back_assumed: u64,
     written_off: u64,
     released: u64,
     /// Number of hot windows at the latest plan that do not pay for their bloat.
@@ -175,7 +184,11 @@ struct Score {
 impl Score {
     /// Factor on the required benefit: from 100 % to nearly 200 %, rising with the promotions written off.
     fn caution_percent(&self) -> u64 {
-        100 + 100 * self.written_off / (self.paid_back + self.written_off + PAST_DECISIONS_ASSUMED)
+        100 + 100 * self.written_off / (self.paid_back() + self.written_off + PAST_DECISIONS_ASSUMED)
+    }
+
+    fn paid_back(&self) -> u64 {
+        self.paid_back_measured + self.paid_back_assumed
     }
 }
 
@@ -200,6 +213,16 @@ impl Prices {
     fn bucket_when_blind(&self, vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
         let saved = self.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
         (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved.min(BLIND_MAX)))
+    }
+
+    /// Largest benefit of a window: that of a full one without proof.
+    fn benefit_max_per_s(&self, guest: GuestMapping) -> u64 {
+        self.misses.most * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+    }
+
+    /// Cycles of a core in a second.
+    fn core_per_s(&self) -> u64 {
+        self.walk.per_microsecond() * 1_000_000
     }
 
     fn bloat_per_s(&self, missing: u16) -> u64 {
@@ -272,6 +295,7 @@ impl Auto {
             planned_at: Moment::START,
             score: Score::default(),
             market: Market::default(),
+            audit: Audit::default(),
         }
     }
 
@@ -294,6 +318,7 @@ impl Auto {
         self.planned_at = now;
         self.memory.fit(snapshot);
         self.book(snapshot);
+        self.audit.observe(snapshot, now, self.prices.core_per_s());
         for (index, vm) in snapshot.vms.iter().enumerate() {
             let memory = self.memory.of_vm(index);
             for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
@@ -301,8 +326,9 @@ impl Auto {
                 let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
                 window.hot_since = is_hot.then(|| window.hot_since.unwrap_or(now));
                 if window.owed > 0 {
-                    let per_s = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
-                    settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);
+                    let assumed = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
+                    let earnings = self.audit.earnings(index, window.kind);
+                    settle(window, *access, assumed, earnings, earning_time, &mut self.score);
                 }
             }
         }
@@ -316,12 +342,13 @@ impl Auto {
             };
             let memory = &mut self.memory.of_vm(index)[row];
             (memory.owed, memory.was_vacated) = (self.prices.cycles(cost), false);
+            self.audit.promoted(index, window, memory.kind);
         }
     }
 
     fn rank_promotions(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
         let judge = self.judge(now);
-        let Auto { prices, memory, ranking, score, resident_min, market, .. } = self;
+        let Auto { prices, memory, ranking, score, resident_min, market, audit, .. } = self;
         (score.sparse_now, score.priced_out_now) = (0, 0);
         ranking.clear();
         self.turns.visit(snapshot, |place| {
@@ -334,6 +361,7 @@ impl Auto {
             let Memory { hot_since, was_vacated, .. } = memory.of_vm(place.vm as usize)[row];
             // One that is only held has its huge page.
             let needs_page = !vm.backing[row].is_large();
+            let mut assumed_per_s = prices.benefit_max_per_s(vm.guest_mapping[row]);
             let proven = hot_since.and_then(|hot_since| {
                 let Some(per_s) = judge.net_per_s(vm, row) else {
                     score.sparse_now += 1;
@@ -343,6 +371,7 @@ impl Auto {
                 let percent = judge.sufficient_percent(per_s, hot_since, cost)?;
                 let is_served = !needs_page || market.serves(per_s);
                 score.priced_out_now += u64::from(!is_served);
+                assumed_per_s = per_s;
                 is_served.then(|| bucket_of(percent))
             });
             // A window with a touch in its latest sample is no worse than one without samples. Nor is one that shares
@@ -350,7 +379,11 @@ impl Auto {
             let may_be_used = access.was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window();
             let may_guess = may_be_used && !was_vacated && (!needs_page || !market.has_price());
             let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
-            if let Some(bucket) = proven.or_else(guessed) {
+            let kind = Kind::of(vm, row);
+            if let Some(bucket) = proven.or_else(guessed)
+                && (!needs_page || audit.admits(place.vm as usize, vm.windows[row], kind, assumed_per_s))
+            {
+                memory.of_vm(place.vm as usize)[row].kind = kind;
                 ranking.push(bucket, place);
             }
             ControlFlow::Continue(())
@@ -376,6 +409,24 @@ impl Auto {
         }
         let _full_or_spent =
             vacating.try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
+    }
+
+    /// Releases the zero pages that a trial added for nothing, once a sensor has found them.
+    fn undo(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let Auto { audit, expectations, .. } = self;
+        audit.added_for_nothing().retain(|(id, window)| {
+            let Some(vm) = snapshot.vm(*id) else { return false };
+            let Some(row) = vm.row(*window).filter(|row| vm.backing[*row] == Backing::Huge2M) else { return false };
+            let is_named = || plan.actions().iter().any(|planned| planned.action.window() == *window);
+            match vm.zero[row] {
+                Some(0) => false,
+                Some(_) if is_demotable(vm, row, now) && !is_named() => {
+                    let action = Action::Release { vm: *id, window: *window };
+                    expectations.request(action, false, budget, plan).is_break()
+                }
+                _ => true,
+            }
+        });
     }
 
     /// Releases zero pages of windows that were idle at all samples, where that is worth more than it costs.
@@ -406,11 +457,25 @@ fn is_idle(access: AccessHistory) -> bool {
     access.idle_samples() == AccessHistory::SAMPLES_MAX
 }
 
-fn settle(window: &mut Memory, access: AccessHistory, earned: u64, score: &mut Score) {
-    window.owed = window.owed.saturating_sub(earned);
+/// Lets a promoted window earn its cost back, by what a trial measured or else by what is assumed of its accesses. An
+/// idle window earns nothing, whatever others of its kind do.
+fn settle(
+    window: &mut Memory,
+    access: AccessHistory,
+    assumed: u64,
+    earnings: Earnings,
+    time: Duration,
+    score: &mut Score,
+) {
+    let (per_s, paid_back) = match earnings {
+        Earnings::Pending => (0, &mut score.paid_back_assumed),
+        Earnings::Assumed => (assumed, &mut score.paid_back_assumed),
+        Earnings::Measured(per_s) => (if assumed == 0 { 0 } else { per_s }, &mut score.paid_back_measured),
+    };
+    window.owed = window.owed.saturating_sub(cycles_over(per_s, time));
     if window.owed == 0 {
-        score.paid_back += 1;
-    } else if is_idle(access) {
+        *paid_back += 1;
+    } else if is_idle(access) || earnings == Earnings::Measured(0) {
         window.owed = 0;
         score.written_off += 1;
     }
@@ -422,7 +487,7 @@ impl Policy for Auto {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
+        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, progress: true, ..Needs::default() }
     }
 
     /// A window that a promotion cannot help is never promoted. Large windows earn their cost back, and are released.
@@ -443,6 +508,15 @@ impl Policy for Auto {
         self.go_to_market(snapshot, now, is_short);
         self.rank_promotions(snapshot, now, is_short);
         self.promote(snapshot, budget, plan);
+        self.undo(snapshot, now, budget, plan);
+    }
+
+    fn is_measuring(&self) -> bool {
+        self.audit.is_waiting()
+    }
+
+    fn gains_nothing(&self, index: usize, vm: &VmSnapshot, row: usize) -> bool {
+        self.audit.is_stopped(index, Kind::of(vm, row))
     }
 
     fn take_walk_cost(&mut self, cost: &WalkCost) {
@@ -465,11 +539,13 @@ impl Policy for Auto {
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        let score = self.score;
+        let (score, findings) = (self.score, self.audit.findings());
         Vec::from([
             ("planned_on_access", score.planned_on_access),
             ("planned_on_residency", score.planned_on_residency),
-            ("paid_back", score.paid_back),
+            ("paid_back", score.paid_back()),
+            ("paid_back_measured", score.paid_back_measured),
+            ("paid_back_assumed", score.paid_back_assumed),
             ("written_off", score.written_off),
             ("released", score.released),
             ("sparse_now", score.sparse_now),
@@ -477,6 +553,11 @@ impl Policy for Auto {
             ("vacated", score.vacated),
             ("priced_out_now", score.priced_out_now),
             ("huge_page_price", self.market.price()),
+            ("audits_kept", findings.kept),
+            ("audits_stopped", findings.stopped),
+            ("audits_undecided", findings.undecided),
+            ("waiting_for_audit_now", findings.waiting_now),
+            ("gain_nothing_now", findings.stopped_now),
         ])
     }
 }

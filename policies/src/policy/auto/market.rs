@@ -19,6 +19,7 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
+use super::audit::Kind;
 use super::{Auto, Judge, Memory};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -121,15 +122,17 @@ impl Auto {
 
     fn bid(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) {
         let judge = self.judge(now);
-        let Auto { prices, expectations, memory, market, turns, .. } = self;
+        let Auto { prices, expectations, memory, market, turns, audit, .. } = self;
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
+            let gains_nothing = || audit.is_stopped(place.vm as usize, Kind::of(vm, row));
             let window = memory.of_vm(place.vm as usize)[row];
             let is_released = || is_short && prices.pays_to_release(expectations, vm, row);
             if is_cold(vm, row, now) && !market.immovable.contains(&vm.vm) && !is_released() {
                 market.hold(value_of_large(&judge, window, vm, row), place);
             } else if !(is_short && missing(vm, row) > 0)
                 && let Some(per_s) = wants(&judge, window, vm, row)
+                && !gains_nothing()
             {
                 market.bids.want(per_s);
             }
