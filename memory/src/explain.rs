@@ -4,7 +4,7 @@
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
+//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ gains nothing ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
@@ -71,6 +71,8 @@ pub enum WhyNot {
     StallBudgetSpent,
     /// The budget was spent before the policy would have chosen it.
     BudgetSpent,
+    /// The guest's own progress showed that promotions of such windows gain it nothing.
+    GainsNothing,
     /// The policy has not chosen it.
     NotChosen,
     /// No manager manages its VM.
@@ -136,6 +138,7 @@ impl WhyNot {
             WhyNot::BackingOff(Refusal::Other(_)) => "backing_off_other",
             WhyNot::StallBudgetSpent => "stall_budget_spent",
             WhyNot::BudgetSpent => "budget_spent",
+            WhyNot::GainsNothing => "gains_nothing",
             WhyNot::NotChosen => "not_chosen",
             WhyNot::Unmanaged => "unmanaged",
             WhyNot::ManagesItself => "manages_itself",
@@ -214,6 +217,10 @@ impl fmt::Display for WhyNot {
             }
             WhyNot::BudgetSpent => {
                 "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
+            }
+            WhyNot::GainsNothing => {
+                "measured to gain nothing: the guest's own progress was the same after the first windows like it became \
+                 large; tried again after a pause"
             }
             WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",
             WhyNot::Unmanaged => "this VM is not managed, and the kernel has not made it huge: run `wideleaf attach`",
@@ -294,6 +301,7 @@ mod tests {
             WhyNot::UnderWay,
             WhyNot::StallBudgetSpent,
             WhyNot::BudgetSpent,
+            WhyNot::GainsNothing,
             WhyNot::NotChosen,
             WhyNot::Unmanaged,
             WhyNot::ManagesItself,

@@ -238,8 +238,16 @@ impl ManagerLoop {
     /// Publishes the state at the end of a tick. `budget_refusals`: of this tick.
     pub(super) fn publish(&mut self, mut snapshot: Snapshot, budget_refusals: u64) {
         self.publisher.bring_up_to_date(&mut snapshot);
-        let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks);
-        let vms = of_vms.map(|((vm, rows), check)| self.live_vm(vm, rows, *check, budget_refusals)).collect();
+        let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks).enumerate();
+        // Only a policy that measures has windows that gain nothing, and none that measures answers faults.
+        let policy = self.needs.progress.then(|| lock(&self.policy));
+        let live_vm = |(index, ((vm, rows), check)): (usize, ((&VmState, &VmSnapshot), &Option<KvmCheck>))| {
+            let gains_nothing =
+                |row: usize| policy.as_ref().is_some_and(|policy| policy.gains_nothing(index, rows, row));
+            self.live_vm(vm, rows, *check, budget_refusals, &gains_nothing)
+        };
+        let vms = of_vms.map(live_vm).collect();
+        drop(policy);
         let report = &self.report;
         let live = Live {
             policy: report.policy,
@@ -276,7 +284,14 @@ impl ManagerLoop {
         self.report.outcomes.iter().map(|(name, count)| (*name, *count)).chain(changes).collect()
     }
 
-    fn live_vm(&self, vm: &VmState, rows: &VmSnapshot, kvm_check: Option<KvmCheck>, budget_refusals: u64) -> LiveVm {
+    fn live_vm(
+        &self,
+        vm: &VmState,
+        rows: &VmSnapshot,
+        kvm_check: Option<KvmCheck>,
+        budget_refusals: u64,
+        gains_nothing: &dyn Fn(usize) -> bool,
+    ) -> LiveVm {
         let otherwise = match (self.publisher.short_of_pages.contains(&rows.vm), budget_refusals) {
             (true, _) => WhyNot::BackingOff(Refusal::NoHugePage),
             (false, _) if vm.stalls.is_spent() => WhyNot::StallBudgetSpent,
@@ -293,6 +308,7 @@ impl ManagerLoop {
             is_shared: vm.managed.is_shared(),
             swapped: &vm.swapped,
             swapped_max: vm.swapped_max,
+            gains_nothing,
             otherwise,
         };
         let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
@@ -333,6 +349,8 @@ struct Explainer<'a> {
     swapped_max: u16,
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
+    /// Whether a promotion of the row was measured to gain nothing.
+    gains_nothing: &'a dyn Fn(usize) -> bool,
 }
 
 impl Explainer<'_> {
@@ -370,7 +388,11 @@ impl Explainer<'_> {
             None => match self.why_kept(row, has_hole(resident[row])) {
                 Some(why) => why,
                 None if is_never => WhyNot::UnderWay,
-                None => self.states[row].backs_off_for(self.now).map_or(self.otherwise, WhyNot::backing_off),
+                None => match self.states[row].backs_off_for(self.now) {
+                    Some(refusal) => WhyNot::backing_off(refusal),
+                    None if self.otherwise == WhyNot::NotChosen && (self.gains_nothing)(row) => WhyNot::GainsNothing,
+                    None => self.otherwise,
+                },
             },
         })
     }
