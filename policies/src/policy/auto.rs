@@ -327,7 +327,8 @@ impl Auto {
                 window.hot_since = is_hot.then(|| window.hot_since.unwrap_or(now));
                 if window.owed > 0 {
                     let assumed = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
-                    let earnings = self.audit.earnings(index, window.kind);
+                    let most = self.prices.benefit_max_per_s(vm.guest_mapping[row]);
+                    let earnings = self.audit.earnings(index, window.kind).at_most(most);
                     settle(window, *access, assumed, earnings, earning_time, &mut self.score);
                 }
             }

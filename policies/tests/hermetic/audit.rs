@@ -274,6 +274,17 @@ fn a_guest_that_slows_down_by_itself_is_not_stopped() {
 }
 
 #[test]
+fn a_guest_that_becomes_slower_during_the_trial_is_not_stopped() {
+    let mut guest = QUIET.guest();
+    while guest.promoted() == 0 {
+        guest.tick();
+    }
+    guest.world.gain = -1.0; // 5 % slower, as if a neighbour had come
+    guest.runs(Duration::from_secs(5));
+    assert_eq!((guest.promoted(), guest.desk.figure("audits_stopped")), (400, 0));
+}
+
+#[test]
 fn pages_that_a_trial_added_for_nothing_are_released() {
     let mut guest = World { drawn: 'n', ..QUIET }.guest();
     guest.runs(Duration::from_secs(5));

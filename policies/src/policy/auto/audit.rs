@@ -25,14 +25,15 @@
 //! unsteady is known by its first speeds. The more there is to gain, the sooner a trial is over. Promotions that did
 //! not wait are compared too, but such a trial only finds that they were worth it.
 //!
-//! **What it cannot tell.** A guest that becomes slower or faster of its own accord in those two seconds. A speed that
-//! drifts before the trial is left alone for that reason, a stop ends with the guest's phase, and it is only a pause.
+//! **What it cannot tell.** A guest that becomes faster or slower of its own accord in those two seconds, by about what
+//! the promotion gains. So a guest with a drift before the trial is left alone, one that becomes slower is not stopped,
+//! a stop ends with the guest's phase, and it is only a pause.
 
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use self::speed::{News, Speedometer};
-use self::trial::{Finding, INTERVALS_MIN, PART, Trial, worth};
+use self::trial::{CANDIDATES_MIN, Finding, INTERVALS_MIN, Trial, worth};
 use crate::candidates::missing;
 use crate::snapshot::{GuestMapping, GuestProgress, Snapshot, VmId, VmSnapshot};
 use crate::units::{Moment, WindowIndex};
@@ -40,10 +41,6 @@ use crate::units::{Moment, WindowIndex};
 mod sign_test;
 mod speed;
 mod trial;
-
-/// Smallest number of candidates of a kind that is worth a trial: fewer cost 34 ms, and one in twenty would be less
-/// than three.
-const CANDIDATES_MIN: u64 = 3 * PART;
 
 /// Longest time for which candidates wait at first: ten speeds before, two that are left out and ten after, at 10 Hz.
 const CREDIT_MAX: Duration = Duration::from_millis(2_500);
@@ -91,6 +88,16 @@ pub(super) enum Earnings {
     Pending,
     /// A trial measured that number of cycles per second for each window.
     Measured(u64),
+}
+
+impl Earnings {
+    /// The same, but at most `per_s` cycles per second, the largest number that can be right for any window.
+    pub fn at_most(self, per_s: u64) -> Earnings {
+        match self {
+            Earnings::Measured(measured) => Earnings::Measured(measured.min(per_s)),
+            other => other,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -324,6 +331,7 @@ impl OfVm {
                 let candidates = trial.candidates();
                 self.judge(&trial, |kind| Verdict::Stopped { until: now + kind.lengthen_pause(), candidates });
             }
+            Finding::TooFew => self.meter.restore(trial.take_before()),
             Finding::Unclear => {
                 findings.undecided += 1;
                 if trial.is_held() {

@@ -113,6 +113,11 @@ impl Speedometer {
         self.before.push_back(speed);
     }
 
+    /// Gives back speeds that [`Speedometer::take_before`] has taken.
+    pub fn restore(&mut self, before: VecDeque<Speed>) {
+        self.before = before;
+    }
+
     /// Notes that a window was promoted since the latest reading.
     pub fn promoted(&mut self) {
         self.unsettled = UNSETTLED;
