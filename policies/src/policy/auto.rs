@@ -106,6 +106,14 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         "% of host memory",
         "memory use below which pages are added again (HawkEye)",
     ),
+    ParameterInfo::number(
+        "audit_worth",
+        2,
+        (0, 100),
+        "% of a guest's speed",
+        "gain from which on promotions are worth it where a guest reports its progress; 0: gains are assumed (ours: \
+         what a manager may cost a guest)",
+    ),
 ];
 
 /// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
@@ -295,7 +303,7 @@ impl Auto {
             planned_at: Moment::START,
             score: Score::default(),
             market: Market::default(),
-            audit: Audit::default(),
+            audit: Audit::new(parameters.number("audit_worth")),
         }
     }
 

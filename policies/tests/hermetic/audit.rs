@@ -59,6 +59,8 @@ struct Guest {
     state: u64,
     huge_pages: HugePages,
     released: Vec<usize>,
+    /// Moment from which on its windows may be promoted.
+    ready_at: Moment,
 }
 
 impl World {
@@ -73,6 +75,7 @@ impl World {
             state: self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             huge_pages: HugePages::Plenty,
             released: Vec::new(),
+            ready_at: Moment::START,
         }
     }
 }
@@ -111,7 +114,7 @@ impl Guest {
     fn rows(&mut self) -> VmSnapshot {
         let drawn = String::from(self.world.drawn).repeat(self.world.windows);
         let mut vm = vm_with(0, &drawn, |at, row| {
-            row.guest_mapping = GuestMapping::Huge2M;
+            (row.guest_mapping, row.ready_at) = (GuestMapping::Huge2M, self.ready_at);
             row.access = samples(HOT).with_touches_per_s(Some(1_000));
             if self.large[at] {
                 (row.backing, row.resident, row.zero) = (Backing::Huge2M, 512, Some(20));
@@ -206,6 +209,20 @@ fn a_guest_too_noisy_to_measure_is_promoted_as_assumed_and_the_figures_say_so() 
     assert_eq!((guest.promoted(), figure("audits_stopped")), (400, 0));
     assert!(figure("audits_undecided") >= 1);
     assert!(figure("paid_back_assumed") > 0);
+}
+
+/// Its speeds differ by 3 %, so that nothing waits; then all of it is promoted, and 30 % show.
+#[test]
+fn a_gain_that_noise_hides_in_a_trial_shows_once_all_windows_are_promoted() {
+    let mut guest = World { noise: 0.03, gain: 0.3, ..QUIET }.guest();
+    guest.ready_at = Moment::after_start(Duration::from_millis(1_500));
+    let all = guest.time_to_all(Duration::from_secs(5)).expect("all of them");
+    assert!(all <= Duration::from_millis(1_550), "{all:?}");
+    guest.runs(Duration::from_secs(3));
+    let figure = |name| guest.desk.figure(name);
+    assert_eq!(["audits_kept", "audits_stopped", "audits_undecided"].map(figure), [1, 0, 1]);
+    // 30 % of 2 * 10^9 cycles for 400 windows: 1.5 M a second each, against 1.12 M.
+    assert_eq!((figure("paid_back_measured"), figure("paid_back_assumed")), (400, 0));
 }
 
 /// Number of guests among `seeds`, with that gain and noise, whose first trial stopped or kept.
@@ -304,6 +321,15 @@ fn windows_that_gain_nothing_do_not_bid_for_huge_pages() {
     guest.tick();
     let wanted = guest.desk.0.bids().expect("the market is open").wanted();
     assert_eq!(wanted, 0);
+}
+
+#[test]
+fn without_an_audit_nothing_waits_and_nothing_is_measured() {
+    let mut guest = QUIET.guest();
+    guest.desk = Desk::new("auto:audit_worth=0");
+    assert_eq!(guest.tick(), 400);
+    guest.runs(Duration::from_secs(2));
+    assert_eq!((guest.desk.figure("paid_back_assumed"), guest.desk.figure("audits_undecided")), (400, 0));
 }
 
 #[test]

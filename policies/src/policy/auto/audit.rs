@@ -133,6 +133,15 @@ struct OfKind {
     before: Count,
 }
 
+/// Numbers that gains are compared with.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    /// Cycles of a core in a second.
+    core_per_s: u64,
+    /// Largest gain in millionths that the promotion of all candidates must have.
+    worth_max: u64,
+}
+
 /// Time for which candidates may still wait.
 #[derive(Clone, Copy, Debug)]
 struct Credit {
@@ -165,8 +174,10 @@ struct OfVm {
 }
 
 /// The audit of all guests.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Audit {
+    /// Gain in millionths of a guest's speed from which on all candidates of a kind are worth it; 0: no audit.
+    worth_max: u64,
     vms: Vec<OfVm>,
     findings: Findings,
     /// Windows to which a trial added pages for nothing.
@@ -174,14 +185,28 @@ pub(super) struct Audit {
 }
 
 impl Audit {
+    /// An audit of promotions that are worth `worth_percent` of a guest's speed at most; of none for 0.
+    pub fn new(worth_percent: u64) -> Audit {
+        Audit {
+            worth_max: worth_percent * (speed::MILLION / 100),
+            vms: Vec::new(),
+            findings: Findings::default(),
+            added_for_nothing: Vec::new(),
+        }
+    }
+
     /// Takes the guests' readings, ends and begins trials. Called once a plan, before the first candidate.
     /// `core_per_s`: cycles of a core in a second.
     pub fn observe(&mut self, snapshot: &Snapshot, now: Moment, core_per_s: u64) {
+        if self.worth_max == 0 {
+            return;
+        }
         self.fit(snapshot);
         (self.findings.waiting_now, self.findings.stopped_now) = (0, 0);
-        let Audit { vms, findings, added_for_nothing } = self;
+        let Audit { worth_max, vms, findings, added_for_nothing } = self;
+        let scale = Scale { core_per_s, worth_max: *worth_max };
         for (of_vm, vm) in vms.iter_mut().zip(&snapshot.vms) {
-            of_vm.observe(&vm.progress, now.since_start(), core_per_s, findings, added_for_nothing);
+            of_vm.observe(&vm.progress, now.since_start(), scale, findings, added_for_nothing);
         }
     }
 
@@ -262,21 +287,21 @@ impl OfVm {
         &mut self,
         readings: &[GuestProgress],
         now: Duration,
-        core_per_s: u64,
+        scale: Scale,
         findings: &mut Findings,
         added_for_nothing: &mut Vec<(VmId, WindowIndex)>,
     ) {
         self.credit.pass(now, core::mem::take(&mut self.has_waited));
         for reading in readings {
             let finding = self.read(*reading);
-            self.conclude(finding, now, core_per_s, findings, added_for_nothing);
+            self.conclude(finding, now, scale, findings, added_for_nothing);
         }
         self.meter.note_time(now, readings.len());
         self.is_live = self.meter.is_live(now);
         let finding = self.advance(now);
-        self.conclude(finding, now, core_per_s, findings, added_for_nothing);
+        self.conclude(finding, now, scale, findings, added_for_nothing);
         self.kinds.iter_mut().for_each(|kind| kind.next_plan(now, self.credit));
-        self.begin_trial(now, core_per_s);
+        self.begin_trial(now, scale);
     }
 
     fn read(&mut self, reading: GuestProgress) -> Option<Finding> {
@@ -312,17 +337,20 @@ impl OfVm {
         &mut self,
         finding: Option<Finding>,
         now: Duration,
-        core_per_s: u64,
+        scale: Scale,
         findings: &mut Findings,
         added_for_nothing: &mut Vec<(VmId, WindowIndex)>,
     ) {
         let (Some(finding), Some(mut trial)) = (finding, self.trial.take_if(|_| finding.is_some())) else { return };
-        self.meter.take_before();
+        if trial.has_promoted() {
+            self.meter.take_before();
+        }
         match finding {
             Finding::Faster(gain) => {
                 findings.kept += 1;
                 let windows = trial.promoted_by_kind().iter().sum::<u64>().max(1);
-                let per_s = (u128::from(core_per_s) * u128::from(gain) / u128::from(speed::MILLION)) as u64 / windows;
+                let per_s =
+                    (u128::from(scale.core_per_s) * u128::from(gain) / u128::from(speed::MILLION)) as u64 / windows;
                 self.judge(&trial, |_| Verdict::Kept { per_s });
             }
             Finding::NoGain => {
@@ -352,7 +380,7 @@ impl OfVm {
     }
 
     /// Begins a trial of the kind with the most candidates, if one can end in time.
-    fn begin_trial(&mut self, now: Duration, core_per_s: u64) {
+    fn begin_trial(&mut self, now: Duration, scale: Scale) {
         if self.trial.is_some() || !self.may_wait() || !self.meter.is_settled() {
             return;
         }
@@ -360,7 +388,7 @@ impl OfVm {
         let Some(index) = open.max_by_key(|index| self.kinds[*index].before.windows) else { return };
         let kind = &mut self.kinds[index];
         let Count { windows, assumed_per_s } = kind.before;
-        self.trial = Some(Trial::held(Kind(index as u8), kind.round, windows, worth(assumed_per_s, core_per_s), now));
+        self.trial = Some(Trial::held(Kind(index as u8), kind.round, windows, worth(assumed_per_s, scale), now));
         kind.round += 1;
     }
 

@@ -20,7 +20,7 @@ use core::time::Duration;
 
 use super::sign_test::{PAIRS_MIN, SignTest};
 use super::speed::{MILLION, Speed};
-use super::{KINDS, Kind};
+use super::{KINDS, Kind, Scale};
 use crate::median::median;
 use crate::units::WindowIndex;
 
@@ -165,6 +165,11 @@ impl Trial {
         }
     }
 
+    /// Whether it has promoted a window, so that speeds before it are those before another promotion.
+    pub fn has_promoted(&self) -> bool {
+        self.promoted.iter().any(|windows| *windows > 0)
+    }
+
     /// Number of windows promoted, by kind.
     pub fn promoted_by_kind(&self) -> &[u64; KINDS] {
         &self.promoted
@@ -267,13 +272,12 @@ impl Trial {
 }
 
 /// Gain in millionths of a guest's speed that the promotion of some windows is worth, by the cycles per second that it
-/// is assumed to save, and those of a core: a 32nd of what is assumed, and at most 2 %, the part that a guest may lose
-/// to a manager. GUPS gains a thirteenth of what is assumed of it, since the assumption is an upper limit.
-pub(super) fn worth(assumed_per_s: u64, core_per_s: u64) -> u64 {
-    const MOST: u64 = MILLION / 50;
+/// is assumed to save: a 32nd of what is assumed, and at most the policy's parameter. GUPS gains a thirteenth of what
+/// is assumed of it, since the assumption is an upper limit.
+pub(super) fn worth(assumed_per_s: u64, scale: Scale) -> u64 {
     const PART_OF_ASSUMED: u128 = 32;
-    let assumed = u128::from(assumed_per_s) * u128::from(MILLION) / u128::from(core_per_s.max(1));
-    u64::try_from(assumed / PART_OF_ASSUMED).unwrap_or(u64::MAX).min(MOST)
+    let assumed = u128::from(assumed_per_s) * u128::from(MILLION) / u128::from(scale.core_per_s.max(1));
+    u64::try_from(assumed / PART_OF_ASSUMED).unwrap_or(u64::MAX).min(scale.worth_max)
 }
 
 const _: () = assert!(BASELINE > PAIRS_MIN, "a trial may lose a pair and still decide");
@@ -361,8 +365,9 @@ mod tests {
     }
 
     #[test]
-    fn the_worth_is_a_32nd_of_the_assumed_gain_and_at_most_two_per_cent() {
+    fn the_worth_is_a_32nd_of_the_assumed_gain_and_at_most_the_parameter() {
         const CORE: u64 = 2_000_000_000;
-        assert_eq!([0, CORE / 100, CORE, u64::MAX].map(|per_s| worth(per_s, CORE)), [0, 312, 20_000, 20_000]);
+        let scale = Scale { core_per_s: CORE, worth_max: 20_000 };
+        assert_eq!([0, CORE / 100, CORE, u64::MAX].map(|per_s| worth(per_s, scale)), [0, 312, 20_000, 20_000]);
     }
 }
