@@ -4,7 +4,8 @@
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ gains nothing ─▶ not chosen; without a manager here: manages itself ─▶ unmanaged
+//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ gains nothing ─▶ not chosen
+//!                  without a manager here: manages itself ─▶ unmanaged
 //! ```
 
 use std::fmt;
@@ -219,7 +220,7 @@ impl fmt::Display for WhyNot {
                 "the budget was spent before its turn: wait, or allow more copies per second or more CPU"
             }
             WhyNot::GainsNothing => {
-                "measured to gain nothing: the guest's own progress was the same after the first windows like it became \
+                "measured to gain nothing: the guest's own progress was the same after the first such windows became \
                  large; tried again after a pause"
             }
             WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",

@@ -225,7 +225,7 @@ fn a_gain_that_noise_hides_in_a_trial_shows_once_all_windows_are_promoted() {
     assert_eq!((figure("paid_back_measured"), figure("paid_back_assumed")), (400, 0));
 }
 
-/// Number of guests among `seeds`, with that gain and noise, whose first trial stopped or kept.
+/// Number of guests among `seeds`, with that gain and noise, that were stopped or kept by their first trial.
 fn verdicts(gain: f64, noise: f64, seeds: RangeInclusive<u64>) -> [u64; 2] {
     let mut found = [0; 2];
     for seed in seeds {

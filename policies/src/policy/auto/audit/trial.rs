@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Each pair counts in two [sign tests](super::sign_test). *Faster*: the guest was faster after than before. *No gain*:
-//! it gained less than the promotion is worth, and lost less than that: a promotion makes no guest slower, so that one
-//! that is has another reason. A trial alongside never finds *no gain*: the guest chooses its time, and one whose data
-//! grow becomes slower just then.
+//! it gained less than the promotion is worth, and lost less than that: a promotion makes no guest slower, so a slower
+//! guest has another reason. A trial alongside never finds *no gain*: the guest chooses its time, and as its data grow
+//! it becomes slower just then.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -110,7 +110,7 @@ pub(super) struct Trial {
     before: VecDeque<Speed>,
     /// Number of windows promoted, by kind.
     promoted: [u64; KINDS],
-    /// Windows whose promotion added pages.
+    /// Windows to which promotion added pages.
     added: Vec<WindowIndex>,
     faster: SignTest,
     no_gain: SignTest,
@@ -190,7 +190,7 @@ impl Trial {
         core::mem::take(&mut self.before)
     }
 
-    /// Windows whose promotion added pages.
+    /// Windows to which promotion added pages.
     pub fn take_added(&mut self) -> Vec<WindowIndex> {
         core::mem::take(&mut self.added)
     }
