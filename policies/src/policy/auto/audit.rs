@@ -11,7 +11,9 @@
 //! `auto` assumes misses from touches, so a guest with all its misses hidden (out of order, prefetched) looks like one
 //! that waits for each of them. A *trial* tells them apart. Of the candidates of a kind without a verdict, one in
 //! twenty is promoted; the others wait. The guest's speed after that is compared with its speed before
-//! ([`trial`], [`speed`], [`sign_test`]). The error of each verdict is at most 3.4 % for noise alone.
+//! ([`trial`], [`speed`], [`sign_test`]). The error of each verdict is at most 3.4 % for noise that is independent from
+//! one reading to the next. A neighbour on the host that comes or goes is no such noise: a steady baseline and the
+//! guards below protect a stop from it. Nothing protects *kept* alongside, which only changes what is reported.
 //!
 //! **Why the whole guest is measured, and not the treated windows against the others.** The work of a guest is shared:
 //! when walks of some windows become shorter, the program comes round sooner to all windows, and touches of treated
