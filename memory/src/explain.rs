@@ -4,7 +4,7 @@
 //!   for ever       cannot be huge ─▶ never touched ─▶
 //!   the VM         panicked ─▶ left alone ─▶ policy never promotes ─▶
 //!   the window     held ─▶ shared and watched ─▶ swapped ─▶ holes ─▶ under way ─▶ backing off ─▶
-//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ kept small ─▶ not chosen
+//!   the decision   no huge page ─▶ stalls ─▶ budget ─▶ kept small ─▶ gains nothing ─▶ not chosen
 //!                  without a manager here: manages itself ─▶ unmanaged
 //! ```
 
@@ -75,6 +75,8 @@ pub enum WhyNot {
     BudgetSpent,
     /// The policy keeps it on base pages until its accesses prove that a huge page pays.
     KeptSmall(KeptSmall),
+    /// The guest's own progress showed that promotions of such windows gain it nothing.
+    GainsNothing,
     /// The policy has not chosen it.
     NotChosen,
     /// No manager manages its VM.
@@ -143,6 +145,7 @@ impl WhyNot {
             WhyNot::KeptSmall(KeptSmall::ZeroPages) => "split_for_zero_pages",
             WhyNot::KeptSmall(KeptSmall::Cold) => "split_when_cold",
             WhyNot::KeptSmall(KeptSmall::Vacated) => "vacated",
+            WhyNot::GainsNothing => "gains_nothing",
             WhyNot::NotChosen => "not_chosen",
             WhyNot::Unmanaged => "unmanaged",
             WhyNot::ManagesItself => "manages_itself",
@@ -234,6 +237,10 @@ impl fmt::Display for WhyNot {
                 "it was idle and gave its huge page to a window that saves more: it is promoted when the guest uses it \
                  again"
             }
+            WhyNot::GainsNothing => {
+                "measured to gain nothing: the guest's own progress was the same after the first such windows became \
+                 large; tried again after a pause"
+            }
             WhyNot::NotChosen => "the policy expects no gain from it yet: it is little used, idle, or not yet due",
             WhyNot::Unmanaged => "this VM is not managed, and the kernel has not made it huge: run `wideleaf attach`",
             WhyNot::ManagesItself => "the VM's own manager has not made it huge: see the report of its `wideleaf run`",
@@ -316,6 +323,7 @@ mod tests {
             WhyNot::KeptSmall(KeptSmall::ZeroPages),
             WhyNot::KeptSmall(KeptSmall::Cold),
             WhyNot::KeptSmall(KeptSmall::Vacated),
+            WhyNot::GainsNothing,
             WhyNot::NotChosen,
             WhyNot::Unmanaged,
             WhyNot::ManagesItself,

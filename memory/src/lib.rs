@@ -27,6 +27,7 @@
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
 //! | [`warming`] | `madvise(2)`: memory made fast before a measurement | none |
+//! | [`progress`] | none: a guest's own count of its work | none |
 //! | [`manager`] | all of the above through [`kernel::Kernel`] and [`second_level::SecondLevel`] | none |
 //!
 //! Every effect on the kernel goes through one of three doors: [`kernel::Kernel`] (an address space, of which
@@ -59,6 +60,7 @@ pub mod mover;
 pub mod panicked;
 pub mod pool;
 mod proc_fields;
+pub mod progress;
 mod ram_range;
 pub mod recorder;
 pub mod region;

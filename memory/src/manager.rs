@@ -360,10 +360,13 @@ impl ManagerLoop {
         live::latest(&self.publisher.slot())
     }
 
-    /// Whether the next tick should come soon: after a tick that did `done` actions, during a recovery, or during a
-    /// burst of sampling.
+    /// Whether the next tick should come soon: after a tick that did `done` actions, during a recovery, during a
+    /// burst of sampling, or while promotions wait for a measurement.
     fn is_busy(&self, done: u64) -> bool {
-        done > 0 || self.is_recovering() || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
+        done > 0
+            || self.is_recovering()
+            || lock(&self.policy).is_measuring()
+            || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }
 
     /// Whether windows wait for an urgent sample that could begin now.

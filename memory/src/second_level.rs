@@ -85,6 +85,14 @@ pub trait SecondLevel: Send + Sync {
         Err(SecondLevelError::NoSuchStatistic("pf_fixed"))
     }
 
+    /// CPU time of all vCPUs' threads so far, in the guest and in the kernel; less than before once one has ended.
+    ///
+    /// # Errors
+    /// [`SecondLevelError::NoSuchStatistic`] where it is never known.
+    fn vcpu_time(&self) -> Result<Duration, SecondLevelError> {
+        Err(SecondLevelError::NoSuchStatistic("vcpu_time"))
+    }
+
     /// All memslots that hold guest RAM, ascending by address.
     fn slots(&self) -> Vec<Slot>;
 

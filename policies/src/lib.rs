@@ -60,7 +60,7 @@ pub use parameters::{PolicyChoice, PolicyError};
 pub use policy::Policy;
 pub use reservations::{ReservationRules, Reservations};
 pub use snapshot::{
-    AccessHistory, Backing, GuestMapping, HostMemory, HugePages, MappingStats, SampleQuality, Snapshot, VmId,
-    VmSnapshot, WindowRow,
+    AccessHistory, Backing, GuestMapping, GuestProgress, HostMemory, HugePages, MappingStats, SampleQuality, Snapshot,
+    VmId, VmSnapshot, WindowRow,
 };
 pub use units::{Bytes, Gfn, Gpa, Hva, Moment, PageSize, PerTenThousand, WindowIndex};

@@ -100,6 +100,17 @@ pub trait Policy: Send {
         false
     }
 
+    /// Whether promotions wait for a measurement, so that the next plan should come soon.
+    fn is_measuring(&self) -> bool {
+        false
+    }
+
+    /// Whether this row of `vm`, at `index` of the latest snapshot, is not promoted because such promotions were
+    /// measured to gain the guest nothing.
+    fn gains_nothing(&self, _index: usize, _vm: &VmSnapshot, _row: usize) -> bool {
+        false
+    }
+
     /// How guest RAM should start if the user does not say.
     fn ram_start(&self) -> RamStart {
         RamStart::OnBasePages
@@ -154,6 +165,8 @@ pub struct Needs {
     pub guest_mapping: bool,
     /// Memory of the host.
     pub host_memory: bool,
+    /// Readings of the guest's own progress. They cost nothing; a policy without them assumes what it would measure.
+    pub progress: bool,
 }
 
 /// Reason why a policy keeps a window on base pages until its accesses prove that a huge page pays.

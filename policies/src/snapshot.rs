@@ -204,6 +204,17 @@ pub enum GuestMapping {
     Mixed,
 }
 
+/// A reading of a guest's own count of its work: a benchmark's progress line, or instructions of a counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestProgress {
+    /// Number of the guest's phase, in any order. Counts of different phases do not compare.
+    pub phase: u64,
+    /// Units of work done in this phase so far, in the guest's own unit.
+    pub done: u64,
+    /// CPU time that the vCPUs have used so far: without waits, and without stolen time where the kernel knows it.
+    pub cpu: Duration,
+}
+
 /// One row: the data of one window. Columns without sensor data stay as in [`WindowRow::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowRow {
@@ -282,6 +293,8 @@ pub struct VmSnapshot {
     pub given_back_tolerated: u16,
     /// KVM's totals, if there is a second level with counters.
     pub mapping: Option<MappingStats>,
+    /// Readings of the guest's progress since the previous snapshot, oldest first; none if the guest reports none.
+    pub progress: Vec<GuestProgress>,
 }
 
 impl VmSnapshot {
@@ -302,6 +315,7 @@ impl VmSnapshot {
             given_back: Vec::with_capacity(windows),
             given_back_tolerated: 0,
             mapping: None,
+            progress: Vec::new(),
         }
     }
 

@@ -240,7 +240,8 @@ impl<'a> Prepared<'a> {
     }
 
     fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
-        let vm = ManagedVm::new(VmId(0), self.ram.clone(), second_level);
+        let progress = Some(self.session.readings());
+        let vm = ManagedVm { progress, ..ManagedVm::new(VmId(0), self.ram.clone(), second_level) };
         let policy = self.spec.policy.make_for(&self.walk.cost);
         let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, manager_config());
         if let Some(giant_maker) = &self.giant_maker {

@@ -13,13 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SwitchError};
+use wideleaf_memory::progress::ProgressReadings;
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
 use wideleaf_memory::sensors::page_tables::table_memory;
 use wideleaf_memory::sensors::smaps::resident_memory;
 use wideleaf_memory::{BackingKind, GuestRam, Host, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::account::HostBacking;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{BudgetLimits, Bytes, Gpa, GpaRange, HugePagePrice, MappingStats, Moment, PageSize, Policy};
+use wideleaf_policies::{
+    BudgetLimits, Bytes, Gpa, GpaRange, GuestProgress, HugePagePrice, MappingStats, Moment, PageSize, Policy,
+};
 use wideleaf_protocol::message::{Mismatch, PREFIX};
 use wideleaf_protocol::{Entry, ExitCode, Message, Status, parse};
 
@@ -41,6 +44,8 @@ pub struct Session {
     host: Arc<LinuxHost>,
     ram: Arc<GuestRam>,
     policy_delay: Option<Duration>,
+    /// Progress of the guest, for the manager.
+    readings: Arc<ProgressReadings>,
     front: Arc<dyn FrontEnd>,
     progress: Arc<dyn Progress>,
     /// Set once the guest is built; an earlier line waits for it.
@@ -163,7 +168,13 @@ impl Session {
     ) -> Arc<Session> {
         let (attached, is_off, log) = (OnceLock::new(), AtomicBool::new(false), Mutex::default());
         let looks = Mutex::new(Looks::new(host.now()));
-        Arc::new(Session { host, ram, policy_delay, front, progress, attached, is_off, looks, log })
+        let readings = Arc::default();
+        Arc::new(Session { host, ram, policy_delay, readings, front, progress, attached, is_off, looks, log })
+    }
+
+    /// Readings of the guest's progress, for the manager.
+    pub fn readings(&self) -> Arc<ProgressReadings> {
+        self.readings.clone()
     }
 
     /// Attaches KVM's counters and the manager. From now on lines are processed.
@@ -299,7 +310,7 @@ impl Session {
             Message::Progress { phase, tsc, done, total } => {
                 self.progress.set_length(total.max(done));
                 self.progress.set_position(done);
-                self.mark_progress(log, phase.as_str(), Mark { at, tsc, done });
+                self.mark_progress(log, attached, phase.as_str(), Mark { at, tsc, done });
             }
             Message::Result { name, value, unit } => {
                 log.keep_result(name.as_str(), Measurement { value, unit: begin_of(unit.as_str()).to_owned() });
@@ -374,12 +385,24 @@ impl Session {
     }
 
     /// Keeps a mark of a phase's progress; once the policy's delay is over, the policy may act.
-    fn mark_progress(&self, log: &mut Log, phase: &str, mark: Mark) {
+    fn mark_progress(&self, log: &mut Log, attached: &Attached, phase: &str, mark: Mark) {
         let at = mark.at;
-        let Some(open) = log.phases.iter_mut().rev().find(|open| open.name == phase) else { return };
+        let Some(index) = log.phases.iter().rposition(|open| open.name == phase) else { return };
+        if let Some(cpu) = self.cpu_time(attached) {
+            self.readings.add(GuestProgress { phase: index as u64, done: mark.done, cpu });
+        }
+        let open = &mut log.phases[index];
         log.cut.count("progress_marks", open.marks.add(mark));
         if self.policy_delay.is_some_and(|delay| at.since(open.began_at) >= delay) && self.looks().may_call(at) {
             self.activate();
+        }
+    }
+
+    /// CPU time that the guest has used until now; of a native kernel, that of the thread that reports its progress.
+    fn cpu_time(&self, attached: &Attached) -> Option<Duration> {
+        match &attached.second_level {
+            Some(kvm) => kvm.vcpu_time().ok(),
+            None => Some(self.host.thread_cpu_time()),
         }
     }
 
@@ -692,6 +715,20 @@ mod tests {
             "the host is not observed for each line: {:?}",
             observed.cut
         );
+    }
+
+    #[test]
+    fn progress_lines_become_readings_with_one_number_a_phase_and_cpu_time() {
+        let session = session();
+        for line in ["begin phase=a tsc=1", "progress phase=a tsc=2 done=5 total=0", "begin phase=b tsc=3"] {
+            session.on_line(&format!("@wideleaf {line}"));
+        }
+        session.on_line("@wideleaf progress phase=b tsc=4 done=7 total=0");
+        session.on_line("@wideleaf progress phase=unknown tsc=5 done=9 total=0");
+        let readings = session.readings().take();
+        let counts: Vec<_> = readings.iter().map(|reading| (reading.phase, reading.done)).collect();
+        assert_eq!(counts, [(0, 5), (1, 7)], "a phase that never began is none");
+        assert!(readings[0].cpu <= readings[1].cpu && readings[1].cpu > Duration::ZERO, "{readings:?}");
     }
 
     #[test]

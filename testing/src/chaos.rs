@@ -35,7 +35,7 @@ impl Policy for Chaos {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, written: true, guest_mapping: true, host_memory: true }
+        Needs { access: true, zero: true, written: true, guest_mapping: true, host_memory: true, progress: true }
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, _: &mut Budget, plan: &mut Plan) {

@@ -464,15 +464,19 @@ fn faults_and_the_time_that_they_take_are_counted_until_the_vcpu_ends() {
     let counters = || second_level.fault_counters().unwrap();
     until("a pass", || counter(&machine), |count| *count > 0);
     let touched = counters();
+    let time = second_level.vcpu_time().unwrap();
+    assert!(time >= touched.system_time && time > Duration::ZERO, "in the guest and in the kernel: {time:?}");
     eprintln!("{}: {touched:?}, {:?}", second_level.paging().name(), second_level.mapping_stats());
     assert!(touched.faults >= WINDOWS * 512 && touched.exits >= touched.faults, "{touched:?}");
     assert!(touched.system_time > Duration::ZERO, "the kernel's timer found it there: {touched:?}");
     let passes = counter(&machine);
     until("more passes", || counter(&machine), |count| *count > passes + 2);
+    assert!(second_level.vcpu_time().unwrap() > time, "the guest used a core for these passes");
     let later = counters();
     assert!(later.faults < touched.faults + WINDOWS * 512, "what is mapped does not fault again: {later:?}");
     assert_eq!(machine.stop(), GuestExit::Stopped);
     assert_eq!(counters(), FaultCounters::default(), "no thread runs the vCPU");
+    assert_eq!(second_level.vcpu_time().unwrap(), Duration::ZERO);
 }
 
 #[test]

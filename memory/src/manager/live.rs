@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use wideleaf_policies::policy::{KeptSmall, Needs};
+use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
@@ -238,8 +238,15 @@ impl ManagerLoop {
     /// Publishes the state at the end of a tick. `budget_refusals`: of this tick.
     pub(super) fn publish(&mut self, mut snapshot: Snapshot, budget_refusals: u64) {
         self.publisher.bring_up_to_date(&mut snapshot);
-        let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks);
-        let vms = of_vms.map(|((vm, rows), check)| self.live_vm(vm, rows, *check, budget_refusals)).collect();
+        let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks).enumerate();
+        // A policy that answers faults is not kept from them, and has no reasons of its own.
+        let policy = Some(lock(&self.policy)).filter(|policy| !policy.decides_at_first_touch());
+        let live_vm = |(index, ((vm, rows), check)): (usize, ((&VmState, &VmSnapshot), &Option<KvmCheck>))| {
+            let own_reason = |row| policy.as_ref().and_then(|policy| own_reason(policy.as_ref(), index, rows, row));
+            self.live_vm(vm, rows, *check, budget_refusals, &own_reason)
+        };
+        let vms = of_vms.map(live_vm).collect();
+        drop(policy);
         let report = &self.report;
         let live = Live {
             policy: report.policy,
@@ -276,14 +283,20 @@ impl ManagerLoop {
         self.report.outcomes.iter().map(|(name, count)| (*name, *count)).chain(changes).collect()
     }
 
-    fn live_vm(&self, vm: &VmState, rows: &VmSnapshot, kvm_check: Option<KvmCheck>, budget_refusals: u64) -> LiveVm {
+    fn live_vm(
+        &self,
+        vm: &VmState,
+        rows: &VmSnapshot,
+        kvm_check: Option<KvmCheck>,
+        budget_refusals: u64,
+        own_reason: &dyn Fn(usize) -> Option<WhyNot>,
+    ) -> LiveVm {
         let otherwise = match (self.publisher.short_of_pages.contains(&rows.vm), budget_refusals) {
             (true, _) => WhyNot::BackingOff(Refusal::NoHugePage),
             (false, _) if vm.stalls.is_spent() => WhyNot::StallBudgetSpent,
             (false, 0) => WhyNot::NotChosen,
             (false, _) => WhyNot::BudgetSpent,
         };
-        let policy = lock(&self.policy);
         let explainer = Explainer {
             rows,
             states: &vm.windows,
@@ -295,7 +308,7 @@ impl ManagerLoop {
             swapped: &vm.swapped,
             swapped_max: vm.swapped_max,
             otherwise,
-            kept_small: &|row| policy.why_small(rows.vm, row),
+            own_reason,
         };
         let swapped = vm.swapped.bytes().filter(|_| !self.host.is_own());
         let (reasons, kernel_work) = (explainer.runs(), vm.kernel_work.work);
@@ -336,7 +349,13 @@ struct Explainer<'a> {
     /// Reason for windows that have none of their own.
     otherwise: WhyNot,
     /// The policy's own reason, by row.
-    kept_small: &'a dyn Fn(usize) -> Option<KeptSmall>,
+    own_reason: &'a dyn Fn(usize) -> Option<WhyNot>,
+}
+
+/// Reason of the policy itself not to promote a row of the VM at `index`.
+fn own_reason(policy: &dyn Policy, index: usize, rows: &VmSnapshot, row: usize) -> Option<WhyNot> {
+    let gains_nothing = || policy.gains_nothing(index, rows, row).then_some(WhyNot::GainsNothing);
+    policy.why_small(rows.vm, row).map(WhyNot::KeptSmall).or_else(gains_nothing)
 }
 
 impl Explainer<'_> {
@@ -384,7 +403,7 @@ impl Explainer<'_> {
 
     fn why_not_chosen(&self, row: usize) -> WhyNot {
         match self.otherwise {
-            WhyNot::NotChosen => (self.kept_small)(row).map_or(WhyNot::NotChosen, WhyNot::KeptSmall),
+            WhyNot::NotChosen => (self.own_reason)(row).unwrap_or(WhyNot::NotChosen),
             otherwise => otherwise,
         }
     }

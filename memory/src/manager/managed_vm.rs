@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use wideleaf_policies::geometry::is_congruent;
+use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::VmHeader;
 use wideleaf_policies::{PageSize, VmId, WindowIndex};
 
@@ -16,6 +17,7 @@ use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
 use crate::explain::{Barred, CannotBeHuge};
 use crate::gate::{Gate, KeptHoles};
+use crate::progress::ProgressReadings;
 use crate::region::{GuestRam, RamRange};
 use crate::second_level::SecondLevel;
 use crate::sensors::guest_tables::TableSource;
@@ -51,6 +53,8 @@ pub struct ManagedVm {
     pub recovery: Option<SharedRecovery>,
     /// Reads which windows are used where another process has the RAM; `None`: sampled here, in `ram`.
     pub heat: Option<Arc<dyn HeatSource>>,
+    /// Readings of the guest's own count of its work; `None`: nothing here hears of it.
+    pub progress: Option<Arc<ProgressReadings>>,
 }
 
 impl ManagedVm {
@@ -89,6 +93,7 @@ impl ManagedVm {
             guest_tables: None,
             recovery: None,
             heat: None,
+            progress: None,
         }
     }
 
@@ -100,6 +105,13 @@ impl ManagedVm {
             start_page: self.backing.start_page(),
             ranges: self.ranges.iter().map(|range| range.gpa).collect(),
         }
+    }
+
+    /// Line for the report, if a policy with these needs cannot measure what its promotions gain.
+    pub(super) fn why_gains_are_assumed(&self, needs: Needs) -> Option<String> {
+        let is_unknown = needs.progress && self.progress.is_none();
+        let why = "nothing here hears of the guest's progress, so that its misses are assumed";
+        is_unknown.then(|| format!("{}: what a promotion gains: {why}", self.id))
     }
 
     /// Why pages that are absent from a window in use must stay absent.

@@ -160,6 +160,7 @@ impl VmState {
         self.hold_back(&mut rows);
         rows.given_back_tolerated = tolerated;
         self.sense_given_back(host, &mut rows);
+        rows.progress = self.managed.progress.as_ref().map(|readings| readings.take()).unwrap_or_default();
         rows
     }
 

@@ -161,6 +161,7 @@ impl ManagerLoop {
             let VmState { managed, sampling, .. } = &mut self.vms[index];
             let missing = sampling.start_sensors(&self.host, managed, needs, budget);
             lines.extend(missing.iter().map(|missing| missing.line(managed.id)));
+            lines.extend(managed.why_gains_are_assumed(needs));
             let first = missing.into_iter().next().filter(|_| policy.name() != self.began_with);
             if let Some(Unanswered { question, why }) = first {
                 self.keep_sensors(self.needs);

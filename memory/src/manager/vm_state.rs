@@ -113,6 +113,7 @@ impl VmState {
         let giants = second_level_guard.clone().and_then(|guard| giants(&mut managed, guard));
         let budget = (config.sampling, config.sampling_burst);
         let sampling = Sampling::new(host, &managed, needs, budget, unanswered);
+        unanswered.extend(managed.why_gains_are_assumed(needs));
         let windows = managed.ranges.iter().map(|range| range.gpa.windows().len()).sum();
         VmState {
             windows: vec![WindowState::Ready; windows],

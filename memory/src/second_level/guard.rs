@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_policies::MappingStats;
 
@@ -84,6 +85,10 @@ impl SecondLevel for SecondLevelGuard {
 
     fn fault_counters(&self) -> Result<FaultCounters, SecondLevelError> {
         self.inner.fault_counters()
+    }
+
+    fn vcpu_time(&self) -> Result<Duration, SecondLevelError> {
+        self.inner.vcpu_time()
     }
 
     fn slots(&self) -> Vec<Slot> {

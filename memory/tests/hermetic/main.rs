@@ -1,6 +1,7 @@
 //! The manager and the window mover on a fake host, which can fail at every call.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod audit_on_the_fake_host;
 mod manager_on_the_fake_host;
 mod market_on_the_fake_host;
 mod moving_on_the_fake_mover;

@@ -219,7 +219,11 @@ const fn state_of(why: WhyNot) -> WindowState {
         WhyNot::Holes(_) | WhyNot::Swapped => WindowState::Holes,
         WhyNot::UnderWay => WindowState::Moving,
         WhyNot::Merged | WhyNot::BackingOff(_) => WindowState::Waiting,
-        WhyNot::StallBudgetSpent | WhyNot::BudgetSpent | WhyNot::KeptSmall(_) | WhyNot::NotChosen => WindowState::Ready,
+        WhyNot::StallBudgetSpent
+        | WhyNot::BudgetSpent
+        | WhyNot::KeptSmall(_)
+        | WhyNot::GainsNothing
+        | WhyNot::NotChosen => WindowState::Ready,
         WhyNot::Panicked
         | WhyNot::LeftAlone(_)
         | WhyNot::SharedWatched

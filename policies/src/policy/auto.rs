@@ -23,7 +23,8 @@
 //! windows says nothing of one of them. Decisions on windows that were never sampled are counted as
 //! `planned_on_residency`. While the host is short, the policy adds no page. It then gives up huge windows with a
 //! memory that is worth more than their walks (`auto/split.rs`). While huge pages are short, their price decides too
-//! (`auto/market.rs`). Pages of 1 GiB are asked for where shorter walks pay for the copy (`auto/giants.rs`).
+//! (`auto/market.rs`). Pages of 1 GiB are asked for where shorter walks pay for the copy (`auto/giants.rs`). Where the
+//! guest reports its progress, a few windows show what the others would gain (`auto/audit.rs`).
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -33,23 +34,25 @@ use alloc::vec::Vec;
 use super::{KeptSmall, Needs, Policy};
 use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
-use crate::candidates::{Turns, is_promotable, missing};
+use crate::candidates::{Turns, is_demotable, is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::market::Bids;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::snapshot::{AccessHistory, GuestMapping, HugePages, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, Backing, GuestMapping, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
 use crate::watermark::Watermark;
 use crate::window_memory::WindowMemory;
 
+mod audit;
 mod giants;
 mod market;
 mod split;
 
+use audit::{Audit, Earnings, Kind};
 use giants::Giants;
 use market::Market;
 use split::{GivenUp, Splits};
@@ -114,6 +117,14 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         "0 or 1",
         "1: asks for pages of 1 GiB too, where shorter walks pay for the copy (the VM is set up for them at its start)",
     ),
+    ParameterInfo::number(
+        "audit_worth",
+        2,
+        (0, 100),
+        "% of a guest's speed",
+        "gain from which on promotions are worth it where a guest reports its progress; 0: gains are assumed (ours: \
+         what a manager may cost a guest)",
+    ),
 ];
 
 /// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
@@ -151,6 +162,8 @@ struct Memory {
     zeroes: u16,
     /// Second from the start since which about as many pages have stayed zero.
     zeroes_since_s: u32,
+    /// Kind of candidate that it was when it was planned.
+    kind: Kind,
 }
 
 impl Memory {
@@ -211,6 +224,7 @@ pub struct Auto {
     market: Market,
     splits: Splits,
     giants: Giants,
+    audit: Audit,
 }
 
 /// Values used to compare benefit and cost.
@@ -228,7 +242,10 @@ struct Prices {
 struct Score {
     planned_on_access: u64,
     planned_on_residency: u64,
-    paid_back: u64,
+    /// Number of promotions that paid their cost back by cycles that a trial measured.
+    paid_back_measured: u64,
+    /// Number of those that did by assumed cycles.
+    paid_back_assumed: u64,
     written_off: u64,
     released: u64,
     /// Number of hot windows at the latest plan that do not pay for their bloat.
@@ -239,7 +256,11 @@ struct Score {
 impl Score {
     /// Factor on the required benefit: from 100 % to nearly 200 %, rising with the promotions written off.
     fn caution_percent(&self) -> u64 {
-        100 + 100 * self.written_off / (self.paid_back + self.written_off + PAST_DECISIONS_ASSUMED)
+        100 + 100 * self.written_off / (self.paid_back() + self.written_off + PAST_DECISIONS_ASSUMED)
+    }
+
+    fn paid_back(&self) -> u64 {
+        self.paid_back_measured + self.paid_back_assumed
     }
 }
 
@@ -264,6 +285,16 @@ impl Prices {
     fn bucket_when_blind(&self, vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
         let saved = self.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
         (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved.min(BLIND_MAX)))
+    }
+
+    /// Largest benefit of a window: that of a full one without proof.
+    fn benefit_max_per_s(&self, guest: GuestMapping) -> u64 {
+        self.misses.most * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+    }
+
+    /// Cycles of a core in a second.
+    fn core_per_s(&self) -> u64 {
+        self.walk.per_microsecond() * 1_000_000
     }
 
     fn bloat_per_s(&self, missing: u16) -> u64 {
@@ -362,6 +393,7 @@ impl Auto {
             market: Market::default(),
             splits: Splits::default(),
             giants: Giants::new(parameters.number("giant") == 1),
+            audit: Audit::new(parameters.number("audit_worth")),
         }
     }
 
@@ -390,6 +422,7 @@ impl Auto {
         self.planned_at = now;
         self.memory.fit(snapshot);
         self.book(snapshot);
+        self.audit.observe(snapshot, now, self.prices.core_per_s());
         for (index, vm) in snapshot.vms.iter().enumerate() {
             let memory = self.memory.of_vm(index);
             for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
@@ -397,8 +430,10 @@ impl Auto {
                 window.note_heat(*access, now);
                 window.note_zeroes(vm.zero[row].unwrap_or(0), now);
                 if window.owed > 0 {
-                    let per_s = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
-                    settle(window, *access, cycles_over(per_s, earning_time), &mut self.score);
+                    let assumed = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
+                    let most = self.prices.benefit_max_per_s(vm.guest_mapping[row]);
+                    let earnings = self.audit.earnings(index, window.kind).at_most(most);
+                    settle(window, *access, assumed, earnings, earning_time, &mut self.score);
                 }
             }
         }
@@ -413,6 +448,7 @@ impl Auto {
             let memory = &mut self.memory.of_vm(index)[row];
             (memory.owed, memory.was_vacated) = (self.prices.cycles(cost), false);
             memory.given_up = GivenUp::No;
+            self.audit.promoted(index, window, memory.kind);
         }
     }
 
@@ -420,7 +456,7 @@ impl Auto {
     /// proven ones before the others. Returns the number of proven ones.
     fn rank(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) -> usize {
         let judge = self.judge(now);
-        let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, .. } = self;
+        let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, audit, .. } = self;
         let mut proven = 0;
         score.sparse_now = 0;
         ranking.clear();
@@ -434,16 +470,25 @@ impl Auto {
             if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) {
                 return ControlFlow::Continue(());
             }
-            let bucket = match judge.proof(window, vm, row, &mut score.sparse_now) {
-                Some(proof) => {
-                    proven += 1;
-                    market.want(&proof, vm, row);
-                    Some(bucket_of(proof.return_percent))
-                }
-                None if window.was_vacated || window.was_given_up() || !may_be_used(vm, row) => None,
-                None => prices.bucket_when_blind(vm, row, *resident_min),
+            let proof = judge.proof(window, vm, row, &mut score.sparse_now);
+            let may_guess = !window.was_vacated && !window.was_given_up() && may_be_used(vm, row);
+            let guessed = || prices.bucket_when_blind(vm, row, *resident_min).filter(|_| may_guess);
+            let Some(bucket) = proof.map(|proof| bucket_of(proof.return_percent)).or_else(guessed) else {
+                return ControlFlow::Continue(());
             };
-            bucket.into_iter().for_each(|bucket| ranking.push(bucket, place));
+            // One that is only held has its huge page.
+            let (needs_page, kind) = (!vm.backing[row].is_large(), Kind::of(vm, row));
+            let assumed_per_s =
+                proof.map_or_else(|| prices.benefit_max_per_s(vm.guest_mapping[row]), |proof| proof.per_s);
+            if needs_page && !market.admits(audit, place, vm.windows[row], kind, assumed_per_s) {
+                return ControlFlow::Continue(());
+            }
+            if let Some(proof) = proof {
+                proven += 1;
+                market.want(&proof, vm, row);
+            }
+            memory.of_vm(place.vm as usize)[row].kind = kind;
+            ranking.push(bucket, place);
             ControlFlow::Continue(())
         });
         proven
@@ -483,6 +528,24 @@ impl Auto {
         let _full_or_spent =
             vacating.try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
     }
+
+    /// Releases the zero pages that a trial added for nothing, once a sensor has found them.
+    fn undo(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
+        let Auto { audit, expectations, .. } = self;
+        audit.added_for_nothing().retain(|(id, window)| {
+            let Some(vm) = snapshot.vm(*id) else { return false };
+            let Some(row) = vm.row(*window).filter(|row| vm.backing[*row] == Backing::Huge2M) else { return false };
+            let is_named = || plan.actions().iter().any(|planned| planned.action.window() == *window);
+            match vm.zero[row] {
+                Some(0) => false,
+                Some(_) if is_demotable(vm, row, now) && !is_named() => {
+                    let action = Action::Release { vm: *id, window: *window };
+                    expectations.request(action, false, budget, plan).is_break()
+                }
+                _ => true,
+            }
+        });
+    }
 }
 
 /// Any window: the expected cost of an action is the same for all.
@@ -493,11 +556,25 @@ fn is_idle(access: AccessHistory) -> bool {
     access.idle_samples() == AccessHistory::SAMPLES_MAX
 }
 
-fn settle(window: &mut Memory, access: AccessHistory, earned: u64, score: &mut Score) {
-    window.owed = window.owed.saturating_sub(earned);
+/// Lets a promoted window earn its cost back, by what a trial measured or else by what is assumed of its accesses. An
+/// idle window earns nothing, whatever others of its kind do.
+fn settle(
+    window: &mut Memory,
+    access: AccessHistory,
+    assumed: u64,
+    earnings: Earnings,
+    time: Duration,
+    score: &mut Score,
+) {
+    let (per_s, paid_back) = match earnings {
+        Earnings::Pending => (0, &mut score.paid_back_assumed),
+        Earnings::Assumed => (assumed, &mut score.paid_back_assumed),
+        Earnings::Measured(per_s) => (if assumed == 0 { 0 } else { per_s }, &mut score.paid_back_measured),
+    };
+    window.owed = window.owed.saturating_sub(cycles_over(per_s, time));
     if window.owed == 0 {
-        score.paid_back += 1;
-    } else if is_idle(access) {
+        *paid_back += 1;
+    } else if is_idle(access) || earnings == Earnings::Measured(0) {
         window.owed = 0;
         score.written_off += 1;
     }
@@ -509,7 +586,7 @@ impl Policy for Auto {
     }
 
     fn needs(&self) -> Needs {
-        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, ..Needs::default() }
+        Needs { access: true, zero: true, guest_mapping: true, host_memory: true, progress: true, ..Needs::default() }
     }
 
     fn largest_page(&self) -> PageSize {
@@ -522,7 +599,7 @@ impl Policy for Auto {
     }
 
     fn uses_zero(&self) -> bool {
-        self.shortage.is_near()
+        self.shortage.is_near() || self.audit.has_to_undo()
     }
 
     fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
@@ -540,6 +617,7 @@ impl Policy for Auto {
             self.split(snapshot, now, budget, plan);
         }
         self.promote(snapshot, proven, budget, plan);
+        self.undo(snapshot, now, budget, plan);
         self.move_giants(snapshot, now, is_short, budget, plan);
     }
 
@@ -550,6 +628,14 @@ impl Policy for Auto {
             GivenUp::Cold => Some(KeptSmall::Cold),
             GivenUp::No => window.was_vacated.then_some(KeptSmall::Vacated),
         }
+    }
+
+    fn is_measuring(&self) -> bool {
+        self.audit.is_waiting()
+    }
+
+    fn gains_nothing(&self, index: usize, vm: &VmSnapshot, row: usize) -> bool {
+        self.audit.is_stopped(index, Kind::of(vm, row))
     }
 
     fn take_walk_cost(&mut self, cost: &WalkCost) {
@@ -576,11 +662,13 @@ impl Policy for Auto {
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        let score = self.score;
+        let (score, findings) = (self.score, self.audit.findings());
         Vec::from([
             ("planned_on_access", score.planned_on_access),
             ("planned_on_residency", score.planned_on_residency),
-            ("paid_back", score.paid_back),
+            ("paid_back", score.paid_back()),
+            ("paid_back_measured", score.paid_back_measured),
+            ("paid_back_assumed", score.paid_back_assumed),
             ("written_off", score.written_off),
             ("released", score.released),
             ("sparse_now", score.sparse_now),
@@ -593,6 +681,11 @@ impl Policy for Auto {
             ("giants_asked", self.giants.asked),
             ("giants_promoted", self.giants.promoted),
             ("giants_given_back", self.giants.given_back),
+            ("audits_kept", findings.kept),
+            ("audits_stopped", findings.stopped),
+            ("audits_undecided", findings.undecided),
+            ("waiting_for_audit_now", findings.waiting_now),
+            ("gain_nothing_now", findings.stopped_now),
         ])
     }
 }

@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
-use super::wire::{Reader, put_moment, put_number};
+use super::wire::{Reader, put_moment, put_number, put_time};
 use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
-use crate::snapshot::{AccessHistory, Backing, GuestMapping, MappingStats, VmId, VmSnapshot, WindowRow};
+use crate::snapshot::{AccessHistory, Backing, GuestMapping, GuestProgress, MappingStats, VmId, VmSnapshot, WindowRow};
 use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, WindowIndex};
 
 /// Bits of the mask: the parts that differ.
@@ -21,7 +21,9 @@ mod differs {
     pub const MAPPING: u64 = 1 << 9;
     pub const GIVEN_BACK: u64 = 1 << 10;
     pub const GIVEN_BACK_TOLERATED: u64 = 1 << 11;
-    pub const ALL: u64 = (1 << 12) - 1;
+    /// Not a difference: the readings since the previous snapshot, if there are any.
+    pub const PROGRESS: u64 = 1 << 12;
+    pub const ALL: u64 = (1 << 13) - 1;
 }
 
 const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
@@ -54,6 +56,7 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         given_back,
         given_back_tolerated,
         mapping,
+        progress,
     } = now;
     let unseen;
     let (before, are_windows_new) = match before {
@@ -99,6 +102,7 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
     column(differs::GIVEN_BACK_TOLERATED, *given_back_tolerated != before.given_back_tolerated, &|out| {
         put_number(out, (*given_back_tolerated).into());
     });
+    column(differs::PROGRESS, !progress.is_empty(), &|out| put_progress(out, progress));
     put_number(out, vm.0.into());
     put_number(out, mask);
     out.append(&mut body);
@@ -155,6 +159,8 @@ pub(super) fn vm(
     if mask & differs::GIVEN_BACK_TOLERATED != 0 {
         now.given_back_tolerated = reader.number_to("number of pages tolerated", u16::MAX.into())? as u16;
     }
+    now.progress =
+        if mask & differs::PROGRESS != 0 { reader.list("number of readings", progress)? } else { Vec::new() };
     match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
         None => Ok(now),
         Some(row) => Err(DecodeError::OutOfRange {
@@ -286,4 +292,17 @@ fn mapping(reader: &mut Reader<'_>) -> Result<Option<MappingStats>, DecodeError>
         pages_2m: leaves(PageSize::Huge2M)?,
         pages_1g: leaves(PageSize::Giant1G)?,
     }))
+}
+
+fn put_progress(out: &mut Vec<u8>, progress: &[GuestProgress]) {
+    put_number(out, progress.len() as u64);
+    for GuestProgress { phase, done, cpu } in progress {
+        put_number(out, *phase);
+        put_number(out, *done);
+        put_time(out, *cpu);
+    }
+}
+
+fn progress(reader: &mut Reader<'_>) -> Result<GuestProgress, DecodeError> {
+    Ok(GuestProgress { phase: reader.number()?, done: reader.number()?, cpu: reader.time()? })
 }

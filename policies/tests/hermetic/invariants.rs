@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use wideleaf_policies::policy::POLICIES;
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, HostMemory, HugePagePrice,
-    HugePages, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction, PolicyChoice, Refusal,
-    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, Backing, Budget, BudgetLimits, Bytes, Cost, GuestMapping, GuestProgress, HostMemory,
+    HugePagePrice, HugePages, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, Plan, PlannedAction,
+    PolicyChoice, Refusal, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 const NOW: Moment = Moment::after_start(Duration::from_secs(10));
@@ -69,8 +69,11 @@ fn whole_giant() -> impl Strategy<Value = Vec<(u64, WindowRow)>> {
 
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
     let tolerated = prop_oneof![Just(0_u16), 0_u16..=512];
-    (prop_oneof![4 => scattered(), 1 => whole_giant()], tolerated).prop_map(move |(rows, tolerated)| {
-        let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
+    let reading = |(phase, done, ms)| GuestProgress { phase, done, cpu: Duration::from_millis(ms) };
+    let progress = prop::collection::vec((0_u64..2, any::<u64>(), 0_u64..1000).prop_map(reading), 0..4);
+    let rows = prop_oneof![4 => scattered(), 1 => whole_giant()];
+    (rows, tolerated, progress).prop_map(move |(rows, tolerated, progress)| {
+        let mut vm = VmSnapshot { progress, ..VmSnapshot::with_capacity(VmId(id), rows.len()) };
         vm.given_back_tolerated = tolerated;
         let mut window = 0;
         for (gap, row) in rows {

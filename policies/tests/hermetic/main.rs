@@ -1,6 +1,7 @@
 //! What policies decide, in one program.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod audit;
 mod geometry;
 mod giants;
 mod invariants;

@@ -8,9 +8,9 @@ use wideleaf_policies::recording::{
 };
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
-    AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, HostMemory, HugePagePrice,
-    HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PlannedAction, Refusal, Skip, Snapshot, VmId,
-    VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, GuestProgress, HostMemory,
+    HugePagePrice, HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PlannedAction, Refusal, Skip,
+    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 fn header() -> Header {
@@ -81,17 +81,22 @@ fn mapping() -> impl Strategy<Value = Option<MappingStats>> {
     prop::option::of((0_u64..1 << 40, 0_u64..5, 0_u64..5).prop_map(stats))
 }
 
+fn progress() -> impl Strategy<Value = Vec<GuestProgress>> {
+    let reading = |(phase, done, cpu_ns)| GuestProgress { phase, done, cpu: Duration::from_nanos(cpu_ns) };
+    prop::collection::vec((any::<u64>(), any::<u64>(), 0_u64..1 << 62).prop_map(reading), 0..3)
+}
+
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
     let rows = prop::collection::vec((prop_oneof![4 => Just(0_u64), 1 => 0..1000_u64], row()), 0..12);
     let tolerated = prop_oneof![Just(0_u16), any::<u16>()];
-    (rows, mapping(), tolerated).prop_map(move |(rows, mapping, given_back_tolerated)| {
+    (rows, mapping(), tolerated, progress()).prop_map(move |(rows, mapping, given_back_tolerated, progress)| {
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
         let mut next = 0;
         for (gap, row) in rows {
             vm.push(WindowRow { window: WindowIndex::new(next + gap), ..row });
             next += gap + 1;
         }
-        VmSnapshot { mapping, given_back_tolerated, ..vm }
+        VmSnapshot { mapping, given_back_tolerated, progress, ..vm }
     })
 }
 
@@ -271,12 +276,27 @@ fn idle_vm(windows: u64) -> VmSnapshot {
 fn a_recording_of_an_older_version_is_still_read() {
     let window = WindowIndex::new(7);
     let release = PlannedAction { action: Action::Release { vm: VmId(0), window }, cost: Cost::default() };
-    let frame = Frame::Plan { now: Moment::START, actions: vec![release] };
-    let (mut bytes, _) = encode(std::slice::from_ref(&frame));
+    let plan = Frame::Plan { now: Moment::START, actions: vec![release] };
+    // A guest without progress is written as before version 5.
+    let snapshot = Snapshot { vms: vec![idle_vm(3)], ..Snapshot::default() };
+    let frames = [Frame::Snapshot { at: Moment::START, snapshot }, plan, Frame::End];
+    let (mut bytes, _) = encode(&frames[..2]);
     for version in 2..=VERSION {
         bytes[MAGIC.len()..][..2].copy_from_slice(&version.to_le_bytes());
-        assert_eq!(decode(&bytes), (vec![frame.clone(), Frame::End], None), "version {version}");
+        assert_eq!(decode(&bytes), (frames.to_vec(), None), "version {version}");
     }
+}
+
+#[test]
+fn the_readings_of_a_snapshot_are_not_those_of_the_next() {
+    let reading = GuestProgress { phase: 1, done: 2, cpu: Duration::from_millis(3) };
+    let with = |progress| {
+        let vm = VmSnapshot { progress, ..idle_vm(3) };
+        Frame::Snapshot { at: Moment::START, snapshot: Snapshot { vms: vec![vm], ..Snapshot::default() } }
+    };
+    let frames = [with(vec![reading]), with(vec![]), Frame::End];
+    let (bytes, _) = encode(&frames[..2]);
+    assert_eq!(decode(&bytes), (frames.to_vec(), None));
 }
 
 #[test]
@@ -338,7 +358,7 @@ fn each_kind_of_damage_has_its_own_message() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off after byte 8");
     assert_eq!(line(&bytes[..20]), "cut off after byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 4");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 5");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));

@@ -122,14 +122,29 @@ impl Kicker {
         const CPUCLOCK_PROF: clockid_t = 0;
         /// User time, with the time in the guest.
         const CPUCLOCK_VIRT: clockid_t = 1;
+        let (user, all) = (self.clock(CPUCLOCK_VIRT)?, self.clock(CPUCLOCK_PROF)?);
+        Ok(all.zip(user).map(|(all, user)| all.saturating_sub(user)))
+    }
+
+    /// CPU time that the vCPU's thread has used since it began, in the guest and in the kernel, to the nanosecond;
+    /// `None` where no thread runs the vCPU.
+    ///
+    /// # Errors
+    /// The kernel's error, where the thread has ended.
+    pub fn cpu_time(&self) -> io::Result<Option<Duration>> {
+        /// Time on a core, as the scheduler counts it.
+        const CPUCLOCK_SCHED: clockid_t = 2;
+        self.clock(CPUCLOCK_SCHED)
+    }
+
+    /// Reads one of the clocks of the vCPU's thread.
+    fn clock(&self, kind: clockid_t) -> io::Result<Option<Duration>> {
         const CPUCLOCK_PERTHREAD: clockid_t = 4;
         let thread = self.thread.load(Ordering::SeqCst);
         if thread == NO_THREAD {
             return Ok(None);
         }
-        let time = |kind| ClockId::from_raw(!thread << 3 | CPUCLOCK_PERTHREAD | kind).now();
-        let (user, all) = (Duration::from(time(CPUCLOCK_VIRT)?), Duration::from(time(CPUCLOCK_PROF)?));
-        Ok(Some(all.saturating_sub(user)))
+        Ok(Some(ClockId::from_raw(!thread << 3 | CPUCLOCK_PERTHREAD | kind).now()?.into()))
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {

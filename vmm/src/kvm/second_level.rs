@@ -95,6 +95,10 @@ impl SecondLevel for KvmSecondLevel {
         Ok(all)
     }
 
+    fn vcpu_time(&self) -> Result<Duration, SecondLevelError> {
+        Ok(self.control.vcpu_time())
+    }
+
     fn slots(&self) -> Vec<Slot> {
         self.vm.slots()
     }

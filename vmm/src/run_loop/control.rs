@@ -238,6 +238,11 @@ impl RunControl {
         self.kickers.get(vcpu)?.system_time().ok().flatten()
     }
 
+    /// CPU time of all vCPUs' threads that run at present.
+    pub(crate) fn vcpu_time(&self) -> Duration {
+        self.kickers.iter().filter_map(|kicker| kicker.cpu_time().ok().flatten()).sum()
+    }
+
     /// Ends the VM, for this reason unless there is one already.
     pub fn stop(&self, reason: GuestExit) {
         let mut inner = self.lock();

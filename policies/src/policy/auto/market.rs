@@ -19,6 +19,7 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
+use super::audit::{Audit, Kind};
 use super::{Auto, Judge, Memory, Proof};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -27,7 +28,7 @@ use crate::expectations::Expectations;
 use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
-use crate::units::Moment;
+use crate::units::{Moment, WindowIndex};
 use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. Fewer than for a
@@ -173,6 +174,16 @@ impl Market {
     pub fn hold(&mut self, per_s: u64, place: Place) {
         self.bids.hold(per_s);
         self.cold.push(BUCKETS as u16 - 1 - bucket_of(per_s), place);
+    }
+
+    /// Whether a window that needs a huge page may have one, as far as measured gains are known. No window waits for a
+    /// trial while huge pages have a price: what a trial promotes would be decided by the pages that are given back.
+    pub fn admits(&self, audit: &mut Audit, place: Place, window: WindowIndex, kind: Kind, per_s: u64) -> bool {
+        let index = place.vm as usize;
+        match self.demand.had_price {
+            true => !audit.is_stopped(index, kind),
+            false => audit.admits(index, window, kind, per_s),
+        }
     }
 
     /// Bids for a window on base pages, if that also pays for a window that gives its huge page back.
