@@ -58,13 +58,14 @@ pub struct SupplyRules {
 
 impl Default for SupplyRules {
     /// One per cent of a core: a block takes some milliseconds. 32 blocks are 64 MiB, which a loop copies in some ticks.
+    /// A tenth of the time is more than the compactions of the loops themselves, which the kernel counts as well.
     fn default() -> SupplyRules {
         SupplyRules {
             cpu: PerTenThousand::new(100),
             cpu_burst: Duration::from_millis(500),
             low: 8,
             high: 32,
-            memory_stalls_max: PerTenThousand::new(500),
+            memory_stalls_max: PerTenThousand::new(1_000),
             cpu_stalls_max: PerTenThousand::new(5_000),
         }
     }

@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn waits_are_pressure_from_a_share_of_the_time_on_and_own_requests_are_none() {
         let (memory, cpu) = (Seen::Pressure(Stop::MemoryPressure), Seen::Pressure(Stop::CpuPressure));
-        assert_eq!([seen_after(250, 25, 0), seen_after(251, 25, 0), seen_after(251, 26, 0)], [Seen::Calm, cpu, memory]);
-        assert_eq!([seen_after(0, 126, 100), seen_after(0, 125, 100)], [memory, Seen::Calm]);
+        assert_eq!([seen_after(250, 50, 0), seen_after(251, 50, 0), seen_after(251, 51, 0)], [Seen::Calm, cpu, memory]);
+        assert_eq!([seen_after(0, 151, 100), seen_after(0, 150, 100)], [memory, Seen::Calm]);
     }
 
     #[test]

@@ -31,6 +31,10 @@ pub(super) const SETTLE: Duration = Duration::from_secs(2);
 /// give back the same ones.
 const ROUND_LEAST: Duration = Duration::from_millis(20);
 
+/// First pause after rounds that made nothing. A compaction may find nothing because an earlier one has marked its
+/// blocks as tried (`pageblock_skip`, mm/compaction.c); a later one clears the marks.
+const FRUITLESS_FIRST: Duration = Duration::from_secs(1);
+
 /// Longest pause after rounds that made nothing, as khugepaged's after a failure (`alloc_sleep_millisecs`,
 /// Documentation/admin-guide/mm/transhuge.rst).
 pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(60);
@@ -73,7 +77,7 @@ impl<B: Blocks> Supplier<B> {
             blocks,
             pressure: PressureWatch::new(),
             has_made: false,
-            fruitless_pause: SETTLE,
+            fruitless_pause: FRUITLESS_FIRST,
             stopped_by: None,
             report: SupplyReport::default(),
         }
@@ -160,7 +164,7 @@ impl<B: Blocks> Supplier<B> {
     /// Gives all back. A round that made nothing is followed by a longer pause each time.
     fn end_round(&mut self) {
         let pause = if self.has_made { SETTLE } else { self.fruitless_pause };
-        self.fruitless_pause = (pause * 2).min(PAUSE_LONGEST);
+        self.fruitless_pause = (self.fruitless_pause * 2).min(PAUSE_LONGEST);
         self.rest(pause);
     }
 
@@ -174,7 +178,7 @@ impl<B: Blocks> Supplier<B> {
             self.report.unseen += held.saturating_sub(seen);
         }
         if std::mem::take(&mut self.has_made) {
-            self.fruitless_pause = SETTLE;
+            self.fruitless_pause = FRUITLESS_FIRST;
         }
         self.next_at = self.host.now() + pause;
     }
@@ -404,8 +408,8 @@ mod tests {
     fn a_kernel_that_has_no_block_is_asked_after_pauses_that_double_up_to_a_minute() {
         let mut bench = Bench::new(0, 0);
         bench.run(99, 3 * 60 * SECOND);
-        // The first one, and those after 2, 4, 8, 16, 32, 60 s more.
-        assert_eq!(bench.report().refused, 7);
+        // The first one, and those after 1, 2, 4, 8, 16, 32, 60 s more.
+        assert_eq!(bench.report().refused, 8);
         bench.blocks.memory().possible = 1000;
         bench.run(99, 2 * 60 * SECOND);
         assert_eq!((bench.report().made, bench.blocks.memory().free), (32, 32));
@@ -421,7 +425,7 @@ mod tests {
         for _ in 0..3 * 60 {
             bench.run_with(SupplyDemand { windows: 99, free: 0, is_host_short: false }, SECOND);
         }
-        assert_eq!((bench.report().made, bench.report().found), (0, 7 * 32));
+        assert_eq!((bench.report().made, bench.report().found), (0, 8 * 32));
     }
 
     #[test]
