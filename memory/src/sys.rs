@@ -2,7 +2,8 @@
 
 #![expect(
     unsafe_code,
-    reason = "mmap, madvise, pidfds, the pagemap ioctl, userfaultfd, fsopen and setpriority have no safe form for what is done here"
+    reason = "mmap, madvise, pidfds, the pagemap ioctl, userfaultfd, fsopen and setpriority have no safe form for what \
+              is done here"
 )]
 
 pub(crate) mod clock;

@@ -457,8 +457,8 @@ fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
 }
 
 /// At most half of the CPUs, and at most four, copy at once. The guest needs the other half, and four saturate the
-/// memory of most hosts. Without a daemon the run makes free blocks by itself, unless a cgroup limits its memory: blocks
-/// that it holds for a moment would drive out pages of the guest.
+/// memory of most hosts. Without a daemon the run makes free blocks by itself, unless a cgroup limits its memory:
+/// blocks that it holds for a moment would drive out pages of the guest.
 fn manager_config() -> ManagerConfig {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let copy_threads = (cpus / 2).clamp(1, 4) as u16;

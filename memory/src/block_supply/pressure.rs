@@ -55,7 +55,7 @@ pub(super) enum Seen {
     NotYet,
     /// Other work does not wait for more than the rules permit.
     Calm,
-    /// It does.
+    /// Other work waits for more, for this resource.
     Pressure(Stop),
 }
 

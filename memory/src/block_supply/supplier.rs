@@ -62,7 +62,7 @@ enum Work {
     /// It has to wait, for a reason that is no pressure.
     Wait,
     Stop(Stop),
-    /// A block is to be made; there should be so many.
+    /// A block is to be made, up to this number in the round.
     Take {
         goal: u64,
     },
@@ -348,7 +348,7 @@ mod tests {
             }
         }
 
-        /// Runs this long while so many windows wait, whose managers see all free blocks.
+        /// Runs this long while this number of windows waits. Their managers see all free blocks.
         fn run(&mut self, windows: u64, time: Duration) {
             let until = self.host.now() + time;
             while self.host.now() < until {

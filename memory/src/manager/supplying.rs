@@ -91,7 +91,8 @@ mod tests {
     use wideleaf_policies::units::mib;
     use wideleaf_policies::{Gpa, GpaRange, PageSize, VmId, policy};
 
-    /// A loop over four full windows on a host with this number of free blocks. Its kernel refuses the first `times` requests.
+    /// A loop over four full windows on a host with this number of free blocks. Its kernel refuses the first `times`
+    /// requests.
     fn refused(free: u64, times: u64) -> (Arc<FakeHost>, ManagerLoop) {
         let range = GpaRange::new(Gpa::new(0), mib(8)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");

@@ -41,8 +41,8 @@ impl Table {
         SupplyDemand { windows, free, is_host_short: self.host.is_short }
     }
 
-    /// Shares out the blocks that `/proc/buddyinfo` does not count, by the number of windows that wait. `unseen`: all of
-    /// them since the daemon's start. Returns the managers of this daemon that are to be told, each with its part.
+    /// Shares out the blocks that `/proc/buddyinfo` does not count, by the number of windows that wait. `unseen`: all
+    /// of them since the daemon's start. Returns the managers of this daemon that are to be told, each with its part.
     fn promise(&mut self, unseen: u64) -> Vec<(SharedCare, u64)> {
         let mut left = unseen.saturating_sub(std::mem::replace(&mut self.known_unseen, unseen));
         let mut windows_left = self.demand().windows;

@@ -289,10 +289,9 @@ impl Vm {
         })
     }
 
-    /// Limits for a registered VM, and the price of huge pages. It is told once how many windows it may vacate, and once
-    /// of each free page that it cannot see. Its
-    /// process does not know of a memory shortage, so its copy limit is then zero. Its policy stays until an operator
-    /// sets another, or its guarantee is pursued.
+    /// Limits for a registered VM, and the price of huge pages. It is told once how many windows it may vacate, and
+    /// once of each free page that it cannot see. Its process does not know of a memory shortage, so its copy limit is
+    /// then zero. Its policy stays until an operator sets another, or its guarantee is pursued.
     pub(super) fn limits_reply(&mut self) -> Limits {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };

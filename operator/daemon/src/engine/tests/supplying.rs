@@ -55,7 +55,7 @@ fn blocks_that_no_manager_can_see_are_shared_out_by_the_windows_that_wait_and_to
 }
 
 #[test]
-fn windows_of_all_vms_whose_managers_were_refused_a_page_are_asked_for() {
+fn windows_that_wait_are_added_up_over_the_vms_with_a_refused_manager() {
     let bench = Bench::new("");
     assert_eq!(demand_at(&bench, 1), SupplyDemand::default());
     let bids = |free, wanted| Some(BidsReport { free, levels: vec![(1 << 20, wanted, 3)] });
