@@ -57,9 +57,9 @@ pub struct SupplyRules {
 }
 
 impl Default for SupplyRules {
-    /// One per cent of a core, or ten blocks a second: one takes about a millisecond. 32 blocks are 64 MiB, which a loop
-    /// copies in some ticks. A tenth of the time is more than the compactions of the loops themselves, which the kernel
-    /// counts as well.
+    /// One per cent of a core, or ten blocks a second: one takes about a millisecond. 32 blocks are 64 MiB, which a
+    /// loop copies in some ticks. A tenth of the time is more than the compactions of the loops themselves, which the
+    /// kernel counts as well.
     fn default() -> SupplyRules {
         SupplyRules {
             cpu: PerTenThousand::new(100),
