@@ -6,6 +6,7 @@
 //! | [`region`] | `mmap`, `memfd_create` | none |
 //! | [`backing`] | `madvise` advice, hugetlb flags | none; hugetlb needs a pool |
 //! | [`pool`] | `/sys/kernel/mm/hugepages`, `/sys/devices/system/node`, `/proc/buddyinfo`, `/proc/*/smaps` | reading: none; of other users, and resizing: root |
+//! | [`block_supply`] | `MADV_COLLAPSE` (6.1), `/proc/pressure`, `/proc/vmstat`, `setpriority(2)` | none |
 //! | [`giant_maker`] | as [`pool`], hugetlb memfd | root |
 //! | [`sensors`] | `PAGEMAP_SCAN` (6.7), `/proc/self/smaps`, `/proc/buddyinfo`, KVM statistics; access: [`detached`] | none; access: as below |
 //! | [`sensors::minor_faults`] | `userfaultfd(2)`, minor faults (5.14) | as first touch |
@@ -40,6 +41,7 @@
 
 pub mod actuators;
 pub mod backing;
+pub mod block_supply;
 pub mod capabilities;
 pub mod claims;
 pub mod deadline;

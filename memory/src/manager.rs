@@ -25,6 +25,7 @@ use wideleaf_policies::{
     Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId, WindowIndex,
 };
 
+use crate::block_supply::{BlockSupply, SupplyRules};
 use crate::faults::Counted;
 use crate::first_touch::{FirstTouch, FirstTouchError};
 use crate::kernel::Kernel;
@@ -59,6 +60,7 @@ mod sensing;
 mod sensor_cost;
 mod stall_budget;
 mod steering;
+mod supplying;
 mod swaps;
 mod switching;
 mod thread;
@@ -104,6 +106,9 @@ pub struct ManagerConfig {
     pub out_of_reach: PerTenThousand,
     /// Rules for memory that guests give back: what becomes of it, and how much of it a promoted window may have.
     pub given_back: GivenBackRules,
+    /// Bounds on a thread of the loop's own that makes free blocks of 2 MiB while windows wait for them; `None`: there
+    /// is no such thread, and huge pages come from the host as it is.
+    pub supply: Option<SupplyRules>,
 }
 
 impl Default for ManagerConfig {
@@ -121,6 +126,7 @@ impl Default for ManagerConfig {
             sampling_burst: sampling::SAMPLING_BURST,
             out_of_reach: PerTenThousand::new(3_000),
             given_back: GivenBackRules::default(),
+            supply: None,
         }
     }
 }
@@ -177,6 +183,10 @@ pub struct ManagerLoop {
     shortage: Watermark,
     /// Whether the host has huge pages.
     huge_pages: HugePageBackoff,
+    /// Maker of free blocks, if this loop has one of its own.
+    supply: Option<BlockSupply>,
+    /// Number of the supply's blocks that are in no counted block, as far as the loop knows them.
+    known_unseen: u64,
     /// Whether the policy ever promotes.
     promotes: bool,
     steering: Arc<Steering>,
@@ -225,6 +235,8 @@ impl ManagerLoop {
             panics: Mutex::default(),
             shortage: shortage(config.given_back),
             huge_pages: HugePageBackoff::default(),
+            supply: supplying::supply_for(&host, &config),
+            known_unseen: 0,
             promotes: policy.promotes(),
             began_with: policy.name(),
             steering: Arc::default(),
@@ -293,6 +305,7 @@ impl ManagerLoop {
         }
         self.budget.refill(began_at);
         self.huge_pages.begin_tick();
+        self.take_promises();
         self.ask_gates();
         self.ask_events();
         let is_giant_over = self.finish_giant();
@@ -323,6 +336,7 @@ impl ManagerLoop {
         let publishes_from = self.host.thread_cpu_time();
         self.report.total_cpu += publishes_from.saturating_sub(began_cpu);
         self.publish(snapshot, self.report.budget_refusals - refusals_before);
+        self.tell_supply();
         self.report.total_cpu += self.host.thread_cpu_time().saturating_sub(publishes_from);
         done
     }
@@ -382,6 +396,7 @@ impl ManagerLoop {
 
     /// Senses all VMs one last time, so that the report ends with the final state.
     pub fn finish(mut self) -> ManagerReport {
+        self.end_supply();
         self.finish_last_giant();
         self.end_giant_making();
         let at = self.host.now();

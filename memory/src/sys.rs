@@ -2,7 +2,8 @@
 
 #![expect(
     unsafe_code,
-    reason = "mmap, madvise, pidfds, the pagemap ioctl, userfaultfd and fsopen have no safe form for what is done here"
+    reason = "mmap, madvise, pidfds, the pagemap ioctl, userfaultfd, fsopen and setpriority have no safe form for what \
+              is done here"
 )]
 
 pub(crate) mod clock;
@@ -11,5 +12,6 @@ pub(crate) mod mapping;
 pub(crate) mod memcpy;
 pub(crate) mod pagemap;
 pub(crate) mod pidfd;
+pub(crate) mod priority;
 pub(crate) mod tmpfs;
 pub(crate) mod userfaultfd;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::host::process::{self, ProcessHost};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::recorder::RecordTo;
@@ -29,6 +30,7 @@ use crate::environment::{Environment, stolen_ms};
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, GuestConsole, Hidden, Progress, Quiet, ThreadBegin, Work};
 use crate::guarantee::{self, Kept};
+use crate::guardian::cgroup;
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
@@ -90,6 +92,7 @@ struct Prepared<'a> {
     front: Arc<dyn FrontEnd>,
     stolen_before_ms: u64,
     walk: ChosenWalkCost,
+    config: ManagerConfig,
     backing: BackingConfig,
     /// Reason why the backing differs from the requested one, if it does.
     fallback: Option<String>,
@@ -126,7 +129,7 @@ impl<'a> Prepared<'a> {
         if spec.sandbox.is_none() {
             serve_lines(&*front, None)?;
         }
-        let walk = walk_cost();
+        let (walk, config) = (walk_cost(), manager_config());
         let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
         let (devices, watched, held) = Devices::open(&spec.devices, spec.memory, &*front)?.hand_over();
         ram::check_size(spec)?;
@@ -168,6 +171,7 @@ impl<'a> Prepared<'a> {
             front,
             stolen_before_ms,
             walk,
+            config,
             backing,
             fallback,
             short_of_guarantee,
@@ -243,7 +247,7 @@ impl<'a> Prepared<'a> {
         let progress = Some(self.session.readings());
         let vm = ManagedVm { progress, ..ManagedVm::new(VmId(0), self.ram.clone(), second_level) };
         let policy = self.spec.policy.make_for(&self.walk.cost);
-        let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, manager_config());
+        let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, self.config);
         if let Some(giant_maker) = &self.giant_maker {
             work = work.with_giant_maker(giant_maker.maker());
         }
@@ -454,8 +458,11 @@ fn facts(spec: &RunSpec, walk: &ChosenWalkCost) -> Vec<(String, String)> {
 }
 
 /// At most half of the CPUs, and at most four, copy at once. The guest needs the other half, and four saturate the
-/// memory of most hosts.
+/// memory of most hosts. Without a daemon the run makes free blocks by itself, unless a cgroup limits its memory:
+/// blocks that it holds for a moment would drive out pages of the guest.
 fn manager_config() -> ManagerConfig {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    ManagerConfig { copy_threads: (cpus / 2).clamp(1, 4) as u16, ..ManagerConfig::default() }
+    let copy_threads = (cpus / 2).clamp(1, 4) as u16;
+    let supply = (!cgroup::is_memory_limited()).then(SupplyRules::default);
+    ManagerConfig { copy_threads, supply, ..ManagerConfig::default() }
 }

@@ -159,6 +159,8 @@ impl Teller {
                 session.set_limits(limits);
             }
             session.set_huge_page_price(said.huge_page.map(price_of));
+            session.set_supplied(true);
+            session.promise_huge_pages(said.free_huge_pages);
             if self.said != said.policy {
                 self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
                 self.said.clone_from(&said.policy);
@@ -183,6 +185,7 @@ impl Teller {
         if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
             session.set_limits(ManagerConfig::default().limits);
             session.set_huge_page_price(None);
+            session.set_supplied(false);
         }
         TRY_EVERY
     }
@@ -206,8 +209,7 @@ mod tests {
 
     #[test]
     fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {
-        let said =
-            Limits { copy_per_second: 7 << 20, cpu_share: 1_250, policy: None, wants_windows: false, huge_page: None };
+        let said = Limits { copy_per_second: 7 << 20, cpu_share: 1_250, ..Limits::default() };
         let limits = limits_of(&said);
         assert_eq!((limits.copy_per_second.get(), limits.cpu_share), (7 << 20, PerTenThousand::new(1_250)));
         assert_eq!(limits.burst, BudgetLimits::default().burst);

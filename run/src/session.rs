@@ -216,6 +216,16 @@ impl Session {
         self.with_manager(|manager| manager.set_huge_page_price(price));
     }
 
+    /// Whether a daemon makes free blocks of 2 MiB for all guests of this host.
+    pub fn set_supplied(&self, is_supplied: bool) {
+        self.with_manager(|manager| manager.set_supplied(is_supplied));
+    }
+
+    /// Tells the manager of free huge pages that `/proc/buddyinfo` does not count.
+    pub fn promise_huge_pages(&self, pages: u64) {
+        self.with_manager(|manager| manager.promise_huge_pages(pages));
+    }
+
     /// Switches the policy off or on. With a delay, it acts again after the guest's next sign of progress.
     pub fn set_off(&self, is_off: bool) {
         self.with_manager(|manager| {

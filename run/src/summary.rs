@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use wideleaf_memory::block_supply::SupplyReport;
 use wideleaf_memory::first_touch::{PagesNow, RegionReport};
 use wideleaf_memory::manager::{ManagerReport, SensorCost};
 use wideleaf_memory::{FirstTouchReport, ReservedFramesReport};
@@ -73,6 +74,7 @@ fn outcomes(report: &ManagerReport) -> BTreeMap<String, u64> {
         .chain(logs_of_others.map(|n| ("hold.left_to_others_slots".to_owned(), n)))
         .chain(first_touch.map(|(name, n)| (format!("first_touch.{name}"), n)))
         .chain(reserved_frames.map(|(name, n)| (format!("reserved_frames.{name}"), n)))
+        .chain(report.supply.iter().flat_map(SupplyReport::by_name).map(|(name, n)| (format!("supply.{name}"), n)))
         .chain(report.policy_figures.iter().map(|(name, n)| (format!("{OF_POLICIES}{name}"), *n)))
         .collect()
 }

@@ -115,6 +115,21 @@ const FORBIDDEN: &[Attempt] = &[
     ("make_data_executable", make_executable, |_| Killed("mprotect")),
     ("make_a_namespace", || raw(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0, 0]), |_| Killed("unshare")),
     ("mount", || raw(libc::SYS_mount, [0; 6]), |_| Killed("mount")),
+    (
+        "let_other_threads_run_first",
+        || raw(libc::SYS_setpriority, [libc::PRIO_PROCESS.into(), 0, 19, 0, 0, 0]),
+        |kind| if kind == ThreadKind::Manager { Works } else { Killed("setpriority") },
+    ),
+    (
+        "change_the_priority_of_another_thread",
+        || raw(libc::SYS_setpriority, [libc::PRIO_PROCESS.into(), 1, 19, 0, 0, 0]),
+        |_| Killed("setpriority"),
+    ),
+    (
+        "change_the_priority_of_a_user",
+        || raw(libc::SYS_setpriority, [libc::PRIO_USER.into(), 0, 19, 0, 0, 0]),
+        |_| Killed("setpriority"),
+    ),
     ("change_the_user", || raw(libc::SYS_setuid, [0; 6]), |_| Killed("setuid")),
     (
         "handle_a_signal_anew",
@@ -171,7 +186,10 @@ const FORBIDDEN: &[Attempt] = &[
     ("take_random_bytes", || wideleaf_vmm::sys::random::fill(&mut [0; 5000]).is_ok(), |_| Works),
     (
         "read_what_the_manager_reads",
-        || opens("/proc/self/smaps") && opens("/proc/meminfo") && opens("/sys/kernel/mm/transparent_hugepage/enabled"),
+        || {
+            let mut files = ["/proc/self/smaps", "/proc/meminfo", "/proc/vmstat"].into_iter();
+            files.all(opens) && opens("/sys/kernel/mm/transparent_hugepage/enabled")
+        },
         |kind| if matches!(kind, ThreadKind::Io | ThreadKind::Console) { Killed("openat") } else { Works },
     ),
 ];

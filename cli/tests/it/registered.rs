@@ -33,7 +33,7 @@ impl Told {
 
     fn answer_and_ask(&mut self, policy: Option<&str>, wants_windows: bool) {
         let policy = policy.map(str::to_owned);
-        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy, wants_windows, huge_page: None };
+        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy, wants_windows, ..Limits::default() };
         let reply = serde_json::to_string(&Reply::Ok(Box::new(Answer::Limits(limits)))).unwrap();
         writeln!(self.0.get_mut(), "{reply}").unwrap();
     }

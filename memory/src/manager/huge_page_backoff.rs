@@ -24,7 +24,7 @@ use std::time::Duration;
 use wideleaf_policies::{HugePages, Moment, OutcomeResult, Refusal};
 
 use crate::host::Host;
-use crate::sensors::free_blocks::{BUDDYINFO, free_huge_pages};
+use crate::sensors::free_blocks::free_now;
 
 /// Wait after the first refusal, as a multiple of its CPU time: failed requests use at most 0.2 % of a core. Each
 /// further one doubles it.
@@ -50,8 +50,10 @@ struct Scarce {
     kept: u64,
     /// Number of pages that may still be requested at this tick; `None` before the first request.
     left: Option<u64>,
-    /// Whether a request was not allowed at the latest tick.
-    is_waited_for: bool,
+    /// Number of requests that were not allowed at the latest tick.
+    waiting: u64,
+    /// Number of free pages that are in no counted block, and have not been requested yet.
+    promised: u64,
 }
 
 /// Reason why the kernel may be asked.
@@ -69,25 +71,37 @@ impl HugePageBackoff {
     /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
         if let Some(scarce) = &mut *self.lock() {
-            (scarce.left, scarce.is_waited_for) = (None, false);
+            (scarce.left, scarce.waiting) = (None, 0);
         }
     }
 
     /// Whether a window was not promoted at the latest tick, for want of a huge page.
     pub fn is_waited_for(&self) -> bool {
-        self.lock().is_some_and(|scarce| scarce.is_waited_for)
+        self.waiting() > 0
+    }
+
+    /// Number of windows that were not promoted at the latest tick, for want of a huge page.
+    pub fn waiting(&self) -> u64 {
+        self.lock().map_or(0, |scarce| scarce.waiting)
+    }
+
+    /// Notes free pages that `/proc/buddyinfo` does not count: on the lists of the CPUs.
+    pub fn promise(&self, pages: u64) {
+        if let Some(scarce) = &mut *self.lock() {
+            scarce.promised = scarce.promised.saturating_add(pages);
+        }
     }
 
     /// Whether a window waits for a huge page and a block has become free since.
     pub fn has_new_block(&self, host: &dyn Host) -> bool {
-        self.lock().as_mut().is_some_and(|scarce| scarce.is_waited_for && scarce.new_blocks(host) > 0)
+        self.lock().as_mut().is_some_and(|scarce| scarce.waiting > 0 && scarce.new_blocks(host) > 0)
     }
 
     /// The host's supply of huge pages, as the requests of this manager found it.
     pub fn supply(&self, host: &dyn Host) -> HugePages {
         match &mut *self.lock() {
             None => HugePages::Plenty,
-            Some(scarce) => HugePages::Scarce { free: scarce.new_blocks(host) },
+            Some(scarce) => HugePages::Scarce { free: scarce.new_blocks(host).saturating_add(scarce.promised) },
         }
     }
 
@@ -105,11 +119,12 @@ impl HugePageBackoff {
         match (result, grounds) {
             (OutcomeResult::Refused(Refusal::NoHugePage), _) => {
                 // Several threads may have asked before the first refusal: theirs count as one refusal.
+                let waiting = state.map_or(0, |scarce| scarce.waiting) + 1;
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
                 let kept = free_now(host);
-                *state = Some(Scarce { pause, next_attempt, kept, left: Some(0), is_waited_for: true });
+                *state = Some(Scarce { pause, next_attempt, kept, left: Some(0), waiting, promised: 0 });
             }
             (OutcomeResult::Done, Grounds::Attempt) => *state = None,
             _ => {}
@@ -140,25 +155,25 @@ impl Scarce {
             self.left = Some(left - 1);
             return Some(Grounds::FreeBlock);
         }
+        if self.promised > 0 {
+            self.promised -= 1;
+            return Some(Grounds::FreeBlock);
+        }
         let now = host.now();
         let is_due = now >= self.next_attempt;
         if is_due {
             // The next attempt waits, whatever the result of this one is.
             self.next_attempt = now + self.pause;
         }
-        self.is_waited_for |= !is_due;
+        self.waiting += u64::from(!is_due);
         is_due.then_some(Grounds::Attempt)
     }
-}
-
-/// Free huge pages now; 0 where the kernel does not report them.
-fn free_now(host: &dyn Host) -> u64 {
-    host.read_text(BUDDYINFO).map_or(0, |text| free_huge_pages(&text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sensors::free_blocks::BUDDYINFO;
     use crate::testing::fake_host::FakeHost;
 
     const NO: OutcomeResult = OutcomeResult::Refused(Refusal::NoHugePage);
@@ -241,6 +256,22 @@ mod tests {
         assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
         backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
         assert!(backoff.is_waited_for() && !backoff.has_new_block(&host), "the kernel keeps it");
+    }
+
+    #[test]
+    fn promised_pages_are_requested_once_and_a_refusal_ends_the_promise() {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        backoff.promise(5);
+        assert_eq!(backoff.supply(&host), HugePages::Plenty, "no page was refused, so none is counted");
+        let (host, backoff) = scarce(3);
+        backoff.promise(2);
+        assert_eq!(backoff.supply(&host), HugePages::Scarce { free: 2 });
+        let may_ask = || [(); 3].map(|()| backoff.may_ask(&host).is_some());
+        assert_eq!(may_ask(), [true, true, false]);
+        backoff.promise(9);
+        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
+        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        assert_eq!(may_ask(), [false; 3]);
     }
 
     #[test]

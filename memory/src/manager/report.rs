@@ -17,6 +17,7 @@ use super::fault_price::FaultPrice;
 use super::managed_vm::ManagedVm;
 use super::recoveries::RecoveriesByCause;
 use super::sensor_cost::SensorCosts;
+use crate::block_supply::SupplyReport;
 use crate::first_touch::FirstTouchReport;
 use crate::recorder::RecorderReport;
 use crate::reserved_frames::ReservedFramesReport;
@@ -107,6 +108,8 @@ pub struct ManagerReport {
     pub ticks_left_alone: BTreeMap<&'static str, u64>,
     /// Recoveries by event.
     pub recoveries: RecoveriesByCause,
+    /// Counters of the loop's own supply of free blocks, if it had one.
+    pub supply: Option<SupplyReport>,
 }
 
 /// Maximum recorded time out of reach, in nanoseconds: after a minute the host is hung.
@@ -146,6 +149,7 @@ impl ManagerReport {
             policy_figures: Vec::new(),
             ticks_left_alone: BTreeMap::new(),
             recoveries: BTreeMap::new(),
+            supply: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Commands to a running loop: whether to act, within which limits, and at which price of huge pages. Read at each tick
 //! and before each action.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use wideleaf_policies::{BudgetLimits, HugePagePrice};
@@ -13,6 +13,10 @@ use crate::gate::{GateState, LeftAlone};
 #[derive(Debug, Default)]
 pub(super) struct Steering {
     is_paused: AtomicBool,
+    /// Whether another process makes free blocks for the whole host.
+    is_supplied: AtomicBool,
+    /// Number of free huge pages that no tick knows of yet.
+    promised: AtomicU64,
     /// New limits that the loop has not taken over yet.
     limits: Mutex<Option<BudgetLimits>>,
     price: Mutex<Price>,
@@ -32,6 +36,28 @@ struct Price {
 impl Steering {
     pub fn set_paused(&self, is_paused: bool) {
         self.is_paused.store(is_paused, Ordering::Relaxed);
+    }
+
+    pub fn set_supplied(&self, is_supplied: bool) {
+        self.is_supplied.store(is_supplied, Ordering::Relaxed);
+    }
+
+    pub fn promise(&self, pages: u64) {
+        self.promised.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Whether there is a promise that no tick knows of yet.
+    pub fn has_promise(&self) -> bool {
+        self.promised.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes the promised pages, once.
+    pub fn take_promised(&self) -> u64 {
+        self.promised.swap(0, Ordering::Relaxed)
+    }
+
+    pub fn is_supplied(&self) -> bool {
+        self.is_supplied.load(Ordering::Relaxed)
     }
 
     pub fn set_limits(&self, limits: BudgetLimits) {

@@ -95,6 +95,7 @@ impl ManagerLoop {
     pub(super) fn rest(&mut self) {
         self.finish_last_giant();
         self.finish_samples();
+        self.rest_supply();
     }
 
     /// Begins anew with `policy`, of the same kind as the one before: the RAM now holds another guest. Counts stay,

@@ -206,6 +206,7 @@ impl Manager {
                     work.has_gate_changed()
                         || work.has_event()
                         || work.steering.has_new_allowance()
+                        || work.is_promised_a_page()
                         || (pacing.is_rested(work.host.as_ref())
                             && (work.huge_pages.has_new_block(work.host.as_ref()) || work.has_urgent_sample()))
                         || pacing.is_urgent(work.host.as_ref(), work.managed_vms())
@@ -273,6 +274,18 @@ impl Manager {
     /// windows that may give theirs back. It holds until the next one; `None`: the policy finds its own price.
     pub fn set_huge_page_price(&self, price: Option<HugePagePrice>) {
         self.steering.set_price(price);
+    }
+
+    /// Whether another process makes free blocks of 2 MiB for the whole host. The loop's own supply
+    /// ([`ManagerConfig::supply`]) rests meanwhile.
+    pub fn set_supplied(&self, is_supplied: bool) {
+        self.steering.set_supplied(is_supplied);
+    }
+
+    /// Tells the loop of free huge pages that `/proc/buddyinfo` does not count. If windows wait for huge pages, that
+    /// many more requests are made at the next pulse.
+    pub fn promise_huge_pages(&self, pages: u64) {
+        self.steering.promise(pages);
     }
 
     /// Requests another policy, which takes over before the next tick; also before the loop was ever active, and

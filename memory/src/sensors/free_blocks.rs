@@ -8,6 +8,8 @@
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
+use crate::host::Host;
+
 /// Path of the file.
 pub const BUDDYINFO: &str = "/proc/buddyinfo";
 
@@ -20,10 +22,16 @@ const _: () = assert!(1 << BLOCK_ORDER == BASE_PAGES_PER_WINDOW, "a block is a w
 const ORDERS_MAX: usize = 64;
 
 /// Number of pages of 2 MiB in free blocks of that size or more, over all nodes. The kernel keeps some of them for
-/// itself, so this is an upper bound on the pages available at once without compaction.
+/// itself. It also has free huge pages on the lists of each CPU, which are in no block: `pagesets` of `/proc/zoneinfo`
+/// counts their base pages together with all others.
 pub fn free_huge_pages(buddyinfo: &str) -> u64 {
     let zones = buddyinfo.lines().filter_map(zone);
     zones.fold(0, |sum, (_, free)| sum.saturating_add(base_pages_from(&free, BLOCK_ORDER) >> BLOCK_ORDER))
+}
+
+/// Pages of 2 MiB in free blocks now, as [`free_huge_pages`] counts them; 0 where the kernel does not report them.
+pub(crate) fn free_now(host: &dyn Host) -> u64 {
+    host.read_text(BUDDYINFO).map_or(0, |text| free_huge_pages(&text))
 }
 
 /// Parses `Node 0, zone   Normal   4  3 …` into the node, and free blocks by order.

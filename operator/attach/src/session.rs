@@ -317,6 +317,11 @@ impl Attached {
         self.guest().now().manager.set_huge_page_price(price);
     }
 
+    /// Tells the manager of free huge pages that `/proc/buddyinfo` does not count.
+    pub fn promise_huge_pages(&self, pages: u64) {
+        self.guest().now().manager.promise_huge_pages(pages);
+    }
+
     /// Whether the guest is in an event that a recovery follows: a migration, a dirty log, a stop and the like, as of
     /// the latest look at it.
     pub fn is_in_event(&self) -> bool {

@@ -299,7 +299,7 @@ pub enum Answer {
 }
 
 /// Limits of a registered VM until its next status, and changes since the last one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Guest memory that may be copied per second, in bytes.
     pub copy_per_second: u64,
@@ -314,6 +314,14 @@ pub struct Limits {
     /// Price of huge pages; `None` while they are not short, and from daemons of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub huge_page: Option<PriceOfHugePage>,
+    /// Number of huge pages that the daemon has made free for this VM since the last status, and that `/proc/buddyinfo`
+    /// does not count; 0 from daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub free_huge_pages: u64,
+}
+
+const fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 const fn is_false(value: &bool) -> bool {

@@ -13,10 +13,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use wideleaf_control::protocol::{SOCKET_PATH, Settings};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
+use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::input_file::InputFile;
 use wideleaf_policies::recovery::RecoveryLimits;
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{BudgetLimits, Bytes};
+use wideleaf_policies::{BudgetLimits, Bytes, PerTenThousand};
 
 mod pattern;
 mod values;
@@ -41,6 +42,8 @@ pub struct Config {
     pub recovery: RecoveryConfig,
     /// Watermarks for a shortage of memory on the host.
     pub host: HostConfig,
+    /// Bounds on making free blocks of 2 MiB.
+    pub supply: SupplyConfig,
     /// The control socket.
     pub socket: SocketConfig,
     /// The metrics endpoint.
@@ -80,7 +83,7 @@ impl BudgetConfig {
     pub fn limits(&self) -> BudgetLimits {
         BudgetLimits {
             copy_per_second: self.copy_per_second,
-            cpu_share: wideleaf_policies::PerTenThousand::new(self.cpu_share),
+            cpu_share: PerTenThousand::new(self.cpu_share),
             ..BudgetLimits::default()
         }
     }
@@ -130,6 +133,29 @@ impl Default for HostConfig {
     /// few small guests can take without swapping. The upper mark is twice that, so that the switch does not flap.
     fn default() -> HostConfig {
         HostConfig { low_free: mib(512), high_free: gib(1) }
+    }
+}
+
+/// Section `[supply]`: free blocks of 2 MiB that are made while windows wait for them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SupplyConfig {
+    /// Share of one core, in ten thousandths; 0: none is made.
+    #[serde(deserialize_with = "values::share")]
+    pub cpu_share: u32,
+}
+
+impl Default for SupplyConfig {
+    /// As for one manager.
+    fn default() -> SupplyConfig {
+        SupplyConfig { cpu_share: SupplyRules::default().cpu.get() }
+    }
+}
+
+impl SupplyConfig {
+    /// The bounds as the supply uses them.
+    pub fn rules(&self) -> SupplyRules {
+        SupplyRules { cpu: PerTenThousand::new(self.cpu_share), ..SupplyRules::default() }
     }
 }
 

@@ -20,6 +20,7 @@ use wideleaf_control::view::VmView;
 use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
 
+use crate::block_supply::Supply;
 use crate::config::{Config, ConfigError};
 use crate::guests::{Care, Guests, ProcessId, WindowCounts};
 use crate::host_memory::HostMemoryWatch;
@@ -37,6 +38,7 @@ mod requests;
 mod reservations;
 mod shares;
 mod starting;
+mod supplying;
 mod surveys;
 mod vm;
 
@@ -66,6 +68,8 @@ pub struct Doors {
     pub pools: Box<dyn Pools>,
     /// Available memory of the host, in bytes; `None` where it is unknown.
     pub available: Box<dyn Fn() -> Option<Bytes> + Send + Sync>,
+    /// Maker of free blocks of 2 MiB.
+    pub supply: Arc<dyn Supply>,
     /// Questions to guests' processes, each with a deadline.
     pub questions: Arc<Questions>,
 }
@@ -115,6 +119,8 @@ struct Table {
     rooms: Vec<Room>,
     host: HostMemoryWatch,
     market: Market,
+    /// Number of free blocks that `/proc/buddyinfo` does not count and that managers were told of.
+    known_unseen: u64,
     saved_at: Duration,
 }
 
@@ -161,6 +167,7 @@ impl Engine {
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             market: Market::default(),
+            known_unseen: 0,
             saved_at: Duration::ZERO,
         };
         let looks = Arc::new(Surveys::new(Arc::clone(&doors.questions)));
@@ -232,6 +239,7 @@ impl Engine {
         self.pursue_guarantees();
         self.share_out();
         self.clear_market(now);
+        self.want_blocks();
         if now.saturating_sub(self.table().saved_at) >= SAVE_INTERVAL {
             self.table().saved_at = now;
             self.save();
@@ -355,8 +363,8 @@ impl Engine {
             let table = self.table();
             (table.vms.values().map(scraped).collect(), table.market.price())
         };
-        let (daemon, pools) = (self.daemon_view(), self.doors.pools.status());
-        Scrape { vms, daemon, resident: usage::resident(), pools, huge_page_price }
+        let (daemon, pools, supply) = (self.daemon_view(), self.doors.pools.status(), self.doors.supply.report());
+        Scrape { vms, daemon, resident: usage::resident(), pools, huge_page_price, supply }
     }
 }
 

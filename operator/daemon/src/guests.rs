@@ -147,6 +147,9 @@ pub trait Care: Send {
     /// Sets the price of huge pages; `None` while they are not short.
     fn set_huge_page_price(&mut self, price: Option<HugePagePrice>);
 
+    /// Tells its manager of free huge pages that `/proc/buddyinfo` does not count.
+    fn promise_huge_pages(&mut self, pages: u64);
+
     /// Whether the guest has ended.
     fn has_ended(&self) -> bool;
 

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use wideleaf_memory::block_supply::{BlockSupply, SupplyRules};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::sensors::host_memory::host_memory;
 use wideleaf_memory::{LinuxHost, deadline};
 use wideleaf_policies::Bytes;
 
+use crate::block_supply::{NoSupply, Supply};
 use crate::engine::Doors;
 use crate::guests::real::RealGuests;
 
@@ -16,7 +18,19 @@ pub fn doors() -> Doors {
         guests: Arc::new(RealGuests::of_this_machine()),
         pools: Box::new(HugetlbPools::of_this_machine()),
         available: Box::new(available),
+        supply: supply(),
         questions: deadline::questions(),
+    }
+}
+
+/// The thread that makes free blocks, in this process. Only a machine without `/proc` has none.
+fn supply() -> Arc<dyn Supply> {
+    match LinuxHost::open() {
+        Ok(host) => Arc::new(BlockSupply::new(Arc::new(host), SupplyRules::default())),
+        Err(error) => {
+            tracing::warn!("no free block of 2 MiB is made ahead of need: {error}");
+            Arc::new(NoSupply)
+        }
     }
 }
 

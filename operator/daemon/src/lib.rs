@@ -11,6 +11,7 @@
 //! | [`daemon`] | parts of the daemon in the order of their start and end |
 //! | [`engine`] | the table of VMs, and the answers to requests |
 //! | [`guests`] | the interface to external guests; [`host`] has the real ones behind it |
+//! | [`block_supply`] | free blocks of 2 MiB for all VMs |
 //! | [`share`] | one budget for all VMs |
 //! | [`host_memory`] | whether the host is short of memory |
 //! | [`pool_reservations`] | room in the hugetlb pools |
@@ -22,6 +23,7 @@
 //!
 //! The README describes what an operator sees of each.
 
+pub mod block_supply;
 pub mod config;
 pub mod daemon;
 pub mod engine;

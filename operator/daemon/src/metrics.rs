@@ -16,6 +16,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use wideleaf_control::view::{Care, DaemonView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, VmView, WorkView};
+use wideleaf_memory::block_supply::SupplyReport;
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
 
@@ -38,6 +39,8 @@ pub struct Scrape {
     pub pools: Vec<PoolStatus>,
     /// Price of a huge page at weight 1, in cycles per second; 0 while they are not short.
     pub huge_page_price: u64,
+    /// Counters of the supply of free blocks, since the daemon's start.
+    pub supply: SupplyReport,
 }
 
 /// A managed VM in a scrape.
@@ -234,6 +237,27 @@ pub const FAMILIES: &[Family] = &[
         "Cycles per second that a huge page has to save in a window of a VM of weight 1; 0 while huge pages suffice",
         |scrape| one(Some(scrape.huge_page_price as f64)),
     ),
+    counter(
+        "wideleaf_supply_blocks",
+        "Requests for blocks of 2 MiB ahead of need: made by compaction, found free, refused by the kernel",
+        |scrape| {
+            let SupplyReport { made, found, refused, .. } = scrape.supply;
+            by("result", &["made", "found", "refused"], [made, found, refused])
+        },
+    ),
+    counter("wideleaf_supply_cpu_seconds", "CPU time of the thread that makes free blocks of 2 MiB", |scrape| {
+        one(Some(scrape.supply.cpu.as_secs_f64()))
+    }),
+    counter("wideleaf_supply_moved_pages", "Base pages that the kernel moved while blocks were made", |scrape| {
+        one(Some(scrape.supply.moved_pages as f64))
+    }),
+    counter("wideleaf_supply_unseen_blocks", "Blocks made or found that /proc/buddyinfo does not count", |scrape| {
+        one(Some(scrape.supply.unseen as f64))
+    }),
+    counter("wideleaf_supply_stops", "Times that pressure stopped the making of blocks, by reason", |scrape| {
+        let rows = scrape.supply.stopped.iter();
+        rows.map(|(reason, times)| (vec![("reason", (*reason).to_owned())], *times as f64)).collect()
+    }),
     gauge("wideleaf_pool_pages", "Pages of the hugetlb pools by state; node=\"all\" is the whole host", |scrape| {
         scrape.pools.iter().flat_map(pool).collect()
     }),

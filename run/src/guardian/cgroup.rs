@@ -67,6 +67,21 @@ impl HeldCgroup {
     }
 }
 
+/// Whether a cgroup limits the memory of this process (cgroup-v2, `memory.max` and `memory.high`): its own one, or one
+/// above. What cannot be read is no limit.
+pub fn is_memory_limited() -> bool {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cgroup = read("/proc/self/cgroup");
+    let here = cgroup.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    mounted_at(&read(MOUNTS)).is_some_and(|root| has_limit(&root, here))
+}
+
+fn has_limit(root: &Path, here: &str) -> bool {
+    let is_limit = |file: PathBuf| fs::read_to_string(file).is_ok_and(|limit| limit.trim() != "max");
+    let folders = Path::new(here).ancestors().map(|folder| root.join(folder));
+    folders.flat_map(|folder| ["memory.max", "memory.high"].map(|name| folder.join(name))).any(is_limit)
+}
+
 /// The doctor's row for `--cgroup`.
 pub fn cgroups() -> Capability {
     let found = fs::read_to_string(MOUNTS).map_err(|error| format!("{MOUNTS}: {error}")).and_then(|mounts| {
@@ -102,6 +117,24 @@ fn open(folder: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_of_any_cgroup_above_limits_the_memory() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let folder = root.path().join("machine/guest");
+        fs::create_dir_all(&folder).expect("made");
+        let put = |path: &str, limit: &str| fs::write(root.path().join(path), limit).expect("written");
+        let is_limited = || has_limit(root.path(), "machine/guest");
+        assert!(!is_limited(), "without the memory controller there is no such file");
+        put("machine/guest/memory.max", "max\n");
+        put("machine/memory.high", "max\n");
+        assert!(!is_limited());
+        put("machine/memory.high", "1073741824\n");
+        assert!(is_limited() && !has_limit(root.path(), ""));
+        put("machine/memory.high", "max\n");
+        put("machine/guest/memory.max", "1073741824\n");
+        assert!(is_limited());
+    }
 
     #[test]
     fn cgroups_are_found_at_the_mount_of_version_two() {

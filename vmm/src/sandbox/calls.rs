@@ -118,6 +118,8 @@ enum With {
     Bits(u8, u64, u64),
     /// The first argument is this process.
     ThisProcess,
+    /// All of these.
+    All(&'static [With]),
 }
 
 type Table = &'static [(c_long, With)];
@@ -252,7 +254,11 @@ const ASIDE: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xce))),
 ];
 
-/// The manager's changes: dirty logs, giants, its own threads.
+/// `setpriority(2)`: of the calling thread alone. Without a capability it can only be lowered.
+const OWN_PRIORITY: With = With::All(&[With::Is(0, libc::PRIO_PROCESS as u64), With::Is(1, 0)]);
+
+/// The manager's changes: dirty logs, giants, its own threads, of which one makes free blocks of memory and lets all
+/// others run first.
 const MANAGER: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x46, size_of::<kvm_userspace_memory_region>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x42, size_of::<kvm_dirty_log>()))),
@@ -262,6 +268,7 @@ const MANAGER: Table = &[
     (libc::SYS_memfd_create, With::Any),
     (libc::SYS_ftruncate, With::Any),
     (libc::SYS_pipe2, With::Any),
+    (libc::SYS_setpriority, OWN_PRIORITY),
 ];
 
 /// `clone(2)`: a thread of this process, without a new namespace.
@@ -413,19 +420,25 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
         let of_call = rules.entry(*call).or_default();
         let may_always = calls().any(|(other, with)| other == call && matches!(with, With::Any));
         if !may_always {
-            of_call.push(SeccompRule::new(vec![with.condition()?])?);
+            of_call.push(SeccompRule::new(with.conditions()?)?);
         }
     }
     Ok(rules)
 }
 
 impl With {
-    fn condition(self) -> Result<Condition, BackendError> {
-        match self {
+    /// The conditions that must hold together.
+    fn conditions(self) -> Result<Vec<Condition>, BackendError> {
+        let condition = match self {
+            With::All(several) => {
+                let each = several.iter().map(|with| with.conditions()).collect::<Result<Vec<_>, _>>()?;
+                return Ok(each.concat());
+            }
             With::Any => Condition::new(0, Qword, MaskedEq(0), 0),
             With::Is(argument, number) => Condition::new(argument, Dword, Eq, number & u64::from(u32::MAX)),
             With::Bits(argument, mask, value) => Condition::new(argument, Dword, MaskedEq(mask), value),
             With::ThisProcess => Condition::new(0, Dword, Eq, u64::from(std::process::id())),
-        }
+        };
+        Ok(vec![condition?])
     }
 }

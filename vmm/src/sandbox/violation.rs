@@ -74,6 +74,7 @@ const NAMES: &[(libc::c_long, &str)] = &[
     (libc::SYS_rt_sigaction, "rt_sigaction"),
     (libc::SYS_seccomp, "seccomp"),
     (libc::SYS_setns, "setns"),
+    (libc::SYS_setpriority, "setpriority"),
     (libc::SYS_setuid, "setuid"),
     (libc::SYS_socket, "socket"),
     (libc::SYS_socketpair, "socketpair"),

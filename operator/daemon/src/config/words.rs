@@ -8,17 +8,18 @@ use wideleaf_policies::Bytes;
 
 use super::{
     AttachConfig, Automatic, BudgetConfig, Config, Defaults, HostConfig, MetricsConfig, RecoveryConfig, SocketConfig,
-    StateConfig, VmRule,
+    StateConfig, SupplyConfig, VmRule,
 };
 
 impl Config {
     /// The whole configuration; unset keys are left out.
     pub fn words(&self) -> String {
         // Destructured, so that a new key cannot be forgotten here.
-        let Config { budget, recovery, host, socket, metrics, state, attach, defaults, vm } = self;
+        let Config { budget, recovery, host, supply, socket, metrics, state, attach, defaults, vm } = self;
         let BudgetConfig { copy_per_second, cpu_share } = budget;
         let RecoveryConfig { burst, longest } = recovery;
         let HostConfig { low_free, high_free } = host;
+        let SupplyConfig { cpu_share: supply_share } = supply;
         let SocketConfig { path, mode, group } = socket;
         let MetricsConfig { listen, mode: metrics_mode } = metrics;
         let StateConfig { path: state_path } = state;
@@ -34,6 +35,8 @@ impl Config {
         words.section("[host]");
         words.say("low_free", quoted(size(*low_free)));
         words.say("high_free", quoted(size(*high_free)));
+        words.section("[supply]");
+        words.say("cpu_share", quoted(share(*supply_share)));
         words.section("[socket]");
         words.say("path", quoted(path.display()));
         words.say("mode", quoted(format!("{mode:04o}")));

@@ -11,6 +11,7 @@ use wideleaf_control::protocol::{
 use wideleaf_control::view::{
     BackingView, Care as CareView, Explanation, Guarantee, Reason, Vmm, WindowMap, WindowRange, WorkView,
 };
+use wideleaf_memory::block_supply::{SupplyDemand, SupplyReport, SupplyRules};
 use wideleaf_policies::units::{gib, mib};
 
 use super::*;
@@ -25,11 +26,34 @@ const ROOT: Peer = Peer { pid: 1, uid: 0, gid: 0 };
 const UNPRIVILEGED: Peer = Peer { pid: 1, uid: 4_242, gid: 4_242 };
 const HERE: ConnectionId = ConnectionId::new(0);
 
+/// Remembers what it was asked for.
+#[derive(Debug, Default)]
+struct FakeSupply {
+    demand: Mutex<SupplyDemand>,
+    unseen: AtomicU64,
+    rules: Mutex<SupplyRules>,
+}
+
+impl Supply for FakeSupply {
+    fn want(&self, demand: SupplyDemand) {
+        *locked(&self.demand) = demand;
+    }
+
+    fn set_rules(&self, rules: SupplyRules) {
+        *locked(&self.rules) = rules;
+    }
+
+    fn report(&self) -> SupplyReport {
+        SupplyReport { made: 7, unseen: self.unseen.load(Ordering::Relaxed), ..SupplyReport::default() }
+    }
+}
+
 struct Bench {
     folder: tempfile::TempDir,
     guests: FakeGuests,
     pools: Arc<FakePools>,
     available: Arc<AtomicU64>,
+    supply: Arc<FakeSupply>,
     engine: Arc<Engine>,
     service: Service,
 }
@@ -56,16 +80,18 @@ impl Bench {
         std::fs::write(&config_path, &text).expect("written");
         let available = Arc::new(AtomicU64::new(gib(8).get()));
         let seen = available.clone();
+        let supply = Arc::<FakeSupply>::default();
         let doors = Doors {
             guests: Arc::new(guests.clone()),
             pools: Box::new(pools.clone()),
             available: Box::new(move || Some(Bytes::new(seen.load(Ordering::Relaxed)))),
+            supply: supply.clone(),
             questions: Arc::default(),
         };
         let config = Config::parse(&text).expect("the test's configuration makes sense");
         let engine = Arc::new(Engine::new(doors, config, Some(config_path)));
         let service = Service::new(engine.clone(), Access::with_files(None, 0, "/nowhere"));
-        let bench = Bench { folder, guests, pools, available, engine, service };
+        let bench = Bench { folder, guests, pools, available, supply, engine, service };
         bench.engine.adopt(bench.state());
         bench
     }
@@ -697,6 +723,7 @@ mod metadata;
 mod registered;
 mod rooms;
 mod starting;
+mod supplying;
 
 #[test]
 fn a_reload_changes_all_settings_but_those_fixed_at_attach() {

@@ -56,6 +56,8 @@ pub(super) struct Vm {
     pub(super) offer: Option<Offer>,
     /// Price of a huge page for it, and what it may give back until it is told; `None` while none are short.
     pub(super) price: Option<HugePagePrice>,
+    /// Number of free huge pages that `/proc/buddyinfo` does not count, until its process is told of them.
+    pub(super) promised: u64,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -93,6 +95,7 @@ impl Vm {
             windows: ReportedWindows::default(),
             offer: None,
             price: None,
+            promised: 0,
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }
@@ -286,9 +289,9 @@ impl Vm {
         })
     }
 
-    /// Limits for a registered VM, and the price of huge pages. It is told once how many windows it may vacate. Its
-    /// process does not know of a memory shortage, so its copy limit is then zero. Its policy stays until an operator
-    /// sets another, or its guarantee is pursued.
+    /// Limits for a registered VM, and the price of huge pages. It is told once how many windows it may vacate, and
+    /// once of each free page that it cannot see. Its process does not know of a memory shortage, so its copy limit is
+    /// then zero. Its policy stays until an operator sets another, or its guarantee is pursued.
     pub(super) fn limits_reply(&mut self) -> Limits {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
@@ -299,7 +302,8 @@ impl Vm {
             PriceOfHugePage { cycles_per_s, may_vacate }
         });
         let (copy_per_second, cpu_share) = (copy.get(), limits.cpu_share.get());
-        Limits { copy_per_second, cpu_share, policy, wants_windows, huge_page }
+        let free_huge_pages = std::mem::take(&mut self.promised);
+        Limits { copy_per_second, cpu_share, policy, wants_windows, huge_page, free_huge_pages }
     }
 }
 

@@ -47,6 +47,8 @@ pub struct FakeGuest {
     pub bids: Option<BidsReport>,
     /// Price of huge pages that it received last.
     pub price: Option<HugePagePrice>,
+    /// Number of free huge pages that its manager was told of.
+    pub promised: u64,
 }
 
 impl FakeGuest {
@@ -142,6 +144,7 @@ impl FakeGuests {
             may_grow: true,
             bids: None,
             price: None,
+            promised: 0,
         };
         self.all().insert(pid, guest);
         process
@@ -281,6 +284,10 @@ impl Care for FakeCare {
 
     fn set_huge_page_price(&mut self, price: Option<HugePagePrice>) {
         self.guests.change(self.pid, |guest| guest.price = price);
+    }
+
+    fn promise_huge_pages(&mut self, pages: u64) {
+        self.guests.change(self.pid, |guest| guest.promised += pages);
     }
 
     fn has_ended(&self) -> bool {

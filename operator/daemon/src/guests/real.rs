@@ -156,6 +156,10 @@ impl Care for RealCare {
         self.attached.set_huge_page_price(price);
     }
 
+    fn promise_huge_pages(&mut self, pages: u64) {
+        self.attached.promise_huge_pages(pages);
+    }
+
     fn has_ended(&self) -> bool {
         self.attached.has_ended()
     }

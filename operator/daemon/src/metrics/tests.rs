@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use wideleaf_control::view::{BackingView, Guarantee, MappingView, PageTablesView, SavedView, Vmm};
 use wideleaf_memory::pool::NodePool;
@@ -75,6 +76,15 @@ fn scrape() -> Scrape {
         resident: Some(Bytes::new(1 << 20)),
         pools: vec![PoolStatus { size, total: 8, free: 5, reserved: 2, surplus: 1, overcommit: 0, nodes }],
         huge_page_price: 3_407_872,
+        supply: SupplyReport {
+            made: 7,
+            found: 2,
+            refused: 1,
+            unseen: 5,
+            moved_pages: 1_800,
+            cpu: Duration::from_millis(1_500),
+            stopped: BTreeMap::from([("cpu_pressure", 4)]),
+        },
     }
 }
 
@@ -167,6 +177,12 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
     assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
     assert_eq!(value(&text, "wideleaf_host_huge_page_price_cycles_per_second", &[]), 3_407_872.0);
+    let blocks = |result| value(&text, "wideleaf_supply_blocks_total", &[&format!("result=\"{result}\"")]);
+    assert_eq!(["made", "found", "refused"].map(blocks), [7.0, 2.0, 1.0]);
+    assert_eq!(value(&text, "wideleaf_supply_cpu_seconds_total", &[]), 1.5);
+    assert_eq!(value(&text, "wideleaf_supply_moved_pages_total", &[]), 1_800.0);
+    assert_eq!(value(&text, "wideleaf_supply_unseen_blocks_total", &[]), 5.0);
+    assert_eq!(value(&text, "wideleaf_supply_stops_total", &["reason=\"cpu_pressure\""]), 4.0);
 }
 
 #[test]

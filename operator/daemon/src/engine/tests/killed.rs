@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, PoolStatus, Settled};
 
 use super::*;
+use crate::block_supply::NoSupply;
 use crate::pool_reservations::Refusal;
 
 const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
@@ -111,6 +112,7 @@ fn daemon(root: &Path, pools: Mortal) -> Service {
         guests: Arc::new(FakeGuests::default()),
         pools: Box::new(pools),
         available: Box::new(|| Some(gib(8))),
+        supply: Arc::new(NoSupply),
         questions: Arc::default(),
     };
     let engine = Arc::new(Engine::new(doors, config, None));

@@ -1,0 +1,77 @@
+//! What windows of all VMs lack, as the daemon tells the supply of free blocks.
+
+use wideleaf_control::protocol::BidsReport;
+use wideleaf_policies::PerTenThousand;
+
+use super::*;
+
+/// Registers a run that reports these bids, and this number of windows that wait by their reason.
+fn report(bench: &Bench, pid: u32, bids: Option<BidsReport>, waiting: u64) {
+    let reason = Reason { name: "backing_off_no_huge_page".into(), windows: waiting, text: String::new() };
+    let explanation = Explanation { reasons: vec![reason], ..Explanation::default() };
+    let live =
+        LiveReport { explanation: Some(Box::new(explanation)), bids: bids.map(Box::new), ..LiveReport::default() };
+    let (vm, peer) = (own_view(pid), Peer { pid, uid: 0, gid: 0 });
+    let reply = bench.service.answer(ConnectionId::new(pid.into()), peer, Request::Register { vm, live });
+    assert!(matches!(reply, Reply::Ok(_)), "{reply:?}");
+}
+
+fn demand_at(bench: &Bench, second: u64) -> SupplyDemand {
+    bench.tick_at(second);
+    *locked(&bench.supply.demand)
+}
+
+/// Reports the run's state again. Returns the number of free pages that it is told of.
+fn promised(bench: &Bench, pid: u32, bids: Option<BidsReport>) -> u64 {
+    let live = LiveReport { bids: bids.map(Box::new), ..LiveReport::default() };
+    let (vm, peer) = (own_view(pid), Peer { pid, uid: 0, gid: 0 });
+    match bench.service.answer(ConnectionId::new(pid.into()), peer, Request::Status { vm, live }) {
+        Reply::Ok(answer) => match *answer {
+            Answer::Limits(limits) => limits.free_huge_pages,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn blocks_that_no_manager_can_see_are_shared_out_by_the_windows_that_wait_and_told_once() {
+    let bench = Bench::new("");
+    let bids = |wanted| Some(BidsReport { free: Some(0), levels: vec![(1 << 20, wanted, 3)] });
+    for (pid, wanted) in [(1, 30), (2, 10), (3, 0)] {
+        report(&bench, pid, bids(wanted), 0);
+    }
+    bench.supply.unseen.store(10, Ordering::Relaxed);
+    bench.tick_at(1);
+    let told = |wanted: [u32; 3]| [1, 2, 3].map(|pid| promised(&bench, pid, bids(wanted[pid as usize - 1])));
+    let first = told([30, 10, 0]);
+    assert_eq!((first.iter().sum::<u64>(), first[2]), (10, 0));
+    assert!((7..=8).contains(&first[0]), "{first:?}");
+    bench.tick_at(2);
+    assert_eq!(told([1, 1, 0]), [0; 3]);
+    bench.supply.unseen.store(20, Ordering::Relaxed);
+    bench.tick_at(3);
+    assert_eq!(told([0; 3]), [1, 1, 0], "no more than wait");
+}
+
+#[test]
+fn windows_that_wait_are_added_up_over_the_vms_with_a_refused_manager() {
+    let bench = Bench::new("");
+    assert_eq!(demand_at(&bench, 1), SupplyDemand::default());
+    let bids = |free, wanted| Some(BidsReport { free, levels: vec![(1 << 20, wanted, 3)] });
+    report(&bench, 1, bids(Some(9), 10), 2);
+    // No bids: its policy has none.
+    report(&bench, 2, Some(BidsReport { free: Some(4), levels: Vec::new() }), 5);
+    // Its manager was not refused a page.
+    report(&bench, 3, bids(None, 100), 100);
+    assert_eq!(demand_at(&bench, 2), SupplyDemand { windows: 15, free: 4, is_host_short: false });
+    assert_eq!(bench.engine.scrape().supply.made, 7);
+}
+
+#[test]
+fn the_supply_knows_a_shortage_of_memory_and_the_configured_share() {
+    let bench = Bench::new("[host]\nlow_free = \"1G\"\nhigh_free = \"2G\"\n[supply]\ncpu_share = \"2.5%\"");
+    bench.available.store(mib(512).get(), Ordering::Relaxed);
+    assert!(demand_at(&bench, 1).is_host_short);
+    assert_eq!(locked(&bench.supply.rules).cpu, PerTenThousand::new(250));
+}
