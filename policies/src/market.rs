@@ -13,6 +13,8 @@
 //! A bid is the number of cycles per second that a huge page saves in one window. So the price is the same for a VM
 //! with many hot windows and for one with few, and no VM has to know of another.
 //!
+//! - **Within a VM first**: a VM with buyers and cold windows of its own trades them within itself, where a page changes
+//!   hands without going back to the host. Others give only what buyers lack beyond that.
 //! - **Weights**: a VM of weight *w* bids *w* times its benefit, as shares do in ESX (Waldspurger, OSDI '02).
 //! - **Guarantees**: a VM gives back at most what it can spare ([`Bidder::spare`]).
 //! - **Idle memory**: Ingens (OSDI '16) and ESX tax it, so that the share of an idle VM shrinks. A price does it
@@ -156,7 +158,8 @@ pub struct Bidder<'a> {
 pub struct HugePagePrice {
     /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice.
     pub cycles_per_s: u64,
-    /// Number of windows that may give their huge page back now.
+    /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no permission:
+    /// each moves a page to a window that is served from one that is worth at most half of the price.
     pub may_vacate: u64,
 }
 
@@ -165,6 +168,8 @@ pub struct HugePagePrice {
 pub struct Clearing {
     /// Weighted benefit of the last bidder served, in cycles per second; 0 while free pages suffice.
     pub price: u64,
+    /// Number of windows that give their page to a window of their own VM, at most.
+    pub within: u64,
     /// Price and allowance of each VM, in the order given.
     pub of_vms: Vec<HugePagePrice>,
 }
@@ -181,19 +186,21 @@ pub fn clearing_price(bidders: &[Bidder<'_>], free: u64, coming: u64) -> Clearin
     let mut all = Bids::default();
     bidders.iter().for_each(|bidder| all.merge(bidder.bids, bidder.weight));
     if all.wanted() <= free {
-        return Clearing { price: 0, of_vms: alloc::vec![HugePagePrice::default(); bidders.len()] };
+        return Clearing { price: 0, within: 0, of_vms: alloc::vec![HugePagePrice::default(); bidders.len()] };
     }
-    let givers: Vec<Giver> = bidders.iter().map(Giver::of).collect();
+    let mut givers: Vec<Giver> = bidders.iter().map(Giver::of).collect();
     let supply = Supply::of(&givers, free);
     let (bucket, served) = last_served(&all.wanted, &supply);
-    let price = lowest_of(bucket);
-    let lack = served.saturating_sub(free.saturating_add(coming));
-    let allowances = share_out(&givers, supply.coldest_below(bucket), lack);
+    let (price, coldest) = (lowest_of(bucket), supply.coldest_below(bucket));
+    let within: u64 =
+        bidders.iter().zip(&mut givers).map(|(bidder, giver)| giver.trade_within(bidder, bucket, coldest)).sum();
+    let lack = served.saturating_sub(free.saturating_add(coming).saturating_add(within));
+    let allowances = share_out(&givers, coldest, lack);
     let of_vm = |(bidder, may_vacate): (&Bidder<'_>, u64)| {
         // Rounded up: no bid below the price reaches it.
         HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate }
     };
-    Clearing { price, of_vms: bidders.iter().zip(allowances).map(of_vm).collect() }
+    Clearing { price, within, of_vms: bidders.iter().zip(allowances).map(of_vm).collect() }
 }
 
 /// Huge pages that one VM can spare, by weighted benefit.
@@ -211,6 +218,25 @@ impl Giver {
             count(&mut held, weighted(bucket as u16, bidder.weight), spare as u32);
         }
         Giver { held }
+    }
+
+    /// Sets aside the coldest windows for the buyers of the VM itself. `price`: bucket of the last buyer that is served,
+    /// `coldest`: number of buckets that give to it. Returns the number of trades.
+    fn trade_within(&mut self, bidder: &Bidder<'_>, price: u16, coldest: usize) -> u64 {
+        let of_weight = |bucket: usize| usize::from(weighted(bucket as u16, bidder.weight));
+        let sum = |windows: &[u32; BUCKETS], counts: &dyn Fn(usize) -> bool| -> u64 {
+            let of_these = windows.iter().enumerate().filter(|(bucket, _)| counts(of_weight(*bucket)));
+            of_these.map(|(_, windows)| u64::from(*windows)).sum()
+        };
+        let wanted = sum(&bidder.bids.wanted, &|bucket| bucket >= usize::from(price));
+        let trades = wanted.min(sum(&bidder.bids.held, &|bucket| bucket < coldest));
+        let mut left = trades;
+        for held in &mut self.held[..coldest] {
+            let taken = left.min(u64::from(*held));
+            *held -= taken as u32;
+            left -= taken;
+        }
+        trades
     }
 }
 

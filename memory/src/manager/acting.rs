@@ -218,7 +218,7 @@ impl ManagerLoop {
             vm.kernel_work.acted(row, attempt.planned.action, attempt.result);
             vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
         }
-        if let (Action::Vacate { .. }, OutcomeResult::Done) = (attempt.planned.action, attempt.result) {
+        if attempt.is_for_others && attempt.result == OutcomeResult::Done {
             self.steering.vacated();
         }
         self.publisher.remember(attempt);

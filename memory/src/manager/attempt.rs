@@ -64,6 +64,8 @@ pub(super) struct Attempt {
     pub position: usize,
     /// Window that is being acted on; `None` for a giant, and where no window may be acted on.
     pub target: Option<Target>,
+    /// Whether it vacates a window for which no promotion of the plan has use: the huge page goes back to the host.
+    pub is_for_others: bool,
     /// Mechanism that was used, if any.
     pub mechanism: Mechanism,
     /// Result of the action.
@@ -89,6 +91,7 @@ impl Attempt {
             planned,
             position,
             target: None,
+            is_for_others: false,
             mechanism: Mechanism::None,
             result: OutcomeResult::Skipped(Skip::NoMechanism),
             at,

@@ -94,7 +94,7 @@ impl Steering {
         self.lock_price().is_new
     }
 
-    /// Counts a window that gave its huge page back.
+    /// Counts a window that gave its huge page back for another VM.
     pub fn vacated(&self) {
         if let Some(price) = &mut self.lock_price().now {
             price.may_vacate = price.may_vacate.saturating_sub(1);

@@ -30,7 +30,8 @@ pub(super) fn units(copies: Vec<Attempt>) -> Vec<Unit> {
             false => units.push(of_vm.pop_front().into_iter().chain([copy]).collect()),
         }
     }
-    units.extend(vacated.into_values().flatten().map(|unwanted| vec![unwanted]));
+    let for_others = vacated.into_values().flatten().map(|vacate| Attempt { is_for_others: true, ..vacate });
+    units.extend(for_others.map(|vacate| vec![vacate]));
     units
 }
 

@@ -170,7 +170,7 @@ pub struct BidsReport {
 pub struct PriceOfHugePage {
     /// Benefit below which a window gets no huge page, in cycles per second.
     pub cycles_per_s: u64,
-    /// Number of windows that may give their huge page back; 0 leaves what is left of an earlier number.
+    /// Number of windows that may give their huge page back for other VMs; 0 leaves what is left of an earlier number.
     pub may_vacate: u64,
 }
 

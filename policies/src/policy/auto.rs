@@ -494,13 +494,13 @@ impl Auto {
         proven
     }
 
-    /// Plans the promotions, best first. Each that needs a huge page has one before it that gives one back, as far as
-    /// the market allows. What it allows beyond that is for other VMs of the host.
+    /// Plans the promotions, best first. Each that needs a huge page has a window before it that gives one back, as far
+    /// as the market allows. What is vacated beyond that is for other VMs of the host.
     fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
         let judge = self.judge(self.planned_at);
         let mut vacating = self.coldest(snapshot, &judge).into_iter();
         let Auto { expectations, memory, ranking, score, market, .. } = self;
-        let mut pages = market.pages();
+        let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
         for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
@@ -511,7 +511,8 @@ impl Auto {
             if needs_page && !is_served() {
                 continue;
             }
-            let given = if needs_page { vacating.next() } else { None };
+            let given = if needs_page && trades > 0 { vacating.next() } else { None };
+            trades = trades.saturating_sub(given.is_some().into());
             if needs_page && given.is_none() {
                 let Some(left) = pages.checked_sub(1) else { continue };
                 pages = left;
@@ -525,8 +526,9 @@ impl Auto {
             *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
             memory.of_vm(place.vm as usize)[row].resident_before = vm.resident[row];
         }
-        let _full_or_spent =
-            vacating.try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
+        let _full_or_spent = vacating
+            .take(for_others)
+            .try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
     }
 
     /// Releases the zero pages that a trial added for nothing, once a sensor has found them.

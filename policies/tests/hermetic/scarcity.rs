@@ -183,10 +183,13 @@ fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacate
         (plan, desk.figure("priced_out_now"))
     };
     assert_eq!(plan(0, 0), (vec![promote(3), promote(4)], 0));
-    assert_eq!(plan(bid(SAVED), 0), (vec![promote(3)], 1));
-    assert_eq!(plan(bid(SAVED), 1), (vec![vacate(0), promote(3)], 1));
+    // A trade within the VM needs no permission.
+    assert_eq!(plan(bid(SAVED), 0), (vec![vacate(0), promote(3)], 1));
+    assert_eq!(plan(1, 0), (vec![vacate(0), promote(3), vacate(1), promote(4)], 0));
     // The others are for another VM of the host.
+    assert_eq!(plan(bid(SAVED), 1), (vec![vacate(0), promote(3), vacate(1)], 1));
     assert_eq!(plan(bid(SAVED), 3), (vec![vacate(0), promote(3), vacate(1), vacate(2)], 1));
+    assert_eq!(plan(bid(SAVED) + 1, 0), (vec![], 2));
     assert_eq!(plan(bid(SAVED) + 1, 2), (vec![vacate(0), vacate(1)], 2));
     assert_eq!(plan(1, 9), (vec![vacate(0), promote(3), vacate(1), promote(4), vacate(2)], 0));
 }

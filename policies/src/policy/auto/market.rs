@@ -7,7 +7,8 @@
 //!   price: from outside, for all VMs of the host; or else of these bids and the free pages ◀── clearing_price
 //!     │
 //!     ├─▶ promoted: only by proof, and only what saves at least the price
-//!     └─▶ vacated: as many as the price allows, the coldest first, each worth at most half of the price
+//!     └─▶ vacated: the coldest first, each worth at most half of the price: one for each window promoted, and as many
+//!                  more as other VMs are to get
 //!
 //!   plan:  Vacate(cold)  Promote(hot)  Vacate(cold)  Promote(hot)  …  Vacate(cold): for another VM
 //! ```
@@ -44,6 +45,8 @@ pub(super) struct Market {
     price: HugePagePrice,
     /// Number of free huge pages, if known.
     free: Option<u64>,
+    /// Largest number of windows that may be vacated for other windows of these VMs.
+    trades: u64,
     /// Windows that could give their page back, the coldest best.
     cold: Ranking,
     /// VMs of which no window can be vacated.
@@ -105,6 +108,11 @@ impl Market {
     /// more, since the manager asks the kernel once in a while all the same.
     pub fn pages(&self) -> u64 {
         self.free.map_or(u64::MAX, |free| free.saturating_add(1))
+    }
+
+    /// Largest number of windows to vacate for other windows of these VMs, and for other VMs.
+    pub fn to_vacate(&self) -> (u64, usize) {
+        (self.trades, usize::try_from(self.price.may_vacate).unwrap_or(usize::MAX))
     }
 
     /// Whether windows without proof may have huge pages.
@@ -195,18 +203,21 @@ impl Market {
 
     /// Finds the price, after the last bid.
     pub fn set_price(&mut self, huge_pages: HugePages, now: Moment) {
-        self.price = match huge_pages {
-            HugePages::Plenty => HugePagePrice::default(),
+        (self.price, self.trades) = match huge_pages {
+            HugePages::Plenty => (HugePagePrice::default(), 0),
             HugePages::Scarce { free } => self.clear_alone(free),
-            HugePages::Priced(price) => price,
+            HugePages::Priced(price) => (price, u64::MAX),
         };
         self.demand.update(self.bids.wanted(), self.has_price(), now);
     }
 
-    /// Price of these bids alone: the policy knows of no other VM.
-    fn clear_alone(&self, free: u64) -> HugePagePrice {
+    /// Price of these bids alone, and the number of trades: the policy knows of no other VM.
+    fn clear_alone(&self, free: u64) -> (HugePagePrice, u64) {
         let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX };
-        clearing_price(&[all], free, 0).of_vms[0]
+        let price = clearing_price(&[all], free, 0).of_vms[0];
+        let is_served = |level: &Level| price.cycles_per_s > 0 && level.cycles_per_s >= price.cycles_per_s;
+        let served: u64 = self.bids.levels().filter(is_served).map(|level| u64::from(level.wanted)).sum();
+        (price, served.saturating_sub(free))
     }
 }
 
@@ -218,13 +229,14 @@ impl Judge {
 }
 
 impl Auto {
-    /// The windows that are to give their huge page back now, the coldest first.
+    /// The windows that may give their huge page back now, the coldest first.
     pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
         let HugePagePrice { cycles_per_s: price, may_vacate } = self.market.price;
-        if may_vacate == 0 {
+        let most = self.market.trades.saturating_add(may_vacate);
+        if price == 0 || most == 0 {
             return Vec::new();
         }
-        let most = usize::try_from(may_vacate).unwrap_or(usize::MAX);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         let Auto { market, memory, .. } = self;
         let is_worth_little = |place: &Place| {
             let (vm, row) = place.of(snapshot);
