@@ -13,8 +13,8 @@
 //! A bid is the number of cycles per second that a huge page saves in one window. So the price is the same for a VM
 //! with many hot windows and for one with few, and no VM has to know of another.
 //!
-//! - **Within a VM first**: a VM with buyers and cold windows of its own trades them within itself, where a page changes
-//!   hands without going back to the host. Others give only what buyers lack beyond that.
+//! - **Within a VM first**: a VM with buyers and cold windows of its own trades them within itself, where a page
+//!   changes hands without going back to the host. Others give only what buyers lack beyond that.
 //! - **Weights**: a VM of weight *w* bids *w* times its benefit, as shares do in ESX (Waldspurger, OSDI '02).
 //! - **Guarantees**: a VM gives back at most what it can spare ([`Bidder::spare`]).
 //! - **Idle memory**: Ingens (OSDI '16) and ESX tax it, so that the share of an idle VM shrinks. A price does it
@@ -158,8 +158,8 @@ pub struct Bidder<'a> {
 pub struct HugePagePrice {
     /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice.
     pub cycles_per_s: u64,
-    /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no permission:
-    /// each moves a page to a window that is served from one that is worth at most half of the price.
+    /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
+    /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
     pub may_vacate: u64,
 }
 
@@ -220,8 +220,8 @@ impl Giver {
         Giver { held }
     }
 
-    /// Sets aside the coldest windows for the buyers of the VM itself. `price`: bucket of the last buyer that is served,
-    /// `coldest`: number of buckets that give to it. Returns the number of trades.
+    /// Sets aside the coldest windows for the buyers of the VM itself. `price`: bucket of the last buyer that is
+    /// served, `coldest`: number of buckets that give to it. Returns the number of trades.
     fn trade_within(&mut self, bidder: &Bidder<'_>, price: u16, coldest: usize) -> u64 {
         let of_weight = |bucket: usize| usize::from(weighted(bucket as u16, bidder.weight));
         let sum = |windows: &[u32; BUCKETS], counts: &dyn Fn(usize) -> bool| -> u64 {

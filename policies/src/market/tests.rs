@@ -178,7 +178,7 @@ proptest! {
         let above: u64 = host.iter().map(|vm| wanting(&weighted(vm), |benefit| benefit > clearing.price)).sum();
         let moved = given + clearing.within;
         prop_assert!(above <= free + moved, "{above} served with {free} free and {moved} given");
-        prop_assert!(given == 0 || free + moved <= all, "{given} given back, {moved} in all, {free} free, {all} wanted");
+        prop_assert!(given == 0 || free + moved <= all, "{given} of {moved} given back, {free} free, {all} wanted");
     }
 
     #[test]
