@@ -108,7 +108,7 @@ fn one_decision_for_a_host(c: &mut Criterion) {
             let planned: usize = loops.iter_mut().map(|one| one.plan(now)).sum();
             let bids: Vec<&Bids> = loops.iter().filter_map(|one| one.policy.bids()).collect();
             let bidders: Vec<Bidder<'_>> =
-                bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX }).collect();
+                bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX, can_trade: true }).collect();
             let clearing = clearing_price(&bidders, 0, 0);
             loops.iter_mut().zip(clearing.of_vms).for_each(|(one, price)| one.price = price);
             planned
@@ -117,7 +117,7 @@ fn one_decision_for_a_host(c: &mut Criterion) {
     group.bench_function("prices alone", |b| {
         let bids: Vec<&Bids> = loops.iter().filter_map(|one| one.policy.bids()).collect();
         let bidders: Vec<Bidder<'_>> =
-            bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX }).collect();
+            bids.into_iter().map(|bids| Bidder { bids, weight: 1, spare: u64::MAX, can_trade: true }).collect();
         b.iter(|| clearing_price(&bidders, 0, 0));
     });
     group.finish();

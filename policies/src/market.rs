@@ -151,6 +151,8 @@ pub struct Bidder<'a> {
     /// Largest number of huge pages that it may be asked to give back: none from a VM below its guarantee, nor where no
     /// mechanism takes a huge page out of a window.
     pub spare: u64,
+    /// Whether its windows can trade within the VM: not where no mechanism takes a huge page out of one.
+    pub can_trade: bool,
 }
 
 /// Price of a huge page for one VM, and what the VM may give back.
@@ -228,6 +230,9 @@ impl Giver {
             let of_these = windows.iter().enumerate().filter(|(bucket, _)| counts(of_weight(*bucket)));
             of_these.map(|(_, windows)| u64::from(*windows)).sum()
         };
+        if !bidder.can_trade {
+            return 0;
+        }
         let wanted = sum(&bidder.bids.wanted, &|bucket| bucket >= usize::from(price));
         let trades = wanted.min(sum(&bidder.bids.held, &|bucket| bucket < coldest));
         let mut left = trades;

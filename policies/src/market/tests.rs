@@ -16,7 +16,7 @@ fn bids(wanted: &[u64], held: &[u64]) -> Bids {
 
 /// A VM of weight 1 that may give back all that it holds.
 fn plain(bids: &Bids) -> Bidder<'_> {
-    Bidder { bids, weight: 1, spare: u64::MAX }
+    Bidder { bids, weight: 1, spare: u64::MAX, can_trade: true }
 }
 
 fn allowances(clearing: &Clearing) -> Vec<u64> {
@@ -56,6 +56,9 @@ fn a_vm_serves_its_own_buyers_first_and_others_give_the_rest() {
     // A guarantee keeps a VM from giving, and not from its own trades.
     let clearing = clearing_price(&[Bidder { spare: 0, ..plain(&both) }], 0, 0);
     assert_eq!((clearing.within, allowances(&clearing)), (4, Vec::from([0])));
+    let external = Bidder { spare: 0, can_trade: false, ..plain(&both) };
+    let clearing = clearing_price(&[external, plain(&idle)], 0, 0);
+    assert_eq!((clearing.within, allowances(&clearing)), (0, Vec::from([0, 10])));
 }
 
 #[test]
@@ -137,7 +140,7 @@ struct AnyVm {
 
 impl AnyVm {
     fn bidder(&self) -> Bidder<'_> {
-        Bidder { bids: &self.bids, weight: self.weight, spare: self.spare }
+        Bidder { bids: &self.bids, weight: self.weight, spare: self.spare, can_trade: true }
     }
 }
 

@@ -111,7 +111,8 @@ impl Market {
 
 fn bidder<'a>(vm: &'a Vm, nothing: &'a Bids) -> Bidder<'a> {
     let bids = vm.offer.as_ref().map_or(nothing, |offer| &offer.bids);
-    Bidder { bids, weight: vm.wanted.weight, spare: spare(vm) }
+    let can_trade = matches!(vm.hands, Hands::Registered(_));
+    Bidder { bids, weight: vm.wanted.weight, spare: spare(vm), can_trade }
 }
 
 /// Number of huge pages that a VM can give back without falling below its guarantee.

@@ -213,7 +213,7 @@ impl Market {
 
     /// Price of these bids alone, and the number of trades: the policy knows of no other VM.
     fn clear_alone(&self, free: u64) -> (HugePagePrice, u64) {
-        let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX };
+        let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX, can_trade: true };
         let price = clearing_price(&[all], free, 0).of_vms[0];
         let is_served = |level: &Level| price.cycles_per_s > 0 && level.cycles_per_s >= price.cycles_per_s;
         let served: u64 = self.bids.levels().filter(is_served).map(|level| u64::from(level.wanted)).sum();
