@@ -60,7 +60,8 @@ pub fn plan(spec: &SandboxSpec, run: &RunSpec) -> Result<Arc<Sandbox>, Failure> 
 /// Checks that the process can write its result from inside the sandbox: later the result would be lost.
 pub fn check_output(spec: &SandboxSpec) -> Result<(), Failure> {
     let Some(folder) = &spec.output_folder else { return Ok(()) };
-    let tried = tempfile::Builder::new().prefix(".wideleaf-").tempfile_in(folder);
+    // Without a name (`O_TMPFILE`), so that a process that is killed now leaves nothing.
+    let tried = tempfile::tempfile_in(folder);
     let whom = spec.user.map_or("this user".to_owned(), |user| format!("user {user}"));
     let cannot = |error: std::io::Error| {
         let (folder, kind) = (folder.display(), error.kind());
