@@ -12,13 +12,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::{Moment, PerTenThousand};
+use wideleaf_policies::Moment;
 
 use super::held_blocks::{Blocks, HELD_MAX};
 use super::pressure::{LOOK_EVERY, PressureWatch, Seen, Stop};
 use super::{SupplyDemand, SupplyReport, SupplyRules};
 use crate::host::Host;
 use crate::sensors::free_blocks::free_now;
+use crate::sensors::share::{nanoseconds, part};
 
 /// Counters of the kernel's memory management (proc_vmstat(5)).
 pub(super) const VMSTAT: &str = "/proc/vmstat";
@@ -237,17 +238,11 @@ impl Credit {
     }
 }
 
-fn part(time: Duration, share: PerTenThousand) -> Duration {
-    time.saturating_mul(share.get()) / PerTenThousand::ALL.get()
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+
+    use wideleaf_policies::PerTenThousand;
 
     use super::*;
     use crate::block_supply::pressure::{CPU, MEMORY};

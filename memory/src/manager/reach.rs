@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use wideleaf_policies::{Moment, PerTenThousand};
 
+use crate::sensors::share::nanoseconds;
+
 /// Time in which the part holds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -83,10 +85,6 @@ impl Reach {
         // Every change is complete after each statement, so the account is consistent after a panic elsewhere.
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

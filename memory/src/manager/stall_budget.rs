@@ -18,6 +18,7 @@ use std::time::Duration;
 use wideleaf_policies::Moment;
 
 use crate::host::Host;
+use crate::sensors::share::nanoseconds;
 
 /// A guest at work stalls for one part in this many of its time.
 const ONE_PART_IN: u32 = 100;
@@ -98,10 +99,6 @@ impl Account {
         self.is_idle = used_since.is_some_and(|(used, time)| used <= time / IDLE_PART_IN);
         self.looked = used.map(|used| (now, used));
     }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// CPU time of all threads of a process so far, from its `/proc/PID/stat` (proc_pid_stat(5), fields 14 and 15). The

@@ -159,11 +159,13 @@ impl Share {
     }
 }
 
-fn nanoseconds(time: Duration) -> i64 {
+/// Time in nanoseconds, for accounts that may go below zero.
+pub(crate) fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-fn part(time: Duration, part: PerTenThousand) -> Duration {
+/// Part of a time.
+pub(crate) fn part(time: Duration, part: PerTenThousand) -> Duration {
     time.saturating_mul(part.get()) / PerTenThousand::ALL.get()
 }
 
