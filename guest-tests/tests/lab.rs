@@ -316,18 +316,20 @@ fn memory_that_linux_frees_returns_to_the_host_and_huge_pages_in_use_stay_whole_
         return;
     }
     let text = script_in_lab(LabKernel::Newest, "give_back.sh", &[]);
-    let states = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"];
-    let [ready, promoted, freed, promoted_again, freed_again, inflated, split] = states.map(|state| seen(&text, state));
+    let seen = ["ready", "promoted", "freed", "promoted_again", "freed_again", "inflated", "split"]
+        .map(|state| (state, seen(&text, state)));
+    let [_, promoted, freed, promoted_again, freed_again, inflated, split] = seen.map(|(_, bytes)| bytes);
     // The file has 64 MiB. Its first and last pages share windows with others, and some of its windows may have
-    // been on huge pages before, or not yet.
+    // been on huge pages before, or not yet. What the guest's start freed may be reported while the first file is
+    // filled, so nothing is compared with the first reading.
     for ((less, less_huge), (more, more_huge)) in
-        [(ready, promoted), (freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
+        [(freed, promoted), (freed, promoted_again), (freed_again, promoted_again)]
     {
-        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 32 * MIB, "{states:?}");
+        assert!(more >= less + 48 * MIB && more_huge >= less_huge + 32 * MIB, "{seen:?}");
     }
     // Pages in the balloon break no huge page until the host is short of memory.
-    assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1);
-    assert!(split.0 + 12 * MIB <= inflated.0);
+    assert!(inflated.1 >= freed_again.1 + 24 * MIB && split.1 + 12 * MIB <= inflated.1, "{seen:?}");
+    assert!(split.0 + 12 * MIB <= inflated.0, "{seen:?}");
     let said = said_by_guest(&text);
     let sums: Vec<&str> = said.iter().filter_map(|line| line.split_once(' ')?.1.into()).collect();
     assert!(!said.iter().any(|line| line.starts_with("complains")), "{said:?}");
