@@ -8,10 +8,12 @@
 //! ```
 
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::passed_files;
 use crate::protocol::{Answer, Envelope, LINE_BYTES_MAX, Reply, Request, VERSION};
 
 /// Time that a question may take. The daemon answers from the survey of its last second, which takes milliseconds.
@@ -123,10 +125,21 @@ pub fn ask_over(stream: UnixStream, request: Request, timeout: Duration) -> Resu
 }
 
 /// Writes a line and reads one.
-pub(crate) fn exchange(mut stream: &UnixStream, mut line: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, ClientError> {
+pub(crate) fn exchange(stream: &UnixStream, line: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, ClientError> {
+    exchange_with(stream, line, &[], timeout)
+}
+
+/// Writes a line with open files, and reads one.
+pub(crate) fn exchange_with(
+    mut stream: &UnixStream,
+    mut line: Vec<u8>,
+    files: &[BorrowedFd<'_>],
+    timeout: Duration,
+) -> Result<Vec<u8>, ClientError> {
     line.push(b'\n');
     stream.set_write_timeout(Some(timeout))?;
-    match stream.write_all(&line) {
+    let sent = passed_files::send(stream, &line, files);
+    match sent.and_then(|sent| stream.write_all(&line[sent..])) {
         // A peer that has already closed may have said why.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(silent_or_broken(error, timeout)),
         _ => {}

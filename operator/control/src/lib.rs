@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`client`] | sends one request to the daemon |
 //! | [`peer`], [`server`], [`socket_file`] | for servers: the peer, lines from many clients, the socket's file |
+//! | [`passed_files`] | open files that a client passes with its request |
 //! | [`map`] | the windows of a VM, one by one |
 //! | [`protocol`] | requests, replies, their version |
 //! | [`vm`] | protocol of the control socket of one VM |
@@ -19,6 +20,7 @@
 
 pub mod client;
 pub mod map;
+pub mod passed_files;
 pub mod peer;
 pub mod protocol;
 pub mod server;

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,6 +74,8 @@ pub enum Job {
         peer: Peer,
         /// Content without the line's end.
         line: Vec<u8>,
+        /// Open files that came with the line; none where the server takes none.
+        files: Vec<OwnedFd>,
     },
     /// A client has gone.
     Closed(ConnectionId),
@@ -104,6 +106,7 @@ pub struct Listening {
     listener: UnixListener,
     woken: UnixStream,
     wake: UnixStream,
+    takes_files: bool,
 }
 
 /// A running server.
@@ -143,7 +146,13 @@ impl Listening {
         for stream in [&wake, &woken] {
             stream.set_nonblocking(true).map_err(at)?;
         }
-        Ok(Listening { listener, woken, wake })
+        Ok(Listening { listener, woken, wake, takes_files: false })
+    }
+
+    /// The same, with open files that clients pass with their requests ([`crate::passed_files`]).
+    #[must_use]
+    pub fn taking_files(self) -> Listening {
+        Listening { takes_files: true, ..self }
     }
 
     /// Serves the socket until [`LineServer::stop`], in a thread that calls `begin` first. `answer` starts the
@@ -154,13 +163,13 @@ impl Listening {
         begin: impl FnOnce() + Send + 'static,
         answer: impl FnOnce(Receiver<Job>, Replies) -> Vec<JoinHandle<()>>,
     ) -> LineServer {
-        let Listening { listener, woken, wake } = self;
+        let Listening { listener, woken, wake, takes_files } = self;
         let shared = Arc::new(Shared { is_stopping: AtomicBool::new(false), wake });
         let (jobs, queue) = channel();
         let (finish, done) = channel();
         let mut threads = answer(queue, Replies { finish, shared: shared.clone() });
         let (connections, next, with) = (BTreeMap::new(), 0, shared.clone());
-        let shop = Shop { listener, woken, connections, next, jobs, done, shared: with, places };
+        let shop = Shop { listener, woken, connections, next, jobs, done, shared: with, places, takes_files };
         threads.push(thread::spawn(move || {
             begin();
             shop.run();
@@ -214,6 +223,7 @@ struct Shop {
     done: Receiver<Done>,
     shared: Arc<Shared>,
     places: Places,
+    takes_files: bool,
 }
 
 impl Shop {
@@ -305,7 +315,7 @@ impl Shop {
             Err(_) => return,
         };
         let Ok(peer) = Peer::of(&stream).and_then(|peer| stream.set_nonblocking(true).map(|()| peer)) else { return };
-        let mut connection = Connection::new(stream, peer);
+        let mut connection = Connection::new(stream, peer, self.takes_files);
         let places = self.places.of(peer.uid);
         if self.connections.len() >= places {
             connection.refuse(&format!("all {places} connections are in use: try again later"));
@@ -322,8 +332,8 @@ impl Shop {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match connection.advance() {
             Progress::Waiting => {}
-            Progress::Line(line) => {
-                let job = Job::Line { connection: id, peer: connection.peer(), line };
+            Progress::Line(line, files) => {
+                let job = Job::Line { connection: id, peer: connection.peer(), line, files };
                 if self.jobs.send(job).is_err() {
                     self.close(id);
                 }

@@ -4,7 +4,7 @@
 //! ```text
 //!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
 //!                    statistics | windows | explain |     ◀── Reply<VmAnswer> ──
-//!                    set-policy | balloon
+//!                    set-policy | balloon | snapshot
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Envelope;
 use crate::view::{ByteCount, Explanation, VmView, WindowMap};
 
-pub use crate::vm_client::{VmClientError, ask};
+pub use crate::vm_client::{VM_FILES_TIMEOUT, VmClientError, ask, ask_with_files};
 
 /// Version of the protocol on the socket of a VM. A run refuses any other, and names its own in the text.
 pub const VM_VERSION: u32 = 1;
@@ -67,6 +67,17 @@ pub enum VmRequest {
         /// Guest RAM to take, in bytes, rounded down to whole pages of 4 KiB.
         target_bytes: ByteCount,
     },
+    /// Saves the VM into the open files that come with the request: `memory`, `windows`, `machine.json`, and the
+    /// reading end of a pipe that the client closes to cancel. Then come the files of the base, if there is one. The
+    /// guest goes on meanwhile. Answer: [`VmAnswer::Saved`], when all is written; the client makes the files durable
+    /// and gives them their names. Only where [`VmHello::capabilities`] has `snapshot`.
+    Snapshot {
+        /// Longest pause of the guest, in milliseconds.
+        pause_ms_max: u64,
+        /// Snapshot of which only the changes are saved.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base: Option<BaseView>,
+    },
 }
 
 /// Way to end a VM.
@@ -95,6 +106,43 @@ pub enum VmAnswer {
     Explanation(Box<Explanation>),
     /// Reply to a request to one device, with its state afterwards.
     Device(DeviceView),
+    /// Reply to [`VmRequest::Snapshot`].
+    Saved(SavedView),
+}
+
+/// The base of a snapshot. Its files are `machine.json`, then `windows` and `memory` of each folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseView {
+    /// Path of its folder, relative to the folder of the new snapshot.
+    pub path: String,
+    /// Names of its folder and of those of its own bases, for messages.
+    pub layers: Vec<String>,
+}
+
+/// A snapshot that was written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedView {
+    /// Guest RAM in the snapshot, without pages of zeroes, in bytes.
+    pub stored_bytes: ByteCount,
+    /// Bytes written to `memory`; more than stored where the guest wrote pages again meanwhile.
+    pub written_bytes: ByteCount,
+    /// Number of passes over what the guest had written since the one before, the first over all of it.
+    pub rounds: u32,
+    /// Length of the guest's pause, in milliseconds.
+    pub pause_ms: f64,
+    /// Duration of the whole save, in seconds.
+    pub seconds: f64,
+}
+
+/// Progress of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavingView {
+    /// Number of the pass over RAM, from 1 on: each one saves what the guest wrote during the one before.
+    pub round: u32,
+    /// Guest RAM that this pass has saved, in bytes.
+    pub done_bytes: ByteCount,
+    /// Guest RAM of this pass, in bytes.
+    pub total_bytes: ByteCount,
 }
 
 /// Program that answers.
@@ -186,6 +234,9 @@ pub struct VmStatus {
     /// Its virtio devices, in the order in which the guest finds them, without counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtio: Vec<DeviceView>,
+    /// Progress of the snapshot that is being saved; left out otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saving: Option<SavingView>,
     /// How it ended, or why it is about to end; left out until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<String>,

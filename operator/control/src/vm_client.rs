@@ -1,17 +1,21 @@
 //! A client of one VM's control socket: one connection, one request, one reply.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::client::{ClientError, exchange, one_line};
+use crate::client::{ClientError, exchange_with, one_line};
 use crate::protocol::{Envelope, Reply};
 use crate::vm::{VM_VERSION, VmAnswer, VmRequest};
 
 /// Time that an answer may take. A pause waits up to two seconds for the last vCPU to leave the guest, and one
 /// client of several waits for the others.
 pub const VM_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time that the answer to a request with files may take: a VM of terabytes is saved at the speed of a disk.
+pub const VM_FILES_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +35,13 @@ pub enum VmClientError {
     /// The reply did not come in time.
     #[error(
         "the VM at {} did not reply within {} s: its process is stopped or busy",
-        path.display(), VM_ANSWER_TIMEOUT.as_secs()
+        path.display(), timeout.as_secs()
     )]
     Silent {
         /// Path of the socket.
         path: PathBuf,
+        /// Time that the client waited.
+        timeout: Duration,
     },
     /// The connection ended before the reply did.
     #[error("the VM at {} ended before it replied", path.display())]
@@ -69,6 +75,19 @@ pub enum VmClientError {
 /// # Errors
 /// [`VmClientError`], each a line for people that says what to do.
 pub fn ask(socket: &Path, request: VmRequest) -> Result<VmAnswer, VmClientError> {
+    ask_with_files(socket, request, &[], VM_ANSWER_TIMEOUT)
+}
+
+/// Sends one request with open files, for an answer within `timeout`.
+///
+/// # Errors
+/// Same errors as [`ask`].
+pub fn ask_with_files(
+    socket: &Path,
+    request: VmRequest,
+    files: &[BorrowedFd<'_>],
+    timeout: Duration,
+) -> Result<VmAnswer, VmClientError> {
     let path = || socket.to_owned();
     let stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => VmClientError::NoVm { path: path() },
@@ -77,8 +96,8 @@ pub fn ask(socket: &Path, request: VmRequest) -> Result<VmAnswer, VmClientError>
     })?;
     let request = serde_json::to_vec(&Envelope::from(request));
     let request = request.map_err(|error| VmClientError::Io { path: path(), source: error.into() })?;
-    let reply = exchange(&stream, request, VM_ANSWER_TIMEOUT).map_err(|error| match error {
-        ClientError::Silent { .. } => VmClientError::Silent { path: path() },
+    let reply = exchange_with(&stream, request, files, timeout).map_err(|error| match error {
+        ClientError::Silent { timeout } => VmClientError::Silent { path: path(), timeout },
         ClientError::Closed { .. } => VmClientError::Ended { path: path() },
         ClientError::TooLong => VmClientError::Malformed { path: path(), why: "its reply does not end".into() },
         ClientError::Io(source) => VmClientError::Io { path: path(), source },

@@ -9,7 +9,7 @@
 //! ```
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::client::one_line;
+use crate::passed_files;
 use crate::peer::Peer;
 use crate::protocol::{Envelope, LINE_BYTES_MAX, Reply};
 
@@ -47,6 +48,8 @@ pub(super) struct Connection {
     peer: Peer,
     phase: Phase,
     input: Vec<u8>,
+    /// Files that came with `input`; `None` if the server takes none.
+    files: Option<Vec<OwnedFd>>,
     since: Instant,
     is_registered: bool,
 }
@@ -63,19 +66,20 @@ enum Phase {
 pub(super) enum Progress {
     /// Nothing to do until the socket is ready again.
     Waiting,
-    /// A line to be answered.
-    Line(Vec<u8>),
+    /// A line to be answered, and the files that came with it.
+    Line(Vec<u8>, Vec<OwnedFd>),
     /// The connection is over.
     Closed,
 }
 
 impl Connection {
-    pub(super) fn new(stream: UnixStream, peer: Peer) -> Connection {
+    pub(super) fn new(stream: UnixStream, peer: Peer, takes_files: bool) -> Connection {
         Connection {
             stream,
             peer,
             phase: Phase::Reading,
             input: Vec::new(),
+            files: takes_files.then(Vec::new),
             since: Instant::now(),
             is_registered: false,
         }
@@ -155,11 +159,15 @@ impl Connection {
     }
 
     fn read(&mut self) -> Progress {
-        if let Some(line) = self.take_line() {
-            return Progress::Line(line);
+        if let Some(progress) = self.take_line() {
+            return progress;
         }
         let mut buffer = [0; READ_BYTES];
-        let n = match (&self.stream).read(&mut buffer) {
+        let received = match &mut self.files {
+            Some(files) => passed_files::receive(&self.stream, &mut buffer, files),
+            None => (&self.stream).read(&mut buffer),
+        };
+        let n = match received {
             Ok(0) => return Progress::Closed,
             Ok(n) => n,
             Err(error) if is_for_later(&error) => return Progress::Waiting,
@@ -169,24 +177,31 @@ impl Connection {
             self.since = Instant::now();
         }
         self.input.extend_from_slice(&buffer[..n]);
+        if self.files.as_ref().is_some_and(|files| files.len() > passed_files::FILES_MAX) {
+            return self.refused(&format!("a request may have at most {} files", passed_files::FILES_MAX));
+        }
         match self.take_line() {
-            Some(line) => Progress::Line(line),
+            Some(progress) => progress,
             None if self.input.len() > REQUEST_BYTES_MAX => {
-                self.refuse(&format!("the request is longer than {REQUEST_BYTES_MAX} bytes"));
-                self.write().unwrap_or(Progress::Closed)
+                self.refused(&format!("the request is longer than {REQUEST_BYTES_MAX} bytes"))
             }
             None => Progress::Waiting,
         }
     }
 
-    /// First complete line of the input, without its end.
-    fn take_line(&mut self) -> Option<Vec<u8>> {
+    fn refused(&mut self, why: &str) -> Progress {
+        self.refuse(why);
+        self.write().unwrap_or(Progress::Closed)
+    }
+
+    /// First complete line of the input, without its end, and the files that came until then.
+    fn take_line(&mut self) -> Option<Progress> {
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
         let rest = self.input.split_off(end + 1);
         let mut line = std::mem::replace(&mut self.input, rest);
         line.pop();
         self.enter(Phase::Working);
-        Some(line)
+        Some(Progress::Line(line, self.files.as_mut().map(std::mem::take).unwrap_or_default()))
     }
 }
 
@@ -267,14 +282,14 @@ mod tests {
     fn a_line_in_pieces_is_one_line_and_two_lines_are_two() {
         let (here, there) = UnixStream::pair().expect("a pair of sockets");
         here.set_nonblocking(true).expect("nonblocking");
-        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 });
+        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 }, false);
         (&there).write_all(b"one").expect("written");
         assert!(matches!(connection.advance(), Progress::Waiting));
         (&there).write_all(b"\ntwo\n").expect("written");
-        assert!(matches!(connection.advance(), Progress::Line(line) if line == b"one"));
+        assert!(matches!(connection.advance(), Progress::Line(line, _) if line == b"one"));
         assert!(matches!(connection.advance(), Progress::Waiting)); // one at a time
         connection.reply(b"1\n".to_vec(), false);
-        assert!(matches!(connection.advance(), Progress::Line(line) if line == b"two"));
+        assert!(matches!(connection.advance(), Progress::Line(line, _) if line == b"two"));
         drop(there);
         connection.reply(b"2\n".to_vec(), false);
         assert!(matches!(connection.advance(), Progress::Closed));
@@ -284,7 +299,7 @@ mod tests {
     fn a_registered_client_may_be_silent_for_a_shorter_time() {
         let (here, _there) = UnixStream::pair().expect("a pair of sockets");
         here.set_nonblocking(true).expect("nonblocking");
-        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 });
+        let mut connection = Connection::new(here, Peer { pid: 1, uid: 0, gid: 0 }, false);
         assert_eq!(connection.deadline() - connection.since, SILENCE_MAX);
         connection.reply(b"limits\n".to_vec(), true);
         assert!(matches!(connection.advance(), Progress::Waiting));

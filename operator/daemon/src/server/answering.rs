@@ -93,7 +93,7 @@ impl Clerk {
         for job in jobs {
             match job {
                 Job::Closed(connection) => self.answers.closed(connection),
-                Job::Line { connection, peer, line } => match decode(&line) {
+                Job::Line { connection, peer, line, .. } => match decode(&line) {
                     Ok(request) => self.hand_on(Task { connection, peer, request }, queues),
                     Err(why) => self.replies.send(connection, &Reply::<()>::Error(why), false),
                 },
