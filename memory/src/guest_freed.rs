@@ -38,6 +38,8 @@ pub struct Book {
     windows: BTreeMap<WindowIndex, Pages>,
     rules: GivenBackRules,
     counters: GivenBackCounters,
+    /// Pages that were released, or may have been, since a save last asked; `None` while no save runs.
+    noted: Option<BTreeMap<WindowIndex, PageSet>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -210,6 +212,32 @@ impl Book {
         pages.reported = pages.reported.with(released.without(pages.inflated));
         pages.is_due = false;
         self.counters.released += u64::from(released.len());
+    }
+
+    /// Begins to note released pages for a save: a release changes what the guest reads, and no dirty log has it.
+    /// Returns `false`, and changes nothing, if another save has begun.
+    pub(crate) fn begin_notes(&mut self) -> bool {
+        let is_first = self.noted.is_none();
+        self.noted.get_or_insert_default();
+        is_first
+    }
+
+    /// Notes pages that are about to be released.
+    pub(crate) fn note_release(&mut self, window: WindowIndex, pages: PageSet) {
+        if let Some(noted) = &mut self.noted {
+            let of_window = noted.entry(window).or_default();
+            *of_window = of_window.with(pages);
+        }
+    }
+
+    /// The pages noted since the last call.
+    pub(crate) fn take_notes(&mut self) -> BTreeMap<WindowIndex, PageSet> {
+        self.noted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Ends the notes of a save.
+    pub(crate) fn end_notes(&mut self) {
+        self.noted = None;
     }
 
     /// Sets whether this window is to be checked again.

@@ -167,9 +167,11 @@ impl GiveBack {
         let ask = |frames| GivenBackWindow { backing: seen.backing, frames, pages: free.len() };
         if let Some(service) = self.ram.frames_service()
             && book.rules().decide(ask(Frames::Reserved), is_short) == Verdict::Release
-            && let Some(given_back) = service.give_back(window, free)
         {
-            return given_back.map(|()| Some(free));
+            book.note_release(window, free);
+            if let Some(given_back) = service.give_back(window, free) {
+                return given_back.map(|()| Some(free));
+            }
         }
         // Without a service, or after its end, frames are not reserved any more.
         let frames = if backing.fixed_page().is_some() { Frames::OfPool } else { Frames::Ordinary };
@@ -184,6 +186,7 @@ impl GiveBack {
             }
             Verdict::Release => {}
         }
+        book.note_release(window, free);
         self.release(range, window, free, seen.backing)?;
         Ok(Some(free))
     }

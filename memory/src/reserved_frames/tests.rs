@@ -5,8 +5,8 @@ use crate::faults::Service;
 use nix::poll::PollTimeout;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use wideleaf_policies::{PageSet, WindowIndex};
 use wideleaf_policies::units::kib;
+use wideleaf_policies::{PageSet, WindowIndex};
 
 #[test]
 fn holes_are_the_reserved_pages_that_hold_nothing() {
