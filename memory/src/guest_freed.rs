@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{GivenBackRules, Gpa, GpaRange, PageSize, WindowIndex};
+use wideleaf_policies::{GivenBackRules, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 
 /// Pages that one VM gave back.
 #[derive(Debug, Default)]
@@ -38,6 +38,8 @@ pub struct Book {
     windows: BTreeMap<WindowIndex, Pages>,
     rules: GivenBackRules,
     counters: GivenBackCounters,
+    /// Pages that were released, or may have been, since a save last asked; `None` while no save runs.
+    noted: Option<BTreeMap<WindowIndex, PageSet>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -109,7 +111,7 @@ impl GivenBack {
     /// Counters, with the pages still in memory.
     pub fn counters(&self) -> GivenBackCounters {
         let book = self.book();
-        let kept = |pages: &Pages| u64::from(pages.inflated.without(pages.released).count());
+        let kept = |pages: &Pages| u64::from(pages.inflated.without(pages.released).len());
         GivenBackCounters { kept_now: book.windows.values().map(kept).sum(), ..book.counters }
     }
 }
@@ -179,7 +181,7 @@ impl Book {
 
     /// Number of given-back base pages of a window.
     pub fn count(&self, window: WindowIndex) -> u16 {
-        self.windows.get(&window).map_or(0, |pages| pages.all().count())
+        self.windows.get(&window).map_or(0, |pages| pages.all().len())
     }
 
     /// Whether more of a window is given back than a large page may occupy again.
@@ -190,7 +192,7 @@ impl Book {
     /// Whether that holds for any window in a range.
     pub fn is_any_given_back(&self, range: GpaRange) -> bool {
         let windows = WindowIndex::containing(range.start())..WindowIndex::containing(range.end());
-        self.windows.range(windows).any(|(_, pages)| pages.all().count() > self.rules.tolerated)
+        self.windows.range(windows).any(|(_, pages)| pages.all().len() > self.rules.tolerated)
     }
 
     /// The inflated pages of a window.
@@ -209,7 +211,33 @@ impl Book {
         pages.released = pages.released.with(released.and(pages.inflated));
         pages.reported = pages.reported.with(released.without(pages.inflated));
         pages.is_due = false;
-        self.counters.released += u64::from(released.count());
+        self.counters.released += u64::from(released.len());
+    }
+
+    /// Begins to note released pages for a save: a release changes what the guest reads, and no dirty log has it.
+    /// Returns `false`, and changes nothing, if another save has begun.
+    pub(crate) fn begin_notes(&mut self) -> bool {
+        let is_first = self.noted.is_none();
+        self.noted.get_or_insert_default();
+        is_first
+    }
+
+    /// Notes pages that are about to be released.
+    pub(crate) fn note_release(&mut self, window: WindowIndex, pages: PageSet) {
+        if let Some(noted) = &mut self.noted {
+            let of_window = noted.entry(window).or_default();
+            *of_window = of_window.with(pages);
+        }
+    }
+
+    /// The pages noted since the last call.
+    pub(crate) fn take_notes(&mut self) -> BTreeMap<WindowIndex, PageSet> {
+        self.noted.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Ends the notes of a save.
+    pub(crate) fn end_notes(&mut self) {
+        self.noted = None;
     }
 
     /// Sets whether this window is to be checked again.
@@ -222,7 +250,7 @@ impl Book {
     /// Whether the number of present pages shows that a released page of the window is present again.
     pub(crate) fn contradicts(&self, window: WindowIndex, resident: u16) -> bool {
         let absent = BASE_PAGES_PER_WINDOW - resident;
-        self.windows.get(&window).is_some_and(|pages| pages.reported.with(pages.released).count() > absent)
+        self.windows.get(&window).is_some_and(|pages| pages.reported.with(pages.released).len() > absent)
     }
 
     /// Records that these pages of a window are present: inflated ones can be released again, reported ones
@@ -244,7 +272,7 @@ impl Book {
     /// have pages to release.
     pub(crate) fn to_look_at(&self, from: WindowIndex, is_short: bool, most: usize) -> Vec<WindowIndex> {
         let has_enough =
-            |pages: &Pages| is_short && pages.inflated.without(pages.released).count() >= self.rules.split_from.max(1);
+            |pages: &Pages| is_short && pages.inflated.without(pages.released).len() >= self.rules.split_from.max(1);
         let wanted = self.windows.range(from..).filter(|(_, pages)| pages.is_due || has_enough(pages));
         wanted.map(|(window, _)| *window).take(most).collect()
     }
@@ -264,94 +292,6 @@ impl Pages {
 
 fn page_of_window(page: Gpa) -> u16 {
     ((page - WindowIndex::containing(page).start()).get() / PageSize::Base4K.bytes().get()) as u16
-}
-
-const WORDS: usize = BASE_PAGES_PER_WINDOW as usize / u64::BITS as usize;
-
-/// A set of base pages of a window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PageSet([u64; WORDS]);
-
-impl PageSet {
-    /// All pages of a window.
-    pub const ALL: PageSet = PageSet([u64::MAX; WORDS]);
-
-    /// The pages of `range` that lie wholly in `window`.
-    pub fn of_range(window: WindowIndex, range: GpaRange) -> PageSet {
-        let mut set = PageSet::default();
-        let page = PageSize::Base4K.bytes();
-        let pages = (0..BASE_PAGES_PER_WINDOW).filter(|number| {
-            let start = window.start() + page * u64::from(*number);
-            range.start() <= start && start + page <= range.end()
-        });
-        pages.for_each(|number| {
-            set.insert(number);
-        });
-        set
-    }
-
-    /// Adds a page. Returns whether it is new.
-    pub fn insert(&mut self, page: u16) -> bool {
-        let (word, bit) = place(page);
-        let is_new = self.0[word] & bit == 0;
-        self.0[word] |= bit;
-        is_new
-    }
-
-    /// Removes a page. Returns whether it was in the set.
-    pub fn remove(&mut self, page: u16) -> bool {
-        let (word, bit) = place(page);
-        let was_there = self.0[word] & bit != 0;
-        self.0[word] &= !bit;
-        was_there
-    }
-
-    pub fn contains(&self, page: u16) -> bool {
-        let (word, bit) = place(page);
-        self.0[word] & bit != 0
-    }
-
-    pub fn count(&self) -> u16 {
-        self.0.iter().map(|word| word.count_ones() as u16).sum()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0 == [0; WORDS]
-    }
-
-    #[must_use]
-    pub fn with(self, other: PageSet) -> PageSet {
-        PageSet(std::array::from_fn(|word| self.0[word] | other.0[word]))
-    }
-
-    #[must_use]
-    pub fn and(self, other: PageSet) -> PageSet {
-        PageSet(std::array::from_fn(|word| self.0[word] & other.0[word]))
-    }
-
-    #[must_use]
-    pub fn without(self, other: PageSet) -> PageSet {
-        PageSet(std::array::from_fn(|word| self.0[word] & !other.0[word]))
-    }
-
-    /// Runs of neighbours, ascending, at their addresses in `window`.
-    pub fn runs(self, window: WindowIndex) -> Vec<GpaRange> {
-        let page = PageSize::Base4K.bytes();
-        let mut runs: Vec<GpaRange> = Vec::new();
-        for number in (0..BASE_PAGES_PER_WINDOW).filter(|number| self.contains(*number)) {
-            let start = window.start() + page * u64::from(number);
-            let begin = match runs.last() {
-                Some(run) if run.end() == start => runs.pop().expect("it is there").start(),
-                _ => start,
-            };
-            runs.push(GpaRange::new(begin, start + page - begin).expect("a window ends before the last address"));
-        }
-        runs
-    }
-}
-
-fn place(page: u16) -> (usize, u64) {
-    (usize::from(page) / u64::BITS as usize, 1 << (u32::from(page) % u64::BITS))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
 //! | [`input_file`] | `open(2)` of a file that a user named, without waiting | none |
 //! | [`deadline`] | none: bounds the time that a read of `/proc/PID` may take | none |
+//! | [`save`] | `PAGEMAP_SCAN` (6.7), `lseek(2)` (`SEEK_DATA`), KVM dirty logging | none |
 //! | [`gate`], [`explain`] | none: whether a VM may be acted on, and why its windows are not huge | none |
 //! | [`khugepaged`] | `/sys/kernel/mm/transparent_hugepage/khugepaged` | root |
 //! | [`recorder`] | `write(2)` to a file it is given | none |
@@ -68,6 +69,7 @@ pub mod recorder;
 pub mod region;
 pub mod reserved_frames;
 pub mod sandboxed;
+pub mod save;
 pub mod second_level;
 pub mod sensors;
 pub mod side_mapping;

@@ -264,6 +264,27 @@ impl GuestRam {
         }
     }
 
+    /// Those parts of a stretch of file-backed RAM that the file has, ascending: everything else reads zero. A file
+    /// of huge pages does not say (`lseek(2)`, `SEEK_DATA`), and has all.
+    pub(crate) fn in_file_of(&self, gpa: GpaRange) -> io::Result<Vec<GpaRange>> {
+        if self.backing.kind() == BackingKind::Hugetlb {
+            return Ok(vec![gpa]);
+        }
+        let (file, start) = self.in_file(gpa.start());
+        let end = start + gpa.bytes().get() as libc::off_t;
+        let (mut parts, mut at) = (Vec::new(), start);
+        while at < end {
+            let data = match lseek(file, at, Whence::SeekData) {
+                Err(Errno::ENXIO) => break,
+                data => data?.min(end),
+            };
+            at = lseek(file, data, Whence::SeekHole).map_or(end, |hole| hole.min(end));
+            let part = |from: libc::off_t| gpa.start() + Bytes::new((from - start) as u64);
+            parts.extend(GpaRange::new(part(data), part(at) - part(data)).filter(|part| part.bytes() > Bytes::ZERO));
+        }
+        Ok(parts)
+    }
+
     /// Memory that the file has now.
     pub(crate) fn file_bytes(&self) -> io::Result<Bytes> {
         /// Unit of `st_blocks` (`stat(3type)`), in bytes.
@@ -333,6 +354,16 @@ impl GuestRam {
             let offset = offset(range.hva).filter(|offset| *offset < range.gpa.bytes())?;
             Some(WindowIndex::containing(range.gpa.start() + offset))
         })
+    }
+
+    /// Copies RAM into memory of the caller while the guest may write it.
+    ///
+    /// # Panics
+    /// If the stretch is not wholly RAM, or `into` has another length.
+    pub(crate) fn copy_into(&self, gpa: GpaRange, into: &mut [u8]) {
+        let is_ram = |range: &RamRange| range.part(gpa).is_some_and(|part| part.gpa == gpa);
+        assert!(self.ranges.iter().any(is_ram), "{gpa:?} is not RAM");
+        self.reservation.piece(gpa.start() - Gpa::new(0), gpa.bytes()).copy_into(into);
     }
 
     /// Mapping of a guest address, if that is RAM.

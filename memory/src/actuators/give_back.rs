@@ -24,11 +24,11 @@ use std::sync::Arc;
 
 use wideleaf_policies::given_back::{Frames, GivenBackWindow, Verdict};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, WindowIndex};
+use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSet, PageSize, WindowIndex};
 
 use super::split::split_window;
 use crate::backing::BackingKind;
-use crate::guest_freed::{Book, PageSet};
+use crate::guest_freed::Book;
 use crate::host::{Advice, Host, HostError};
 use crate::region::{GuestRam, RamHasOwner, RamRange};
 use crate::sensors::host_backing::window_backing;
@@ -95,9 +95,9 @@ impl GiveBack {
             let windows = ram.gpa.windows().skip_while(|window| *window < first);
             for window in windows.take_while(|window| window.start() < range.end()) {
                 let offered = PageSet::of_range(window, range);
-                in_ram += u64::from(offered.count());
+                in_ram += u64::from(offered.len());
                 if !offered.is_empty() {
-                    self.ram.given_back().book().counters().reported += u64::from(offered.count());
+                    self.ram.given_back().book().counters().reported += u64::from(offered.len());
                     self.look_at(window, offered);
                 }
             }
@@ -139,7 +139,7 @@ impl GiveBack {
     }
 
     fn keep(&self, book: &mut Book, window: WindowIndex, offered: PageSet, is_due: bool) {
-        let kept = book.kept(window).with(offered).count();
+        let kept = book.kept(window).with(offered).len();
         book.counters().kept += u64::from(kept);
         book.set_due(window, is_due);
     }
@@ -164,12 +164,14 @@ impl GiveBack {
             return Ok(None);
         }
         let is_short = self.ram.given_back().is_short();
-        let ask = |frames| GivenBackWindow { backing: seen.backing, frames, pages: free.count() };
+        let ask = |frames| GivenBackWindow { backing: seen.backing, frames, pages: free.len() };
         if let Some(service) = self.ram.frames_service()
             && book.rules().decide(ask(Frames::Reserved), is_short) == Verdict::Release
-            && let Some(given_back) = service.give_back(window, free)
         {
-            return given_back.map(|()| Some(free));
+            book.note_release(window, free);
+            if let Some(given_back) = service.give_back(window, free) {
+                return given_back.map(|()| Some(free));
+            }
         }
         // Without a service, or after its end, frames are not reserved any more.
         let frames = if backing.fixed_page().is_some() { Frames::OfPool } else { Frames::Ordinary };
@@ -184,18 +186,19 @@ impl GiveBack {
             }
             Verdict::Release => {}
         }
+        book.note_release(window, free);
         self.release(range, window, free, seen.backing)?;
         Ok(Some(free))
     }
 
     fn release(&self, range: RamRange, window: WindowIndex, pages: PageSet, backing: Backing) -> Result<(), HostError> {
-        let is_whole = pages.count() == BASE_PAGES_PER_WINDOW;
+        let is_whole = pages.len() == BASE_PAGES_PER_WINDOW;
         let start = range.hva + (window.start() - range.gpa.start());
         if !is_whole && backing != Backing::Unbacked && self.ram.backing().kind() == BackingKind::Anon {
             // khugepaged fills holes of memory marked for it, by default up to 511 in a window.
             self.host.advise(start, PageSize::Huge2M.bytes(), Advice::NoHugePage)?;
         }
-        for run in pages.runs(window) {
+        for run in pages.ranges(window) {
             let (what, done) = match self.ram.backing().kind() {
                 BackingKind::Anon => ("madvise(MADV_DONTNEED)", self.ram.discard_pages(run)),
                 BackingKind::Memfd | BackingKind::Hugetlb => ("fallocate(FALLOC_FL_PUNCH_HOLE)", self.ram.punch(run)),

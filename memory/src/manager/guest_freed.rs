@@ -8,12 +8,11 @@
 
 use std::sync::Arc;
 
-use wideleaf_policies::{PageSize, VmSnapshot, WindowIndex};
+use wideleaf_policies::{PageSet, PageSize, VmSnapshot, WindowIndex};
 
 use super::vm_state::VmState;
 use super::{ManagedVm, ManagerLoop};
 use crate::actuators::give_back::GiveBack;
-use crate::guest_freed::PageSet;
 use crate::host::{Host, HostError};
 use crate::kernel::Kernel;
 use crate::region::GuestRam;

@@ -14,12 +14,11 @@
 use std::io;
 
 use wideleaf_policies::reservations::LeftPages;
-use wideleaf_policies::{GpaRange, PageSize, VmId, WindowIndex};
+use wideleaf_policies::{GpaRange, PageSet, PageSize, VmId, WindowIndex};
 
 use super::frames::GivenBack;
 use super::reserving::{Pages, Reserving, State};
 use crate::faults::Touch;
-use crate::guest_freed::PageSet;
 use crate::host::{Advice, HostError, PageRun};
 
 impl Reserving {
@@ -78,8 +77,8 @@ impl Reserving {
         // The last page takes the reserved frames with it.
         self.punch(touch, if populated.is_empty() { PageSet::ALL } else { with_frame })?;
         let left = LeftPages {
-            populated: with_frame.and(of.populated).count(),
-            unpopulated: with_frame.without(of.populated).count(),
+            populated: with_frame.and(of.populated).len(),
+            unpopulated: with_frame.without(of.populated).len(),
         };
         let state = match self.book.depopulate(vm, window, left, self.host.now()) {
             true => State::Reserved(Box::new(Pages { populated, absent: of.absent.with(pages), ..of })),
@@ -94,7 +93,7 @@ impl Reserving {
     }
 
     fn punch(&self, touch: Touch, pages: PageSet) -> Result<(), HostError> {
-        let GivenBack { freed, refused } = self.frames.give_back(self.faults.ram(touch), &pages.runs(touch.window));
+        let GivenBack { freed, refused } = self.frames.give_back(self.faults.ram(touch), &pages.ranges(touch.window));
         self.counted.count(|report| report.freed_for_guest += freed);
         refused.map_or(Ok(()), |source| Err(HostError { what: "fallocate(FALLOC_FL_PUNCH_HOLE)", source }))
     }
@@ -123,7 +122,7 @@ impl Reserving {
             range.map_or_else(PageSet::default, |range| PageSet::of_range(touch.window, range))
         };
         let present = present.iter().map(of_run).fold(PageSet::default(), PageSet::with);
-        for run in pages.populated.without(present).runs(touch.window) {
+        for run in pages.populated.without(present).ranges(touch.window) {
             let mut at = touch.start + (run.start() - touch.window.start());
             let end = at + run.bytes();
             while at < end {

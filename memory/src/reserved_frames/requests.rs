@@ -11,9 +11,8 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use wideleaf_policies::{VmId, WindowIndex};
+use wideleaf_policies::{PageSet, VmId, WindowIndex};
 
-use crate::guest_freed::PageSet;
 use crate::host::HostError;
 
 /// Maximum number of requests answered between two batches of touches: a demotion takes up to a millisecond.

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::poll::PollTimeout;
-use wideleaf_policies::{Bytes, GpaRange, Moment, OutcomeResult, PageSize, Reservations, VmId, WindowIndex};
+use wideleaf_policies::{Bytes, GpaRange, Moment, OutcomeResult, PageSet, PageSize, Reservations, VmId, WindowIndex};
 
 use super::ReservedFramesReport;
 use super::frames::{Frames, GivenBack};
 use super::requests::Requests;
 use crate::faults::{Brought, Counted, Faults, Service, Touch};
-use crate::guest_freed::PageSet;
 use crate::host::{Advice, Host, HostError};
 use crate::sensors::host_memory::host_memory;
 
@@ -41,7 +40,7 @@ pub(super) struct Pages {
 impl Pages {
     /// Runs of reserved pages that hold nothing, ascending.
     pub fn holes(&self, window: WindowIndex) -> Vec<GpaRange> {
-        PageSet::ALL.without(self.populated).without(self.absent).runs(window)
+        PageSet::ALL.without(self.populated).without(self.absent).ranges(window)
     }
 }
 

@@ -2,12 +2,11 @@ use super::frames::GivenBack;
 use super::reserving::{BREAKS_AT_ONCE, Pages};
 use super::*;
 use crate::faults::Service;
-use crate::guest_freed::PageSet;
 use nix::poll::PollTimeout;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use wideleaf_policies::WindowIndex;
 use wideleaf_policies::units::kib;
+use wideleaf_policies::{PageSet, WindowIndex};
 
 #[test]
 fn holes_are_the_reserved_pages_that_hold_nothing() {

@@ -311,6 +311,27 @@ impl<'a> Piece<'a> {
         unsafe { memcpy::stream(from, target, self.bytes.as_usize()) };
     }
 
+    /// Copies the piece into memory of the caller while other threads may write to the piece: each byte arrives as it
+    /// was at some instant of the copy.
+    ///
+    /// # Panics
+    /// If `into` has another length.
+    pub(crate) fn copy_into(self, into: &mut [u8]) {
+        assert_eq!(self.bytes.as_usize(), into.len(), "as much goes as comes");
+        // SAFETY: reads exactly the piece, which is mapped as for `words`, and writes exactly `into`, which is borrowed
+        // mutably and so is not in the piece, to which no reference but of atomic words or of an owner exists. In
+        // assembly for the same reason as `peek`. The direction flag is clear on entry, as the ABI has it.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") into.len() => _,
+                inout("rsi") self.start.get() => _,
+                inout("rdi") into.as_mut_ptr() => _,
+                options(nostack, preserves_flags)
+            )
+        };
+    }
+
     /// Fills the piece with zeroes, past the caches. Missing pages become present.
     ///
     /// # Panics

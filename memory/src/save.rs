@@ -1,0 +1,328 @@
+//! Saves RAM while the guest runs: all pages once, then those that the guest and its devices wrote meanwhile, round by
+//! round, until what is left can be written during a short pause.
+//!
+//! ```text
+//!   logs on ─▶ round 1: all pages in use ─▶ logs: 9 000 pages ─▶ round 2 ─▶ logs: 700 ─▶ … fits into the pause
+//!                                                                                              │
+//!   logs off ◀─ caller resumes ◀─ caller takes the machine's state ◀─ the last pages ◀─ caller pauses
+//! ```
+//!
+//! Where the changes are found:
+//! - writes of vCPUs and devices: the dirty logs of all memslots ([`SecondLevel::take_dirty_log`]);
+//! - pages that the guest gives back (balloon, reports), which become zero without a write: the book of given-back
+//!   memory notes them ([`crate::guest_freed`]).
+//!
+//! What the caller must do:
+//! - The manager rests during the whole save ([`crate::Manager::ask_to_rest`]), and no other part switches the dirty
+//!   logs. The saver claims every window in place and every log, so a manager that does not rest cannot take a window
+//!   aside: it is refused. A window that is aside when the save begins fails the save.
+//! - The machine is not reset during the save: [`crate::actuators::clear`] refuses while windows are claimed.
+//! - The closure pauses the VM ([`SecondLevel::pause`], which stops vCPUs and devices), calls [`LastPages::write`],
+//!   takes the machine's state and resumes the VM, also after an error.
+//!
+//! Memory that was never touched costs nothing: it is neither read nor allocated. Pages in the host's swap are read,
+//! and so come back into memory. While the logs are on, KVM maps 4 KiB pages, and each first write to a page after a
+//! round is a fault; the host's huge pages stay whole.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use wideleaf_policies::{Bytes, PageSet, PageSize, WindowIndex};
+
+use crate::claims::PartClaim;
+use crate::host::{Host, HostError};
+use crate::region::GuestRam;
+use crate::second_level::{SecondLevel, SecondLevelError};
+
+mod convergence;
+mod logs;
+mod round;
+mod used;
+
+pub use round::SaveRound;
+
+use convergence::{Convergence, Next};
+use logs::Logs;
+use round::{Job, Rounds};
+use used::Used;
+
+/// Pages by window.
+type PagesByWindow = BTreeMap<WindowIndex, PageSet>;
+
+/// The place where pages go. Called from several threads.
+pub trait SaveSink: Send + Sync {
+    /// Stores these pages of a window (bit p of `pages`: page p), replacing what was stored of them. `data` is the
+    /// whole window, 2 MiB; bytes of other pages are undefined. Pages of zeroes are forgotten, not stored.
+    ///
+    /// # Errors
+    /// The reason why it cannot store them; the save ends.
+    fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()>;
+}
+
+/// What to do if the guest writes faster than the sink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BeyondBound {
+    /// The save ends with [`SaveError::PauseTooLong`], which says how long the pause would be. The default: the bound
+    /// is a promise to the guest's users, and the operator who reads the error can choose a longer one.
+    #[default]
+    Refuse,
+    /// The guest is paused for as long as its last pages need, and the report says so.
+    PauseLonger,
+}
+
+/// Limits of a save.
+#[derive(Clone, Debug)]
+pub struct SaveLimits {
+    /// Maximum length of the guest's pause, with the time in which the caller takes the machine's state.
+    pub pause: Duration,
+    /// Part of the pause that is kept for the machine's state.
+    pub state: Duration,
+    /// Maximum number of bytes read and written per second while the guest runs; `None`: as fast as the sink.
+    pub bytes_per_second: Option<NonZeroU64>,
+    /// Number of threads that read and write.
+    pub threads: NonZeroUsize,
+    /// Maximum number of rounds while the guest runs.
+    pub rounds_max: u32,
+    /// What to do after the last round if the pause would be too long.
+    pub beyond: BeyondBound,
+}
+
+impl Default for SaveLimits {
+    fn default() -> SaveLimits {
+        SaveLimits {
+            pause: Duration::from_millis(20),
+            state: Duration::from_millis(5),
+            bytes_per_second: None,
+            threads: NonZeroUsize::MIN.saturating_add(1),
+            rounds_max: 30,
+            beyond: BeyondBound::Refuse,
+        }
+    }
+}
+
+/// How far a save is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveProgress {
+    /// Number of the round, from 1 on.
+    pub round: u32,
+    /// Number of pages of this round that were written.
+    pub done: u64,
+    /// Number of pages of this round.
+    pub of: u64,
+}
+
+/// What a save did.
+#[derive(Clone, Debug, Default)]
+pub struct SaveReport {
+    /// Rounds while the guest ran.
+    pub rounds: Vec<SaveRound>,
+    /// The last pages, during the pause.
+    pub last: SaveRound,
+    /// Time from the call of [`LastPages::write`] until the caller's closure returned: the guest's pause, as far as the
+    /// closure does nothing else behind the resume.
+    pub pause: Duration,
+    /// Time of the whole save.
+    pub duration: Duration,
+    /// Whether the pause was at most as long as the limit.
+    pub is_bound_met: bool,
+    /// Number of memslots with a dirty log that could not be switched off: KVM maps 4 KiB pages there.
+    pub logs_left_on: u32,
+    /// Windows on pages larger than 4 KiB when the save began.
+    pub page_sizes: BTreeMap<WindowIndex, PageSize>,
+}
+
+impl SaveReport {
+    /// Bytes of RAM that were read, in all rounds and in the pause.
+    pub fn read(&self) -> Bytes {
+        let pages = self.rounds.iter().chain([&self.last]).map(|round| round.pages).sum();
+        PageSize::Base4K.bytes() * pages
+    }
+}
+
+/// Why a save ended. The logs are off, and the guest runs if the caller's closure has resumed it.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// The caller cancelled it.
+    #[error("the save was cancelled")]
+    Cancelled,
+    /// The sink failed.
+    #[error("cannot store {window}: {source}")]
+    Sink {
+        /// Index of the window.
+        window: WindowIndex,
+        /// Error of the sink.
+        source: io::Error,
+    },
+    /// The guest writes faster than the sink.
+    #[error(
+        "cannot save within a pause of {bound:?}: after {rounds} rounds, {pages} pages that the guest keeps writing \
+         need about {needed:?}; allow a longer pause, or save to a faster disk"
+    )]
+    PauseTooLong {
+        /// Limit of the pause.
+        bound: Duration,
+        /// Number of rounds.
+        rounds: u32,
+        /// Number of pages left.
+        pages: u64,
+        /// Expected length of the pause.
+        needed: Duration,
+    },
+    /// Pages of a window cannot be read where the guest sees them.
+    #[error("cannot save RAM: {window} is being moved; let the manager rest, and try again")]
+    Moving {
+        /// Index of the window.
+        window: WindowIndex,
+    },
+    /// Another save of this RAM runs.
+    #[error("cannot save RAM: another save is under way; wait for its end")]
+    UnderWay,
+    /// Some RAM has no memslot, so no log would have its writes.
+    #[error("cannot save RAM: {window} is in no memslot, so its writes cannot be logged")]
+    NoSlot {
+        /// Index of the window.
+        window: WindowIndex,
+    },
+    /// KVM's side failed.
+    #[error("cannot save RAM: {0}")]
+    SecondLevel(#[from] SecondLevelError),
+    /// The host's side failed.
+    #[error("cannot save RAM: {0}")]
+    Host(#[from] HostError),
+    /// The caller's closure failed.
+    #[error("cannot save the machine's state: {0}")]
+    State(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The caller's closure returned without the last pages.
+    #[error("the last pages of RAM were not saved")]
+    NoLastPages,
+}
+
+/// The parts of a VM that a save needs.
+#[derive(Clone, Copy)]
+pub struct Saver<'a> {
+    /// RAM of the guest, mapped in this process.
+    pub ram: &'a GuestRam,
+    /// Address space of this process.
+    pub host: &'a dyn Host,
+    /// KVM's side of the VM, unguarded: the logs of the saver are those of another part for the manager.
+    pub second_level: &'a dyn SecondLevel,
+    /// Place for the pages.
+    pub sink: &'a dyn SaveSink,
+}
+
+impl Saver<'_> {
+    /// Saves all RAM; see the module. `cancel` is looked at between windows, until the pause. `progress` is called by
+    /// this thread, between windows.
+    ///
+    /// # Errors
+    /// [`SaveError`]. The sink's contents are then incomplete.
+    pub fn save<T>(
+        &self,
+        limits: &SaveLimits,
+        cancel: &AtomicBool,
+        progress: &dyn Fn(SaveProgress),
+        at_pause: impl FnOnce(LastPages<'_>) -> Result<T, SaveError>,
+    ) -> Result<(T, SaveReport), SaveError> {
+        let began = self.host.now();
+        let _in_place = self.claim_windows()?;
+        let _notes = Notes::begin(self.ram)?;
+        let logs = Logs::start(self.second_level, self.ram)?;
+        let mut rounds = Rounds::new(*self, limits, cancel, progress);
+        let used = Used::all(self.host, self.ram)?;
+        let mut convergence = Convergence::new(limits);
+        let mut left: Vec<Job> = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
+        loop {
+            let round = rounds.run(&left)?;
+            let asked = self.host.now();
+            left = self.changed(&logs)?;
+            match convergence.after(round, count(&left), self.host.now().since(asked)) {
+                Next::Round => {}
+                Next::Pause => break,
+                Next::Refuse(error) => return Err(error),
+            }
+        }
+        let mut last = None;
+        let state = at_pause(LastPages(&mut || {
+            let paused_at = self.host.now();
+            let jobs = round::merged(std::mem::take(&mut left), self.changed(&logs)?);
+            last = Some((paused_at, rounds.run_paused(&jobs)?));
+            Ok(())
+        }))?;
+        let (paused_at, last) = last.ok_or(SaveError::NoLastPages)?;
+        let pause = self.host.now().since(paused_at);
+        let report = SaveReport {
+            rounds: convergence.into_rounds(),
+            last,
+            pause,
+            logs_left_on: logs.stop(),
+            duration: self.host.now().since(began),
+            is_bound_met: pause <= limits.pause,
+            page_sizes: used.page_sizes,
+        };
+        Ok((state, report))
+    }
+
+    /// Keeps all windows where the guest sees them. Windows on a giant page are: the logs' claims keep it.
+    fn claim_windows(&self) -> Result<Vec<PartClaim>, SaveError> {
+        use crate::claims::Claimed;
+        let mut claims = Vec::new();
+        for window in used::windows(self.ram) {
+            match self.ram.claims().window_in_place(window) {
+                Ok(claim) => claims.push(claim),
+                Err(Claimed::OnGiantPage) => {}
+                Err(_) => return Err(SaveError::Moving { window }),
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Pages that changed since the last call, in any way, ascending by window.
+    fn changed(&self, logs: &Logs<'_>) -> Result<Vec<Job>, SaveError> {
+        let written = logs.take()?.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
+        let released = self.ram.given_back().book().take_notes();
+        let released = released.into_iter().map(|(window, pages)| {
+            // An absent page reads zero, and is not touched: that would allocate it in a file.
+            let used = used::of_window(self.host, self.ram, window)?;
+            Ok(Job { window, read: pages.and(used), zero: pages.without(used) })
+        });
+        Ok(round::merged(released.collect::<Result<_, SaveError>>()?, written))
+    }
+}
+
+/// The pages that are left when the guest is paused.
+pub struct LastPages<'a>(&'a mut dyn FnMut() -> Result<(), SaveError>);
+
+impl LastPages<'_> {
+    /// Writes them. Neither vCPUs nor devices run from before this call until the machine's state is taken.
+    ///
+    /// # Errors
+    /// [`SaveError`] of the sink or of the logs.
+    pub fn write(self) -> Result<(), SaveError> {
+        (self.0)()
+    }
+}
+
+/// Notes of the pages that a guest gives back during a save. Dropped, they end.
+struct Notes<'a>(&'a GuestRam);
+
+impl Notes<'_> {
+    fn begin(ram: &GuestRam) -> Result<Notes<'_>, SaveError> {
+        if ram.given_back().book().begin_notes() { Ok(Notes(ram)) } else { Err(SaveError::UnderWay) }
+    }
+}
+
+impl Drop for Notes<'_> {
+    fn drop(&mut self) {
+        self.0.given_back().book().end_notes();
+    }
+}
+
+fn count(jobs: &[Job]) -> u64 {
+    jobs.iter().map(Job::pages).sum()
+}
+
+#[cfg(test)]
+mod tests;

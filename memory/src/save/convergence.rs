@@ -1,0 +1,148 @@
+//! When the pages that are left are few enough for a pause, and when more rounds do not help.
+//!
+//! ```text
+//!   after a round: pages left × time per page × 1.5 + time of the logs  ≤ pause − state ?
+//!     yes ─▶ pause
+//!     no  ─▶ rounds shrink? ─ yes ─▶ another round
+//!                            └ no, or too many rounds ─▶ refuse, or pause for longer
+//! ```
+
+use std::time::Duration;
+
+use super::{BeyondBound, SaveError, SaveLimits, SaveRound};
+
+/// Number of rounds in a row that leave hardly fewer pages, after which more rounds do not help.
+const FLAT_ROUNDS_MAX: u32 = 3;
+/// Rounds of fewer pages say little about the time of a page: threads start, and the first write of a file is slow.
+const PAGES_FOR_SPEED: u64 = 256;
+
+/// What comes after a round.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Another round while the guest runs.
+    Round,
+    /// The pause, with the pages that are left.
+    Pause,
+    /// The end of the save.
+    Refuse(SaveError),
+}
+
+/// The rounds so far, and what they say of the pause.
+#[derive(Debug)]
+pub(super) struct Convergence<'a> {
+    limits: &'a SaveLimits,
+    rounds: Vec<SaveRound>,
+    /// Number of pages that were left after the last round.
+    left: Option<u64>,
+    /// Number of rounds in a row after which hardly fewer pages were left than before.
+    flat: u32,
+}
+
+impl<'a> Convergence<'a> {
+    pub fn new(limits: &'a SaveLimits) -> Convergence<'a> {
+        Convergence { limits, rounds: Vec::new(), left: None, flat: 0 }
+    }
+
+    /// Decides after a round that left some pages. `asking` is the time that all logs took.
+    pub fn after(&mut self, round: SaveRound, left: u64, asking: Duration) -> Next {
+        self.rounds.push(round);
+        let is_flat = self.left.is_some_and(|before| left > before / 10 * 9);
+        self.flat = if is_flat { self.flat + 1 } else { 0 };
+        self.left = Some(left);
+        let needed = self.time_of(left) + asking;
+        if needed <= self.limits.pause.saturating_sub(self.limits.state) {
+            return Next::Pause;
+        }
+        let rounds = self.rounds.len() as u32;
+        if rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
+            return Next::Round;
+        }
+        match self.limits.beyond {
+            BeyondBound::PauseLonger => Next::Pause,
+            BeyondBound::Refuse => {
+                let needed = needed + self.limits.state;
+                Next::Refuse(SaveError::PauseTooLong { bound: self.limits.pause, rounds, pages: left, needed })
+            }
+        }
+    }
+
+    /// Expected time to write some pages: by the slowest time per page of the latest two rounds with enough pages, and
+    /// half as much again, since pages that lie alone take longer than those of the first round.
+    fn time_of(&self, pages: u64) -> Duration {
+        let usable = || self.rounds.iter().rev().filter(|round| round.pages >= PAGES_FOR_SPEED).take(2);
+        let per_page = |round: &SaveRound| round.duration.as_secs_f64() / round.pages as f64;
+        let slowest = usable().map(per_page).fold(0.0, f64::max);
+        Duration::from_secs_f64(slowest * pages as f64 * 1.5)
+    }
+
+    pub fn into_rounds(self) -> Vec<SaveRound> {
+        self.rounds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(pages: u64, ms: u64) -> SaveRound {
+        SaveRound { pages, windows: 1, duration: Duration::from_millis(ms) }
+    }
+
+    #[test]
+    fn the_pause_comes_when_what_is_left_fits() {
+        // 1000 pages in 10 ms are 10 us a page, 15 us as expected in the pause; 15 ms of it are for pages.
+        let limits = SaveLimits::default();
+        let mut convergence = Convergence::new(&limits);
+        assert!(matches!(convergence.after(round(1000, 10), 1001, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 10), 999, Duration::from_millis(1)), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 10), 900, Duration::from_millis(1)), Next::Pause));
+    }
+
+    #[test]
+    fn a_slow_round_counts_more_than_a_fast_one() {
+        let limits = SaveLimits::default();
+        let mut convergence = Convergence::new(&limits);
+        convergence.after(round(1000, 100), 100_000, Duration::ZERO);
+        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Round));
+        // A round of a few pages does not push the slow one out.
+        assert!(matches!(convergence.after(round(10, 0), 900, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 1), 700, Duration::ZERO), Next::Round));
+        assert!(matches!(convergence.after(round(1000, 1), 600, Duration::ZERO), Next::Pause));
+    }
+
+    #[test]
+    fn rounds_that_do_not_shrink_are_refused_or_end_in_a_longer_pause() {
+        let outcome = |beyond| {
+            let limits = SaveLimits { beyond, ..SaveLimits::default() };
+            let mut convergence = Convergence::new(&limits);
+            let mut rounds = 0;
+            loop {
+                rounds += 1;
+                match convergence.after(round(100_000, 1000), 100_000 - rounds, Duration::ZERO) {
+                    Next::Round => assert!(rounds < 100, "it ends"),
+                    next => break (rounds, next),
+                }
+            }
+        };
+        let (rounds, next) = outcome(BeyondBound::Refuse);
+        let Next::Refuse(error) = next else { panic!("{next:?}") };
+        assert_eq!(rounds, 4);
+        let expected = "cannot save within a pause of 20ms: after 4 rounds, 99996 pages that the guest keeps writing \
+                        need about 1.50494s; allow a longer pause, or save to a faster disk";
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(outcome(BeyondBound::PauseLonger), (4, Next::Pause)));
+    }
+
+    #[test]
+    fn rounds_that_shrink_slowly_are_bounded() {
+        let limits = SaveLimits { rounds_max: 7, ..SaveLimits::default() };
+        let mut convergence = Convergence::new(&limits);
+        let mut left = 1_000_000;
+        for number in 1..7 {
+            left = left * 8 / 10;
+            assert!(matches!(convergence.after(round(left, left), left, Duration::ZERO), Next::Round), "{number}");
+        }
+        assert!(matches!(convergence.after(round(left, left), left * 8 / 10, Duration::ZERO), Next::Refuse(_)));
+        assert_eq!(convergence.into_rounds().len(), 7);
+    }
+}

@@ -1,0 +1,48 @@
+//! The folder of a VM's snapshot: written while the guest runs, put in its place whole or not at all, and read as
+//! input that may be hostile. `docs/snapshot-format.md` describes its files byte by byte.
+//!
+//! ```text
+//!   DIR/machine.json   machine and CPU state, configuration; text of the VMM, opaque here
+//!   DIR/windows        index: RAM layout, id, base; per window: stored pages, page size, heat, age; checksums
+//!   DIR/memory         page p of window w at byte w * 2 MiB + p * 4 KiB; sparse, without pages of zeroes
+//!
+//!   client   Writing::create ─── the three files, open ──▶ VM's process: WindowsWriter::write … finish
+//!            Writing::finish ◀── "done" ──────────────────┘   fsync, exchange with the folder that was there
+//!
+//!   client   Files::open ─────── all files, open ────────▶ VM's process: Opened::from_files, Opened::read
+//! ```
+//!
+//! | module | content |
+//! |---|---|
+//! | [`folder`] | [`Writing`]: temporary folder, lock, replacement; [`Files`]: opening the files of a snapshot and its bases |
+//! | [`writer`] | [`WindowsWriter`]: thread-safe, takes pages again and again until the guest is paused |
+//! | [`opened`] | [`Opened`]: the reader |
+//! | `index` | the file `windows` |
+//!
+//! This crate knows no KVM and no guest RAM. It uses windows, pages and addresses of `wideleaf-policies` only.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+mod files;
+pub mod folder;
+mod index;
+mod layout;
+pub mod opened;
+mod pages;
+pub mod writer;
+
+pub use error::{OpenError, Problem, ReadError, SaveError};
+pub use folder::{Caching, Files, Finished, Layer, NewFiles, Writing};
+pub use index::{DEPTH_MAX, MACHINE_BYTES_MAX, SnapshotId, VERSION};
+pub use opened::{Opened, SavedWindow};
+pub use writer::{Base, WindowNotes, WindowsWriter, Written};
+
+/// Name of the file with machine state and configuration.
+pub const MACHINE_FILE: &str = "machine.json";
+/// Name of the index of windows.
+pub const WINDOWS_FILE: &str = "windows";
+/// Name of the file with the pages.
+pub const MEMORY_FILE: &str = "memory";
+/// Names of all files of a snapshot.
+pub const FILE_NAMES: [&str; 3] = [MACHINE_FILE, WINDOWS_FILE, MEMORY_FILE];
