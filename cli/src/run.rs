@@ -44,10 +44,13 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     before_first_thread();
     let policy = match &args.policy {
         Some(PolicyOrHelp::Help) => return list_policies(),
-        Some(PolicyOrHelp::Use(policy)) => policy.choice("--policy")?,
-        None => build::default_policy(args.backing),
+        Some(PolicyOrHelp::Use(policy)) => Some(policy.choice("--policy")?),
+        None => None,
     };
-    let mut spec = build::spec(&args, policy)?;
+    let mut spec = match &args.restore {
+        Some(folder) => build::restored_spec(&args, folder, policy)?,
+        None => build::spec(&args, policy.unwrap_or_else(|| build::default_policy(args.backing)))?,
+    };
     if let Some(text) = &args.effective {
         return print(text);
     }

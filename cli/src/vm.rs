@@ -18,6 +18,8 @@ use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, table};
 
+mod snapshot;
+
 const EXAMPLES: &str = "\
 Examples:
   A VM with a control socket, and some requests to it:
@@ -38,6 +40,10 @@ Examples:
   Every window of its memory, and why not all of them are large:
     wideleaf vm /run/vm.sock windows
     wideleaf vm /run/vm.sock explain
+
+  Save it while it runs, and continue it from there, here or on another host with the same CPU:
+    wideleaf vm /run/vm.sock snapshot /srv/snapshots/monday
+    wideleaf run --restore /srv/snapshots/monday
 
   Stop it: ask its guest to shut down, or stop it at once:
     wideleaf vm /run/vm.sock stop --how ask
@@ -62,6 +68,15 @@ pub struct VmSocketArgs {
 
 #[derive(Debug, Subcommand)]
 enum VmCommand {
+    #[command(flatten)]
+    Ask(Question),
+    /// Save it to a folder while it runs, for `wideleaf run --restore`
+    Snapshot(snapshot::SnapshotArgs),
+}
+
+/// A request without files.
+#[derive(Debug, Subcommand)]
+enum Question {
     /// Pause its vCPUs until it is resumed; memory, devices and connections stay
     Pause,
     /// Resume its vCPUs
@@ -110,7 +125,11 @@ enum StopArg {
 /// # Errors
 /// [`Failure`] in one line.
 pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
-    let answer = ask(&args.socket, request(&args.command)?)?;
+    let request = match &args.command {
+        VmCommand::Ask(question) => request(question)?,
+        VmCommand::Snapshot(of) => return snapshot::main(&args.socket, of, args.format),
+    };
+    let answer = ask(&args.socket, request)?;
     let output = Output::open(args.format, None)?;
     match answer {
         VmAnswer::Status(status) => output.write(&status, status_table),
@@ -118,26 +137,26 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmAnswer::Windows(map) => output.write(&map, |map| map_text::text(map)),
         VmAnswer::Explanation(explanation) => output.write(&explanation, |all| tables::explanation(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
-        VmAnswer::Hello(_) => Err(Failure::Host(format!(
+        VmAnswer::Hello(_) | VmAnswer::Saved(_) => Err(Failure::Host(format!(
             "cannot use the answer of {}: it answers another question",
             args.socket.display()
         ))),
     }
 }
 
-fn request(command: &VmCommand) -> Result<VmRequest, Failure> {
-    Ok(match command {
-        VmCommand::Pause => VmRequest::Pause,
-        VmCommand::Resume => VmRequest::Resume,
-        VmCommand::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask },
-        VmCommand::Stop { how: StopArg::Kill } => VmRequest::Stop { how: StopHow::Kill },
-        VmCommand::Reset => VmRequest::Reset,
-        VmCommand::Status => VmRequest::Status,
-        VmCommand::Statistics => VmRequest::Statistics,
-        VmCommand::Windows => VmRequest::Windows,
-        VmCommand::Explain => VmRequest::Explain,
-        VmCommand::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.read("set-policy")? },
-        VmCommand::Balloon { target } => VmRequest::Balloon { target_bytes: target.get() },
+fn request(question: &Question) -> Result<VmRequest, Failure> {
+    Ok(match question {
+        Question::Pause => VmRequest::Pause,
+        Question::Resume => VmRequest::Resume,
+        Question::Stop { how: StopArg::Ask } => VmRequest::Stop { how: StopHow::Ask },
+        Question::Stop { how: StopArg::Kill } => VmRequest::Stop { how: StopHow::Kill },
+        Question::Reset => VmRequest::Reset,
+        Question::Status => VmRequest::Status,
+        Question::Statistics => VmRequest::Statistics,
+        Question::Windows => VmRequest::Windows,
+        Question::Explain => VmRequest::Explain,
+        Question::SetPolicy { policy } => VmRequest::SetPolicy { policy: policy.read("set-policy")? },
+        Question::Balloon { target } => VmRequest::Balloon { target_bytes: target.get() },
     })
 }
 

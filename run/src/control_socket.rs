@@ -127,7 +127,7 @@ fn answer_in_a_thread(
         begin();
         for job in jobs {
             // A client that has gone left nothing behind.
-            let Job::Line { connection, peer, line } = job else { continue };
+            let Job::Line { connection, peer, line, files } = job else { continue };
             // The file's mode says the same, but between binding and setting the mode, the umask applies.
             let answer = if peer.uid != 0 && peer.uid != user {
                 Err("only root and the user that runs this VM may use its control socket".to_owned())

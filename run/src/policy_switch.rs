@@ -36,6 +36,11 @@ impl PolicySwitch {
         self.lock().is_off
     }
 
+    /// The policy as it is set, or as it was before it was switched off.
+    pub fn chosen(&self) -> PolicyChoice {
+        self.lock().policy.clone()
+    }
+
     /// The policy as it is set.
     pub fn shown(&self) -> String {
         self.lock().shown()

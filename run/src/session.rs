@@ -38,6 +38,9 @@ use crate::report::{
 use crate::text::clean;
 
 mod kept;
+mod saved;
+
+pub use saved::SavedSession;
 
 /// Observes one run. Shared between the thread that waits and the vCPU threads that bring the lines.
 pub struct Session {
@@ -647,7 +650,7 @@ mod tests {
     use super::*;
     use crate::front_end::{Hidden, Quiet};
 
-    fn session() -> Arc<Session> {
+    pub(super) fn session() -> Arc<Session> {
         let layout = [GpaRange::new(Gpa::new(0), mib(4)).expect("it fits")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
         let ram = GuestRam::map(&layout, backing).expect("4 MiB can be mapped");

@@ -116,6 +116,9 @@ pub struct RunSpec {
     /// Control socket of the VM itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control_socket: Option<PathBuf>,
+    /// Folder of the snapshot that the guest continues; its kernel or image is then not loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore: Option<PathBuf>,
     /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
     #[serde(deserialize_with = "form::present")]
     pub sandbox: Option<SandboxSpec>,
@@ -199,6 +202,14 @@ pub struct SandboxSpec {
     pub output_folder: Option<PathBuf>,
 }
 
+impl DeviceSpec {
+    /// Whether there is no device.
+    pub fn is_empty(&self) -> bool {
+        let DeviceSpec { disks, cards, vsock, balloon, has_rng } = self;
+        disks.is_empty() && cards.is_empty() && vsock.is_none() && balloon.is_none() && !has_rng
+    }
+}
+
 impl RunSpec {
     /// A kernel in a guest of one vCPU and large pages under `never`, without devices, files, console, time limit,
     /// daemon and sandbox.
@@ -228,6 +239,7 @@ impl RunSpec {
             console: Console::Nothing,
             daemon: None,
             control_socket: None,
+            restore: None,
             sandbox: None,
         }
     }
@@ -305,6 +317,7 @@ mod tests {
             "console": "bytes",
             "daemon": "/run/daemon.sock",
             "control_socket": "/run/vm.sock",
+            "restore": "/srv/saved",
             "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
         })
     }

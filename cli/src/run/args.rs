@@ -46,7 +46,12 @@ Examples:
     wideleaf run --config vm.toml --memory 1G
 
   Its serial port on this terminal:
-    wideleaf run --config vm.toml --cmdline 'console=ttyS0' --console";
+    wideleaf run --config vm.toml --cmdline 'console=ttyS0' --console
+
+  A VM that is saved while it runs, and continued from its snapshot:
+    wideleaf run gups --cmdline 'log2_words=26' --control-socket vm.sock &
+    wideleaf vm vm.sock snapshot saved
+    wideleaf run --restore saved";
 
 /// End of `wideleaf run --help`: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
@@ -54,13 +59,30 @@ fn after_run_help() -> String {
     format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
 }
 
+/// Options that a snapshot has already decided.
+const OF_THE_SAVED_VM: [&str; 13] = [
+    "workload",
+    "native",
+    "cmdline",
+    "class",
+    "initrd",
+    "memory",
+    "vcpus",
+    "backing",
+    "host_page",
+    "guest_page",
+    "prefault",
+    "make_giant_pages",
+    "on_reset",
+];
+
 /// Arguments of `wideleaf run`.
 #[derive(Args, Debug)]
 #[command(after_long_help = after_run_help())]
 pub struct RunArgs {
     /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
     // Optional only for `--policy help`, and with --config, because the file may name it.
-    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config"])]
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config", "restore"])]
     pub workload: Option<String>,
 
     /// Read options from this TOML file: a key for each long option, `workload` for the kernel or image. Options on
@@ -75,6 +97,12 @@ pub struct RunArgs {
     /// Text that --print-config prints.
     #[arg(skip)]
     pub effective: Option<String>,
+
+    /// Continue the VM that `wideleaf vm SOCKET snapshot FOLDER` saved, with the kernel, RAM, vCPUs and devices that it
+    /// had; its memory is read while it already runs. Options about the host, as --policy or --control-socket, may be
+    /// other ones; so may devices, if they have the same kinds and sizes
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = OF_THE_SAVED_VM)]
+    pub restore: Option<PathBuf>,
 
     /// Run the built-in kernel in this process instead of in a guest: the baseline, without second-level page tables
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! The specification of a run, from its arguments.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use wideleaf_control::protocol::SOCKET_PATH;
 use wideleaf_kernels::registry::{KernelNames, by_name};
@@ -9,6 +9,7 @@ use wideleaf_policies::policy::RamStart;
 use wideleaf_policies::{PageSize, PolicyChoice};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::kernel::{self, Pages, RamRequest};
+use wideleaf_run::snapshot;
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
@@ -72,11 +73,47 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         record: args.record.clone(),
         timeout: args.timeout,
         on_reset,
-        console: if args.console { Console::Bytes } else { Console::Lines },
-        daemon: (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into())),
+        console: console(args),
+        daemon: daemon(args),
         control_socket: args.control_socket.clone(),
+        restore: None,
         sandbox: sandbox(args)?,
     })
+}
+
+/// Specification of the run that continues a saved VM: its own, with what these arguments say about this host.
+///
+/// # Errors
+/// [`Failure`] for a folder that is no snapshot, and for arguments that contradict each other.
+pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
+    let saved = snapshot::saved_spec(folder)?;
+    let devices = DeviceSpec::from(&args.devices);
+    Ok(RunSpec {
+        devices: if devices.is_empty() { saved.devices } else { devices },
+        policy: policy.unwrap_or(saved.policy),
+        guarantee: args.guarantee,
+        policy_delay: args.policy_delay,
+        is_prefaulted: false,
+        fallback: args.fallback.into(),
+        giant_pages_made_max: 0,
+        record: args.record.clone(),
+        timeout: args.timeout,
+        on_reset: OnReset::Stop,
+        console: console(args),
+        daemon: daemon(args),
+        control_socket: args.control_socket.clone(),
+        restore: Some(folder.to_owned()),
+        sandbox: sandbox(args)?,
+        ..saved
+    })
+}
+
+fn console(args: &RunArgs) -> Console {
+    if args.console { Console::Bytes } else { Console::Lines }
+}
+
+fn daemon(args: &RunArgs) -> Option<PathBuf> {
+    (!args.no_daemon).then(|| args.daemon.clone().unwrap_or_else(|| SOCKET_PATH.into()))
 }
 
 /// Number of pages of 1 GiB that may be made.

@@ -89,7 +89,7 @@ fill_and_free() {
     tell read read
     look "promoted$1"
     tell free freed
-    wait_for is_given_back 52 40
+    wait_for is_given_back 48 40
     wait_for has_settled
     look "freed$1"
 }

@@ -1,0 +1,157 @@
+//! `wideleaf vm SOCKET snapshot FOLDER`: makes the files, passes them to the VM, and puts the folder in its place.
+//!
+//! ```text
+//!   this process                                   the VM
+//!   temporary folder, empty files ──request──▶ writes them while its guest runs
+//!   shows the progress            ◀──status───
+//!   Ctrl-C: closes the pipe       ───────────▶ cancels
+//!   fsync, exchange of folders    ◀──saved────
+//! ```
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use wideleaf_control::vm::{
+    BaseView, SavedView, SavingView, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files,
+};
+use wideleaf_policies::Bytes;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
+
+use crate::options::{FormatArg, parse_duration};
+use crate::output::{Output, say};
+use crate::progress::visible_bar;
+
+/// Interval between two looks at the progress.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Form of the bar: bytes of one pass over RAM.
+const BAR: &str = "{prefix} [{wide_bar}] {bytes}/{total_bytes}";
+
+/// Arguments of `wideleaf vm SOCKET snapshot`.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    /// Folder of the snapshot. One that is there already is replaced as a whole, once the new one is complete
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+
+    /// Save only what changed since this snapshot of the same VM, which must stay where it is, seen from FOLDER
+    #[arg(long, value_name = "FOLDER")]
+    base: Option<PathBuf>,
+
+    /// Longest pause of the guest: the save is refused if the guest writes too fast for it
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    pause: Duration,
+}
+
+/// Result of the command.
+#[derive(Debug, Serialize)]
+struct Snapshot {
+    /// Folder of the snapshot.
+    folder: PathBuf,
+    #[serde(flatten)]
+    saved: SavedView,
+}
+
+/// Saves the VM at this socket.
+///
+/// # Errors
+/// [`Failure`] in one line; the folder is then as it was.
+pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(), Failure> {
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let output = Output::open(format, None)?;
+    let unusable = |error: &dyn std::fmt::Display| Failure::Input(error.to_string());
+    let base = args.base.as_deref().map(|base| Files::open(base, Caching::PageCache)).transpose();
+    let base = base.map_err(|error| unusable(&error))?;
+    let writing = Writing::create(&args.folder, base.as_ref()).map_err(|error| unusable(&error))?;
+    let files = writing.files().map_err(|error| unusable(&error))?;
+    let view = match (&args.base, &base) {
+        (Some(folder), Some(files)) => Some(base_view(&writing, folder, files)?),
+        _ => None,
+    };
+    let request = VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, base: view };
+    let saved = save(socket, request, &files, base.as_ref(), &interrupts)?;
+    let Finished { not_removed, .. } = writing.finish().map_err(|error| Failure::Output(error.to_string()))?;
+    if let Some((folder, error)) = not_removed {
+        say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
+    }
+    output.write(&Snapshot { folder: args.folder.clone(), saved }, table)
+}
+
+/// The base as the VM is to name it.
+fn base_view(writing: &Writing, folder: &Path, files: &Files) -> Result<BaseView, Failure> {
+    let path = writing.path_to(folder).map_err(|error| Failure::Input(error.to_string()))?;
+    let path = path.into_os_string().into_string();
+    let path = path.map_err(|_| Failure::Usage("cannot use --base: its path is not UTF-8; rename it".to_owned()))?;
+    Ok(BaseView { path, layers: files.layers.iter().map(|layer| layer.name.clone()).collect() })
+}
+
+/// Asks the VM to save, and shows the progress until its answer.
+fn save(
+    socket: &Path,
+    request: VmRequest,
+    files: &NewFiles,
+    base: Option<&Files>,
+    interrupts: &Interrupts,
+) -> Result<SavedView, Failure> {
+    let (cancelled, cancel) =
+        std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
+    let NewFiles { machine, windows, memory } = files;
+    let mut passed: Vec<BorrowedFd<'_>> = vec![memory.as_fd(), windows.as_fd(), machine.as_fd(), cancelled.as_fd()];
+    for base in base {
+        passed.push(base.machine.as_fd());
+        passed.extend(base.layers.iter().flat_map(|layer| [layer.windows.as_fd(), layer.memory.as_fd()]));
+    }
+    let mut cancel = Some(cancel);
+    let bar = visible_bar(0, BAR);
+    let (answers, answer) = channel();
+    let answer = std::thread::scope(|scope| {
+        scope.spawn(|| answers.send(ask_with_files(socket, request, &passed, VM_FILES_TIMEOUT)));
+        loop {
+            match answer.recv_timeout(LOOK_EVERY) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the thread sends an answer"),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if interrupts.is_set() {
+                // The VM cancels its save, and says so.
+                cancel = None;
+            }
+            if let Some(SavingView { round, done_bytes, total_bytes }) = progress(socket) {
+                bar.set_prefix(format!("saving, round {round}"));
+                bar.set_length(total_bytes);
+                bar.set_position(done_bytes);
+            }
+        }
+    });
+    bar.finish_and_clear();
+    drop(cancel);
+    interrupts.check()?;
+    match answer? {
+        VmAnswer::Saved(saved) => Ok(saved),
+        _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
+    }
+}
+
+/// Progress of the save; `None` if the VM does not say.
+fn progress(socket: &Path) -> Option<SavingView> {
+    match ask(socket, VmRequest::Status) {
+        Ok(VmAnswer::Status(status)) => status.saving,
+        _ => None,
+    }
+}
+
+fn table(Snapshot { folder, saved }: &Snapshot) -> String {
+    let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds } = *saved;
+    format!(
+        "saved to {}: {} of RAM in {seconds:.2} s, {} written in {rounds} rounds, the guest paused for {pause_ms:.1} ms\n",
+        folder.display(),
+        Bytes::new(stored_bytes),
+        Bytes::new(written_bytes),
+    )
+}

@@ -1,0 +1,81 @@
+//! Snapshots of a run: what belongs to it beside RAM, saving it at a client's request, and continuing it.
+//!
+//! ```text
+//!   wideleaf vm SOCKET snapshot FOLDER ── open files ──▶ control socket ──▶ [`saving`]'s thread
+//!                                                          manager rests · RAM in rounds · pause · machine · resume
+//!   wideleaf run --restore FOLDER ──▶ [`restoring`] ──▶ RAM is registered, the machine gets its state, the guest runs
+//!                                                          RAM is filled while it runs
+//! ```
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use wideleaf_snapshot::{Caching, Opened};
+use wideleaf_vmm::state::MachineState;
+
+use crate::failure::Failure;
+use crate::session::SavedSession;
+use crate::spec::RunSpec;
+
+pub mod restoring;
+pub mod saving;
+
+/// Version of `machine.json`. Another version of a part of it has its own number.
+const VERSION: u32 = 1;
+
+/// Content of `machine.json`, written.
+#[derive(Serialize)]
+struct Saved<'a> {
+    version: u32,
+    /// Release that saved it.
+    wideleaf: &'a str,
+    /// Specification of the run, with the policy that it had at the end.
+    spec: &'a RunSpec,
+    /// What the guest has said.
+    session: SavedSession,
+    /// vCPUs, chips and devices.
+    machine: &'a MachineState,
+}
+
+/// Content of `machine.json`, read.
+#[derive(Deserialize)]
+pub struct SavedRun {
+    /// Specification of the run.
+    pub spec: RunSpec,
+    /// What the guest has said.
+    pub session: SavedSession,
+    /// vCPUs, chips and devices.
+    pub machine: MachineState,
+}
+
+/// The version alone: its meaning is the same in all versions.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+    wideleaf: String,
+}
+
+/// Specification of the run that was saved in this folder.
+///
+/// # Errors
+/// [`Failure::Input`] for a folder that is no snapshot, or one of another version.
+pub fn saved_spec(folder: &Path) -> Result<RunSpec, Failure> {
+    Ok(read(folder, &open(folder)?)?.spec)
+}
+
+fn open(folder: &Path) -> Result<Opened, Failure> {
+    Opened::open(folder, Caching::PageCache).map_err(|error| Failure::Input(error.to_string()))
+}
+
+fn read(folder: &Path, opened: &Opened) -> Result<SavedRun, Failure> {
+    let cannot = |why: String| Failure::Input(format!("cannot restore {}: {why}", folder.display()));
+    let malformed = |error: serde_json::Error| cannot(format!("`machine.json` is malformed: {error}"));
+    let Version { version, wideleaf } = serde_json::from_slice(opened.machine()).map_err(malformed)?;
+    if version != VERSION {
+        return Err(cannot(format!(
+            "wideleaf {wideleaf} saved it with version {version} of `machine.json`, this one reads version {VERSION}; \
+             restore it with the release that saved it"
+        )));
+    }
+    serde_json::from_slice(opened.machine()).map_err(malformed)
+}
