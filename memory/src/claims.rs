@@ -11,6 +11,9 @@
 //!   on a giant page    refused: OnGiantPage            yes                            yes: it may go back
 //! ```
 //!
+//! Windows that a restore ([`crate::restore`]) has not filled yet are refused to all of them, and so is their giant:
+//! their contents are in a file and not in memory.
+//!
 //! A refused caller does not wait; it comes back later. The claims belong to [`crate::GuestRam`], so that all users
 //! of the memory share them.
 //!
@@ -66,10 +69,15 @@ struct Giant {
     is_under_way: bool,
     /// Those of its windows that are claimed for a use that excludes another one.
     windows: BTreeMap<WindowIndex, Claimants>,
+    /// A bit for each of its windows that a restore has not filled yet.
+    unfilled: [u64; WORDS_OF_WINDOWS],
     /// The page it is on. It belongs to the RAM and not to the thread that moved the giant, so that all later users
     /// know of it.
     page: Option<Arc<GiantPage>>,
 }
+
+/// Number of 64-bit words with a bit for each window of a giant.
+const WORDS_OF_WINDOWS: usize = PageSize::Giant1G.bytes().pages(PageSize::Huge2M) as usize / 64;
 
 /// Use of a window that excludes the other use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +116,9 @@ pub enum Claimed {
     /// It is part of a giant page.
     #[error("cannot claim it: it is part of a giant page; demote that first")]
     OnGiantPage,
+    /// A restore has not filled it yet: it, or a window of the giant.
+    #[error("cannot claim it: the restore of its contents is under way; try again when they are there")]
+    NotFilled,
     /// Its pages are aside.
     #[error("cannot claim it: its pages are aside; try again when they are back")]
     Aside,
@@ -125,6 +136,7 @@ impl Claimed {
         match self {
             Claimed::UnderWay => OutcomeResult::Skipped(Skip::GiantUnderWay),
             Claimed::OnGiantPage => OutcomeResult::Skipped(Skip::NoMechanism),
+            Claimed::NotFilled => OutcomeResult::Skipped(Skip::NotResident),
             Claimed::Aside | Claimed::InPlace | Claimed::InParts(_) => OutcomeResult::Refused(Refusal::Busy),
         }
     }
@@ -163,6 +175,7 @@ impl Claims {
         match giant {
             Giant { is_under_way: true, .. } => return Err(Claimed::UnderWay),
             Giant { page: Some(_), .. } => return Err(Claimed::OnGiantPage),
+            _ if giant.is_unfilled(window) => return Err(Claimed::NotFilled),
             _ => {}
         }
         if let Some(of) = of {
@@ -205,11 +218,34 @@ impl Claims {
         match state {
             Giant { is_under_way: true, .. } => Err(Claimed::UnderWay),
             Giant { parts: parts @ 1.., .. } => Err(Claimed::InParts(*parts)),
+            _ if state.has_unfilled() => Err(Claimed::NotFilled),
             _ => {
                 state.is_under_way = true;
                 Ok(GiantClaim { claims: Arc::clone(self), giant })
             }
         }
+    }
+
+    /// Keeps every user away from windows that a restore will fill, until [`Claims::filled`].
+    pub(crate) fn begin_filling(&self, windows: impl IntoIterator<Item = WindowIndex>) {
+        let mut giants = self.giants();
+        for window in windows {
+            let (word, bit) = place_in_giant(window);
+            giants.entry(giant_of(window)).or_default().unfilled[word] |= bit;
+        }
+    }
+
+    /// The window has its contents, or the restore has been abandoned: it may be claimed from now on.
+    pub(crate) fn filled(&self, window: WindowIndex) {
+        if let Some(giant) = self.giants().get_mut(&giant_of(window)) {
+            let (word, bit) = place_in_giant(window);
+            giant.unfilled[word] &= !bit;
+        }
+    }
+
+    /// Whether windows wait for a restore to fill them.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.giants().values().any(Giant::has_unfilled)
     }
 
     /// Whether a window is part of a giant that is being moved.
@@ -268,6 +304,23 @@ impl Claims {
         // Every change is one assignment, so the table is consistent after a panic elsewhere.
         self.giants.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Giant {
+    fn is_unfilled(&self, window: WindowIndex) -> bool {
+        let (word, bit) = place_in_giant(window);
+        self.unfilled[word] & bit != 0
+    }
+
+    fn has_unfilled(&self) -> bool {
+        self.unfilled != [0; WORDS_OF_WINDOWS]
+    }
+}
+
+/// Word and bit of a window in the sets of its giant.
+fn place_in_giant(window: WindowIndex) -> (usize, u64) {
+    let number = (window.start() - giant_of(window)).pages(PageSize::Huge2M);
+    (number as usize / 64, 1 << (number % 64))
 }
 
 fn giant_of(window: WindowIndex) -> Gpa {

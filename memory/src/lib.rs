@@ -18,6 +18,7 @@
 //! | [`side_mapping`] | `mremap` (`MREMAP_DONTUNMAP`, 5.7), hugetlb memfd | none; needs a pool |
 //! | [`first_touch`] | `userfaultfd(2)`, missing faults | root, `vm.unprivileged_userfaultfd`, or `/dev/userfaultfd` |
 //! | [`reserved_frames`] | `userfaultfd(2)`, missing and minor faults (5.14), `fallocate(2)`, `fsopen(2)` (5.2) | root; without `CAP_SYS_ADMIN` its promotions copy |
+//! | [`restore`] | `userfaultfd(2)`, missing faults, `UFFDIO_MOVE` (6.8) | as first touch |
 //! | [`detached`] | `userfaultfd(2)`, `UFFDIO_MOVE` (6.8) | the same |
 //! | [`host::process`] | `pidfd_open(2)` (5.3), `process_madvise(2)` (5.10; collapse: 6.1), `/proc/PID` | the owner's uid and `CAP_SYS_NICE` |
 //! | [`sandboxed`] | `/dev/userfaultfd` (6.1), kept open for a process that gives up its rights | as it says |
@@ -68,6 +69,7 @@ mod ram_range;
 pub mod recorder;
 pub mod region;
 pub mod reserved_frames;
+pub mod restore;
 pub mod sandboxed;
 pub mod save;
 pub mod second_level;
@@ -86,6 +88,7 @@ pub use kernel::Kernel;
 pub use manager::{Manager, ManagerConfig, ManagerReport};
 pub use region::{GuestRam, RamRange};
 pub use reserved_frames::{ReservedFrames, ReservedFramesReport};
+pub use restore::{RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow};
 pub use second_level::{Paging, SecondLevel};
 
 /// The example in the repository's README compiles.

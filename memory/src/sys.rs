@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod clock;
+pub(crate) mod fill_slot;
 pub(crate) mod madvise;
 pub(crate) mod mapping;
 pub(crate) mod memcpy;

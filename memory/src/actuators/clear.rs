@@ -51,6 +51,13 @@ pub fn clear(host: &dyn Host, ram: &GuestRam, pages: Pages) -> Result<(), HostEr
             source,
         });
     }
+    if ram.claims().is_filling() {
+        let source = io::Error::from_raw_os_error(libc::EBUSY);
+        return Err(HostError {
+            what: "clear guest RAM: a restore still fills it, and the saved contents would come back; abandon it first",
+            source,
+        });
+    }
     ram.given_back().book().forget_all();
     let giants: Vec<_> = ram.claims().giants_in_use().iter().filter_map(|of| GpaRange::new(of.start, GIANT)).collect();
     for range in ram.ranges() {

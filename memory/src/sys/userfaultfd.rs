@@ -57,6 +57,8 @@ pub enum UserfaultfdError {
 pub(crate) enum Mode {
     /// Touches of missing pages, in anonymous memory. Answered with zero pages, copies or moved pages.
     Missing,
+    /// Touches of missing pages, in memory of any kind. Answered with copies, which the kernel makes for all kinds.
+    MissingCopied,
     /// Touches of pages that are in the file but not in the page tables (memfd and hugetlb, if it was opened [for
     /// them](Userfaultfd::open_for_minor_faults)). Answered with the file's pages.
     Minor,
@@ -68,7 +70,7 @@ impl Mode {
     /// Bits of `UFFDIO_REGISTER_MODE_*`.
     const fn bit(self) -> u64 {
         match self {
-            Mode::Missing => 1 << 0,
+            Mode::Missing | Mode::MissingCopied => 1 << 0,
             Mode::Minor => 1 << 2,
             Mode::MissingOrMinor => Mode::Missing.bit() | Mode::Minor.bit(),
         }
@@ -78,6 +80,7 @@ impl Mode {
     const fn answers(self) -> u64 {
         match self {
             Mode::Missing => IOCTL_WAKE | IOCTL_ZEROPAGE,
+            Mode::MissingCopied => IOCTL_WAKE | IOCTL_COPY,
             Mode::Minor | Mode::MissingOrMinor => IOCTL_WAKE | IOCTL_CONTINUE,
         }
     }
@@ -139,6 +142,7 @@ struct Transfer {
 /// `USERFAULTFD_IOC` and `UFFDIO`: the type of all these requests, and the version of the interface (`UFFD_API`).
 const UFFD: u8 = 0xAA;
 const IOCTL_WAKE: u64 = 1 << 0x02;
+const IOCTL_COPY: u64 = 1 << 0x03;
 const IOCTL_ZEROPAGE: u64 = 1 << 0x04;
 const IOCTL_CONTINUE: u64 = 1 << 0x07;
 const FEATURE_MINOR_HUGETLBFS: u64 = 1 << 9;
@@ -315,6 +319,16 @@ impl Userfaultfd {
         // SAFETY: as for a move, but `from` keeps its pages too: only missing pages of registered memory are filled.
         let answer = unsafe { uffdio_copy(self.file.as_raw_fd(), &mut argument) };
         done(answer, Bytes::new(argument.len), argument.done)
+    }
+
+    /// The next message that is waiting, if there is one: several threads share the messages of one descriptor.
+    pub(crate) fn read_one(&self) -> io::Result<Option<Message>> {
+        let mut buffer = [0; MESSAGE_BYTES];
+        match (&self.file).read(&mut buffer) {
+            Ok(_) => Ok(Some(Message::parse(&buffer))),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Appends the messages that are waiting, at most 16 (`MESSAGES_PER_READ`). An interrupted read found none: the

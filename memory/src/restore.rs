@@ -1,0 +1,443 @@
+//! Restore: guest RAM gets its saved contents while the guest already runs, on huge pages where it had them
+//! (`userfaultfd(2)`, missing faults; `UFFDIO_MOVE`, Linux 6.8).
+//!
+//! ```text
+//!   a thread touches a missing page, and waits                    background: recorded order, heat, address
+//!        │                                                             │
+//!        └──────────────▶ claim the window (board.rs: one thread each) ◀┘
+//!                                  │
+//!               large              ▼               sparse
+//!        ┌────────────── how was it, is it worth it? ──────────────┐
+//!        ▼                                                         ▼
+//!   read into a ready huge page, checked                read into a buffer, checked
+//!   MADV_HUGEPAGE, drop the empty page table            UFFDIO_COPY of each run of stored pages
+//!   UFFDIO_MOVE: the page goes in whole                 holes stay holes
+//!        └──────────────▶ let the window go, wake its threads ◀────┘
+//! ```
+//!
+//! **Two traps.** A window that waits must not be marked `MADV_HUGEPAGE`: the kernel would make and clear a huge page
+//! at each touch before it asks. But its touch made a page table, under which a huge page would be split. So the window
+//! is marked right before its page table is dropped: a second touch in between makes no new table.
+//!
+//! **Other kernels and memory.**
+//!
+//! | RAM | pages |
+//! |---|---|
+//! | anonymous | huge by a move; base by a copy |
+//! | anonymous, kernel without `UFFDIO_MOVE`, or no free huge page | base by a copy, then collapsed by an idle thread |
+//! | anonymous, kernel that keeps empty page tables (before 6.14) | the same for touched windows, a move for the others |
+//! | memfd | base by a copy; the manager collapses later, in its own time |
+//! | hugetlb of 2 MiB | whole pages by a copy |
+//! | hugetlb of 1 GiB | refused: a touch would wait for a gibibyte |
+//! | reserved frames | refused: that service has the userfaultfd of its RAM |
+//!
+//! A service that decides first touches ([`crate::first_touch`], [`crate::reserved_frames`]) registers all RAM, so it
+//! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors of
+//! the manager leave a window alone that is not filled ([`crate::claims`]).
+//!
+//! **Nothing wrong is ever seen.** Pages become visible after their checksums were compared, and all at once or as right
+//! ones. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
+//! be woken while a device could still write their memory elsewhere: the process ends with them asleep.
+//!
+//! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
+//! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
+//! read is named, and another one reads its window. Each calls [`crate::sandboxed`]'s hook with
+//! [`ThreadWork::Faults`](crate::sandboxed::ThreadWork::Faults) and needs no call beyond those of that kind:
+//! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` for the
+//! file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use wideleaf_policies::{Bytes, PageSet, PageSize, PerTenThousand, WindowIndex};
+
+use crate::backing::BackingKind;
+use crate::faults::Counted;
+use crate::host::linux::LinuxHost;
+use crate::host::{Advice, Host, HostError};
+use crate::region::{GuestRam, RamHasOwner};
+use crate::sys::pagemap::holds_nothing;
+pub use crate::sys::userfaultfd::UserfaultfdError;
+use crate::sys::userfaultfd::{Mode, Userfaultfd};
+
+mod board;
+mod door;
+mod filling;
+mod pace;
+mod report;
+mod rows;
+mod shared;
+mod slots;
+mod worker;
+
+pub use pace::Background;
+pub use report::{FillFailure, Progress, RestoreReport};
+
+use board::{Board, Mapping};
+use door::LinuxDoor;
+use rows::{Row, Rows, STRETCHES_MAX};
+use shared::Shared;
+
+/// What is stored of one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SavedWindow {
+    /// Pages that are stored; all others are zero. Without any, the whole window reads zero.
+    pub pages: PageSet,
+    /// Whether the window was on a huge page, or on a part of a giant page.
+    pub was_huge: bool,
+    /// Share of the samples in which the guest touched the window; 0 if it is not known.
+    pub heat: PerTenThousand,
+}
+
+/// Saved RAM of one VM.
+pub trait SavedRam: Send + Sync {
+    /// What is stored of a window. Called for each window at the start, so it answers from memory.
+    fn window(&self, window: WindowIndex) -> SavedWindow;
+
+    /// Reads the stored pages of a window to their places in `into` (2 MiB), checked against their checksums; other
+    /// bytes of `into` stay as they are. Called by several threads at the same time, for a window that guests wait
+    /// for: it reads guest RAM nowhere, since its own thread would have to answer.
+    ///
+    /// # Errors
+    /// [`ReadError`], with the window and the file. The window is not filled then.
+    fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError>;
+}
+
+/// Why stored pages of a window cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A page does not have the contents that were saved.
+    #[error(
+        "page {page} of the extent of {window} in {file} is damaged: its checksum is another; restore another copy"
+    )]
+    Damaged {
+        /// Window of the page.
+        window: WindowIndex,
+        /// Number of the page in its window, 0 to 511.
+        page: u16,
+        /// Name of the file.
+        file: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read the extent of {window} from {file}: {source}")]
+    Io {
+        /// Window of the extent.
+        window: WindowIndex,
+        /// Name of the file.
+        file: String,
+        /// Error of the read.
+        source: io::Error,
+    },
+}
+
+/// Called once for each window that cannot be filled.
+pub type OnFailure = Box<dyn Fn(&FillFailure) + Send + Sync>;
+
+/// Options of a restore.
+pub struct RestoreConfig {
+    /// Number of threads that answer touches. One more fills the background, unless that is off.
+    pub threads: NonZeroUsize,
+    /// Speed at which windows are filled that no thread waits for.
+    pub background: Background,
+    /// Windows that the background fills first, in this order: the recorded touches of an earlier restore.
+    pub first: Vec<WindowIndex>,
+    /// Whether to record the order of first touches ([`Restorer::first_touches`]). The background then begins when no
+    /// window was touched for the first time for a second: a window that it fills is not touched first any more.
+    pub record: bool,
+    /// Time after which a read counts as lost, and another thread reads the window.
+    pub overdue_after: Duration,
+    /// Called by a serving thread for each window that cannot be filled. It must not wait, and must not touch the RAM.
+    pub on_failure: Option<OnFailure>,
+}
+
+impl Default for RestoreConfig {
+    /// Two threads: while one waits for the disk, the other answers. 5 s: longer than any disk that works takes for
+    /// 2 MiB.
+    fn default() -> RestoreConfig {
+        RestoreConfig {
+            threads: NonZeroUsize::new(2).expect("two threads"),
+            background: Background::Unlimited,
+            first: Vec::new(),
+            record: false,
+            overdue_after: Duration::from_secs(5),
+            on_failure: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for RestoreConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RestoreConfig { threads, background, first, record, .. } = self;
+        write!(f, "RestoreConfig {{ {threads} threads, {background:?}, {} first, record: {record} }}", first.len())
+    }
+}
+
+/// Why RAM cannot be filled while its guest runs.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// hugetlb RAM of pages of 1 GiB.
+    #[error("cannot restore into hugetlb pages of 1 GiB: a touch would wait for all of it; use --host-page 2m")]
+    GiantPages,
+    /// RAM on reserved frames.
+    #[error("cannot restore into reserved frames: another service answers their faults; choose another --policy")]
+    ReservedFrames,
+    /// The RAM is in use.
+    #[error("cannot restore into RAM that has pages already, at {0}: map new RAM")]
+    NotEmpty(WindowIndex),
+    /// The words of the RAM have an owner in this process.
+    #[error(transparent)]
+    Owned(#[from] RamHasOwner),
+    /// No userfaultfd is available.
+    #[error(transparent)]
+    Userfaultfd(#[from] UserfaultfdError),
+    /// The kernel refused to pass on faults of the RAM.
+    #[error(
+        "cannot register {bytes} of RAM from {window} on with userfaultfd: {source}; it is busy if a policy decides \
+         at the first touch: choose another --policy"
+    )]
+    Register {
+        /// First window of the stretch.
+        window: WindowIndex,
+        /// Size of the stretch.
+        bytes: Bytes,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The kernel refused another call.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// No thread could be started, or no pipe made to stop it.
+    #[error("cannot start the threads that restore RAM: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// A statement of the caller: no vCPU, no device and no other thread of this process reads or writes the RAM any more,
+/// not even in a call that has begun. A thread that still did would read zeroes where contents are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestIsGone;
+
+/// A restore in its threads.
+///
+/// Once it has [finished](Restorer::is_finished), dropping it changes nothing. Before that, the memory of the guest is
+/// not complete without it: dropping it leaves every missing window registered with the userfaultfd for as long as the
+/// process lives, so that a thread that touches one waits for ever and never reads wrong bytes. A caller that wants
+/// such threads to end says so: [`Restorer::abandon`].
+pub struct Restorer {
+    shared: Arc<Shared>,
+    door: Weak<LinuxDoor>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Restorer {
+    /// Registers the windows of `ram` with something stored, and starts the threads that fill them. The guest may run
+    /// as soon as this returns, in a few milliseconds whatever the size of the RAM.
+    ///
+    /// Nothing may have touched the RAM before. Other processes may not map it: they would read zeroes where contents
+    /// are missing. Windows without anything stored are left to the kernel, as far as that takes few mappings.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; the RAM is then as before. Needs a userfaultfd that sees kernel faults
+    /// ([`UserfaultfdError::NotPermitted`]) and `PAGEMAP_SCAN` (Linux 6.7).
+    pub fn start(
+        ram: Arc<GuestRam>,
+        saved: Arc<dyn SavedRam>,
+        config: RestoreConfig,
+    ) -> Result<Restorer, RestoreError> {
+        let host = LinuxHost::open()?;
+        check_backing(&ram)?;
+        ram.share()?;
+        let rows = Rows::of(ram.ranges());
+        let saved_windows: Vec<SavedWindow> = rows.windows().map(|window| saved.window(window)).collect();
+        let is_stored = |row: Row| !saved_windows[row].pages.is_empty();
+        let stretches = rows.registered(is_stored, STRETCHES_MAX);
+
+        let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
+        check_empty(&ram, &pagemap)?;
+        let (uffd, can_move) = open(&ram)?;
+        let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
+        register(&door, &host, &rows, &stretches)?;
+
+        let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
+        let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
+        let board = Board::new(rows.count(), firsts, &stretches, is_stored, other);
+        let mut report = RestoreReport { stretches: stretches.len() as u64, ..RestoreReport::default() };
+        report.progress.stored_windows = board.left() as u64;
+        report.progress.stored_bytes =
+            saved_windows.iter().map(|saved| PageSize::Base4K.bytes() * u64::from(saved.pages.len())).sum();
+        let registered: usize = stretches.iter().map(Range::len).sum();
+        report.zero_windows = (registered - board.left()) as u64;
+        ram.claims().begin_filling(stretches.iter().cloned().flatten().map(|row| rows.window(row)));
+
+        let counted = Counted::default();
+        counted.count(|of: &mut RestoreReport| *of = report);
+        let heats = saved_windows.iter().map(|saved| saved.heat).collect();
+        let shared = Shared::new(ram, rows, saved, heats, board, host, counted, can_move, config)
+            .map_err(RestoreError::Thread)?;
+        Restorer::start_threads(Arc::new(shared), Arc::new(door))
+    }
+
+    fn start_threads(shared: Arc<Shared>, door: Arc<LinuxDoor>) -> Result<Restorer, RestoreError> {
+        let mut restorer = Restorer { shared, door: Arc::downgrade(&door), threads: Vec::new() };
+        if restorer.shared.board.left() == 0 {
+            restorer.shared.finish(door.as_ref());
+        } else {
+            for number in 0..restorer.shared.workers() {
+                let started = worker::start(number, restorer.shared.clone(), door.clone());
+                match started {
+                    Ok(thread) => restorer.threads.push(thread),
+                    Err(error) => {
+                        restorer.abandon(GuestIsGone);
+                        return Err(RestoreError::Thread(error));
+                    }
+                }
+            }
+        }
+        let shared = &restorer.shared;
+        shared.counted.count(|report| report.start = shared.since_start());
+        Ok(restorer)
+    }
+
+    /// Counters so far.
+    pub fn report(&self) -> RestoreReport {
+        self.shared.counted.read(Clone::clone)
+    }
+
+    /// Windows and bytes so far.
+    pub fn progress(&self) -> Progress {
+        self.shared.counted.read(|report| report.progress)
+    }
+
+    /// The first window that cannot be filled, if there is one: the guest must end with this message.
+    pub fn failure(&self) -> Option<FillFailure> {
+        self.shared.counted.read(|report| report.failures.first().cloned())
+    }
+
+    /// Windows in the order of their first touches, as far as a thread had to wait for them. Empty unless
+    /// [`RestoreConfig::record`] was set.
+    pub fn first_touches(&self) -> Vec<WindowIndex> {
+        self.shared.first_touches()
+    }
+
+    /// Whether every stored window is filled, the userfaultfd is closed and all threads have ended. Never true if a
+    /// window has failed.
+    pub fn is_finished(&self) -> bool {
+        let has_failed = self.progress().failed_windows > 0;
+        self.shared.is_done() && !has_failed && self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Ends a restore whose guest is gone, finished or not: lets all RAM go and wakes all threads that wait in it.
+    /// They read zeroes where contents are missing.
+    pub fn abandon(mut self, _: GuestIsGone) -> RestoreReport {
+        self.end();
+        let registered = self.shared.board.close();
+        if let Some(door) = self.door.upgrade() {
+            self.shared.let_go_of(door.as_ref(), &registered);
+        }
+        registered.iter().for_each(|row| self.shared.ram.claims().filled(self.shared.rows.window(*row)));
+        self.shared.has_let_go();
+        self.report()
+    }
+
+    /// Ends the threads, and waits for those that are not in a read that does not end.
+    fn end(&mut self) {
+        self.shared.stop();
+        let deadline = self.shared.host.now() + self.shared.config.overdue_after;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && self.shared.host.now() < deadline {
+                self.shared.host.sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                // It has reported its panic.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for Restorer {
+    fn drop(&mut self) {
+        if self.shared.has_all_let_go() {
+            return self.end();
+        }
+        // Before the threads end: with the last of them the userfaultfd would be closed, and waiting threads would
+        // continue with zeroes.
+        if let Some(door) = self.door.upgrade() {
+            std::mem::forget(door);
+        }
+        self.shared.board.close();
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Restorer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Restorer({:?})", self.report())
+    }
+}
+
+fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
+    move |source| HostError { what, source }
+}
+
+fn check_backing(ram: &GuestRam) -> Result<(), RestoreError> {
+    match (ram.backing().kind(), ram.backing().start_page()) {
+        _ if ram.backing().is_reservable() => Err(RestoreError::ReservedFrames),
+        (BackingKind::Hugetlb, PageSize::Giant1G) => Err(RestoreError::GiantPages),
+        _ => Ok(()),
+    }
+}
+
+/// Filling drops page tables, and pages that exist would stay: so none may exist.
+fn check_empty(ram: &GuestRam, pagemap: &File) -> Result<(), RestoreError> {
+    for range in ram.ranges() {
+        let is_empty = match ram.backing().kind() {
+            BackingKind::Anon => holds_nothing(pagemap, range.hva, range.gpa.bytes()),
+            BackingKind::Memfd | BackingKind::Hugetlb => ram.file_bytes().map(|bytes| bytes == Bytes::ZERO),
+        };
+        if !is_empty.map_err(host_error("look for pages in guest RAM"))? {
+            return Err(RestoreError::NotEmpty(WindowIndex::containing(range.gpa.start())));
+        }
+    }
+    Ok(())
+}
+
+/// Opens a userfaultfd, and says whether it can move pages into this RAM.
+fn open(ram: &GuestRam) -> Result<(Userfaultfd, bool), UserfaultfdError> {
+    if ram.backing().kind() != BackingKind::Anon {
+        return Userfaultfd::open().map(|uffd| (uffd, false));
+    }
+    match Userfaultfd::open_for_moves() {
+        Ok(uffd) => Ok((uffd, true)),
+        Err(UserfaultfdError::NoMove) => Userfaultfd::open().map(|uffd| (uffd, false)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Registers the stretches. An error leaves none registered: the userfaultfd is closed.
+fn register(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, stretches: &[Range<Row>]) -> Result<(), RestoreError> {
+    let ram = &door.ram;
+    if ram.backing().kind() == BackingKind::Anon {
+        for range in ram.ranges() {
+            // A page for a moment: all parts of the range then have the same `anon_vma` (mm/rmap.c), without which the
+            // mappings into which it is cut would never merge again.
+            host.advise(range.hva, PageSize::Base4K.bytes(), Advice::PopulateWrite)?;
+            let first = ram.window(WindowIndex::containing(range.gpa.start()));
+            first.discard().map_err(host_error("madvise(MADV_DONTNEED)"))?;
+        }
+    }
+    for stretch in stretches {
+        let (start, bytes) = rows.place(stretch);
+        if ram.backing().start_page() != PageSize::Base4K && ram.backing().kind() == BackingKind::Anon {
+            host.advise(start, bytes, Advice::NoHugePage)?;
+        }
+        let mode = if ram.backing().kind() == BackingKind::Hugetlb { Mode::MissingCopied } else { Mode::Missing };
+        let registered = door.uffd.register(start, bytes, mode);
+        registered.map_err(|source| RestoreError::Register { window: rows.window(stretch.start), bytes, source })?;
+    }
+    Ok(())
+}

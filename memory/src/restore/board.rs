@@ -1,0 +1,412 @@
+//! The state of each window, and which thread fills it. One lock covers all of it, and no call of the kernel is made
+//! under it.
+//!
+//! ```text
+//!                 touched, or its turn                    read and checked               placed
+//!   [Waiting] ───────────────────────▶ [Reading(claim)] ────────────────▶ [Placing] ──────────────▶ [LetGo]
+//!      ▲  ▲            panicked           │   │   │                          │  │ mappings run short
+//!      │  └───────────────────────────────┘   │   │ corrupt, unreadable      │  └─────────▶ [Kept] ── at the end ──▶ LetGo
+//!      │               overdue, once          │   ▼                          ▼
+//!      └──────────────────────────────────────┘ [Failed] ◀───────────────────┘ no memory
+//!   [Zero]     nothing is stored, but it is registered ── touched ──▶ Placing
+//!   [LetGo]    the kernel answers touches: filled, or nothing was stored
+//! ```
+//!
+//! A claim has a number. A thread that is overdue and comes back finds that its claim is not the window's any more,
+//! and leaves the window alone: the guest may have written it since.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use wideleaf_policies::Moment;
+
+use super::rows::Row;
+
+/// Maximum number of borders between windows of different kinds, each a border of two mappings of the process, at
+/// which windows are still let go one by one. A quarter of what a process may have (`vm.max_map_count`, 65530).
+const BORDERS_MAX: usize = 16_384;
+
+/// Maximum number of claims on a window that end in a panic or become overdue. Then the window counts as failed, or
+/// is left to its last reader: each further one could be lost to the same place.
+const LOSSES_MAX: u8 = 2;
+
+/// Number of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Claim(u32);
+
+/// Number of a serving thread.
+pub(super) type Worker = usize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    LetGo,
+    Zero,
+    Waiting,
+    Reading(Claim),
+    Placing {
+        /// Whether the window has contents.
+        is_stored: bool,
+    },
+    Kept,
+    Failed,
+}
+
+/// Kind of a window's mapping: two neighbours of different kinds are two mappings of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mapping {
+    /// Registered.
+    Registered,
+    /// Not registered, and for base pages.
+    Base,
+    /// Not registered, and marked for huge pages.
+    Huge,
+}
+
+/// What to do for a thread that has touched a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touched {
+    /// Fill the window: the claim is the caller's.
+    Fill(Claim),
+    /// Let the window go: nothing is stored.
+    LetGo,
+    /// Answer the page alone, with zeroes.
+    Page,
+    /// Wake the thread: the page is there, or the kernel makes it.
+    Wake,
+    /// Another thread fills the window, and wakes all.
+    Wait,
+    /// The window has failed: the thread waits until the VM ends.
+    Never,
+}
+
+/// What is left of a window's filling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// The kernel answers its touches, and it has this kind of mapping.
+    LetGo(Mapping),
+    /// It is filled, and still registered.
+    Kept,
+    /// It cannot be filled.
+    Failed,
+}
+
+/// A claim that was taken from its thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overdue {
+    pub row: Row,
+    pub worker: Worker,
+    pub waited: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    row: Row,
+    worker: Worker,
+    since: Moment,
+    /// Whether it was named as overdue, and keeps its claim because there were too many.
+    is_named: bool,
+}
+
+/// The states of all windows.
+#[derive(Debug)]
+pub(super) struct Board {
+    table: Mutex<Table>,
+    /// Signalled when no window is being placed any more.
+    placed: Condvar,
+}
+
+#[derive(Debug)]
+struct Table {
+    states: Vec<State>,
+    mappings: Vec<Mapping>,
+    /// Rows at which a range of RAM begins: they have no left neighbour.
+    firsts: Vec<Row>,
+    borders: usize,
+    readers: BTreeMap<Claim, Reader>,
+    /// Claims on a window that ended in a panic or became overdue.
+    losses: BTreeMap<Row, u8>,
+    next_claim: u32,
+    /// Number of stored windows that are not filled.
+    left: usize,
+    placing: usize,
+    /// Windows in the order in which the background fills them, if that is known.
+    order: Option<Vec<u32>>,
+    next: usize,
+    /// Windows that a thread gave back without filling them.
+    returned: VecDeque<Row>,
+    background: Option<Worker>,
+    is_closed: bool,
+}
+
+impl Board {
+    /// A table of `count` windows: those in `registered` are registered, and of these `stored` have contents. The
+    /// others have the mapping `other`.
+    pub(super) fn new(
+        count: usize,
+        firsts: Vec<Row>,
+        registered: &[Range<Row>],
+        stored: impl Fn(Row) -> bool,
+        other: Mapping,
+    ) -> Board {
+        let (mut states, mut mappings) = (vec![State::LetGo; count], vec![other; count]);
+        for row in registered.iter().cloned().flatten() {
+            states[row] = if stored(row) { State::Waiting } else { State::Zero };
+            mappings[row] = Mapping::Registered;
+        }
+        let left = states.iter().filter(|state| **state == State::Waiting).count();
+        let mut table = Table {
+            states,
+            mappings,
+            firsts,
+            borders: 0,
+            readers: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            next_claim: 0,
+            left,
+            placing: 0,
+            order: None,
+            next: 0,
+            returned: VecDeque::new(),
+            background: None,
+            is_closed: false,
+        };
+        table.borders = (0..count).map(|row| table.borders_at(row)).sum();
+        Board { table: Mutex::new(table), placed: Condvar::new() }
+    }
+
+    /// A thread waits for a page of this window.
+    pub(super) fn touched(&self, row: Row, worker: Worker, now: Moment) -> Touched {
+        let mut table = self.table();
+        match table.states[row] {
+            State::LetGo => Touched::Wake,
+            _ if table.is_closed => Touched::Wait,
+            State::Zero => {
+                table.begin_placing(row, false);
+                Touched::LetGo
+            }
+            State::Waiting => Touched::Fill(table.claim(row, worker, now)),
+            State::Reading(_) | State::Placing { .. } => Touched::Wait,
+            State::Kept => Touched::Page,
+            State::Failed => Touched::Never,
+        }
+    }
+
+    /// The next window of the background, if this thread may do that work. `order`: makes the order of rows, once.
+    pub(super) fn next_of_background(
+        &self,
+        worker: Worker,
+        now: Moment,
+        order: impl FnOnce() -> Vec<u32>,
+    ) -> Option<(Row, Claim)> {
+        {
+            let mut table = self.table();
+            if table.is_closed || table.left == 0 || table.background.is_some_and(|other| other != worker) {
+                return None;
+            }
+            table.background = Some(worker);
+            if table.order.is_some() {
+                return table.next_waiting().map(|row| (row, table.claim(row, worker, now)));
+            }
+        }
+        // Sorting takes milliseconds: without the lock, for which touches wait.
+        let order = order();
+        let mut table = self.table();
+        table.order = Some(order);
+        table.next_waiting().map(|row| (row, table.claim(row, worker, now)))
+    }
+
+    /// Whether the claim still holds. If so, it becomes the right to place the window's pages, which no other thread
+    /// can take away.
+    pub(super) fn begin_placing(&self, row: Row, claim: Claim) -> bool {
+        let mut table = self.table();
+        table.readers.remove(&claim);
+        let holds = !table.is_closed && table.states[row] == State::Reading(claim);
+        if holds {
+            table.begin_placing(row, true);
+        }
+        holds
+    }
+
+    /// Whether the window may get a mapping of its own.
+    pub(super) fn may_cut(&self) -> bool {
+        self.table().borders < BORDERS_MAX
+    }
+
+    /// Ends the placing of a window.
+    pub(super) fn settle(&self, row: Row, settled: Settled) {
+        let mut table = self.table();
+        table.placing -= 1;
+        table.end(row, settled);
+        self.placed.notify_all();
+    }
+
+    /// Ends a claim whose window cannot be read. Returns whether it still held.
+    pub(super) fn cannot_read(&self, row: Row, claim: Claim) -> bool {
+        let mut table = self.table();
+        table.readers.remove(&claim);
+        let holds = table.states[row] == State::Reading(claim);
+        if holds {
+            table.end(row, Settled::Failed);
+        }
+        holds
+    }
+
+    /// Ends whatever this thread had in hand when it panicked. Returns the window, and whether it has failed: pages
+    /// were being placed, or it was the second panic there.
+    pub(super) fn panicked(&self, worker: Worker, placing: Option<Row>) -> Option<(Row, bool)> {
+        let mut table = self.table();
+        if let Some(row) = placing.filter(|row| matches!(table.states[*row], State::Placing { .. })) {
+            table.placing -= 1;
+            table.end(row, Settled::Failed);
+            self.placed.notify_all();
+            return Some((row, true));
+        }
+        let (claim, reader) =
+            table.readers.iter().find(|(_, reader)| reader.worker == worker).map(|(c, r)| (*c, *r))?;
+        table.readers.remove(&claim);
+        (table.states[reader.row] == State::Reading(claim)).then(|| {
+            let has_failed = table.lose(reader.row) >= LOSSES_MAX;
+            if has_failed {
+                table.end(reader.row, Settled::Failed);
+            } else {
+                table.give_back(reader.row);
+            }
+            (reader.row, has_failed)
+        })
+    }
+
+    /// Takes claims away that are older than `after`, so that another thread reads these windows: once for each
+    /// window. Each claim is returned once.
+    pub(super) fn take_overdue(&self, now: Moment, after: Duration) -> Vec<Overdue> {
+        let mut table = self.table();
+        let is_overdue = |reader: &Reader| !reader.is_named && now.since(reader.since) >= after;
+        let overdue: Vec<(Claim, Reader)> =
+            table.readers.iter().filter(|(_, reader)| is_overdue(reader)).map(|(c, r)| (*c, *r)).collect();
+        let mut taken = Vec::new();
+        for (claim, reader) in overdue {
+            if table.states[reader.row] != State::Reading(claim) {
+                table.readers.remove(&claim);
+                continue;
+            }
+            if table.lose(reader.row) < LOSSES_MAX {
+                table.readers.remove(&claim);
+                table.give_back(reader.row);
+            } else if let Some(reader) = table.readers.get_mut(&claim) {
+                reader.is_named = true;
+            }
+            if table.background == Some(reader.worker) {
+                table.background = None;
+            }
+            taken.push(Overdue { row: reader.row, worker: reader.worker, waited: now.since(reader.since) });
+        }
+        taken
+    }
+
+    /// A thread has ended: another one may do the work of the background.
+    pub(super) fn worker_ended(&self, worker: Worker) {
+        let mut table = self.table();
+        if table.background == Some(worker) {
+            table.background = None;
+        }
+    }
+
+    /// Number of stored windows that are neither filled nor failed.
+    pub(super) fn left(&self) -> usize {
+        self.table().left
+    }
+
+    /// Windows that are registered and of which the kernel may answer the touches from now on, since all of the stored
+    /// ones are filled or failed. They count as let go from now on.
+    pub(super) fn rest_to_let_go(&self) -> Vec<Row> {
+        let mut table = self.table();
+        let is_rest = |state: &State| matches!(state, State::Zero | State::Kept);
+        let rows: Vec<Row> = (0..table.states.len()).filter(|row| is_rest(&table.states[*row])).collect();
+        rows.iter().for_each(|row| table.states[*row] = State::LetGo);
+        rows
+    }
+
+    /// Ends all filling. Waits until no window is being placed any more. Returns the windows that are still registered.
+    pub(super) fn close(&self) -> Vec<Row> {
+        let mut table = self.table();
+        table.is_closed = true;
+        let table = self.placed.wait_while(table, |table| table.placing > 0).unwrap_or_else(PoisonError::into_inner);
+        (0..table.states.len()).filter(|row| table.states[*row] != State::LetGo).collect()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing under this lock calls code of others, and each step leaves the table consistent.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn claim(&mut self, row: Row, worker: Worker, since: Moment) -> Claim {
+        let claim = Claim(self.next_claim);
+        self.next_claim += 1;
+        self.states[row] = State::Reading(claim);
+        self.readers.insert(claim, Reader { row, worker, since, is_named: false });
+        claim
+    }
+
+    fn begin_placing(&mut self, row: Row, is_stored: bool) {
+        self.states[row] = State::Placing { is_stored };
+        self.placing += 1;
+    }
+
+    fn next_waiting(&mut self) -> Option<Row> {
+        while let Some(row) = self.returned.pop_front() {
+            if self.states[row] == State::Waiting {
+                return Some(row);
+            }
+        }
+        let order = self.order.as_ref()?;
+        while let Some(row) = order.get(self.next) {
+            self.next += 1;
+            if self.states[*row as usize] == State::Waiting {
+                return Some(*row as usize);
+            }
+        }
+        None
+    }
+
+    /// Counts a lost claim on a window. Returns their number.
+    fn lose(&mut self, row: Row) -> u8 {
+        let losses = self.losses.entry(row).or_default();
+        *losses = losses.saturating_add(1);
+        *losses
+    }
+
+    fn give_back(&mut self, row: Row) {
+        self.states[row] = State::Waiting;
+        self.returned.push_back(row);
+    }
+
+    /// Ends the filling of a window, with or without contents.
+    fn end(&mut self, row: Row, settled: Settled) {
+        self.left -= usize::from(self.states[row] != State::Placing { is_stored: false });
+        match settled {
+            Settled::LetGo(mapping) => {
+                self.states[row] = State::LetGo;
+                self.set_mapping(row, mapping);
+            }
+            Settled::Kept => self.states[row] = State::Kept,
+            Settled::Failed => self.states[row] = State::Failed,
+        }
+    }
+
+    /// Counts the borders between mappings anew, which change only beside this row.
+    fn set_mapping(&mut self, row: Row, mapping: Mapping) {
+        let before = self.borders_at(row) + self.borders_at(row + 1);
+        self.mappings[row] = mapping;
+        let now = self.borders_at(row) + self.borders_at(row + 1);
+        self.borders = (self.borders + now).saturating_sub(before);
+    }
+
+    /// Number of borders between a row and the one before it, 0 or 1.
+    fn borders_at(&self, row: Row) -> usize {
+        let is_inside = row > 0 && row < self.mappings.len() && self.firsts.binary_search(&row).is_err();
+        usize::from(is_inside && self.mappings[row] != self.mappings[row - 1])
+    }
+}
