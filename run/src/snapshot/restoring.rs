@@ -1,0 +1,168 @@
+//! Continues a saved VM: its files are opened before the sandbox, its RAM is filled while the guest already runs.
+//!
+//! ```text
+//!   Restoring::open ──▶ RAM mapped ──▶ the machine built from its state ──▶ sandbox entered
+//!                                                                               │ Restoring::begin_filling
+//!                                           report ◀── the guest runs ◀─────────┘
+//! ```
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::restore::{
+    GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
+};
+use wideleaf_policies::{PageSize, PerTenThousand, WindowIndex};
+use wideleaf_snapshot::Opened;
+use wideleaf_vmm::state::MachineState;
+
+use super::{open, read};
+use crate::failure::Failure;
+use crate::session::SavedSession;
+use crate::spec::RunSpec;
+
+/// A VM that is about to continue.
+pub struct Restoring {
+    folder: PathBuf,
+    ram: Arc<StoredRam>,
+    filling: Mutex<Option<Restorer>>,
+}
+
+/// Parts of a saved VM for the run that continues it.
+pub struct Continued {
+    /// State of vCPUs, chips and devices.
+    pub machine: MachineState,
+    /// What the guest has said.
+    pub session: SavedSession,
+}
+
+/// RAM of a restored guest, in the report.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct RestoredReport {
+    /// Folder of the snapshot.
+    pub folder: PathBuf,
+    /// Guest RAM in the snapshot, without pages of zeroes, in bytes.
+    pub stored_bytes: u64,
+    /// Guest RAM that was filled until the end of the run, in bytes.
+    pub filled_bytes: u64,
+    /// Number of windows that were filled because the guest waited for them.
+    pub windows_by_touch: u64,
+    /// Number of windows that were filled before the guest touched them.
+    pub windows_in_background: u64,
+    /// Number of windows that got a huge page as they were filled.
+    pub windows_huge: u64,
+    /// Number of windows that got base pages because no huge page was to be had.
+    pub windows_not_huge: u64,
+    /// Waits of the guest for a window: 50 of 100 were at most this long, in microseconds.
+    pub wait_p50_us: f64,
+    /// The same for 99 of 100.
+    pub wait_p99_us: f64,
+    /// Longest wait, in microseconds.
+    pub wait_max_us: f64,
+    /// Time before the guest could run in which its RAM was prepared, in milliseconds.
+    pub prepared_ms: f64,
+    /// Time until all of it was filled, in seconds; left out if the guest ended before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filled_s: Option<f64>,
+}
+
+impl Restoring {
+    /// Opens the snapshot that the run continues.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for a folder that is no snapshot, and for one of another VM than `spec` describes.
+    pub fn open(folder: &Path, spec: &RunSpec) -> Result<(Restoring, Continued), Failure> {
+        let opened = open(folder)?;
+        let saved = read(folder, &opened)?;
+        check_same(folder, &saved.spec, spec)?;
+        let ram = Arc::new(StoredRam(opened));
+        let restoring = Restoring { folder: folder.to_owned(), ram, filling: Mutex::default() };
+        Ok((restoring, Continued { machine: saved.machine, session: saved.session }))
+    }
+
+    /// Begins to fill `ram`; the guest may run from then on. `on_failure` is called for a window that cannot be read:
+    /// the guest must end then.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn begin_filling(&self, ram: Arc<GuestRam>, on_failure: OnFailure) -> Result<(), String> {
+        let layout: Vec<_> = ram.ranges().iter().map(|range| range.gpa).collect();
+        if layout != self.ram.0.ram() {
+            return Err(format!("cannot restore {}: its RAM lies elsewhere in the guest", self.folder.display()));
+        }
+        let config = RestoreConfig { on_failure: Some(on_failure), ..RestoreConfig::default() };
+        let restorer = Restorer::start(ram, self.ram.clone(), config).map_err(|error| error.to_string())?;
+        *self.lock() = Some(restorer);
+        Ok(())
+    }
+
+    /// Ends it after the guest, whether all of its RAM was filled or not.
+    pub fn end(&self) -> Option<RestoredReport> {
+        let report = self.lock().take()?.abandon(GuestIsGone);
+        Some(self.report(&report))
+    }
+
+    fn report(&self, report: &RestoreReport) -> RestoredReport {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let waits = &report.fault_ns;
+        RestoredReport {
+            folder: self.folder.clone(),
+            stored_bytes: report.progress.stored_bytes.get(),
+            filled_bytes: report.progress.filled_bytes.get(),
+            windows_by_touch: report.by_fault,
+            windows_in_background: report.by_background,
+            windows_huge: report.huge,
+            windows_not_huge: report.not_huge,
+            wait_p50_us: us(waits.value_at_quantile(0.5)),
+            wait_p99_us: us(waits.value_at_quantile(0.99)),
+            wait_max_us: us(waits.max()),
+            prepared_ms: report.start.as_secs_f64() * 1e3,
+            filled_s: report.all_filled.map(|time| time.as_secs_f64()),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Restorer>> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Checks that the run describes the VM that was saved: devices are checked with their state.
+fn check_same(folder: &Path, saved: &RunSpec, spec: &RunSpec) -> Result<(), Failure> {
+    let differs = [
+        ("memory_bytes", saved.memory != spec.memory),
+        ("vcpus", saved.vcpus != spec.vcpus),
+        ("backing", saved.backing != spec.backing),
+        ("guest_page", saved.guest_page != spec.guest_page),
+        ("workload", saved.workload_name() != spec.workload_name()),
+    ];
+    match differs.iter().find(|(_, differs)| *differs) {
+        None => Ok(()),
+        Some((what, _)) => {
+            let folder = folder.display();
+            Err(Failure::Input(format!("cannot restore {folder}: its {what} is another; take it from the snapshot")))
+        }
+    }
+}
+
+/// RAM as the snapshot has it.
+struct StoredRam(Opened);
+
+impl SavedRam for StoredRam {
+    fn window(&self, window: WindowIndex) -> SavedWindow {
+        self.0.window(window).map_or_else(SavedWindow::default, |saved| SavedWindow {
+            pages: saved.pages,
+            was_huge: saved.page != PageSize::Base4K,
+            heat: PerTenThousand::new(saved.heat.into()),
+        })
+    }
+
+    fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
+        self.0.read(window, into).map_err(|error| {
+            let file = error.file.clone();
+            ReadError::Io { window, file, source: io::Error::other(error.problem.to_string()) }
+        })
+    }
+}
