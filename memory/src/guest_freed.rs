@@ -195,6 +195,25 @@ impl Book {
         self.windows.range(windows).any(|(_, pages)| pages.all().len() > self.rules.tolerated)
     }
 
+    /// The pages in the balloon as runs of neighbours, ascending.
+    pub fn inflated_runs(&self) -> Vec<GpaRange> {
+        let page = PageSize::Base4K.bytes();
+        let mut runs: Vec<GpaRange> = Vec::new();
+        for (window, pages) in &self.windows {
+            for number in (0..BASE_PAGES_PER_WINDOW).filter(|number| pages.inflated.contains(*number)) {
+                let start = window.start() + page * u64::from(number);
+                let joined = runs.last_mut().filter(|run| run.end() == start);
+                let (first, bytes) = joined.as_ref().map_or((start, page), |run| (run.start(), run.bytes() + page));
+                let run = GpaRange::new(first, bytes).expect("pages of RAM lie below the last address");
+                match joined {
+                    Some(last) => *last = run,
+                    None => runs.push(run),
+                }
+            }
+        }
+        runs
+    }
+
     /// The inflated pages of a window.
     pub(crate) fn inflated(&self, window: WindowIndex) -> PageSet {
         self.windows.get(&window).map(|pages| pages.inflated).unwrap_or_default()

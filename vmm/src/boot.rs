@@ -11,13 +11,15 @@
 //! ```
 //!
 //! A machine that boots again after a reset repeats step 5, and sets vCPUs, interrupt controllers and
-//! devices back: [`again`].
+//! devices back: [`again`]. A machine that continues from a snapshot has its state in place of steps 1, 5 and the
+//! registers of 6: [`restore`].
 //!
 //! The way to the guest's first byte is short on purpose; [`SetupTimes`] records the time of each step.
 
 pub mod again;
 pub mod image;
 pub mod load;
+pub mod restore;
 pub mod room;
 
 use std::borrow::Cow;
@@ -45,7 +47,7 @@ use crate::devices::serial::{SERIAL_GSI, SerialInterrupt, SerialPort};
 use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
 use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
 use crate::dma::DeviceMemory;
-use crate::kvm::fresh::FreshVcpu;
+use crate::kvm::saved::SavedVcpu;
 use crate::kvm::guest_memory::GuestMemoryError;
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
 use crate::machine::Hardware;
@@ -246,10 +248,14 @@ pub(crate) struct Prepared {
     pub(crate) paging: Paging,
     pub(crate) entry_name: &'static str,
     pub(crate) tsc_hz: Option<u64>,
+    /// Numbers of the model-specific registers that KVM lists.
+    pub(crate) msrs: Arc<[u32]>,
+    /// CPUID of each vCPU.
+    pub(crate) cpuids: Vec<CpuId>,
     /// State that another boot needs; `None` where a reset ends the run.
     pub(crate) again: Option<BootAgain>,
     /// State of each vCPU as it was created, by vCPU, where there is `again`.
-    pub(crate) fresh: Vec<FreshVcpu>,
+    pub(crate) fresh: Vec<SavedVcpu>,
 }
 
 /// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that
@@ -313,95 +319,175 @@ pub(crate) fn prepare(
     let image = &boot_image.image;
     let is_direct = matches!(image, Image::Direct { .. });
 
-    if devices.len() > DEVICES_MAX {
-        return Err(BootError::TooManyDevices { devices: devices.len() });
-    }
-
-    // 2. KVM and the CPU.
-    let system = KvmSystem::open()?;
-    let supported = system.supported_cpuid()?;
-    check_cpu(config, &supported, is_direct)?;
-    check_ram(config, &ram)?;
-    let paging = detect_paging(Path::new("/sys")).unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot detect the paging mode; assuming shadow paging");
-        Paging::Shadow
-    });
-    watch.lap("kvm");
-
-    // 3. The VM.
-    let memory = Arc::new(GuestMemory::new(Arc::clone(&ram))?);
-    let vm = Vm::create(&system, ram, config.slot_bytes())?;
-    watch.lap("vm");
-
-    // 4. Interrupts.
-    let interrupt = if is_direct { SerialInterrupt::None } else { create_interrupts(&vm)? };
-    watch.lap("interrupts");
+    // 2 to 4. KVM, the VM, its interrupts.
+    let mut shell = Shell::create(config, ram, devices.len(), is_direct, watch)?;
+    let serial = SerialPort::new(shell.take_serial_interrupt(), output);
+    let Shell { system, supported, memory, vm, .. } = &shell;
 
     // 5. Guest memory, except what needs a vCPU's answer.
     let device_count = devices.len();
-    let mut loaded = load::load(config, boot_image, &memory, device_count)?;
+    let mut loaded = load::load(config, boot_image, memory, device_count)?;
     watch.lap("load");
 
     // 6. vCPUs.
-    let mut vcpus = Vec::with_capacity(config.vcpus() as usize);
-    for index in 0..config.vcpus() {
-        vcpus.push(vm.create_vcpu(index)?);
-    }
+    let vcpus = shell.create_vcpus(config)?;
     watch.lap("vcpus");
     // A host with an unstable counter reports no frequency; the guest then has to run without it.
-    let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0);
+    let tsc_khz = tsc_khz(&vcpus);
     let tsc_hz = tsc_khz.map(|khz| u64::from(khz) * 1000);
-    load::write_boot_data(config, &memory, &mut loaded, tsc_hz, device_count)?;
-    let timing = if is_direct {
+    load::write_boot_data(config, memory, &mut loaded, tsc_hz, device_count)?;
+    let timing = timing(system, is_direct, tsc_khz);
+    let mut cpuids = Vec::with_capacity(vcpus.len());
+    for vcpu in &vcpus {
+        let cpuid = cpuid::for_vcpu(supported, vcpu.index(), config.vcpus(), timing).map_err(BootError::Cpuid)?;
+        vcpu.set_cpuid(&cpuid)?;
+        set_registers(vcpu, &loaded, cpuid::avx_xcr0(&cpuid))?;
+        cpuids.push(cpuid);
+    }
+    watch.lap("registers");
+
+    // A directly started guest has no means to reset its machine.
+    let is_the_end = is_direct || config.on_reset() == OnReset::Stop;
+    let msrs: Arc<[u32]> = system.msrs()?.into();
+    let (mut again, mut fresh) = (None, Vec::new());
+    if !is_the_end {
+        fresh = vcpus.iter().map(|vcpu| SavedVcpu::take(vcpu, &msrs)).collect::<Result<_, _>>()?;
+        again = Some(BootAgain::new(config, boot_image, device_count, vm)?);
+        watch.lap("kept for a reset");
+    }
+
+    // 7. Devices.
+    let boards = shell.connect(serial, devices, is_direct)?;
+    watch.lap("devices");
+    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, again, fresh }))
+}
+
+/// The results of steps 2 to 4.
+struct Shell {
+    system: KvmSystem,
+    supported: CpuId,
+    paging: Paging,
+    memory: Arc<GuestMemory>,
+    vm: Arc<Vm>,
+    serial_interrupt: SerialInterrupt,
+}
+
+impl Shell {
+    fn create(
+        config: &VmConfig,
+        ram: Arc<GuestRam>,
+        devices: usize,
+        is_direct: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<Shell, BootError> {
+        if devices > DEVICES_MAX {
+            return Err(BootError::TooManyDevices { devices });
+        }
+        // 2. KVM and the CPU.
+        let system = KvmSystem::open()?;
+        let supported = system.supported_cpuid()?;
+        check_cpu(config, &supported, is_direct)?;
+        check_ram(config, &ram)?;
+        let paging = detect_paging(Path::new("/sys")).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot detect the paging mode; assuming shadow paging");
+            Paging::Shadow
+        });
+        watch.lap("kvm");
+
+        // 3. The VM.
+        let memory = Arc::new(GuestMemory::new(Arc::clone(&ram))?);
+        let vm = Vm::create(&system, ram, config.slot_bytes())?;
+        watch.lap("vm");
+
+        // 4. Interrupts.
+        let serial_interrupt = if is_direct { SerialInterrupt::None } else { create_interrupts(&vm)? };
+        watch.lap("interrupts");
+        Ok(Shell { system, supported, paging, memory, vm, serial_interrupt })
+    }
+
+    fn create_vcpus(&self, config: &VmConfig) -> Result<Vec<Vcpu>, BootError> {
+        let created = (0..config.vcpus()).map(|index| Ok(self.vm.create_vcpu(index)?));
+        created.collect()
+    }
+
+    fn take_serial_interrupt(&mut self) -> SerialInterrupt {
+        std::mem::replace(&mut self.serial_interrupt, SerialInterrupt::None)
+    }
+
+    /// Step 7.
+    fn connect(
+        self,
+        serial: SerialPort,
+        devices: Vec<Box<dyn VirtioDevice>>,
+        is_direct: bool,
+    ) -> Result<Boards, BootError> {
+        let Shell { paging, memory, vm, .. } = self;
+        let power = PowerManagement::new((!is_direct).then(|| power_interrupt(&vm)));
+        let power_button = power.button();
+        let mut bus = create_bus(&serial, power, is_direct);
+        let memory = DeviceMemory::new(memory);
+        let device_threads = Arc::new(DeviceThreads::default());
+        let workers = Workers::new(Arc::clone(&device_threads));
+        let drivers = place_devices(&vm, &mut bus, &memory, devices, &workers, !is_direct)?;
+        Ok(Boards { paging, memory, vm, serial, power_button, bus: Arc::new(bus), device_threads, drivers })
+    }
+}
+
+/// A VM with its devices, and without its vCPUs.
+struct Boards {
+    paging: Paging,
+    memory: DeviceMemory,
+    vm: Arc<Vm>,
+    serial: SerialPort,
+    power_button: PowerButton,
+    bus: Arc<Bus>,
+    device_threads: Arc<DeviceThreads>,
+    drivers: Vec<DriverSeen>,
+}
+
+/// State for a later reset or snapshot.
+struct Kept {
+    msrs: Arc<[u32]>,
+    cpuids: Vec<CpuId>,
+    again: Option<BootAgain>,
+    fresh: Vec<SavedVcpu>,
+}
+
+impl Boards {
+    fn prepared(self, vcpus: Vec<Vcpu>, entry_name: &'static str, tsc_hz: Option<u64>, kept: Kept) -> Prepared {
+        let Boards { paging, memory, vm, serial, power_button, bus, device_threads, drivers } = self;
+        let Kept { msrs, cpuids, again, fresh } = kept;
+        Prepared {
+            vm,
+            vcpus,
+            memory,
+            bus,
+            device_threads,
+            serial,
+            power_button,
+            drivers,
+            paging,
+            entry_name,
+            tsc_hz,
+            msrs,
+            cpuids,
+            again,
+            fresh,
+        }
+    }
+}
+
+fn tsc_khz(vcpus: &[Vcpu]) -> Option<u32> {
+    vcpus.first().and_then(|vcpu| vcpu.tsc_khz().ok()).filter(|khz| *khz != 0)
+}
+
+fn timing(system: &KvmSystem, is_direct: bool, tsc_khz: Option<u32>) -> Timing {
+    if is_direct {
         Timing { tsc_khz, has_deadline_timer: false }
     } else {
         // These guests have kvmclock, and interrupt controllers.
         Timing { tsc_khz: None, has_deadline_timer: system.has_deadline_timer() }
-    };
-    for vcpu in &vcpus {
-        let cpuid = cpuid::for_vcpu(&supported, vcpu.index(), config.vcpus(), timing).map_err(BootError::Cpuid)?;
-        vcpu.set_cpuid(&cpuid)?;
-        set_registers(vcpu, &loaded, cpuid::avx_xcr0(&cpuid))?;
     }
-    watch.lap("registers");
-
-    // 7. Devices.
-    let serial = SerialPort::new(interrupt, output);
-    let power = PowerManagement::new((!is_direct).then(|| power_interrupt(&vm)));
-    let power_button = power.button();
-    let mut bus = create_bus(&serial, power, is_direct);
-    let memory = DeviceMemory::new(memory);
-    let device_threads = Arc::new(DeviceThreads::default());
-    let workers = Workers::new(Arc::clone(&device_threads));
-    let drivers = place_devices(&vm, &mut bus, &memory, devices, &workers, !is_direct)?;
-    let bus = Arc::new(bus);
-    watch.lap("devices");
-    let entry_name = image.name();
-
-    // A directly started guest has no means to reset its machine.
-    let is_the_end = is_direct || config.on_reset() == OnReset::Stop;
-    let (mut again, mut fresh) = (None, Vec::new());
-    if !is_the_end {
-        let msrs = system.msrs()?;
-        fresh = vcpus.iter().map(|vcpu| FreshVcpu::take(vcpu, &msrs)).collect::<Result<_, _>>()?;
-        again = Some(BootAgain::new(config, boot_image, device_count, &vm)?);
-        watch.lap("kept for a reset");
-    }
-    Ok(Prepared {
-        vm,
-        vcpus,
-        memory,
-        bus,
-        device_threads,
-        serial,
-        power_button,
-        drivers,
-        paging,
-        entry_name,
-        tsc_hz,
-        again,
-        fresh,
-    })
 }
 
 /// The size limit of an image. A vmlinux with all its debug information has about 1 GiB, and a guest has at most 3

@@ -17,6 +17,7 @@
 //! | [`x86`] | the state of the guest's CPU and memory at the entry |
 //! | [`devices`] | the ports that a guest can reach, and its virtio devices |
 //! | [`dma`] | the devices' access to RAM, and the log of their writes |
+//! | [`state`] | the state of a machine in a snapshot: what is taken, and when a restore is refused |
 //! | [`sandbox`] | the limits of the process while the guest runs |
 //! | [`sys`] | system calls that devices need |
 
@@ -30,9 +31,11 @@ pub mod kvm;
 pub mod machine;
 pub mod run_loop;
 pub mod sandbox;
+pub mod state;
 pub mod sys;
 pub mod x86;
 
 pub use config::{ConfigError, HostLimits, ImageSource, VmConfig, VmOptions};
 pub use machine::{Hardware, Machine, WaitLimits};
 pub use run_loop::{GuestExit, RegisterDump};
+pub use state::{MachineState, RestoreError, SaveError};

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvm_bindings::CpuId;
 use wideleaf_memory::actuators::clear::Pages;
 use wideleaf_memory::{GuestRam, SecondLevel};
 
@@ -17,9 +18,13 @@ use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
 use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
-use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
+use crate::kvm::saved::{SavedInterrupts, SavedVcpu};
+use crate::kvm::{GuestMemory, KvmSecondLevel, Vcpu, Vm};
 use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread};
 use crate::sandbox::{Entered, Sandbox};
+use crate::state::{
+    Entry, MachineState, REST_WAIT_MAX, RestoreError, STATE_VERSION, SaveError, SavedRange, VcpuRecord, kind_name,
+};
 
 /// Interval of checks of a stop flag, because a signal handler that sets it wakes no thread.
 const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
@@ -61,9 +66,13 @@ pub struct Machine {
     setup: SetupTimes,
     entry_name: &'static str,
     tsc_hz: Option<u64>,
+    cpuids: Vec<CpuId>,
     again: Option<BootAgain>,
     entered: Option<Entered>,
 }
+
+/// A vCPU without a thread, and the state to which a reset sets it back.
+type Waiting = (Vcpu, Option<SavedVcpu>);
 
 impl Machine {
     /// Builds a VM without devices and starts its vCPUs; `ram` as in [`Hardware`], `sink` receives its lines.
@@ -98,6 +107,53 @@ impl Machine {
     ) -> Result<Machine, BootError> {
         let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
         let prepared = boot::prepare(config, image, hardware, &mut watch)?;
+        let msrs = Arc::clone(&prepared.msrs);
+        let (mut machine, vcpus) = Machine::assemble(prepared, sandbox.as_ref(), has_devices, started, &mut watch)?;
+        machine.run(vcpus, &msrs, sandbox.as_ref())?;
+        watch.lap("threads");
+        machine.setup = watch.stop();
+        Ok(machine)
+    }
+
+    /// Builds a VM that continues where another one was saved ([`Machine::save_state`]), and starts its vCPUs. No image
+    /// is read, and nothing is written into RAM, whose content may still come while the guest runs: the first access
+    /// is a vCPU's, a device's to its rings, or KVM's to its clock's page, each through the mapping of `hardware.ram`.
+    /// `config` is the saved VM's; its image and command line have no effect.
+    ///
+    /// The guest's clocks continue where they stopped, so its time of day is late by the time in between.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; then nothing runs. Where the sandbox could not be entered, the process may be partly
+    /// restricted.
+    pub fn start_restored(
+        config: &VmConfig,
+        state: &MachineState,
+        hardware: Hardware,
+    ) -> Result<Machine, RestoreError> {
+        let (started, mut watch) = (Instant::now(), Stopwatch::start());
+        let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
+        let prepared = boot::restore::prepare(config, state, hardware, &mut watch)?;
+        let msrs = Arc::clone(&prepared.msrs);
+        let (mut machine, vcpus) = Machine::assemble(prepared, sandbox.as_ref(), has_devices, started, &mut watch)?;
+        machine.bus.restore_devices(&state.devices).map_err(|(number, source)| {
+            let kind = kind_name(state.devices[number].device.kind());
+            RestoreError::Device { number, kind, source }
+        })?;
+        watch.lap("restored devices");
+        machine.run(vcpus, &msrs, sandbox.as_ref())?;
+        watch.lap("threads");
+        machine.setup = watch.stop();
+        Ok(machine)
+    }
+
+    /// Builds the machine except for its vCPUs' threads, and enters the sandbox.
+    fn assemble(
+        prepared: boot::Prepared,
+        sandbox: Option<&Arc<Sandbox>>,
+        has_devices: bool,
+        started: Instant,
+        watch: &mut Stopwatch,
+    ) -> Result<(Machine, Vec<Waiting>), BootError> {
         let boot::Prepared {
             vm,
             vcpus,
@@ -110,6 +166,8 @@ impl Machine {
             paging,
             entry_name,
             tsc_hz,
+            msrs: _,
+            cpuids,
             again,
             fresh,
         } = prepared;
@@ -132,36 +190,108 @@ impl Machine {
             setup: SetupTimes::default(),
             entry_name,
             tsc_hz,
+            cpuids,
             again,
             entered: None,
         };
         watch.lap("control");
         // No thread is started before this line: it would stay outside the sandbox.
-        machine.entered = sandbox.as_ref().map(|sandbox| sandbox.enter_process()).transpose()?;
-        if let Some(sandbox) = sandbox.clone().filter(|_| has_devices) {
-            device_threads.begin_in(sandbox).map_err(BootError::DeviceThreads)?;
+        machine.entered = sandbox.map(|sandbox| sandbox.enter_process()).transpose()?;
+        if let Some(sandbox) = sandbox.filter(|_| has_devices) {
+            device_threads.begin_in(Arc::clone(sandbox)).map_err(BootError::DeviceThreads)?;
         }
         watch.lap("sandbox");
         let mut fresh = fresh.into_iter();
-        for vcpu in vcpus {
+        let waiting = vcpus.into_iter().map(|vcpu| (vcpu, fresh.next())).collect();
+        Ok((machine, waiting))
+    }
+
+    /// Starts the vCPUs' threads.
+    fn run(
+        &mut self,
+        vcpus: Vec<Waiting>,
+        msrs: &Arc<[u32]>,
+        sandbox: Option<&Arc<Sandbox>>,
+    ) -> Result<(), BootError> {
+        for (vcpu, fresh) in vcpus {
             let index = vcpu.index();
             let thread = VcpuThread::new(
                 vcpu,
-                fresh.next(),
-                Arc::clone(&machine.control),
-                Arc::clone(&machine.bus),
-                Arc::clone(machine.memory.memory()),
+                fresh,
+                Arc::clone(msrs),
+                Arc::clone(&self.control),
+                Arc::clone(&self.bus),
+                Arc::clone(self.memory.memory()),
             );
-            let sandbox = sandbox.clone();
+            let sandbox = sandbox.cloned();
             let handle = std::thread::Builder::new()
                 .name(format!("vcpu{index}"))
                 .spawn(move || thread.run(sandbox.as_deref()))
                 .map_err(|source| BootError::Thread { vcpu: index, source })?;
-            machine.threads.push(handle);
+            self.threads.push(handle);
         }
-        watch.lap("threads");
-        machine.setup = watch.stop();
-        Ok(machine)
+        Ok(())
+    }
+
+    /// Takes the state of everything but RAM. The caller has paused the VM ([`SecondLevel::pause`]) and the manager
+    /// rests; the VM stays paused.
+    ///
+    /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
+    /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
+    /// their writes durable; [`Machine::flush_disks`] before the pause makes that short. The sockets' connections of
+    /// this VM continue; those of the restored one end.
+    ///
+    /// # Errors
+    /// [`SaveError`]: nothing has changed, and the guest continues when the VM is resumed. Called on a vCPU's own
+    /// thread, it fails.
+    pub fn save_state(&self) -> Result<MachineState, SaveError> {
+        self.control.may_be_saved()?;
+        let gate = self.memory.gate();
+        if !gate.drain() {
+            return Err(SaveError::Gate);
+        }
+        let devices = self.bus.save_devices(Instant::now() + REST_WAIT_MAX);
+        // Every device rests, or the save fails: none is inside for long.
+        let is_closed = gate.drained(REST_WAIT_MAX);
+        let (devices, _resting) = devices.map_err(|(number, source)| SaveError::Device {
+            number,
+            kind: kind_name(self.drivers[number].kind()),
+            source,
+        })?;
+        if !is_closed {
+            return Err(SaveError::Gate);
+        }
+        let vcpus = self.control.save_vcpus()?;
+        let is_direct = Entry::of_name(self.entry_name) == Some(Entry::Direct);
+        Ok(MachineState {
+            version: STATE_VERSION,
+            entry: Entry::of_name(self.entry_name).expect("an entry of an image"),
+            ram: self.ram_ranges(),
+            tsc_khz: self.tsc_hz.and_then(|hz| u32::try_from(hz / 1000).ok()),
+            clock_ns: self.vm.clock_ns()?,
+            interrupts: (!is_direct).then(|| SavedInterrupts::take(&self.vm)).transpose()?,
+            vcpus: self.cpuids.iter().zip(vcpus).map(|(cpuid, vcpu)| VcpuRecord::new(cpuid, vcpu)).collect(),
+            serial: self.serial.saved(),
+            power: self.power_button.saved(),
+            bus: self.bus.counters(),
+            devices,
+        })
+    }
+
+    /// Makes the guest's writes to its disks durable while it runs, so that [`Machine::save_state`] has little left.
+    ///
+    /// # Errors
+    /// The kernel's error (`fdatasync(2)`) of the first disk that has one.
+    pub fn flush_disks(&self) -> std::io::Result<()> {
+        self.bus.flush_disks()
+    }
+
+    fn ram_ranges(&self) -> Vec<SavedRange> {
+        let range = |range: &wideleaf_memory::RamRange| SavedRange {
+            start: range.gpa.start().get(),
+            bytes: range.gpa.bytes().get(),
+        };
+        self.vm.ram().ranges().iter().map(range).collect()
     }
 
     /// The manager's access to KVM's side of this VM. It stays valid after the machine is gone.

@@ -18,6 +18,7 @@ pub(crate) mod control;
 mod exit;
 
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_sregs;
 use kvm_ioctls::VcpuExit;
@@ -26,22 +27,28 @@ use wideleaf_memory::second_level::{ControlRegisters, PagingMode};
 use wideleaf_policies::Gpa;
 
 use crate::devices::{Bus, BusEvent};
-use crate::kvm::fresh::FreshVcpu;
+use crate::kvm::saved::{SavedTsc, SavedVcpu};
 use crate::kvm::{GuestMemory, KvmError, Vcpu};
 use crate::sandbox::{Sandbox, ThreadKind};
 use crate::x86::fault_report::FaultFrame;
 
-pub use control::{OnReset, PAUSE_WAIT_MAX, RunControl, VcpuState};
+pub use control::{OnReset, PAUSE_WAIT_MAX, RunControl, SaveVcpusError, VcpuState};
 pub use exit::{GuestExit, RegisterDump};
 
 use control::{Reset, VcpuRecord};
+
+/// Length of a pause after which the guest's clock is marked as stopped. Linux's watchdog takes a CPU for hung after
+/// 20 seconds by default (Documentation/admin-guide/lockup-watchdogs.rst); a mark costs one call.
+const MARKED_FROM: Duration = Duration::from_secs(1);
 
 /// A vCPU and everything that its thread needs.
 pub(crate) struct VcpuThread {
     vcpu: Vcpu,
     /// State to restore at a reset, and number of the reset at which it was last restored.
-    fresh: Option<FreshVcpu>,
+    fresh: Option<SavedVcpu>,
     put_back_at: u64,
+    /// Numbers of the model-specific registers that KVM lists.
+    msrs: Arc<[u32]>,
     control: Arc<RunControl>,
     bus: Arc<Bus>,
     memory: Arc<GuestMemory>,
@@ -69,15 +76,16 @@ enum Ending {
 }
 
 impl VcpuThread {
-    /// Takes `fresh` where a reset is not the end.
+    /// Takes `fresh` where a reset is not the end; `msrs` are the model-specific registers that KVM lists.
     pub(crate) fn new(
         vcpu: Vcpu,
-        fresh: Option<FreshVcpu>,
+        fresh: Option<SavedVcpu>,
+        msrs: Arc<[u32]>,
         control: Arc<RunControl>,
         bus: Arc<Bus>,
         memory: Arc<GuestMemory>,
     ) -> VcpuThread {
-        VcpuThread { vcpu, fresh, put_back_at: 0, control, bus, memory }
+        VcpuThread { vcpu, fresh, put_back_at: 0, msrs, control, bus, memory }
     }
 
     /// Runs the vCPU until it finishes, inside the sandbox if there is one.
@@ -118,9 +126,10 @@ impl VcpuThread {
         }
     }
 
-    /// Waits until the last pause is undone and no reset is under way; during a reset it restores its vCPU.
+    /// Waits until the last pause is undone and no reset is under way; during a reset it restores its vCPU, for a
+    /// snapshot it takes the vCPU's state.
     fn paused(&mut self) -> VcpuState {
-        let paging = self.paging();
+        let (paging, since) = (self.paging(), Instant::now());
         let (index, control) = (self.index(), Arc::clone(&self.control));
         let mut inner = control.lock();
         inner.vcpus[index] = VcpuRecord { state: VcpuState::Paused, paging };
@@ -133,8 +142,21 @@ impl VcpuThread {
                 inner = control.lock();
                 continue;
             }
+            if inner.saving.as_ref().is_some_and(|saved| saved[index].is_none()) {
+                drop(inner);
+                let saved = self.save();
+                inner = control.lock();
+                if let Some(all) = &mut inner.saving {
+                    all[index] = Some(saved);
+                }
+                control.changed.notify_all();
+                continue;
+            }
             let next = control.next_state(&mut inner, index);
             if next != VcpuState::Paused {
+                if since.elapsed() >= MARKED_FROM {
+                    self.vcpu.mark_clock_stopped();
+                }
                 // `finished` reports the end, after all work is done.
                 inner.vcpus[index].state = VcpuState::Running;
                 inner.vcpus[index].paging = None;
@@ -158,6 +180,10 @@ impl VcpuThread {
             *left -= 1;
         }
         self.control.changed.notify_all();
+    }
+
+    fn save(&self) -> Result<(SavedVcpu, SavedTsc), KvmError> {
+        Ok((SavedVcpu::take(&self.vcpu, &self.msrs)?, SavedTsc::take(&self.vcpu)?))
     }
 
     fn paging(&self) -> Option<PagingMode> {

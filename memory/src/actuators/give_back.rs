@@ -73,6 +73,22 @@ impl GiveBack {
         touched.into_iter().for_each(|window| self.look_at(window, PageSet::default()));
     }
 
+    /// The balloon had these pages in a snapshot, and has them again. Nothing is released now: RAM may still be filled.
+    /// Pages outside RAM are ignored.
+    pub fn inflate_restored(&self, runs: impl IntoIterator<Item = GpaRange>) {
+        let page = PageSize::Base4K.bytes();
+        for run in runs {
+            for ram in self.ram.ranges() {
+                let (start, end) = (run.start().max(ram.gpa.start()), run.end().min(ram.gpa.end()));
+                let mut book = self.ram.given_back().book();
+                let pages = std::iter::successors(Some(start), |at| Some(*at + page)).take_while(|at| *at < end);
+                for at in pages.filter(|at| self.window_of(*at).is_some()) {
+                    book.inflate(at);
+                }
+            }
+        }
+    }
+
     /// The guest takes these pages from the balloon. After the return none of them is released any more.
     pub fn deflate(&self, pages: impl IntoIterator<Item = Gpa>) {
         for page in pages {

@@ -20,7 +20,7 @@ use super::{BootError, BootImage};
 use crate::config::VmConfig;
 use crate::devices::Bus;
 use crate::dma::DeviceMemory;
-use crate::kvm::fresh::FreshInterrupts;
+use crate::kvm::saved::SavedInterrupts;
 use crate::kvm::{KvmError, Vm};
 use crate::run_loop::PAUSE_WAIT_MAX;
 
@@ -30,7 +30,7 @@ pub(crate) struct BootAgain {
     config: VmConfig,
     image: BootImage,
     devices: usize,
-    interrupts: FreshInterrupts,
+    interrupts: SavedInterrupts,
     /// Handle on the host, opened before the sandbox forbids it.
     host: LinuxHost,
 }
@@ -56,7 +56,7 @@ impl BootAgain {
     /// Takes the machine's state before its vCPUs run.
     pub(super) fn new(config: &VmConfig, image: &BootImage, devices: usize, vm: &Vm) -> Result<BootAgain, BootError> {
         let host = LinuxHost::open().map_err(BootError::Host)?;
-        let interrupts = FreshInterrupts::take(vm)?;
+        let interrupts = SavedInterrupts::take(vm)?;
         Ok(BootAgain { config: config.clone(), image: image.clone(), devices, interrupts, host })
     }
 

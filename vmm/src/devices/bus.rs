@@ -9,11 +9,16 @@
 //! all of its items at once, at one port. Each device has its own lock, so vCPUs wait for each other only at
 //! the same device.
 
+use std::io;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use wideleaf_policies::{Gpa, GpaRange};
+
+use super::virtio::{NotAtRest, Rest, RestoreDeviceError, SavedDevice};
 
 /// The effect of an access on the whole VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,19 @@ pub trait MemoryDevice: Send {
     fn stop(&mut self) {}
     /// Sets the device back to the machine's start before it returns; the guest has reset it.
     fn reset(&mut self);
+    /// Stops the device between two pieces of work until the second value is dropped, and returns its state; see
+    /// [`VirtioDevice::rest`](super::virtio::VirtioDevice::rest).
+    ///
+    /// # Errors
+    /// [`NotAtRest`], where its work does not end by `until`; then it continues.
+    fn save(&self, until: Instant) -> Result<(SavedDevice, Rest), NotAtRest>;
+    /// Starts a thread that makes the guest's writes to the device durable; `None` where there are none.
+    fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>>;
+    /// Lets the device, which is as new, continue from a saved state.
+    ///
+    /// # Errors
+    /// [`RestoreDeviceError`] where it cannot; then the machine must not run.
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError>;
 }
 
 struct Range {
@@ -94,6 +112,13 @@ struct Counters {
 }
 
 impl Counters {
+    fn set(&self, to: BusCounters) {
+        self.port_reads_unanswered.store(to.port_reads_unanswered, Ordering::Relaxed);
+        self.port_writes_unanswered.store(to.port_writes_unanswered, Ordering::Relaxed);
+        self.mmio_reads_unanswered.store(to.mmio_reads_unanswered, Ordering::Relaxed);
+        self.mmio_writes_unanswered.store(to.mmio_writes_unanswered, Ordering::Relaxed);
+    }
+
     fn read(&self) -> BusCounters {
         let Counters { port_reads_unanswered, port_writes_unanswered, mmio_reads_unanswered, mmio_writes_unanswered } =
             self;
@@ -108,7 +133,8 @@ impl Counters {
 }
 
 /// Numbers of accesses that no device answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BusCounters {
     /// Number of reads of ports without a device, which returned ones.
     pub port_reads_unanswered: u64,
@@ -209,9 +235,49 @@ impl Bus {
         }
     }
 
+    /// Stops all devices behind addresses between two pieces of work, in the order in which they were added, until the
+    /// second value is dropped.
+    ///
+    /// # Errors
+    /// The number of the device that does not come to rest by `until`, and the reason; then all continue.
+    pub fn save_devices(&self, until: Instant) -> Result<(Vec<SavedDevice>, Vec<Rest>), (usize, NotAtRest)> {
+        let save = |(number, range): (usize, &MemoryRange)| {
+            lock(&range.device).save(until).map_err(|error| (number, error))
+        };
+        let saved: Result<Vec<_>, _> = self.memory_ranges.iter().enumerate().map(save).collect();
+        Ok(saved?.into_iter().unzip())
+    }
+
+    /// Makes the guest's writes to all disks durable; the guest may run meanwhile.
+    ///
+    /// # Errors
+    /// The first error of a disk.
+    pub fn flush_disks(&self) -> io::Result<()> {
+        let started: Vec<_> = self.memory_ranges.iter().filter_map(|range| lock(&range.device).start_flush()).collect();
+        let lost = |_| Err(io::Error::other("the thread that flushes a disk panicked"));
+        let ended: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect();
+        ended.into_iter().collect()
+    }
+
+    /// Lets the devices behind addresses, which are as new, continue from saved states, in their order.
+    ///
+    /// # Errors
+    /// The number of the device that cannot continue, and the reason; then the machine must not run.
+    pub fn restore_devices(&self, saved: &[SavedDevice]) -> Result<(), (usize, RestoreDeviceError)> {
+        for (number, (range, saved)) in self.memory_ranges.iter().zip(saved).enumerate() {
+            lock(&range.device).restore(saved).map_err(|error| (number, error))?;
+        }
+        Ok(())
+    }
+
     /// Accesses that no device answered until now.
     pub fn counters(&self) -> BusCounters {
         self.counters.read()
+    }
+
+    /// Counts on from the accesses before a snapshot.
+    pub fn restore_counters(&self, before: BusCounters) {
+        self.counters.set(before);
     }
 
     /// A handle that reads [`Bus::counters`] later.
@@ -303,6 +369,15 @@ mod tests {
         }
         fn write(&mut self, _: u64, _: &[u8]) {}
         fn reset(&mut self) {}
+        fn save(&self, _: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
+            Err(NotAtRest::Busy)
+        }
+        fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
+            None
+        }
+        fn restore(&mut self, _: &SavedDevice) -> Result<(), RestoreDeviceError> {
+            Err(RestoreDeviceError::Damaged("a device without a state"))
+        }
     }
 
     #[test]

@@ -59,6 +59,16 @@ impl Registers {
     }
 }
 
+/// The registers in a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPower {
+    /// Events that the guest has not acknowledged.
+    status: u16,
+    /// Events that the guest has enabled.
+    enabled: u16,
+}
+
 /// The button of a machine. Clones are the same button.
 #[derive(Clone)]
 pub struct PowerButton(Arc<Mutex<Registers>>);
@@ -81,6 +91,22 @@ impl PowerButton {
         }
         registers.status |= POWER_BUTTON;
         Ok(registers.set_line()?)
+    }
+
+    /// State of the registers, for a snapshot.
+    pub fn saved(&self) -> SavedPower {
+        let registers = self.lock();
+        SavedPower { status: registers.status, enabled: registers.enabled }
+    }
+
+    /// Takes over the state of a snapshot.
+    ///
+    /// # Errors
+    /// [`KvmError`] where KVM does not set the interrupt's line.
+    pub fn restore(&self, saved: SavedPower) -> Result<(), KvmError> {
+        let mut registers = self.lock();
+        (registers.status, registers.enabled) = (saved.status & POWER_BUTTON, saved.enabled);
+        registers.set_line()
     }
 
     fn lock(&self) -> MutexGuard<'_, Registers> {

@@ -18,6 +18,7 @@ use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::bus::{BusEvent, PortDevice};
+use crate::kvm::saved::Digits;
 
 /// Receives each line that the guest prints, without its line end. An unfinished last line comes when
 /// the guest ends.
@@ -113,6 +114,42 @@ impl Write for LineWriter {
     /// Does nothing: the device flushes after each byte, and the sink receives lines.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// The port in a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedSerial {
+    /// Divisor latch, in register order: low and high byte.
+    divisor: [u8; 2],
+    /// Registers: interrupt enable, interrupt identification, line control, line status, modem control, modem status,
+    /// scratch.
+    registers: [u8; 7],
+    /// Typed bytes that the guest has not read.
+    typed: Digits,
+    /// Bytes of the line that has no end yet. A sink of bytes has received them already.
+    line: Digits,
+    /// Whether the guest has begun to listen.
+    is_listened_to: bool,
+}
+
+impl SavedSerial {
+    fn state(&self) -> SerialState {
+        let [interrupt_enable, interrupt_identification, line_control, line_status, modem_control, modem_status, scratch] =
+            self.registers;
+        SerialState {
+            baud_divisor_low: self.divisor[0],
+            baud_divisor_high: self.divisor[1],
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            in_buffer: self.typed.0.clone(),
+        }
     }
 }
 
@@ -217,6 +254,40 @@ impl SerialPort {
         let writer = LineWriter { output, line: Vec::with_capacity(256), first_byte: Arc::clone(&first_byte) };
         let port = Port { uart: Serial::new(interrupt, writer), listening: Listening::default() };
         SerialPort { port: Arc::new(Mutex::new(port)), first_byte }
+    }
+
+    /// Creates a port that continues from a snapshot; a pending interrupt comes again. `None` where the state is one
+    /// that no port can be in.
+    pub fn restored(interrupt: SerialInterrupt, output: SerialOutput, saved: &SavedSerial) -> Option<SerialPort> {
+        if saved.line.0.len() >= LINE_BYTES_MAX {
+            return None;
+        }
+        let first_byte = Arc::new(OnceLock::new());
+        let writer = LineWriter { output, line: saved.line.0.clone(), first_byte: Arc::clone(&first_byte) };
+        let uart = Serial::from_state(&saved.state(), interrupt, NoEvents, writer).ok()?;
+        let listening = Listening { has_begun: saved.is_listened_to, polls: 0 };
+        Some(SerialPort { port: Arc::new(Mutex::new(Port { uart, listening })), first_byte })
+    }
+
+    /// State of the port, for a snapshot; no vCPU runs.
+    pub fn saved(&self) -> SavedSerial {
+        let port = self.lock();
+        let state = port.uart.state();
+        SavedSerial {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            registers: [
+                state.interrupt_enable,
+                state.interrupt_identification,
+                state.line_control,
+                state.line_status,
+                state.modem_control,
+                state.modem_status,
+                state.scratch,
+            ],
+            typed: Digits(state.in_buffer),
+            line: Digits(port.uart.writer().line.clone()),
+            is_listened_to: port.listening.has_begun,
+        }
     }
 
     /// Time of the guest's first byte, if there was one.

@@ -20,6 +20,8 @@ pub mod net;
 pub mod pieces;
 pub mod queue;
 pub mod rng;
+pub mod saved;
+pub mod service;
 #[cfg(test)]
 mod test_driver;
 pub mod threads;
@@ -28,15 +30,20 @@ pub mod used;
 pub mod vsock;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use interrupt::Interrupt;
 pub use io_thread::{IoThread, Subscription};
 pub use queue::{ActiveQueue, BrokenQueue};
+pub use saved::{DeviceState, NotAtRest, Rest, RestoreDeviceError, SavedDevice};
 pub use threads::DeviceThreads;
 pub use transport::Transport;
 use wideleaf_policies::{Bytes, Gpa, GpaRange};
 
 use crate::dma::DeviceMemory;
+
+/// Makes the guest's writes to a device durable.
+pub type Flusher = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
 
 /// The kind of a device, as its driver sees it (Virtual I/O Device 1.2, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +87,25 @@ pub trait VirtioDevice: Send {
     /// Stops serving all queues before it returns, as if it had never been activated. Also called on a device that
     /// is not active.
     fn reset(&mut self);
+
+    /// Stops the service between two pieces of work, until the result is dropped, and returns its state. No vCPU
+    /// runs, and the gate lets devices pass. A disk makes all its writes durable.
+    ///
+    /// # Errors
+    /// [`NotAtRest`], where a piece of work does not end by `until`; then the service continues.
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest>;
+
+    /// Work that makes the guest's writes durable, for a thread that may wait; `None` where there are none.
+    fn flusher(&self) -> Option<Flusher> {
+        None
+    }
+
+    /// Takes over the saved state of a device of this kind, before it is activated. The queues that it is activated
+    /// with then have the positions of the saved ones.
+    ///
+    /// # Errors
+    /// [`RestoreDeviceError`] where this is not the device that the guest knows.
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError>;
 }
 
 /// The resources of an activated device.

@@ -1,4 +1,8 @@
 //! A gate that many devices can pass at once. A pause of the VM closes it behind the last of them.
+//!
+//! ```text
+//!   open ── close ─▶ closed ── drain ─▶ devices pass, to finish what they began ── drained ─▶ closed ── open ─▶ open
+//! ```
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +12,15 @@ struct State {
     inside: usize,
     /// Number of closings that were not undone.
     closings: usize,
+    /// Whether devices pass although the gate is closed, once.
+    is_drained: bool,
+}
+
+impl State {
+    fn is_shut(&self) -> bool {
+        // A second closing is another thread's, which did not ask for the devices' work.
+        self.closings > 1 || self.closings == 1 && !self.is_drained
+    }
 }
 
 /// The gate: see the module.
@@ -25,7 +38,7 @@ impl Gate {
     /// Enters the gate; waits while it is closed.
     pub fn enter(&self) -> Inside<'_> {
         let mut state = self.lock();
-        while state.closings > 0 {
+        while state.is_shut() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.inside += 1;
@@ -57,6 +70,27 @@ impl Gate {
         debug_assert!(state.closings > 0, "the gate is not closed");
         state.closings = state.closings.saturating_sub(1);
         self.changed.notify_all();
+    }
+
+    /// Lets devices pass although the caller has closed the gate, so that they finish what they have begun. Returns
+    /// whether they may: not where it is open, or another thread has closed it too. Ended by [`Gate::drained`].
+    #[must_use]
+    pub fn drain(&self) -> bool {
+        let mut state = self.lock();
+        let may_drain = state.closings == 1 && !state.is_drained;
+        state.is_drained |= may_drain;
+        self.changed.notify_all();
+        may_drain
+    }
+
+    /// Ends [`Gate::drain`] and waits, for at most `at_most`, until no device is inside. Returns whether that
+    /// succeeded; the gate is closed again in any case.
+    #[must_use]
+    pub fn drained(&self, at_most: Duration) -> bool {
+        let mut state = self.lock();
+        state.is_drained = false;
+        let waited = self.changed.wait_timeout_while(state, at_most, |state| state.inside > 0);
+        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
     }
 
     /// Waits while it is closed, for at most `at_most`. Returns whether it is open now.
@@ -97,6 +131,40 @@ mod tests {
         drop(inside);
         assert!(gate.close(Duration::from_millis(1)));
         gate.open();
+    }
+
+    #[test]
+    fn a_device_passes_a_closed_gate_only_while_it_is_drained() {
+        let gate = Gate::default();
+        assert!(!gate.drain(), "an open gate needs no draining");
+        assert!(gate.close(Duration::ZERO) && gate.drain() && !gate.drain());
+        let inside = gate.enter();
+        assert!(!gate.drained(Duration::ZERO), "the device is inside");
+        drop(inside);
+        assert!(gate.drain() && gate.drained(Duration::ZERO));
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(|| drop(gate.enter()));
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!entered.is_finished());
+            gate.open();
+        });
+    }
+
+    #[test]
+    fn a_gate_that_two_have_closed_is_not_drained() {
+        let gate = Gate::default();
+        assert!(gate.close(Duration::ZERO) && gate.close(Duration::ZERO) && !gate.drain());
+        gate.open();
+        assert!(gate.drain());
+        // The second closing comes during the draining, and then no device passes.
+        assert!(gate.close(Duration::ZERO));
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(|| drop(gate.enter()));
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!entered.is_finished());
+            gate.open();
+        });
+        assert!(gate.drained(Duration::ZERO));
     }
 
     #[test]

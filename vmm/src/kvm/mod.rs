@@ -7,15 +7,15 @@
 //! | [`memslot`] | – | divides RAM into memslots, and keeps the state of each |
 //! | [`vcpu`] | a vCPU | registers, CPUID, `KVM_RUN` |
 //! | [`kick`] | a vCPU | takes a vCPU out of the guest from another thread |
-//! | [`fresh`] | the VM, a vCPU | saves the state of both before the first instruction, and restores it |
+//! | [`saved`] | the VM, a vCPU | the state of both, taken and restored: at a reset, and in a snapshot |
 //! | [`stats`] | the VM's statistics | reads `pages_4k`, `pages_2m`, `pages_1g` |
 //! | [`second_level`] | – | the manager's access to KVM, built from the above |
 //! | [`guest_memory`] | – | guest RAM as the loaders see it |
 
-pub mod fresh;
 pub mod guest_memory;
 pub mod kick;
 pub mod memslot;
+pub mod saved;
 pub mod second_level;
 pub mod stats;
 pub mod system;
@@ -89,6 +89,14 @@ pub enum KvmError {
     MsrStays {
         /// Number of the register.
         index: u32,
+    },
+    /// KVM does not set a register to the value that a guest had elsewhere.
+    #[error("cannot set model-specific register {index:#x} to {data:#x}: this KVM refuses it; use a host as the guest's")]
+    MsrNotSet {
+        /// Number of the register.
+        index: u32,
+        /// Value that the guest had.
+        data: u64,
     },
     /// An ioctl failed.
     #[error("{what} failed: {source}")]

@@ -68,6 +68,11 @@ impl KvmSystem {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
+    /// Whether the CPU scales the guests' time stamp counters (KVM API, `KVM_CAP_TSC_CONTROL`).
+    pub fn can_scale_tsc(&self) -> bool {
+        self.kvm.check_extension(Cap::TscControl)
+    }
+
     /// Largest number of memslots of a VM.
     pub fn memslots_max(&self) -> usize {
         self.kvm.get_nr_memslots()

@@ -107,6 +107,21 @@ impl Vcpu {
         self.fd.get_tsc_khz().map_err(KvmError::ioctl("KVM_GET_TSC_KHZ"))
     }
 
+    /// Lets the guest's time stamp counter count at this frequency, in kHz (KVM API, 4.55 `KVM_SET_TSC_KHZ`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`], where the host's counter has another frequency and the CPU cannot scale it.
+    pub fn set_tsc_khz(&self, khz: u32) -> Result<(), KvmError> {
+        self.fd.set_tsc_khz(khz).map_err(KvmError::ioctl("KVM_SET_TSC_KHZ"))
+    }
+
+    /// Marks the guest's clock as stopped by the host for a while, so that its watchdogs do not take the jump of time
+    /// for a hang (KVM API, 4.70 `KVM_KVMCLOCK_CTRL`). A guest without KVM's clock does not learn it.
+    pub fn mark_clock_stopped(&self) {
+        // It fails where the guest does not use the clock, and only then.
+        let _ = self.fd.kvmclock_ctrl();
+    }
+
     /// Reads the general registers.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_clock_data, kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::GuestRam;
@@ -80,6 +80,23 @@ impl Vm {
     pub fn create_pit(&self) -> Result<(), KvmError> {
         let config = kvm_pit_config { flags: kvm_bindings::KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).map_err(KvmError::ioctl("KVM_CREATE_PIT2"))
+    }
+
+    /// Time of the guest's KVM clock, in nanoseconds (KVM API, 4.29 `KVM_GET_CLOCK`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
+    pub fn clock_ns(&self) -> Result<u64, KvmError> {
+        Ok(self.fd.get_clock().map_err(KvmError::ioctl("KVM_GET_CLOCK"))?.clock)
+    }
+
+    /// Sets the guest's KVM clock, in nanoseconds; no vCPU has run (KVM API, 4.30 `KVM_SET_CLOCK`).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
+    pub fn set_clock_ns(&self, clock: u64) -> Result<(), KvmError> {
+        let clock = kvm_clock_data { clock, ..Default::default() };
+        self.fd.set_clock(&clock).map_err(KvmError::ioctl("KVM_SET_CLOCK"))
     }
 
     /// Lets `event` raise the interrupt `gsi` inside the kernel, without this process.

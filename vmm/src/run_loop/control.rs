@@ -12,6 +12,8 @@
 //!      │                                                            │
 //!      └── each vCPU is put back, paused still ◀── PuttingBack ◀────┘
 //! ```
+//!
+//! A snapshot takes the state of paused vCPUs, each by its own thread as well ([`RunControl::save_vcpus`]).
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +21,8 @@ use std::time::{Duration, Instant};
 use wideleaf_memory::second_level::{PagingMode, SecondLevelError};
 
 use super::GuestExit;
-use crate::kvm::Kicker;
+use crate::kvm::saved::{SavedTsc, SavedVcpu};
+use crate::kvm::{Kicker, KvmError};
 
 /// Time limit of [`RunControl::pause`]. A vCPU leaves the guest within microseconds of the signal. Longer delays
 /// come from a page fault of the host (a giant page is zeroed in 0.1 to 0.3 s) or a slow serial sink.
@@ -86,6 +89,31 @@ pub(super) struct Inner {
     /// Number of vCPUs that will never write to a device again.
     pub(super) silent: usize,
     pub(super) vcpus: Vec<VcpuRecord>,
+    /// What each vCPU's thread took of its vCPU, while a snapshot waits for it.
+    pub(super) saving: Option<Vec<Option<Result<PausedVcpu, KvmError>>>>,
+}
+
+/// A paused vCPU and its time stamp counter.
+pub(crate) type PausedVcpu = (SavedVcpu, SavedTsc);
+
+/// The reasons why the state of the vCPUs cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveVcpusError {
+    /// A vCPU may run the guest, or is about to.
+    #[error("its vCPUs are not paused; pause the VM first, and do not resume it meanwhile")]
+    NotPaused,
+    /// The VM has ended, or ends now.
+    #[error("the VM has ended")]
+    Ended,
+    /// The guest resets its machine.
+    #[error("the guest resets its machine; try again")]
+    Resetting,
+    /// Another thread takes the state.
+    #[error("another thread saves it; wait for its end")]
+    Busy,
+    /// KVM did not give the state.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +127,16 @@ impl RunControl {
     /// Creates the control for one vCPU per kicker; all of them are about to run.
     pub fn new(kickers: Vec<Kicker>, on_reset: OnReset) -> Arc<RunControl> {
         let vcpus = vec![VcpuRecord { state: VcpuState::Running, paging: None }; kickers.len()];
-        let inner = Inner { pauses: 0, reset: Reset::No, resets: 0, is_stopping: false, exit: None, silent: 0, vcpus };
+        let inner = Inner {
+            pauses: 0,
+            reset: Reset::No,
+            resets: 0,
+            is_stopping: false,
+            exit: None,
+            silent: 0,
+            vcpus,
+            saving: None,
+        };
         Arc::new(RunControl { inner: Mutex::new(inner), changed: Condvar::new(), kickers, on_reset })
     }
 
@@ -190,6 +227,35 @@ impl RunControl {
             self.changed.notify_all();
         }
         Ok(())
+    }
+
+    /// Takes the state of all vCPUs, which the caller has paused, in their order.
+    ///
+    /// # Errors
+    /// [`SaveVcpusError`]; the vCPUs are as before.
+    pub(crate) fn save_vcpus(&self) -> Result<Vec<PausedVcpu>, SaveVcpusError> {
+        let mut inner = self.lock();
+        inner.may_be_saved()?;
+        if inner.saving.is_some() {
+            return Err(SaveVcpusError::Busy);
+        }
+        inner.saving = Some(inner.vcpus.iter().map(|_| None).collect());
+        self.changed.notify_all();
+        while inner.may_be_saved().is_ok() && inner.saving.iter().flatten().any(Option::is_none) {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+        let saved = inner.saving.take().unwrap_or_default();
+        inner.may_be_saved()?;
+        let each = saved.into_iter().map(|vcpu| vcpu.ok_or(SaveVcpusError::NotPaused)?.map_err(SaveVcpusError::Kvm));
+        each.collect()
+    }
+
+    /// Whether all vCPUs are paused, and stay so until a pause is undone.
+    ///
+    /// # Errors
+    /// [`SaveVcpusError`] with the reason why not.
+    pub(crate) fn may_be_saved(&self) -> Result<(), SaveVcpusError> {
+        self.lock().may_be_saved()
     }
 
     /// Paging mode of each vCPU.
@@ -316,6 +382,17 @@ impl RunControl {
 impl Inner {
     fn is_reset_wanted(&self) -> bool {
         !self.is_stopping && self.reset == Reset::Wanted
+    }
+
+    fn may_be_saved(&self) -> Result<(), SaveVcpusError> {
+        if self.is_stopping || self.vcpus.iter().any(|vcpu| vcpu.state == VcpuState::Finished) {
+            return Err(SaveVcpusError::Ended);
+        }
+        if self.reset != Reset::No {
+            return Err(SaveVcpusError::Resetting);
+        }
+        let are_paused = self.pauses > 0 && self.vcpus.iter().all(|vcpu| vcpu.state == VcpuState::Paused);
+        if are_paused { Ok(()) } else { Err(SaveVcpusError::NotPaused) }
     }
 
     fn wants_all_out(&self) -> bool {

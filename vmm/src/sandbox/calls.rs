@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kvm_bindings::{
-    kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
+    kvm_clock_data, kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
     kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region,
     kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
@@ -30,6 +30,7 @@ use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
 use seccompiler::{BackendError, SeccompCondition as Condition, SeccompRule};
 
 use super::SandboxConfig;
+use crate::kvm::saved::tsc::GET_DEVICE_ATTR;
 
 /// The purpose of a thread, which decides its permitted calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -210,6 +211,28 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x81, size_of::<kvm_regs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x83, size_of::<kvm_sregs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
+    // Marks the guest's clock as stopped, after a long pause.
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xad))),
+];
+
+/// Reads a vCPU's state in its own thread, for a snapshot. Numbers as in [`PUTTING_BACK`].
+const SAVING_VCPU: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x88, size_of::<kvm_msrs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x8e, size_of::<kvm_lapic_state>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x98, size_of::<kvm_mp_state>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x9f, size_of::<kvm_vcpu_events>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa1, size_of::<kvm_debugregs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa4, size_of::<kvm_xsave>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa6, size_of::<kvm_xcrs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0xbe, size_of::<kvm_nested_state>()))),
+    (libc::SYS_ioctl, With::Is(1, GET_DEVICE_ATTR)),
+];
+
+/// Reads the state of interrupt controllers, timer and clock, in the thread that takes a snapshot.
+const SAVING_VM: Table = &[
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x62, size_of::<kvm_irqchip>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x9f, size_of::<kvm_pit_state2>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x7c, size_of::<kvm_clock_data>()))),
 ];
 
 /// Restores a vCPU's initial state in its own thread, where a reset leads to another boot. Numbers of linux/kvm.h;
@@ -397,6 +420,15 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
             ThreadKind::Process => tables.extend([PUTTING_BACK, BOOTING_AGAIN]),
             ThreadKind::Vcpu => tables.push(PUTTING_BACK),
             ThreadKind::Main => tables.extend([BOOTING_AGAIN, BUTTON]),
+            _ => {}
+        }
+    }
+    if config.has_control_socket {
+        // A client may ask for a snapshot.
+        match kind {
+            ThreadKind::Process => tables.extend([SAVING_VCPU, SAVING_VM]),
+            ThreadKind::Vcpu => tables.push(SAVING_VCPU),
+            ThreadKind::Main | ThreadKind::Control => tables.push(SAVING_VM),
             _ => {}
         }
     }

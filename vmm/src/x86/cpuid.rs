@@ -79,6 +79,102 @@ pub fn avx_xcr0(supported: &CpuId) -> Option<u64> {
     (has_both && can_enable).then_some(XCR0_AVX)
 }
 
+/// A leaf of CPUID whose registers are sets of features: number, index, and the bits that are features in EAX to EDX.
+type FeatureLeaf = (u32, u32, [u32; 4]);
+
+/// The leaves of features that a guest may rely on (SDM vol. 2, CPUID; AMD APM vol. 3, appendix E; Linux,
+/// Documentation/virt/kvm/x86/cpuid.rst).
+const FEATURE_LEAVES: [FeatureLeaf; 12] = {
+    const ALL: u32 = u32::MAX;
+    /// Bits that follow a control register, not the CPU.
+    const OSXSAVE: u32 = 1 << 27;
+    const OSPKE: u32 = 1 << 4;
+    [
+        (LEAF_FEATURES, 0, [0, 0, !OSXSAVE, ALL]),
+        (0x7, 0, [0, ALL, !OSPKE, ALL]),
+        (0x7, 1, [ALL, ALL, ALL, ALL]),
+        (0x7, 2, [0, 0, 0, ALL]),
+        (LEAF_XSAVE, 0, [ALL, 0, 0, ALL]),
+        (LEAF_XSAVE, 1, [ALL, 0, ALL, ALL]),
+        (0x4000_0001, 0, [ALL, 0, 0, 0]),
+        (LEAF_EXTENDED_FEATURES, 0, [0, 0, ALL, ALL]),
+        (0x8000_0007, 0, [0, 0, 0, ALL]),
+        (LEAF_ADDRESS_SIZES, 0, [0, ALL, 0, 0]),
+        (0x8000_000a, 0, [0, 0, 0, ALL]),
+        (0x8000_0021, 0, [ALL, 0, 0, 0]),
+    ]
+};
+
+/// The properties of a CPU that a guest knows and this host lacks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CpuMissing {
+    /// The CPU is of another vendor.
+    #[error("the guest runs on a CPU of {saved:?}, and this host has one of {here:?}")]
+    Vendor {
+        /// Vendor of the guest's CPU.
+        saved: String,
+        /// Vendor of the host's CPU.
+        here: String,
+    },
+    /// The physical addresses are shorter.
+    #[error("the guest has {saved} bits of physical address, and guests of this host have {here}")]
+    AddressBits {
+        /// Number of address bits of the guest's CPU.
+        saved: u32,
+        /// Number of address bits that this host gives.
+        here: u32,
+    },
+    /// The CPU lacks features.
+    #[error("the guest's CPU has features {bits:#x} in {register} of CPUID leaf {leaf:#x}.{index}, which this host lacks")]
+    Features {
+        /// Number of the leaf.
+        leaf: u32,
+        /// Index in the leaf.
+        index: u32,
+        /// Name of the register.
+        register: &'static str,
+        /// Missing bits.
+        bits: u32,
+    },
+}
+
+/// Checks that a guest with the CPUID `known` finds everything in `here` that it may rely on.
+///
+/// # Errors
+/// [`CpuMissing`] with the first property that is missing.
+pub fn check_covers(here: &CpuId, known: &CpuId) -> Result<(), CpuMissing> {
+    let vendors = (vendor(known), vendor(here));
+    if vendors.0 != vendors.1 {
+        return Err(CpuMissing::Vendor { saved: vendors.0, here: vendors.1 });
+    }
+    let bits = (physical_address_bits(known), physical_address_bits(here));
+    if bits.0 > bits.1 {
+        return Err(CpuMissing::AddressBits { saved: bits.0, here: bits.1 });
+    }
+    for (leaf, index, masks) in FEATURE_LEAVES {
+        let (known, here) = (registers(known, leaf, index), registers(here, leaf, index));
+        for (n, register) in ["EAX", "EBX", "ECX", "EDX"].into_iter().enumerate() {
+            let bits = known[n] & masks[n] & !here[n];
+            if bits != 0 {
+                return Err(CpuMissing::Features { leaf, index, register, bits });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn vendor(cpuid: &CpuId) -> String {
+    let letters = leaf(cpuid, LEAF_BASIC).map(|entry| [entry.ebx, entry.edx, entry.ecx].map(u32::to_le_bytes).concat());
+    String::from_utf8_lossy(&letters.unwrap_or_default()).into_owned()
+}
+
+/// EAX to EDX of a leaf; zeroes where it is absent.
+fn registers(cpuid: &CpuId, function: u32, index: u32) -> [u32; 4] {
+    let mut entries = cpuid.as_slice().iter();
+    let found = entries.find(|entry| entry.function == function && entry.index == index);
+    found.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
+}
+
 /// Number of bits in a physical address of the guest; 36 where the leaf is absent (SDM vol. 2, CPUID).
 pub fn physical_address_bits(supported: &CpuId) -> u32 {
     leaf(supported, LEAF_ADDRESS_SIZES).map_or(36, |entry| entry.eax & 0xff)

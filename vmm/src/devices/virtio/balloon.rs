@@ -17,14 +17,21 @@
 //! The balloon's own thread serves the queues: giving back gigabytes takes longer than a disk may wait.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::QueueT as _;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use wideleaf_memory::LinuxHost;
 use wideleaf_memory::actuators::give_back::GiveBack;
-use wideleaf_policies::Bytes;
+use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 
-use super::{ActivateError, Activation, ActiveQueue, DeviceKind, IoThread, Subscription, VirtioDevice};
+use super::saved::SavedBalloon;
+use super::service::{Served, Service};
+use super::{
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, IoThread, NotAtRest, Rest, RestoreDeviceError,
+    Subscription, VirtioDevice,
+};
 
 mod handle;
 mod serving;
@@ -59,8 +66,10 @@ pub struct Balloon {
     handle: BalloonHandle,
     /// Number of pages that the balloon holds, written by the driver, piece by piece if it likes.
     actual: [u8; 4],
-    serving: Option<Subscription>,
+    serving: Option<(Subscription, Arc<Service<Serving>>)>,
     give_back: Option<GiveBack>,
+    /// State of a snapshot, for the next start.
+    restored: SavedBalloon,
 }
 
 impl Balloon {
@@ -71,12 +80,18 @@ impl Balloon {
     pub fn new(ram: Bytes, target: Bytes) -> Result<Balloon, TooMuch> {
         let handle = BalloonHandle::new(ram);
         handle.set_target(target)?;
-        Ok(Balloon { handle, actual: [0; 4], serving: None, give_back: None })
+        Ok(Balloon { handle, actual: [0; 4], serving: None, give_back: None, restored: SavedBalloon::default() })
     }
 
     /// A handle that steers and reads the balloon, also after the device is handed over.
     pub fn handle(&self) -> BalloonHandle {
         self.handle.clone()
+    }
+
+    /// The state without a service: its driver has not come, or is gone.
+    fn idle(&self) -> SavedBalloon {
+        let actual_pages = u32::from_le_bytes(self.actual);
+        SavedBalloon { target_pages: self.handle.target_pages(), actual_pages, ..SavedBalloon::default() }
     }
 
     fn config(&self) -> [u8; 8] {
@@ -123,7 +138,11 @@ impl VirtioDevice for Balloon {
         let (has_statistics, has_reports, tells) =
             (has(feature::STATS_VQ), has(feature::PAGE_REPORTING), has(feature::MUST_TELL_HOST));
         let Activation { memory, queues, interrupt, threads, .. } = activation;
-        let queues = Queues::of(queues, has_statistics, has_reports)?;
+        let mut queues = Queues::of(queues, has_statistics, has_reports)?;
+        let restored = std::mem::take(&mut self.restored);
+        if let Some(statistics) = &mut queues.statistics {
+            statistics.held = restored.statistics_held.filter(|head| *head < statistics.queue.queue.size());
+        }
         let host = LinuxHost::open().map_err(|error| ActivateError::Host { what: error.what, source: error.source })?;
         let ram = Arc::clone(memory.memory().ram());
         let no_ram = |error| ActivateError::Host { what: "the balloon", source: std::io::Error::other(error) };
@@ -131,9 +150,12 @@ impl VirtioDevice for Balloon {
         let no_event = |source| ActivateError::Host { what: "eventfd", source };
         let ask = EventFd::new(EFD_NONBLOCK).map_err(no_event)?;
         self.handle.is_active(ram, Arc::clone(&interrupt), ask.try_clone().map_err(no_event)?);
+        give_back.inflate_restored(restored.inflated.iter().filter_map(|run| range_of(*run)));
         self.give_back = Some(give_back.clone());
         let serving = Serving { queues, ask, memory, interrupt, give_back, tells, handle: self.handle.clone() };
-        self.serving = Some(Arc::new(IoThread::new(threads)).add(Box::new(serving))?);
+        let service = Service::new(serving);
+        let subscription = Arc::new(IoThread::new(threads)).add(Box::new(Served(Arc::clone(&service))))?;
+        self.serving = Some((subscription, service));
         Ok(())
     }
 
@@ -144,8 +166,49 @@ impl VirtioDevice for Balloon {
         if let Some(give_back) = self.give_back.take() {
             give_back.ram().given_back().book().forget_inflated();
         }
-        self.actual = [0; 4];
+        (self.actual, self.restored) = ([0; 4], SavedBalloon::default());
     }
+
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        let idle = self.idle();
+        let Some((_, service)) = &self.serving else { return Ok(Rest::idle(DeviceState::Balloon(idle))) };
+        let resting = service.rest(until).ok_or(NotAtRest::Busy)?;
+        let inflated = resting.give_back.ram().given_back().book().inflated_runs().into_iter().map(of_range).collect();
+        let statistics_held = resting.queues.statistics.as_ref().and_then(|statistics| statistics.held);
+        let queues = resting.queues.all().map(|(number, queue)| (number, queue.queue.state())).collect();
+        let device = DeviceState::Balloon(SavedBalloon { inflated, statistics_held, ..idle });
+        Ok(Rest::held(device, queues, Box::new(resting)))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {
+        let DeviceState::Balloon(saved) = state else { return Ok(()) };
+        // Each run ends before the next one begins, so restoring them takes no longer than the RAM is large.
+        let is_ascending = saved.inflated.windows(2).all(|pair| ends_before(pair[0], pair[1]));
+        if !is_ascending || saved.inflated.iter().any(|run| range_of(*run).is_none()) {
+            return Err(RestoreDeviceError::Damaged("the balloon's pages are not in order"));
+        }
+        let target = PageSize::Base4K.bytes() * u64::from(saved.target_pages);
+        self.handle.set_target(target).map_err(|_| RestoreDeviceError::Damaged("its target exceeds the RAM"))?;
+        self.actual = saved.actual_pages.to_le_bytes();
+        self.handle.actual_is(saved.actual_pages);
+        self.restored = saved.clone();
+        Ok(())
+    }
+}
+
+/// The memory of a saved run of pages; `None` where it has no end.
+fn range_of((first, pages): (u64, u64)) -> Option<GpaRange> {
+    let page = PageSize::Base4K.bytes().get();
+    GpaRange::new(Gpa::new(first.checked_mul(page)?), Bytes::new(pages.checked_mul(page)?))
+}
+
+fn of_range(range: GpaRange) -> (u64, u64) {
+    let page = PageSize::Base4K.bytes().get();
+    (range.start().get() / page, range.bytes().get() / page)
+}
+
+fn ends_before((first, pages): (u64, u64), (next, _): (u64, u64)) -> bool {
+    first.checked_add(pages).is_some_and(|end| end <= next)
 }
 
 impl Queues {
@@ -160,6 +223,12 @@ impl Queues {
         let deflate = next(true)?.ok_or(ActivateError::NoQueue(1))?;
         let statistics = next(has_statistics)?.map(|queue| StatisticsQueue { queue, held: None });
         Ok(Queues { inflate, deflate, statistics, reports: next(has_reports)? })
+    }
+
+    /// All queues that the driver set up, with their numbers.
+    fn all(&self) -> impl Iterator<Item = (usize, &ActiveQueue)> {
+        let statistics = self.statistics.as_ref().map(|statistics| &statistics.queue);
+        [&self.inflate, &self.deflate].into_iter().chain(statistics).chain(&self.reports).enumerate()
     }
 }
 

@@ -17,6 +17,7 @@ pub mod request;
 mod worker;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use counters::{DiskCounters, DiskStatistics};
 pub use image::{DiskError, DiskImage, DiskOptions};
@@ -27,7 +28,9 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use worker::Worker;
 
-use super::{ActivateError, Activation, ActiveQueue, DeviceKind, VirtioDevice};
+use super::{
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, Flusher, NotAtRest, Rest, RestoreDeviceError, VirtioDevice,
+};
 
 /// Unit of all positions and lengths in bytes, whatever the block size (5.2.6).
 pub const SECTOR_BYTES: u64 = 512;
@@ -103,6 +106,28 @@ impl VirtioDevice for Block {
 
     fn reset(&mut self) {
         self.worker = None;
+    }
+
+    /// The request that was begun is completed; requests in the ring stay there.
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        let resting = self.worker.as_ref().map(|worker| worker.service().rest(until).ok_or(NotAtRest::Busy));
+        let resting = resting.transpose()?;
+        self.image.flush().map_err(NotAtRest::Flush)?;
+        let device = DeviceState::Block(self.image.saved().map_err(NotAtRest::Flush)?);
+        Ok(match resting {
+            None => Rest::idle(device),
+            Some(resting) => Rest::held(device, vec![(0, resting.queue.state())], Box::new(resting)),
+        })
+    }
+
+    fn flusher(&self) -> Option<Flusher> {
+        let image = Arc::clone(&self.image);
+        Some(Box::new(move || image.flush()))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {
+        let DeviceState::Block(saved) = state else { return Ok(()) };
+        self.image.check_is(saved)
     }
 }
 

@@ -72,6 +72,17 @@ impl Interrupt {
         self.status.fetch_and(!reasons, Ordering::AcqRel);
     }
 
+    /// Takes over the state of a snapshot. Reasons that the driver has not acknowledged raise the interrupt again: it
+    /// may have been on its way, and a driver that finds no reason ignores it.
+    pub(super) fn restore(&self, status: u32, needs_reset: bool) {
+        if needs_reset {
+            self.needs_reset.store(VIRTIO_CONFIG_S_NEEDS_RESET, Ordering::Release);
+        }
+        if status != 0 {
+            self.raise(status & (VIRTIO_MMIO_INT_VRING | VIRTIO_MMIO_INT_CONFIG));
+        }
+    }
+
     /// Sets the state back to the machine's start.
     pub(super) fn reset(&self) {
         self.status.store(0, Ordering::Release);

@@ -19,6 +19,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 pub use counters::NetCounters;
 pub use mac::{Mac, MacError};
@@ -34,7 +35,11 @@ use self::counters::Counting;
 use self::receive::Receiver;
 use self::transmit::Transmitter;
 use self::worker::{Shared, Worker};
-use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
+use super::saved::unless_equal;
+use super::service::{Served, Service};
+use super::{
+    ActivateError, Activation, DeviceKind, DeviceState, NotAtRest, Rest, RestoreDeviceError, Subscription, VirtioDevice,
+};
 
 /// Length in bytes of the header before each frame: `struct virtio_net_hdr` with its last field, which every device
 /// of version 1 has (section 5.1.6).
@@ -78,7 +83,7 @@ pub struct Net {
     config: NetConfig,
     counting: Arc<Counting>,
     is_up: Arc<AtomicBool>,
-    running: Option<Subscription>,
+    running: Option<(Subscription, Arc<Service<Worker>>)>,
 }
 
 /// A handle on a card's counters that remains after the card is given to a VM.
@@ -190,8 +195,8 @@ impl VirtioDevice for Net {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let io_thread = Arc::clone(&activation.io_thread);
-        let worker = self.worker(activation)?;
-        self.running = Some(io_thread.add(Box::new(worker))?);
+        let service = Service::new(self.worker(activation)?);
+        self.running = Some((io_thread.add(Box::new(Served(Arc::clone(&service))))?, service));
         Ok(())
     }
 
@@ -201,6 +206,21 @@ impl VirtioDevice for Net {
             // accept plain frames.
             let _ = self.link.set_offload(Offload::default());
         }
+    }
+
+    /// Buffers that were taken for a frame and stayed empty are in the ring again.
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        let device = DeviceState::Net { mac: self.config.mac.to_string(), mtu: self.config.mtu };
+        let Some((_, service)) = &self.running else { return Ok(Rest::idle(device)) };
+        let resting = service.rest(until).ok_or(NotAtRest::Busy)?;
+        let queues = resting.queues().map(|queue| queue.queue.state());
+        Ok(Rest::held(device, queues.into_iter().enumerate().collect(), Box::new(resting)))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {
+        let DeviceState::Net { mac, mtu } = state else { return Ok(()) };
+        unless_equal("address", mac, &self.config.mac.to_string(), "add mac= to --net")?;
+        unless_equal("MTU", mtu, &self.config.mtu, "set the tap's MTU with ip link")
     }
 }
 

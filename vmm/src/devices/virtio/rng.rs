@@ -12,13 +12,18 @@
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vmm_sys_util::epoll::EventSet;
 
 use super::queue::Chain;
-use super::{ActivateError, Activation, ActiveQueue, DeviceKind, Interrupt, Subscription, VirtioDevice};
+use super::service::{Served, Service};
+use super::{
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, Interrupt, NotAtRest, Rest, RestoreDeviceError,
+    Subscription, VirtioDevice,
+};
 use crate::dma::DeviceMemory;
 use crate::sys::random;
 
@@ -36,7 +41,7 @@ const PIECE_BYTES: usize = 4096;
 #[derive(Debug, Default)]
 pub struct Entropy {
     counters: Arc<EntropyCounters>,
-    serving: Option<Subscription>,
+    serving: Option<(Subscription, Arc<Service<Serving>>)>,
 }
 
 /// Counters of the device, updated while it works.
@@ -102,16 +107,30 @@ impl VirtioDevice for Entropy {
         let Activation { memory, queues, interrupt, io_thread, .. } = activation;
         let queue = queues.into_iter().next().filter(ActiveQueue::is_ready).ok_or(ActivateError::NoQueue(0))?;
         let counters = Arc::clone(&self.counters);
-        self.serving = Some(io_thread.add(Box::new(Serving { queue, memory, interrupt, counters }))?);
+        let service = Service::new(Serving { queue, memory, interrupt, counters });
+        self.serving = Some((io_thread.add(Box::new(Served(Arc::clone(&service))))?, service));
         Ok(())
     }
 
     fn reset(&mut self) {
         self.serving = None;
     }
+
+    /// A request that waits stays in the ring.
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        let Some((_, service)) = &self.serving else { return Ok(Rest::idle(DeviceState::Entropy)) };
+        let resting = service.rest(until).ok_or(NotAtRest::Busy)?;
+        let queues = vec![(0, resting.queue.queue.state())];
+        Ok(Rest::held(DeviceState::Entropy, queues, Box::new(resting)))
+    }
+
+    fn restore(&mut self, _: &DeviceState) -> Result<(), RestoreDeviceError> {
+        Ok(())
+    }
 }
 
 /// The service of the queue, on the devices' thread.
+#[derive(Debug)]
 struct Serving {
     queue: ActiveQueue,
     memory: DeviceMemory,

@@ -8,12 +8,14 @@
 //! ```
 
 use std::fmt;
+use std::io;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
 
 use super::ActivateError;
-use crate::sandbox::{Sandbox, ThreadKind};
+use crate::sandbox::{Sandbox, SandboxError, ThreadKind};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -52,6 +54,19 @@ impl DeviceThreads {
         result.recv().ok().filter(|_| is_there).expect("the thread that activates devices has not panicked")
     }
 
+    /// Runs `work` like [`DeviceThreads::call`]; `None` where it has no result by `until`. It then continues, and its
+    /// result is dropped. Without a sandbox the calling thread does the work, however long that takes.
+    pub(super) fn call_within<T: Send + 'static>(
+        &self,
+        until: Instant,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let Some(Inside { calls, .. }) = self.inside.get() else { return Some(work()) };
+        let (done, result) = mpsc::channel();
+        calls.send(Box::new(move || drop(done.send(work())))).ok()?;
+        result.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    }
+
     /// Starts a thread that runs `work`. Called on the thread that activates devices.
     ///
     /// # Errors
@@ -61,11 +76,31 @@ impl DeviceThreads {
         name: &'static str,
         work: impl FnOnce() + Send + 'static,
     ) -> Result<JoinHandle<()>, ActivateError> {
-        let sandbox = self.inside.get().map(|inside| Arc::clone(&inside.sandbox));
-        let restricted = move || match sandbox.map_or(Ok(()), |sandbox| sandbox.enter_thread(ThreadKind::Io)) {
+        self.spawn_restricted(name, move |is_restricted| match is_restricted {
             Ok(()) => work(),
             Err(error) => tracing::error!("{name}: cannot restrict the thread, so it does nothing: {error}"),
-        };
+        })
+    }
+
+    /// Like [`DeviceThreads::spawn`], for work that can fail.
+    ///
+    /// # Errors
+    /// [`ActivateError::Host`] where the kernel gives no thread.
+    pub(super) fn spawn_fallible(
+        &self,
+        name: &'static str,
+        work: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<JoinHandle<io::Result<()>>, ActivateError> {
+        self.spawn_restricted(name, move |is_restricted| is_restricted.map_err(io::Error::other).and_then(|()| work()))
+    }
+
+    fn spawn_restricted<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(Result<(), SandboxError>) -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>, ActivateError> {
+        let sandbox = self.inside.get().map(|inside| Arc::clone(&inside.sandbox));
+        let restricted = move || work(sandbox.map_or(Ok(()), |sandbox| sandbox.enter_thread(ThreadKind::Io)));
         let started = Builder::new().name(name.into()).spawn(restricted);
         started.map_err(|source| ActivateError::Host { what: "cannot start a device's thread", source })
     }

@@ -12,8 +12,11 @@
 //! 32 bits wide and are read and written as such. Any other access to them reads zeroes and writes nothing.
 //! Configuration may be read in any piece.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK,
@@ -33,7 +36,8 @@ use virtio_queue::{Queue, QueueT};
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_policies::Bytes;
 
-use super::{Activation, ActiveQueue, DeviceThreads, Interrupt, IoThread, VirtioDevice};
+use super::saved::{NotAtRest, Rest, RestoreDeviceError, SavedDevice, SavedQueue};
+use super::{ActivateError, Activation, ActiveQueue, DeviceKind, DeviceThreads, Interrupt, IoThread, VirtioDevice};
 use crate::devices::bus::MemoryDevice;
 use crate::dma::DeviceMemory;
 use crate::run_loop::PAUSE_WAIT_MAX;
@@ -67,6 +71,7 @@ pub enum DriverState {
 /// The progress of a driver, for a caller that has handed the device over.
 #[derive(Clone, Debug)]
 pub struct DriverSeen {
+    kind: DeviceKind,
     has_worked: Arc<AtomicBool>,
     /// Status as its driver set it.
     status: Arc<AtomicU32>,
@@ -74,8 +79,13 @@ pub struct DriverSeen {
 }
 
 impl DriverSeen {
-    fn new(interrupt: Arc<Interrupt>) -> DriverSeen {
-        DriverSeen { has_worked: Arc::default(), status: Arc::default(), interrupt }
+    fn new(kind: DeviceKind, interrupt: Arc<Interrupt>) -> DriverSeen {
+        DriverSeen { kind, has_worked: Arc::default(), status: Arc::default(), interrupt }
+    }
+
+    /// Kind of the device.
+    pub fn kind(&self) -> DeviceKind {
+        self.kind
     }
 
     /// Whether a driver ever let the device work.
@@ -144,13 +154,13 @@ impl Transport {
         kicks: Vec<EventFd>,
     ) -> Transport {
         assert_eq!(kicks.len(), device.queue_sizes().len(), "an event for each queue");
-        let queues = fresh_queues(&*device);
+        let (kind, queues) = (device.kind(), fresh_queues(&*device));
         let interrupt = Arc::new(interrupt);
         Transport {
             device: Arc::new(Mutex::new(device)),
             memory,
             workers,
-            driver_seen: DriverSeen::new(Arc::clone(&interrupt)),
+            driver_seen: DriverSeen::new(kind, Arc::clone(&interrupt)),
             interrupt,
             kicks: kicks.into_iter().map(Arc::new).collect(),
             queues,
@@ -270,9 +280,16 @@ impl Transport {
 
     fn activate(&mut self) {
         let kind = format!("a device of kind {:?}", self.device().kind());
-        let Some(queues) = self.take_queues() else {
-            return self.interrupt.broken(&kind, &"its driver set up a queue outside RAM");
-        };
+        match self.start() {
+            Ok(Some(())) => {}
+            Ok(None) => self.interrupt.broken(&kind, &"its driver set up a queue outside RAM"),
+            Err(error) => self.interrupt.broken(&kind, &error),
+        }
+    }
+
+    /// Activates the device with its queues; `Ok(None)` where one is not within RAM.
+    fn start(&mut self) -> Result<Option<()>, ActivateError> {
+        let Some(queues) = self.take_queues() else { return Ok(None) };
         let activation = Activation {
             memory: self.memory.clone(),
             features: self.features,
@@ -283,9 +300,7 @@ impl Transport {
         };
         self.driver_seen.has_worked.store(true, Ordering::Relaxed);
         let device = Arc::clone(&self.device);
-        if let Err(error) = self.workers.threads.call(move || locked(&device).activate(activation)) {
-            self.interrupt.broken(&kind, &error);
-        }
+        self.workers.threads.call(move || locked(&device).activate(activation)).map(Some)
     }
 
     /// Takes the queues; `None` where one is not within RAM.
@@ -304,6 +319,73 @@ impl Transport {
     fn reset_device(&self) {
         let device = Arc::clone(&self.device);
         self.workers.threads.call(move || locked(&device).reset());
+    }
+
+    /// Stops the service between two pieces of work until the second value is dropped.
+    fn saved(&self, until: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
+        let device = Arc::clone(&self.device);
+        let rest = self.workers.threads.call_within(until, move || locked(&device).rest(until));
+        let rest = rest.ok_or(NotAtRest::Busy)??;
+        // Queues in service are the device's.
+        let fresh = if self.queues.is_empty() { fresh_queues(&**self.device()) } else { Vec::new() };
+        let mut queues: Vec<_> =
+            self.queues.iter().chain(&fresh).map(|queue| SavedQueue::of(queue.state())).collect();
+        for (number, queue) in &rest.queues {
+            queues[*number] = SavedQueue::of(*queue);
+        }
+        let saved = SavedDevice {
+            device: rest.device.clone(),
+            status: self.status,
+            features: self.features,
+            device_features_half: self.feature_halves.0,
+            driver_features_half: self.feature_halves.1,
+            queue_selected: self.selected,
+            interrupt_status: self.interrupt.status(),
+            needs_reset: self.interrupt.device_status() != 0,
+            queues,
+        };
+        Ok((saved, rest))
+    }
+
+    /// Continues from a saved state: this transport is as new.
+    fn restored(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
+        self.check_is(saved)?;
+        let queues: Option<Vec<_>> = saved.queues.iter().map(|queue| queue.restored()).collect();
+        self.queues = queues.ok_or(RestoreDeviceError::Damaged("a queue has an impossible size or address"))?;
+        self.device().restore(&saved.device)?;
+        (self.status, self.features) = (saved.status, saved.features);
+        self.feature_halves = (saved.device_features_half, saved.driver_features_half);
+        self.selected = saved.queue_selected;
+        self.interrupt.restore(saved.interrupt_status, saved.needs_reset);
+        self.driver_seen.status.store(self.status, Ordering::Relaxed);
+        if !self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
+            return Ok(());
+        }
+        if saved.needs_reset {
+            // As after the error: the queues are gone until the driver resets the device.
+            self.queues.clear();
+            return Ok(());
+        }
+        self.start()?.ok_or(RestoreDeviceError::Damaged("a queue lies outside RAM"))?;
+        // A notification may have been on its way.
+        self.kicks.iter().for_each(|kick| drop(kick.write(1)));
+        Ok(())
+    }
+
+    /// Checks that a driver of the saved device finds everything here that it knows.
+    fn check_is(&self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
+        let (kind, offered) = (self.device().kind(), self.offered());
+        if saved.device.kind() != kind {
+            return Err(RestoreDeviceError::OtherKind { saved: saved.device.kind(), here: kind });
+        }
+        if saved.features & !offered != 0 {
+            return Err(RestoreDeviceError::Features(saved.features & !offered));
+        }
+        let sizes = saved.queues.iter().map(|queue| queue.entries_max);
+        if !sizes.eq(self.device().queue_sizes().iter().copied()) {
+            return Err(RestoreDeviceError::Damaged("it has other queues"));
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
@@ -336,6 +418,19 @@ fn half(features: u64, selector: u32) -> u32 {
 }
 
 impl MemoryDevice for Transport {
+    fn save(&self, until: Instant) -> Result<(SavedDevice, Rest), NotAtRest> {
+        self.saved(until)
+    }
+
+    fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
+        self.restored(saved)
+    }
+
+    fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {
+        let (flusher, threads) = (self.device().flusher()?, Arc::clone(&self.workers.threads));
+        self.workers.threads.call(move || threads.spawn_fallible("flush", flusher)).ok()
+    }
+
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if offset >= CONFIG {

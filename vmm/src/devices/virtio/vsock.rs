@@ -21,6 +21,7 @@ pub mod packet;
 mod worker;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use counters::VsockCounters;
 pub use host::{HostSocket, HostSocketError};
@@ -29,11 +30,15 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use self::connections::Connections;
 use self::counters::Counting;
 use self::worker::Worker;
+use super::saved::unless_equal;
+use super::service::{Served, Service};
 use super::used::Told;
-use super::{ActivateError, Activation, DeviceKind, Subscription, VirtioDevice};
+use super::{
+    ActivateError, Activation, DeviceKind, DeviceState, NotAtRest, Rest, RestoreDeviceError, Subscription, VirtioDevice,
+};
 
 /// Numbers of entries of the queues, as in the kernel's own device (drivers/vhost/vsock.c). The third, of events,
-/// would tell a guest that it was moved to another host, which never happens here.
+/// tells a guest that it was restored, and that its connections have ended.
 const QUEUE_SIZES: [u16; 3] = [128; 3];
 
 /// Feature bit for stream sockets (section 5.10.3).
@@ -48,7 +53,9 @@ pub const GUEST_CID_MAX: u32 = u32::MAX - 1;
 pub struct Vsock {
     /// Service of the sockets. Declared first so that it ends first: the last owner of the sockets removes a file,
     /// which the service's thread may not.
-    running: Option<Subscription>,
+    running: Option<(Subscription, Arc<Service<Worker>>)>,
+    /// Whether the guest has to learn at the next start that its connections have ended.
+    is_restored: bool,
     cid: u32,
     host: Arc<HostSocket>,
     counting: Arc<Counting>,
@@ -71,7 +78,7 @@ impl Vsock {
     /// Creates the device for a guest with this address, from [`GUEST_CID_MIN`] to [`GUEST_CID_MAX`], and for
     /// programs that connect to `host`.
     pub fn new(cid: u32, host: HostSocket) -> Vsock {
-        Vsock { cid, host: Arc::new(host), counting: Arc::default(), running: None }
+        Vsock { cid, host: Arc::new(host), counting: Arc::default(), running: None, is_restored: false }
     }
 
     /// Handle on the counters, valid also after the device is given to a VM.
@@ -104,6 +111,7 @@ impl VirtioDevice for Vsock {
         let mut queues = activation.queues.into_iter();
         let mut next = |number| queues.next().filter(|queue| queue.is_ready()).ok_or(ActivateError::NoQueue(number));
         let (to_guest, from_guest) = (next(0)?, next(1)?);
+        let (events, told) = (next(2).ok(), [&to_guest, &from_guest].map(|queue| Told::up_to_now(&queue.queue)));
         let connections = Connections::new(u64::from(self.cid), Arc::clone(&self.host), Arc::clone(&self.counting));
         let worker = Worker {
             memory: activation.memory,
@@ -113,16 +121,33 @@ impl VirtioDevice for Vsock {
             connections,
             to_guest,
             from_guest,
-            told: [Told::default(); 2],
+            events,
+            has_reset: std::mem::take(&mut self.is_restored),
+            told,
             is_broken: false,
             is_deaf: false,
         };
-        self.running = Some(activation.io_thread.add(Box::new(worker))?);
+        let service = Service::new(worker);
+        self.running = Some((activation.io_thread.add(Box::new(Served(Arc::clone(&service))))?, service));
         Ok(())
     }
 
     fn reset(&mut self) {
         self.running = None;
+    }
+
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        let device = DeviceState::Vsock { cid: self.cid };
+        let Some((_, service)) = &self.running else { return Ok(Rest::idle(device)) };
+        let resting = service.rest(until).ok_or(NotAtRest::Busy)?;
+        let queues = resting.queues().map(|(number, queue)| (number, queue.queue.state())).collect();
+        Ok(Rest::held(device, queues, Box::new(resting)))
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {
+        let DeviceState::Vsock { cid } = state else { return Ok(()) };
+        self.is_restored = true;
+        unless_equal("address", cid, &self.cid, "pass the same cid= to --vsock")
     }
 }
 

@@ -18,6 +18,8 @@ use wideleaf_memory::input_file::kind_name;
 
 use super::SECTOR_BYTES;
 use crate::devices::virtio::pieces::Piece;
+use crate::devices::virtio::saved::{SavedDisk, SavedFile, unless_equal};
+use crate::devices::virtio::{ActivateError, RestoreDeviceError};
 use crate::sys::vectored;
 
 /// Length of a disk's name, in bytes (5.2.6, GET_ID).
@@ -117,6 +119,10 @@ pub enum DiskError {
     },
 }
 
+fn is_same_file(a: SavedFile, b: SavedFile) -> bool {
+    (a.device, a.inode) == (b.device, b.inode)
+}
+
 impl DiskImage {
     /// Opens and locks a disk.
     ///
@@ -212,6 +218,46 @@ impl DiskImage {
             ));
         }
         self.file.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
+    }
+
+    /// The disk's identity now, for a snapshot.
+    ///
+    /// # Errors
+    /// The kernel's error (`statx(2)`).
+    pub fn saved(&self) -> io::Result<SavedDisk> {
+        let file = self.is_regular.then(|| self.file.metadata()).transpose()?.map(|metadata| SavedFile {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            modified_s: metadata.mtime(),
+            modified_ns: metadata.mtime_nsec(),
+        });
+        Ok(SavedDisk { id: self.id_text(), bytes: self.bytes, is_read_only: self.is_read_only, file })
+    }
+
+    /// Checks that this is the disk of a snapshot: the same name and size and, where it is the same file, the same
+    /// content. A copy of the disk is another file, whose content the caller answers for.
+    ///
+    /// # Errors
+    /// [`RestoreDeviceError`] with the difference.
+    pub fn check_is(&self, saved: &SavedDisk) -> Result<(), RestoreDeviceError> {
+        let here = self.saved().map_err(|source| ActivateError::Host { what: "cannot look at a disk", source })?;
+        let way = |is_read_only| if is_read_only { "read-only" } else { "writable" };
+        let ways = (way(saved.is_read_only), way(here.is_read_only));
+        unless_equal("name", &saved.id, &here.id, "give the VM the disks of the snapshot, in the same order")?;
+        unless_equal("size in bytes", &saved.bytes, &here.bytes, "give the VM the disk of the snapshot")?;
+        unless_equal("mode", &ways.0, &ways.1, "open the disk as before")?;
+        match (saved.file, here.file) {
+            (Some(before), Some(now)) if is_same_file(before, now) && before != now => {
+                Err(RestoreDeviceError::WrittenSince { id: here.id })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The name without its padding.
+    fn id_text(&self) -> String {
+        let end = self.id.iter().position(|byte| *byte == 0).unwrap_or(ID_BYTES);
+        String::from_utf8_lossy(&self.id[..end]).into_owned()
     }
 
     /// Releases the storage of a piece of the file, which then reads as zeroes. A file system without holes leaves

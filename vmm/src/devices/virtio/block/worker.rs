@@ -23,6 +23,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::request::{Buffers, FAILED, Limits, OK, Operation, Range, Refusal, Request};
 use super::{DiskCounters, DiskImage};
 use crate::devices::virtio::pieces::{PIECES_MAX, Piece};
+use crate::devices::virtio::service::Service;
 use crate::devices::virtio::{ActivateError, Activation, ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::{Access, DeviceMemory};
 
@@ -34,6 +35,8 @@ const BYTES_AT_ONCE: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Worker {
     stop: Arc<Stop>,
+    /// The queue, used by the thread for one request at a time.
+    service: Arc<Service<ActiveQueue>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,8 +73,15 @@ impl Worker {
         let served = Arc::clone(&stop);
         let events = wait_for(&[&queue.kick, &stop.event]).map_err(host("cannot wait for a disk's driver"))?;
         let disk = Disk { image, counters, memory, interrupt, limits, is_written_through, stop: served };
-        let thread = threads.spawn("disk", move || disk.work(&events, queue))?;
-        Ok(Worker { stop, thread: Some(thread) })
+        let (kick, service) = (Arc::clone(&queue.kick), Service::new(queue));
+        let of_thread = Arc::clone(&service);
+        let thread = threads.spawn("disk", move || disk.work(&events, &kick, &of_thread))?;
+        Ok(Worker { stop, service, thread: Some(thread) })
+    }
+
+    /// The queue, for a thread that wants the disk to rest.
+    pub fn service(&self) -> &Arc<Service<ActiveQueue>> {
+        &self.service
     }
 }
 
@@ -108,10 +118,10 @@ enum Failure {
 }
 
 impl Disk {
-    fn work(self, events: &Epoll, mut queue: ActiveQueue) {
-        while self.wait(events, &queue.kick) {
+    fn work(self, events: &Epoll, kick: &EventFd, service: &Service<ActiveQueue>) {
+        while self.wait(events, kick) {
             self.counters.wake_ups.add(1);
-            if let Err(error) = self.serve(&mut queue) {
+            if let Err(error) = self.serve(service) {
                 return self.interrupt.broken(&"a disk", &error);
             }
         }
@@ -141,22 +151,28 @@ impl Disk {
     }
 
     /// Serves the queue until it is empty.
-    fn serve(&self, queue: &mut ActiveQueue) -> Result<(), BrokenQueue> {
+    fn serve(&self, service: &Service<ActiveQueue>) -> Result<(), BrokenQueue> {
         loop {
-            queue.queue.disable_notification(&*self.memory.access())?;
-            while let Some((head, request)) = queue.take(&self.memory, |chain| Request::read(chain, self.limits))? {
-                let Some(written) = self.answer(request) else { return Ok(()) };
-                queue.complete(&self.memory, &self.interrupt, head, written)?;
-                if self.is_stopped() {
-                    return Ok(());
-                }
+            service.work().queue.disable_notification(&*self.memory.access())?;
+            while self.serve_one(&mut service.work())? {}
+            if self.is_stopped() {
+                return Ok(());
             }
             // A request that came after the last look, and before notifications were enabled again,
             // caused no notification.
-            if !queue.queue.enable_notification(&*self.memory.access())? {
+            if !service.work().queue.enable_notification(&*self.memory.access())? {
                 return Ok(());
             }
         }
+    }
+
+    /// Serves one request. Returns whether to look for another.
+    fn serve_one(&self, queue: &mut ActiveQueue) -> Result<bool, BrokenQueue> {
+        let taken = queue.take(&self.memory, |chain| Request::read(chain, self.limits))?;
+        let Some((head, request)) = taken else { return Ok(false) };
+        let Some(written) = self.answer(request) else { return Ok(false) };
+        queue.complete(&self.memory, &self.interrupt, head, written)?;
+        Ok(!self.is_stopped())
     }
 
     /// Executes a request and writes its status. Returns the number of the chain's writable bytes that were

@@ -60,7 +60,8 @@ struct Buffer {
 impl Receiver {
     pub(super) fn new(queue: ActiveQueue, is_mergeable: bool, frame_bytes_max: usize) -> Receiver {
         let spill = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
-        Receiver { queue, is_mergeable, frame_bytes_max, held: Vec::new(), spill, told: Told::default() }
+        let told = Told::up_to_now(&queue.queue);
+        Receiver { queue, is_mergeable, frame_bytes_max, held: Vec::new(), spill, told }
     }
 
     /// Receives some frames. Returns the event to wait for next.

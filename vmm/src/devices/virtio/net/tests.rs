@@ -321,6 +321,12 @@ impl VirtioDevice for Kept {
         Ok(())
     }
     fn reset(&mut self) {}
+    fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {
+        self.0.rest(until)
+    }
+    fn restore(&mut self, state: &DeviceState) -> Result<(), RestoreDeviceError> {
+        self.0.restore(state)
+    }
 }
 
 #[test]

@@ -26,7 +26,8 @@ pub(super) struct Transmitter {
 
 impl Transmitter {
     pub(super) fn new(queue: ActiveQueue) -> Transmitter {
-        Transmitter { queue, told: Told::default() }
+        let told = Told::up_to_now(&queue.queue);
+        Transmitter { queue, told }
     }
 
     /// Sends some frames. Returns the event to wait for next.

@@ -17,7 +17,7 @@ use super::counters::Counting;
 use super::receive::Receiver;
 use super::transmit::Transmitter;
 use crate::devices::virtio::counters::add;
-use crate::devices::virtio::{BrokenQueue, Interrupt};
+use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
 
 /// State that both queues use.
@@ -60,6 +60,11 @@ impl Worker {
     pub(super) fn new(shared: Shared, receiver: Receiver, transmitter: Transmitter) -> Worker {
         // Its first turn comes with the first frame, or with the driver's first buffers.
         Worker { shared, receiver, transmitter, watched: Some(EventSet::IN) }
+    }
+
+    /// The queues, in order.
+    pub(super) fn queues(&self) -> [&ActiveQueue; 2] {
+        [&self.receiver.queue, &self.transmitter.queue]
     }
 
     fn receive(&mut self, ops: &mut EventOps<'_>) {

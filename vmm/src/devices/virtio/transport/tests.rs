@@ -10,7 +10,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Gpa, GpaRange, PageSize};
 
-use super::super::{ActivateError, DeviceKind};
+use super::super::{ActivateError, DeviceKind, DeviceState};
 use super::*;
 use crate::kvm::GuestMemory;
 
@@ -52,6 +52,14 @@ impl VirtioDevice for Probe {
     fn reset(&mut self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
         *self.0.activation.lock().unwrap() = None;
+    }
+    fn rest(&self, _: Instant) -> Result<Rest, NotAtRest> {
+        let activation = self.0.activation.lock().unwrap();
+        let queues = activation.iter().flat_map(|activation| &activation.queues).map(|queue| queue.queue.state());
+        Ok(Rest::held(DeviceState::Entropy, queues.enumerate().collect(), Box::new(())))
+    }
+    fn restore(&mut self, _: &DeviceState) -> Result<(), RestoreDeviceError> {
+        Ok(())
     }
 }
 

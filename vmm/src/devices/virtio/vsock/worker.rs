@@ -13,6 +13,7 @@ use super::host::HostSocket;
 use super::packet::{HEADER_BYTES, Header};
 use crate::devices::virtio::counters::add;
 use crate::devices::virtio::pieces::{Piece, collect, from, read_at, up_to, write_at};
+use crate::devices::virtio::queue::Chain;
 use crate::devices::virtio::used::{Told, publish};
 use crate::devices::virtio::{ActiveQueue, BrokenQueue, Interrupt};
 use crate::dma::DeviceMemory;
@@ -29,6 +30,11 @@ const DATA_BYTES_MAX: usize = 64 << 10;
 const TO_GUEST: u32 = 0;
 const FROM_GUEST: u32 = 1;
 const HOST: u32 = 2;
+const EVENTS: u32 = 3;
+
+/// The event that all connections have ended, as it lies in its buffer (section 5.10.6.8; `VIRTIO_VSOCK_EVENT_
+/// TRANSPORT_RESET` in include/uapi/linux/virtio_vsock.h).
+const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
 /// The device's worker: see the module.
 pub(super) struct Worker {
@@ -39,6 +45,10 @@ pub(super) struct Worker {
     pub(super) connections: Connections,
     pub(super) to_guest: ActiveQueue,
     pub(super) from_guest: ActiveQueue,
+    /// Queue of events; `None` where the driver did not set it up.
+    pub(super) events: Option<ActiveQueue>,
+    /// Whether the guest has still to learn that all connections have ended.
+    pub(super) has_reset: bool,
     pub(super) told: [Told; 2],
     /// Whether the guest broke a queue; then the worker stops.
     pub(super) is_broken: bool,
@@ -47,8 +57,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
+    /// The queues that the driver set up, with their numbers.
+    pub(super) fn queues(&self) -> impl Iterator<Item = (usize, &ActiveQueue)> {
+        [&self.to_guest, &self.from_guest].into_iter().chain(&self.events).enumerate()
+    }
+
     /// Does all pending work, within bounds.
     fn serve(&mut self, ops: &mut EventOps<'_>) -> Result<(), BrokenQueue> {
+        self.report_reset()?;
         let has_more = self.take_packets(ops)?;
         let was_cut = self.give_packets(ops)?;
         // Packets of the guest that had to wait for room among the resets, and the rest of a long turn.
@@ -56,6 +72,20 @@ impl Worker {
             let _ = self.from_guest.kick.write(1);
         }
         Ok(())
+    }
+
+    /// Tells the driver that all connections have ended, once it has a buffer for that.
+    fn report_reset(&mut self) -> Result<(), BrokenQueue> {
+        let Some(events) = self.events.as_mut().filter(|_| self.has_reset) else { return Ok(()) };
+        let write = |chain: Chain<'_>| -> Result<u32, BrokenQueue> {
+            let mut pieces = Vec::new();
+            collect(chain.clone().writable(), chain.memory(), &mut pieces)?;
+            Ok(write_at(&pieces, 0, &TRANSPORT_RESET) as u32)
+        };
+        let mut broken = None;
+        let write = |chain: Chain<'_>| write(chain).unwrap_or_else(|error| { broken = Some(error); 0 });
+        self.has_reset = !events.serve_one(&self.memory, &self.interrupt, write)?;
+        broken.map_or(Ok(()), Err)
     }
 
     /// Takes packets of the guest. Returns whether there may be more.
@@ -141,8 +171,8 @@ impl Worker {
         self.is_broken = true;
         self.connections.clear(ops);
         let _ = ops.remove(Events::with_data(&*self.host, HOST, EventSet::empty()));
-        for kick in [&self.to_guest.kick, &self.from_guest.kick] {
-            let _ = ops.remove(Events::new(kick, EventSet::empty()));
+        for (_, queue) in self.queues() {
+            let _ = ops.remove(Events::new(&queue.kick, EventSet::empty()));
         }
         self.interrupt.broken(&"the device of sockets between guest and host", error);
     }
@@ -167,7 +197,8 @@ impl MutEventSubscriber for Worker {
             Events::with_data(&self.from_guest.kick, FROM_GUEST, EventSet::IN),
             Events::with_data(&*self.host, HOST, EventSet::IN),
         ];
-        for events in events {
+        let with_buffers = self.events.iter().map(|queue| Events::with_data(&queue.kick, EVENTS, EventSet::IN));
+        for events in events.into_iter().chain(with_buffers) {
             if let Err(error) = ops.add(events) {
                 tracing::error!(%error, "cannot wait for the sockets between guest and host");
                 return self.interrupt.needs_reset();
@@ -182,6 +213,7 @@ impl MutEventSubscriber for Worker {
         match events.data() {
             TO_GUEST => drop(self.to_guest.kick.read()),
             FROM_GUEST => drop(self.from_guest.kick.read()),
+            EVENTS => drop(self.events.as_ref().map(|queue| queue.kick.read())),
             HOST => {
                 if !self.connections.on_program(ops) {
                     self.hear(false, ops);

@@ -1,0 +1,328 @@
+//! The state of vCPUs and interrupt controllers, taken while no vCPU runs, and restored in this or another VM.
+//!
+//! ```text
+//!   reset     boot ─▶ taken ─▶ the guest runs ─▶ it resets ─▶ out of KVM_RUN, all of them ─▶ put back ─▶ it runs
+//!   snapshot  the guest runs ─▶ out of KVM_RUN, all of them ─▶ taken ─▶ it runs
+//!                                                                └─ another VM ─▶ restored ─▶ it runs
+//! ```
+//!
+//! A reset of the machine for KVM, which has no such call, is the restoration of the state before the first
+//! instruction. Only model-specific registers that differ are written: most are never touched, and some cannot be
+//! written. The time stamp counter is not part of a reset: it continues ([`tsc`]). Registers by which KVM itself
+//! writes into guest RAM (its clock, stolen time) must be set back at a reset, or KVM would write into the next
+//! kernel's memory.
+#![expect(unsafe_code, reason = "only KVM knows the length of the floating-point state")]
+
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, Msrs, kvm_debugregs, kvm_irqchip,
+    kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
+use kvm_ioctls::KvmNestedStateBuffer;
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use super::{KvmError, Vcpu, Vm};
+
+mod plain;
+pub mod tsc;
+
+pub use plain::{Digits, Plain};
+pub use tsc::SavedTsc;
+
+/// The two interrupt controllers of a PC, and its IOAPIC.
+const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
+
+/// Memory types of physical memory (SDM vol. 3, 11.11.2): KVM has them but does not list them
+/// (`msrs_to_save_base` in arch/x86/kvm/x86.c).
+const MTRRS: [u32; 28] = {
+    const FIXED: [u32; 11] = [0x250, 0x258, 0x259, 0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f];
+    const DEFAULT: u32 = 0x2ff;
+    const FIRST_VARIABLE: u32 = 0x200;
+    let mut all = [DEFAULT; 28];
+    let mut i = 0;
+    while i < FIXED.len() {
+        all[i] = FIXED[i];
+        i += 1;
+    }
+    let mut variable = 0;
+    while variable < 16 {
+        all[FIXED.len() + variable as usize] = FIRST_VARIABLE + variable;
+        variable += 1;
+    }
+    all
+};
+
+/// The time stamp counter, which counts by itself. All vCPUs share it; setting the counter of a single vCPU breaks
+/// that.
+const TSC: u32 = 0x10;
+
+/// Time of the guest's boot, which KVM writes into guest RAM once, when the guest writes this register, and never
+/// later (Documentation/virt/kvm/x86/msr.rst). The memory may have another use since then, so the register is not
+/// restored: a guest that wants the time writes the register again.
+const WALL_CLOCKS: [u32; 2] = [0x11, 0x4b56_4d00];
+
+/// Counters of the host's CPU and KVM that a guest can only read: system management interrupts, and the microcode's
+/// revision.
+const READ_ONLY: [u32; 2] = [0x34, 0x8b];
+
+/// Whether KVM writes into guest RAM at the address in this register: clocks, stolen time, acknowledged interrupts,
+/// late pages (Documentation/virt/kvm/x86/msr.rst).
+const fn is_paravirtual(index: u32) -> bool {
+    matches!(index, 0x11 | 0x12 | 0x4b56_4d00..=0x4b56_4dff)
+}
+
+/// A vCPU that is not in `KVM_RUN`, without its time stamp counter.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedVcpu {
+    /// State of a nested guest, as far as KVM fills the buffer; `None` where KVM has no nested guests.
+    nested: Option<Digits>,
+    sregs: Plain<kvm_sregs>,
+    regs: Plain<kvm_regs>,
+    xsave: Box<Plain<kvm_xsave>>,
+    xcrs: Plain<kvm_xcrs>,
+    debug: Plain<kvm_debugregs>,
+    /// Local APIC; `None` in a VM without interrupt controllers.
+    lapic: Option<Box<Plain<kvm_lapic_state>>>,
+    events: Plain<kvm_vcpu_events>,
+    mp_state: Plain<kvm_mp_state>,
+    /// Numbers and values of model-specific registers, ordered by number.
+    msrs: Vec<(u32, u64)>,
+}
+
+impl SavedVcpu {
+    /// Takes the state of a vCPU that is not in `KVM_RUN` and has completed its last exit; `msrs` are those that KVM
+    /// lists ([`super::KvmSystem::msrs`]).
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
+    pub fn take(vcpu: &Vcpu, msrs: &[u32]) -> Result<SavedVcpu, KvmError> {
+        let fd = vcpu.fd();
+        let wanted: Vec<u32> = msrs.iter().chain(&MTRRS).copied().filter(|index| *index != TSC).collect();
+        Ok(SavedVcpu {
+            nested: take_nested(vcpu),
+            sregs: Plain(vcpu.sregs()?),
+            regs: Plain(vcpu.regs()?),
+            xsave: Box::new(Plain(fd.get_xsave().map_err(KvmError::ioctl("KVM_GET_XSAVE"))?)),
+            xcrs: Plain(fd.get_xcrs().map_err(KvmError::ioctl("KVM_GET_XCRS"))?),
+            debug: Plain(fd.get_debug_regs().map_err(KvmError::ioctl("KVM_GET_DEBUGREGS"))?),
+            lapic: take_lapic(vcpu)?,
+            events: Plain(fd.get_vcpu_events().map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?),
+            mp_state: Plain(fd.get_mp_state().map_err(KvmError::ioctl("KVM_GET_MP_STATE"))?),
+            msrs: read_msrs(vcpu, &wanted)?.iter().map(|msr| (msr.index, msr.data)).collect(),
+        })
+    }
+
+    /// Puts the state of the same vCPU back at a reset of the machine. The vCPU must not be in `KVM_RUN`, and the
+    /// pending work of its last exit must be complete: it was entered once more, with a kick on its way (KVM API, 5,
+    /// "The kvm_run structure").
+    ///
+    /// # Errors
+    /// [`KvmError`]; then the vCPU is in an undefined state, and must not run.
+    pub fn put_back(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
+        for (index, data) in self.set_all(vcpu)? {
+            if is_paravirtual(index) {
+                return Err(KvmError::MsrStays { index });
+            }
+            // Counters that only KVM sets.
+            tracing::debug!("KVM does not set MSR {index:#x} back to {data:#x}");
+        }
+        Ok(())
+    }
+
+    /// Restores the state in a new vCPU that has its CPUID and its time stamp counter and never ran.
+    ///
+    /// # Errors
+    /// [`KvmError`]; then the vCPU is in an undefined state, and must not run.
+    pub fn restore(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
+        let refused = self.set_all(vcpu)?;
+        match refused.into_iter().find(|(index, _)| !READ_ONLY.contains(index)) {
+            Some((index, data)) => Err(KvmError::MsrNotSet { index, data }),
+            None => Ok(()),
+        }
+    }
+
+    /// Number of the vCPU's local APIC, if it has one.
+    pub fn has_lapic(&self) -> bool {
+        self.lapic.is_some()
+    }
+
+    /// Sets everything, and returns the model-specific registers that KVM refused.
+    ///
+    /// The order is: out of a nested guest; the mode of the local APIC before its registers; these before the
+    /// deadline of its timer; events and the run state last, because the earlier steps may set them.
+    fn set_all(&self, vcpu: &Vcpu) -> Result<Vec<(u32, u64)>, KvmError> {
+        let fd = vcpu.fd();
+        if let Some(nested) = self.nested.as_ref().and_then(nested_buffer) {
+            fd.set_nested_state(&nested).map_err(KvmError::ioctl("KVM_SET_NESTED_STATE"))?;
+        }
+        vcpu.set_sregs(&self.sregs.0)?;
+        // A host without XSAVE has none of these registers, and KVM refuses an empty list.
+        if self.xcrs.0.nr_xcrs > 0 {
+            fd.set_xcrs(&self.xcrs.0).map_err(KvmError::ioctl("KVM_SET_XCRS"))?;
+        }
+        // KVM refuses this where a guest's state is larger than the struct (KVM API, 4.42).
+        fd.get_xsave().map_err(KvmError::ioctl("KVM_GET_XSAVE"))?;
+        // SAFETY: KVM reads as many bytes as its guests' state has. They are no more than this struct's, since the
+        // call before succeeded on this vCPU. The state only grows by features that a process asks for
+        // (ARCH_REQ_XCOMP_GUEST_PERM), which no code here does.
+        unsafe { fd.set_xsave(&self.xsave.0) }.map_err(KvmError::ioctl("KVM_SET_XSAVE"))?;
+        vcpu.set_regs(&self.regs.0)?;
+        fd.set_debug_regs(&self.debug.0).map_err(KvmError::ioctl("KVM_SET_DEBUGREGS"))?;
+        if let Some(lapic) = &self.lapic {
+            fd.set_lapic(&lapic.0).map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;
+        }
+        let refused = self.set_msrs(vcpu)?;
+        fd.set_vcpu_events(&self.events.0).map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
+        fd.set_mp_state(self.mp_state.0).map_err(KvmError::ioctl("KVM_SET_MP_STATE"))?;
+        Ok(refused)
+    }
+
+    fn set_msrs(&self, vcpu: &Vcpu) -> Result<Vec<(u32, u64)>, KvmError> {
+        let indices: Vec<u32> = self.msrs.iter().map(|(index, _)| *index).collect();
+        let mut refused = Vec::new();
+        for (index, data) in changed(&self.msrs, &read_msrs(vcpu, &indices)?) {
+            if index == TSC || WALL_CLOCKS.contains(&index) && data != 0 {
+                continue;
+            }
+            let msr = kvm_msr_entry { index, data, ..Default::default() };
+            let one = Msrs::from_entries(&[msr]).expect("a list has room for one");
+            if vcpu.set_msrs(&one)? == 0 {
+                refused.push((index, data));
+            }
+        }
+        Ok(refused)
+    }
+}
+
+/// A KVM without nested guests has no such state, and reports that in different ways.
+fn take_nested(vcpu: &Vcpu) -> Option<Digits> {
+    let mut nested = Box::new(KvmNestedStateBuffer::empty());
+    vcpu.fd().nested_state(&mut nested).ok()?;
+    let bytes = nested.as_bytes();
+    Some(Digits(bytes[..bytes.len().min(nested.size as usize)].to_vec()))
+}
+
+/// The buffer that KVM reads, with a size that lies within it whatever the bytes say; `None` where there are none.
+fn nested_buffer(saved: &Digits) -> Option<Box<KvmNestedStateBuffer>> {
+    let mut bytes = vec![0; size_of::<KvmNestedStateBuffer>()];
+    let filled = saved.0.len().min(bytes.len());
+    bytes[..filled].copy_from_slice(&saved.0[..filled]);
+    let mut buffer = Box::new(KvmNestedStateBuffer::read_from_bytes(&bytes).ok()?);
+    buffer.size = u32::try_from(filled).ok()?;
+    (filled > 0).then_some(buffer)
+}
+
+fn take_lapic(vcpu: &Vcpu) -> Result<Option<Box<Plain<kvm_lapic_state>>>, KvmError> {
+    match vcpu.fd().get_lapic() {
+        Ok(lapic) => Ok(Some(Box::new(Plain(lapic)))),
+        // The answer of a VM without interrupt controllers (`KVM_GET_LAPIC` in arch/x86/kvm/x86.c).
+        Err(error) if error.errno() == libc::EINVAL => Ok(None),
+        Err(error) => Err(KvmError::ioctl("KVM_GET_LAPIC")(error)),
+    }
+}
+
+/// The entries of `before` that differ from `now`, in which some may be missing.
+fn changed(before: &[(u32, u64)], now: &[kvm_msr_entry]) -> Vec<(u32, u64)> {
+    let is_as_before = |msr: &(u32, u64)| now.iter().any(|now| (now.index, now.data) == *msr);
+    before.iter().filter(|msr| !is_as_before(msr)).copied().collect()
+}
+
+/// Largest number of registers that KVM reads in one call (`MAX_IO_MSRS` in arch/x86/kvm/x86.c).
+const MSRS_AT_ONCE: usize = 256;
+
+/// The registers that KVM returns. `KVM_GET_MSRS` stops at the first one that it does not know (KVM API, 4.18).
+fn read_msrs(vcpu: &Vcpu, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, KvmError> {
+    let (mut read, mut left) = (Vec::new(), indices);
+    while !left.is_empty() {
+        let now = left.iter().take(MSRS_AT_ONCE);
+        let wanted: Vec<_> = now.map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+        let mut msrs = Msrs::from_entries(&wanted).expect("a list has room for as many as KVM reads at once");
+        let count = vcpu.fd().get_msrs(&mut msrs).map_err(KvmError::ioctl("KVM_GET_MSRS"))?;
+        read.extend_from_slice(&msrs.as_slice()[..count]);
+        // A register that stopped it is left out.
+        let done = if count < wanted.len() { count + 1 } else { count };
+        left = left.get(done..).unwrap_or_default();
+    }
+    Ok(read)
+}
+
+/// The interrupt controllers and the timer of a VM.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedInterrupts {
+    chips: [Plain<kvm_irqchip>; CHIPS.len()],
+    pit: Plain<kvm_pit_state2>,
+}
+
+impl SavedInterrupts {
+    /// Takes the state of both.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
+    pub fn take(vm: &Vm) -> Result<SavedInterrupts, KvmError> {
+        let mut chips = CHIPS.map(|chip_id| Plain(kvm_irqchip { chip_id, ..Default::default() }));
+        for Plain(chip) in &mut chips {
+            vm.fd().get_irqchip(chip).map_err(KvmError::ioctl("KVM_GET_IRQCHIP"))?;
+        }
+        let pit = vm.fd().get_pit2().map_err(KvmError::ioctl("KVM_GET_PIT2"))?;
+        Ok(SavedInterrupts { chips, pit: Plain(pit) })
+    }
+
+    /// Puts the state back; no vCPU may run. Interrupts that wait in a controller reach the local APICs now, so these
+    /// are restored before.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
+    pub fn put_back(&self, vm: &Vm) -> Result<(), KvmError> {
+        for (chip_id, Plain(chip)) in CHIPS.into_iter().zip(&self.chips) {
+            let chip = kvm_irqchip { chip_id, ..*chip };
+            vm.fd().set_irqchip(&chip).map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
+        }
+        vm.fd().set_pit2(&self.pit.0).map_err(KvmError::ioctl("KVM_SET_PIT2"))
+    }
+}
+
+impl std::fmt::Debug for SavedVcpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SavedVcpu").field("regs", &self.regs.0).field("msrs", &self.msrs.len()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for SavedInterrupts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SavedInterrupts").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_registers_that_changed_are_written_back() {
+        let msr = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        let before = [(0x1a0, 1), (0x277, 6), (0x4b56_4d01, 0)];
+        let now = [msr(0x1a0, 1), msr(0x4b56_4d01, 0x1001)];
+        // A register that KVM no longer returns may have changed as well.
+        assert_eq!(changed(&before, &now), [(0x277, 6), (0x4b56_4d01, 0)]);
+    }
+
+    #[test]
+    fn kvm_never_reads_beyond_the_buffer_of_a_nested_guest() {
+        for (bytes, size) in [(1, 1), (128, 128), (8320, 8320), (8321, 8320), (100_000, 8320)] {
+            let buffer = nested_buffer(&Digits(vec![0xff; bytes])).unwrap();
+            assert_eq!((buffer.size as usize, buffer.flags), (size, if bytes == 1 { 0xff } else { 0xffff }));
+            assert!(buffer.size as usize <= size_of_val(&*buffer));
+        }
+        assert!(nested_buffer(&Digits(Vec::new())).is_none());
+    }
+
+    #[test]
+    fn no_memory_type_is_named_twice() {
+        let all: std::collections::BTreeSet<u32> = MTRRS.into_iter().collect();
+        assert_eq!(all.len(), MTRRS.len());
+        assert!(all.contains(&0x200) && all.contains(&0x20f) && all.contains(&0x26f) && all.contains(&0x2ff));
+    }
+}

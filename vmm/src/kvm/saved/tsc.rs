@@ -1,0 +1,99 @@
+//! The time stamp counters of all vCPUs, which must continue in step and never go back.
+//!
+//! ```text
+//!   guest's counter = host's counter * scale + offset        one offset for each vCPU, the same one as a rule
+//!
+//!   saved    value of vCPU 0 ─┐     offsets of all
+//!   restored value of vCPU 0 ─┴─▶ distance, added to the offset that each vCPU had
+//! ```
+//!
+//! Documentation/virt/kvm/devices/vcpu.rst, 4.1 (`KVM_VCPU_TSC_OFFSET`, Linux 5.16). An older KVM gets one value for
+//! all vCPUs: it keeps counters in step that are written with the same value within a second (`kvm_synchronize_tsc`
+//! in arch/x86/kvm/x86.c).
+
+use std::os::fd::AsRawFd as _;
+
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry};
+use serde::{Deserialize, Serialize};
+
+use super::{TSC, read_msrs};
+use crate::kvm::{KvmError, Vcpu};
+
+const KVM: u8 = 0xae;
+const SET_DEVICE_ATTR: u64 = nix::request_code_write!(KVM, 0xe1, size_of::<kvm_device_attr>());
+/// KVM API, `KVM_GET_DEVICE_ATTR`: the sandbox names it too.
+pub(crate) const GET_DEVICE_ATTR: u64 = nix::request_code_write!(KVM, 0xe2, size_of::<kvm_device_attr>());
+
+/// The counter of one vCPU while it was paused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedTsc {
+    /// Value of the counter, in its cycles.
+    value: u64,
+    /// Distance to the host's counter, modulo 2^64; `None` where KVM does not tell it.
+    offset: Option<u64>,
+}
+
+impl SavedTsc {
+    /// Takes the counter of a vCPU that is not in `KVM_RUN`.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses a call.
+    pub fn take(vcpu: &Vcpu) -> Result<SavedTsc, KvmError> {
+        Ok(SavedTsc { value: value(vcpu)?, offset: offset(vcpu) })
+    }
+}
+
+/// Lets the counters of all vCPUs continue, with the distances between them that they had. No vCPU has run; their
+/// frequency is set.
+///
+/// # Errors
+/// [`KvmError::Ioctl`] where KVM refuses a call.
+pub fn continue_all(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), KvmError> {
+    let (Some(first), Some(first_saved)) = (vcpus.first(), saved.first()) else { return Ok(()) };
+    let offsets: Option<Vec<u64>> = saved.iter().map(|tsc| tsc.offset).collect();
+    let (Some(now), Some(offsets)) = (offset(first), offsets) else {
+        let value = saved.iter().map(|tsc| tsc.value).max().unwrap_or_default();
+        return vcpus.iter().try_for_each(|vcpu| set_value(vcpu, value));
+    };
+    // Read last: the time until the new offset is in force only adds to the counter.
+    let distance = now.wrapping_add(first_saved.value).wrapping_sub(value(first)?);
+    for (vcpu, offset) in vcpus.iter().zip(&offsets) {
+        set_offset(vcpu, distance.wrapping_add(*offset).wrapping_sub(offsets[0]))?;
+    }
+    Ok(())
+}
+
+fn value(vcpu: &Vcpu) -> Result<u64, KvmError> {
+    Ok(read_msrs(vcpu, &[TSC])?.first().map_or(0, |msr| msr.data))
+}
+
+fn set_value(vcpu: &Vcpu, value: u64) -> Result<(), KvmError> {
+    let msr = kvm_msr_entry { index: TSC, data: value, ..Default::default() };
+    let one = Msrs::from_entries(&[msr]).expect("a list has room for one");
+    if vcpu.set_msrs(&one)? == 1 { Ok(()) } else { Err(KvmError::MsrStays { index: TSC }) }
+}
+
+fn offset(vcpu: &Vcpu) -> Option<u64> {
+    let mut offset = 0_u64;
+    let attribute = attribute(&raw mut offset);
+    // SAFETY: the request reads `attribute` and writes the eight bytes at its `addr`, which is `offset`; both live
+    // until the call returns. A KVM without the request or the attribute writes nothing and fails.
+    let result = unsafe { libc::ioctl(vcpu.fd().as_raw_fd(), GET_DEVICE_ATTR, &raw const attribute) };
+    (result == 0).then_some(offset)
+}
+
+fn set_offset(vcpu: &Vcpu, offset: u64) -> Result<(), KvmError> {
+    let mut offset = offset;
+    let attribute = attribute(&raw mut offset);
+    // SAFETY: the request reads `attribute` and the eight bytes at its `addr`, which is `offset`; both live until the
+    // call returns.
+    let result = unsafe { libc::ioctl(vcpu.fd().as_raw_fd(), SET_DEVICE_ATTR, &raw const attribute) };
+    let error = || KvmError::Ioctl { what: "KVM_SET_DEVICE_ATTR", source: std::io::Error::last_os_error() };
+    if result == 0 { Ok(()) } else { Err(error()) }
+}
+
+fn attribute(offset: *mut u64) -> kvm_device_attr {
+    let (group, attr) = (KVM_VCPU_TSC_CTRL, u64::from(KVM_VCPU_TSC_OFFSET));
+    kvm_device_attr { flags: 0, group, attr, addr: offset as u64 }
+}
