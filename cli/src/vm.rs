@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use wideleaf_control::vm::{
-    DeviceView, DriverView, StopHow, VcpuView, VmAnswer, VmRequest, VmState, VmStatistics, VmStatus, ask,
+    DeviceView, DriverView, SavingView, StopHow, VcpuView, VmAnswer, VmRequest, VmState, VmStatistics, VmStatus, ask,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
@@ -161,7 +161,7 @@ fn request(question: &Question) -> Result<VmRequest, Failure> {
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, exit, waits_for } = status;
+    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, saving, exit, waits_for } = status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
@@ -185,6 +185,10 @@ fn status_table(status: &VmStatus) -> String {
     line("policy", policy);
     for DeviceView { device, driver, .. } in virtio {
         line("device", &format!("{device}: {}", driver_text(*driver)));
+    }
+    if let Some(SavingView { round, done_bytes, total_bytes }) = saving {
+        let (done, total) = (Bytes::new(*done_bytes), Bytes::new(*total_bytes));
+        line("saving", &format!("{done} of {total}, round {round}"));
     }
     if let Some(exit) = exit {
         line("exit", exit);

@@ -25,7 +25,7 @@ use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Repl
 use wideleaf_control::socket_file::SocketFile;
 use wideleaf_control::view::{Care, Explanation, WindowMap};
 use wideleaf_control::vm::{
-    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+    BaseView, StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
@@ -41,6 +41,7 @@ use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
+use crate::snapshot::saving::{SaveJob, SavingThread};
 
 /// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
 const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
@@ -51,8 +52,8 @@ const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 const MODE: u32 = 0o600;
 
 /// Capabilities at any time.
-const CAPABILITIES: [&str; 8] =
-    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy"];
+const CAPABILITIES: [&str; 9] =
+    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot"];
 
 /// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
@@ -101,7 +102,7 @@ impl ControlSocket {
         let sandbox = sandbox.cloned();
         let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Control));
         let begin_too = begin.clone();
-        let listening = self.listening.take().expect("a socket is about one VM");
+        let listening = self.listening.take().expect("a socket is about one VM").taking_files();
         let user = self.user;
         let answer = |jobs, replies| answer_in_a_thread(jobs, replies, vm, user, begin_too);
         self.server = Some(listening.serve(PLACES, begin, answer));
@@ -134,7 +135,17 @@ fn answer_in_a_thread(
             } else {
                 decode::<VmRequest>(&line, DIALECT).and_then(|request| vm.answer(request))
             };
-            let reply = answer.map_or_else(Reply::Error, |answer| Reply::Ok(Box::new(answer)));
+            let reply = match answer {
+                Ok(Answered::Now(answer)) => Reply::Ok(answer),
+                Ok(Answered::Saving { pause_max, base }) => {
+                    let job = SaveJob { connection, replies: replies.clone(), pause_max, base, files };
+                    match vm.begin_save(job) {
+                        Ok(()) => continue,
+                        Err(why) => Reply::Error(why),
+                    }
+                }
+                Err(why) => Reply::Error(why),
+            };
             replies.send(connection, &reply, false);
         }
     })]
@@ -148,6 +159,18 @@ pub struct Controlled {
     pub guest: Option<OwnGuest>,
     pub devices: Arc<Watched>,
     pub workload: String,
+    /// Thread that saves the VM, while the guest runs.
+    pub saving: Weak<SavingThread>,
+}
+
+/// Answer to a request.
+enum Answered {
+    Now(Box<VmAnswer>),
+    /// Another thread answers when it has saved the VM.
+    Saving {
+        pause_max: Duration,
+        base: Option<BaseView>,
+    },
 }
 
 /// Target of the socket's requests.
@@ -167,24 +190,42 @@ impl ControlledVm {
         ControlledVm { control, bus, button, run, started: machine.started(), is_paused: Mutex::new(false) }
     }
 
-    fn answer(&self, request: VmRequest) -> Result<VmAnswer, String> {
-        match request {
-            VmRequest::Hello => return Ok(VmAnswer::Hello(self.hello())),
-            VmRequest::Pause => self.pause()?,
-            VmRequest::Resume => self.resume()?,
-            VmRequest::Stop { how: StopHow::Kill } => self.kill(),
-            VmRequest::Stop { how: StopHow::Ask } => self.ask()?,
-            VmRequest::Reset => self.reset()?,
-            VmRequest::Status => {}
-            VmRequest::Statistics => return self.statistics().map(|all| VmAnswer::Statistics(Box::new(all))),
-            VmRequest::Windows => return self.windows().map(|map| VmAnswer::Windows(Box::new(map))),
-            VmRequest::Explain => return self.explanation().map(|all| VmAnswer::Explanation(Box::new(all))),
-            VmRequest::SetPolicy { policy } => self.run.policy.set(&*self.session()?, &policy)?,
-            VmRequest::Balloon { target_bytes } => {
-                return self.run.devices.set_balloon(Bytes::new(target_bytes)).map(VmAnswer::Device);
+    fn answer(&self, request: VmRequest) -> Result<Answered, String> {
+        let answer = match request {
+            VmRequest::Hello => VmAnswer::Hello(self.hello()),
+            VmRequest::Pause => self.pause().map(|()| self.changed())?,
+            VmRequest::Resume => self.resume().map(|()| self.changed())?,
+            VmRequest::Stop { how: StopHow::Kill } => {
+                self.kill();
+                self.changed()
             }
-        }
-        Ok(VmAnswer::Status(self.status()))
+            VmRequest::Stop { how: StopHow::Ask } => self.ask().map(|()| self.changed())?,
+            VmRequest::Reset => self.reset().map(|()| self.changed())?,
+            VmRequest::Status => self.changed(),
+            VmRequest::Statistics => VmAnswer::Statistics(Box::new(self.statistics()?)),
+            VmRequest::Windows => VmAnswer::Windows(Box::new(self.windows()?)),
+            VmRequest::Explain => VmAnswer::Explanation(Box::new(self.explanation()?)),
+            VmRequest::SetPolicy { policy } => {
+                self.run.policy.set(&*self.session()?, &policy)?;
+                self.changed()
+            }
+            VmRequest::Balloon { target_bytes } => {
+                VmAnswer::Device(self.run.devices.set_balloon(Bytes::new(target_bytes))?)
+            }
+            VmRequest::Snapshot { pause_ms_max, base } => {
+                return Ok(Answered::Saving { pause_max: Duration::from_millis(pause_ms_max), base });
+            }
+        };
+        Ok(Answered::Now(Box::new(answer)))
+    }
+
+    /// Answer to a change of the VM.
+    fn changed(&self) -> VmAnswer {
+        VmAnswer::Status(self.status())
+    }
+
+    fn begin_save(&self, job: SaveJob) -> Result<(), String> {
+        self.run.saving.upgrade().ok_or_else(has_ended)?.begin(job)
     }
 
     fn hello(&self) -> VmHello {
@@ -272,6 +313,7 @@ impl ControlledVm {
             resets: self.control.resets(),
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
+            saving: self.run.saving.upgrade().and_then(|saving| saving.progress()),
             exit,
             waits_for,
         }

@@ -46,6 +46,8 @@ use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
 use crate::session::{Observed, Session};
 use crate::setup::setup;
+use crate::snapshot::restoring::{Continued, Restoring};
+use crate::snapshot::saving::{SavedParts, SavingThread};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarize;
 use crate::{native, ram, sandboxed};
@@ -109,6 +111,8 @@ struct Prepared<'a> {
     _claim: Claim,
     sandbox: Option<Arc<Sandbox>>,
     plan: Option<GuestPlan>,
+    /// Snapshot that the guest continues, if it does.
+    restoring: Option<Arc<Restoring>>,
     giant_maker: Option<HeldGiantMaker>,
     /// Why the loader's giant is not on a page of 1 GiB, if the policy wanted one there.
     giant_before_loading: Option<String>,
@@ -136,9 +140,20 @@ impl<'a> Prepared<'a> {
         let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
         let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
         short_of_guarantee.iter().for_each(|why| front.say(&below_at_start(spec, why)));
+        let continued = spec.restore.as_deref().map(|folder| Restoring::open(folder, spec)).transpose()?;
         let makes_giants = backing.kind() == BackingKind::Anon && spec.giant_pages_made_max > 0;
         let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
-        let plan = if spec.is_native { None } else { Some(guest::plan(spec, backing, &*front)?) };
+        let mut restoring = None;
+        let mut said = None;
+        let plan = match continued {
+            _ if spec.is_native => None,
+            None => Some(guest::plan(spec, backing, &*front)?),
+            Some((filling, Continued { machine, session })) => {
+                let filling = Arc::new(filling);
+                (restoring, said) = (Some(filling.clone()), Some(session));
+                Some(guest::plan_restored(spec, backing, machine, filling)?)
+            }
+        };
         interrupts.stand_down();
         let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec)).transpose()?;
         let layout = plan.as_ref().map_or_else(|| native::layout(spec.memory), |plan| Ok(plan.layout()))?;
@@ -150,8 +165,10 @@ impl<'a> Prepared<'a> {
         let ram = ram::map(&layout, backing, pages_to_make)?;
         let ram_noted = Noted::taken("RAM");
         let giant_before_loading = match &plan {
-            Some(_) => ram::giant_before_loading(spec, &ram, giant_maker.as_ref().map(HeldGiantMaker::maker))?,
-            None => None,
+            Some(_) if restoring.is_none() => {
+                ram::giant_before_loading(spec, &ram, giant_maker.as_ref().map(HeldGiantMaker::maker))?
+            }
+            _ => None,
         };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if spec.is_prefaulted {
@@ -165,6 +182,7 @@ impl<'a> Prepared<'a> {
             Console::Lines | Console::Nothing => front.progress(Work::Guest(&spec.workload_name())),
         };
         let session = Session::new(host.clone(), ram.clone(), spec.policy_delay, front.clone(), progress.clone());
+        said.into_iter().for_each(|said| session.begin_with(said));
         Ok(Prepared {
             spec,
             interrupts,
@@ -185,6 +203,7 @@ impl<'a> Prepared<'a> {
             _claim: claim,
             sandbox,
             plan,
+            restoring,
             giant_maker,
             giant_before_loading,
             devices,
@@ -228,7 +247,7 @@ impl<'a> Prepared<'a> {
         let manager = begun.inspect_err(|_| self.session.attach(None, None))?;
         self.session.attach(Some(kvm), Some(manager));
         let policy = Arc::new(PolicySwitch::new(spec.policy.clone(), self.walk.cost));
-        self.serve_socket(&guest, &policy, &watched);
+        let saving = self.serve_socket(&guest, &policy, &watched)?;
         let registration = self.register(&policy);
         let (guarantee, short) = (spec.guarantee, self.short_of_guarantee.take());
         let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
@@ -239,7 +258,8 @@ impl<'a> Prepared<'a> {
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
-        let work = Working::Guest(Box::new(GuestWork { guest, console, _registration: registration, policy, kept }));
+        let work =
+            Working::Guest(Box::new(GuestWork { saving, guest, console, _registration: registration, policy, kept }));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
     }
 
@@ -264,16 +284,46 @@ impl<'a> Prepared<'a> {
         Manager::spawn_loop(work).map_err(|error| Failure::Host(error.to_string()))
     }
 
-    fn serve_socket(&mut self, guest: &RunningGuest, policy: &Arc<PolicySwitch>, watched: &Arc<Watched>) {
-        let Some(socket) = &mut self.socket else { return };
+    /// Answers clients of the VM's control socket, if it has one. The thread that saves the VM at a client's request
+    /// ends before the guest's memory does.
+    fn serve_socket(
+        &mut self,
+        guest: &RunningGuest,
+        policy: &Arc<PolicySwitch>,
+        watched: &Arc<Watched>,
+    ) -> Result<Option<Arc<SavingThread>>, Failure> {
+        if self.socket.is_none() {
+            return Ok(None);
+        }
+        let saving = Arc::new(self.start_saving(guest, policy)?);
         let parts = Controlled {
+            saving: Arc::downgrade(&saving),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
             guest: OwnGuest::of_this_process(&self.ram, opened_at(&self.host)),
             devices: watched.clone(),
             workload: self.spec.workload_name(),
         };
-        socket.serve(ControlledVm::new(guest.machine(), parts), self.sandbox.as_ref());
+        if let Some(socket) = &mut self.socket {
+            socket.serve(ControlledVm::new(guest.machine(), parts), self.sandbox.as_ref());
+        }
+        Ok(Some(saving))
+    }
+
+    fn start_saving(&self, guest: &RunningGuest, policy: &Arc<PolicySwitch>) -> Result<SavingThread, Failure> {
+        let parts = SavedParts {
+            ram: self.ram.clone(),
+            host: self.host.clone(),
+            second_level: guest.machine().kvm_second_level().clone(),
+            machine: guest.machine().saver(),
+            session: Arc::downgrade(&self.session),
+            policy: policy.clone(),
+            spec: self.spec.clone(),
+        };
+        let sandbox = self.sandbox.clone();
+        let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Save));
+        SavingThread::start(parts, begin)
+            .map_err(|error| Failure::Host(format!("cannot start the thread that saves the VM: {error}")))
     }
 
     fn register(&self, policy: &Arc<PolicySwitch>) -> Option<Registered> {
@@ -305,6 +355,8 @@ enum Working {
 
 /// Guards of a running guest, in the order in which they are given back.
 struct GuestWork {
+    /// Before the guest: a save under way is cancelled.
+    saving: Option<Arc<SavingThread>>,
     guest: RunningGuest,
     console: Option<Box<dyn GuestConsole>>,
     _registration: Option<Registered>,
@@ -322,9 +374,10 @@ impl<'a> Running<'a> {
                 (ended, 0, of.session.at_end(), 0, None)
             }
             Working::Guest(work) => {
-                let GuestWork { guest, console, _registration, policy, kept } = *work;
+                let GuestWork { saving, guest, console, _registration, policy, kept } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
+                drop(saving);
                 let ram_at_end = of.session.at_end();
                 drop(guest);
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
@@ -379,6 +432,7 @@ impl Over<'_> {
             }
         }
         let devices = watched.reports();
+        let restored = of.restoring.as_ref().and_then(|restoring| restoring.end());
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
         environment.steal_ms = stolen_ms() - of.stolen_before_ms;
         let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;
@@ -398,6 +452,7 @@ impl Over<'_> {
             gaps,
             regions,
             ram_at_end,
+            restored,
             guarantee,
             manager: manager.as_ref().map(summarize).unwrap_or_default(),
             devices,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::input_file::InputFile;
+use wideleaf_memory::restore::FillFailure;
 use wideleaf_memory::second_level::{detect_paging, emulates_guest_kernels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
@@ -16,9 +17,12 @@ use wideleaf_vmm::devices::virtio::transport::DriverSeen;
 use wideleaf_vmm::devices::{SerialOutput, SerialSink};
 use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::kvm::memslot::default_slot_bytes;
+use wideleaf_vmm::run_loop::RunControl;
 use wideleaf_vmm::sandbox::Sandbox;
 use wideleaf_vmm::x86::cpuid::has_page_size;
-use wideleaf_vmm::{GuestExit, Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions, WaitLimits};
+use wideleaf_vmm::{
+    GuestExit, Hardware, HostLimits, ImageSource, Machine, MachineState, RestoreError, VmConfig, VmOptions, WaitLimits,
+};
 
 use crate::failure::Failure;
 use crate::front_end::FrontEnd;
@@ -29,14 +33,23 @@ use crate::outcome::Ended;
 use crate::restarts::{NoRestart, Restarts};
 use crate::sandboxed::Sandboxed;
 use crate::session::Session;
+use crate::snapshot::restoring::Restoring;
 use crate::spec::{Console, RunSpec, Workload};
 
 /// A guest with arguments and an image that are valid on this host; it does not exist yet.
 pub struct GuestPlan {
     config: VmConfig,
-    image: BootImage,
+    begin: Begin,
     /// Paging of the guest: `ept`, `npt` or `shadow`.
     pub paging: &'static str,
+}
+
+/// Beginning of a guest.
+enum Begin {
+    /// At the entry of this image.
+    Boot(BootImage),
+    /// Where it was saved.
+    Restored { machine: Box<MachineState>, filling: Arc<Restoring> },
 }
 
 /// A running guest.
@@ -133,6 +146,29 @@ pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Res
         let opened = InputFile::open(initrd);
         opened.map_err(|error| Failure::Input(format!("cannot read --initrd {}: {error}", initrd.display())))?;
     }
+    let config = config(spec, image, backing)?;
+    let image = BootImage::read(&config).map_err(from_boot_error)?;
+    KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
+    if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
+        front.say(EMULATED_KERNEL);
+    }
+    Ok(GuestPlan { config, begin: Begin::Boot(image), paging: paging_name()? })
+}
+
+/// The same for a guest that continues where it was saved: no image is read.
+pub fn plan_restored(
+    spec: &RunSpec,
+    backing: BackingConfig,
+    machine: MachineState,
+    filling: Arc<Restoring>,
+) -> Result<GuestPlan, Failure> {
+    let config = config(spec, ImageSource::Bytes((&[]).into()), backing)?;
+    KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
+    let begin = Begin::Restored { machine: Box::new(machine), filling };
+    Ok(GuestPlan { config, begin, paging: paging_name()? })
+}
+
+fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig) -> Result<VmConfig, Failure> {
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;
     options.vcpus = u32::from(spec.vcpus);
@@ -141,14 +177,7 @@ pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Res
     options.initrd = spec.initrd.clone();
     options.slot_bytes = slot_bytes(spec, backing);
     options.on_reset = spec.on_reset;
-    let config = VmConfig::new(options, &HostLimits::read(Path::new("/proc")));
-    let config = config?;
-    let image = BootImage::read(&config).map_err(from_boot_error)?;
-    KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
-    if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
-        front.say(EMULATED_KERNEL);
-    }
-    Ok(GuestPlan { config, image, paging: paging_name()? })
+    Ok(VmConfig::new(options, &HostLimits::read(Path::new("/proc")))?)
 }
 
 /// Memslots that can hold a giant page if the policy may make giants, so that KVM can map them as such; otherwise
@@ -198,10 +227,34 @@ impl GuestPlan {
         let Outside { bytes, devices, sandbox } = outside;
         let output = SerialOutput { lines: Box::new(sink), bytes };
         let hardware = Hardware { ram, output, devices, sandbox };
-        let machine = Machine::start_image(&self.config, &self.image, hardware).map_err(from_boot_error)?;
+        let machine = match &self.begin {
+            Begin::Boot(image) => Machine::start_image(&self.config, image, hardware).map_err(from_boot_error)?,
+            Begin::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
+        };
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
         Ok(RunningGuest { machine, _noted: Noted::taken("guest") })
     }
+}
+
+/// Starts a guest where it was saved. Its RAM is filled from before its first instruction on, and it ends where a part
+/// of RAM cannot be read.
+fn continued(
+    config: &VmConfig,
+    state: &MachineState,
+    hardware: Hardware,
+    filling: &Restoring,
+) -> Result<Machine, Failure> {
+    let ram = hardware.ram.clone();
+    let fill = |control: &Arc<RunControl>| {
+        let control = control.clone();
+        let end = move |failure: &FillFailure| control.stop(GuestExit::RamLost(failure.to_string()));
+        filling.begin_filling(ram, Box::new(end))
+    };
+    Machine::start_restored(config, state, hardware, fill).map_err(|error| match error {
+        RestoreError::Boot(error) => from_boot_error(error),
+        RestoreError::Kvm(_) | RestoreError::Ram(_) => Failure::Host(error.to_string()),
+        error => Failure::Input(error.to_string()),
+    })
 }
 
 fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {

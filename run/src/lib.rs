@@ -35,6 +35,7 @@ mod restarts;
 pub mod sandboxed;
 pub mod session;
 pub mod setup;
+pub mod snapshot;
 pub mod spec;
 pub mod suggest;
 mod summary;

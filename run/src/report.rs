@@ -12,6 +12,7 @@ use wideleaf_protocol::{Entry, GuestPage, Name};
 use crate::devices::DeviceReport;
 use crate::environment::Environment;
 use crate::sandboxed::Sandboxed;
+use crate::snapshot::restoring::RestoredReport;
 
 /// One run of one guest or native kernel, with any outcome.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -49,6 +50,9 @@ pub struct RunReport {
     /// Guest RAM at the end of the run, whatever ran in it; `None` if it could not be read.
     #[serde(default)]
     pub ram_at_end: Option<RamAtEnd>,
+    /// How its RAM was filled, of a guest that continued from a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<RestoredReport>,
     /// The run's guarantee; `None` for best effort without a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<GuaranteeReport>,

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_snapshot::{Caching, Opened};
-use wideleaf_vmm::state::MachineState;
+use wideleaf_vmm::MachineState;
 
 use crate::failure::Failure;
 use crate::session::SavedSession;

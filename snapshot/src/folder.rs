@@ -221,7 +221,7 @@ fn make_locked(parent: &Path, name: &std::ffi::OsStr) -> Result<(PathBuf, Flock<
     let mut last = io::ErrorKind::AlreadyExists.into();
     for _ in 0..TRIES_MAX {
         let mut digits = [0; DIGITS / 2];
-        getrandom::fill(&mut digits).map_err(|error| cannot_make()(io::Error::other(error)))?;
+        crate::random(&mut digits).map_err(cannot_make())?;
         let mut temporary = std::ffi::OsString::from(".");
         temporary.push(name);
         temporary.push(format!("{INFIX}{:016x}", u64::from_le_bytes(digits)));

@@ -56,7 +56,7 @@ impl SnapshotId {
     /// If the kernel has none.
     pub fn random() -> io::Result<SnapshotId> {
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        crate::random(&mut bytes)?;
         Ok(SnapshotId(bytes))
     }
 }

@@ -46,3 +46,10 @@ pub const WINDOWS_FILE: &str = "windows";
 pub const MEMORY_FILE: &str = "memory";
 /// Names of all files of a snapshot.
 pub const FILE_NAMES: [&str; 3] = [MACHINE_FILE, WINDOWS_FILE, MEMORY_FILE];
+
+/// Fills a few bytes with random numbers of the kernel.
+fn random(bytes: &mut [u8]) -> std::io::Result<()> {
+    // Up to 256 bytes come whole (getrandom(2)).
+    debug_assert!(bytes.len() <= 256, "{} bytes may come in parts", bytes.len());
+    Ok(rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)?)
+}

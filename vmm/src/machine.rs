@@ -18,13 +18,15 @@ use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
 use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
-use crate::kvm::saved::{SavedInterrupts, SavedVcpu};
+use crate::kvm::saved::SavedVcpu;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vcpu, Vm};
 use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread};
 use crate::sandbox::{Entered, Sandbox};
-use crate::state::{
-    Entry, MachineState, REST_WAIT_MAX, RestoreError, STATE_VERSION, SaveError, SavedRange, VcpuRecord, kind_name,
-};
+use crate::state::{MachineState, RestoreError, SaveError, kind_name};
+
+mod saver;
+
+pub use saver::MachineSaver;
 
 /// Interval of checks of a stop flag, because a signal handler that sets it wakes no thread.
 const STOP_FLAG_INTERVAL: Duration = Duration::from_millis(10);
@@ -120,6 +122,8 @@ impl Machine {
     /// is a vCPU's, a device's to its rings, or KVM's to its clock's page, each through the mapping of `hardware.ram`.
     /// `config` is the saved VM's; its image and command line have no effect.
     ///
+    /// `before_first_access` is called inside the sandbox, before any of them: whatever fills RAM begins there.
+    ///
     /// The guest's clocks continue where they stopped, so its time of day is late by the time in between.
     ///
     /// # Errors
@@ -129,12 +133,15 @@ impl Machine {
         config: &VmConfig,
         state: &MachineState,
         hardware: Hardware,
+        before_first_access: impl FnOnce(&Arc<RunControl>) -> Result<(), String>,
     ) -> Result<Machine, RestoreError> {
         let (started, mut watch) = (Instant::now(), Stopwatch::start());
         let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
         let prepared = boot::restore::prepare(config, state, hardware, &mut watch)?;
         let msrs = Arc::clone(&prepared.msrs);
         let (mut machine, vcpus) = Machine::assemble(prepared, sandbox.as_ref(), has_devices, started, &mut watch)?;
+        before_first_access(&machine.control).map_err(RestoreError::Ram)?;
+        watch.lap("RAM");
         machine.bus.restore_devices(&state.devices).map_err(|(number, source)| {
             let kind = kind_name(state.devices[number].device.kind());
             RestoreError::Device { number, kind, source }
@@ -207,12 +214,7 @@ impl Machine {
     }
 
     /// Starts the vCPUs' threads.
-    fn run(
-        &mut self,
-        vcpus: Vec<Waiting>,
-        msrs: &Arc<[u32]>,
-        sandbox: Option<&Arc<Sandbox>>,
-    ) -> Result<(), BootError> {
+    fn run(&mut self, vcpus: Vec<Waiting>, msrs: &Arc<[u32]>, sandbox: Option<&Arc<Sandbox>>) -> Result<(), BootError> {
         for (vcpu, fresh) in vcpus {
             let index = vcpu.index();
             let thread = VcpuThread::new(
@@ -233,65 +235,28 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes the state of everything but RAM. The caller has paused the VM ([`SecondLevel::pause`]) and the manager
-    /// rests; the VM stays paused.
-    ///
-    /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
-    /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
-    /// their writes durable; [`Machine::flush_disks`] before the pause makes that short. The sockets' connections of
-    /// this VM continue; those of the restored one end.
+    /// Takes the state of everything but RAM: see [`MachineSaver::save_state`].
     ///
     /// # Errors
-    /// [`SaveError`]: nothing has changed, and the guest continues when the VM is resumed. Called on a vCPU's own
-    /// thread, it fails.
+    /// Those of that function.
     pub fn save_state(&self) -> Result<MachineState, SaveError> {
-        self.control.may_be_saved()?;
-        let gate = self.memory.gate();
-        if !gate.drain() {
-            return Err(SaveError::Gate);
-        }
-        let devices = self.bus.save_devices(Instant::now() + REST_WAIT_MAX);
-        // Every device rests, or the save fails: none is inside for long.
-        let is_closed = gate.drained(REST_WAIT_MAX);
-        let (devices, _resting) = devices.map_err(|(number, source)| SaveError::Device {
-            number,
-            kind: kind_name(self.drivers[number].kind()),
-            source,
-        })?;
-        if !is_closed {
-            return Err(SaveError::Gate);
-        }
-        let vcpus = self.control.save_vcpus()?;
-        let is_direct = Entry::of_name(self.entry_name) == Some(Entry::Direct);
-        Ok(MachineState {
-            version: STATE_VERSION,
-            entry: Entry::of_name(self.entry_name).expect("an entry of an image"),
-            ram: self.ram_ranges(),
-            tsc_khz: self.tsc_hz.and_then(|hz| u32::try_from(hz / 1000).ok()),
-            clock_ns: self.vm.clock_ns()?,
-            interrupts: (!is_direct).then(|| SavedInterrupts::take(&self.vm)).transpose()?,
-            vcpus: self.cpuids.iter().zip(vcpus).map(|(cpuid, vcpu)| VcpuRecord::new(cpuid, vcpu)).collect(),
-            serial: self.serial.saved(),
-            power: self.power_button.saved(),
-            bus: self.bus.counters(),
-            devices,
-        })
+        self.saver().save_state()
     }
 
-    /// Makes the guest's writes to its disks durable while it runs, so that [`Machine::save_state`] has little left.
-    ///
-    /// # Errors
-    /// The kernel's error (`fdatasync(2)`) of the first disk that has one.
-    pub fn flush_disks(&self) -> std::io::Result<()> {
-        self.bus.flush_disks()
-    }
-
-    fn ram_ranges(&self) -> Vec<SavedRange> {
-        let range = |range: &wideleaf_memory::RamRange| SavedRange {
-            start: range.gpa.start().get(),
-            bytes: range.gpa.bytes().get(),
-        };
-        self.vm.ram().ranges().iter().map(range).collect()
+    /// The means to save this machine, for a thread beside the one that waits.
+    pub fn saver(&self) -> MachineSaver {
+        MachineSaver {
+            vm: Arc::clone(&self.vm),
+            memory: self.memory.clone(),
+            control: Arc::clone(&self.control),
+            bus: Arc::clone(&self.bus),
+            serial: self.serial.clone(),
+            power_button: self.power_button.clone(),
+            drivers: self.drivers.clone(),
+            cpuids: self.cpuids.clone(),
+            entry_name: self.entry_name,
+            tsc_hz: self.tsc_hz,
+        }
     }
 
     /// The manager's access to KVM's side of this VM. It stays valid after the machine is gone.

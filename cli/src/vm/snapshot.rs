@@ -99,11 +99,10 @@ fn save(
     base: Option<&Files>,
     interrupts: &Interrupts,
 ) -> Result<SavedView, Failure> {
-    let (cancelled, cancel) =
-        std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
+    let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let NewFiles { machine, windows, memory } = files;
     let mut passed: Vec<BorrowedFd<'_>> = vec![memory.as_fd(), windows.as_fd(), machine.as_fd(), cancelled.as_fd()];
-    for base in base {
+    if let Some(base) = base {
         passed.push(base.machine.as_fd());
         passed.extend(base.layers.iter().flat_map(|layer| [layer.windows.as_fd(), layer.memory.as_fd()]));
     }

@@ -186,9 +186,7 @@ mod tests {
         let phase = r#"{"name":"p","begin_tsc":1,"end_tsc":null,"at_begin":{"host_4k_bytes":0,"host_2m_bytes":0,
             "host_1g_bytes":0,"kvm":null},"at_end":null,"is_complete":true,"marks":[]}"#;
         let (phases, regions) = (vec![phase; 1000].join(","), vec![r#"["r",18446744073709551615,2]"#; 1000].join(","));
-        let text = format!(
-            r#"{{"tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"results":{{}},"gaps":[]}}"#
-        );
+        let text = format!(r#"{{"tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"results":{{}},"gaps":[]}}"#);
         let log = serde_json::from_str::<SavedSession>(&text).expect("its form is valid").into_log();
         assert_eq!((log.phases.len(), log.regions.len()), (PHASES_MAX, 0));
     }

@@ -17,7 +17,7 @@ use wideleaf_memory::restore::{
 };
 use wideleaf_policies::{PageSize, PerTenThousand, WindowIndex};
 use wideleaf_snapshot::Opened;
-use wideleaf_vmm::state::MachineState;
+use wideleaf_vmm::MachineState;
 
 use super::{open, read};
 use crate::failure::Failure;

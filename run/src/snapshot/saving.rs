@@ -28,12 +28,13 @@ use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveProgress, Save
 use wideleaf_memory::{GuestRam, LinuxHost, SecondLevel as _};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 use wideleaf_snapshot::{Base, Files, Layer, Opened, WindowNotes, WindowsWriter};
+use wideleaf_vmm::MachineState;
 use wideleaf_vmm::kvm::KvmSecondLevel;
-use wideleaf_vmm::state::{MachineState, StateKeeper};
+use wideleaf_vmm::machine::MachineSaver;
 
 use super::{Saved, VERSION};
 use crate::policy_switch::PolicySwitch;
-use crate::session::Session;
+use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
 
 /// A client's request to save.
@@ -59,7 +60,7 @@ pub struct SavedParts {
     /// KVM's side of the VM.
     pub second_level: Arc<KvmSecondLevel>,
     /// Reader of the machine's state.
-    pub machine: StateKeeper,
+    pub machine: MachineSaver,
     /// Session of the run.
     pub session: Weak<Session>,
     /// Policy of the run, which may have been changed.
@@ -153,7 +154,8 @@ struct NewFiles {
 impl NewFiles {
     fn of(files: Vec<OwnedFd>, base: Option<BaseView>) -> Result<NewFiles, String> {
         let mut files = files.into_iter().map(File::from);
-        let mut next = || files.next().ok_or_else(|| "cannot save the VM: files are missing beside the request".to_owned());
+        let mut next =
+            || files.next().ok_or_else(|| "cannot save the VM: files are missing beside the request".to_owned());
         let [memory, windows, machine, client] = [next()?, next()?, next()?, next()?];
         let base = base.map(|base| {
             let machine = next()?;
@@ -172,12 +174,12 @@ struct Sink<'a>(&'a WindowsWriter);
 
 impl SaveSink for Sink<'_> {
     fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
-        self.0.write(window, *pages, data)
+        self.0.write(window, pages, data)
     }
 }
 
 /// What a pause gives beside the last pages.
-type AtPause = (MachineState, crate::session::SavedSession);
+type AtPause = (MachineState, SavedSession, Duration);
 
 fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Shared) -> Result<SavedView, String> {
     let began = Instant::now();
@@ -189,10 +191,11 @@ fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Share
     let layout: Vec<_> = parts.ram.ranges().iter().map(|range| range.gpa).collect();
     let cannot = |why: &dyn std::fmt::Display| format!("cannot save the VM: {why}");
     let writer = WindowsWriter::new(memory, &layout, base).map_err(|error| cannot(&error))?;
-    let ((state, said), report) = save_ram(parts, &session, &writer, &client, pause_max, shared)?;
+    let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, pause_max, shared)?;
 
     let spec = RunSpec { policy: parts.policy.chosen(), ..parts.spec.clone() };
-    let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec: &spec, session: said, machine: &state };
+    let saved =
+        Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec: &spec, session: said, machine: &state };
     let text = serde_json::to_vec(&saved).map_err(|error| cannot(&error))?;
     machine.write_all(&text).map_err(|error| cannot(&format_args!("cannot write `machine.json`: {error}")))?;
     let notes = |window| notes(window, live.as_deref(), &report);
@@ -201,7 +204,7 @@ fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Share
         stored_bytes: PageSize::Base4K.bytes().get() * written.stored_pages,
         written_bytes: written.written.get(),
         rounds: report.rounds.len() as u32 + 1,
-        pause_ms: report.pause.as_secs_f64() * 1e3,
+        pause_ms: paused.as_secs_f64() * 1e3,
         seconds: began.elapsed().as_secs_f64(),
     })
 }
@@ -217,23 +220,25 @@ fn save_ram(
     let cancel = AtomicBool::new(false);
     let progress = |progress: SaveProgress| {
         let bytes = |pages| PageSize::Base4K.bytes().get() * pages;
-        let view = SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
+        let view =
+            SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
         *shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(view);
         if shared.is_ending.load(Ordering::Relaxed) || has_gone(client) {
             cancel.store(true, Ordering::Relaxed);
         }
     };
-    let saver =
-        Saver { ram: &parts.ram, host: &*parts.host, second_level: &*parts.second_level, sink: &Sink(writer) };
+    let saver = Saver { ram: &parts.ram, host: &*parts.host, second_level: &*parts.second_level, sink: &Sink(writer) };
     let limits = SaveLimits { pause: pause_max, ..SaveLimits::default() };
+    // While the guest runs, so that little is left for the pause.
+    parts.machine.flush_disks().map_err(|error| format!("cannot save the VM: cannot flush its disks: {error}"))?;
     let at_pause = |last: LastPages<'_>| {
         parts.second_level.pause()?;
-        let saved = last.write().and_then(|()| {
-            let state = parts.machine.save().map_err(|error| SaveError::State(Box::new(error)))?;
-            Ok((state, session.saved()))
-        });
+        let paused_at = Instant::now();
+        // Devices complete requests in it, and write RAM: so the last pages come after it.
+        let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
+        let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
         parts.second_level.resume()?;
-        saved
+        saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
     saver.save(&limits, &cancel, &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
 }
@@ -253,6 +258,8 @@ fn notes(window: WindowIndex, live: Option<&Live>, report: &SaveReport) -> Windo
         let row = vm.windows.binary_search(&window).ok()?;
         Some((vm.access[row], vm.access_quality[row]))
     });
-    let (heat, age_s) = seen.map_or((0, 0), |(access, quality)| (access.rate().map_or(0, |rate| rate.get() as u16), u32::from(quality.age_s)));
+    let (heat, age_s) = seen.map_or((0, 0), |(access, quality)| {
+        (access.rate().map_or(0, |rate| rate.get() as u16), u32::from(quality.age_s))
+    });
     WindowNotes { page, heat, age_s }
 }

@@ -98,6 +98,8 @@ pub enum GuestExit {
         /// Reason of the failure.
         why: String,
     },
+    /// A part of a restored guest's RAM cannot be read.
+    RamLost(String),
     /// The guest switched the machine off.
     PowerOff,
     /// The CPU refused an instruction or access of a directly started guest.
@@ -182,6 +184,7 @@ impl fmt::Display for GuestExit {
         match self {
             GuestExit::ExitPort(code) => write!(f, "the guest ended with code {code}"),
             GuestExit::Reset => f.write_str("the guest asked for a reset"),
+            GuestExit::RamLost(why) => write!(f, "the guest cannot continue: {why}"),
             GuestExit::NotPutBack { vcpu, why } => {
                 write!(f, "vcpu {vcpu}: cannot restore this vCPU after the guest reset its machine: {why}")
             }

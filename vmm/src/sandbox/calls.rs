@@ -51,13 +51,15 @@ pub enum ThreadKind {
     Status,
     /// Answers on the VM's own control socket.
     Control,
+    /// Saves the VM into files that are open already.
+    Save,
     /// Reads input typed for the guest, and writes the guest's output.
     Console,
 }
 
 impl ThreadKind {
     /// All kinds of threads.
-    pub const ALL: [ThreadKind; 9] = [
+    pub const ALL: [ThreadKind; 10] = [
         ThreadKind::Process,
         ThreadKind::Main,
         ThreadKind::Vcpu,
@@ -66,6 +68,7 @@ impl ThreadKind {
         ThreadKind::Io,
         ThreadKind::Status,
         ThreadKind::Control,
+        ThreadKind::Save,
         ThreadKind::Console,
     ];
 
@@ -80,6 +83,7 @@ impl ThreadKind {
             ThreadKind::Io => "a device's thread",
             ThreadKind::Status => "the thread that tells the daemon",
             ThreadKind::Control => "a thread of the control socket",
+            ThreadKind::Save => "the thread that saves the VM",
             ThreadKind::Console => "a thread of the console",
         }
     }
@@ -87,16 +91,17 @@ impl ThreadKind {
     fn tables(self) -> &'static [Table] {
         match self {
             ThreadKind::Process => &[
-                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, MANAGER, RAM_FILE, DEVICES, ACTIVATING, ENTERING,
-                STARTING, TERMINAL,
+                EVERY, READING, REPORT, KVM_RUN, BUTTON, ASIDE, DIRTY_LOGS, THREADS, MANAGER, RAM_FILE, DEVICES,
+                ACTIVATING, ENTERING, STARTING, TERMINAL,
             ],
             ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
             ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
-            ThreadKind::Manager => &[EVERY, READING, MANAGER, ASIDE, RAM_FILE, ENTERING],
+            ThreadKind::Manager => &[EVERY, READING, DIRTY_LOGS, THREADS, MANAGER, ASIDE, RAM_FILE, ENTERING],
             ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE],
             ThreadKind::Io => &[EVERY, DEVICES],
             ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
             ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING, BUTTON],
+            ThreadKind::Save => &[EVERY, READING, DIRTY_LOGS, THREADS, ASIDE, SAVING_VM, SAVING_FILES, WAKING],
             ThreadKind::Console => &[EVERY, TERMINAL, CONSOLE, BUTTON],
         }
     }
@@ -280,14 +285,33 @@ const ASIDE: Table = &[
 /// `setpriority(2)`: of the calling thread alone. Without a capability it can only be lowered.
 const OWN_PRIORITY: With = With::All(&[With::Is(0, libc::PRIO_PROCESS as u64), With::Is(1, 0)]);
 
-/// The manager's changes: dirty logs, giants, its own threads, of which one makes free blocks of memory and lets all
-/// others run first.
-const MANAGER: Table = &[
+/// Dirty logs of memslots.
+const DIRTY_LOGS: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x46, size_of::<kvm_userspace_memory_region>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x42, size_of::<kvm_dirty_log>()))),
+];
+
+/// Threads that this one starts.
+const THREADS: Table = &[
     (libc::SYS_clone, OWN_THREAD),
     // Another filter answers with ENOSYS: the flags are in memory, where no filter sees them.
     (libc::SYS_clone3, With::Any),
+];
+
+/// Files of a snapshot, which a client has passed, and disks of which the guest's writes are made durable.
+const SAVING_FILES: Table = &[
+    (libc::SYS_pwrite64, With::Any),
+    (libc::SYS_pwritev, With::Any),
+    (libc::SYS_fallocate, With::Any),
+    (libc::SYS_ftruncate, With::Any),
+    (libc::SYS_fsync, With::Any),
+    (libc::SYS_fdatasync, With::Any),
+    (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
+];
+
+/// The manager's changes: giants, and its own threads, of which one makes free blocks of memory and lets all others
+/// run first.
+const MANAGER: Table = &[
     (libc::SYS_memfd_create, With::Any),
     (libc::SYS_ftruncate, With::Any),
     (libc::SYS_pipe2, With::Any),
@@ -375,10 +399,12 @@ const ANSWERING: Table = &[
     (libc::SYS_getsockopt, With::Any),
     (libc::SYS_sendto, With::Any),
     (libc::SYS_recvfrom, With::Any),
+    // Open files come with a request to save the VM.
+    (libc::SYS_recvmsg, With::Any),
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 
-/// A byte over a socket pair wakes a thread: one that has to end, or one that receives signals.
+/// A byte over a socket pair wakes a thread: one that has to end, one that receives signals, or one that sends replies.
 const WAKING: Table = &[(libc::SYS_sendto, With::Any)];
 
 /// As [`WAKING`], for the thread that reads the terminal and restores its settings at the end.
@@ -426,9 +452,8 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
     if config.has_control_socket {
         // A client may ask for a snapshot.
         match kind {
-            ThreadKind::Process => tables.extend([SAVING_VCPU, SAVING_VM]),
+            ThreadKind::Process => tables.extend([SAVING_VCPU, SAVING_VM, SAVING_FILES]),
             ThreadKind::Vcpu => tables.push(SAVING_VCPU),
-            ThreadKind::Main | ThreadKind::Control => tables.push(SAVING_VM),
             _ => {}
         }
     }

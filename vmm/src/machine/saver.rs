@@ -1,0 +1,99 @@
+//! Takes the state of a running machine, for a snapshot.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvm_bindings::CpuId;
+
+use crate::devices::serial::SerialPort;
+use crate::devices::virtio::transport::DriverSeen;
+use crate::devices::{Bus, PowerButton};
+use crate::dma::DeviceMemory;
+use crate::kvm::Vm;
+use crate::kvm::saved::SavedInterrupts;
+use crate::run_loop::RunControl;
+use crate::state::{Entry, MachineState, REST_WAIT_MAX, STATE_VERSION, SaveError, SavedRange, VcpuRecord, kind_name};
+
+/// The means to save a machine. It keeps the VM and its RAM alive.
+pub struct MachineSaver {
+    pub(super) vm: Arc<Vm>,
+    pub(super) memory: DeviceMemory,
+    pub(super) control: Arc<RunControl>,
+    pub(super) bus: Arc<Bus>,
+    pub(super) serial: SerialPort,
+    pub(super) power_button: PowerButton,
+    pub(super) drivers: Vec<DriverSeen>,
+    pub(super) cpuids: Vec<CpuId>,
+    pub(super) entry_name: &'static str,
+    pub(super) tsc_hz: Option<u64>,
+}
+
+impl MachineSaver {
+    /// Takes the state of everything but RAM. The caller has paused the VM ([`SecondLevel::pause`]) and the manager
+    /// rests; the VM stays paused.
+    ///
+    /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
+    /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
+    /// their writes durable; [`MachineSaver::flush_disks`] before the pause makes that short. The sockets' connections of
+    /// this VM continue; those of the restored one end.
+    ///
+    /// # Errors
+    /// [`SaveError`]: nothing has changed, and the guest continues when the VM is resumed. Called on a vCPU's own
+    /// thread, it fails.
+    pub fn save_state(&self) -> Result<MachineState, SaveError> {
+        self.control.may_be_saved()?;
+        let gate = self.memory.gate();
+        if !gate.drain() {
+            return Err(SaveError::Gate);
+        }
+        let devices = self.bus.save_devices(Instant::now() + REST_WAIT_MAX);
+        // Every device rests, or the save fails: none is inside for long.
+        let is_closed = gate.drained(REST_WAIT_MAX);
+        let (devices, _resting) = devices.map_err(|(number, source)| SaveError::Device {
+            number,
+            kind: kind_name(self.drivers[number].kind()),
+            source,
+        })?;
+        if !is_closed {
+            return Err(SaveError::Gate);
+        }
+        let vcpus = self.control.save_vcpus()?;
+        let is_direct = Entry::of_name(self.entry_name) == Some(Entry::Direct);
+        Ok(MachineState {
+            version: STATE_VERSION,
+            entry: Entry::of_name(self.entry_name).expect("an entry of an image"),
+            ram: self.ram_ranges(),
+            tsc_khz: self.tsc_hz.and_then(|hz| u32::try_from(hz / 1000).ok()),
+            clock_ns: self.vm.clock_ns()?,
+            interrupts: (!is_direct).then(|| SavedInterrupts::take(&self.vm)).transpose()?,
+            vcpus: self.cpuids.iter().zip(vcpus).map(|(cpuid, vcpu)| VcpuRecord::new(cpuid, vcpu)).collect(),
+            serial: self.serial.saved(),
+            power: self.power_button.saved(),
+            bus: self.bus.counters(),
+            devices,
+        })
+    }
+
+    /// Makes the guest's writes to its disks durable while it runs, so that [`Machine::save_state`] has little left.
+    ///
+    /// # Errors
+    /// The kernel's error (`fdatasync(2)`) of the first disk that has one.
+    pub fn flush_disks(&self) -> std::io::Result<()> {
+        self.bus.flush_disks()
+    }
+
+    fn ram_ranges(&self) -> Vec<SavedRange> {
+        let range = |range: &wideleaf_memory::RamRange| SavedRange {
+            start: range.gpa.start().get(),
+            bytes: range.gpa.bytes().get(),
+        };
+        self.vm.ram().ranges().iter().map(range).collect()
+    }
+}
+
+impl fmt::Debug for MachineSaver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineSaver").field("entry", &self.entry_name).finish_non_exhaustive()
+    }
+}
