@@ -19,6 +19,7 @@ use crate::spec::RunSpec;
 
 pub mod restoring;
 pub mod saving;
+mod touches;
 
 /// Version of `machine.json`. Another version of a part of it has its own number.
 const VERSION: u32 = 1;

@@ -119,9 +119,25 @@ pub struct RunSpec {
     /// Folder of the snapshot that the guest continues; its kernel or image is then not loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore: Option<PathBuf>,
+    /// Use of the order in which a restored guest first touched its memory.
+    #[serde(default)]
+    pub prefetch: Prefetch,
     /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
     #[serde(deserialize_with = "form::present")]
     pub sandbox: Option<SandboxSpec>,
+}
+
+/// Use of the order in which a restored guest first touched its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetch {
+    /// RAM is filled in the order that is recorded beside the snapshot, if one is.
+    #[default]
+    Use,
+    /// The order of this run is recorded beside the snapshot.
+    Record,
+    /// A recorded order has no effect.
+    Off,
 }
 
 /// Place of the guest's serial console.
@@ -240,6 +256,7 @@ impl RunSpec {
             daemon: None,
             control_socket: None,
             restore: None,
+            prefetch: Prefetch::Use,
             sandbox: None,
         }
     }
@@ -318,6 +335,7 @@ mod tests {
             "daemon": "/run/daemon.sock",
             "control_socket": "/run/vm.sock",
             "restore": "/srv/saved",
+            "prefetch": "record",
             "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
         })
     }

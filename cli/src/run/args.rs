@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
-use wideleaf_run::spec::Fallback;
+use wideleaf_run::spec::{Fallback, Prefetch};
 
 use super::devices::DeviceArgs;
 use crate::kernels;
@@ -103,6 +103,11 @@ pub struct RunArgs {
     /// other ones; so may devices, if they have the same kinds and sizes
     #[arg(long, value_name = "FOLDER", conflicts_with_all = OF_THE_SAVED_VM)]
     pub restore: Option<PathBuf>,
+
+    /// Order in which a restored guest first touched its memory: record it beside the snapshot at the end of this run,
+    /// use a recorded one, or neither
+    #[arg(long, value_enum, default_value = "use", requires = "restore")]
+    pub prefetch: PrefetchArg,
 
     /// Run the built-in kernel in this process instead of in a guest: the baseline, without second-level page tables
     #[arg(long)]
@@ -248,6 +253,27 @@ pub struct RunArgs {
     /// Run in this cgroup (v2), a path below the cgroup mount; a new cgroup is removed at the end
     #[arg(long, value_name = "PATH", conflicts_with = "native")]
     pub cgroup: Option<PathBuf>,
+}
+
+/// Argument of `--prefetch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrefetchArg {
+    /// Fill memory in the recorded order, if there is one
+    Use,
+    /// Record the order of this run
+    Record,
+    /// Neither
+    Off,
+}
+
+impl From<PrefetchArg> for Prefetch {
+    fn from(arg: PrefetchArg) -> Prefetch {
+        match arg {
+            PrefetchArg::Use => Prefetch::Use,
+            PrefetchArg::Record => Prefetch::Record,
+            PrefetchArg::Off => Prefetch::Off,
+        }
+    }
 }
 
 /// Argument of `--on-reset`.

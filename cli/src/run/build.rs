@@ -77,6 +77,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         daemon: daemon(args),
         control_socket: args.control_socket.clone(),
         restore: None,
+        prefetch: args.prefetch.into(),
         sandbox: sandbox(args)?,
     })
 }
@@ -103,6 +104,7 @@ pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<Policy
         daemon: daemon(args),
         control_socket: args.control_socket.clone(),
         restore: Some(folder.to_owned()),
+        prefetch: args.prefetch.into(),
         sandbox: sandbox(args)?,
         ..saved
     })

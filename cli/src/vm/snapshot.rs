@@ -131,7 +131,9 @@ fn save(
     bar.finish_and_clear();
     drop(cancel);
     interrupts.check()?;
-    match answer? {
+    // What the VM says is about this host, not about the arguments.
+    let answer = answer.map_err(|error| Failure::Host(error.to_string()))?;
+    match answer {
         VmAnswer::Saved(saved) => Ok(saved),
         _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
     }

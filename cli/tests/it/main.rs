@@ -24,6 +24,7 @@ mod program;
 mod registered;
 mod restart;
 mod sandboxed;
+mod snapshot;
 mod tlbcost;
 mod top_screen;
 mod unread;

@@ -19,15 +19,19 @@ use wideleaf_policies::{PageSize, PerTenThousand, WindowIndex};
 use wideleaf_snapshot::Opened;
 use wideleaf_vmm::MachineState;
 
+use super::touches::{self, Recording};
 use super::{open, read};
 use crate::failure::Failure;
 use crate::session::SavedSession;
-use crate::spec::RunSpec;
+use crate::spec::{Prefetch, RunSpec};
 
 /// A VM that is about to continue.
 pub struct Restoring {
     folder: PathBuf,
     ram: Arc<StoredRam>,
+    /// Windows that are filled first.
+    first: Mutex<Vec<WindowIndex>>,
+    recording: Option<Recording>,
     filling: Mutex<Option<Restorer>>,
 }
 
@@ -62,6 +66,9 @@ pub struct RestoredReport {
     pub wait_p99_us: f64,
     /// Longest wait, in microseconds.
     pub wait_max_us: f64,
+    /// Number of windows in the order of first touches that `--prefetch record` has written.
+    #[serde(default)]
+    pub touches_recorded: u64,
     /// Time before the guest could run in which its RAM was prepared, in milliseconds.
     pub prepared_ms: f64,
     /// Time until all of it was filled, in seconds; left out if the guest ended before.
@@ -78,8 +85,18 @@ impl Restoring {
         let opened = open(folder)?;
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
-        let ram = Arc::new(StoredRam(opened));
-        let restoring = Restoring { folder: folder.to_owned(), ram, filling: Mutex::default() };
+        let (first, recording) = match spec.prefetch {
+            Prefetch::Use => (touches::read(folder, &opened), None),
+            Prefetch::Record => (Vec::new(), Some(Recording::open(folder, &opened)?)),
+            Prefetch::Off => (Vec::new(), None),
+        };
+        let restoring = Restoring {
+            folder: folder.to_owned(),
+            ram: Arc::new(StoredRam(opened)),
+            first: Mutex::new(first),
+            recording,
+            filling: Mutex::default(),
+        };
         Ok((restoring, Continued { machine: saved.machine, session: saved.session }))
     }
 
@@ -93,7 +110,12 @@ impl Restoring {
         if layout != self.ram.0.ram() {
             return Err(format!("cannot restore {}: its RAM lies elsewhere in the guest", self.folder.display()));
         }
-        let config = RestoreConfig { on_failure: Some(on_failure), ..RestoreConfig::default() };
+        let config = RestoreConfig {
+            first: std::mem::take(&mut *self.first.lock().unwrap_or_else(PoisonError::into_inner)),
+            record: self.recording.is_some(),
+            on_failure: Some(on_failure),
+            ..RestoreConfig::default()
+        };
         let restorer = Restorer::start(ram, self.ram.clone(), config).map_err(|error| error.to_string())?;
         *self.lock() = Some(restorer);
         Ok(())
@@ -101,8 +123,13 @@ impl Restoring {
 
     /// Ends it after the guest, whether all of its RAM was filled or not.
     pub fn end(&self) -> Option<RestoredReport> {
-        let report = self.lock().take()?.abandon(GuestIsGone);
-        Some(self.report(&report))
+        let restorer = self.lock().take()?;
+        let touches = restorer.first_touches();
+        if let Some(Err(error)) = self.recording.as_ref().map(|recording| recording.write(&touches)) {
+            tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
+        }
+        let report = restorer.abandon(GuestIsGone);
+        Some(RestoredReport { touches_recorded: touches.len() as u64, ..self.report(&report) })
     }
 
     fn report(&self, report: &RestoreReport) -> RestoredReport {
@@ -119,6 +146,7 @@ impl Restoring {
             wait_p50_us: us(waits.value_at_quantile(0.5)),
             wait_p99_us: us(waits.value_at_quantile(0.99)),
             wait_max_us: us(waits.max()),
+            touches_recorded: 0,
             prepared_ms: report.start.as_secs_f64() * 1e3,
             filled_s: report.all_filled.map(|time| time.as_secs_f64()),
         }

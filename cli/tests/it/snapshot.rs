@@ -1,0 +1,201 @@
+//! `wideleaf vm SOCKET snapshot` and `wideleaf run --restore`: a guest that checks every word of its memory is saved,
+//! killed and continued again and again, and damaged snapshots never reach a guest. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::{Running, Scratch};
+
+use crate::program::new_scratch;
+
+/// A fixed number of passes over its memory: the number of words that it checks tells whether one was lost.
+const PASSES: [&str; 4] = ["pattern", "--vcpus=2", "--memory=128M", "--cmdline=bytes=32M passes=600"];
+
+/// Rewrites its memory until it is stopped.
+const ENDLESS: [&str; 3] = ["pattern", "--memory=128M", "--cmdline=bytes=32M seconds=600"];
+
+/// Longer than any busy machine needs, so that no save is refused for its pause.
+const PAUSE: &str = "--pause=60s";
+
+const OPTIONS: [&str; 5] =
+    ["--policy=greedy", "--no-daemon", "--control-socket=vm.sock", "--format=json", "--output=result.json"];
+
+/// Starts a run, and waits until its VM answers or it has ended.
+fn start(scratch: &Scratch, arguments: &[&str]) -> Running {
+    let mut run = Running::start(scratch, &[&["run"], arguments, &OPTIONS].concat());
+    while run.0.try_wait().unwrap().is_none() && !has_answered(scratch) {}
+    run
+}
+
+fn has_answered(scratch: &Scratch) -> bool {
+    scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success()
+}
+
+/// Saves the VM; `None` if it has ended.
+fn save(scratch: &Scratch, arguments: &[&str]) -> Option<Value> {
+    let words = [&["vm", "vm.sock", "snapshot"], arguments, &[PAUSE, "--format=json"]].concat();
+    let output = scratch.wideleaf(&words).output().unwrap();
+    output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn report(scratch: &Scratch) -> Value {
+    serde_json::from_slice(&fs::read(scratch.path("result.json")).unwrap()).unwrap()
+}
+
+/// A saved guest whose run has ended.
+fn saved(scratch: &Scratch, arguments: &[&str]) -> Value {
+    let run = start(scratch, arguments);
+    let saved = save(scratch, &["saved"]).expect("it runs until it is stopped");
+    run.signal(Signal::SIGKILL);
+    run.end();
+    saved
+}
+
+fn change_a_byte(scratch: &Scratch, file: &str, at: u64) {
+    let file = File::options().read(true).write(true).open(scratch.path(file)).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+#[test]
+fn a_guest_that_is_killed_and_continued_again_and_again_checks_as_many_words_as_one_that_is_not() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    start(&scratch, &PASSES).end();
+    let undisturbed = report(&scratch);
+    let mut run = start(&scratch, &PASSES);
+    let mut generations = 0;
+    // The folder of the snapshot before is replaced while the guest that came from it still runs.
+    while save(&scratch, &["saved"]).is_some() {
+        generations += 1;
+        run.signal(Signal::SIGKILL);
+        run.end();
+        run = start(&scratch, &["--restore=saved"]);
+        if generations == 5 {
+            break;
+        }
+    }
+    assert_eq!(run.end(), (Some(0), String::new()));
+    let continued = report(&scratch);
+    assert!(generations > 0, "it was saved before its end");
+    assert_eq!(continued["outcome"], "success");
+    assert_eq!(continued["verification"], undisturbed["verification"]);
+    let names = |report: &Value| report["phases"].as_array().unwrap().iter().map(|p| p["name"].clone()).collect();
+    let (before, after): (Vec<Value>, Vec<Value>) = (names(&undisturbed), names(&continued));
+    assert_eq!(before, after, "the phases that were over when it was saved are in its report");
+    assert!(scratch.names().iter().all(|name| !name.contains(".saving-")), "{:?}", scratch.names());
+}
+
+#[test]
+fn windows_that_were_large_are_large_when_the_guest_is_restored_and_the_report_counts_them() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    let is_large = || {
+        let output = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
+        let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
+        statistics["vm"]["backing"]["huge_2m"].as_u64().unwrap() >= 32 << 20
+    };
+    while !is_large() {}
+    let saved = save(&scratch, &["saved"]).expect("it runs until it is stopped");
+    run.signal(Signal::SIGKILL);
+    run.end();
+    let stored = saved["stored_bytes"].as_u64().unwrap();
+    assert!((32 << 20..40 << 20).contains(&stored), "its memory and its image, and nothing else: {saved}");
+
+    let run = start(&scratch, &["--restore=saved", "--policy=never"]);
+    // All of it is filled while the guest runs.
+    while save(&scratch, &["again"]).expect("it runs until it is stopped")["stored_bytes"].as_u64() < Some(32 << 20) {}
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+    let restored = &report(&scratch)["restored"];
+    assert_eq!(restored["filled_bytes"], restored["stored_bytes"]);
+    let large = restored["windows_huge"].as_u64().unwrap() + restored["windows_not_huge"].as_u64().unwrap();
+    assert!(large >= 16, "{restored}");
+}
+
+#[test]
+fn a_damaged_extent_ends_the_guest_with_its_name_and_a_damaged_index_keeps_it_from_starting() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &ENDLESS);
+    // The fifth page of the sixth window, which the guest uses.
+    change_a_byte(&scratch, "saved/memory", (6 << 21) + (5 << 12) + 7);
+    let (code, said) = Running::start(&scratch, &["run", "--restore=saved", "--no-daemon"]).end();
+    assert_eq!(code, Some(5), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.contains("cannot restore window 6") && last.contains("checksum"), "{said}");
+
+    change_a_byte(&scratch, "saved/windows", 70);
+    scratch.refuses(&["run", "--restore=saved", "--no-daemon"], 3, &["cannot restore saved", "`windows`"]);
+    fs::remove_file(scratch.path("saved/windows")).unwrap();
+    scratch.refuses(&["run", "--restore=saved", "--no-daemon"], 3, &["cannot restore saved", "`windows`"]);
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_older_snapshot_and_the_guest_and_no_file() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    save(&scratch, &["saved"]).expect("it runs until it is stopped");
+    let before = fs::read(scratch.path("saved/windows")).unwrap();
+    let too_short = ["vm", "vm.sock", "snapshot", "saved", "--pause=0ms"];
+    scratch.refuses(&too_short, 4, &["cannot save the VM", "allow a longer pause"]);
+    scratch.file("taken", b"by a file");
+    scratch.refuses(&["vm", "vm.sock", "snapshot", "taken"], 3, &["is not a folder"]);
+    assert_eq!(fs::read(scratch.path("saved/windows")).unwrap(), before);
+    // A client that is killed leaves its folder to the next save.
+    let mut client = Running::start(&scratch, &["vm", "vm.sock", "snapshot", "saved", PAUSE]);
+    while !scratch.names().iter().any(|name| name.contains(".saving-")) && client.0.try_wait().unwrap().is_none() {}
+    client.signal(Signal::SIGKILL);
+    client.end();
+    while save(&scratch, &["saved"]).is_none() {
+        assert!(has_answered(&scratch), "the guest goes on");
+    }
+    assert!(scratch.names().iter().all(|name| !name.contains(".saving-")), "{:?}", scratch.names());
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+}
+
+#[test]
+fn a_snapshot_on_a_base_has_only_what_changed_and_needs_its_base() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    scratch.wideleaf(&["vm", "vm.sock", "pause"]).assert().success();
+    save(&scratch, &["base"]).expect("it runs until it is stopped");
+    let on_base = save(&scratch, &["on", "--base=base"]).expect("it runs until it is stopped");
+    assert!(on_base["written_bytes"].as_u64() < Some(1 << 20), "a paused guest changes nothing: {on_base}");
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    run.end();
+    let run = start(&scratch, &["--restore=on"]);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(run.end(), (Some(0), String::new()));
+    fs::rename(scratch.path("base"), scratch.path("elsewhere")).unwrap();
+    scratch.refuses(&["run", "--restore=on", "--no-daemon"], 3, &["cannot restore on", "base"]);
+}
+
+#[test]
+fn options_of_the_saved_vm_are_refused_with_restore() {
+    let scratch = new_scratch();
+    scratch.refuses(&["run", "--restore=nothing", "--no-daemon"], 3, &["cannot restore nothing"]);
+    for option in ["--memory=1G", "--vcpus=2", "--cmdline=x", "gups"] {
+        let output = scratch.wideleaf(&["run", "--restore=nothing", option]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{option}");
+    }
+}
