@@ -22,6 +22,7 @@ mod real_kernel;
 mod recorder;
 mod release_and_split;
 mod reserved_frames;
+mod saving;
 mod short_of_memory;
 mod trades;
 

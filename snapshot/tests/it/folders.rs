@@ -149,9 +149,8 @@ fn process_that_is_killed_while_it_saves() {
     put(&saving.2, &[((1, 1), page_of(99))].into());
     println!("saving");
     std::io::stdout().flush().unwrap();
-    loop {
-        std::thread::park();
-    }
+    // Until it is killed, or the other test ends.
+    std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
@@ -162,6 +161,7 @@ fn a_killed_save_leaves_the_old_snapshot_and_the_next_one_cleans_up() {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "folders::process_that_is_killed_while_it_saves"])
         .env(VICTIM, &folder)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
