@@ -66,7 +66,7 @@ pub trait SaveSink: Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BeyondBound {
     /// The save ends with [`SaveError::PauseTooLong`], which says how long the pause would be. The default: the bound
-    /// is a promise to the guest's users, and the operator who reads the error can choose a longer one.
+    /// is a promise to the guest's users, and an operator that reads the error can choose a longer one.
     #[default]
     Refuse,
     /// The guest is paused for as long as its last pages need, and the report says so.
