@@ -259,6 +259,39 @@ fn a_guest_that_writes_faster_than_the_sink_is_not_paused_for_longer_unless_allo
 }
 
 #[test]
+fn a_pause_before_which_the_guest_wrote_too_much_is_broken_off() {
+    // The sink takes 11 ms for a window. While it is being stopped, the guest writes 1024 more.
+    let run = |bad_pauses: u32, beyond| {
+        let guest = Guest::new();
+        (0..1024).for_each(|page| guest.write(page, 1));
+        let at_call = |_| {
+            guest.host.sleep(Duration::from_millis(11));
+            Ok(())
+        };
+        let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+        let (mut pauses, limits) = (0, SaveLimits { beyond, ..limits() });
+        let saved = guest.saver(&sink).save(&limits, &AtomicBool::new(false), &|_| (), |last| {
+            pauses += 1;
+            if pauses <= bad_pauses {
+                (0..1024).for_each(|page| guest.write(page, 1 + pauses as u8));
+            }
+            last.write()
+        });
+        assert!(guest.is_as_before());
+        (pauses, saved.map(|((), report)| (report, sink.pages.into_inner().expect("no panic"))))
+    };
+    let (pauses, saved) = run(2, BeyondBound::Refuse);
+    let (report, pages) = saved.expect("the third pause is calm");
+    assert_eq!((pauses, report.broken_off, report.rounds.len(), report.is_bound_met), (3, 2, 3, true));
+    assert!(pages.len() == 1024 && pages.values().all(|byte| *byte == 3), "the last bytes are saved");
+    let (pauses, saved) = run(9, BeyondBound::Refuse);
+    assert!(matches!(saved, Err(SaveError::PauseTooLong { .. })) && pauses == 3);
+    let (pauses, saved) = run(9, BeyondBound::PauseLonger);
+    let (report, _) = saved.expect("it may take longer");
+    assert_eq!((pauses, report.broken_off, report.last.pages, report.is_bound_met), (4, 3, 1024, false));
+}
+
+#[test]
 fn the_limit_of_bytes_per_second_holds_while_the_guest_runs() {
     let guest = Guest::new();
     (0..2048).for_each(|page| guest.write(page, 1));

@@ -61,9 +61,10 @@ fn nothing_but_a_snapshot_is_replaced() {
     let refusal = |name: &str| Writing::create(&scratch.path().join(name), None).unwrap_err().to_string();
     fs::create_dir(scratch.path().join("photos")).unwrap();
     fs::write(scratch.path().join("photos/cat.jpg"), "a cat").unwrap();
-    assert!(refusal("photos").ends_with(
-        "the folder exists and has cat.jpg, which is not part of a snapshot; choose another folder"
-    ));
+    assert!(
+        refusal("photos")
+            .ends_with("the folder exists and has cat.jpg, which is not part of a snapshot; choose another folder")
+    );
     save(&scratch.path().join("s"), None, &some_pages());
     fs::write(scratch.path().join("s/notes"), "mine").unwrap();
     assert!(refusal("s").contains("has notes, which is not part of a snapshot"));
