@@ -30,7 +30,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, PageSet, PageSize, WindowIndex};
+use wideleaf_policies::{Bytes, Moment, PageSet, PageSize, WindowIndex};
 
 use crate::claims::PartClaim;
 use crate::host::{Host, HostError};
@@ -66,7 +66,7 @@ pub trait SaveSink: Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BeyondBound {
     /// The save ends with [`SaveError::PauseTooLong`], which says how long the pause would be. The default: the bound
-    /// is a promise to the guest's users, and the operator who reads the error can choose a longer one.
+    /// is a promise to the guest's users, and an operator that reads the error can choose a longer one.
     #[default]
     Refuse,
     /// The guest is paused for as long as its last pages need, and the report says so.
@@ -126,6 +126,8 @@ pub struct SaveReport {
     pub pause: Duration,
     /// Time of the whole save.
     pub duration: Duration,
+    /// Number of pauses that were broken off at once, because the guest wrote more before them than was expected.
+    pub broken_off: u32,
     /// Whether the pause was at most as long as the limit.
     pub is_bound_met: bool,
     /// Number of memslots with a dirty log that could not be switched off: KVM maps 4 KiB pages there.
@@ -171,6 +173,10 @@ pub enum SaveError {
         /// Expected length of the pause.
         needed: Duration,
     },
+    /// The guest wrote more before its pause than fits into it. The closure resumes the VM and returns this; the save
+    /// goes on.
+    #[error("the guest wrote more before its pause than fits into it; the save goes on")]
+    TooMuchLeft,
     /// Pages of a window cannot be read where the guest sees them.
     #[error("cannot save RAM: {window} is being moved; let the manager rest, and try again")]
     Moving {
@@ -215,7 +221,8 @@ pub struct Saver<'a> {
 
 impl Saver<'_> {
     /// Saves all RAM; see the module. `cancel` is looked at between windows, until the pause. `progress` is called by
-    /// this thread, between windows.
+    /// this thread, between windows. `at_pause` is called again if [`LastPages::write`] has refused: it then resumes
+    /// the VM and returns that error, and the save goes on in rounds.
     ///
     /// # Errors
     /// [`SaveError`]. The sink's contents are then incomplete.
@@ -224,42 +231,38 @@ impl Saver<'_> {
         limits: &SaveLimits,
         cancel: &AtomicBool,
         progress: &dyn Fn(SaveProgress),
-        at_pause: impl FnOnce(LastPages<'_>) -> Result<T, SaveError>,
+        mut at_pause: impl FnMut(LastPages<'_>) -> Result<T, SaveError>,
     ) -> Result<(T, SaveReport), SaveError> {
         let began = self.host.now();
         let _in_place = self.claim_windows()?;
         let _notes = Notes::begin(self.ram)?;
         let logs = Logs::start(self.second_level, self.ram)?;
-        let mut rounds = Rounds::new(*self, limits, cancel, progress);
+        let rounds = Rounds::new(*self, limits, cancel, progress);
         let used = Used::all(self.host, self.ram)?;
-        let mut convergence = Convergence::new(limits);
-        let mut left: Vec<Job> = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
-        loop {
-            let round = rounds.run(&left)?;
-            let asked = self.host.now();
-            left = self.changed(&logs)?;
-            match convergence.after(round, count(&left), self.host.now().since(asked)) {
-                Next::Round => {}
-                Next::Pause => break,
-                Next::Refuse(error) => return Err(error),
+        let left = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
+        let mut running = Running { saver: *self, logs, rounds, convergence: Convergence::new(limits), left };
+        let (state, paused_at, last) = loop {
+            running.until_pause()?;
+            let mut done = None;
+            let state = at_pause(LastPages(&mut || {
+                done = Some(running.last_pages()?);
+                Ok(())
+            }));
+            if !running.convergence.has_broken_off() {
+                let state = state?;
+                let (paused_at, last) = done.ok_or(SaveError::NoLastPages)?;
+                break (state, paused_at, last);
             }
-        }
-        let mut last = None;
-        let state = at_pause(LastPages(&mut || {
-            let paused_at = self.host.now();
-            let jobs = round::merged(std::mem::take(&mut left), self.changed(&logs)?);
-            last = Some((paused_at, rounds.run_paused(&jobs)?));
-            Ok(())
-        }))?;
-        let (paused_at, last) = last.ok_or(SaveError::NoLastPages)?;
+        };
         let pause = self.host.now().since(paused_at);
         let report = SaveReport {
-            rounds: convergence.into_rounds(),
             last,
             pause,
-            logs_left_on: logs.stop(),
-            duration: self.host.now().since(began),
             is_bound_met: pause <= limits.pause,
+            broken_off: running.convergence.broken_off(),
+            rounds: running.convergence.into_rounds(),
+            logs_left_on: running.logs.stop(),
+            duration: self.host.now().since(began),
             page_sizes: used.page_sizes,
         };
         Ok((state, report))
@@ -292,6 +295,43 @@ impl Saver<'_> {
     }
 }
 
+/// A save under way.
+struct Running<'a> {
+    saver: Saver<'a>,
+    logs: Logs<'a>,
+    rounds: Rounds<'a>,
+    convergence: Convergence<'a>,
+    /// Pages to be saved.
+    left: Vec<Job>,
+}
+
+impl Running<'_> {
+    /// Runs rounds until what is left is for the pause.
+    fn until_pause(&mut self) -> Result<(), SaveError> {
+        loop {
+            let round = self.rounds.run(&self.left)?;
+            let asked = self.saver.host.now();
+            self.left = self.saver.changed(&self.logs)?;
+            let asking = self.saver.host.now().since(asked);
+            match self.convergence.after(round, count(&self.left), asking) {
+                Next::Round => {}
+                Next::Pause => return Ok(()),
+                Next::Refuse(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Saves what is left while the guest is paused, and returns when that began.
+    fn last_pages(&mut self) -> Result<(Moment, SaveRound), SaveError> {
+        let paused_at = self.saver.host.now();
+        self.left = round::merged(std::mem::take(&mut self.left), self.saver.changed(&self.logs)?);
+        if !self.convergence.fits(count(&self.left)) {
+            return Err(SaveError::TooMuchLeft);
+        }
+        Ok((paused_at, self.rounds.run_paused(&self.left)?))
+    }
+}
+
 /// The pages that are left when the guest is paused.
 pub struct LastPages<'a>(&'a mut dyn FnMut() -> Result<(), SaveError>);
 
@@ -299,7 +339,8 @@ impl LastPages<'_> {
     /// Writes them. Neither vCPUs nor devices run from before this call until the machine's state is taken.
     ///
     /// # Errors
-    /// [`SaveError`] of the sink or of the logs.
+    /// [`SaveError`] of the sink or of the logs; [`SaveError::TooMuchLeft`] at once if the guest wrote so much before
+    /// it was paused that the pause would be too long.
     pub fn write(self) -> Result<(), SaveError> {
         (self.0)()
     }

@@ -5,6 +5,8 @@
 //!     yes ─▶ pause
 //!     no  ─▶ rounds shrink? ─ yes ─▶ another round
 //!                            └ no, or too many rounds ─▶ refuse, or pause for longer
+//!   in the pause: pages left × time per page ≤ pause − state ?
+//!     no  ─▶ broken off: the guest runs on, another round; refuse, or pause for longer, after the third time
 //! ```
 
 use std::time::Duration;
@@ -13,6 +15,10 @@ use super::{BeyondBound, SaveError, SaveLimits, SaveRound};
 
 /// Number of rounds in a row that leave hardly fewer pages, after which more rounds do not help.
 const FLAT_ROUNDS_MAX: u32 = 3;
+/// Number of pauses that are broken off. The guest wrote much while it was being stopped, and will again.
+const BROKEN_OFF_MAX: u32 = 3;
+/// Share of the expected time by which the estimate before a pause is longer.
+const MARGIN: f64 = 0.5;
 /// Rounds of fewer pages say little about the time of a page: threads start, and the first write of a file is slow.
 const PAGES_FOR_SPEED: u64 = 256;
 
@@ -36,11 +42,25 @@ pub(super) struct Convergence<'a> {
     left: Option<u64>,
     /// Number of rounds in a row after which hardly fewer pages were left than before.
     flat: u32,
+    /// Number of pauses that were broken off.
+    broken_off: u32,
+    /// Whether the latest pause was broken off.
+    has_broken_off: bool,
+    /// Whether the pause may be longer than its bound.
+    may_be_longer: bool,
 }
 
 impl<'a> Convergence<'a> {
     pub fn new(limits: &'a SaveLimits) -> Convergence<'a> {
-        Convergence { limits, rounds: Vec::new(), left: None, flat: 0 }
+        Convergence {
+            limits,
+            rounds: Vec::new(),
+            left: None,
+            flat: 0,
+            broken_off: 0,
+            has_broken_off: false,
+            may_be_longer: false,
+        }
     }
 
     /// Decides after a round that left some pages. `asking` is the time that all logs took.
@@ -49,16 +69,20 @@ impl<'a> Convergence<'a> {
         let is_flat = self.left.is_some_and(|before| left > before / 10 * 9);
         self.flat = if is_flat { self.flat + 1 } else { 0 };
         self.left = Some(left);
-        let needed = self.time_of(left) + asking;
-        if needed <= self.limits.pause.saturating_sub(self.limits.state) {
+        let needed = self.time_of(left).mul_f64(1.0 + MARGIN) + asking;
+        let is_calm = self.broken_off < BROKEN_OFF_MAX;
+        if is_calm && needed <= self.for_pages() {
             return Next::Pause;
         }
         let rounds = self.rounds.len() as u32;
-        if rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
+        if is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
             return Next::Round;
         }
         match self.limits.beyond {
-            BeyondBound::PauseLonger => Next::Pause,
+            BeyondBound::PauseLonger => {
+                self.may_be_longer = true;
+                Next::Pause
+            }
             BeyondBound::Refuse => {
                 let needed = needed + self.limits.state;
                 Next::Refuse(SaveError::PauseTooLong { bound: self.limits.pause, rounds, pages: left, needed })
@@ -66,13 +90,34 @@ impl<'a> Convergence<'a> {
         }
     }
 
-    /// Expected time to write some pages: by the slowest time per page of the latest two rounds with enough pages, and
-    /// half as much again, since pages that lie alone take longer than those of the first round.
+    /// Whether this many pages may be written in the pause that has begun. If not, it is broken off.
+    pub fn fits(&mut self, pages: u64) -> bool {
+        self.has_broken_off = !self.may_be_longer && self.time_of(pages) > self.for_pages();
+        self.broken_off += u32::from(self.has_broken_off);
+        !self.has_broken_off
+    }
+
+    /// Whether the latest pause was broken off.
+    pub fn has_broken_off(&self) -> bool {
+        self.has_broken_off
+    }
+
+    /// Number of pauses that were broken off.
+    pub fn broken_off(&self) -> u32 {
+        self.broken_off
+    }
+
+    /// Part of the pause for pages.
+    fn for_pages(&self) -> Duration {
+        self.limits.pause.saturating_sub(self.limits.state)
+    }
+
+    /// Expected time to write some pages: by the slowest time per page of the latest two rounds with enough pages.
     fn time_of(&self, pages: u64) -> Duration {
         let usable = || self.rounds.iter().rev().filter(|round| round.pages >= PAGES_FOR_SPEED).take(2);
         let per_page = |round: &SaveRound| round.duration.as_secs_f64() / round.pages as f64;
         let slowest = usable().map(per_page).fold(0.0, f64::max);
-        Duration::from_secs_f64(slowest * pages as f64 * 1.5)
+        Duration::from_secs_f64(slowest * pages as f64)
     }
 
     pub fn into_rounds(self) -> Vec<SaveRound> {
@@ -106,8 +151,7 @@ mod tests {
         assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Round));
         // A round of a few pages does not push the slow one out.
         assert!(matches!(convergence.after(round(10, 0), 900, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 1), 700, Duration::ZERO), Next::Round));
-        assert!(matches!(convergence.after(round(1000, 1), 600, Duration::ZERO), Next::Pause));
+        assert!(matches!(convergence.after(round(1000, 1), 900, Duration::ZERO), Next::Pause));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(super) struct Logs<'a> {
     slots: Vec<Slot>,
     switched_on: Vec<SlotId>,
     borrowed: Vec<SlotId>,
-    /// Claims on the logs: no giant is moved, whose mover would need them.
+    /// Claims on the logs: no giant is moved, since its mover would need them.
     _claimed: Vec<PartClaim>,
 }
 

@@ -23,6 +23,7 @@ mod recorder;
 mod release_and_split;
 mod reserved_frames;
 mod restore;
+mod saving;
 mod short_of_memory;
 mod trades;
 
