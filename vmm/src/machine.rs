@@ -207,12 +207,7 @@ impl Machine {
     }
 
     /// Starts the vCPUs' threads.
-    fn run(
-        &mut self,
-        vcpus: Vec<Waiting>,
-        msrs: &Arc<[u32]>,
-        sandbox: Option<&Arc<Sandbox>>,
-    ) -> Result<(), BootError> {
+    fn run(&mut self, vcpus: Vec<Waiting>, msrs: &Arc<[u32]>, sandbox: Option<&Arc<Sandbox>>) -> Result<(), BootError> {
         for (vcpu, fresh) in vcpus {
             let index = vcpu.index();
             let thread = VcpuThread::new(

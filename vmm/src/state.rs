@@ -159,18 +159,24 @@ pub enum SaveError {
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// Another version of the program saved it.
-    #[error("cannot restore: its state has version {found}, and this program reads version {STATE_VERSION}; use the \
-        program that saved it")]
+    #[error(
+        "cannot restore: its state has version {found}, and this program reads version {STATE_VERSION}; use the \
+        program that saved it"
+    )]
     Version {
         /// Version in the state.
         found: u32,
     },
     /// A reset would need the image, which is not part of the state.
-    #[error("cannot restore with --on-reset restart: the kernel that would boot again is not part of a snapshot; leave \
-        the option out")]
+    #[error(
+        "cannot restore with --on-reset restart: the kernel that would boot again is not part of a snapshot; leave \
+        the option out"
+    )]
     OnReset,
     /// The configuration has another number of vCPUs or devices.
-    #[error("cannot restore: it was saved with {saved} {what}, and this VM has {here}; use the options of the saved VM")]
+    #[error(
+        "cannot restore: it was saved with {saved} {what}, and this VM has {here}; use the options of the saved VM"
+    )]
     OtherNumber {
         /// Name of the counted thing.
         what: &'static str,
@@ -180,7 +186,9 @@ pub enum RestoreError {
         here: usize,
     },
     /// The configuration has another layout of RAM.
-    #[error("cannot restore: it was saved with {saved} of RAM, and this VM has {here}; use the --memory of the saved VM")]
+    #[error(
+        "cannot restore: it was saved with {saved} of RAM, and this VM has {here}; use the --memory of the saved VM"
+    )]
     OtherRam {
         /// Size of RAM in the snapshot.
         saved: Bytes,
@@ -256,8 +264,7 @@ impl MachineState {
         if self.version != STATE_VERSION {
             return Err(RestoreError::Version { found: self.version });
         }
-        let numbers =
-            [("vCPUs", self.vcpus.len(), config.vcpus() as usize), ("devices", self.devices.len(), devices)];
+        let numbers = [("vCPUs", self.vcpus.len(), config.vcpus() as usize), ("devices", self.devices.len(), devices)];
         if let Some((what, saved, here)) = numbers.into_iter().find(|(_, saved, here)| saved != here) {
             return Err(RestoreError::OtherNumber { what, saved, here });
         }

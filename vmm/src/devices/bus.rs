@@ -241,9 +241,8 @@ impl Bus {
     /// # Errors
     /// The number of the device that does not come to rest by `until`, and the reason; then all continue.
     pub fn save_devices(&self, until: Instant) -> Result<(Vec<SavedDevice>, Vec<Rest>), (usize, NotAtRest)> {
-        let save = |(number, range): (usize, &MemoryRange)| {
-            lock(&range.device).save(until).map_err(|error| (number, error))
-        };
+        let save =
+            |(number, range): (usize, &MemoryRange)| lock(&range.device).save(until).map_err(|error| (number, error));
         let saved: Result<Vec<_>, _> = self.memory_ranges.iter().enumerate().map(save).collect();
         Ok(saved?.into_iter().unzip())
     }

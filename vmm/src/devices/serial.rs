@@ -136,8 +136,15 @@ pub struct SavedSerial {
 
 impl SavedSerial {
     fn state(&self) -> SerialState {
-        let [interrupt_enable, interrupt_identification, line_control, line_status, modem_control, modem_status, scratch] =
-            self.registers;
+        let [
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+        ] = self.registers;
         SerialState {
             baud_divisor_low: self.divisor[0],
             baud_divisor_high: self.divisor[1],

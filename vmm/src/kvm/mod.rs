@@ -91,7 +91,9 @@ pub enum KvmError {
         index: u32,
     },
     /// KVM does not set a register to the value that a guest had elsewhere.
-    #[error("cannot set model-specific register {index:#x} to {data:#x}: this KVM refuses it; use a host as the guest's")]
+    #[error(
+        "cannot set model-specific register {index:#x} to {data:#x}: this KVM refuses it; use a host as the guest's"
+    )]
     MsrNotSet {
         /// Number of the register.
         index: u32,

@@ -125,7 +125,9 @@ pub enum CpuMissing {
         here: u32,
     },
     /// The CPU lacks features.
-    #[error("the guest's CPU has features {bits:#x} in {register} of CPUID leaf {leaf:#x}.{index}, which this host lacks")]
+    #[error(
+        "the guest's CPU has features {bits:#x} in {register} of CPUID leaf {leaf:#x}.{index}, which this host lacks"
+    )]
     Features {
         /// Number of the leaf.
         leaf: u32,

@@ -29,7 +29,8 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use worker::Worker;
 
 use super::{
-    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, Flusher, NotAtRest, Rest, RestoreDeviceError, VirtioDevice,
+    ActivateError, Activation, ActiveQueue, DeviceKind, DeviceState, Flusher, NotAtRest, Rest, RestoreDeviceError,
+    VirtioDevice,
 };
 
 /// Unit of all positions and lengths in bytes, whatever the block size (5.2.6).

@@ -328,8 +328,7 @@ impl Transport {
         let rest = rest.ok_or(NotAtRest::Busy)??;
         // Queues in service are the device's.
         let fresh = if self.queues.is_empty() { fresh_queues(&**self.device()) } else { Vec::new() };
-        let mut queues: Vec<_> =
-            self.queues.iter().chain(&fresh).map(|queue| SavedQueue::of(queue.state())).collect();
+        let mut queues: Vec<_> = self.queues.iter().chain(&fresh).map(|queue| SavedQueue::of(queue.state())).collect();
         for (number, queue) in &rest.queues {
             queues[*number] = SavedQueue::of(*queue);
         }

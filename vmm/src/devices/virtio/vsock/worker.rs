@@ -83,7 +83,12 @@ impl Worker {
             Ok(write_at(&pieces, 0, &TRANSPORT_RESET) as u32)
         };
         let mut broken = None;
-        let write = |chain: Chain<'_>| write(chain).unwrap_or_else(|error| { broken = Some(error); 0 });
+        let write = |chain: Chain<'_>| {
+            write(chain).unwrap_or_else(|error| {
+                broken = Some(error);
+                0
+            })
+        };
         self.has_reset = !events.serve_one(&self.memory, &self.interrupt, write)?;
         broken.map_or(Ok(()), Err)
     }
