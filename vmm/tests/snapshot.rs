@@ -15,6 +15,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::PageSize;
 use wideleaf_policies::units::mib;
+use wideleaf_vmm::config::EntryChoice;
 use wideleaf_vmm::devices::SerialOutput;
 use wideleaf_vmm::devices::virtio::VirtioDevice;
 use wideleaf_vmm::kvm::GuestMemory;
@@ -237,6 +238,51 @@ fn the_saved_guest_itself_continues_as_if_nothing_had_happened() {
     assert_printed_all(&printed);
 }
 
+/// Counts in 32-bit code with interrupt controllers around it, and prints a letter after each count: the second vCPU
+/// waits for its startup interrupt all the time.
+fn letters(count: usize) -> Vec<u8> {
+    let mut code = Vec::new();
+    for n in 0..count {
+        // mov ecx, 1000; again: dec ecx; jnz again; mov al, letter; mov edx, 0x3f8; out dx, al
+        code.extend([0xb9, 0xe8, 3, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xb0, letter_of(n), 0xba, 0xf8, 3, 0, 0, 0xee]);
+    }
+    // mov al, 10; out dx, al; mov al, 9; mov edx, 0xf4; out dx, al; jmp $
+    code.extend([0xb0, 10, 0xee, 0xb0, 9, 0xba, 0xf4, 0, 0, 0, 0xee, 0xeb, 0xfe]);
+    code
+}
+
+fn letter_of(n: usize) -> u8 {
+    b'a' + (n % 26) as u8
+}
+
+#[test]
+fn a_guest_with_interrupt_controllers_continues_in_the_middle_of_a_line() {
+    if !has_kvm() {
+        return;
+    }
+    const LETTERS: usize = 400;
+    let config = config(VmOptions { entry: EntryChoice::Pvh, ..options(&letters(LETTERS)) });
+    let printed = Printed::default();
+    let mut machine = start(&config, &printed);
+    for stop in [1, 100, 200, 300] {
+        let deadline = Instant::now() + WAIT_MAX;
+        while printed.bytes.lock().unwrap().len() < stop {
+            assert!(Instant::now() < deadline, "the guest prints no more");
+            std::thread::yield_now();
+        }
+        machine.type_in(b"x");
+        let state = saved(&machine);
+        let restored = hardware(copy_of_ram(&config, &machine), printed.output());
+        drop(machine);
+        machine = Machine::start_restored(&config, &of_json(&state), restored).unwrap();
+        assert_eq!((machine.entry_name(), machine.bus_counters()), ("pvh", of_json(&state).bus));
+    }
+    assert_eq!(wait(&machine), GuestExit::ExitPort(9));
+    let expected: Vec<u8> = (0..LETTERS).map(letter_of).collect();
+    assert_eq!(printed.lines(), [String::from_utf8(expected).unwrap()]);
+    assert_eq!(machine.type_in(&[b'y'; 100]), 60, "four bytes that the guest has not read are still there");
+}
+
 /// A state of [`COUNTING`] in the middle of its work, and the RAM of that moment.
 fn in_the_middle() -> (VmConfig, Vec<u8>, Arc<GuestRam>) {
     let config = config(options(&counting(1000)));
@@ -315,4 +361,84 @@ fn a_machine_is_not_saved_while_its_vcpus_run_or_its_devices_move() {
     machine.second_level().resume().unwrap();
     machine.stop();
     assert!(matches!(machine.save_state(), Err(SaveError::Vcpus(_))), "the VM has ended");
+}
+
+/// A generator of the same numbers each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end.max(1)
+    }
+}
+
+/// Changes one value of a JSON document: a number, the digits of a text, or a list's length.
+fn change_somewhere(value: &mut serde_json::Value, random: &mut Random) {
+    use serde_json::Value;
+    match value {
+        Value::Object(map) => {
+            let n = random.below(map.len());
+            if let Some((_, value)) = map.iter_mut().nth(n) {
+                change_somewhere(value, random);
+            }
+        }
+        Value::Array(list) => match random.below(8) {
+            0 => drop(list.pop()),
+            1 => list.extend(list.first().cloned()),
+            _ => {
+                let n = random.below(list.len());
+                if let Some(value) = list.get_mut(n) {
+                    change_somewhere(value, random);
+                }
+            }
+        },
+        Value::String(text) if !text.is_empty() => {
+            let at = random.below(text.len());
+            let digit = char::from(b"0123456789abcdefg"[random.below(17)]);
+            text.replace_range(at..=at, &digit.to_string());
+        }
+        Value::Bool(is_true) => *is_true = !*is_true,
+        _ => *value = [0, 1, 0xffff, u64::from(u32::MAX), 1 << 63, u64::MAX][random.below(6)].into(),
+    }
+}
+
+#[test]
+fn a_hostile_state_is_an_error_or_a_guest_that_ends_and_never_a_panic() {
+    if !has_kvm() {
+        return;
+    }
+    let pvh = || {
+        let config = config(VmOptions { entry: EntryChoice::Pvh, ..options(&letters(400)) });
+        let machine = start(&config, &Printed::default());
+        let state = saved(&machine);
+        (config, state)
+    };
+    let direct = || {
+        let (config, state, _) = in_the_middle();
+        (config, state)
+    };
+    let (mut refused, mut started) = (0, 0);
+    for (config, bytes) in [direct(), pvh()] {
+        for seed in 0..150 {
+            let mut random = Random(seed);
+            let mut document: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            for _ in 0..=random.below(4) {
+                change_somewhere(&mut document, &mut random);
+            }
+            let state = serde_json::from_value::<MachineState>(document);
+            match state.ok().map(|state| restored(&config, &state, Vec::new())) {
+                Some(Ok(machine)) => {
+                    started += 1;
+                    assert!(!matches!(machine.stop(), GuestExit::ThreadLost { .. }), "seed {seed}: a thread panicked");
+                }
+                Some(Err(error)) => {
+                    refused += 1;
+                    assert!(error.to_string().starts_with("cannot "), "seed {seed}: {error}");
+                }
+                None => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 10 && started > 10, "{refused} refused, {started} started");
 }
