@@ -375,14 +375,21 @@ fn a_balloon_has_its_pages_and_the_statistics_buffer_on_the_other_machine() {
     driver.start(1 << feature::MUST_TELL_HOST | 1 << feature::STATS_VQ | 1 << feature::PAGE_REPORTING | EVENT_IDX);
     handle.set_target(mib(1)).unwrap();
     give(&mut driver, INFLATE, (1024..1030).chain(1536..1540));
+    // Before the first buffer of statistics, which a change of the size asks for.
     driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_CONFIG + 4, 10);
-    // The driver's only statistics buffer; the change of the actual size has asked for new ones.
+    give(&mut driver, INFLATE, [1024]);
+    // A buffer comes back when new statistics are wanted; the next one waits.
     driver.offer(STATISTICS, 0, &[Piece::read(AT + 0x1000, 10)]);
+    let wait_for_statistics = |count| {
+        while handle.report().statistics < count {
+            std::thread::yield_now();
+        }
+    };
+    wait_for_statistics(1);
+    handle.ask_statistics();
     driver.wait_used(STATISTICS);
     driver.offer(STATISTICS, 1, &[Piece::read(AT + 0x1000, 10)]);
-    while handle.report().statistics < 2 {
-        std::thread::yield_now();
-    }
+    wait_for_statistics(2);
     let saved = driver.save(nothing);
     let expected = SavedBalloon {
         target_pages: 256,
