@@ -5,11 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod tiny;
+
 use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tiny::{CODE, has_kvm, image};
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
@@ -23,24 +26,8 @@ use wideleaf_vmm::{GuestExit, HostLimits, ImageSource, Machine, VmConfig, VmOpti
 
 /// Time limit: long enough for an emulated host, short enough for a person.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Address of the guests' code.
-const CODE: u64 = 0x20_0000;
 /// Address of the guests' counter, behind the page tables, which follow the code's page.
 const COUNTER: u32 = 0x50_0000;
-
-/// Whether there is KVM; if not, prints that, or fails where `WIDELEAF_REQUIRE` demands it.
-fn has_kvm() -> bool {
-    if std::path::Path::new("/dev/kvm").exists() {
-        return true;
-    }
-    let required = std::env::var("WIDELEAF_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|word| word.trim() == "kvm"),
-        "WIDELEAF_REQUIRE has kvm, and there is no /dev/kvm"
-    );
-    eprintln!("skipped: there is no /dev/kvm (run it in guest-tests/lab, or on a host with KVM)");
-    false
-}
 
 /// Whether this process runs only this test, so that its counts are its own. If not, starts a process that does.
 fn is_alone(test: &str) -> bool {
@@ -91,40 +78,6 @@ fn touch(start: u32, end: u32) -> Vec<u8> {
     code.extend([0x48, 0xff, 0x04, 0x25, a, b, c, d]);
     code.extend([0xeb, (-(code.len() as i8) - 2) as u8]);
     code
-}
-
-fn note(owner: &[u8], kind: u32, descriptor: &[u8]) -> Vec<u8> {
-    let mut note = Vec::new();
-    note.extend((owner.len() as u32).to_le_bytes());
-    note.extend((descriptor.len() as u32).to_le_bytes());
-    note.extend(kind.to_le_bytes());
-    note.extend(owner);
-    note.resize(note.len().next_multiple_of(4), 0);
-    note.extend(descriptor);
-    note
-}
-
-/// An ELF file with this code at [`CODE`] and both notes.
-fn image(code: &[u8]) -> Vec<u8> {
-    let direct = [&1u32.to_le_bytes()[..], &[0; 4], &CODE.to_le_bytes()].concat();
-    let notes = [note(b"wideleaf\0", 1, &direct), note(b"Xen\0", 18, &CODE.to_le_bytes())].concat();
-    let mut file = vec![0; 64];
-    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
-    file[16..20].copy_from_slice(&[2, 0, 62, 0]);
-    file[32] = 64;
-    file[54] = 56;
-    file[56] = 2;
-    let contents_at = 64 + 2 * 56;
-    for (kind, address, bytes, at) in [(1u32, CODE, code, contents_at), (4, 0, &notes, contents_at + code.len())] {
-        file.extend(kind.to_le_bytes());
-        file.extend(7u32.to_le_bytes());
-        for word in [at as u64, address, address, bytes.len() as u64, bytes.len() as u64, 4] {
-            file.extend(word.to_le_bytes());
-        }
-    }
-    file.extend(code);
-    file.extend(notes);
-    file
 }
 
 // ---- running them ---------------------------------------------------------------------------------------------------

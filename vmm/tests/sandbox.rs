@@ -11,6 +11,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "the attempts make calls that no safe function makes")]
 
+mod tiny;
+
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -206,6 +208,70 @@ fn config() -> SandboxConfig {
 /// Value of [`ATTEMPT`] for a child that only prints its remaining rights.
 const KEPT: &str = "kept";
 
+/// Value of [`ATTEMPT`] for a child that takes the state of a VM in the sandbox.
+const SAVED: &str = "saved";
+
+/// A VM in the sandbox, whose thread of the control socket takes its state. Prints the state.
+fn save_a_vm() {
+    use std::sync::Arc;
+    use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+    use wideleaf_policies::{Bytes, PageSize, units::mib};
+    use wideleaf_vmm::boot::BootImage;
+    use wideleaf_vmm::devices::virtio::balloon::Balloon;
+    use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskOptions};
+    use wideleaf_vmm::devices::{SerialOutput, SerialSink};
+    use wideleaf_vmm::{Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
+
+    before_first_thread();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(4096).unwrap();
+    let path = file.path().to_owned();
+    let disk = DiskImage::open(&DiskOptions { path, is_read_only: false, id: None }).unwrap();
+    // The sandbox does not let it remove the file later.
+    file.close().unwrap();
+    let balloon = Balloon::new(mib(16), Bytes::ZERO).unwrap();
+    // jmp $, with interrupt controllers.
+    let image = ImageSource::Bytes(tiny::image(&[0xeb, 0xfe]).into());
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+    let mut options = VmOptions { memory: mib(16), vcpus: 2, ..VmOptions::new(image, backing) };
+    options.entry = wideleaf_vmm::config::EntryChoice::Pvh;
+    let config = VmConfig::new(options, &HostLimits::none()).unwrap();
+    let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
+    let sandbox = Arc::new(Sandbox::plan(self::config()).unwrap());
+    let sink: SerialSink = Box::new(|_| {});
+    let output = SerialOutput::from(sink);
+    let hardware = Hardware {
+        ram,
+        output,
+        devices: vec![Box::new(Block::new(disk)), Box::new(balloon)],
+        sandbox: Some(sandbox.clone()),
+    };
+    let machine = Machine::start_image(&config, &BootImage::read(&config).unwrap(), hardware).unwrap();
+    let state = std::thread::scope(|scope| {
+        let save = || {
+            sandbox.enter_thread(ThreadKind::Control).unwrap();
+            machine.flush_disks().unwrap();
+            machine.second_level().pause().unwrap();
+            let state = machine.save_state();
+            machine.second_level().resume().unwrap();
+            state.map_err(|error| error.to_string())
+        };
+        scope.spawn(save).join().unwrap()
+    });
+    machine.stop();
+    let state = state.unwrap();
+    assert_eq!((state.vcpus.len(), state.devices.len(), state.interrupts.is_some()), (2, 2, true));
+    std::io::stdout().write_all(SUCCEEDED.as_bytes()).unwrap();
+}
+
+fn the_thread_of_the_control_socket_takes_the_state_of_a_vm() {
+    if !tiny::has_kvm() {
+        return;
+    }
+    let (signal, out, err) = run_child(SAVED);
+    assert_eq!((signal, out.as_str()), (None, SUCCEEDED), "{err}");
+}
+
 /// Values of [`ATTEMPT`] for a child in which a thread has allocated memory and ended, with and without preparation.
 const PREPARED: &str = "prepared";
 const UNPREPARED: &str = "unprepared";
@@ -226,6 +292,9 @@ fn after_an_earlier_thread(is_prepared: bool) {
 fn child(said: &str) {
     if let PREPARED | UNPREPARED = said {
         return after_an_earlier_thread(said == PREPARED);
+    }
+    if said == SAVED {
+        return save_a_vm();
     }
     if said == KEPT {
         let sandbox = Sandbox::plan(SandboxConfig { keeps_ptrace: true, ..config() }).unwrap();
@@ -330,6 +399,10 @@ const CLAIMS: &[Claim] = &[
         a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none,
     ),
     ("a_capability_that_is_kept_is_named_with_its_reason", a_capability_that_is_kept_is_named_with_its_reason),
+    (
+        "the_thread_of_the_control_socket_takes_the_state_of_a_vm",
+        the_thread_of_the_control_socket_takes_the_state_of_a_vm,
+    ),
     ("a_process_with_a_second_thread_does_not_enter", a_process_with_a_second_thread_does_not_enter),
 ];
 

@@ -272,6 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn a_press_that_the_guest_has_not_seen_is_there_after_a_restore() {
+        let (mut power, button, _) = machine();
+        power.write(2, &[0x00, 0x01]);
+        button.press().unwrap();
+        let (mut other, other_button, levels) = machine();
+        other_button.restore(button.saved()).unwrap();
+        assert_eq!((registers(&mut other), other_button.is_listening()), (registers(&mut power), true));
+        assert_eq!(*levels.lock().unwrap(), [true]);
+        other.write(0, &[0x00, 0x01]);
+        assert_eq!(*levels.lock().unwrap(), [true, false]);
+    }
+
+    #[test]
     fn a_press_without_a_listening_guest_is_refused() {
         let (mut power, button, levels) = machine();
         assert!(matches!(button.press(), Err(PressError::NobodyListens)));

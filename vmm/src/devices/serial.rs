@@ -483,6 +483,38 @@ mod tests {
     }
 
     #[test]
+    fn a_restored_port_has_its_registers_its_input_and_the_begin_of_a_line() {
+        let (mut port, _) = port();
+        access(&mut port, &[(3, Some(0x83)), (0, Some(1)), (1, Some(2)), (3, Some(0x1b)), (7, Some(9)), (1, Some(5))]);
+        port.type_in(b"ls");
+        port.write(0, b"half a l");
+        let text = serde_json::to_string(&port.saved()).unwrap();
+        let saved: SavedSerial = serde_json::from_str(&text).unwrap();
+        let (event, lines) = (EventFd::new(0).unwrap(), Arc::new(Mutex::new(Vec::new())));
+        let (interrupt, sink) = (SerialInterrupt::Event(event.try_clone().unwrap()), Arc::clone(&lines));
+        let sink: SerialSink = Box::new(move |line| sink.lock().unwrap().push(line.to_vec()));
+        let mut restored = SerialPort::restored(interrupt, sink.into(), &saved).unwrap();
+        assert_eq!((restored.saved(), restored.is_listened_to()), (saved, true));
+        assert_eq!(event.read().unwrap(), 1, "the input interrupts again");
+        restored.write(0, b"ine\n");
+        assert_eq!(*lines.lock().unwrap(), [b"half a line".to_vec()]);
+        let mut input = [0; 2];
+        restored.read(0, &mut input);
+        assert_eq!(&input, b"ls");
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_is_not_restored() {
+        let restored = |typed: usize, line: usize| {
+            let saved = SavedSerial { typed: Digits(vec![0; typed]), line: Digits(vec![0; line]), ..port().0.saved() };
+            let sink: SerialSink = Box::new(|_| {});
+            SerialPort::restored(SerialInterrupt::None, sink.into(), &saved).is_some()
+        };
+        assert!(restored(64, LINE_BYTES_MAX - 1));
+        assert!(!restored(65, 0) && !restored(0, LINE_BYTES_MAX));
+    }
+
+    #[test]
     fn a_guest_that_enables_all_interrupts_and_continues_listens() {
         let (mut port, _) = port();
         access(&mut port, &[(1, Some(0xf)), (1, None)]);

@@ -318,4 +318,26 @@ mod tests {
         assert!(has_page_size(&giant, PageSize::Giant1G));
         assert_eq!(physical_address_bits(&supported()), 0x28);
     }
+
+    #[test]
+    fn a_host_covers_a_guest_that_knows_no_more_than_it_has() {
+        let here = for_vcpu(&supported(), 1, 2, Timing::default()).unwrap();
+        let with = |function: u32, change: &dyn Fn(&mut kvm_cpuid_entry2)| {
+            let mut known = here.clone();
+            known.as_mut_slice().iter_mut().filter(|entry| entry.function == function).for_each(change);
+            check_covers(&here, &known)
+        };
+        assert_eq!(check_covers(&here, &here), Ok(()));
+        assert_eq!(with(LEAF_FEATURES, &|entry| entry.edx = 0), Ok(()), "a guest that knows less");
+        assert_eq!(with(LEAF_FEATURES, &|entry| entry.ecx |= 1 << 27), Ok(()), "OSXSAVE follows CR4");
+        let missing = CpuMissing::Features { leaf: 1, index: 0, register: "EDX", bits: 1 << 25 };
+        assert_eq!(with(LEAF_FEATURES, &|entry| entry.edx |= 1 << 25), Err(missing));
+        let short = CpuMissing::AddressBits { saved: 0x29, here: 0x28 };
+        assert_eq!(with(LEAF_ADDRESS_SIZES, &|entry| entry.eax += 1), Err(short));
+        assert!(matches!(with(LEAF_BASIC, &|entry| entry.ebx = 0), Err(CpuMissing::Vendor { .. })));
+        let mut known = here.clone();
+        known.push(entry(7, 0, [0, 1 << 5, 0, 0])).unwrap();
+        let error = check_covers(&here, &known).unwrap_err().to_string();
+        assert!(error.contains("features 0x20 in EBX of CPUID leaf 0x7.0"), "{error}");
+    }
 }

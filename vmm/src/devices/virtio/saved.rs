@@ -266,3 +266,6 @@ pub(super) fn unless_equal<T: PartialEq + fmt::Display>(
     let other = || RestoreDeviceError::Other { what, saved: saved.to_string(), here: here.to_string(), remedy };
     if saved == here { Ok(()) } else { Err(other()) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Gpa, GpaRange, PageSize};
 
 use super::transport::Workers;
-use super::{Interrupt, Transport, VirtioDevice};
+use super::{Interrupt, RestoreDeviceError, SavedDevice, Transport, VirtioDevice};
 use crate::devices::bus::MemoryDevice as _;
 use crate::dma::DeviceMemory;
 use crate::kvm::GuestMemory;
@@ -88,6 +88,38 @@ impl Driver {
         let transport =
             Transport::new(device, memory.clone(), Workers::default(), Interrupt::new(Some(event())), kicks);
         Driver { transport, memory, indices: vec![(0, 0); sizes.len()], sizes }
+    }
+
+    /// Takes the device's state as a snapshot does, as text and back, and RAM at that moment. `meanwhile` runs while
+    /// the device rests.
+    pub fn save(&self, meanwhile: impl FnOnce()) -> (SavedDevice, Vec<u8>) {
+        let gate = self.memory.gate();
+        assert!(gate.close(PATIENCE) && gate.drain());
+        let (saved, rest) = self.transport.save(Instant::now() + PATIENCE).unwrap();
+        assert!(gate.drained(PATIENCE));
+        let mut ram = vec![0; RAM_BYTES as usize];
+        self.memory.memory().view().read_slice(&mut ram, GuestAddress(0)).unwrap();
+        meanwhile();
+        drop(rest);
+        gate.open();
+        let text = serde_json::to_string(&saved).unwrap();
+        (serde_json::from_str(&text).unwrap(), ram)
+    }
+
+    /// This driver on another machine: a copy of its RAM, and `device` in the saved state.
+    ///
+    /// # Errors
+    /// The device's error, where it refuses the state.
+    pub fn continued(
+        &self,
+        device: Box<dyn VirtioDevice>,
+        (saved, ram): &(SavedDevice, Vec<u8>),
+    ) -> Result<Driver, RestoreDeviceError> {
+        let mut driver = Driver::new(device);
+        driver.set_bytes(0, ram);
+        driver.indices = self.indices.clone();
+        driver.transport.restore(saved)?;
+        Ok(driver)
     }
 
     /// Reads a register of the device.
