@@ -421,6 +421,14 @@ fn open(ram: &GuestRam) -> Result<(Userfaultfd, bool), UserfaultfdError> {
 /// Registers the stretches. An error leaves none registered: the userfaultfd is closed.
 fn register(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, stretches: &[Range<Row>]) -> Result<(), RestoreError> {
     let ram = &door.ram;
+    let mode = if ram.backing().kind() == BackingKind::Hugetlb { Mode::MissingCopied } else { Mode::Missing };
+    let refused = |row: Row, bytes| move |source| RestoreError::Register { window: rows.window(row), bytes, source };
+    for range in ram.ranges() {
+        // Whether another service has a part of it, before a page is touched that this service would answer.
+        let (row, bytes) = (rows.row_at(range.hva).expect("it is RAM"), range.gpa.bytes());
+        door.uffd.register(range.hva, bytes, mode).map_err(refused(row, bytes))?;
+        door.uffd.unregister(range.hva, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
+    }
     if ram.backing().kind() == BackingKind::Anon {
         for range in ram.ranges() {
             // A page for a moment: all parts of the range then have the same `anon_vma` (mm/rmap.c), without which the
@@ -435,9 +443,7 @@ fn register(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, stretches: &[Range<
         if ram.backing().start_page() != PageSize::Base4K && ram.backing().kind() == BackingKind::Anon {
             host.advise(start, bytes, Advice::NoHugePage)?;
         }
-        let mode = if ram.backing().kind() == BackingKind::Hugetlb { Mode::MissingCopied } else { Mode::Missing };
-        let registered = door.uffd.register(start, bytes, mode);
-        registered.map_err(|source| RestoreError::Register { window: rows.window(stretch.start), bytes, source })?;
+        door.uffd.register(start, bytes, mode).map_err(refused(stretch.start, bytes))?;
     }
     Ok(())
 }

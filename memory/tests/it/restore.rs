@@ -2,6 +2,7 @@
 //! are skipped with the reason; `WIDELEAF_REQUIRE=userfaultfd` turns the skip into a failure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
@@ -16,7 +17,7 @@ use wideleaf_memory::restore::{
 };
 use wideleaf_memory::{FirstTouch, GuestRam, LinuxHost};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Backing, Bytes, PageSet, PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSet, PageSize, PerTenThousand, WindowIndex};
 
 const WORDS_PER_PAGE: usize = 512;
 const PAGES: u16 = 512;
@@ -140,6 +141,16 @@ fn restore(ram: &Arc<GuestRam>, saved: &Arc<Saved>, config: RestoreConfig) -> Re
     Restorer::start(ram.clone(), saved.clone(), config).unwrap()
 }
 
+/// Options for a restore in which no window may fail: a thread that touches such a window would wait for ever.
+fn config() -> RestoreConfig {
+    let on_failure = |failure: &FillFailure| {
+        // Past the capture of the test's output, which ends with the process.
+        let _ = writeln!(std::io::stderr(), "{failure}");
+        std::process::abort();
+    };
+    RestoreConfig { on_failure: Some(Box::new(on_failure)), ..RestoreConfig::default() }
+}
+
 fn word(ram: &GuestRam, window: u64, word: usize) -> &AtomicU64 {
     &ram.words(ram.ranges()[0])[window as usize * WORDS_PER_WINDOW + word]
 }
@@ -182,7 +193,7 @@ fn every_byte_is_right_and_every_window_as_large_as_it_was() {
         };
         (window, saved)
     })));
-    let restorer = restore(&ram, &saved, RestoreConfig::default());
+    let restorer = restore(&ram, &saved, config());
     (0..32).rev().for_each(|window| check_window(&ram, &saved, window));
     let report = finish(restorer);
     assert_eq!(report.progress.filled_windows, 24, "{report:?}");
@@ -208,7 +219,7 @@ fn holes_of_a_sparse_window_stay_holes_and_the_kernel_fills_them_at_their_touch(
     }
     let ram = anon(4);
     let saved = Arc::new(Saved::of([(1, sparse([0, 9, 10, 511])), (2, full(true))]));
-    let report = finish(restore(&ram, &saved, RestoreConfig::default()));
+    let report = finish(restore(&ram, &saved, config()));
     assert_eq!((report.by_background, report.base), (2, 1));
     assert_eq!(backing(&ram, 1), (4, Backing::Base4K));
     assert_eq!([0, 3].map(|window| backing(&ram, window)), [(0, Backing::Unbacked); 2], "nothing is stored there");
@@ -281,12 +292,12 @@ fn sixty_four_threads_at_random_places_lose_no_word_in_any_of_thirty_rounds() {
     let (mut huge, mut not_huge, mut worst) = (0, 0, 0);
     for round in 0..30 {
         let (ram, saved) = (anon(WINDOWS), mixed(WINDOWS, round));
-        let config = match round % 3 {
-            0 => RestoreConfig::default(),
-            1 => RestoreConfig { background: Background::Off, ..RestoreConfig::default() },
-            _ => RestoreConfig { threads: NonZeroUsize::new(8).unwrap(), ..RestoreConfig::default() },
+        let options = match round % 3 {
+            0 => config(),
+            1 => RestoreConfig { background: Background::Off, ..config() },
+            _ => RestoreConfig { threads: NonZeroUsize::new(8).unwrap(), ..config() },
         };
-        let restorer = restore(&ram, &saved, config);
+        let restorer = restore(&ram, &saved, options);
         hammer(&ram, &saved, 64, WINDOWS, round + 1);
         let report = finish(restorer);
         assert_eq!(report.progress.filled_windows, report.progress.stored_windows, "round {round}: {report:?}");
@@ -377,7 +388,7 @@ fn a_thread_that_panics_is_named_and_another_one_fills_its_window() {
     }
     let ram = anon(8);
     let saved = Arc::new(Saved::of((0..8).map(|window| (window, full(true)))).trouble(5, Trouble::Panic, 1));
-    let restorer = restore(&ram, &saved, RestoreConfig::default());
+    let restorer = restore(&ram, &saved, config());
     (0..8).rev().for_each(|window| check_window(&ram, &saved, window));
     let report = finish(restorer);
     assert_eq!((report.progress.filled_windows, report.failures.len()), (8, 0), "{report:?}");
@@ -412,8 +423,8 @@ fn a_read_that_does_not_return_is_taken_over_and_its_late_result_is_not_used() {
     let ram = anon(4);
     let saved = Saved { held: Mutex::new(BTreeSet::from([1])), ..Saved::of((0..4).map(|of| (of, full(true)))) };
     let saved = Arc::new(saved);
-    let config = RestoreConfig { overdue_after: Duration::from_millis(50), ..RestoreConfig::default() };
-    let restorer = restore(&ram, &saved, config);
+    let options = RestoreConfig { overdue_after: Duration::from_millis(50), ..config() };
+    let restorer = restore(&ram, &saved, options);
     check_window(&ram, &saved, 1);
     (0..WORDS_PER_WINDOW).for_each(|at| word(&ram, 1, at).store(at as u64, Ordering::Relaxed));
     (0..4).filter(|window| *window != 1).for_each(|window| check_window(&ram, &saved, window));
@@ -434,8 +445,8 @@ fn touched_windows_come_first_and_recorded_ones_before_hot_ones() {
     let windows = [0, 0, 0, 0, 0, 700, 9000, 0].map(hot).into_iter().enumerate();
     let saved = Arc::new(Saved::of(windows.map(|(window, of)| (window as u64, of))));
     let first = [4, 2].map(WindowIndex::new).to_vec();
-    let config = RestoreConfig { threads: NonZeroUsize::MIN, first, ..RestoreConfig::default() };
-    let report = finish(restore(&ram, &saved, config));
+    let options = RestoreConfig { threads: NonZeroUsize::MIN, first, ..config() };
+    let report = finish(restore(&ram, &saved, options));
     assert_eq!(saved.order(), [4, 2, 6, 5, 0, 1, 3, 7]);
     assert_eq!((report.by_background, report.by_fault), (8, 0));
 }
@@ -449,7 +460,7 @@ fn a_touched_window_does_not_wait_for_the_budget_of_the_background() {
     let saved = Arc::new(Saved::of((0..8).map(|window| (window, full(true)))));
     // A window in some minutes.
     let background = Background::PerSecond(Bytes::new(10_000));
-    let restorer = restore(&ram, &saved, RestoreConfig { background, ..RestoreConfig::default() });
+    let restorer = restore(&ram, &saved, RestoreConfig { background, ..config() });
     (0..8).rev().for_each(|window| check_window(&ram, &saved, window));
     let report = finish(restorer);
     assert!(report.by_background <= 1 && report.by_fault >= 7, "{report:?}");
@@ -462,7 +473,7 @@ fn first_touches_are_recorded_in_their_order_also_of_windows_without_contents_th
     }
     let ram = anon(6);
     let saved = Arc::new(Saved::of((0..6).map(|window| (window, full(true)))));
-    let restorer = restore(&ram, &saved, RestoreConfig { record: true, ..RestoreConfig::default() });
+    let restorer = restore(&ram, &saved, RestoreConfig { record: true, ..config() });
     [3, 0, 5].into_iter().for_each(|window| check_window(&ram, &saved, window));
     let touched = restorer.first_touches();
     assert_eq!(touched, [3, 0, 5].map(WindowIndex::new));
@@ -477,8 +488,8 @@ fn ram_whose_windows_alternate_takes_a_bounded_number_of_mappings() {
     const WINDOWS: u64 = 8192;
     let ram = anon(WINDOWS);
     let saved = Arc::new(Saved::of((0..WINDOWS).step_by(2).map(|window| (window, sparse([1])))));
-    let config = RestoreConfig { background: Background::Off, ..RestoreConfig::default() };
-    let restorer = restore(&ram, &saved, config);
+    let options = RestoreConfig { background: Background::Off, ..config() };
+    let restorer = restore(&ram, &saved, options);
     let report = restorer.report();
     assert!(report.stretches <= 1024, "{report:?}");
     assert!(report.zero_windows >= WINDOWS / 2 - 1024, "{report:?}");
@@ -499,14 +510,16 @@ fn a_window_that_is_not_filled_is_left_alone_by_every_other_part() {
     let ram = anon(1024);
     let saved = Saved { held: Mutex::new(BTreeSet::from([1])), ..Saved::of([(1, full(true)), (2, full(true))]) };
     let saved = Arc::new(saved);
-    let restorer = restore(&ram, &saved, RestoreConfig::default());
+    let options = RestoreConfig { overdue_after: Duration::from_secs(600), ..config() };
+    let restorer = restore(&ram, &saved, options);
+    check_window(&ram, &saved, 2);
     wait_for("the other window", || restorer.progress().filled_windows == 1);
     let (unfilled, filled) = (WindowIndex::new(1), WindowIndex::new(2));
     let claims = ram.claims();
     assert_eq!(claims.window(unfilled).unwrap_err(), Claimed::NotFilled);
     assert_eq!(claims.window_in_place(unfilled).unwrap_err(), Claimed::NotFilled);
     assert_eq!(claims.window_aside(unfilled).unwrap_err(), Claimed::NotFilled);
-    assert_eq!(claims.giant(unfilled.start()).map(drop).unwrap_err(), Claimed::NotFilled);
+    assert_eq!(claims.giant(Gpa::new(0)).map(drop).unwrap_err(), Claimed::NotFilled);
     assert!(claims.window(filled).is_ok() && claims.giant(WindowIndex::new(512).start()).is_ok());
     let clear = wideleaf_memory::actuators::clear::clear;
     let released = wideleaf_memory::actuators::clear::Pages::Released;
@@ -515,7 +528,7 @@ fn a_window_that_is_not_filled_is_left_alone_by_every_other_part() {
     assert!(refused.contains("restore"), "{refused}");
     saved.let_go();
     finish(restorer);
-    assert!(claims.window_aside(unfilled).is_ok() && claims.giant(unfilled.start()).is_ok());
+    assert!(claims.window_aside(unfilled).is_ok() && claims.giant(Gpa::new(0)).is_ok());
     check_window(&ram, &saved, 1);
     clear(&host, &ram, released).unwrap();
     assert_eq!(read(&ram, 1, 0), 0);
@@ -528,8 +541,8 @@ fn an_abandoned_restore_lets_all_ram_go() {
     }
     let ram = anon(16);
     let saved = Arc::new(Saved::of((0..16).map(|window| (window, full(true)))));
-    let config = RestoreConfig { background: Background::Off, ..RestoreConfig::default() };
-    let restorer = restore(&ram, &saved, config);
+    let options = RestoreConfig { background: Background::Off, ..config() };
+    let restorer = restore(&ram, &saved, options);
     check_window(&ram, &saved, 9);
     let report = restorer.abandon(GuestIsGone);
     assert_eq!(report.progress.filled_windows, 1);
@@ -545,7 +558,7 @@ fn memory_of_files_and_of_the_pool_is_filled_too() {
     let _turn = crate::turn_at_the_pools();
     for (kind, page) in [(BackingKind::Memfd, PageSize::Base4K), (BackingKind::Hugetlb, PageSize::Huge2M)] {
         let backing_of = BackingConfig::new(kind, page).unwrap();
-        let layout = [wideleaf_policies::GpaRange::new(wideleaf_policies::Gpa::new(0), mib(12)).unwrap()];
+        let layout = [GpaRange::new(Gpa::new(0), mib(12)).unwrap()];
         let ram = match GuestRam::map(&layout, backing_of) {
             Ok(ram) => ram,
             Err(error) => {
@@ -554,7 +567,7 @@ fn memory_of_files_and_of_the_pool_is_filled_too() {
             }
         };
         let saved = Arc::new(Saved::of([(0, full(true)), (2, sparse((5..400).step_by(5))), (4, full(false))]));
-        let restorer = restore(&ram, &saved, RestoreConfig::default());
+        let restorer = restore(&ram, &saved, config());
         hammer(&ram, &saved, 4, 6, 1);
         let report = finish(restorer);
         assert_eq!(report.progress.filled_windows, 3, "{report:?}");
@@ -568,7 +581,7 @@ fn ram_that_cannot_be_restored_is_refused_with_the_reason() {
     }
     let saved = Arc::new(Saved::of([(0, full(true))]));
     let refusal = |ram: &Arc<GuestRam>| {
-        Restorer::start(ram.clone(), saved.clone(), RestoreConfig::default()).expect_err("it cannot be").to_string()
+        Restorer::start(ram.clone(), saved.clone(), config()).expect_err("it cannot be").to_string()
     };
     let used = anon(2);
     word(&used, 1, 0).store(1, Ordering::Relaxed);
@@ -584,7 +597,7 @@ fn ram_that_cannot_be_restored_is_refused_with_the_reason() {
     let service = FirstTouch::start(host, vec![(VM, decided.clone())], None, |_, _| PageSize::Base4K).unwrap();
     assert!(refusal(&decided).contains("--policy"), "{}", refusal(&decided));
     service.stop();
-    finish(restore(&decided, &saved, RestoreConfig::default()));
+    finish(restore(&decided, &saved, config()));
 }
 
 #[test]
@@ -594,7 +607,7 @@ fn ram_that_starts_on_huge_pages_is_filled_and_untouched_parts_start_huge() {
     }
     let ram = ram(6, BackingKind::Anon, PageSize::Huge2M);
     let saved = Arc::new(Saved::of([(1, full(true)), (3, sparse([4]))]));
-    let report = finish(restore(&ram, &saved, RestoreConfig::default()));
+    let report = finish(restore(&ram, &saved, config()));
     [1, 3].into_iter().for_each(|window| check_window(&ram, &saved, window));
     word(&ram, 5, 0).store(1, Ordering::Relaxed);
     if moves_huge_pages() {
@@ -609,7 +622,7 @@ fn an_empty_snapshot_is_restored_at_once() {
         return;
     }
     let ram = anon(4);
-    let restorer = restore(&ram, &Arc::new(Saved::default()), RestoreConfig::default());
+    let restorer = restore(&ram, &Arc::new(Saved::default()), config());
     assert!(restorer.is_finished());
     assert_eq!(read(&ram, 2, 2), 0);
 }
