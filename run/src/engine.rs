@@ -318,6 +318,7 @@ impl<'a> Prepared<'a> {
             machine: guest.machine().saver(),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
+            restoring: self.restoring.clone(),
             spec: self.spec.clone(),
         };
         let sandbox = self.sandbox.clone();

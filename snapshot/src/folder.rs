@@ -25,7 +25,7 @@ use crate::error::{SaveError, SaveProblem};
 use crate::files::{open_file, relative, shown};
 use crate::index::MAGIC;
 use crate::opened::Opened;
-use crate::{FILE_NAMES, MACHINE_FILE, MEMORY_FILE, WINDOWS_FILE};
+use crate::{FILE_NAMES, MACHINE_FILE, MEMORY_FILE, TOUCHES_FILE, WINDOWS_FILE};
 
 /// Part of a temporary folder's name between the name of its snapshot and the random digits.
 const INFIX: &str = ".saving-";
@@ -187,7 +187,7 @@ fn occupant(folder: &Path) -> Result<Occupant, SaveProblem> {
     for entry in fs::read_dir(folder).map_err(cannot_look())? {
         let name = entry.map_err(cannot_look())?.file_name();
         is_empty = false;
-        if !FILE_NAMES.iter().any(|file| name == *file) {
+        if !of_any_snapshot().any(|file| name == file) {
             return Err(SaveProblem::ForeignFile { file: shown(Path::new(&name)) });
         }
     }
@@ -266,9 +266,14 @@ fn is_temporary(found: &std::ffi::OsStr, name: &std::ffi::OsStr) -> bool {
     digits().is_some_and(|digits| digits.len() == DIGITS && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
+/// Names of the files that a snapshot may have.
+fn of_any_snapshot() -> impl Iterator<Item = &'static str> {
+    FILE_NAMES.into_iter().chain([TOUCHES_FILE])
+}
+
 /// Removes the files of a snapshot and their folder; a folder with other files stays.
 fn remove(folder: &Path) -> io::Result<()> {
-    for file in FILE_NAMES {
+    for file in of_any_snapshot() {
         match fs::remove_file(folder.join(file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -44,7 +44,10 @@ pub const MACHINE_FILE: &str = "machine.json";
 pub const WINDOWS_FILE: &str = "windows";
 /// Name of the file with the pages.
 pub const MEMORY_FILE: &str = "memory";
-/// Names of all files of a snapshot.
+/// Name of a file that a restore may add: the order in which the guest first touched its windows. No part of the saved
+/// VM; a snapshot with it is replaced as one without.
+pub const TOUCHES_FILE: &str = "touches";
+/// Names of the files that every snapshot has.
 pub const FILE_NAMES: [&str; 3] = [MACHINE_FILE, WINDOWS_FILE, MEMORY_FILE];
 
 /// Fills a few bytes with random numbers of the kernel.

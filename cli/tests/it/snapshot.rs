@@ -46,9 +46,15 @@ fn report(scratch: &Scratch) -> Value {
     serde_json::from_slice(&fs::read(scratch.path("result.json")).unwrap()).unwrap()
 }
 
-/// A saved guest whose run has ended.
+/// A guest that was saved with its 32 MiB on large pages, and whose run has ended.
 fn saved(scratch: &Scratch, arguments: &[&str]) -> Value {
     let run = start(scratch, arguments);
+    let is_large = || {
+        let output = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
+        let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
+        statistics["vm"]["backing"]["huge_2m"].as_u64().unwrap() >= 32 << 20
+    };
+    while !is_large() {}
     let saved = save(scratch, &["saved"]).expect("it runs until it is stopped");
     run.signal(Signal::SIGKILL);
     run.end();
@@ -99,22 +105,14 @@ fn windows_that_were_large_are_large_when_the_guest_is_restored_and_the_report_c
         return;
     }
     let scratch = new_scratch();
-    let run = start(&scratch, &ENDLESS);
-    let is_large = || {
-        let output = scratch.wideleaf(&["vm", "vm.sock", "statistics", "--format=json"]).output().unwrap();
-        let statistics: Value = serde_json::from_slice(&output.stdout).unwrap();
-        statistics["vm"]["backing"]["huge_2m"].as_u64().unwrap() >= 32 << 20
-    };
-    while !is_large() {}
-    let saved = save(&scratch, &["saved"]).expect("it runs until it is stopped");
-    run.signal(Signal::SIGKILL);
-    run.end();
+    let saved = saved(&scratch, &ENDLESS);
     let stored = saved["stored_bytes"].as_u64().unwrap();
     assert!((32 << 20..40 << 20).contains(&stored), "its memory and its image, and nothing else: {saved}");
 
     let run = start(&scratch, &["--restore=saved", "--policy=never"]);
-    // All of it is filled while the guest runs.
-    while save(&scratch, &["again"]).expect("it runs until it is stopped")["stored_bytes"].as_u64() < Some(32 << 20) {}
+    // A save waits until all of it is filled.
+    let again = save(&scratch, &["again"]).expect("it runs until it is stopped");
+    assert!(again["stored_bytes"].as_u64() >= Some(32 << 20), "{again}");
     scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
     assert_eq!(run.end(), (Some(0), String::new()));
     let restored = &report(&scratch)["restored"];
@@ -188,6 +186,38 @@ fn a_snapshot_on_a_base_has_only_what_changed_and_needs_its_base() {
     assert_eq!(run.end(), (Some(0), String::new()));
     fs::rename(scratch.path("base"), scratch.path("elsewhere")).unwrap();
     scratch.refuses(&["run", "--restore=on", "--no-daemon"], 3, &["cannot restore on", "base"]);
+}
+
+#[test]
+fn the_order_of_first_touches_is_recorded_once_and_used_by_the_next_restore() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &ENDLESS);
+    let restored = |prefetch: &str| {
+        let run = start(&scratch, &["--restore=saved", prefetch]);
+        save(&scratch, &["again"]).expect("it runs until it is stopped");
+        scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+        assert_eq!(run.end(), (Some(0), String::new()));
+        report(&scratch)["restored"].clone()
+    };
+    let recorded = restored("--prefetch=record")["touches_recorded"].as_u64().unwrap();
+    let touches = || -> Value { serde_json::from_slice(&fs::read(scratch.path("saved/touches")).unwrap()).unwrap() };
+    assert!(recorded >= 16, "the guest touches all of its 16 windows");
+    assert_eq!(touches()["windows"].as_array().unwrap().len() as u64, recorded);
+    let used = restored("--prefetch=use");
+    assert_eq!((&used["touches_recorded"], &used["filled_bytes"]), (&Value::from(0), &used["stored_bytes"]));
+    // A damaged order is no reason not to restore.
+    scratch.file("saved/touches", b"{\"snapshot\":\"another\",\"windows\":[1]}");
+    let run = start(&scratch, &["--restore=saved"]);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    let (code, said) = run.end();
+    assert_eq!(code, Some(0));
+    assert!(said.contains("touches is not used: it is of another snapshot"), "{said}");
+    // A snapshot with a recorded order is replaced as any other.
+    saved(&scratch, &ENDLESS);
+    assert!(!scratch.path("saved/touches").exists());
 }
 
 #[test]

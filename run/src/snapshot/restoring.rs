@@ -121,6 +121,11 @@ impl Restoring {
         Ok(())
     }
 
+    /// Whether all of RAM has its content, or never will: a part of it cannot be read, and the guest is about to end.
+    pub fn is_over(&self) -> bool {
+        self.lock().as_ref().is_none_or(|restorer| restorer.is_finished() || restorer.failure().is_some())
+    }
+
     /// Ends it after the guest, whether all of its RAM was filled or not.
     pub fn end(&self) -> Option<RestoredReport> {
         let restorer = self.lock().take()?;

@@ -32,10 +32,14 @@ use wideleaf_vmm::MachineState;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 use wideleaf_vmm::machine::MachineSaver;
 
+use super::restoring::Restoring;
 use super::{Saved, VERSION};
 use crate::policy_switch::PolicySwitch;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
+
+/// Interval between two looks at RAM that is still being restored.
+const RAM_LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A client's request to save.
 pub struct SaveJob {
@@ -65,6 +69,8 @@ pub struct SavedParts {
     pub session: Weak<Session>,
     /// Policy of the run, which may have been changed.
     pub policy: Arc<PolicySwitch>,
+    /// Snapshot from which the guest continues, if it does.
+    pub restoring: Option<Arc<Restoring>>,
     /// Specification of the run.
     pub spec: RunSpec,
 }
@@ -183,6 +189,7 @@ type AtPause = (MachineState, SavedSession, Duration);
 
 fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Shared) -> Result<SavedView, String> {
     let began = Instant::now();
+    wait_for_ram(parts, &files.client, shared)?;
     let session = parts.session.upgrade().ok_or("this VM has ended")?;
     let live = session.live();
     // Until the end of this function.
@@ -241,6 +248,17 @@ fn save_ram(
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
     saver.save(&limits, &cancel, &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
+}
+
+/// Waits until the RAM of a restored guest has its content: a window without it cannot be saved.
+fn wait_for_ram(parts: &SavedParts, client: &File, shared: &Shared) -> Result<(), String> {
+    while parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
+        if shared.is_ending.load(Ordering::Relaxed) || has_gone(client) {
+            return Err("cannot save the VM: the save was cancelled while its RAM was still being restored".to_owned());
+        }
+        std::thread::sleep(RAM_LOOK_EVERY);
+    }
+    Ok(())
 }
 
 /// Whether the other end of the pipe is closed.
