@@ -22,8 +22,8 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((windows, machine, memory)) = parts(bytes) else { return };
     let mut whole = memory.to_vec();
     whole.resize(MEMORY_BYTES as usize, 0);
-    let _ = read(windows, machine, memory);
-    let _ = mended(windows, machine, &whole).map(|windows| read(&windows, machine, memory));
+    let _ = read(windows, machine, memory, &whole);
+    let _ = mended(windows, machine, &whole).map(|windows| read(&windows, machine, memory, &whole));
 });
 
 fn parts(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
@@ -41,7 +41,8 @@ fn file_of(bytes: &[u8], length: u64) -> File {
     file
 }
 
-fn read(windows: &[u8], machine: &[u8], memory: &[u8]) -> Result<(), String> {
+/// `whole` has the bytes of `memory` up to its length.
+fn read(windows: &[u8], machine: &[u8], memory: &[u8], whole: &[u8]) -> Result<(), String> {
     let layer = Layer {
         name: "s".to_owned(),
         windows: file_of(windows, windows.len() as u64),
@@ -64,10 +65,9 @@ fn read(windows: &[u8], machine: &[u8], memory: &[u8]) -> Result<(), String> {
                 let start = saved.window.start().get() as usize;
                 for page in 0..512_usize {
                     let (found, at) = (&buffer[page * PAGE..][..PAGE], start + page * PAGE);
-                    let byte = |offset: usize| memory.get(at + offset).copied().unwrap_or(0);
                     let is_right = match saved.pages.contains(page as u16) {
-                        true => found.iter().enumerate().all(|(offset, found)| *found == byte(offset)),
-                        false => found.iter().all(|byte| *byte == 0x55),
+                        true => *found == whole[at..at + PAGE],
+                        false => *found == [0x55; PAGE],
                     };
                     assert!(is_right, "page {page} of {}", saved.window);
                 }

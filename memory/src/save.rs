@@ -339,8 +339,8 @@ impl LastPages<'_> {
     /// Writes them. Neither vCPUs nor devices run from before this call until the machine's state is taken.
     ///
     /// # Errors
-    /// [`SaveError`] of the sink or of the logs; [`SaveError::TooMuchLeft`] at once if the guest wrote so much before
-    /// it was paused that the pause would be too long.
+    /// [`SaveError`] of the sink or of the logs; [`SaveError::TooMuchLeft`] at once if the guest wrote more before
+    /// it was paused than fits into the pause.
     pub fn write(self) -> Result<(), SaveError> {
         (self.0)()
     }

@@ -4,7 +4,7 @@
 //! ```text
 //!   header     magic, version, id, machine.json's length and checksum, base, RAM layout        ── its CRC-32
 //!   table      a record of 148 bytes for each window that stores a page, ascending            ── its CRC-32
-//!   checksums  a CRC-32 for each stored page, in the order of records and pages   (CRC-32 of each window's: its record)
+//!   checksums  a CRC-32 for each stored page, in the order of records and pages (their CRC-32: in the record)
 //! ```
 //!
 //! A reader needs header and table before the guest starts: 148 bytes a window, 1.2 MiB for a guest of 16 GiB. The

@@ -91,7 +91,8 @@ mod tests {
         assert_eq!(layout.window_count(), 3);
         let hole = PageSet::ALL.without(layout.pages(WindowIndex::new(1)));
         assert_eq!(hole.iter().collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(layout.pages(WindowIndex::new(2)).runs().collect::<Vec<_>>(), [256..512]);
+        let last = layout.pages(WindowIndex::new(2));
+        assert!(last.iter().eq(256..512));
         assert!(layout.pages(WindowIndex::new(3)).is_empty() && layout.pages(WindowIndex::new(u64::MAX)).is_empty());
     }
 

@@ -141,7 +141,7 @@ impl<'a> Rounds<'a> {
             others.iter_mut().take(helpers).for_each(|buffer| {
                 scope.spawn(|| shared.work(buffer, |_| ()));
             });
-            shared.work(&mut own[0], &report);
+            shared.work(&mut own[0], report);
         });
         if helpers > 0 {
             report(shared.done.load(Ordering::Relaxed));

@@ -31,7 +31,10 @@ impl SaveSink for Kept<'_> {
     fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
         assert_eq!(data.len(), 2 << 20);
         for page in pages.iter() {
-            self.pages.lock().unwrap().insert((window.get(), page), data[usize::from(page) * 4096]);
+            self.pages
+                .lock()
+                .expect("no test panics under it")
+                .insert((window.get(), page), data[usize::from(page) * 4096]);
         }
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         self.at_call.map_or(Ok(()), |at_call| at_call(call))
@@ -114,7 +117,7 @@ fn only_pages_in_use_are_read_and_swapped_ones_are_among_them() {
     let sink = Kept::default();
     let report = guest.save(&sink, &limits()).expect("nothing fails");
     let expected = [((0, 0), 1), ((1, 88), 3), ((1, 511), 2), ((2, 476), 0), ((2, 477), 0)];
-    assert_eq!(*sink.pages.lock().unwrap(), kept(&expected));
+    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
     assert_eq!((report.rounds.len(), report.rounds[0].pages, report.rounds[0].windows), (1, 5, 3));
     assert_eq!((report.last.pages, report.is_bound_met, report.read()), (0, true, kib(20)));
     assert!(guest.is_as_before());
@@ -136,7 +139,7 @@ fn a_page_that_is_written_during_the_save_is_saved_again() {
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &limits()).expect("nothing fails");
     let expected = [((0, 0), 2), ((1, 0), 1), ((1, 188), 4), ((2, 0), 1), ((3, 0), 3)];
-    assert_eq!(*sink.pages.lock().unwrap(), kept(&expected));
+    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
     assert_eq!((report.rounds.len(), report.last.pages), (1, 3));
 }
 
@@ -156,7 +159,7 @@ fn a_page_that_is_given_back_during_the_save_becomes_zero() {
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &limits()).expect("nothing fails");
-    assert_eq!(*sink.pages.lock().unwrap(), kept(&[((0, 0), 0), ((0, 1), 2)]));
+    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&[((0, 0), 0), ((0, 1), 2)]));
     assert_eq!(report.last.pages, 2);
     assert!(guest.is_as_before());
 }
@@ -314,16 +317,19 @@ fn progress_counts_the_pages_of_each_round() {
         Ok(())
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
-    let progress = |progress: SaveProgress| seen.lock().unwrap().push((progress.round, progress.done, progress.of));
+    let progress = |progress: SaveProgress| {
+        seen.lock().expect("no test panics under it").push((progress.round, progress.done, progress.of))
+    };
     let cancel = AtomicBool::new(false);
     guest.saver(&sink).save(&limits(), &cancel, &progress, |last| last.write()).expect("nothing fails");
-    assert_eq!(*seen.lock().unwrap(), [(1, 1, 3), (1, 3, 3), (2, 1, 1)]);
+    assert_eq!(*seen.lock().expect("no test panics under it"), [(1, 1, 3), (1, 3, 3), (2, 1, 1)]);
 }
 
 #[test]
 fn logs_of_the_manager_are_borrowed_and_those_of_others_refused() {
     let guest = Guest::new();
-    let [held, other] = guest.second_level.slots().try_into().map(|slots: [_; 2]| slots.map(|slot| slot.id)).unwrap();
+    let [held, other] =
+        guest.second_level.slots().try_into().map(|slots: [_; 2]| slots.map(|slot| slot.id)).expect("two");
     guest.second_level.set_dirty_log(held, true).expect("it is off");
     guest.ram.claims().own_logs().insert(held);
     guest.write(0, 1);
