@@ -98,6 +98,13 @@ pub enum GuestExit {
         /// Reason of the failure.
         why: String,
     },
+    /// A vCPU could not continue from a snapshot.
+    NotContinued {
+        /// Number of the vCPU.
+        vcpu: u32,
+        /// Reason of the failure.
+        why: String,
+    },
     /// The guest switched the machine off.
     PowerOff,
     /// The CPU refused an instruction or access of a directly started guest.
@@ -184,6 +191,9 @@ impl fmt::Display for GuestExit {
             GuestExit::Reset => f.write_str("the guest asked for a reset"),
             GuestExit::NotPutBack { vcpu, why } => {
                 write!(f, "vcpu {vcpu}: cannot restore this vCPU after the guest reset its machine: {why}")
+            }
+            GuestExit::NotContinued { vcpu, why } => {
+                write!(f, "vcpu {vcpu}: cannot continue from the snapshot: {why}")
             }
             GuestExit::PowerOff => f.write_str("the guest switched itself off"),
             GuestExit::Fault { vcpu, vector, error_code, registers } => {
