@@ -36,6 +36,7 @@ pub fn plan(spec: &SandboxSpec, run: &RunSpec) -> Result<Arc<Sandbox>, Failure> 
         devices: DeviceNeeds { connects: run.devices.vsock.is_some(), gives_back: run.devices.balloon.is_some() },
         has_control_socket: run.control_socket.is_some(),
         boots_again: run.on_reset == OnReset::Restart,
+        continues: false,
         has_console: run.console == Console::Bytes,
         // From then on no part of it needs a privilege.
         keeps_ptrace: keep_userfaultfd().is_err(),

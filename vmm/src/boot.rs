@@ -48,7 +48,7 @@ use crate::devices::virtio::transport::{DriverSeen, NOTIFY_OFFSET, Workers};
 use crate::devices::virtio::{DEVICES_MAX, DeviceThreads, Interrupt, Place, Transport, VirtioDevice};
 use crate::dma::DeviceMemory;
 use crate::kvm::guest_memory::GuestMemoryError;
-use crate::kvm::saved::SavedVcpu;
+use crate::kvm::saved::{LateState, SavedVcpu};
 use crate::kvm::{GuestMemory, KvmError, KvmSystem, Vcpu, Vm};
 use crate::machine::Hardware;
 use crate::run_loop::OnReset;
@@ -256,6 +256,8 @@ pub(crate) struct Prepared {
     pub(crate) again: Option<BootAgain>,
     /// State of each vCPU as it was created, by vCPU, where there is `again`.
     pub(crate) fresh: Vec<SavedVcpu>,
+    /// Rest of each vCPU's state, by vCPU, where the machine continues from a snapshot.
+    pub(crate) late: Vec<LateState>,
 }
 
 /// An image that was read and can be booted in the RAM of its configuration. Reading it needs neither KVM nor that
@@ -359,7 +361,7 @@ pub(crate) fn prepare(
     // 7. Devices.
     let boards = shell.connect(serial, devices, is_direct)?;
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, again, fresh }))
+    Ok(boards.prepared(vcpus, image.name(), tsc_hz, Kept { msrs, cpuids, again, fresh, late: Vec::new() }))
 }
 
 /// The results of steps 2 to 4.
@@ -451,12 +453,13 @@ struct Kept {
     cpuids: Vec<CpuId>,
     again: Option<BootAgain>,
     fresh: Vec<SavedVcpu>,
+    late: Vec<LateState>,
 }
 
 impl Boards {
     fn prepared(self, vcpus: Vec<Vcpu>, entry_name: &'static str, tsc_hz: Option<u64>, kept: Kept) -> Prepared {
         let Boards { paging, memory, vm, serial, power_button, bus, device_threads, drivers } = self;
-        let Kept { msrs, cpuids, again, fresh } = kept;
+        let Kept { msrs, cpuids, again, fresh, late } = kept;
         Prepared {
             vm,
             vcpus,
@@ -473,6 +476,7 @@ impl Boards {
             cpuids,
             again,
             fresh,
+            late,
         }
     }
 }

@@ -18,9 +18,8 @@ use crate::devices::virtio::VirtioDevice;
 use crate::devices::virtio::transport::DriverSeen;
 use crate::devices::{Bus, BusCounters, BusWatch, PowerButton, SerialOutput, SerialSink};
 use crate::dma::DeviceMemory;
-use crate::kvm::saved::SavedVcpu;
-use crate::kvm::{GuestMemory, KvmSecondLevel, Vcpu, Vm};
-use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread};
+use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
+use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread, WaitingVcpu};
 use crate::sandbox::{Entered, Sandbox};
 use crate::state::{MachineState, RestoreError, SaveError, kind_name};
 
@@ -73,9 +72,6 @@ pub struct Machine {
     entered: Option<Entered>,
 }
 
-/// A vCPU without a thread, and the state to which a reset sets it back.
-type Waiting = (Vcpu, Option<SavedVcpu>);
-
 impl Machine {
     /// Builds a VM without devices and starts its vCPUs; `ram` as in [`Hardware`], `sink` receives its lines.
     ///
@@ -118,8 +114,9 @@ impl Machine {
     }
 
     /// Builds a VM that continues where another one was saved ([`Machine::save_state`]), and starts its vCPUs. No image
-    /// is read, and nothing is written into RAM, whose content may still come while the guest runs: the first access
-    /// is a vCPU's, a device's to its rings, or KVM's to its clock's page, each through the mapping of `hardware.ram`.
+    /// is read, and nothing is written into RAM, whose content may still come while the guest runs: this call touches
+    /// no page of it. Then vCPUs, KVM on their threads, and devices on theirs use RAM through the mapping of
+    /// `hardware.ram`, and wait for the answers to their faults.
     /// `config` is the saved VM's; its image and command line have no effect.
     ///
     /// `before_first_access` is called inside the sandbox, before any of them: whatever fills RAM begins there.
@@ -160,7 +157,7 @@ impl Machine {
         has_devices: bool,
         started: Instant,
         watch: &mut Stopwatch,
-    ) -> Result<(Machine, Vec<Waiting>), BootError> {
+    ) -> Result<(Machine, Vec<WaitingVcpu>), BootError> {
         let boot::Prepared {
             vm,
             vcpus,
@@ -177,6 +174,7 @@ impl Machine {
             cpuids,
             again,
             fresh,
+            late,
         } = prepared;
         let kickers = vcpus.iter().map(crate::kvm::Vcpu::kicker).collect::<Result<Vec<_>, _>>()?;
         let on_reset = if again.is_some() { OnReset::Restart } else { OnReset::Stop };
@@ -208,18 +206,23 @@ impl Machine {
             device_threads.begin_in(Arc::clone(sandbox)).map_err(BootError::DeviceThreads)?;
         }
         watch.lap("sandbox");
-        let mut fresh = fresh.into_iter();
-        let waiting = vcpus.into_iter().map(|vcpu| (vcpu, fresh.next())).collect();
+        let (mut fresh, mut late) = (fresh.into_iter(), late.into_iter());
+        let waiting = |vcpu| WaitingVcpu { vcpu, fresh: fresh.next(), late: late.next() };
+        let waiting = vcpus.into_iter().map(waiting).collect();
         Ok((machine, waiting))
     }
 
     /// Starts the vCPUs' threads.
-    fn run(&mut self, vcpus: Vec<Waiting>, msrs: &Arc<[u32]>, sandbox: Option<&Arc<Sandbox>>) -> Result<(), BootError> {
-        for (vcpu, fresh) in vcpus {
-            let index = vcpu.index();
+    fn run(
+        &mut self,
+        vcpus: Vec<WaitingVcpu>,
+        msrs: &Arc<[u32]>,
+        sandbox: Option<&Arc<Sandbox>>,
+    ) -> Result<(), BootError> {
+        for waiting in vcpus {
+            let index = waiting.vcpu.index();
             let thread = VcpuThread::new(
-                vcpu,
-                fresh,
+                waiting,
                 Arc::clone(msrs),
                 Arc::clone(&self.control),
                 Arc::clone(&self.bus),

@@ -27,7 +27,7 @@ use wideleaf_memory::second_level::{ControlRegisters, PagingMode};
 use wideleaf_policies::Gpa;
 
 use crate::devices::{Bus, BusEvent};
-use crate::kvm::saved::{SavedTsc, SavedVcpu};
+use crate::kvm::saved::{LateState, SavedTsc, SavedVcpu};
 use crate::kvm::{GuestMemory, KvmError, Vcpu};
 use crate::sandbox::{Sandbox, ThreadKind};
 use crate::x86::fault_report::FaultFrame;
@@ -41,12 +41,23 @@ use control::{Reset, VcpuRecord};
 /// 20 seconds by default (Documentation/admin-guide/lockup-watchdogs.rst); a mark costs one call.
 const MARKED_FROM: Duration = Duration::from_secs(1);
 
+/// A vCPU without a thread.
+pub(crate) struct WaitingVcpu {
+    pub(crate) vcpu: Vcpu,
+    /// State to which a reset sets it back, where a reset is not the end.
+    pub(crate) fresh: Option<SavedVcpu>,
+    /// Rest of its state, where it continues from a snapshot.
+    pub(crate) late: Option<LateState>,
+}
+
 /// A vCPU and everything that its thread needs.
 pub(crate) struct VcpuThread {
     vcpu: Vcpu,
     /// State to restore at a reset, and number of the reset at which it was last restored.
     fresh: Option<SavedVcpu>,
     put_back_at: u64,
+    /// Rest of the state of a snapshot, to set before the vCPU runs.
+    late: Option<LateState>,
     /// Numbers of the model-specific registers that KVM lists.
     msrs: Arc<[u32]>,
     control: Arc<RunControl>,
@@ -76,16 +87,15 @@ enum Ending {
 }
 
 impl VcpuThread {
-    /// Takes `fresh` where a reset is not the end; `msrs` are the model-specific registers that KVM lists.
+    /// `msrs` are the model-specific registers that KVM lists.
     pub(crate) fn new(
-        vcpu: Vcpu,
-        fresh: Option<SavedVcpu>,
+        WaitingVcpu { vcpu, fresh, late }: WaitingVcpu,
         msrs: Arc<[u32]>,
         control: Arc<RunControl>,
         bus: Arc<Bus>,
         memory: Arc<GuestMemory>,
     ) -> VcpuThread {
-        VcpuThread { vcpu, fresh, put_back_at: 0, msrs, control, bus, memory }
+        VcpuThread { vcpu, fresh, put_back_at: 0, late, msrs, control, bus, memory }
     }
 
     /// Runs the vCPU until it finishes, inside the sandbox if there is one.
@@ -95,6 +105,9 @@ impl VcpuThread {
         let guard = FinishGuard { control: Arc::clone(&self.control), vcpu: self.vcpu.index() };
         if let Some(Err(error)) = sandbox.map(|sandbox| sandbox.enter_thread(ThreadKind::Vcpu)) {
             self.control.stop(GuestExit::NoSandbox { vcpu: self.vcpu.index(), why: error.to_string() });
+        }
+        if let Some(Err(error)) = self.late.take().map(|late| late.set(&self.vcpu)) {
+            self.control.stop(GuestExit::NotContinued { vcpu: self.vcpu.index(), why: error.to_string() });
         }
         let mut state = self.look();
         loop {

@@ -58,6 +58,8 @@ pub struct SandboxConfig {
     pub has_control_socket: bool,
     /// Whether a reset leads to another boot, which sets the initial state again.
     pub boots_again: bool,
+    /// Whether the VM continues from a snapshot: each vCPU's thread then sets the guest's clock.
+    pub continues: bool,
     /// Whether the guest uses this terminal: its settings are restored at the end.
     pub has_console: bool,
     /// Whether to keep the capability for the userfaultfd system call, which hosts without unprivileged userfaultfd

@@ -150,6 +150,15 @@ pub enum SaveError {
         /// Reason of the failure.
         source: NotAtRest,
     },
+    /// A restore would have to read guest RAM before that may be there.
+    #[error(
+        "cannot save the VM: vcpu {vcpu} uses 32-bit paging with PAE, for which KVM needs RAM before a restored VM has \
+         it; run a 64-bit kernel"
+    )]
+    Pae {
+        /// Number of the vCPU.
+        vcpu: usize,
+    },
     /// KVM did not give its state.
     #[error("cannot save the VM: {0}")]
     Kvm(#[from] KvmError),
@@ -274,6 +283,9 @@ impl MachineState {
         if self.ram_layout().as_ref() != Some(&config.ram_layout()) {
             let saved = Bytes::new(self.ram.iter().fold(0, |sum, range| sum.saturating_add(range.bytes)));
             return Err(RestoreError::OtherRam { saved, here: config.memory() });
+        }
+        if self.vcpus.iter().any(|vcpu| vcpu.cpu.needs_ram()) {
+            return Err(RestoreError::Damaged("the paging mode of a vCPU"));
         }
         let has_interrupts = self.interrupts.is_some() && self.vcpus.iter().all(|vcpu| vcpu.cpu.has_lapic());
         let has_none = self.interrupts.is_none() && !self.vcpus.iter().any(|vcpu| vcpu.cpu.has_lapic());

@@ -9,6 +9,9 @@
 //!   devices, in [`crate::Machine::start_restored`], once the sandbox is entered: their threads start there
 //! ```
 //!
+//! Nothing of this touches RAM: the process has only this thread until it is in its sandbox, so no thread could answer
+//! a fault. What needs RAM is left to the vCPUs' threads ([`crate::kvm::saved::LateState`]).
+//!
 //! The controllers follow the local APICs, because interrupts that wait in a controller go there at once. The devices
 //! come last, because they interrupt.
 
@@ -46,14 +49,12 @@ pub(crate) fn prepare(
     set_frequency(&shell.system, state, &vcpus)?;
     let counters: Vec<_> = state.vcpus.iter().map(|vcpu| vcpu.tsc).collect();
     continue_all(&vcpus, &counters)?;
-    for (vcpu, saved) in vcpus.iter().zip(&state.vcpus) {
-        saved.cpu.restore(vcpu)?;
-    }
+    let restored = vcpus.iter().zip(&state.vcpus).map(|(vcpu, saved)| saved.cpu.restore(vcpu));
+    let late = restored.collect::<Result<_, _>>()?;
     if let Some(interrupts) = &state.interrupts {
         interrupts.put_back(&shell.vm)?;
     }
     shell.vm.set_clock_ns(state.clock_ns)?;
-    vcpus.iter().for_each(Vcpu::mark_clock_stopped);
     watch.lap("registers");
 
     let msrs: Arc<[u32]> = shell.system.msrs()?.into();
@@ -65,7 +66,7 @@ pub(crate) fn prepare(
     boards.power_button.restore(state.power)?;
     boards.bus.restore_counters(state.bus);
     watch.lap("devices");
-    Ok(boards.prepared(vcpus, entry_name, tsc_hz, Kept { msrs, cpuids, again: None, fresh: Vec::new() }))
+    Ok(boards.prepared(vcpus, entry_name, tsc_hz, Kept { msrs, cpuids, again: None, fresh: Vec::new(), late }))
 }
 
 /// Gives each vCPU the CPUID that the guest knows, where this host supports all of it.

@@ -100,6 +100,17 @@ pub enum KvmError {
         /// Value that the guest had.
         data: u64,
     },
+    /// KVM does not shift the guest's time stamp counter, which would go back.
+    #[error(
+        "cannot let the guest's time stamp counter continue at {saved}: this KVM shows it the host's counter, which is \
+         at {here}; use the host that saved it, without a reboot in between"
+    )]
+    TscGoesBack {
+        /// Value that the guest had.
+        saved: u64,
+        /// Value that it would have.
+        here: u64,
+    },
     /// An ioctl failed.
     #[error("{what} failed: {source}")]
     Ioctl {

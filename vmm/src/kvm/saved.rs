@@ -62,6 +62,10 @@ const TSC: u32 = 0x10;
 /// restored: a guest that wants the time writes the register again.
 const WALL_CLOCKS: [u32; 2] = [0x11, 0x4b56_4d00];
 
+/// KVM's clock in guest RAM. KVM looks for the page, and so waits for its content, when the register is written
+/// (`kvm_write_system_time` in arch/x86/kvm/x86.c): where RAM is still filled, only a vCPU's thread may wait for it.
+const CLOCKS: [u32; 2] = [0x12, 0x4b56_4d01];
+
 /// Counters of the host's CPU and KVM that a guest can only read: system management interrupts, and the microcode's
 /// revision.
 const READ_ONLY: [u32; 2] = [0x34, 0x8b];
@@ -121,7 +125,7 @@ impl SavedVcpu {
     /// # Errors
     /// [`KvmError`]; then the vCPU is in an undefined state, and must not run.
     pub fn put_back(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
-        for (index, data) in self.set_all(vcpu)? {
+        for (index, data) in self.set_all(vcpu, &[])? {
             if is_paravirtual(index) {
                 return Err(KvmError::MsrStays { index });
             }
@@ -131,28 +135,39 @@ impl SavedVcpu {
         Ok(())
     }
 
-    /// Restores the state in a new vCPU that has its CPUID and its time stamp counter and never ran.
+    /// Restores the state in a new vCPU that has its CPUID and its time stamp counter and never ran. No page of RAM is
+    /// touched. The vCPU's own thread then sets the result, before it runs the vCPU.
     ///
     /// # Errors
     /// [`KvmError`]; then the vCPU is in an undefined state, and must not run.
-    pub fn restore(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
-        let refused = self.set_all(vcpu)?;
+    pub fn restore(&self, vcpu: &Vcpu) -> Result<LateState, KvmError> {
+        let refused = self.set_all(vcpu, &CLOCKS)?;
         match refused.into_iter().find(|(index, _)| !READ_ONLY.contains(index)) {
             Some((index, data)) => Err(KvmError::MsrNotSet { index, data }),
-            None => Ok(()),
+            None => Ok(LateState(self.msrs.iter().filter(|(index, _)| CLOCKS.contains(index)).copied().collect())),
         }
     }
 
-    /// Number of the vCPU's local APIC, if it has one.
+    /// Whether KVM reads guest RAM when it sets this state: the first tables of 32-bit paging with PAE
+    /// (`load_pdptrs` in arch/x86/kvm/x86.c). A restore could wait for that RAM for ever.
+    pub fn needs_ram(&self) -> bool {
+        const PAGED: u64 = 1 << 31;
+        const PAE: u64 = 1 << 5;
+        const LONG_MODE: u64 = 1 << 10;
+        let kvm_sregs { cr0, cr4, efer, .. } = self.sregs.0;
+        cr0 & PAGED != 0 && cr4 & PAE != 0 && efer & LONG_MODE == 0
+    }
+
+    /// Whether the vCPU has a local APIC.
     pub fn has_lapic(&self) -> bool {
         self.lapic.is_some()
     }
 
-    /// Sets everything, and returns the model-specific registers that KVM refused.
+    /// Sets everything but the registers `later`, and returns the model-specific registers that KVM refused.
     ///
     /// The order is: out of a nested guest; the mode of the local APIC before its registers; these before the
     /// deadline of its timer; events and the run state last, because the earlier steps may set them.
-    fn set_all(&self, vcpu: &Vcpu) -> Result<Vec<(u32, u64)>, KvmError> {
+    fn set_all(&self, vcpu: &Vcpu, later: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
         let fd = vcpu.fd();
         if let Some(nested) = self.nested.as_ref().and_then(nested_buffer) {
             fd.set_nested_state(&nested).map_err(KvmError::ioctl("KVM_SET_NESTED_STATE"))?;
@@ -173,27 +188,49 @@ impl SavedVcpu {
         if let Some(lapic) = &self.lapic {
             fd.set_lapic(&lapic.0).map_err(KvmError::ioctl("KVM_SET_LAPIC"))?;
         }
-        let refused = self.set_msrs(vcpu)?;
+        let refused = self.set_msrs(vcpu, later)?;
         fd.set_vcpu_events(&self.events.0).map_err(KvmError::ioctl("KVM_SET_VCPU_EVENTS"))?;
         fd.set_mp_state(self.mp_state.0).map_err(KvmError::ioctl("KVM_SET_MP_STATE"))?;
         Ok(refused)
     }
 
-    fn set_msrs(&self, vcpu: &Vcpu) -> Result<Vec<(u32, u64)>, KvmError> {
+    fn set_msrs(&self, vcpu: &Vcpu, later: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
         let indices: Vec<u32> = self.msrs.iter().map(|(index, _)| *index).collect();
         let mut refused = Vec::new();
         for (index, data) in changed(&self.msrs, &read_msrs(vcpu, &indices)?) {
-            if index == TSC || WALL_CLOCKS.contains(&index) && data != 0 {
-                continue;
-            }
-            let msr = kvm_msr_entry { index, data, ..Default::default() };
-            let one = Msrs::from_entries(&[msr]).expect("a list has room for one");
-            if vcpu.set_msrs(&one)? == 0 {
+            let is_left_out = index == TSC || later.contains(&index) || WALL_CLOCKS.contains(&index) && data != 0;
+            if !is_left_out && !set_msr(vcpu, index, data)? {
                 refused.push((index, data));
             }
         }
         Ok(refused)
     }
+}
+
+/// The part of a restored vCPU's state that its own thread sets.
+#[derive(Debug)]
+pub struct LateState(Vec<(u32, u64)>);
+
+impl LateState {
+    /// Sets it, and marks the guest's clock as stopped. KVM may wait for the content of a page of RAM.
+    ///
+    /// # Errors
+    /// [`KvmError`]; then the vCPU must not run.
+    pub fn set(&self, vcpu: &Vcpu) -> Result<(), KvmError> {
+        for (index, data) in self.0.iter().copied().filter(|(_, data)| *data != 0) {
+            if !set_msr(vcpu, index, data)? {
+                return Err(KvmError::MsrNotSet { index, data });
+            }
+        }
+        vcpu.mark_clock_stopped();
+        Ok(())
+    }
+}
+
+/// Sets a register. Returns whether KVM accepted it.
+fn set_msr(vcpu: &Vcpu, index: u32, data: u64) -> Result<bool, KvmError> {
+    let one = Msrs::from_entries(&[kvm_msr_entry { index, data, ..Default::default() }]);
+    Ok(vcpu.set_msrs(&one.expect("a list has room for one"))? == 1)
 }
 
 /// A KVM without nested guests has no such state, and reports that in different ways.
@@ -298,7 +335,12 @@ impl std::fmt::Debug for SavedInterrupts {
 
 #[cfg(test)]
 mod tests {
+    use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange, PageSize};
+
     use super::*;
+    use crate::kvm::KvmSystem;
 
     #[test]
     fn only_registers_that_changed_are_written_back() {
@@ -317,6 +359,72 @@ mod tests {
             assert!(buffer.size as usize <= size_of_val(&*buffer));
         }
         assert!(nested_buffer(&Digits(Vec::new())).is_none());
+    }
+
+    /// A VM with interrupt controllers, 2 MiB of RAM and a vCPU; `None` where there is no KVM.
+    fn vm() -> Option<(KvmSystem, std::sync::Arc<Vm>, Vcpu)> {
+        let system = match KvmSystem::open() {
+            Ok(system) => system,
+            Err(error) => {
+                println!("skipped: {error}");
+                return None;
+            }
+        };
+        let layout = [GpaRange::new(Gpa::new(0), mib(2)).unwrap()];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        let vm = Vm::create(&system, GuestRam::map(&layout, backing).unwrap(), mib(2)).unwrap();
+        vm.create_irqchip().unwrap();
+        let vcpu = vm.create_vcpu(0).unwrap();
+        vcpu.set_cpuid(&system.supported_cpuid().unwrap()).unwrap();
+        Some((system, vm, vcpu))
+    }
+
+    fn is_resident(vm: &Vm, page: u64) -> bool {
+        let mut resident = [0_u8];
+        let address = vm.ram().base().get() + page;
+        // SAFETY: the page lies in the mapping of `vm`'s RAM, and the answer is one byte for it.
+        let result = unsafe { libc::mincore(address as *mut libc::c_void, 4096, resident.as_mut_ptr()) };
+        result == 0 && resident[0] & 1 == 1
+    }
+
+    #[test]
+    fn a_restore_touches_no_ram_until_the_vcpus_thread_sets_the_clock() {
+        const CLOCK: u32 = 0x4b56_4d01;
+        const PAGE: u64 = 0x5000;
+        let Some((system, _, vcpu)) = vm() else { return };
+        let msrs = system.msrs().unwrap();
+        for (index, value) in [(CLOCK, PAGE | 1), (WALL_CLOCKS[1], 0x6000), (0x277, 0x0606_0606)] {
+            assert!(set_msr(&vcpu, index, value).unwrap());
+        }
+        let text = serde_json::to_string(&SavedVcpu::take(&vcpu, &msrs).unwrap()).unwrap();
+        let saved: SavedVcpu = serde_json::from_str(&text).unwrap();
+        let (_, other_vm, other) = vm().unwrap();
+        let value = |index| read_msrs(&other, &[index]).unwrap()[0].data;
+        let late = saved.restore(&other).unwrap();
+        assert_eq!((value(CLOCK), value(0x277), value(WALL_CLOCKS[1])), (0, 0x0606_0606, 0));
+        assert!(!is_resident(&other_vm, PAGE) && !is_resident(&other_vm, 0x6000));
+        late.set(&other).unwrap();
+        assert_eq!(value(CLOCK), PAGE | 1);
+        assert!(!is_resident(&other_vm, 0x6000), "the time of the boot is not written again");
+    }
+
+    #[test]
+    fn all_counters_continue_in_step_from_their_values() {
+        let Some((_, vm, first)) = vm() else { return };
+        let vcpus = [first, vm.create_vcpu(1).unwrap()];
+        let saved = [(1_u64 << 50, 7_000), (1 << 50, 5_000)];
+        let counters = saved.map(|(value, offset)| serde_json::json!({ "value": value, "offset": offset }));
+        let counters = counters.map(|json| serde_json::from_value::<SavedTsc>(json).unwrap());
+        match tsc::continue_all(&vcpus, &counters) {
+            Err(KvmError::TscGoesBack { .. }) => return println!("skipped: this KVM does not shift guests' counters"),
+            result => result.unwrap(),
+        }
+        let now = vcpus.iter().map(|vcpu| serde_json::to_value(SavedTsc::take(vcpu).unwrap()).unwrap());
+        let now: Vec<_> = now.collect();
+        match (now[0]["offset"].as_u64(), now[1]["offset"].as_u64()) {
+            (Some(first), Some(second)) => assert_eq!(first.wrapping_sub(second), 2_000, "the distance stays"),
+            _ => println!("skipped: this KVM does not tell the offsets of counters"),
+        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Vcpu {
         self.fd.get_tsc_khz().map_err(KvmError::ioctl("KVM_GET_TSC_KHZ"))
     }
 
-    /// Lets the guest's time stamp counter count at this frequency, in kHz (KVM API, 4.55 `KVM_SET_TSC_KHZ`).
+    /// Lets the guest's time stamp counter count at this frequency, in kHz (KVM API, `KVM_SET_TSC_KHZ`).
     ///
     /// # Errors
     /// [`KvmError::Ioctl`], where the host's counter has another frequency and the CPU cannot scale it.
@@ -116,7 +116,7 @@ impl Vcpu {
     }
 
     /// Marks the guest's clock as stopped by the host for a while, so that its watchdogs do not take the jump of time
-    /// for a hang (KVM API, 4.70 `KVM_KVMCLOCK_CTRL`). A guest without KVM's clock does not learn it.
+    /// for a hang (KVM API, `KVM_KVMCLOCK_CTRL`). A guest without KVM's clock does not learn it.
     pub fn mark_clock_stopped(&self) {
         // It fails where the guest does not use the clock, and only then.
         let _ = self.fd.kvmclock_ctrl();

@@ -82,7 +82,7 @@ impl Vm {
         self.fd.create_pit2(config).map_err(KvmError::ioctl("KVM_CREATE_PIT2"))
     }
 
-    /// Time of the guest's KVM clock, in nanoseconds (KVM API, 4.29 `KVM_GET_CLOCK`).
+    /// Time of the guest's KVM clock, in nanoseconds (KVM API, `KVM_GET_CLOCK`).
     ///
     /// # Errors
     /// [`KvmError::Ioctl`] where KVM refuses the call.
@@ -90,7 +90,7 @@ impl Vm {
         Ok(self.fd.get_clock().map_err(KvmError::ioctl("KVM_GET_CLOCK"))?.clock)
     }
 
-    /// Sets the guest's KVM clock, in nanoseconds; no vCPU has run (KVM API, 4.30 `KVM_SET_CLOCK`).
+    /// Sets the guest's KVM clock, in nanoseconds; no vCPU has run (KVM API, `KVM_SET_CLOCK`).
     ///
     /// # Errors
     /// [`KvmError::Ioctl`] where KVM refuses the call.

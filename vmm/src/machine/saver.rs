@@ -59,6 +59,9 @@ impl MachineSaver {
             return Err(SaveError::Gate);
         }
         let vcpus = self.control.save_vcpus()?;
+        if let Some(vcpu) = vcpus.iter().position(|(cpu, _)| cpu.needs_ram()) {
+            return Err(SaveError::Pae { vcpu });
+        }
         let is_direct = Entry::of_name(self.entry_name) == Some(Entry::Direct);
         Ok(MachineState {
             version: STATE_VERSION,

@@ -100,6 +100,13 @@ pub enum GuestExit {
     },
     /// A part of a restored guest's RAM cannot be read.
     RamLost(String),
+    /// A vCPU could not continue from a snapshot.
+    NotContinued {
+        /// Number of the vCPU.
+        vcpu: u32,
+        /// Reason of the failure.
+        why: String,
+    },
     /// The guest switched the machine off.
     PowerOff,
     /// The CPU refused an instruction or access of a directly started guest.
@@ -187,6 +194,9 @@ impl fmt::Display for GuestExit {
             GuestExit::RamLost(why) => write!(f, "the guest cannot continue: {why}"),
             GuestExit::NotPutBack { vcpu, why } => {
                 write!(f, "vcpu {vcpu}: cannot restore this vCPU after the guest reset its machine: {why}")
+            }
+            GuestExit::NotContinued { vcpu, why } => {
+                write!(f, "vcpu {vcpu}: cannot continue from the snapshot: {why}")
             }
             GuestExit::PowerOff => f.write_str("the guest switched itself off"),
             GuestExit::Fault { vcpu, vector, error_code, registers } => {

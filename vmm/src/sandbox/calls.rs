@@ -220,6 +220,9 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xad))),
 ];
 
+/// Sets the clock of a vCPU that continues from a snapshot, in its own thread.
+const CONTINUING: Table = &[(libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x89, size_of::<kvm_msrs>())))];
+
 /// Reads a vCPU's state in its own thread, for a snapshot. Numbers as in [`PUTTING_BACK`].
 const SAVING_VCPU: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x88, size_of::<kvm_msrs>()))),
@@ -448,6 +451,9 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
             ThreadKind::Main => tables.extend([BOOTING_AGAIN, BUTTON]),
             _ => {}
         }
+    }
+    if config.continues && matches!(kind, ThreadKind::Process | ThreadKind::Vcpu) {
+        tables.push(CONTINUING);
     }
     if config.has_control_socket {
         // A client may ask for a snapshot.

@@ -133,7 +133,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn reset(&mut self) {
-        self.running = None;
+        (self.running, self.is_restored) = (None, false);
     }
 
     fn rest(&self, until: Instant) -> Result<Rest, NotAtRest> {

@@ -13,10 +13,10 @@
 
 use std::os::fd::AsRawFd as _;
 
-use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry};
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use serde::{Deserialize, Serialize};
 
-use super::{TSC, read_msrs};
+use super::{TSC, read_msrs, set_msr};
 use crate::kvm::{KvmError, Vcpu};
 
 const KVM: u8 = 0xae;
@@ -48,8 +48,20 @@ impl SavedTsc {
 /// frequency is set.
 ///
 /// # Errors
-/// [`KvmError::Ioctl`] where KVM refuses a call.
+/// [`KvmError::Ioctl`] where KVM refuses a call; [`KvmError::TscGoesBack`] where it takes the value and does not use
+/// it, as a KVM without hardware for it does.
 pub fn continue_all(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), KvmError> {
+    set_all(vcpus, saved)?;
+    for (vcpu, SavedTsc { value: saved, .. }) in vcpus.iter().zip(saved) {
+        let here = value(vcpu)?;
+        if here < *saved {
+            return Err(KvmError::TscGoesBack { saved: *saved, here });
+        }
+    }
+    Ok(())
+}
+
+fn set_all(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), KvmError> {
     let (Some(first), Some(first_saved)) = (vcpus.first(), saved.first()) else { return Ok(()) };
     let offsets: Option<Vec<u64>> = saved.iter().map(|tsc| tsc.offset).collect();
     let (Some(now), Some(offsets)) = (offset(first), offsets) else {
@@ -69,9 +81,7 @@ fn value(vcpu: &Vcpu) -> Result<u64, KvmError> {
 }
 
 fn set_value(vcpu: &Vcpu, value: u64) -> Result<(), KvmError> {
-    let msr = kvm_msr_entry { index: TSC, data: value, ..Default::default() };
-    let one = Msrs::from_entries(&[msr]).expect("a list has room for one");
-    if vcpu.set_msrs(&one)? == 1 { Ok(()) } else { Err(KvmError::MsrStays { index: TSC }) }
+    if set_msr(vcpu, TSC, value)? { Ok(()) } else { Err(KvmError::MsrNotSet { index: TSC, data: value }) }
 }
 
 fn offset(vcpu: &Vcpu) -> Option<u64> {

@@ -32,8 +32,8 @@ const FROM_GUEST: u32 = 1;
 const HOST: u32 = 2;
 const EVENTS: u32 = 3;
 
-/// The event that all connections have ended, as it lies in its buffer (section 5.10.6.8; `VIRTIO_VSOCK_EVENT_
-/// TRANSPORT_RESET` in include/uapi/linux/virtio_vsock.h).
+/// The event that all connections have ended, as it lies in its buffer (section 5.10.6.7,
+/// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
 /// The device's worker: see the module.
