@@ -410,3 +410,6 @@ impl Table {
         usize::from(is_inside && self.mappings[row] != self.mappings[row - 1])
     }
 }
+
+#[cfg(test)]
+mod tests;
