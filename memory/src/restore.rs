@@ -24,7 +24,7 @@
 //! | RAM | pages |
 //! |---|---|
 //! | anonymous | huge by a move; base by a copy |
-//! | anonymous, kernel without `UFFDIO_MOVE`, or no free huge page | base by a copy, then collapsed by an idle thread |
+//! | anonymous, without `UFFDIO_MOVE` or free huge pages | base by a copy, then collapsed by an idle thread |
 //! | anonymous, kernel that keeps empty page tables (before 6.14) | the same for touched windows, a move for the others |
 //! | memfd | base by a copy; the manager collapses later, in its own time |
 //! | hugetlb of 2 MiB | whole pages by a copy |
@@ -32,11 +32,10 @@
 //! | reserved frames | refused: that service has the userfaultfd of its RAM |
 //!
 //! A service that decides first touches ([`crate::first_touch`], [`crate::reserved_frames`]) registers all RAM, so it
-//! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors of
-//! the manager leave a window alone that is not filled ([`crate::claims`]).
+//! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors
+//! of the manager leave a window alone that is not filled ([`crate::claims`]).
 //!
-//! **Nothing wrong is ever seen.** Pages become visible after their checksums were compared, and all at once or as right
-//! ones. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
+//! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
 //! be woken while a device could still write their memory elsewhere: the process ends with them asleep.
 //!
 //! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
@@ -341,16 +340,14 @@ impl Restorer {
 
 impl Drop for Restorer {
     fn drop(&mut self) {
-        if self.shared.has_all_let_go() {
-            return self.end();
-        }
-        // Before the threads end: with the last of them the userfaultfd would be closed, and waiting threads would
-        // continue with zeroes.
-        if let Some(door) = self.door.upgrade() {
-            std::mem::forget(door);
-        }
+        // Kept until it is known that no window is registered any more: with the last holder the userfaultfd is closed,
+        // and waiting threads would continue with zeroes.
+        let door = self.door.upgrade();
         self.shared.board.close();
         self.end();
+        if !self.shared.has_all_let_go() {
+            std::mem::forget(door);
+        }
     }
 }
 
@@ -376,7 +373,9 @@ fn prepare(
         (pages.len(), heat)
     };
     let (stored, heats): (Vec<u16>, Vec<PerTenThousand>) = rows.windows().map(of_window).unzip();
-    let stretches = rows.registered(|row| stored[row] > 0, STRETCHES_MAX);
+    // No gap is closed in hugetlb RAM: the kernel has no zero page for it.
+    let most = if ram.backing().kind() == BackingKind::Hugetlb { usize::MAX } else { STRETCHES_MAX };
+    let stretches = rows.registered(|row| stored[row] > 0, most);
 
     let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
     check_empty(&ram, &pagemap)?;

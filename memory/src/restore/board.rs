@@ -5,7 +5,7 @@
 //!                 touched, or its turn                    read and checked               placed
 //!   [Waiting] ───────────────────────▶ [Reading(claim)] ────────────────▶ [Placing] ──────────────▶ [LetGo]
 //!      ▲  ▲            panicked           │   │   │                          │  │ mappings run short
-//!      │  └───────────────────────────────┘   │   │ corrupt, unreadable      │  └─────────▶ [Kept] ── at the end ──▶ LetGo
+//!      │  └───────────────────────────────┘   │   │ corrupt, unreadable      │  └────▶ [Kept] ── at the end ──▶ LetGo
 //!      │               overdue, once          │   ▼                          ▼
 //!      └──────────────────────────────────────┘ [Failed] ◀───────────────────┘ no memory
 //!   [Zero]     nothing is stored, but it is registered ── touched ──▶ Placing
