@@ -229,9 +229,11 @@ impl Claims {
     /// Keeps every user away from windows that a restore will fill, until [`Claims::filled`].
     pub(crate) fn begin_filling(&self, windows: impl IntoIterator<Item = WindowIndex>) {
         let mut giants = self.giants();
-        for window in windows {
-            let (word, bit) = place_in_giant(window);
-            giants.entry(giant_of(window)).or_default().unfilled[word] |= bit;
+        for windows in windows.into_iter().collect::<Vec<_>>().chunk_by(|a, b| giant_of(*a) == giant_of(*b)) {
+            let unfilled = &mut giants.entry(giant_of(windows[0])).or_default().unfilled;
+            for (word, bit) in windows.iter().map(|window| place_in_giant(*window)) {
+                unfilled[word] |= bit;
+            }
         }
     }
 
@@ -455,6 +457,25 @@ mod tests {
         assert_eq!(claims.parts_in_work(), 3);
         drop((second, beside, other_work));
         assert!(claims.window_aside(IN_FIRST).is_ok() && claims.parts_in_work() == 0);
+    }
+
+    #[test]
+    fn windows_that_a_restore_has_not_filled_are_refused_to_all_users_and_so_is_their_giant() {
+        let claims = claims();
+        claims.begin_filling([IN_FIRST, IN_SECOND]);
+        assert!(claims.is_filling());
+        let uses = [Claims::window, Claims::window_in_place, Claims::window_aside];
+        for of in uses {
+            assert_eq!(of(&claims, IN_FIRST).expect_err("it has no contents"), Claimed::NotFilled);
+            assert!(of(&claims, WindowIndex::new(5)).is_ok(), "its neighbours have theirs");
+        }
+        assert_eq!(claims.giant(FIRST).expect_err("a part of it"), Claimed::NotFilled);
+        assert_eq!(Claimed::NotFilled.result(), OutcomeResult::Skipped(Skip::NotResident));
+        claims.filled(IN_FIRST);
+        assert!(claims.window(IN_FIRST).is_ok() && claims.giant(FIRST).is_ok());
+        assert_eq!(claims.window(IN_SECOND).expect_err("not yet"), Claimed::NotFilled);
+        claims.filled(IN_SECOND);
+        assert!(!claims.is_filling());
     }
 
     #[test]

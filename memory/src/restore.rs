@@ -24,7 +24,7 @@
 //! | RAM | pages |
 //! |---|---|
 //! | anonymous | huge by a move; base by a copy |
-//! | anonymous, kernel without `UFFDIO_MOVE`, or no free huge page | base by a copy, then collapsed by an idle thread |
+//! | anonymous, without `UFFDIO_MOVE` or free huge pages | base by a copy, then collapsed by an idle thread |
 //! | anonymous, kernel that keeps empty page tables (before 6.14) | the same for touched windows, a move for the others |
 //! | memfd | base by a copy; the manager collapses later, in its own time |
 //! | hugetlb of 2 MiB | whole pages by a copy |
@@ -32,11 +32,10 @@
 //! | reserved frames | refused: that service has the userfaultfd of its RAM |
 //!
 //! A service that decides first touches ([`crate::first_touch`], [`crate::reserved_frames`]) registers all RAM, so it
-//! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors of
-//! the manager leave a window alone that is not filled ([`crate::claims`]).
+//! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors
+//! of the manager leave a window alone that is not filled ([`crate::claims`]).
 //!
-//! **Nothing wrong is ever seen.** Pages become visible after their checksums were compared, and all at once or as right
-//! ones. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
+//! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
 //! be woken while a device could still write their memory elsewhere: the process ends with them asleep.
 //!
 //! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
@@ -73,6 +72,8 @@ mod report;
 mod rows;
 mod shared;
 mod slots;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 pub use pace::Background;
@@ -149,6 +150,9 @@ pub struct RestoreConfig {
     /// Whether to record the order of first touches ([`Restorer::first_touches`]). The background then begins when no
     /// window was touched for the first time for a second: a window that it fills is not touched first any more.
     pub record: bool,
+    /// Whether huge pages may be moved in (`UFFDIO_MOVE`). Without, as on an older kernel, all windows get base pages
+    /// by copies, and windows that are to be huge are collapsed by idle threads.
+    pub may_move: bool,
     /// Time after which a read counts as lost, and another thread reads the window.
     pub overdue_after: Duration,
     /// Called by a serving thread for each window that cannot be filled. It must not wait, and must not touch the RAM.
@@ -164,6 +168,7 @@ impl Default for RestoreConfig {
             background: Background::Unlimited,
             first: Vec::new(),
             record: false,
+            may_move: true,
             overdue_after: Duration::from_secs(5),
             on_failure: None,
         }
@@ -248,36 +253,7 @@ impl Restorer {
         saved: Arc<dyn SavedRam>,
         config: RestoreConfig,
     ) -> Result<Restorer, RestoreError> {
-        let host = LinuxHost::open()?;
-        check_backing(&ram)?;
-        ram.share()?;
-        let rows = Rows::of(ram.ranges());
-        let saved_windows: Vec<SavedWindow> = rows.windows().map(|window| saved.window(window)).collect();
-        let is_stored = |row: Row| !saved_windows[row].pages.is_empty();
-        let stretches = rows.registered(is_stored, STRETCHES_MAX);
-
-        let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
-        check_empty(&ram, &pagemap)?;
-        let (uffd, can_move) = open(&ram)?;
-        let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
-        register(&door, &host, &rows, &stretches)?;
-
-        let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
-        let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
-        let board = Board::new(rows.count(), firsts, &stretches, is_stored, other);
-        let mut report = RestoreReport { stretches: stretches.len() as u64, ..RestoreReport::default() };
-        report.progress.stored_windows = board.left() as u64;
-        report.progress.stored_bytes =
-            saved_windows.iter().map(|saved| PageSize::Base4K.bytes() * u64::from(saved.pages.len())).sum();
-        let registered: usize = stretches.iter().map(Range::len).sum();
-        report.zero_windows = (registered - board.left()) as u64;
-        ram.claims().begin_filling(stretches.iter().cloned().flatten().map(|row| rows.window(row)));
-
-        let counted = Counted::default();
-        counted.count(|of: &mut RestoreReport| *of = report);
-        let heats = saved_windows.iter().map(|saved| saved.heat).collect();
-        let shared = Shared::new(ram, rows, saved, heats, board, host, counted, can_move, config)
-            .map_err(RestoreError::Thread)?;
+        let (shared, door) = prepare(ram, saved, config)?;
         Restorer::start_threads(Arc::new(shared), Arc::new(door))
     }
 
@@ -346,7 +322,10 @@ impl Restorer {
     /// Ends the threads, and waits for those that are not in a read that does not end.
     fn end(&mut self) {
         self.shared.stop();
-        let deadline = self.shared.host.now() + self.shared.config.overdue_after;
+        /// Maximum time for all threads: a thread in a read that does not end is left to the process, and can do
+        /// nothing to the RAM any more.
+        const ENDS_WITHIN: Duration = Duration::from_secs(5);
+        let deadline = self.shared.host.now() + ENDS_WITHIN;
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && self.shared.host.now() < deadline {
                 self.shared.host.sleep(Duration::from_millis(1));
@@ -361,16 +340,14 @@ impl Restorer {
 
 impl Drop for Restorer {
     fn drop(&mut self) {
-        if self.shared.has_all_let_go() {
-            return self.end();
-        }
-        // Before the threads end: with the last of them the userfaultfd would be closed, and waiting threads would
-        // continue with zeroes.
-        if let Some(door) = self.door.upgrade() {
-            std::mem::forget(door);
-        }
+        // Kept until it is known that no window is registered any more: with the last holder the userfaultfd is closed,
+        // and waiting threads would continue with zeroes.
+        let door = self.door.upgrade();
         self.shared.board.close();
         self.end();
+        if !self.shared.has_all_let_go() {
+            std::mem::forget(door);
+        }
     }
 }
 
@@ -378,6 +355,54 @@ impl std::fmt::Debug for Restorer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Restorer({:?})", self.report())
     }
+}
+
+/// Registers the windows, and makes everything that the threads need.
+fn prepare(
+    ram: Arc<GuestRam>,
+    saved: Arc<dyn SavedRam>,
+    config: RestoreConfig,
+) -> Result<(Shared, LinuxDoor), RestoreError> {
+    let host = LinuxHost::open()?;
+    check_backing(&ram)?;
+    ram.share()?;
+    let rows = Rows::of(ram.ranges());
+    // Of each window the number of stored pages, and its heat: the sets would be megabytes.
+    let of_window = |window| {
+        let SavedWindow { pages, heat, .. } = saved.window(window);
+        (pages.len(), heat)
+    };
+    let (stored, heats): (Vec<u16>, Vec<PerTenThousand>) = rows.windows().map(of_window).unzip();
+    // No gap is closed in hugetlb RAM: the kernel has no zero page for it.
+    let most = if ram.backing().kind() == BackingKind::Hugetlb { usize::MAX } else { STRETCHES_MAX };
+    let stretches = rows.registered(|row| stored[row] > 0, most);
+
+    let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
+    check_empty(&ram, &pagemap)?;
+    let (uffd, can_move) = open(&ram)?;
+    let can_move = can_move && config.may_move;
+    let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
+    register(&door, &host, &rows, &stretches)?;
+
+    let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
+    let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
+    let board = Board::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other);
+    let registered: usize = stretches.iter().map(Range::len).sum();
+    let progress = Progress {
+        stored_windows: board.left() as u64,
+        stored_bytes: PageSize::Base4K.bytes() * stored.iter().map(|pages| u64::from(*pages)).sum::<u64>(),
+        ..Progress::default()
+    };
+    let zero_windows = (registered - board.left()) as u64;
+    let counted = Counted::<RestoreReport>::default();
+    counted.count(|report| {
+        *report = RestoreReport { progress, zero_windows, stretches: stretches.len() as u64, ..report.clone() };
+    });
+    let shared = Shared::new(ram, rows, saved, heats, board, host, counted, can_move, config);
+    let shared = shared.map_err(RestoreError::Thread)?;
+    let windows = stretches.into_iter().flatten().map(|row| shared.rows.window(row));
+    shared.ram.claims().begin_filling(windows);
+    Ok((shared, door))
 }
 
 fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {

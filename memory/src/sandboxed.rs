@@ -18,8 +18,8 @@ use crate::sys::userfaultfd;
 pub enum ThreadWork {
     /// The manager's loop. The threads that copy windows and move giants inherit its rights and do not call the hook.
     Loop,
-    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside. Started
-    /// before the loop's thread, or by that thread when another policy takes over.
+    /// Answers the guest's faults: first touches, reserved frames, minor faults, windows that are aside, restores.
+    /// Started before the loop's thread, or by that thread when another policy takes over.
     Faults,
 }
 

@@ -4,6 +4,8 @@
 //!   fake_*      in memory, without a kernel: every call can be made to fail       tests of one decision
 //!   failing_*   before the real door: some calls fail, at random                  long tests on the real kernel
 //! ```
+//!
+//! [`page_copies`] is none of these: it restores RAM as others do, for comparisons.
 
 pub mod failing_host;
 pub mod failing_minor_faults;
@@ -16,3 +18,4 @@ pub mod fake_mover;
 mod fake_pages;
 pub mod fake_second_level;
 pub mod fault_injection;
+pub mod page_copies;

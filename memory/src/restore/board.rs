@@ -5,7 +5,7 @@
 //!                 touched, or its turn                    read and checked               placed
 //!   [Waiting] ───────────────────────▶ [Reading(claim)] ────────────────▶ [Placing] ──────────────▶ [LetGo]
 //!      ▲  ▲            panicked           │   │   │                          │  │ mappings run short
-//!      │  └───────────────────────────────┘   │   │ corrupt, unreadable      │  └─────────▶ [Kept] ── at the end ──▶ LetGo
+//!      │  └───────────────────────────────┘   │   │ corrupt, unreadable      │  └────▶ [Kept] ── at the end ──▶ LetGo
 //!      │               overdue, once          │   ▼                          ▼
 //!      └──────────────────────────────────────┘ [Failed] ◀───────────────────┘ no memory
 //!   [Zero]     nothing is stored, but it is registered ── touched ──▶ Placing
@@ -410,3 +410,6 @@ impl Table {
         usize::from(is_inside && self.mappings[row] != self.mappings[row - 1])
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_policies::{Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
 
 use super::board::{Claim, Mapping, Settled, Touched, Worker};
-use super::door::{Door, LinuxDoor};
+use super::door::Door;
 use super::filling::{Filling, wants_huge};
 use super::pace::Background;
 use super::rows::Row;
@@ -45,7 +45,11 @@ const READ_ERRORS_MAX: u32 = 20;
 const COLLAPSES_MAX: u32 = 5;
 
 /// Starts a serving thread.
-pub(super) fn start(number: Worker, shared: Arc<Shared>, door: Arc<LinuxDoor>) -> io::Result<JoinHandle<()>> {
+pub(super) fn start<D: Door + 'static>(
+    number: Worker,
+    shared: Arc<Shared>,
+    door: Arc<D>,
+) -> io::Result<JoinHandle<()>> {
     let name = name(number);
     std::thread::Builder::new().name(name).spawn(move || {
         thread_starts(ThreadWork::Faults);

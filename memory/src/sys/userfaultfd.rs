@@ -307,7 +307,7 @@ impl Userfaultfd {
         // SAFETY: the argument is the kernel's structure and lives until the call returns. Both ranges are pieces,
         // and their memory stays mapped. No existing page is overwritten, and a page that went is missing at its old
         // place: if that is registered here, as all memory within reach of a guest or an owner is, a thread that
-        // reaches for it waits until it is back.
+        // reaches for it waits until it is back. A `FillSlot` is not: no reference into it exists during the call.
         let answer = unsafe { uffdio_move(self.file.as_raw_fd(), &mut argument) };
         done(answer, Bytes::new(argument.len), argument.done)
     }

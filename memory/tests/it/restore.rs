@@ -244,7 +244,7 @@ fn hammer(ram: &Arc<GuestRam>, saved: &Arc<Saved>, threads: u64, windows: u64, s
                 };
                 let mut written = BTreeMap::new();
                 begin.wait();
-                for _ in 0..2_000 {
+                for _ in 0..500 {
                     let window = next() % windows;
                     let line = next() as usize % (WORDS_PER_WINDOW / threads as usize);
                     let at = line * threads as usize + thread as usize;

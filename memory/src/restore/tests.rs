@@ -1,0 +1,191 @@
+//! Every call of the kernel for a window fails once, or for good, on the running kernel.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::backing::BackingConfig;
+use crate::sys::fill_slot::FillSlot;
+use wideleaf_policies::units::mib;
+use wideleaf_policies::{Gpa, GpaRange, Hva};
+
+/// Contents that are made from their place; window 1 has holes.
+struct Made;
+
+impl SavedRam for Made {
+    fn window(&self, window: WindowIndex) -> SavedWindow {
+        let pages = if window.get() == 1 { (0..512).step_by(2).collect() } else { PageSet::ALL };
+        SavedWindow { pages, was_huge: window.get() != 1, heat: PerTenThousand::default() }
+    }
+
+    fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
+        for page in self.window(window).pages.iter().map(usize::from) {
+            into[page * 4096..page * 4096 + 8].copy_from_slice(&word(window.get(), page).to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// First word of a stored page.
+fn word(window: u64, page: usize) -> u64 {
+    window << 32 | (page as u64 + 1)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    NextTouch,
+    AllowHuge,
+    DropPageTable,
+    MoveIn,
+    CopyIn,
+    ZeroPage,
+    LetGo,
+    Wake,
+    IsHuge,
+}
+
+/// The real door, except that some uses of one call fail before they reach the kernel.
+struct Failing {
+    real: LinuxDoor,
+    call: Call,
+    /// Number of the next uses that fail.
+    times: Mutex<u32>,
+    errno: i32,
+}
+
+impl Failing {
+    fn pass(&self, call: Call) -> io::Result<()> {
+        let mut times = self.times.lock().expect("nothing panics under it");
+        if call != self.call || *times == 0 {
+            return Ok(());
+        }
+        *times -= 1;
+        Err(io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+impl door::Door for Failing {
+    fn next_touch(&self) -> io::Result<Option<Hva>> {
+        self.pass(Call::NextTouch)?;
+        self.real.next_touch()
+    }
+
+    fn allow_huge(&self, window: WindowIndex) -> io::Result<()> {
+        self.pass(Call::AllowHuge)?;
+        self.real.allow_huge(window)
+    }
+
+    fn drop_page_table(&self, window: WindowIndex) -> io::Result<()> {
+        self.pass(Call::DropPageTable)?;
+        self.real.drop_page_table(window)
+    }
+
+    fn move_in(&self, slot: &FillSlot, window: WindowIndex, pages: Range<u16>) -> io::Result<u16> {
+        self.pass(Call::MoveIn)?;
+        self.real.move_in(slot, window, pages)
+    }
+
+    fn copy_in(&self, slot: &FillSlot, window: WindowIndex, pages: Range<u16>) -> io::Result<u16> {
+        self.pass(Call::CopyIn)?;
+        self.real.copy_in(slot, window, pages)
+    }
+
+    fn zero_page(&self, page: Hva) -> io::Result<()> {
+        self.pass(Call::ZeroPage)?;
+        self.real.zero_page(page)
+    }
+
+    fn let_go(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
+        self.pass(Call::LetGo)?;
+        self.real.let_go(start, bytes)
+    }
+
+    fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
+        self.pass(Call::Wake)?;
+        self.real.wake(start, bytes)
+    }
+
+    fn is_huge(&self, start: Hva) -> io::Result<bool> {
+        self.pass(Call::IsHuge)?;
+        self.real.is_huge(start)
+    }
+
+    fn touches(&self) -> BorrowedFd<'_> {
+        self.real.touches()
+    }
+}
+
+fn ram() -> Arc<GuestRam> {
+    let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+    GuestRam::map(&[GpaRange::new(Gpa::new(0), mib(8)).expect("fits")], backing).expect("addresses")
+}
+
+/// Restores four windows through a door that fails, while two threads read all of them.
+fn restore(call: Call, times: u32, errno: i32, may_move: bool) -> Option<RestoreReport> {
+    let config = RestoreConfig { may_move, background: Background::Off, ..RestoreConfig::default() };
+    let (ram, saved): (_, Arc<dyn SavedRam>) = (ram(), Arc::new(Made));
+    let prepared = prepare(ram.clone(), saved, config);
+    let (shared, real) = match prepared {
+        Ok(prepared) => prepared,
+        Err(RestoreError::Userfaultfd(error)) => {
+            println!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let (shared, door) = (Arc::new(shared), Arc::new(Failing { real, call, times: Mutex::new(times), errno }));
+    let workers: Vec<_> = (0..shared.workers())
+        .map(|number| worker::start(number, shared.clone(), door.clone()).expect("a thread"))
+        .collect();
+    drop(door);
+    let words = ram.words(ram.ranges()[0]);
+    let read = |window: u64, page: usize| words[(window as usize * 512 + page) * 512].load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for first in [0, 511] {
+            scope.spawn(move || {
+                for (window, page) in (0..4).flat_map(|window| (0..512_usize).map(move |page| (window, page ^ first))) {
+                    let expected = if window == 1 && page % 2 == 1 { 0 } else { word(window, page) };
+                    assert_eq!(read(window, page), expected, "{call:?} {times} {errno}: window {window}, page {page}");
+                }
+            });
+        }
+    });
+    workers.into_iter().for_each(|worker| worker.join().expect("its panics are caught"));
+    Some(shared.counted.read(Clone::clone))
+}
+
+#[test]
+fn whatever_call_fails_every_thread_reads_right_bytes_and_none_waits_for_ever() {
+    const CALLS: [Call; 7] = [
+        Call::NextTouch,
+        Call::AllowHuge,
+        Call::DropPageTable,
+        Call::MoveIn,
+        Call::ZeroPage,
+        Call::LetGo,
+        Call::IsHuge,
+    ];
+    for call in CALLS {
+        for (times, errno) in [(1, libc::EAGAIN), (1, libc::ENOMEM), (3, libc::EBUSY), (15, libc::ENOMEM)] {
+            for may_move in [true, false] {
+                let Some(report) = restore(call, times, errno, may_move) else { return };
+                assert_eq!((report.progress.filled_windows, report.failures.len()), (4, 0), "{call:?}: {report:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_are_tried_again_while_the_host_has_no_memory() {
+    let Some(report) = restore(Call::CopyIn, 5, libc::ENOMEM, false) else { return };
+    assert_eq!((report.progress.filled_windows, report.failures.len()), (4, 0), "{report:?}");
+    assert_eq!(report.by_fault, 4);
+}
+
+#[test]
+fn a_window_that_cannot_be_let_go_is_filled_and_stays_registered_until_the_end() {
+    // The four windows, and none of the end.
+    let Some(report) = restore(Call::LetGo, 4, libc::ENOMEM, true) else { return };
+    assert_eq!((report.kept, report.progress.filled_windows), (4, 4), "{report:?}");
+}
