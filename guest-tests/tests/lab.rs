@@ -342,6 +342,42 @@ fn memory_that_linux_frees_returns_to_the_host_and_huge_pages_in_use_stay_whole_
     assert_eq!(counted(report, "balloon", "chains_malformed"), 0);
 }
 
+/// Numbers of the passes of one loop, in the order in which the guest printed them.
+fn passes(said: &[&str], of: &str) -> Vec<u64> {
+    let number = |line: &&str| {
+        let (number, rest) = line.strip_prefix("pass ")?.split_once(" of ")?;
+        rest.starts_with(of).then(|| number.parse().unwrap())
+    };
+    said.iter().filter_map(number).collect()
+}
+
+#[test]
+fn a_linux_guest_that_is_saved_and_stopped_continues_with_its_devices_and_loses_no_pass_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let text = script_in_lab(LabKernel::Newest, "snapshot.sh", &[]);
+    let said = said_by_guest(&text);
+    assert!(!said.iter().any(|line| line.starts_with("complains") || line.starts_with("wrong")), "{said:?}");
+    for of in ["a", "b"] {
+        let passes = passes(&said, of);
+        let all: Vec<u64> = (1..=passes.len() as u64).collect();
+        assert_eq!(passes, all, "each pass is printed once, whatever the guest was doing when it was saved");
+    }
+    let after = |name: &str| said.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    let sum = after("sum");
+    assert_eq!(after("kept"), [sum; 3].join(" "), "its files are what it wrote");
+    assert_eq!(said.iter().filter(|line| **line == "random 256").count(), 3, "its devices work in every run");
+    let reports = reports(&text);
+    let [first, second, third] = &reports[..] else { panic!("three runs") };
+    assert_eq!([&first["outcome"], &second["outcome"]], ["stopped"; 2]);
+    assert_eq!(third["outcome"], "success");
+    for restored in [second, third] {
+        assert_eq!(restored["restored"]["filled_bytes"], restored["restored"]["stored_bytes"]);
+        assert!(counted(restored, "disk disk.img", "written_bytes") > 0);
+    }
+}
+
 /// What the guest's process with pages of this size said of itself: windows on huge pages by its smaps, and windows of
 /// physical memory.
 fn own_pages(said: &[&str], size: &str) -> (u64, u64) {

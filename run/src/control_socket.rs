@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,7 @@ use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
 use crate::snapshot::saving::{SaveJob, SavingThread};
+use crate::users_pause::UsersPause;
 
 /// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
 const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
@@ -137,8 +138,8 @@ fn answer_in_a_thread(
             };
             let reply = match answer {
                 Ok(Answered::Now(answer)) => Reply::Ok(answer),
-                Ok(Answered::Saving { pause_max, base }) => {
-                    let job = SaveJob { connection, replies: replies.clone(), pause_max, base, files };
+                Ok(Answered::Saving { pause_max, stays_paused, base }) => {
+                    let job = SaveJob { connection, replies: replies.clone(), pause_max, stays_paused, base, files };
                     match vm.begin_save(job) {
                         Ok(()) => continue,
                         Err(why) => Reply::Error(why),
@@ -159,6 +160,8 @@ pub struct Controlled {
     pub guest: Option<OwnGuest>,
     pub devices: Arc<Watched>,
     pub workload: String,
+    /// Pause that the VM's users share.
+    pub pause: Arc<UsersPause>,
     /// Thread that saves the VM, while the guest runs.
     pub saving: Weak<SavingThread>,
 }
@@ -169,6 +172,7 @@ enum Answered {
     /// Another thread answers when it has saved the VM.
     Saving {
         pause_max: Duration,
+        stays_paused: bool,
         base: Option<BaseView>,
     },
 }
@@ -180,14 +184,12 @@ pub struct ControlledVm {
     button: PowerButton,
     run: Controlled,
     started: Instant,
-    /// Whether the users' single pause is among those of `control`.
-    is_paused: Mutex<bool>,
 }
 
 impl ControlledVm {
     pub fn new(machine: &Machine, run: Controlled) -> ControlledVm {
         let (control, bus, button) = (machine.control(), machine.bus(), machine.power_button());
-        ControlledVm { control, bus, button, run, started: machine.started(), is_paused: Mutex::new(false) }
+        ControlledVm { control, bus, button, run, started: machine.started() }
     }
 
     fn answer(&self, request: VmRequest) -> Result<Answered, String> {
@@ -212,8 +214,9 @@ impl ControlledVm {
             VmRequest::Balloon { target_bytes } => {
                 VmAnswer::Device(self.run.devices.set_balloon(Bytes::new(target_bytes))?)
             }
-            VmRequest::Snapshot { pause_ms_max, base } => {
-                return Ok(Answered::Saving { pause_max: Duration::from_millis(pause_ms_max), base });
+            VmRequest::Snapshot { pause_ms_max, stays_paused, base } => {
+                let pause_max = Duration::from_millis(pause_ms_max);
+                return Ok(Answered::Saving { pause_max, stays_paused, base });
             }
         };
         Ok(Answered::Now(Box::new(answer)))
@@ -274,28 +277,18 @@ impl ControlledVm {
     }
 
     fn pause(&self) -> Result<(), String> {
-        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
         if self.control.is_stopping() {
             return Err(self.is_over());
         }
-        if !*is_paused {
-            self.control.pause().map_err(|error| format!("cannot pause the VM: {error}; try again"))?;
-            *is_paused = true;
-        }
-        Ok(())
+        self.run.pause.hold().map_err(|error| format!("cannot pause the VM: {error}; try again"))
     }
 
     fn resume(&self) -> Result<(), String> {
-        let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
-        if *is_paused {
-            self.control.resume().map_err(|error| error.to_string())?;
-            *is_paused = false;
-        }
-        Ok(())
+        self.run.pause.end().map_err(|error| error.to_string())
     }
 
     fn status(&self) -> VmStatus {
-        let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_paused = self.run.pause.is_held();
         let (states, waits_for) = self.ending();
         let state = match (self.control.is_stopping(), is_paused) {
             (true, _) if waits_for.is_some() => VmState::Ending,

@@ -50,6 +50,7 @@ use crate::snapshot::restoring::{Continued, Restoring};
 use crate::snapshot::saving::{SavedParts, SavingThread};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarize;
+use crate::users_pause::UsersPause;
 use crate::{native, ram, sandboxed};
 
 /// Name of the fact in a recording with the table of TLB miss costs that its policy used.
@@ -295,8 +296,10 @@ impl<'a> Prepared<'a> {
         if self.socket.is_none() {
             return Ok(None);
         }
-        let saving = Arc::new(self.start_saving(guest, policy)?);
+        let pause = Arc::new(UsersPause::new(guest.machine().control()));
+        let saving = Arc::new(self.start_saving(guest, policy, &pause)?);
         let parts = Controlled {
+            pause,
             saving: Arc::downgrade(&saving),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
@@ -310,13 +313,19 @@ impl<'a> Prepared<'a> {
         Ok(Some(saving))
     }
 
-    fn start_saving(&self, guest: &RunningGuest, policy: &Arc<PolicySwitch>) -> Result<SavingThread, Failure> {
+    fn start_saving(
+        &self,
+        guest: &RunningGuest,
+        policy: &Arc<PolicySwitch>,
+        pause: &Arc<UsersPause>,
+    ) -> Result<SavingThread, Failure> {
         let parts = SavedParts {
             ram: self.ram.clone(),
             host: self.host.clone(),
             second_level: guest.machine().kvm_second_level().clone(),
             machine: guest.machine().saver(),
             session: Arc::downgrade(&self.session),
+            pause: pause.clone(),
             policy: policy.clone(),
             restoring: self.restoring.clone(),
             spec: self.spec.clone(),

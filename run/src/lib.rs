@@ -41,5 +41,6 @@ pub mod suggest;
 mod summary;
 pub mod text;
 pub mod undo;
+mod users_pause;
 
 pub use wideleaf_measure::environment;

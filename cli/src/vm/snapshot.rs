@@ -16,7 +16,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use wideleaf_control::vm::{
-    BaseView, SavedView, SavingView, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files,
+    BaseView, SavedView, SavingView, StopHow, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
@@ -47,6 +47,11 @@ pub struct SnapshotArgs {
     /// Longest pause of the guest: the save is refused if the guest writes too fast for it
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
     pause: Duration,
+
+    /// Stop the VM at the instant that is saved, once the snapshot is complete: its disks then stay as the snapshot
+    /// needs them
+    #[arg(long)]
+    stop: bool,
 }
 
 /// Result of the command.
@@ -74,9 +79,16 @@ pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(),
         (Some(folder), Some(files)) => Some(base_view(&writing, folder, files)?),
         _ => None,
     };
-    let request = VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, base: view };
+    let request =
+        VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, stays_paused: args.stop, base: view };
     let saved = save(socket, request, &files, base.as_ref(), &interrupts)?;
-    let Finished { not_removed, .. } = writing.finish().map_err(|error| Failure::Output(error.to_string()))?;
+    let finished = writing.finish().map_err(|error| Failure::Output(error.to_string()));
+    if args.stop {
+        // Without a snapshot the guest goes on.
+        let next = if finished.is_ok() { VmRequest::Stop { how: StopHow::Kill } } else { VmRequest::Resume };
+        ask(socket, next)?;
+    }
+    let Finished { not_removed, .. } = finished?;
     if let Some((folder, error)) = not_removed {
         say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
     }

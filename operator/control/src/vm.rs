@@ -74,10 +74,18 @@ pub enum VmRequest {
     Snapshot {
         /// Longest pause of the guest, in milliseconds.
         pause_ms_max: u64,
+        /// Whether the VM stays paused at the instant that is saved, for a client that then stops or resumes it.
+        #[serde(default, skip_serializing_if = "is_false")]
+        stays_paused: bool,
         /// Snapshot of which only the changes are saved.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<BaseView>,
     },
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// Way to end a VM.

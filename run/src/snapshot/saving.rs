@@ -37,6 +37,7 @@ use super::{Saved, VERSION};
 use crate::policy_switch::PolicySwitch;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
+use crate::users_pause::UsersPause;
 
 /// Interval between two looks at RAM that is still being restored.
 const RAM_LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -49,6 +50,8 @@ pub struct SaveJob {
     pub replies: Replies,
     /// Longest pause to aim at.
     pub pause_max: Duration,
+    /// Whether the VM stays paused, as if a user had paused it, at the instant that is saved.
+    pub stays_paused: bool,
     /// Base of the snapshot.
     pub base: Option<BaseView>,
     /// Files that came with the request.
@@ -67,6 +70,8 @@ pub struct SavedParts {
     pub machine: MachineSaver,
     /// Session of the run.
     pub session: Weak<Session>,
+    /// Pause that the VM's users share.
+    pub pause: Arc<UsersPause>,
     /// Policy of the run, which may have been changed.
     pub policy: Arc<PolicySwitch>,
     /// Snapshot from which the guest continues, if it does.
@@ -136,8 +141,9 @@ impl Drop for SavingThread {
 }
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
-    for SaveJob { connection, replies, pause_max, base, files } in queue {
-        let saved = NewFiles::of(files, base).and_then(|files| save(parts, files, pause_max, shared));
+    for SaveJob { connection, replies, pause_max, stays_paused, base, files } in queue {
+        let how = HowToPause { at_most: pause_max, stays: stays_paused };
+        let saved = NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared));
         *shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let reply = match saved {
             Ok(saved) => Reply::Ok(Box::new(VmAnswer::Saved(saved))),
@@ -145,6 +151,14 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
         };
         replies.send(connection, &reply, false);
     }
+}
+
+/// The pause in which the last pages are saved.
+#[derive(Clone, Copy)]
+struct HowToPause {
+    at_most: Duration,
+    /// Whether the VM stays paused for its users.
+    stays: bool,
 }
 
 /// The files of one save.
@@ -187,7 +201,7 @@ impl SaveSink for Sink<'_> {
 /// What a pause gives beside the last pages.
 type AtPause = (MachineState, SavedSession, Duration);
 
-fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Shared) -> Result<SavedView, String> {
+fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<SavedView, String> {
     let began = Instant::now();
     wait_for_ram(parts, &files.client, shared)?;
     let session = parts.session.upgrade().ok_or("this VM has ended")?;
@@ -198,7 +212,7 @@ fn save(parts: &SavedParts, files: NewFiles, pause_max: Duration, shared: &Share
     let layout: Vec<_> = parts.ram.ranges().iter().map(|range| range.gpa).collect();
     let cannot = |why: &dyn std::fmt::Display| format!("cannot save the VM: {why}");
     let writer = WindowsWriter::new(memory, &layout, base).map_err(|error| cannot(&error))?;
-    let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, pause_max, shared)?;
+    let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared)?;
 
     let spec = RunSpec { policy: parts.policy.chosen(), ..parts.spec.clone() };
     let saved =
@@ -221,7 +235,7 @@ fn save_ram(
     session: &Session,
     writer: &WindowsWriter,
     client: &File,
-    pause_max: Duration,
+    how: HowToPause,
     shared: &Shared,
 ) -> Result<(AtPause, SaveReport), String> {
     let cancel = AtomicBool::new(false);
@@ -235,7 +249,7 @@ fn save_ram(
         }
     };
     let saver = Saver { ram: &parts.ram, host: &*parts.host, second_level: &*parts.second_level, sink: &Sink(writer) };
-    let limits = SaveLimits { pause: pause_max, ..SaveLimits::default() };
+    let limits = SaveLimits { pause: how.at_most, ..SaveLimits::default() };
     // While the guest runs, so that little is left for the pause.
     parts.machine.flush_disks().map_err(|error| format!("cannot save the VM: cannot flush its disks: {error}"))?;
     let at_pause = |last: LastPages<'_>| {
@@ -244,7 +258,9 @@ fn save_ram(
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
         let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
+        let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(()) };
         parts.second_level.resume()?;
+        stays?;
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
     saver.save(&limits, &cancel, &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
