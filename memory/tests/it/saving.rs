@@ -200,7 +200,8 @@ fn save_while_it_works(kind: BackingKind, saves: usize) {
                 std::thread::yield_now();
             }
             let threads = NonZeroUsize::new(1 + save % 3).unwrap();
-            let limits = SaveLimits { threads, beyond: BeyondBound::PauseLonger, ..SaveLimits::default() };
+            let limits =
+                SaveLimits { threads, rounds_max: 4, beyond: BeyondBound::PauseLonger, ..SaveLimits::default() };
             let sink = Memory::default();
             let saved = guest.save(&sink, &limits);
             is_over.store(saved.is_err() || save + 1 == saves, Ordering::Relaxed);
