@@ -416,7 +416,7 @@ impl Shell {
         std::mem::replace(&mut self.serial_interrupt, SerialInterrupt::None)
     }
 
-    /// Step 7.
+    /// Connects the serial port and all other devices: step 7.
     fn connect(
         self,
         serial: SerialPort,

@@ -114,8 +114,8 @@ impl Machine {
     }
 
     /// Builds a VM that continues where another one was saved ([`Machine::save_state`]), and starts its vCPUs. No image
-    /// is read, and nothing is written into RAM, whose content may still come while the guest runs: this call touches
-    /// no page of it. Then vCPUs, KVM on their threads, and devices on theirs use RAM through the mapping of
+    /// is read, and nothing is written into RAM. The content of RAM may still come while the guest runs: this call
+    /// touches no page of it. Then vCPUs, KVM on their threads, and devices on theirs use RAM through the mapping of
     /// `hardware.ram`, and wait for the answers to their faults.
     /// `config` is the saved VM's; its image and command line have no effect.
     ///

@@ -79,7 +79,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Every entry.
+    /// All entries of images.
     const ALL: [Entry; 3] = [Entry::Direct, Entry::Pvh, Entry::BzImage];
 
     /// Name of the entry, as in [`crate::Machine::entry_name`].
@@ -106,7 +106,7 @@ pub struct SavedRange {
     pub bytes: u64,
 }
 
-/// A vCPU.
+/// The state of a vCPU.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuRecord {
@@ -114,7 +114,7 @@ pub struct VcpuRecord {
     pub cpuid: Vec<Plain<kvm_cpuid_entry2>>,
     /// Time stamp counter.
     pub tsc: SavedTsc,
-    /// Everything else.
+    /// Registers, local APIC and the rest.
     pub cpu: SavedVcpu,
 }
 

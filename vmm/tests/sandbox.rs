@@ -211,7 +211,7 @@ const KEPT: &str = "kept";
 /// Value of [`ATTEMPT`] for a child that takes the state of a VM in the sandbox.
 const SAVED: &str = "saved";
 
-/// A VM in the sandbox, whose thread of the control socket takes its state. Prints the state.
+/// Takes the state of a VM in the sandbox, in a thread like that of the control socket.
 fn save_a_vm() {
     use std::sync::Arc;
     use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};

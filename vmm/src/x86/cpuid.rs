@@ -79,7 +79,7 @@ pub fn avx_xcr0(supported: &CpuId) -> Option<u64> {
     (has_both && can_enable).then_some(XCR0_AVX)
 }
 
-/// A leaf of CPUID whose registers are sets of features: number, index, and the bits that are features in EAX to EDX.
+/// A leaf of CPUID with sets of features in its registers: number, index, and the bits that are features in EAX to EDX.
 type FeatureLeaf = (u32, u32, [u32; 4]);
 
 /// The leaves of features that a guest may rely on (SDM vol. 2, CPUID; AMD APM vol. 3, appendix E; Linux,
@@ -135,7 +135,7 @@ pub enum CpuMissing {
         index: u32,
         /// Name of the register.
         register: &'static str,
-        /// Missing bits.
+        /// Bits of the missing features.
         bits: u32,
     },
 }

@@ -105,7 +105,7 @@ pub enum DeviceState {
         /// Largest packet of the link, in bytes.
         mtu: u32,
     },
-    /// A disk.
+    /// A disk of the host.
     Block(SavedDisk),
     /// A source of random bytes.
     Entropy,
@@ -159,7 +159,7 @@ pub struct SavedFile {
     pub modified_ns: i64,
 }
 
-/// A balloon.
+/// The state of a balloon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedBalloon {
@@ -173,7 +173,7 @@ pub struct SavedBalloon {
     pub statistics_held: Option<u16>,
 }
 
-/// A device whose service rests, and its state. Dropping it lets the service continue.
+/// The state of a device while its service rests. Dropping it lets the service continue.
 pub struct Rest {
     /// Numbers of the queues in service, and their state. Other queues are as they were before the driver came.
     pub queues: Vec<(usize, QueueState)>,
@@ -189,7 +189,7 @@ impl Rest {
         Rest { queues: Vec::new(), device, held: None }
     }
 
-    /// The state of a device whose service rests until `held` is dropped.
+    /// The state of a device. Its service rests until `held` is dropped.
     pub fn held(device: DeviceState, queues: Vec<(usize, QueueState)>, held: Box<dyn Any + Send>) -> Rest {
         Rest { queues, device, held: Some(held) }
     }
@@ -231,7 +231,7 @@ pub enum RestoreDeviceError {
         what: &'static str,
         /// Value in the snapshot.
         saved: String,
-        /// Value here.
+        /// Value of this VM's device.
         here: String,
         /// What the operator does.
         remedy: &'static str,

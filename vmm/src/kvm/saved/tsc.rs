@@ -3,8 +3,8 @@
 //! ```text
 //!   guest's counter = host's counter * scale + offset        one offset for each vCPU, the same one as a rule
 //!
-//!   saved    value of vCPU 0 ─┐     offsets of all
-//!   restored value of vCPU 0 ─┴─▶ distance, added to the offset that each vCPU had
+//!   saved    host's counter at the last reading ─┐     offsets of all
+//!   restored host's counter ─────────────────────┴─▶ distance, added to the offset that each vCPU had
 //! ```
 //!
 //! Documentation/virt/kvm/devices/vcpu.rst, 4.1 (`KVM_VCPU_TSC_OFFSET`, Linux 5.16). An older KVM gets one value for
@@ -62,18 +62,25 @@ pub fn continue_all(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), KvmError> 
 }
 
 fn set_all(vcpus: &[Vcpu], saved: &[SavedTsc]) -> Result<(), KvmError> {
-    let (Some(first), Some(first_saved)) = (vcpus.first(), saved.first()) else { return Ok(()) };
+    let Some(first) = vcpus.first() else { return Ok(()) };
     let offsets: Option<Vec<u64>> = saved.iter().map(|tsc| tsc.offset).collect();
-    let (Some(now), Some(offsets)) = (offset(first), offsets) else {
+    let (Some(offset_now), Some(offsets)) = (offset(first), offsets) else {
         let value = saved.iter().map(|tsc| tsc.value).max().unwrap_or_default();
         return vcpus.iter().try_for_each(|vcpu| set_value(vcpu, value));
     };
-    // Read last: the time until the new offset is in force only adds to the counter.
-    let distance = now.wrapping_add(first_saved.value).wrapping_sub(value(first)?);
-    for (vcpu, offset) in vcpus.iter().zip(&offsets) {
-        set_offset(vcpu, distance.wrapping_add(*offset).wrapping_sub(offsets[0]))?;
-    }
-    Ok(())
+    let at_save = latest_of_host(saved, &offsets);
+    // Read last: the time until the new offsets are in force only adds to the counters.
+    let distance = at_save.wrapping_sub(value(first)?.wrapping_sub(offset_now));
+    vcpus.iter().zip(&offsets).try_for_each(|(vcpu, offset)| set_offset(vcpu, offset.wrapping_add(distance)))
+}
+
+/// The host's counter when the last of the guest's counters was read, modulo 2^64: each vCPU's thread reads its own.
+fn latest_of_host(saved: &[SavedTsc], offsets: &[u64]) -> u64 {
+    let mut readings = saved.iter().zip(offsets).map(|(tsc, offset)| tsc.value.wrapping_sub(*offset));
+    let first = readings.next().unwrap_or_default();
+    // The readings are close to each other, and may lie on both sides of zero.
+    let is_later = |a: u64, b: u64| a.wrapping_sub(b).cast_signed() > 0;
+    readings.fold(first, |latest, reading| if is_later(reading, latest) { reading } else { latest })
 }
 
 fn value(vcpu: &Vcpu) -> Result<u64, KvmError> {
@@ -106,4 +113,24 @@ fn set_offset(vcpu: &Vcpu, offset: u64) -> Result<(), KvmError> {
 fn attribute(offset: *mut u64) -> kvm_device_attr {
     let (group, attr) = (KVM_VCPU_TSC_CTRL, u64::from(KVM_VCPU_TSC_OFFSET));
     kvm_device_attr { flags: 0, group, attr, addr: offset as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_reading_counts_whichever_vcpu_made_it() {
+        let saved = |readings: &[(u64, u64)]| -> u64 {
+            let tsc = |(value, offset): &(u64, u64)| SavedTsc { value: *value, offset: Some(*offset) };
+            let offsets: Vec<u64> = readings.iter().map(|(_, offset)| *offset).collect();
+            latest_of_host(&readings.iter().map(tsc).collect::<Vec<_>>(), &offsets)
+        };
+        assert_eq!(saved(&[(1100, 100), (1250, 200)]), 1050);
+        assert_eq!(saved(&[(1250, 200), (1100, 100)]), 1050);
+        // The host counted 5000 when the first VM was made: its offset is negative.
+        let negative = 0_u64.wrapping_sub(5000);
+        assert_eq!(saved(&[(7, negative), (9, negative)]), 5009);
+        assert_eq!(saved(&[(7, 8), (9, 8)]), 1, "past zero");
+    }
 }

@@ -235,7 +235,7 @@ impl DiskImage {
     }
 
     /// Checks that this is the disk of a snapshot: the same name and size and, where it is the same file, the same
-    /// content. A copy of the disk is another file, whose content the caller answers for.
+    /// content. A copy of the disk is another file: the caller answers for its content.
     ///
     /// # Errors
     /// [`RestoreDeviceError`] with the difference.
