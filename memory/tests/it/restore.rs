@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::faults::{VM, WORDS_PER_WINDOW, backing, join, map_of, skip, wait_for};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::claims::Claimed;
+use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::restore::{
     Background, FillFailure, GuestIsGone, ReadError, RestoreConfig, RestoreError, RestoreReport, Restorer, SavedRam,
     SavedWindow,
@@ -556,13 +557,14 @@ fn memory_of_files_and_of_the_pool_is_filled_too() {
         return;
     }
     let _turn = crate::turn_at_the_pools();
+    let lease = HugetlbPools::of_this_machine().lease(PageSize::Huge2M, 6);
     for (kind, page) in [(BackingKind::Memfd, PageSize::Base4K), (BackingKind::Hugetlb, PageSize::Huge2M)] {
         let backing_of = BackingConfig::new(kind, page).unwrap();
         let layout = [GpaRange::new(Gpa::new(0), mib(12)).unwrap()];
         let ram = match GuestRam::map(&layout, backing_of) {
             Ok(ram) => ram,
             Err(error) => {
-                println!("skipped: {}: {error}", kind.name());
+                println!("skipped: {}: {error}; {:?}", kind.name(), lease.as_ref().err());
                 continue;
             }
         };
@@ -571,6 +573,7 @@ fn memory_of_files_and_of_the_pool_is_filled_too() {
         hammer(&ram, &saved, 4, 6, 1);
         let report = finish(restorer);
         assert_eq!(report.progress.filled_windows, 3, "{report:?}");
+        assert_eq!(report.huge, if kind == BackingKind::Hugetlb { 3 } else { 0 }, "{report:?}");
     }
 }
 
