@@ -155,6 +155,13 @@ impl AccessHistory {
         let idle = self.touched.trailing_zeros() as u8;
         if idle < self.samples { idle } else { self.samples }
     }
+
+    /// Number of the newest samples that all saw a touch, or all saw none.
+    pub const fn same_samples(self) -> u8 {
+        // No bit above the samples is set.
+        let touched = self.touched.trailing_ones() as u8;
+        if touched > 0 { touched } else { self.idle_samples() }
+    }
 }
 
 const _: () = assert!(bucket_of(AccessHistory::TOUCHES_PER_S_MAX) < u8::MAX as u16, "every frequency has a bucket");
@@ -460,6 +467,8 @@ mod tests {
         history = history.with(true).with(true).with(false).with(false);
         assert_eq!((history.was_touched(), history.samples(), history.idle_samples()), (Some(false), 4, 2));
         assert_eq!(history.rate(), Some(PerTenThousand::of(1, 2)));
+        let same = [AccessHistory::default(), history, history.with(true), history.with(true).with(true)];
+        assert_eq!(same.map(AccessHistory::same_samples), [0, 2, 1, 2]);
         for _ in 0..20 {
             history = history.with(false);
         }

@@ -337,15 +337,37 @@ impl Judge {
             *sparse += 1;
             return None;
         };
-        let copy = self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 });
-        let cost = if vm.is_held[row] { self.recovery } else { copy };
-        let return_percent = self.prices.return_percent(per_s, hot_for, cost);
-        let with_vacate = || self.prices.return_percent(per_s, hot_for, copy.saturating_add(self.vacate));
+        let return_percent = self.prices.return_percent(per_s, hot_for, self.cost(window, vm, row));
         (return_percent >= self.asked_percent).then(|| Proof {
             per_s,
             return_percent,
-            pays_for_vacate: with_vacate() >= self.asked_percent,
+            pays_for_vacate: self.is_seen_to_pay((window, vm, row), per_s, self.copy(window).saturating_add(self.vacate)),
         })
+    }
+
+    /// Benefit of a window that pays by what its samples have seen; `None` if it does not.
+    fn seen_per_s(&self, window: Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
+        let cost = self.cost(window, vm, row);
+        self.net_per_s(vm, row).filter(|per_s| self.is_seen_to_pay((window, vm, row), *per_s, cost))
+    }
+
+    /// Whether a window pays this cost by the time from its first touch to its newest sample, if that saw one too. A
+    /// page that others want must not go to a window that was hot seconds ago.
+    fn is_seen_to_pay(&self, (window, vm, row): (Memory, &VmSnapshot, usize), per_s: u64, cost: u64) -> bool {
+        let age = Duration::from_secs(vm.access_quality[row].age_s.into());
+        let hot_since = window.hot_since.filter(|_| vm.access[row].was_touched() == Some(true));
+        hot_since.is_some_and(|since| {
+            let hot_for = self.now.since(since).saturating_sub(age);
+            self.prices.return_percent(per_s, hot_for, cost) >= self.asked_percent
+        })
+    }
+
+    fn cost(&self, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
+        if vm.is_held[row] { self.recovery } else { self.copy(window) }
+    }
+
+    fn copy(&self, window: Memory) -> u64 {
+        self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 })
     }
 }
 
@@ -356,7 +378,7 @@ struct Proof {
     per_s: u64,
     /// Share of the cost that comes back within the horizon, in percent.
     return_percent: u64,
-    /// Whether it also pays for another window that gives its huge page back.
+    /// Whether it also pays for another window that gives its huge page back, by what its samples have seen.
     pays_for_vacate: bool,
 }
 
@@ -504,8 +526,8 @@ impl Auto {
         for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
-            let is_served = || match rank < proven {
-                true => market.serves(|| judge.net_per_s(vm, row)),
+            let mut is_served = || match rank < proven {
+                true => market.serves(|| judge.seen_per_s(memory.of_vm(place.vm as usize)[row], vm, row)),
                 false => market.serves_without_proof(),
             };
             if needs_page && !is_served() {

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use wideleaf_policies::market::{Level, bid};
+use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{
     AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, Refusal,
@@ -202,6 +203,112 @@ fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
 }
 
 #[test]
+fn what_was_hot_seconds_ago_takes_no_page_of_a_cold_window() {
+    // All have been hot for three seconds, as far as samples of this age tell.
+    let plan = |age_s, latest: bool| {
+        let mut vm = cold_and_hot("Hf");
+        let mut desks = [(); 2].map(|()| proven(&vm));
+        vm.access[1] = hot().with(latest).with_touches_per_s(Some(1000));
+        vm.access_quality[1] = SampleQuality::new(Duration::from_secs(age_s), 1);
+        let [short, plentiful] = &mut desks;
+        let plentiful = plentiful.plan(&with(HugePages::Plenty, vec![vm.clone()]), seconds(3));
+        (short.plan(&scarce(0, vec![vm]), seconds(3)), plentiful)
+    };
+    assert_eq!(plan(0, true), (vec![vacate(0), promote(1)], vec![promote(1)]));
+    assert_eq!(plan(2, true), (vec![vacate(0), promote(1)], vec![promote(1)]), "hot for a second at least");
+    // It may still have a free page that no other window wants: one is requested.
+    assert_eq!(plan(3, true), (vec![promote(1)], vec![promote(1)]), "touched once, three seconds ago");
+    assert_eq!(plan(0, false), (vec![promote(1)], vec![promote(1)]), "a sample since saw no touch");
+}
+
+/// A guest reads its first half for 1.5 s and then updates its second half. A sensor looks at a few windows in each
+/// tenth of a second. The first half holds all huge pages then, and each of them moves once.
+#[test]
+fn each_page_of_a_set_that_becomes_cold_moves_once_to_the_set_that_became_hot() {
+    const HALF: usize = 40;
+    let mut desk = Desk::new(PROOF);
+    let mut sensor = Sensor::new(2 * HALF);
+    let mut is_large: Vec<bool> = (0..2 * HALF).map(|window| window < HALF / 2).collect();
+    let (mut vacated, mut promoted, mut free) = (Vec::new(), Vec::new(), 0);
+    for tenth in 0..200 {
+        let now = at(100 * tenth);
+        let is_hot = |window: usize| (window < HALF) == (tenth < 15);
+        let drawn: String = is_large.iter().map(|is_large| if *is_large { 'H' } else { 'f' }).collect();
+        let vm = vm_with(0, &drawn, |at, row| {
+            row.guest_mapping = GuestMapping::Base4K;
+            row.resident = if row.backing.is_large() { 512 } else { 511 };
+            (row.access, row.access_quality) = sensor.seen(at, now);
+        });
+        for action in desk.plan(&scarce(free, vec![vm.clone()]), now) {
+            let window = action.window().get() as usize;
+            let (changes, is_done) = match action {
+                Action::Vacate { .. } => (&mut vacated, true),
+                Action::Promote { .. } => (&mut promoted, free > 0),
+                other => panic!("{other:?}"),
+            };
+            if is_done {
+                is_large[window] = !is_large[window];
+                free = if is_large[window] { free - 1 } else { free + 1 };
+                changes.push(window);
+            }
+            let refused = OutcomeResult::Refused(Refusal::NoHugePage);
+            desk.hears(action, now, if is_done { OutcomeResult::Done } else { refused });
+        }
+        sensor.sample(&vm, |row| desk.0.hurries(&vm, row), is_hot, now);
+    }
+    vacated.sort_unstable();
+    assert_eq!(vacated, (0..HALF / 2).collect::<Vec<_>>());
+    assert!(promoted.len() == HALF / 2 && promoted.iter().all(|window| *window >= HALF), "{promoted:?}");
+}
+
+/// A sensor of accesses: in each tenth of a second it looks at 16 windows that are hurried for, or at one in its turn.
+struct Sensor {
+    histories: Vec<AccessHistory>,
+    frequencies: Vec<TouchFrequency>,
+    sampled_at: Vec<Option<Moment>>,
+    rotations: [Rotation; 2],
+}
+
+impl Sensor {
+    fn new(windows: usize) -> Sensor {
+        Sensor {
+            histories: vec![AccessHistory::default(); windows],
+            frequencies: vec![TouchFrequency::default(); windows],
+            sampled_at: vec![None; windows],
+            rotations: Default::default(),
+        }
+    }
+
+    fn seen(&self, row: usize, now: Moment) -> (AccessHistory, SampleQuality) {
+        let quality = self.sampled_at[row].map(|sampled_at| SampleQuality::new(now.since(sampled_at), 1));
+        (self.histories[row], quality.unwrap_or_default())
+    }
+
+    /// A hot window is touched after a millisecond.
+    fn sample(
+        &mut self,
+        vm: &VmSnapshot,
+        is_urgent: impl Fn(usize) -> bool,
+        is_hot: impl Fn(usize) -> bool,
+        now: Moment,
+    ) {
+        let urgent: Vec<_> = (0..vm.len()).filter(|row| is_urgent(*row)).map(|row| vm.windows[row]).collect();
+        let sample = match urgent.is_empty() {
+            false => self.rotations[0].next_share(&urgent, 16),
+            true => self.rotations[1].next_share(&vm.windows, 1),
+        };
+        for window in sample {
+            let row = window.get() as usize;
+            let watched_for = Duration::from_millis(if is_hot(row) { 1 } else { 40 });
+            self.frequencies[row].add(is_hot(row), watched_for);
+            let touches_per_s = self.frequencies[row].per_second();
+            self.histories[row] = self.histories[row].with(is_hot(row)).with_touches_per_s(touches_per_s);
+            self.sampled_at[row] = Some(now);
+        }
+    }
+}
+
+#[test]
 fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
     let mut vm = cold_and_hot("HHHHff");
     vm.access[..3].copy_from_slice(&[samples("---"), samples("x"), AccessHistory::default()]);
@@ -212,6 +319,26 @@ fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
     desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
     // Idle so far, touched, never sampled, known to be idle; on base pages: proven, never sampled.
     assert_eq!(hurried(&desk), [true, false, true, false, false, true]);
+}
+
+#[test]
+fn windows_on_base_pages_are_sampled_again_and_again_more_rarely_while_there_is_a_page_for_them() {
+    // After so many seconds, with these samples.
+    let hurried = |drawn: &str, latest: &str| {
+        let mut vm = cold_and_hot(drawn);
+        let last = vm.len() - 1;
+        vm.access[last] = samples(latest);
+        let mut desk = proven(&vm);
+        desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
+        (0..=20).find(|age_s| {
+            vm.access_quality[last] = SampleQuality::new(Duration::from_secs(*age_s), 1);
+            desk.0.hurries(&vm, last)
+        })
+    };
+    assert_eq!(["x", "-xx", "xxxxx", HOT].map(|latest| hurried("Hff", latest)), [1, 2, 5, 16].map(Some));
+    assert_eq!(["-", "x--"].map(|latest| hurried("HHff", latest)), [1, 2].map(Some), "two pages and one buyer");
+    assert_eq!(hurried("Hff", "-"), None, "the page is for the window that is hot already");
+    assert_eq!(hurried("ff", "x"), None, "no page is to be had");
 }
 
 #[test]

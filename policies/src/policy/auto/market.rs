@@ -14,7 +14,9 @@
 //! ```
 //!
 //! While there are plenty of huge pages, the market is closed and changes no plan. A window that gave its page back
-//! gets another one only by proof of heat, never because it is full: no window goes to and fro.
+//! gets another one only by proof of heat, never because it is full: no window goes to and fro. A bidder counts as hot
+//! only up to its newest sample, and only if that saw a touch. Otherwise the page of a cold window goes to one that was
+//! hot seconds ago and is cold as well by now.
 
 use core::ops::ControlFlow;
 
@@ -52,6 +54,16 @@ pub(super) struct Market {
     /// VMs of which no window can be vacated.
     immovable: Vec<VmId>,
     demand: Demand,
+    supply: Supply,
+}
+
+/// Huge pages that a window could have, as of the latest plan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Supply {
+    /// Whether one is free, or a cold window of these VMs holds one.
+    is_there: bool,
+    /// Whether there are more of them than windows that want one.
+    is_spare: bool,
 }
 
 /// When demand rose: large windows that were sampled before may have become cold since.
@@ -131,18 +143,22 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether a sample of the window is worth more than usual: of one on base pages that was never sampled, since it
-    /// may be a buyer, and of a large one that may have become cold. That is known before the first buyer is proven, so
+    /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there is
+    /// a page for it, and of a large one that may have become cold. That is known before the first buyer is proven, so
     /// that it can be vacated for it at once.
+    ///
+    /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
+    /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
-        let access = vm.access[row];
+        let (access, age_s) = (vm.access[row], vm.access_quality[row].age_s);
+        let is_due = || age_s >= access.same_samples().into();
         self.is_open
             && match (vm.backing[row], access.was_touched()) {
-                (Backing::Base4K, was_touched) => was_touched.is_none(),
+                (Backing::Base4K, None) => true,
+                (Backing::Base4K, Some(true)) => self.supply.is_there && is_due(),
+                (Backing::Base4K, Some(false)) => self.supply.is_spare && is_due(),
                 (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
-                (Backing::Huge2M, Some(true)) => {
-                    self.has_price() && self.demand.is_newer_than(vm.access_quality[row].age_s)
-                }
+                (Backing::Huge2M, Some(true)) => self.has_price() && self.demand.is_newer_than(age_s),
                 (Backing::Huge2M, _) => !is_idle_of_late(access),
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
             }
@@ -208,7 +224,9 @@ impl Market {
             HugePages::Scarce { free } => self.clear_alone(free),
             HugePages::Priced(price) => (price, u64::MAX),
         };
-        self.demand.update(self.bids.wanted(), self.has_price(), now);
+        let (wanted, supplied) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
+        self.supply = Supply { is_there: supplied > 0, is_spare: supplied > wanted };
+        self.demand.update(wanted, self.has_price(), now);
     }
 
     /// Price of these bids alone, and the number of trades: the policy knows of no other VM.
