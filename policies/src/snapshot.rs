@@ -298,6 +298,8 @@ pub struct VmSnapshot {
     pub given_back: Vec<u16>,
     /// Largest number of given-back pages in a window that may still be promoted ([`crate::given_back`]).
     pub given_back_tolerated: u16,
+    /// Share of the present memory that has to stay on large pages; zero where none is guaranteed.
+    pub guarantee: PerTenThousand,
     /// KVM's totals, if there is a second level with counters.
     pub mapping: Option<MappingStats>,
     /// Readings of the guest's progress since the previous snapshot, oldest first; none if the guest reports none.
@@ -321,6 +323,7 @@ impl VmSnapshot {
             guest_mapping: Vec::with_capacity(windows),
             given_back: Vec::with_capacity(windows),
             given_back_tolerated: 0,
+            guarantee: PerTenThousand::new(0),
             mapping: None,
             progress: Vec::new(),
         }

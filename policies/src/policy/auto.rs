@@ -341,7 +341,11 @@ impl Judge {
         (return_percent >= self.asked_percent).then(|| Proof {
             per_s,
             return_percent,
-            pays_for_vacate: self.is_seen_to_pay((window, vm, row), per_s, self.copy(window).saturating_add(self.vacate)),
+            pays_for_vacate: self.is_seen_to_pay(
+                (window, vm, row),
+                per_s,
+                self.copy(window).saturating_add(self.vacate),
+            ),
         })
     }
 
@@ -636,7 +640,8 @@ impl Policy for Auto {
         let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
         self.market.open(huge_pages);
         let proven = self.rank(snapshot, now, is_short);
-        self.market.set_price(huge_pages, now);
+        let spare = snapshot.vms.iter().map(market::spare_of).fold(0, u64::saturating_add);
+        self.market.set_price(huge_pages, spare, now);
         if is_short {
             self.split(snapshot, now, budget, plan);
         }

@@ -10,8 +10,8 @@ use wideleaf_policies::market::{Level, bid};
 use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{
-    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, Refusal,
-    SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, PerTenThousand,
+    Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
@@ -102,7 +102,7 @@ fn no_window_is_vacated_for_one_without_proof() {
     assert_eq!(plan(0), [promote(2)]);
     assert_eq!(plan(1), [promote(2), promote(3)]);
     // At a price they are not promoted at all.
-    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 0 });
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, ..HugePagePrice::default() });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), []);
 }
 
@@ -179,7 +179,7 @@ fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacate
     vm.access[4] = samples(HOT).with_touches_per_s(Some(200)); // 1.97 M cycles a second
     let plan = |cycles_per_s, may_vacate| {
         let mut desk = proven(&vm);
-        let price = HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+        let price = HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate, free: None });
         let plan = desk.plan(&with(price, vec![vm.clone()]), seconds(2));
         (plan, desk.figure("priced_out_now"))
     };
@@ -196,9 +196,37 @@ fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacate
 }
 
 #[test]
+fn at_a_price_from_outside_no_more_pages_are_asked_for_than_are_free_and_one() {
+    let vm = cold_and_hot("Hffff");
+    let plan = |cycles_per_s, free| {
+        let price = HugePagePrice { cycles_per_s, free, ..HugePagePrice::default() };
+        proven(&vm).plan(&with(HugePages::Priced(price), vec![vm.clone()]), seconds(2))
+    };
+    assert_eq!(plan(1, None), [vacate(0), promote(1), promote(2), promote(3), promote(4)], "not known");
+    assert_eq!(plan(1, Some(0)), [vacate(0), promote(1), promote(2)]);
+    assert_eq!(plan(1, Some(1)), [vacate(0), promote(1), promote(2), promote(3)]);
+    assert_eq!(plan(0, Some(2)), [promote(1), promote(2), promote(3)]);
+}
+
+#[test]
+fn a_vm_vacates_no_window_of_its_guarantee() {
+    // Four huge windows of 2 MiB, and as much memory again less four pages.
+    let plan = |percent: u32| {
+        let vm = VmSnapshot { guarantee: PerTenThousand::new(percent * 100), ..cold_and_hot("HHHHffff") };
+        let plan = proven(&vm).plan(&scarce(0, vec![vm]), seconds(1));
+        plan.iter().filter(|action| matches!(action, Action::Vacate { .. })).count()
+    };
+    assert_eq!([0, 1, 13, 25, 26, 49, 50, 51, 100].map(plan), [4, 3, 2, 2, 1, 0, 0, 0, 0]);
+    // At a price from outside as well: the host does not know of it.
+    let vm = VmSnapshot { guarantee: PerTenThousand::new(3000), ..cold_and_hot("HHHHffff") };
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 9, free: Some(0) });
+    assert_eq!(proven(&vm).plan(&with(price, vec![vm]), seconds(1)), [vacate(0), promote(4), promote(5)]);
+}
+
+#[test]
 fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
     let vm = vm_with(0, "h", |_, row| (row.access, row.guest_mapping) = (hot(), GuestMapping::Base4K));
-    let price = HugePages::Priced(HugePagePrice { cycles_per_s: u64::MAX, may_vacate: 0 });
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: u64::MAX, ..HugePagePrice::default() });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), [promote(0)]);
 }
 

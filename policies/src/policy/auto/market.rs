@@ -24,6 +24,7 @@ use alloc::vec::Vec;
 
 use super::audit::{Audit, Kind};
 use super::{Auto, Judge, Memory, Proof};
+use crate::account::host_backing;
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
@@ -31,7 +32,7 @@ use crate::expectations::Expectations;
 use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
-use crate::units::{Moment, WindowIndex};
+use crate::units::{Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. Fewer than for a
@@ -108,7 +109,7 @@ impl Market {
 
     /// Whether windows may give their huge page to another one, or be too cheap for one.
     pub fn is_at_work(&self) -> bool {
-        self.price != HugePagePrice::default()
+        self.has_price() || self.price.may_vacate > 0
     }
 
     /// Whether a window may have a huge page that saves this many cycles per second, if that is any.
@@ -176,7 +177,8 @@ impl Market {
         let was_open = core::mem::replace(&mut self.is_open, huge_pages != HugePages::Plenty);
         self.free = match huge_pages {
             HugePages::Scarce { free } => Some(free),
-            HugePages::Plenty | HugePages::Priced(_) => None,
+            HugePages::Priced(price) => price.free,
+            HugePages::Plenty => None,
         };
         if was_open {
             self.price = HugePagePrice::default();
@@ -217,11 +219,11 @@ impl Market {
         }
     }
 
-    /// Finds the price, after the last bid.
-    pub fn set_price(&mut self, huge_pages: HugePages, now: Moment) {
+    /// Finds the price, after the last bid. `spare`: number of huge pages that these VMs can give back.
+    pub fn set_price(&mut self, huge_pages: HugePages, spare: u64, now: Moment) {
         (self.price, self.trades) = match huge_pages {
             HugePages::Plenty => (HugePagePrice::default(), 0),
-            HugePages::Scarce { free } => self.clear_alone(free),
+            HugePages::Scarce { free } => self.clear_alone(free, spare),
             HugePages::Priced(price) => (price, u64::MAX),
         };
         let (wanted, supplied) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
@@ -230,8 +232,8 @@ impl Market {
     }
 
     /// Price of these bids alone, and the number of trades: the policy knows of no other VM.
-    fn clear_alone(&self, free: u64) -> (HugePagePrice, u64) {
-        let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX, can_trade: true };
+    fn clear_alone(&self, free: u64, spare: u64) -> (HugePagePrice, u64) {
+        let all = Bidder { bids: &self.bids, weight: 1, spare, can_trade: true };
         let price = clearing_price(&[all], free, 0).of_vms[0];
         let is_served = |level: &Level| price.cycles_per_s > 0 && level.cycles_per_s >= price.cycles_per_s;
         let served: u64 = self.bids.levels().filter(is_served).map(|level| u64::from(level.wanted)).sum();
@@ -247,21 +249,39 @@ impl Judge {
 }
 
 impl Auto {
-    /// The windows that may give their huge page back now, the coldest first.
+    /// The windows that may give their huge page back now, the coldest first, and of each VM no more than it can spare.
     pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
-        let HugePagePrice { cycles_per_s: price, may_vacate } = self.market.price;
+        let HugePagePrice { cycles_per_s: price, may_vacate, .. } = self.market.price;
         let most = self.market.trades.saturating_add(may_vacate);
         if price == 0 || most == 0 {
             return Vec::new();
         }
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let Auto { market, memory, .. } = self;
+        let mut spare: Vec<u64> = snapshot.vms.iter().map(spare_of).collect();
+        let mut can_spare = |place: &Place| {
+            let left = &mut spare[place.vm as usize];
+            left.checked_sub(1).map(|fewer| *left = fewer).is_some()
+        };
         let is_worth_little = |place: &Place| {
             let (vm, row) = place.of(snapshot);
             bid(judge.worth_of_large(memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
         };
-        market.cold.best_first().iter().copied().filter(is_worth_little).take(most).collect()
+        let cold = market.cold.best_first().iter().copied();
+        cold.filter(is_worth_little).filter(|place| can_spare(place)).take(most).collect()
     }
+}
+
+/// Number of huge pages that a VM can give back without falling below its guarantee.
+pub(super) fn spare_of(vm: &VmSnapshot) -> u64 {
+    if vm.guarantee == PerTenThousand::new(0) {
+        return u64::MAX;
+    }
+    let backing = host_backing(vm);
+    let guaranteed = u128::from(backing.resident().get()) * u128::from(vm.guarantee.get());
+    let guaranteed = guaranteed.div_ceil(u128::from(PerTenThousand::ALL.get())) as u64;
+    let large = (backing.huge_2m + backing.giant_1g).get();
+    large.saturating_sub(guaranteed) / PageSize::Huge2M.bytes().get()
 }
 
 /// Puts the request into the plan, and notes that the window gave its page back.
