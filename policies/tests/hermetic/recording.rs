@@ -360,7 +360,7 @@ fn each_kind_of_damage_has_its_own_message() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off after byte 8");
     assert_eq!(line(&bytes[..20]), "cut off after byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 5");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 6");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));

@@ -23,7 +23,7 @@ use core::ops::ControlFlow;
 use alloc::vec::Vec;
 
 use super::audit::{Audit, Kind};
-use super::{Auto, Judge, Memory, Proof};
+use super::{Auto, Judge, Memory};
 use crate::account::host_backing;
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -46,6 +46,8 @@ pub(super) struct Market {
     is_open: bool,
     bids: Bids,
     price: HugePagePrice,
+    /// Price from outside in cycles per second; 0 where there is none.
+    told: u64,
     /// Number of free huge pages, if known.
     free: Option<u64>,
     /// Largest number of windows that may be vacated for other windows of these VMs.
@@ -180,6 +182,7 @@ impl Market {
             HugePages::Priced(price) => price.free,
             HugePages::Plenty => None,
         };
+        self.told = if let HugePages::Priced(price) = huge_pages { price.cycles_per_s } else { 0 };
         if was_open {
             self.price = HugePagePrice::default();
             self.bids.clear();
@@ -213,10 +216,16 @@ impl Market {
     }
 
     /// Bids for a window on base pages, if that also pays for a window that gives its huge page back.
-    pub fn want(&mut self, proof: &Proof, vm: &VmSnapshot, row: usize) {
-        if self.is_open && proof.pays_for_vacate && !vm.backing[row].is_large() {
-            self.bids.want(proof.per_s);
+    pub fn want(&mut self, per_s: u64, pays_for_vacate: impl FnOnce() -> bool) {
+        if self.is_open && pays_for_vacate() {
+            self.bids.want(per_s);
         }
+    }
+
+    /// Whether a window that saves this many cycles per second, if it is proven, may have a huge page, as far as the
+    /// price is known before the last bid.
+    pub fn could_serve(&self, per_s: Option<u64>) -> bool {
+        self.told == 0 || per_s.is_some_and(|per_s| bid(per_s) >= self.told)
     }
 
     /// Finds the price, after the last bid. `spare`: number of huge pages that these VMs can give back.
@@ -243,32 +252,29 @@ impl Market {
 
 impl Judge {
     /// Cycles per second that a large window saves.
-    pub(super) fn worth_of_large(&self, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
+    pub(super) fn worth_of_large(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> u64 {
         self.prices.benefit_per_s(vm.access[row], window.used(vm, row), vm.guest_mapping[row])
     }
 }
 
 impl Auto {
     /// The windows that may give their huge page back now, the coldest first, and of each VM no more than it can spare.
-    pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
+    pub(super) fn coldest(&mut self, snapshot: &Snapshot) -> Vec<Place> {
         let HugePagePrice { cycles_per_s: price, may_vacate, .. } = self.market.price;
         let most = self.market.trades.saturating_add(may_vacate);
         if price == 0 || most == 0 {
             return Vec::new();
         }
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let Auto { market, memory, .. } = self;
         let mut spare: Vec<u64> = snapshot.vms.iter().map(spare_of).collect();
         let mut can_spare = |place: &Place| {
             let left = &mut spare[place.vm as usize];
             left.checked_sub(1).map(|fewer| *left = fewer).is_some()
         };
-        let is_worth_little = |place: &Place| {
-            let (vm, row) = place.of(snapshot);
-            bid(judge.worth_of_large(memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
-        };
-        let cold = market.cold.best_first().iter().copied();
-        cold.filter(is_worth_little).filter(|place| can_spare(place)).take(most).collect()
+        let is_worth_little = |level: &Level| level.cycles_per_s <= price / HYSTERESIS;
+        let cheap = self.market.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
+        let cold = self.market.cold.best_first().iter().copied().take(cheap);
+        cold.filter(|place| can_spare(place)).take(most).collect()
     }
 }
 
