@@ -1,5 +1,5 @@
-//! Whether a guest ran while it was sampled. A sample of a guest that waited for a CPU saw no touch, of hot windows
-//! neither: two guests on two CPUs with other work lost 1 in 20 samples of their hot windows so.
+//! Whether a guest ran while it was sampled. Of a guest that waited for a CPU a sample sees no touch, of its hot windows
+//! neither.
 //!
 //! ```text
 //!   vCPUs' CPU time   ──┐ in the second or more before: the guest's usual part of a CPU
