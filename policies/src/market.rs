@@ -163,8 +163,8 @@ pub struct HugePagePrice {
     /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
     /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
     pub may_vacate: u64,
-    /// Number of huge pages that are free on the host, for all bidders; `None` where that is not known. Those that other
-    /// VMs may give back are not counted: a request before they have done so is refused, after an expensive compaction.
+    /// Number of huge pages that are free on the host, for all bidders; `None` where that is not known. Those that
+    /// other VMs may give back are not counted: a request before they have done so makes the kernel compact.
     pub free: Option<u64>,
 }
 

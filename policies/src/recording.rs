@@ -32,8 +32,9 @@
 //! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of
 //! [`VmSnapshot`] up to the guest's pages, KVM's totals, the column of given-back pages, the number of those
 //! that is tolerated, the readings of the guest's progress since the previous snapshot (list of phase, work done, CPU
-//! time; versions before 5 have none), and the guaranteed share in ten-thousandths (versions before 6 have none). If the windows differ from the previous ones, columns are compared to those
-//! of unbacked windows without sensor data. A column consists of runs: `2·rows` for rows that are as before, `2·rows
+//! time; versions before 5 have none), and the guaranteed share in ten-thousandths (versions before 6 have none). If
+//! the windows differ from the previous ones, columns are compared to those of unbacked windows without sensor data. A
+//! column consists of runs: `2·rows` for rows that are as before, `2·rows
 //! + 1` and a value for rows with that value. So an idle guest costs a dozen bytes a tick.
 //!
 //! A file that ends within a frame was cut off (a kill, a full disk) and is valid up to there. Every

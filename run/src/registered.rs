@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// A session whose manager is at work, and the supply that its policy sees.
+    /// A session with a manager at work, and the supply that its policy sees.
     fn session() -> (Arc<Session>, Arc<Mutex<HugePages>>) {
         let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("it fits")];
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");

@@ -123,8 +123,8 @@ impl ManagerLoop {
             .ok()
     }
 
-    /// Supply of huge pages: the host's price, if there is one, or else what this manager found. If it was refused a page
-    /// itself, it counts the free ones at each tick, which is newer than what came with the price.
+    /// Supply of huge pages: the host's price, if there is one, or else what this manager found. If it was refused a
+    /// page itself, it counts the free ones at each tick, which is newer than what came with the price.
     fn huge_pages(&self) -> HugePages {
         let found = self.huge_pages.supply(self.host.as_ref());
         match (self.steering.take_price(), found) {

@@ -351,7 +351,7 @@ fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
 
 #[test]
 fn windows_on_base_pages_are_sampled_again_and_again_more_rarely_while_there_is_a_page_for_them() {
-    // After so many seconds, with these samples.
+    // Age of the newest sample in seconds from which on the last window is hurried for.
     let hurried = |drawn: &str, latest: &str| {
         let mut vm = cold_and_hot(drawn);
         let last = vm.len() - 1;

@@ -1,5 +1,5 @@
-//! Whether a guest ran while it was sampled. Of a guest that waited for a CPU a sample sees no touch, of its hot windows
-//! neither.
+//! Whether a guest ran while it was sampled. Of a guest that waited for a CPU a sample sees no touch, not even of its
+//! hot windows.
 //!
 //! ```text
 //!   vCPUs' CPU time   ──┐ in the second or more before: the guest's usual part of a CPU

@@ -146,9 +146,9 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there is
-    /// a page for it, and of a large one that may have become cold. That is known before the first buyer is proven, so
-    /// that it can be vacated for it at once.
+    /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there
+    /// is a page for it, and of a large one that may have become cold. That is known before the first buyer is proven,
+    /// so that it can be vacated for it at once.
     ///
     /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
     /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
