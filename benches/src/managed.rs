@@ -11,7 +11,8 @@ use wideleaf_policies::parameters::PolicyChoice;
 use wideleaf_policies::policy::{KeptSmall, Needs};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
-    Bids, Budget, BudgetLimits, Bytes, Moment, Outcome, PerTenThousand, Plan, Policy, Snapshot, VmId, VmSnapshot,
+    Bids, Budget, BudgetLimits, Bytes, Moment, Outcome, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
+    VmSnapshot,
 };
 
 use crate::cpu::Threads;
@@ -138,6 +139,18 @@ impl Policy for OnLeave {
         self.policy.hurries(vm, row)
     }
 
+    fn is_measuring(&self) -> bool {
+        self.policy.is_measuring()
+    }
+
+    fn gains_nothing(&self, index: usize, vm: &VmSnapshot, row: usize) -> bool {
+        self.policy.gains_nothing(index, vm, row)
+    }
+
+    fn largest_page(&self) -> PageSize {
+        self.policy.largest_page()
+    }
+
     fn bids(&self) -> Option<&Bids> {
         self.policy.bids()
     }
@@ -179,5 +192,11 @@ mod tests {
         assert_eq!(planned(), 0);
         leave.give();
         assert_eq!(planned(), 1);
+    }
+
+    #[test]
+    fn a_policy_that_may_ask_for_giant_pages_says_so() {
+        let of = |choice| OnLeave::new(policy(choice)).0.largest_page();
+        assert_eq!(["greedy", "giant"].map(of), [PageSize::Huge2M, PageSize::Giant1G]);
     }
 }

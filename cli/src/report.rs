@@ -356,14 +356,14 @@ fn write_manager(out: &mut String, manager: &ManagerSummary, is_verbose: bool) {
     }
     write_first_touches(out, &manager.first_touch_regions);
     for (name, sensor) in &manager.sensors {
-        let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s } = sensor;
+        let SensorSummary { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu_s } = sensor;
         let cpu_ms = cpu_s * 1e3;
         let _ = writeln!(
             out,
             "  manager: sensor {name}: {samples} samples, {windows} windows ({latest_windows} in the last); \
             skipped on \
-            {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {waits} guest \
-            stalls, {cpu_ms:.1} ms of CPU"
+            {ticks_without} ticks for lack of budget and {claimed} times during a 1 GiB move; {not_run} \
+            windows dropped because the guest hardly ran; {waits} guest stalls, {cpu_ms:.1} ms of CPU"
         );
     }
     if let Some(price) = &manager.fault_price {

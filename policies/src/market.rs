@@ -163,6 +163,9 @@ pub struct HugePagePrice {
     /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
     /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
     pub may_vacate: u64,
+    /// Number of huge pages that are free on the host, for all bidders; `None` where that is not known. Those that
+    /// other VMs may give back are not counted: a request before they have done so makes the kernel compact.
+    pub free: Option<u64>,
 }
 
 /// The price that clears the bids of a host.
@@ -188,7 +191,8 @@ pub fn clearing_price(bidders: &[Bidder<'_>], free: u64, coming: u64) -> Clearin
     let mut all = Bids::default();
     bidders.iter().for_each(|bidder| all.merge(bidder.bids, bidder.weight));
     if all.wanted() <= free {
-        return Clearing { price: 0, within: 0, of_vms: alloc::vec![HugePagePrice::default(); bidders.len()] };
+        let no_price = HugePagePrice { free: Some(free), ..HugePagePrice::default() };
+        return Clearing { price: 0, within: 0, of_vms: alloc::vec![no_price; bidders.len()] };
     }
     let mut givers: Vec<Giver> = bidders.iter().map(Giver::of).collect();
     let supply = Supply::of(&givers, free);
@@ -200,7 +204,7 @@ pub fn clearing_price(bidders: &[Bidder<'_>], free: u64, coming: u64) -> Clearin
     let allowances = share_out(&givers, coldest, lack);
     let of_vm = |(bidder, may_vacate): (&Bidder<'_>, u64)| {
         // Rounded up: no bid below the price reaches it.
-        HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate }
+        HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate, free: Some(free) }
     };
     Clearing { price, within, of_vms: bidders.iter().zip(allowances).map(of_vm).collect() }
 }

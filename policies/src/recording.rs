@@ -2,7 +2,7 @@
 //! recording to see what it would have done.
 //!
 //! ```text
-//!   magic  version  header block │ frame │ frame │ frame │ …                version 5
+//!   magic  version  header block │ frame │ frame │ frame │ …                version 6
 //!   8      2 bytes               └ kind, block       block = length, that many bytes
 //!
 //!   per tick:  snapshot   plan   outcome  outcome  …         and at the end:  snapshot   end
@@ -25,14 +25,16 @@
 //!
 //! A host is 0 if it was not measured, else its kind, total, available and free giant pages. Kind 1 has plenty of huge
 //! pages. Kind 2 is followed by the number of free ones, 3 by their price and the number of windows that may be
-//! vacated; versions before 4 have neither.
+//! vacated, 4 by these and the number of free ones. Versions before 4 have neither price nor number, those before 6 no
+//! kind 4.
 //!
 //! A VM of a snapshot is its id, a mask of the parts that differ from the previous snapshot, and those parts in the
 //! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of
 //! [`VmSnapshot`] up to the guest's pages, KVM's totals, the column of given-back pages, the number of those
-//! that is tolerated, and the readings of the guest's progress since the previous snapshot (list of phase, work done,
-//! CPU time; versions before 5 have none). If the windows differ from the previous ones, columns are compared to those
-//! of unbacked windows without sensor data. A column consists of runs: `2·rows` for rows that are as before, `2·rows
+//! that is tolerated, the readings of the guest's progress since the previous snapshot (list of phase, work done, CPU
+//! time; versions before 5 have none), and the guaranteed share in ten-thousandths (versions before 6 have none). If
+//! the windows differ from the previous ones, columns are compared to those of unbacked windows without sensor data. A
+//! column consists of runs: `2·rows` for rows that are as before, `2·rows
 //! + 1` and a value for rows with that value. So an idle guest costs a dozen bytes a tick.
 //!
 //! A file that ends within a frame was cut off (a kill, a full disk) and is valid up to there. Every
@@ -66,10 +68,11 @@ pub use encode::Encoder;
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
 /// Version of the format that the encoder writes. It changes with every change of the format.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// Oldest version that the decoder reads. Version 2 lacks the given-back pages; the decoder assumes that
-/// there are none. Version 3 has no action vacate, version 4 no progress of guests.
+/// there are none. Version 3 has no action vacate, version 4 no progress of guests, version 5 no
+/// guarantees, nor the number of free huge pages beside their price.
 const VERSION_OLDEST: u16 = 2;
 
 /// Largest number of windows of all VMs in one snapshot: 4 TiB of guest RAM. Bounds the memory that a few bytes of

@@ -16,7 +16,9 @@ use crate::units::WindowIndex;
 
 /// Touch frequency of a window, from the time between the start of watching and the first touch. For touches at
 /// random times the mean time to the next one is the inverse of their rate, whenever the watching begins (the
-/// exponential distribution has no memory). Older samples count less and less.
+/// exponential distribution has no memory). Older samples count less and less. They are forgotten when a window that
+/// was idle is touched much sooner than they let expect: it has become hot, and the long time without a touch would
+/// hide that for ten samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TouchFrequency {
     watched_ns: u64,
@@ -27,11 +29,29 @@ pub struct TouchFrequency {
 impl TouchFrequency {
     const ONE: u32 = 1024;
 
+    /// A touch means a change if older samples let expect one after at least this many times the time it took. By
+    /// chance one touch in 16 comes as soon.
+    const SOONER: u64 = 16;
+
     /// Adds one sample. The older ones keep three quarters of their weight, so the latest four samples dominate.
     pub fn add(&mut self, was_touched: bool, watched_for: Duration) {
         let watched_ns = u64::try_from(watched_for.as_nanos()).unwrap_or(u64::MAX);
+        if was_touched && self.is_idle() && watched_ns.saturating_mul(Self::SOONER) <= self.expected_ns() {
+            *self = TouchFrequency::default();
+        }
         self.watched_ns = (self.watched_ns - self.watched_ns / 4).saturating_add(watched_ns);
         self.touches = self.touches - self.touches / 4 + if was_touched { Self::ONE } else { 0 };
+    }
+
+    /// Whether the newest sample saw no touch, nor most of those before.
+    fn is_idle(self) -> bool {
+        self.touches <= Self::ONE * 3 / 4
+    }
+
+    /// Shortest mean time to a touch that the samples so far allow: as if the next touch came now.
+    fn expected_ns(self) -> u64 {
+        let touches = u128::from(self.touches + Self::ONE);
+        u64::try_from(u128::from(self.watched_ns) * u128::from(Self::ONE) / touches).unwrap_or(u64::MAX)
     }
 
     /// Touches per second; `None` before the first sample.
@@ -82,6 +102,30 @@ mod tests {
             frequency.add(false, Duration::from_secs(1));
         }
         assert_eq!(frequency.per_second(), Some(0));
+    }
+
+    #[test]
+    fn a_window_that_becomes_hot_is_known_by_its_first_quick_touch() {
+        let idle = |samples| {
+            let mut frequency = TouchFrequency::default();
+            (0..samples).for_each(|_| frequency.add(false, Duration::from_millis(40)));
+            frequency
+        };
+        let after = |mut frequency: TouchFrequency, touched_after_ms| {
+            frequency.add(true, Duration::from_millis(touched_after_ms));
+            frequency.per_second()
+        };
+        // 70 ms without a touch: one after 4 ms is a change, one after 5 ms may be chance and counts as one in 57 ms.
+        assert_eq!([after(idle(2), 4), after(idle(2), 5)], [Some(250), Some(17)]);
+        // A window with a touch in each sample is no idle one: the third in 13.6 ms.
+        let mut busy = TouchFrequency::default();
+        (0..2).for_each(|_| busy.add(true, Duration::from_millis(10)));
+        assert_eq!(after(busy, 0), Some(176));
+        // It was hot, was idle once and is hot again.
+        let mut hot_before = TouchFrequency::default();
+        (0..20).for_each(|_| hot_before.add(true, Duration::from_millis(1)));
+        hot_before.add(false, Duration::from_millis(40));
+        assert_eq!(after(hot_before, 1), Some(97), "most samples before saw a touch, so none is forgotten");
     }
 
     #[test]

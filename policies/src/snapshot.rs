@@ -155,6 +155,13 @@ impl AccessHistory {
         let idle = self.touched.trailing_zeros() as u8;
         if idle < self.samples { idle } else { self.samples }
     }
+
+    /// Number of the newest samples that all saw a touch, or all saw none.
+    pub const fn same_samples(self) -> u8 {
+        // No bit above the samples is set.
+        let touched = self.touched.trailing_ones() as u8;
+        if touched > 0 { touched } else { self.idle_samples() }
+    }
 }
 
 const _: () = assert!(bucket_of(AccessHistory::TOUCHES_PER_S_MAX) < u8::MAX as u16, "every frequency has a bucket");
@@ -291,6 +298,8 @@ pub struct VmSnapshot {
     pub given_back: Vec<u16>,
     /// Largest number of given-back pages in a window that may still be promoted ([`crate::given_back`]).
     pub given_back_tolerated: u16,
+    /// Share of the present memory that has to stay on large pages; zero where none is guaranteed.
+    pub guarantee: PerTenThousand,
     /// KVM's totals, if there is a second level with counters.
     pub mapping: Option<MappingStats>,
     /// Readings of the guest's progress since the previous snapshot, oldest first; none if the guest reports none.
@@ -314,6 +323,7 @@ impl VmSnapshot {
             guest_mapping: Vec::with_capacity(windows),
             given_back: Vec::with_capacity(windows),
             given_back_tolerated: 0,
+            guarantee: PerTenThousand::new(0),
             mapping: None,
             progress: Vec::new(),
         }
@@ -460,6 +470,8 @@ mod tests {
         history = history.with(true).with(true).with(false).with(false);
         assert_eq!((history.was_touched(), history.samples(), history.idle_samples()), (Some(false), 4, 2));
         assert_eq!(history.rate(), Some(PerTenThousand::of(1, 2)));
+        let same = [AccessHistory::default(), history, history.with(true), history.with(true).with(true)];
+        assert_eq!(same.map(AccessHistory::same_samples), [0, 2, 1, 2]);
         for _ in 0..20 {
             history = history.with(false);
         }

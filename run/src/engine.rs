@@ -20,7 +20,7 @@ use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
-use wideleaf_policies::VmId;
+use wideleaf_policies::{PerTenThousand, VmId};
 use wideleaf_vmm::devices::virtio::VirtioDevice;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
@@ -266,7 +266,8 @@ impl<'a> Prepared<'a> {
 
     fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
         let progress = Some(self.session.readings());
-        let vm = ManagedVm { progress, ..ManagedVm::new(VmId(0), self.ram.clone(), second_level) };
+        let guarantee = PerTenThousand::new(self.spec.guarantee.share().unwrap_or(0));
+        let vm = ManagedVm { progress, guarantee, ..ManagedVm::new(VmId(0), self.ram.clone(), second_level) };
         let policy = self.spec.policy.make_for(&self.walk.cost);
         let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, self.config);
         if let Some(giant_maker) = &self.giant_maker {

@@ -66,7 +66,7 @@ impl Registered {
                 guest,
                 session: Arc::downgrade(session),
                 connection: None,
-                limits: None,
+                said_limits: SaidLimits::default(),
                 wants_windows: false,
                 said: None,
                 refused: None,
@@ -93,8 +93,7 @@ struct Teller {
     session: Weak<Session>,
     /// Connection over which it is registered.
     connection: Option<UnixStream>,
-    /// Limits from the daemon; `None`: the run's own.
-    limits: Option<BudgetLimits>,
+    said_limits: SaidLimits,
     /// Whether a client of the daemon looks at the windows.
     wants_windows: bool,
     /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
@@ -154,13 +153,7 @@ impl Teller {
         let is_waited_for = said.wants_windows && !self.wants_windows;
         self.wants_windows = said.wants_windows;
         if let Some(session) = self.session.upgrade() {
-            let limits = limits_of(said);
-            if self.limits.replace(limits) != Some(limits) {
-                session.set_limits(limits);
-            }
-            session.set_huge_page_price(said.huge_page.map(price_of));
-            session.set_supplied(true);
-            session.promise_huge_pages(said.free_huge_pages);
+            self.said_limits.apply(&session, said);
             if self.said != said.policy {
                 self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
                 self.said.clone_from(&said.policy);
@@ -182,17 +175,43 @@ impl Teller {
             self.complaint = complaint;
         }
         self.wants_windows = false;
-        if let (Some(_), Some(session)) = (self.limits.take(), self.session.upgrade()) {
-            session.set_limits(ManagerConfig::default().limits);
-            session.set_huge_page_price(None);
-            session.set_supplied(false);
+        if let Some(session) = self.session.upgrade() {
+            self.said_limits.end(&session);
         }
         TRY_EVERY
     }
 }
 
-fn price_of(PriceOfHugePage { cycles_per_s, may_vacate }: PriceOfHugePage) -> HugePagePrice {
-    HugePagePrice { cycles_per_s, may_vacate }
+/// Limits and price that hold while the daemon is there.
+#[derive(Default)]
+struct SaidLimits {
+    /// Limits from the daemon; `None`: the run's own.
+    limits: Option<BudgetLimits>,
+}
+
+impl SaidLimits {
+    fn apply(&mut self, session: &Session, said: &Limits) {
+        let limits = limits_of(said);
+        if self.limits.replace(limits) != Some(limits) {
+            session.set_limits(limits);
+        }
+        session.set_huge_page_price(said.huge_page.map(price_of));
+        session.set_supplied(true);
+        session.promise_huge_pages(said.free_huge_pages);
+    }
+
+    /// The daemon is gone, if it was there: the run has its own limits, price and supply again.
+    fn end(&mut self, session: &Session) {
+        if self.limits.take().is_some() {
+            session.set_limits(ManagerConfig::default().limits);
+            session.set_huge_page_price(None);
+            session.set_supplied(false);
+        }
+    }
+}
+
+fn price_of(PriceOfHugePage { cycles_per_s, may_vacate, free }: PriceOfHugePage) -> HugePagePrice {
+    HugePagePrice { cycles_per_s, may_vacate, free }
 }
 
 fn limits_of(said: &Limits) -> BudgetLimits {
@@ -206,6 +225,81 @@ fn limits_of(said: &Limits) -> BudgetLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
+    use wideleaf_memory::manager::Manager;
+    use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
+    use wideleaf_policies::policy::{Needs, Policy};
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Budget, Gpa, GpaRange, HugePages, Moment, PageSize, Plan, Snapshot, VmId};
+
+    use crate::front_end::{Hidden, Quiet};
+    use wideleaf_memory::manager::ManagedVm;
+
+    /// A policy that plans nothing and notes the supply of huge pages.
+    struct SeesSupply(Arc<Mutex<HugePages>>);
+
+    impl Policy for SeesSupply {
+        fn name(&self) -> &'static str {
+            "sees_supply"
+        }
+
+        fn needs(&self) -> Needs {
+            Needs { host_memory: true, ..Needs::default() }
+        }
+
+        fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
+            *self.0.lock().expect("nothing panics") = snapshot.host.expect("it has memory").huge_pages;
+        }
+    }
+
+    /// A session with a manager at work, and the supply that its policy sees.
+    fn session() -> (Arc<Session>, Arc<Mutex<HugePages>>) {
+        let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("it fits")];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
+        let ram = GuestRam::map(&layout, backing).expect("2 MiB can be mapped");
+        let host = Arc::new(LinuxHost::open().expect("this host"));
+        let seen = Arc::<Mutex<HugePages>>::default();
+        let vm = ManagedVm::new(VmId(0), ram.clone(), None);
+        let policy = Box::new(SeesSupply(seen.clone()));
+        let manager = Manager::spawn(host.clone(), vec![vm], policy, ManagerConfig::default()).expect("a thread");
+        let session = Session::new(host, ram, None, Arc::new(Quiet), Arc::new(Hidden));
+        session.attach(None, Some(manager));
+        (session, seen)
+    }
+
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+        for _ in 0..60_000 {
+            if is_so() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("not within a minute: {what}");
+    }
+
+    #[test]
+    fn a_run_without_its_daemon_has_its_own_limits_and_price_again() {
+        let (session, seen) = session();
+        let limits = || session.live().expect("the manager is at work").limits;
+        let is_priced = || matches!(*seen.lock().expect("nothing panics"), HugePages::Priced(_));
+        let mut said_limits = SaidLimits::default();
+        let said = Limits {
+            copy_per_second: 7 << 20,
+            cpu_share: 1_250,
+            huge_page: Some(PriceOfHugePage { cycles_per_s: 9, may_vacate: 0, free: Some(2) }),
+            ..Limits::default()
+        };
+        said_limits.apply(&session, &said);
+        wait_until("the daemon's price and limits", || is_priced() && limits() == limits_of(&said));
+        said_limits.end(&session);
+        wait_until("its own", || !is_priced() && limits() == ManagerConfig::default().limits);
+        // Limits that were set since are not the daemon's, so its absence ends none of them.
+        session.set_limits(limits_of(&said));
+        session.set_huge_page_price(said.huge_page.map(price_of));
+        said_limits.end(&session);
+        wait_until("what was set since", || is_priced() && limits() == limits_of(&said));
+        session.stop_manager();
+    }
 
     #[test]
     fn the_daemon_sets_the_rates_and_the_burst_is_the_runs_own() {

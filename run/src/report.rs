@@ -483,6 +483,9 @@ pub struct SensorSummary {
     pub ticks_without: u64,
     /// Number of times that it skipped a range because a giant of it was being moved.
     pub claimed: u64,
+    /// Number of windows without a touch that do not count as idle, because the guest hardly ran meanwhile.
+    #[serde(default)]
+    pub not_run: u64,
     /// Number of times that the guest had to wait for it.
     pub waits: u64,
     /// CPU time in the manager's thread, in seconds.

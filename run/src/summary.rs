@@ -133,9 +133,9 @@ fn samples(report: &ManagerReport) -> Vec<SampleAt> {
 
 fn sensors(report: &ManagerReport) -> BTreeMap<String, SensorSummary> {
     let sensors = report.sensor_costs.iter().map(|(name, cost)| {
-        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } = *cost;
+        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu } = *cost;
         let cpu_s = cpu.as_secs_f64();
-        let summary = SensorSummary { samples, windows, latest_windows, ticks_without, claimed, waits, cpu_s };
+        let summary = SensorSummary { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu_s };
         ((*name).to_owned(), summary)
     });
     sensors.collect()

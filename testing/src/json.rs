@@ -28,6 +28,7 @@ pub fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
         "samples",
         "waits",
         "claimed",
+        "not_run",
         "pages_4k",
         "pages_2m",
         "pages_1g",

@@ -6,9 +6,12 @@
 //!            no huge page available
 //!   Plenty ───────────────────────▶ Scarce   asked for as many windows as blocks of 2 MiB have become free since,
 //!     ▲                               │      and once in a while for one all the same: after 500 times what
-//!     └─── that one had its page: ────┘      the request took, twice that, … a minute
-//!          compaction makes some
+//!     └─── 32 in a row had a page: ───┘      the request took, twice that, … a minute. One that had its page is
+//!          compaction makes them             followed by one at the next tick, then two, four, …
 //! ```
+//!
+//! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
+//! on. After one success it would rest, and all loops would compact for themselves until the next refusal.
 //!
 //! While windows wait for huge pages, each pulse of the loop counts the free blocks, and a new one is a reason for a
 //! tick at once. Ticks of the manager of an external guest are up to 10 s apart while nothing is done, and khugepaged
@@ -32,6 +35,9 @@ const PAUSE_TIMES: u32 = 500;
 const PAUSE_SHORTEST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
+/// Number of attempts without a free block that have to succeed in a row before all requests are allowed again.
+const PLENTY_AFTER: u64 = 32;
+
 /// Longest pulse while a window waits for a huge page. Counting the free blocks takes some 30 us.
 pub(super) const SHORTAGE_PULSE: Duration = Duration::from_millis(500);
 
@@ -46,6 +52,10 @@ struct Scarce {
     pause: Duration,
     /// Moment of the next attempt without a free block.
     next_attempt: Moment,
+    /// Number of such attempts that had their page since the latest refusal.
+    made: u64,
+    /// Number of them that may be tried at once at this tick: as many as had their page.
+    attempts: u64,
     /// Huge pages in free blocks that the kernel did not hand out: its reserves, or those of another node.
     kept: u64,
     /// Number of pages that may still be requested at this tick; `None` before the first request.
@@ -71,7 +81,7 @@ impl HugePageBackoff {
     /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
         if let Some(scarce) = &mut *self.lock() {
-            (scarce.left, scarce.waiting) = (None, 0);
+            (scarce.left, scarce.waiting, scarce.attempts) = (None, 0, scarce.made);
         }
     }
 
@@ -124,9 +134,13 @@ impl HugePageBackoff {
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
                 let kept = free_now(host);
-                *state = Some(Scarce { pause, next_attempt, kept, left: Some(0), waiting, promised: 0 });
+                let (made, attempts, left, promised) = (0, 0, Some(0), 0);
+                *state = Some(Scarce { pause, next_attempt, made, attempts, kept, left, waiting, promised });
             }
-            (OutcomeResult::Done, Grounds::Attempt) => *state = None,
+            (OutcomeResult::Done, Grounds::Attempt) => {
+                let one_more = |scarce: Scarce| Scarce { made: scarce.made + 1, ..scarce };
+                *state = state.map(one_more).filter(|scarce| scarce.made < PLENTY_AFTER);
+            }
             _ => {}
         }
     }
@@ -158,6 +172,10 @@ impl Scarce {
         if self.promised > 0 {
             self.promised -= 1;
             return Some(Grounds::FreeBlock);
+        }
+        if self.attempts > 0 {
+            self.attempts -= 1;
+            return Some(Grounds::Attempt);
         }
         let now = host.now();
         let is_due = now >= self.next_attempt;
@@ -326,13 +344,37 @@ mod tests {
         assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
     }
 
+    /// Number of requests of each tick that are allowed, at most 100. `result`: that of the n-th of all.
+    fn allowed(host: &FakeHost, backoff: &HugePageBackoff, result: impl Fn(u64) -> OutcomeResult) -> [u64; 8] {
+        let mut all = 0;
+        [(); 8].map(|()| {
+            let before = all;
+            backoff.begin_tick();
+            while let Some(grounds) = backoff.may_ask(host).filter(|_| all < before + 100) {
+                backoff.learn(host, grounds, result(all), CHEAP);
+                all += 1;
+            }
+            all - before
+        })
+    }
+
     #[test]
-    fn every_request_is_allowed_once_compaction_makes_pages_again() {
+    fn requests_are_allowed_by_and_by_once_compaction_makes_pages_again() {
         let (host, backoff) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
-        backoff.learn(&host, Grounds::Attempt, OutcomeResult::Done, CHEAP);
-        assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::Plenty); 2]);
+        assert_eq!(allowed(&host, &backoff, |_| OutcomeResult::Done), [1, 1, 2, 4, 8, 100, 100, 100]);
+        assert_eq!(backoff.supply(&host), HugePages::Plenty);
+    }
+
+    #[test]
+    fn windows_wait_while_compaction_has_not_made_many_pages_in_a_row() {
+        let (host, backoff) = scarce(0);
+        host.sleep(PAUSE_SHORTEST);
+        // The ninth is refused.
+        let results = |number| if number == 8 { NO } else { OutcomeResult::Done };
+        assert_eq!(allowed(&host, &backoff, results), [1, 1, 2, 4, 1, 0, 0, 0]);
+        assert!(backoff.is_waited_for());
+        assert_eq!(backoff.supply(&host), HugePages::Scarce { free: 0 });
     }
 
     #[test]

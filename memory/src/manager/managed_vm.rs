@@ -11,7 +11,7 @@ use std::sync::Arc;
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::VmHeader;
-use wideleaf_policies::{PageSize, VmId, WindowIndex};
+use wideleaf_policies::{PageSize, PerTenThousand, VmId, WindowIndex};
 
 use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
@@ -55,6 +55,8 @@ pub struct ManagedVm {
     pub heat: Option<Arc<dyn HeatSource>>,
     /// Readings of the guest's own count of its work; `None`: nothing here hears of it.
     pub progress: Option<Arc<ProgressReadings>>,
+    /// Share of its present memory that has to stay on large pages, which policies give to no other VM; zero: none.
+    pub guarantee: PerTenThousand,
 }
 
 impl ManagedVm {
@@ -94,6 +96,7 @@ impl ManagedVm {
             recovery: None,
             heat: None,
             progress: None,
+            guarantee: PerTenThousand::new(0),
         }
     }
 

@@ -27,6 +27,7 @@ use crate::second_level::SecondLevelError;
 use crate::sensors::share::{Share, ShareLimits};
 
 mod access;
+mod guest_ran;
 mod guest_tables;
 mod outside_heat;
 mod written;

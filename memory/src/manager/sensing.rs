@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{
-    Action, Backing, GpaRange, HostMemory, HugePages, MappingStats, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
-    account,
+    Action, Backing, GpaRange, HostMemory, HugePagePrice, HugePages, MappingStats, Snapshot, VmId, VmSnapshot,
+    WindowIndex, WindowRow, account,
 };
 
 use super::giants;
@@ -123,11 +123,14 @@ impl ManagerLoop {
             .ok()
     }
 
-    /// Supply of huge pages: the host's price, if there is one, or else what this manager found.
+    /// Supply of huge pages: the host's price, if there is one, or else what this manager found. If it was refused a
+    /// page itself, it counts the free ones at each tick, which is newer than what came with the price.
     fn huge_pages(&self) -> HugePages {
-        match self.steering.take_price() {
-            Some(price) => HugePages::Priced(price),
-            None => self.huge_pages.supply(self.host.as_ref()),
+        let found = self.huge_pages.supply(self.host.as_ref());
+        match (self.steering.take_price(), found) {
+            (None, found) => found,
+            (Some(price), HugePages::Scarce { free }) => HugePages::Priced(HugePagePrice { free: Some(free), ..price }),
+            (Some(price), _) => HugePages::Priced(price),
         }
     }
 }
@@ -158,7 +161,7 @@ impl VmState {
         }
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
-        rows.given_back_tolerated = tolerated;
+        (rows.given_back_tolerated, rows.guarantee) = (tolerated, self.managed.guarantee);
         self.sense_given_back(host, &mut rows);
         rows.progress = self.managed.progress.as_ref().map(|readings| readings.take()).unwrap_or_default();
         rows

@@ -16,6 +16,8 @@ pub struct SensorCost {
     pub ticks_without: u64,
     /// Number of times it skipped memory because its giant was being moved; not a failure, and tried again later.
     pub claimed: u64,
+    /// Number of windows without a touch that do not count as idle, because the guest hardly ran during their sample.
+    pub not_run: u64,
     /// Number of times the guest waited: touches of windows that were aside, first writes to logged pages, pauses.
     pub waits: u64,
     /// CPU time in the manager's thread.

@@ -134,7 +134,7 @@ mod tests {
         let steering = Steering::default();
         steering.vacated();
         assert_eq!((steering.take_price(), steering.has_new_allowance()), (None, false));
-        let price = |may_vacate| HugePagePrice { cycles_per_s: 9, may_vacate };
+        let price = |may_vacate| HugePagePrice { cycles_per_s: 9, may_vacate, free: Some(3) };
         steering.set_price(Some(price(1)));
         assert!(steering.has_new_allowance());
         assert_eq!((steering.take_price(), steering.has_new_allowance()), (Some(price(1)), false));
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn what_is_left_of_an_allowance_stays_until_there_is_another_or_no_price() {
         let steering = Steering::default();
-        let price = |cycles_per_s, may_vacate| Some(HugePagePrice { cycles_per_s, may_vacate });
+        let price = |cycles_per_s, may_vacate| Some(HugePagePrice { cycles_per_s, may_vacate, free: None });
         let mut left = |now| {
             steering.set_price(now);
             steering.take_price().map(|price| price.may_vacate)

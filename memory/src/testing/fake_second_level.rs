@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
@@ -24,6 +25,8 @@ struct State {
     stats: MappingStats,
     /// Counts of faults; `None`: this KVM has none.
     faults: Option<FaultCounters>,
+    /// CPU time of the vCPUs; `None`: it is not known.
+    vcpu_time: Option<Duration>,
     paging: Paging,
     paused: u32,
     calls: FakeCalls,
@@ -46,6 +49,7 @@ impl FakeSecondLevel {
                 slots,
                 stats: MappingStats::default(),
                 faults: None,
+                vcpu_time: None,
                 paging: Paging::Npt,
                 paused: 0,
                 calls: FakeCalls::default(),
@@ -70,6 +74,11 @@ impl FakeSecondLevel {
     /// missing, and asking for them is not a call that can fail.
     pub fn set_fault_counters(&self, counters: FaultCounters) {
         self.state().faults = Some(counters);
+    }
+
+    /// Sets the answer of [`SecondLevel::vcpu_time`] from now on. Asking for it is not a call that can fail.
+    pub fn set_vcpu_time(&self, time: Duration) {
+        self.state().vcpu_time = Some(time);
     }
 
     /// Sets the kind of tables from now on.
@@ -126,6 +135,10 @@ impl SecondLevel for FakeSecondLevel {
             return Err(SecondLevelError::NoSuchStatistic("pf_fixed"));
         }
         self.enter("fake fault counters").map(|state| state.faults.unwrap_or_default())
+    }
+
+    fn vcpu_time(&self) -> Result<Duration, SecondLevelError> {
+        self.state().vcpu_time.ok_or(SecondLevelError::NoSuchStatistic("vcpu_time"))
     }
 
     fn slots(&self) -> Vec<Slot> {

@@ -140,7 +140,8 @@ fn if_any_call_fails_the_loop_continues_and_reaches_the_same_state() {
             let host = host();
             host.fail_call(call, errno);
             let mut work = greedy_loop(&host);
-            run(&mut work, &host, 3);
+            // After a refusal for want of a page, one is requested at the next tick, then twice as many at each.
+            run(&mut work, &host, 6);
             assert_eq!(host.huge_windows(), WINDOWS, "call {call} failed with errno {errno}");
             let report = work.finish();
             let failures = report.sensor_failures.values().sum::<u64>()

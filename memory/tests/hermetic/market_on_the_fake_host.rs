@@ -128,9 +128,14 @@ fn a_policy_sees_plenty_until_a_refusal_then_the_new_blocks_and_a_price_from_out
     assert_eq!(sees(|now| *now != HugePages::Plenty), [HugePages::Plenty, HugePages::Scarce { free: 0 }]);
     set_free(&host, 5);
     sees(|now| *now == HugePages::Scarce { free: 2 });
-    let price = HugePagePrice { cycles_per_s: 7, may_vacate: 2 };
+    let price = HugePagePrice { cycles_per_s: 7, may_vacate: 2, free: Some(90) };
     manager.set_huge_page_price(Some(price));
-    assert_eq!(sees(|now| matches!(now, HugePages::Priced(_))).pop(), Some(HugePages::Priced(price)));
+    let Some(HugePages::Priced(seen_price)) = sees(|now| matches!(now, HugePages::Priced(_))).pop() else {
+        panic!("there is a price")
+    };
+    // It counts the free blocks itself: none, once the kernel has refused these two as well.
+    assert!(seen_price.free.is_some_and(|free| free <= 2), "{seen_price:?}");
+    assert_eq!(HugePagePrice { free: price.free, ..seen_price }, price);
     assert!(matches!(manager.live().huge_pages, HugePages::Scarce { .. }), "its own supply is told all the same");
     seen.lock().unwrap().clear();
     manager.set_huge_page_price(None);

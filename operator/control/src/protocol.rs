@@ -172,6 +172,9 @@ pub struct PriceOfHugePage {
     pub cycles_per_s: u64,
     /// Number of windows that may give their huge page back for other VMs; 0 leaves what is left of an earlier number.
     pub may_vacate: u64,
+    /// Number of huge pages that are free on the host, for all bidders; `None` from daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
 }
 
 /// Memory of a domain outside the pools, and how much of it has to become large pages.

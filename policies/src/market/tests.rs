@@ -29,7 +29,8 @@ const HOT: u64 = 1 << 20;
 fn the_price_is_zero_while_free_pages_suffice() {
     let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
     let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 10, 0);
-    assert_eq!(clearing, Clearing { price: 0, within: 0, of_vms: Vec::from([HugePagePrice::default(); 2]) });
+    let nothing = HugePagePrice { free: Some(10), ..HugePagePrice::default() };
+    assert_eq!(clearing, Clearing { price: 0, within: 0, of_vms: Vec::from([nothing; 2]) });
     assert_eq!(clearing_price(&[], 0, 0), Clearing::default());
 }
 
@@ -39,6 +40,7 @@ fn cold_windows_give_exactly_what_the_buyers_lack() {
     let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
     let clearing = clearing_price(&[plain(&buyer), plain(&idle)], 3, 0);
     assert_eq!((clearing.price, allowances(&clearing)), (HOT, Vec::from([0, 7])));
+    assert!(clearing.of_vms.iter().all(|of| of.free == Some(3)), "pages that are coming are not free");
 }
 
 #[test]

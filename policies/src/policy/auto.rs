@@ -331,21 +331,46 @@ impl Judge {
     }
 
     /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
-    fn proof(&self, window: Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
+    fn proof(&self, window: &Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
         let hot_for = self.now.since(window.hot_since?);
         let Some(per_s) = self.net_per_s(vm, row) else {
             *sparse += 1;
             return None;
         };
-        let copy = self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 });
-        let cost = if vm.is_held[row] { self.recovery } else { copy };
-        let return_percent = self.prices.return_percent(per_s, hot_for, cost);
-        let with_vacate = || self.prices.return_percent(per_s, hot_for, copy.saturating_add(self.vacate));
-        (return_percent >= self.asked_percent).then(|| Proof {
-            per_s,
-            return_percent,
-            pays_for_vacate: with_vacate() >= self.asked_percent,
+        let return_percent = self.prices.return_percent(per_s, hot_for, self.cost(window, vm, row));
+        (return_percent >= self.asked_percent).then_some(Proof { per_s, return_percent })
+    }
+
+    /// Whether a window with this benefit also pays for another one that gives its huge page back, by what its samples
+    /// have seen.
+    fn pays_for_vacate(&self, window: &Memory, vm: &VmSnapshot, row: usize, per_s: u64) -> bool {
+        self.is_seen_to_pay((window, vm, row), per_s, self.copy(window).saturating_add(self.vacate))
+    }
+
+    /// Benefit of a window that pays by what its samples have seen; `None` if it does not.
+    fn seen_per_s(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
+        let cost = self.cost(window, vm, row);
+        self.net_per_s(vm, row).filter(|per_s| self.is_seen_to_pay((window, vm, row), *per_s, cost))
+    }
+
+    /// Whether a window pays this cost by the time from its first touch to its newest sample, if that saw one too. A
+    /// page that others want must not go to a window that was hot seconds ago.
+    fn is_seen_to_pay(&self, (window, vm, row): (&Memory, &VmSnapshot, usize), per_s: u64, cost: u64) -> bool {
+        let age = Duration::from_secs(vm.access_quality[row].age_s.into());
+        let hot_since = window.hot_since.filter(|_| vm.access[row].was_touched() == Some(true));
+        hot_since.is_some_and(|since| {
+            let hot_for = self.now.since(since).saturating_sub(age);
+            let gain = cycles_over(per_s, hot_for.min(self.prices.horizon));
+            gain.saturating_mul(100) >= cost.saturating_mul(self.asked_percent)
         })
+    }
+
+    fn cost(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> u64 {
+        if vm.is_held[row] { self.recovery } else { self.copy(window) }
+    }
+
+    fn copy(&self, window: &Memory) -> u64 {
+        self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 })
     }
 }
 
@@ -356,8 +381,6 @@ struct Proof {
     per_s: u64,
     /// Share of the cost that comes back within the horizon, in percent.
     return_percent: u64,
-    /// Whether it also pays for another window that gives its huge page back.
-    pays_for_vacate: bool,
 }
 
 /// Whether a window without proof may be in use. One with a touch in its latest sample is no worse than one without
@@ -462,7 +485,7 @@ impl Auto {
         ranking.clear();
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            let window = memory.of_vm(place.vm as usize)[row];
+            let window = &memory.of_vm(place.vm as usize)[row];
             let is_released = || is_short && splits.of_release(&judge, window, vm, row).is_some();
             if market.may_offer(vm, row, now) && !is_released() {
                 market.hold(judge.worth_of_large(window, vm, row), place);
@@ -483,12 +506,15 @@ impl Auto {
             if needs_page && !market.admits(audit, place, vm.windows[row], kind, assumed_per_s) {
                 return ControlFlow::Continue(());
             }
-            if let Some(proof) = proof {
-                proven += 1;
-                market.want(&proof, vm, row);
+            let per_s = proof.map(|proof| proof.per_s);
+            if let Some(per_s) = per_s.filter(|_| needs_page) {
+                market.want(per_s, || judge.pays_for_vacate(window, vm, row, per_s));
             }
-            memory.of_vm(place.vm as usize)[row].kind = kind;
-            ranking.push(bucket, place);
+            if !needs_page || market.could_serve(per_s) {
+                proven += usize::from(proof.is_some());
+                memory.of_vm(place.vm as usize)[row].kind = kind;
+                ranking.push(bucket, place);
+            }
             ControlFlow::Continue(())
         });
         proven
@@ -498,14 +524,17 @@ impl Auto {
     /// as the market allows. What is vacated beyond that is for other VMs of the host.
     fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
         let judge = self.judge(self.planned_at);
-        let mut vacating = self.coldest(snapshot, &judge).into_iter();
+        let mut vacating = self.coldest(snapshot).into_iter();
         let Auto { expectations, memory, ranking, score, market, .. } = self;
         let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
         for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
-            let is_served = || match rank < proven {
-                true => market.serves(|| judge.net_per_s(vm, row)),
+            if needs_page && pages == 0 && (trades == 0 || vacating.as_slice().is_empty()) {
+                continue;
+            }
+            let mut is_served = || match rank < proven {
+                true => market.serves(|| judge.seen_per_s(&memory.of_vm(place.vm as usize)[row], vm, row)),
                 false => market.serves_without_proof(),
             };
             if needs_page && !is_served() {
@@ -614,7 +643,8 @@ impl Policy for Auto {
         let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
         self.market.open(huge_pages);
         let proven = self.rank(snapshot, now, is_short);
-        self.market.set_price(huge_pages, now);
+        let spare = snapshot.vms.iter().map(market::spare_of).fold(0, u64::saturating_add);
+        self.market.set_price(huge_pages, spare, now);
         if is_short {
             self.split(snapshot, now, budget, plan);
         }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::wire::{Reader, put_moment, put_number, put_time};
 use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
 use crate::snapshot::{AccessHistory, Backing, GuestMapping, GuestProgress, MappingStats, VmId, VmSnapshot, WindowRow};
-use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, WindowIndex};
+use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, PerTenThousand, WindowIndex};
 
 /// Bits of the mask: the parts that differ.
 mod differs {
@@ -23,7 +23,8 @@ mod differs {
     pub const GIVEN_BACK_TOLERATED: u64 = 1 << 11;
     /// Not a difference: the readings since the previous snapshot, if there are any.
     pub const PROGRESS: u64 = 1 << 12;
-    pub const ALL: u64 = (1 << 13) - 1;
+    pub const GUARANTEE: u64 = 1 << 13;
+    pub const ALL: u64 = (1 << 14) - 1;
 }
 
 const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
@@ -55,6 +56,7 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         guest_mapping,
         given_back,
         given_back_tolerated,
+        guarantee,
         mapping,
         progress,
     } = now;
@@ -103,6 +105,7 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         put_number(out, (*given_back_tolerated).into());
     });
     column(differs::PROGRESS, !progress.is_empty(), &|out| put_progress(out, progress));
+    column(differs::GUARANTEE, *guarantee != before.guarantee, &|out| put_number(out, guarantee.get().into()));
     put_number(out, vm.0.into());
     put_number(out, mask);
     out.append(&mut body);
@@ -161,6 +164,9 @@ pub(super) fn vm(
     }
     now.progress =
         if mask & differs::PROGRESS != 0 { reader.list("number of readings", progress)? } else { Vec::new() };
+    if mask & differs::GUARANTEE != 0 {
+        now.guarantee = PerTenThousand::new(reader.number_to("guarantee", u32::MAX.into())? as u32);
+    }
     match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
         None => Ok(now),
         Some(row) => Err(DecodeError::OutOfRange {

@@ -136,7 +136,7 @@ fn range(reader: &mut Reader<'_>) -> Result<GpaRange, DecodeError> {
 }
 
 fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
-    let kind = reader.number_to("kind of host", 3)?;
+    let kind = reader.number_to("kind of host", 4)?;
     if kind == 0 {
         return Ok(None);
     }
@@ -145,7 +145,11 @@ fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
     let huge_pages = match kind {
         1 => HugePages::Plenty,
         2 => HugePages::Scarce { free: reader.number()? },
-        _ => HugePages::Priced(HugePagePrice { cycles_per_s: reader.number()?, may_vacate: reader.number()? }),
+        _ => HugePages::Priced(HugePagePrice {
+            cycles_per_s: reader.number()?,
+            may_vacate: reader.number()?,
+            free: if kind == 4 { Some(reader.number()?) } else { None },
+        }),
     };
     Ok(Some(HostMemory { total, available, giant_pages_free, huge_pages }))
 }

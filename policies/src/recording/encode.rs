@@ -122,9 +122,11 @@ fn put_host(out: &mut Vec<u8>, host: Option<HostMemory>) {
         return put_number(out, 0);
     };
     let (kind, more) = match huge_pages {
-        HugePages::Plenty => (1, [None, None]),
-        HugePages::Scarce { free } => (2, [Some(free), None]),
-        HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate }) => (3, [Some(cycles_per_s), Some(may_vacate)]),
+        HugePages::Plenty => (1, [None; 3]),
+        HugePages::Scarce { free } => (2, [Some(free), None, None]),
+        HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate, free }) => {
+            (3 + u64::from(free.is_some()), [Some(cycles_per_s), Some(may_vacate), free])
+        }
     };
     let numbers = [kind, total.get(), available.get(), giant_pages_free].into_iter().chain(more.into_iter().flatten());
     numbers.for_each(|number| put_number(out, number));

@@ -39,6 +39,7 @@ impl AssumedMisses {
         let of_present = |misses: u64| misses * u64::from(present) / u64::from(BASE_PAGES_PER_WINDOW);
         match access.touches_per_s() {
             Some(touches) => touches.saturating_mul(u64::from(present)).min(of_present(self.most)),
+            None if access.touched() == 0 => 0,
             None => {
                 let rate = access.rate().unwrap_or_default();
                 of_present(self.per_s * u64::from(rate.get()) / 10_000)

@@ -95,11 +95,11 @@ fn host() -> impl Strategy<Value = Option<HostMemory>> {
 }
 
 fn huge_pages() -> impl Strategy<Value = HugePages> {
-    let price = |(cycles_per_s, may_vacate)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+    let price = |(cycles_per_s, may_vacate, free)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate, free });
     prop_oneof![
         2 => Just(HugePages::Plenty),
         2 => (0_u64..8).prop_map(|free| HugePages::Scarce { free }),
-        1 => (0_u64..20_000_000, 0_u64..8).prop_map(price),
+        1 => (0_u64..20_000_000, 0_u64..8, prop::option::of(0_u64..8)).prop_map(price),
     ]
 }
 

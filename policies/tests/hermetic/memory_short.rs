@@ -247,7 +247,7 @@ fn a_vm_with_windows_that_cannot_be_split_is_asked_once() {
 #[test]
 fn while_huge_pages_have_a_price_cold_windows_are_left_to_the_market() {
     let mut snapshot = short(huge(samples(IDLE), &[512, 200]));
-    let price = HugePagePrice { cycles_per_s: 1000, may_vacate: 2 };
+    let price = HugePagePrice { cycles_per_s: 1000, may_vacate: 2, free: None };
     snapshot.host = snapshot.host.map(|host| HostMemory { huge_pages: HugePages::Priced(price), ..host });
     let vacate = Action::Vacate { vm: VmId(0), window: WindowIndex::new(0) };
     assert_eq!(Desk::new(PROOF).plan(&snapshot, seconds(0)), [release(1), vacate]);

@@ -9,8 +9,8 @@ use wideleaf_policies::recording::{
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
     AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, GuestProgress, HostMemory,
-    HugePagePrice, HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PlannedAction, Refusal, Skip,
-    Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    HugePagePrice, HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, PlannedAction,
+    Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 fn header() -> Header {
@@ -89,14 +89,16 @@ fn progress() -> impl Strategy<Value = Vec<GuestProgress>> {
 fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
     let rows = prop::collection::vec((prop_oneof![4 => Just(0_u64), 1 => 0..1000_u64], row()), 0..12);
     let tolerated = prop_oneof![Just(0_u16), any::<u16>()];
-    (rows, mapping(), tolerated, progress()).prop_map(move |(rows, mapping, given_back_tolerated, progress)| {
+    let settings = (tolerated, (0_u32..=10_000).prop_map(PerTenThousand::new));
+    (rows, mapping(), settings, progress()).prop_map(move |(rows, mapping, settings, progress)| {
+        let (given_back_tolerated, guarantee) = settings;
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
         let mut next = 0;
         for (gap, row) in rows {
             vm.push(WindowRow { window: WindowIndex::new(next + gap), ..row });
             next += gap + 1;
         }
-        VmSnapshot { mapping, given_back_tolerated, progress, ..vm }
+        VmSnapshot { mapping, given_back_tolerated, guarantee, progress, ..vm }
     })
 }
 
@@ -113,11 +115,11 @@ fn snapshot() -> impl Strategy<Value = Snapshot> {
 }
 
 fn huge_pages() -> impl Strategy<Value = HugePages> {
-    let price = |(cycles_per_s, may_vacate)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+    let price = |(cycles_per_s, may_vacate, free)| HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate, free });
     prop_oneof![
         Just(HugePages::Plenty),
         any::<u64>().prop_map(|free| HugePages::Scarce { free }),
-        any::<(u64, u64)>().prop_map(price),
+        any::<(u64, u64, Option<u64>)>().prop_map(price),
     ]
 }
 
@@ -358,7 +360,7 @@ fn each_kind_of_damage_has_its_own_message() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off after byte 8");
     assert_eq!(line(&bytes[..20]), "cut off after byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 5");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 6");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));

@@ -7,10 +7,11 @@
 use std::time::Duration;
 
 use wideleaf_policies::market::{Level, bid};
+use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{
-    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, Refusal,
-    SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    AccessHistory, Action, GuestMapping, HostMemory, HugePagePrice, HugePages, Moment, OutcomeResult, PerTenThousand,
+    Refusal, SampleQuality, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
 use crate::scenarios::{Desk, HOT, IDLE, PROOF, promote, samples, seconds, vm_with};
@@ -101,7 +102,7 @@ fn no_window_is_vacated_for_one_without_proof() {
     assert_eq!(plan(0), [promote(2)]);
     assert_eq!(plan(1), [promote(2), promote(3)]);
     // At a price they are not promoted at all.
-    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 0 });
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, ..HugePagePrice::default() });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), []);
 }
 
@@ -178,7 +179,7 @@ fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacate
     vm.access[4] = samples(HOT).with_touches_per_s(Some(200)); // 1.97 M cycles a second
     let plan = |cycles_per_s, may_vacate| {
         let mut desk = proven(&vm);
-        let price = HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate });
+        let price = HugePages::Priced(HugePagePrice { cycles_per_s, may_vacate, free: None });
         let plan = desk.plan(&with(price, vec![vm.clone()]), seconds(2));
         (plan, desk.figure("priced_out_now"))
     };
@@ -195,10 +196,144 @@ fn a_price_from_outside_decides_what_is_promoted_and_how_many_windows_are_vacate
 }
 
 #[test]
+fn at_a_price_from_outside_no_more_pages_are_asked_for_than_are_free_and_one() {
+    let vm = cold_and_hot("Hffff");
+    let plan = |cycles_per_s, free| {
+        let price = HugePagePrice { cycles_per_s, free, ..HugePagePrice::default() };
+        proven(&vm).plan(&with(HugePages::Priced(price), vec![vm.clone()]), seconds(2))
+    };
+    assert_eq!(plan(1, None), [vacate(0), promote(1), promote(2), promote(3), promote(4)], "not known");
+    assert_eq!(plan(1, Some(0)), [vacate(0), promote(1), promote(2)]);
+    assert_eq!(plan(1, Some(1)), [vacate(0), promote(1), promote(2), promote(3)]);
+    assert_eq!(plan(0, Some(2)), [promote(1), promote(2), promote(3)]);
+}
+
+#[test]
+fn a_vm_vacates_no_window_of_its_guarantee() {
+    // Four huge windows of 2 MiB, and as much memory again less four pages.
+    let plan = |percent: u32| {
+        let vm = VmSnapshot { guarantee: PerTenThousand::new(percent * 100), ..cold_and_hot("HHHHffff") };
+        let plan = proven(&vm).plan(&scarce(0, vec![vm]), seconds(1));
+        plan.iter().filter(|action| matches!(action, Action::Vacate { .. })).count()
+    };
+    assert_eq!([0, 1, 13, 25, 26, 49, 50, 51, 100].map(plan), [4, 3, 2, 2, 1, 0, 0, 0, 0]);
+    // At a price from outside as well: the host does not know of it.
+    let vm = VmSnapshot { guarantee: PerTenThousand::new(3000), ..cold_and_hot("HHHHffff") };
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 9, free: Some(0) });
+    assert_eq!(proven(&vm).plan(&with(price, vec![vm]), seconds(1)), [vacate(0), promote(4), promote(5)]);
+}
+
+#[test]
 fn a_window_that_is_only_held_needs_no_page_and_pays_no_price() {
     let vm = vm_with(0, "h", |_, row| (row.access, row.guest_mapping) = (hot(), GuestMapping::Base4K));
-    let price = HugePages::Priced(HugePagePrice { cycles_per_s: u64::MAX, may_vacate: 0 });
+    let price = HugePages::Priced(HugePagePrice { cycles_per_s: u64::MAX, ..HugePagePrice::default() });
     assert_eq!(Desk::new("auto").plan(&with(price, vec![vm]), seconds(0)), [promote(0)]);
+}
+
+#[test]
+fn what_was_hot_seconds_ago_takes_no_page_of_a_cold_window() {
+    // All have been hot for three seconds, as far as samples of this age tell.
+    let plan = |age_s, latest: bool| {
+        let mut vm = cold_and_hot("Hf");
+        let mut desks = [(); 2].map(|()| proven(&vm));
+        vm.access[1] = hot().with(latest).with_touches_per_s(Some(1000));
+        vm.access_quality[1] = SampleQuality::new(Duration::from_secs(age_s), 1);
+        let [short, plentiful] = &mut desks;
+        let plentiful = plentiful.plan(&with(HugePages::Plenty, vec![vm.clone()]), seconds(3));
+        (short.plan(&scarce(0, vec![vm]), seconds(3)), plentiful)
+    };
+    assert_eq!(plan(0, true), (vec![vacate(0), promote(1)], vec![promote(1)]));
+    assert_eq!(plan(2, true), (vec![vacate(0), promote(1)], vec![promote(1)]), "hot for a second at least");
+    // It may still have a free page that no other window wants: one is requested.
+    assert_eq!(plan(3, true), (vec![promote(1)], vec![promote(1)]), "touched once, three seconds ago");
+    assert_eq!(plan(0, false), (vec![promote(1)], vec![promote(1)]), "a sample since saw no touch");
+}
+
+/// A guest reads its first half for 1.5 s and then updates its second half. A sensor looks at a few windows in each
+/// tenth of a second. The first half holds all huge pages then, and each of them moves once.
+#[test]
+fn each_page_of_a_set_that_becomes_cold_moves_once_to_the_set_that_became_hot() {
+    const HALF: usize = 40;
+    let mut desk = Desk::new(PROOF);
+    let mut sensor = Sensor::new(2 * HALF);
+    let mut is_large: Vec<bool> = (0..2 * HALF).map(|window| window < HALF / 2).collect();
+    let (mut vacated, mut promoted, mut free) = (Vec::new(), Vec::new(), 0);
+    for tenth in 0..200 {
+        let now = at(100 * tenth);
+        let is_hot = |window: usize| (window < HALF) == (tenth < 15);
+        let drawn: String = is_large.iter().map(|is_large| if *is_large { 'H' } else { 'f' }).collect();
+        let vm = vm_with(0, &drawn, |at, row| {
+            row.guest_mapping = GuestMapping::Base4K;
+            row.resident = if row.backing.is_large() { 512 } else { 511 };
+            (row.access, row.access_quality) = sensor.seen(at, now);
+        });
+        for action in desk.plan(&scarce(free, vec![vm.clone()]), now) {
+            let window = action.window().get() as usize;
+            let (changes, is_done) = match action {
+                Action::Vacate { .. } => (&mut vacated, true),
+                Action::Promote { .. } => (&mut promoted, free > 0),
+                other => panic!("{other:?}"),
+            };
+            if is_done {
+                is_large[window] = !is_large[window];
+                free = if is_large[window] { free - 1 } else { free + 1 };
+                changes.push(window);
+            }
+            let refused = OutcomeResult::Refused(Refusal::NoHugePage);
+            desk.hears(action, now, if is_done { OutcomeResult::Done } else { refused });
+        }
+        sensor.sample(&vm, |row| desk.0.hurries(&vm, row), is_hot, now);
+    }
+    vacated.sort_unstable();
+    assert_eq!(vacated, (0..HALF / 2).collect::<Vec<_>>());
+    assert!(promoted.len() == HALF / 2 && promoted.iter().all(|window| *window >= HALF), "{promoted:?}");
+}
+
+/// A sensor of accesses: in each tenth of a second it looks at 16 windows that are hurried for, or at one in its turn.
+struct Sensor {
+    histories: Vec<AccessHistory>,
+    frequencies: Vec<TouchFrequency>,
+    sampled_at: Vec<Option<Moment>>,
+    rotations: [Rotation; 2],
+}
+
+impl Sensor {
+    fn new(windows: usize) -> Sensor {
+        Sensor {
+            histories: vec![AccessHistory::default(); windows],
+            frequencies: vec![TouchFrequency::default(); windows],
+            sampled_at: vec![None; windows],
+            rotations: Default::default(),
+        }
+    }
+
+    fn seen(&self, row: usize, now: Moment) -> (AccessHistory, SampleQuality) {
+        let quality = self.sampled_at[row].map(|sampled_at| SampleQuality::new(now.since(sampled_at), 1));
+        (self.histories[row], quality.unwrap_or_default())
+    }
+
+    /// A hot window is touched after a millisecond.
+    fn sample(
+        &mut self,
+        vm: &VmSnapshot,
+        is_urgent: impl Fn(usize) -> bool,
+        is_hot: impl Fn(usize) -> bool,
+        now: Moment,
+    ) {
+        let urgent: Vec<_> = (0..vm.len()).filter(|row| is_urgent(*row)).map(|row| vm.windows[row]).collect();
+        let sample = match urgent.is_empty() {
+            false => self.rotations[0].next_share(&urgent, 16),
+            true => self.rotations[1].next_share(&vm.windows, 1),
+        };
+        for window in sample {
+            let row = window.get() as usize;
+            let watched_for = Duration::from_millis(if is_hot(row) { 1 } else { 40 });
+            self.frequencies[row].add(is_hot(row), watched_for);
+            let touches_per_s = self.frequencies[row].per_second();
+            self.histories[row] = self.histories[row].with(is_hot(row)).with_touches_per_s(touches_per_s);
+            self.sampled_at[row] = Some(now);
+        }
+    }
 }
 
 #[test]
@@ -212,6 +347,26 @@ fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
     desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
     // Idle so far, touched, never sampled, known to be idle; on base pages: proven, never sampled.
     assert_eq!(hurried(&desk), [true, false, true, false, false, true]);
+}
+
+#[test]
+fn windows_on_base_pages_are_sampled_again_and_again_more_rarely_while_there_is_a_page_for_them() {
+    // Age of the newest sample in seconds from which on the last window is hurried for.
+    let hurried = |drawn: &str, latest: &str| {
+        let mut vm = cold_and_hot(drawn);
+        let last = vm.len() - 1;
+        vm.access[last] = samples(latest);
+        let mut desk = proven(&vm);
+        desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
+        (0..=20).find(|age_s| {
+            vm.access_quality[last] = SampleQuality::new(Duration::from_secs(*age_s), 1);
+            desk.0.hurries(&vm, last)
+        })
+    };
+    assert_eq!(["x", "-xx", "xxxxx", HOT].map(|latest| hurried("Hff", latest)), [1, 2, 5, 16].map(Some));
+    assert_eq!(["-", "x--"].map(|latest| hurried("HHff", latest)), [1, 2].map(Some), "two pages and one buyer");
+    assert_eq!(hurried("Hff", "-"), None, "the page is for the window that is hot already");
+    assert_eq!(hurried("ff", "x"), None, "no page is to be had");
 }
 
 #[test]

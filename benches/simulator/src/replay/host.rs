@@ -90,6 +90,7 @@ impl SimulatedHost {
             let mut rows = VmSnapshot::with_capacity(vm.vm, vm.len());
             rows.mapping = vm.mapping;
             rows.given_back_tolerated = vm.given_back_tolerated;
+            rows.guarantee = vm.guarantee;
             for row in (0..vm.len()).map(|row| vm.get(row)) {
                 let window = self.windows.entry((vm.vm, row.window)).or_default();
                 let mut row = window.without_recorded_policy(row);

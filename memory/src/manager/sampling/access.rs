@@ -17,6 +17,7 @@ use wideleaf_policies::{
     AccessHistory, Backing, Moment, PageSize, PerTenThousand, SampleQuality, VmId, VmSnapshot, WindowIndex, WindowRow,
 };
 
+use super::guest_ran::GuestRan;
 use super::outside_heat::OutsideHeat;
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::actuators::swap::Swapper;
@@ -140,6 +141,8 @@ struct AccessSampling {
     /// Those of them that were on base pages.
     small: Vec<WindowIndex>,
     is_under_way: bool,
+    /// Whether the guest ran during samples.
+    guest: GuestRan,
     /// Whether the sample under way is an urgent one.
     is_urgent: bool,
     /// Whether the report already says why the sensor has ended.
@@ -216,6 +219,7 @@ impl AccessSampling {
         Ok(AccessSampling {
             mover,
             takes_aside,
+            guest: GuestRan::new(vm.second_level.clone()),
             ..AccessSampling::of_sampler(vm.id, name, sampler, windows.to_vec(), share)
         })
     }
@@ -249,6 +253,7 @@ impl AccessSampling {
             backed: 0,
             small: Vec::new(),
             is_under_way: false,
+            guest: GuestRan::new(None),
             is_urgent: false,
             is_end_told: false,
             cost: SensorCost::default(),
@@ -262,6 +267,7 @@ impl AccessSampling {
         self.sampled_at.fill(None);
         self.small.clear();
         self.backed = 0;
+        self.guest.forget();
     }
 
     /// Bursts are for windows that are still small, since their decisions come soon. For the others it is enough to
@@ -299,8 +305,7 @@ impl AccessSampling {
         }
         self.refills.expect(&share, rows, fault);
         self.priced_at.get_or_insert(fault);
-        self.sampler.start(host, &share);
-        self.is_under_way = true;
+        self.begin(host, &share);
     }
 
     /// Begins a sample of windows that the policy hurries for, once there is credit for a large one: each ends with a
@@ -314,9 +319,16 @@ impl AccessSampling {
         let share = self.urgent_rotation.next_share(urgent, windows);
         let fault = if self.takes_aside { fault } else { FaultPrice::assumed(None) };
         self.refills.expect(&share, rows, fault);
-        self.sampler.start(host, &share);
-        (self.is_under_way, self.is_urgent) = (true, true);
+        self.begin(host, &share);
+        self.is_urgent = true;
         true
+    }
+
+    fn begin(&mut self, host: &dyn Host, share: &[WindowIndex]) {
+        self.sampler.start(host, share);
+        // All windows are watched from now on.
+        self.guest.begin(host.now());
+        self.is_under_way = true;
     }
 
     fn finish(&mut self, host: &dyn Host) {
@@ -324,6 +336,7 @@ impl AccessSampling {
             return;
         }
         let is_urgent = std::mem::take(&mut self.is_urgent);
+        let has_run = self.guest.has_run(host.now());
         let sample = self.sampler.finish(host);
         let (mut unchanged, mut news) = (0, 0);
         let mut refilling = Duration::ZERO;
@@ -332,7 +345,11 @@ impl AccessSampling {
             let Ok(row) = self.windows.binary_search(&window) else { continue };
             let was_touched = match seen {
                 Seen::Touched => true,
-                Seen::Untouched => false,
+                Seen::Untouched if has_run => false,
+                Seen::Untouched => {
+                    self.cost.not_run += 1;
+                    continue;
+                }
                 Seen::Unknown("refused" | "service_ended") => {
                     self.failures += 1;
                     continue;
@@ -373,7 +390,7 @@ impl AccessSampling {
 
     /// Adds to the report what it does not have yet.
     fn tell(&mut self, report: &mut ManagerReport) {
-        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, waits, cpu } =
+        let SensorCost { samples, windows, latest_windows, ticks_without, claimed, not_run, waits, cpu } =
             std::mem::take(&mut self.cost);
         let cost = report.sensor_costs.entry(self.name).or_default();
         cost.samples += samples;
@@ -381,6 +398,7 @@ impl AccessSampling {
         cost.latest_windows = if samples > 0 { latest_windows } else { cost.latest_windows };
         cost.ticks_without += ticks_without;
         cost.claimed += claimed;
+        cost.not_run += not_run;
         cost.waits += waits;
         cost.cpu += cpu;
         if let failures @ 1.. = std::mem::take(&mut self.failures) {
@@ -434,6 +452,7 @@ mod tests {
     use crate::second_level::{FaultCounters, Paging};
     use crate::sensors::access::AccessSample;
     use crate::testing::fake_host::FakeHost;
+    use crate::testing::fake_second_level::FakeSecondLevel;
     use std::collections::BTreeMap;
 
     /// A sensor with a userfaultfd that can no longer be read.
@@ -579,6 +598,38 @@ mod tests {
         // Four windows of 4 faults of 5 us, and 330 us of the manager each: 1.4 ms, of which a second earns 5 ms.
         let earned_after = host.now().since(began);
         assert!((280..=300).contains(&earned_after.as_millis()), "{earned_after:?}");
+    }
+
+    #[test]
+    fn windows_of_a_guest_that_waited_for_a_cpu_are_not_idle() {
+        let (host, kvm) = (FakeHost::default(), Arc::new(FakeSecondLevel::new(&[])));
+        let (windows, rows) = on_base_pages(ACCESS_LEAST);
+        let limits = ShareLimits {
+            budget: PerTenThousand::ALL,
+            burst: Duration::from_secs(1),
+            least: ACCESS_LEAST,
+            most: ACCESS_MOST,
+        };
+        let samples_of = |seen, ran_ms: &[u64]| {
+            let mut sampling = AccessSampling {
+                guest: GuestRan::new(Some(kvm.clone())),
+                ..sampling_of(seen, &windows, Share::new(limits, ACCESS_COST, host.now()))
+            };
+            let mut cpu = Duration::ZERO;
+            for ran_ms in ran_ms {
+                kvm.set_vcpu_time(cpu);
+                sampling.start_share(&host, &windows, &rows, true, FaultPrice::assumed(None));
+                host.sleep(Duration::from_millis(40));
+                cpu += Duration::from_millis(*ran_ms);
+                kvm.set_vcpu_time(cpu);
+                sampling.finish(&host);
+            }
+            (sampling.histories[0].samples(), sampling.sampled_at[0].is_some(), sampling.cost.not_run)
+        };
+        let not_run = 2 * ACCESS_LEAST as u64;
+        assert_eq!(samples_of(Seen::Untouched, &[40, 0, 0, 20]), (2, true, not_run));
+        assert_eq!(samples_of(Seen::Touched, &[40, 0, 0, 20]), (4, true, 0), "a touch is a touch");
+        assert_eq!(samples_of(Seen::Untouched, &[0, 0, 0, 0]), (4, true, 0), "it is halted");
     }
 
     #[test]

@@ -297,9 +297,10 @@ impl Vm {
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
         let wants_windows = self.windows.are_wanted(Instant::now());
-        let huge_page = self.price.map(|HugePagePrice { cycles_per_s, may_vacate }| {
-            self.price = Some(HugePagePrice { cycles_per_s, may_vacate: 0 });
-            PriceOfHugePage { cycles_per_s, may_vacate }
+        let huge_page = self.price.map(|price| {
+            self.price = Some(HugePagePrice { may_vacate: 0, ..price });
+            let HugePagePrice { cycles_per_s, may_vacate, free } = price;
+            PriceOfHugePage { cycles_per_s, may_vacate, free }
         });
         let (copy_per_second, cpu_share) = (copy.get(), limits.cpu_share.get());
         let free_huge_pages = std::mem::take(&mut self.promised);

@@ -14,14 +14,17 @@
 //! ```
 //!
 //! While there are plenty of huge pages, the market is closed and changes no plan. A window that gave its page back
-//! gets another one only by proof of heat, never because it is full: no window goes to and fro.
+//! gets another one only by proof of heat, never because it is full: no window goes to and fro. A bidder counts as hot
+//! only up to its newest sample, and only if that saw a touch. Otherwise the page of a cold window goes to one that was
+//! hot seconds ago and is cold as well by now.
 
 use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
 use super::audit::{Audit, Kind};
-use super::{Auto, Judge, Memory, Proof};
+use super::{Auto, Judge, Memory};
+use crate::account::host_backing;
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
@@ -29,7 +32,7 @@ use crate::expectations::Expectations;
 use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
-use crate::units::{Moment, WindowIndex};
+use crate::units::{Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. Fewer than for a
@@ -43,6 +46,8 @@ pub(super) struct Market {
     is_open: bool,
     bids: Bids,
     price: HugePagePrice,
+    /// Price from outside in cycles per second; 0 where there is none.
+    told: u64,
     /// Number of free huge pages, if known.
     free: Option<u64>,
     /// Largest number of windows that may be vacated for other windows of these VMs.
@@ -52,6 +57,16 @@ pub(super) struct Market {
     /// VMs of which no window can be vacated.
     immovable: Vec<VmId>,
     demand: Demand,
+    supply: Supply,
+}
+
+/// Huge pages that a window could have, as of the latest plan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Supply {
+    /// Whether one is free, or a cold window of these VMs holds one.
+    is_there: bool,
+    /// Whether there are more of them than windows that want one.
+    is_spare: bool,
 }
 
 /// When demand rose: large windows that were sampled before may have become cold since.
@@ -96,7 +111,7 @@ impl Market {
 
     /// Whether windows may give their huge page to another one, or be too cheap for one.
     pub fn is_at_work(&self) -> bool {
-        self.price != HugePagePrice::default()
+        self.has_price() || self.price.may_vacate > 0
     }
 
     /// Whether a window may have a huge page that saves this many cycles per second, if that is any.
@@ -131,18 +146,22 @@ impl Market {
         self.is_open.then_some(&self.bids)
     }
 
-    /// Whether a sample of the window is worth more than usual: of one on base pages that was never sampled, since it
-    /// may be a buyer, and of a large one that may have become cold. That is known before the first buyer is proven, so
-    /// that it can be vacated for it at once.
+    /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there
+    /// is a page for it, and of a large one that may have become cold. That is known before the first buyer is proven,
+    /// so that it can be vacated for it at once.
+    ///
+    /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
+    /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
-        let access = vm.access[row];
+        let (access, age_s) = (vm.access[row], vm.access_quality[row].age_s);
+        let is_due = || age_s >= access.same_samples().into();
         self.is_open
             && match (vm.backing[row], access.was_touched()) {
-                (Backing::Base4K, was_touched) => was_touched.is_none(),
+                (Backing::Base4K, None) => true,
+                (Backing::Base4K, Some(true)) => self.supply.is_there && is_due(),
+                (Backing::Base4K, Some(false)) => self.supply.is_spare && is_due(),
                 (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
-                (Backing::Huge2M, Some(true)) => {
-                    self.has_price() && self.demand.is_newer_than(vm.access_quality[row].age_s)
-                }
+                (Backing::Huge2M, Some(true)) => self.has_price() && self.demand.is_newer_than(age_s),
                 (Backing::Huge2M, _) => !is_idle_of_late(access),
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
             }
@@ -160,8 +179,10 @@ impl Market {
         let was_open = core::mem::replace(&mut self.is_open, huge_pages != HugePages::Plenty);
         self.free = match huge_pages {
             HugePages::Scarce { free } => Some(free),
-            HugePages::Plenty | HugePages::Priced(_) => None,
+            HugePages::Priced(price) => price.free,
+            HugePages::Plenty => None,
         };
+        self.told = if let HugePages::Priced(price) = huge_pages { price.cycles_per_s } else { 0 };
         if was_open {
             self.price = HugePagePrice::default();
             self.bids.clear();
@@ -195,25 +216,33 @@ impl Market {
     }
 
     /// Bids for a window on base pages, if that also pays for a window that gives its huge page back.
-    pub fn want(&mut self, proof: &Proof, vm: &VmSnapshot, row: usize) {
-        if self.is_open && proof.pays_for_vacate && !vm.backing[row].is_large() {
-            self.bids.want(proof.per_s);
+    pub fn want(&mut self, per_s: u64, pays_for_vacate: impl FnOnce() -> bool) {
+        if self.is_open && pays_for_vacate() {
+            self.bids.want(per_s);
         }
     }
 
-    /// Finds the price, after the last bid.
-    pub fn set_price(&mut self, huge_pages: HugePages, now: Moment) {
+    /// Whether a window that saves this many cycles per second, if it is proven, may have a huge page, as far as the
+    /// price is known before the last bid.
+    pub fn could_serve(&self, per_s: Option<u64>) -> bool {
+        self.told == 0 || per_s.is_some_and(|per_s| bid(per_s) >= self.told)
+    }
+
+    /// Finds the price, after the last bid. `spare`: number of huge pages that these VMs can give back.
+    pub fn set_price(&mut self, huge_pages: HugePages, spare: u64, now: Moment) {
         (self.price, self.trades) = match huge_pages {
             HugePages::Plenty => (HugePagePrice::default(), 0),
-            HugePages::Scarce { free } => self.clear_alone(free),
+            HugePages::Scarce { free } => self.clear_alone(free, spare),
             HugePages::Priced(price) => (price, u64::MAX),
         };
-        self.demand.update(self.bids.wanted(), self.has_price(), now);
+        let (wanted, supplied) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
+        self.supply = Supply { is_there: supplied > 0, is_spare: supplied > wanted };
+        self.demand.update(wanted, self.has_price(), now);
     }
 
     /// Price of these bids alone, and the number of trades: the policy knows of no other VM.
-    fn clear_alone(&self, free: u64) -> (HugePagePrice, u64) {
-        let all = Bidder { bids: &self.bids, weight: 1, spare: u64::MAX, can_trade: true };
+    fn clear_alone(&self, free: u64, spare: u64) -> (HugePagePrice, u64) {
+        let all = Bidder { bids: &self.bids, weight: 1, spare, can_trade: true };
         let price = clearing_price(&[all], free, 0).of_vms[0];
         let is_served = |level: &Level| price.cycles_per_s > 0 && level.cycles_per_s >= price.cycles_per_s;
         let served: u64 = self.bids.levels().filter(is_served).map(|level| u64::from(level.wanted)).sum();
@@ -223,27 +252,42 @@ impl Market {
 
 impl Judge {
     /// Cycles per second that a large window saves.
-    pub(super) fn worth_of_large(&self, window: Memory, vm: &VmSnapshot, row: usize) -> u64 {
+    pub(super) fn worth_of_large(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> u64 {
         self.prices.benefit_per_s(vm.access[row], window.used(vm, row), vm.guest_mapping[row])
     }
 }
 
 impl Auto {
-    /// The windows that may give their huge page back now, the coldest first.
-    pub(super) fn coldest(&mut self, snapshot: &Snapshot, judge: &Judge) -> Vec<Place> {
-        let HugePagePrice { cycles_per_s: price, may_vacate } = self.market.price;
+    /// The windows that may give their huge page back now, the coldest first, and of each VM no more than it can spare.
+    pub(super) fn coldest(&mut self, snapshot: &Snapshot) -> Vec<Place> {
+        let HugePagePrice { cycles_per_s: price, may_vacate, .. } = self.market.price;
         let most = self.market.trades.saturating_add(may_vacate);
         if price == 0 || most == 0 {
             return Vec::new();
         }
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let Auto { market, memory, .. } = self;
-        let is_worth_little = |place: &Place| {
-            let (vm, row) = place.of(snapshot);
-            bid(judge.worth_of_large(memory.of_vm(place.vm as usize)[row], vm, row)) <= price / HYSTERESIS
+        let mut spare: Vec<u64> = snapshot.vms.iter().map(spare_of).collect();
+        let mut can_spare = |place: &Place| {
+            let left = &mut spare[place.vm as usize];
+            left.checked_sub(1).map(|fewer| *left = fewer).is_some()
         };
-        market.cold.best_first().iter().copied().filter(is_worth_little).take(most).collect()
+        let is_worth_little = |level: &Level| level.cycles_per_s <= price / HYSTERESIS;
+        let cheap = self.market.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
+        let cold = self.market.cold.best_first().iter().copied().take(cheap);
+        cold.filter(|place| can_spare(place)).take(most).collect()
     }
+}
+
+/// Number of huge pages that a VM can give back without falling below its guarantee.
+pub(super) fn spare_of(vm: &VmSnapshot) -> u64 {
+    if vm.guarantee == PerTenThousand::new(0) {
+        return u64::MAX;
+    }
+    let backing = host_backing(vm);
+    let guaranteed = u128::from(backing.resident().get()) * u128::from(vm.guarantee.get());
+    let guaranteed = guaranteed.div_ceil(u128::from(PerTenThousand::ALL.get())) as u64;
+    let large = (backing.huge_2m + backing.giant_1g).get();
+    large.saturating_sub(guaranteed) / PageSize::Huge2M.bytes().get()
 }
 
 /// Puts the request into the plan, and notes that the window gave its page back.

@@ -139,7 +139,7 @@ impl Splits {
     }
 
     /// Return of releasing the window's zero pages, in percent, if it suffices.
-    pub fn of_release(&self, judge: &Judge, window: Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
+    pub fn of_release(&self, judge: &Judge, window: &Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
         let zero = vm.zero[row].filter(|zero| *zero > 0 && self.may_release(vm.vm))?;
         if is_idle(vm.access[row]) {
             let offer = Offer { gain_per_s: judge.prices.bloat_per_s(zero), cost: judge.release };
@@ -201,7 +201,7 @@ impl Judge {
 }
 
 /// Whether the window was demoted, and the kernel has taken no page of it.
-fn is_in_stock(window: Memory, vm: &VmSnapshot, row: usize) -> bool {
+fn is_in_stock(window: &Memory, vm: &VmSnapshot, row: usize) -> bool {
     let is_whole = vm.resident[row] >= window.resident_after;
     window.given_up == GivenUp::Cold && vm.backing[row] == Backing::Base4K && is_whole
 }
@@ -225,7 +225,7 @@ impl Auto {
         let mut stock = 0;
         turns.visit(snapshot, |place| {
             let (vm, row) = place.of(snapshot);
-            let window = memory.of_vm(place.vm as usize)[row];
+            let window = &memory.of_vm(place.vm as usize)[row];
             if !is_demotable(vm, row, now) {
                 stock += usize::from(is_in_stock(window, vm, row));
             } else if let Some(percent) = splits.of_release(&judge, window, vm, row) {

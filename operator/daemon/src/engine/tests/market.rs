@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
     fn tells(&self, bids: Option<BidsReport>) -> Option<(u64, u64)> {
         let live = LiveReport { bids: bids.map(Box::new), ..LiveReport::default() };
         let price = self.ask(Request::Status { vm: self.view.clone(), live });
-        price.map(|PriceOfHugePage { cycles_per_s, may_vacate }| (cycles_per_s, may_vacate))
+        price.map(|PriceOfHugePage { cycles_per_s, may_vacate, .. }| (cycles_per_s, may_vacate))
     }
 }
 
@@ -81,6 +81,22 @@ fn a_cold_vm_vacates_once_exactly_what_the_hot_one_lacks() {
     hot.tells(None);
     bench.tick_at(7);
     assert_eq!((cold.tells(Some(holds)), bench.engine.scrape().huge_page_price), (None, 0));
+}
+
+#[test]
+fn every_vm_is_told_how_many_pages_are_free() {
+    let bench = Bench::new("");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 2, "cold", mib(200)));
+    let free_after = |second, free, wanted| {
+        hot.tells(Some(bids(Some(free), &[(HOT, wanted, 0)])));
+        bench.tick_at(second);
+        [&hot, &cold].map(|run| {
+            let status = Request::Status { vm: run.view.clone(), live: LiveReport::default() };
+            run.ask(status).map(|price| (price.cycles_per_s > 0, price.free))
+        })
+    };
+    assert_eq!(free_after(1, 4, 10), [Some((true, Some(4))); 2]);
+    assert_eq!(free_after(2, 12, 10), [Some((false, Some(12))); 2], "without a price as well");
 }
 
 #[test]
@@ -169,7 +185,7 @@ fn an_external_guest_pays_the_price_and_gives_no_page_back() {
     set(Some(bids(Some(0), &[(0, 0, 90), (HOT, 7, 0)])));
     run.tells(Some(bids(None, &[(0, 0, 50)])));
     bench.tick_at(1);
-    let price = |may_vacate| Some(HugePagePrice { cycles_per_s: HOT, may_vacate });
+    let price = |may_vacate| Some(HugePagePrice { cycles_per_s: HOT, may_vacate, free: Some(0) });
     assert_eq!((bench.guests.guest(10).price, run.tells(None)), (price(0), Some((HOT, 7))));
     set(None);
     bench.tick_at(2);
