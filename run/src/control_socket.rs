@@ -25,7 +25,7 @@ use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Repl
 use wideleaf_control::socket_file::SocketFile;
 use wideleaf_control::view::{Care, Explanation, WindowMap};
 use wideleaf_control::vm::{
-    BaseView, StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
@@ -41,7 +41,8 @@ use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
-use crate::snapshot::saving::{SaveJob, SavingThread};
+use crate::snapshot::saving::{SaveJob, SaveTo, SavingThread};
+use crate::text::clean;
 
 /// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
 const PLACES: Places = Places { of_all: 8, more_for_root: 2 };
@@ -52,8 +53,8 @@ const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 const MODE: u32 = 0o600;
 
 /// Capabilities at any time.
-const CAPABILITIES: [&str; 9] =
-    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot"];
+const CAPABILITIES: [&str; 10] =
+    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot", "migrate"];
 
 /// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
@@ -137,8 +138,8 @@ fn answer_in_a_thread(
             };
             let reply = match answer {
                 Ok(Answered::Now(answer)) => Reply::Ok(answer),
-                Ok(Answered::Saving { pause_max, base }) => {
-                    let job = SaveJob { connection, replies: replies.clone(), pause_max, base, files };
+                Ok(Answered::Saving { pause_max, to }) => {
+                    let job = SaveJob { connection, replies: replies.clone(), pause_max, to, files };
                     match vm.begin_save(job) {
                         Ok(()) => continue,
                         Err(why) => Reply::Error(why),
@@ -166,10 +167,10 @@ pub struct Controlled {
 /// Answer to a request.
 enum Answered {
     Now(Box<VmAnswer>),
-    /// Another thread answers when it has saved the VM.
+    /// Another thread answers when it has saved the VM, or moved it.
     Saving {
         pause_max: Duration,
-        base: Option<BaseView>,
+        to: SaveTo,
     },
 }
 
@@ -213,7 +214,13 @@ impl ControlledVm {
                 VmAnswer::Device(self.run.devices.set_balloon(Bytes::new(target_bytes))?)
             }
             VmRequest::Snapshot { pause_ms_max, base } => {
-                return Ok(Answered::Saving { pause_max: Duration::from_millis(pause_ms_max), base });
+                let pause_max = Duration::from_millis(pause_ms_max);
+                return Ok(Answered::Saving { pause_max, to: SaveTo::Files(base) });
+            }
+            VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max } => {
+                let pause_max = Duration::from_millis(pause_ms_max);
+                let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max };
+                return Ok(Answered::Saving { pause_max, to });
             }
         };
         Ok(Answered::Now(Box::new(answer)))
@@ -286,6 +293,9 @@ impl ControlledVm {
     }
 
     fn resume(&self) -> Result<(), String> {
+        if let Some(saving) = self.run.saving.upgrade() {
+            saving.resume_after_doubt()?;
+        }
         let mut is_paused = self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
         if *is_paused {
             self.control.resume().map_err(|error| error.to_string())?;
@@ -295,7 +305,8 @@ impl ControlledVm {
     }
 
     fn status(&self) -> VmStatus {
-        let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let (saving, doubt) = self.run.saving.upgrade().map_or((None, None), |of| (of.progress(), of.doubt()));
+        let is_paused = doubt.is_some() || *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
         let (states, waits_for) = self.ending();
         let state = match (self.control.is_stopping(), is_paused) {
             (true, _) if waits_for.is_some() => VmState::Ending,
@@ -313,7 +324,8 @@ impl ControlledVm {
             resets: self.control.resets(),
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
-            saving: self.run.saving.upgrade().and_then(|saving| saving.progress()),
+            saving,
+            doubt,
             exit,
             waits_for,
         }
