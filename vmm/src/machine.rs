@@ -144,11 +144,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`RestoreError`]; then nothing runs.
-    pub fn start_held(
-        config: &VmConfig,
-        state: &MachineState,
-        hardware: Hardware,
-    ) -> Result<Machine, RestoreError> {
+    pub fn start_held(config: &VmConfig, state: &MachineState, hardware: Hardware) -> Result<Machine, RestoreError> {
         Machine::restored(config, state, hardware, |machine| {
             machine.control.begin_paused();
             assert!(machine.memory.gate().close(Duration::ZERO), "no device has begun to work");

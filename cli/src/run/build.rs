@@ -97,11 +97,7 @@ pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<Policy
 ///
 /// # Errors
 /// [`Failure`] for arguments that contradict each other, and for what cannot move.
-pub(super) fn incoming_spec(
-    args: &RunArgs,
-    sent: &RunSpec,
-    policy: Option<PolicyChoice>,
-) -> Result<RunSpec, Failure> {
+pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     if sent.is_native {
         return Err(Failure::Input("cannot receive a run without a guest".to_owned()));
     }
@@ -113,7 +109,8 @@ pub(super) fn incoming_spec(
     }
     if devices.is_empty() && !sent.devices.is_empty() {
         return Err(Failure::Usage(
-            "cannot receive the VM: it has devices; name them with --disk, --net, --vsock, --balloon or --rng".to_owned(),
+            "cannot receive the VM: it has devices; name them with --disk, --net, --vsock, --balloon or --rng"
+                .to_owned(),
         ));
     }
     continued_spec(args, RunSpec { devices, restore: None, ..sent.clone() }, policy)

@@ -206,7 +206,8 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "unix:", "tcp:", "tcp:host", "tcp::1", "tcp:host:port", "tcp:host:65536", "stdio:", "/a", "fd:3"]
+        for text in
+            ["", "unix:", "tcp:", "tcp:host", "tcp::1", "tcp:host:port", "tcp:host:65536", "stdio:", "/a", "fd:3"]
         {
             assert_eq!(text.parse::<Address>(), Err(AddressError), "{text:?}");
         }

@@ -224,11 +224,8 @@ impl PagesHead {
     /// # Errors
     /// [`Malformed::Length`] and [`Malformed::Pages`].
     pub fn decode(content: &[u8]) -> Result<(PagesHead, &[u8]), Malformed> {
-        let (head, pages) =
-            content.split_first_chunk::<PAGES_HEAD_BYTES>().ok_or(Malformed::Length(content.len()))?;
-        let word = |index: usize| {
-            u64::from_le_bytes(head[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
-        };
+        let (head, pages) = content.split_first_chunk::<PAGES_HEAD_BYTES>().ok_or(Malformed::Length(content.len()))?;
+        let word = |index: usize| u64::from_le_bytes(head[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
         let set = |from: usize| PageSet::from(std::array::from_fn(|index| word(from + index)));
         let (window, flags, stored, zero) = (word(0), word(1), set(2), set(10));
         if window >= WINDOWS_MAX || flags & !IS_HUGE != 0 || !stored.and(zero).is_empty() {

@@ -119,20 +119,15 @@ impl Sender {
     ///
     /// # Errors
     /// [`Lost`], as above.
-    pub fn send_checked(
-        &mut self,
-        kind: Kind,
-        checksum: u32,
-        parts: &[&[u8]],
-        limit: &Limit<'_>,
-    ) -> Result<(), Lost> {
+    pub fn send_checked(&mut self, kind: Kind, checksum: u32, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes > kind.bytes_max() {
             return Err(Malformed::Length(bytes).into());
         }
         let header = Header { kind, number: self.next, bytes, checksum }.encode();
         self.next = self.next.wrapping_add(1);
-        let mut slices: Vec<IoSlice<'_>> = [&header[..]].into_iter().chain(parts.iter().copied()).map(IoSlice::new).collect();
+        let mut slices: Vec<IoSlice<'_>> =
+            [&header[..]].into_iter().chain(parts.iter().copied()).map(IoSlice::new).collect();
         self.write(&mut slices, limit)
     }
 
@@ -329,6 +324,9 @@ mod tests {
         let (mut sender, mut receiver, _end) = pair();
         sender.send(Kind::Failed, &[b"no \x1bmemory"], &PATIENT).expect("there is room");
         let said = receiver.next(&mut Vec::new(), &PATIENT).expect_err("it is a refusal").to_string();
-        assert!(said.starts_with("the target says: no ") && said.ends_with("memory") && !said.contains('\x1b'), "{said}");
+        assert!(
+            said.starts_with("the target says: no ") && said.ends_with("memory") && !said.contains('\x1b'),
+            "{said}"
+        );
     }
 }

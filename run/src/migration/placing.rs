@@ -167,7 +167,8 @@ mod tests {
         let (ram, host) = (ram(), host());
         let mut placing = Placing::new(&ram, &host);
         // Before RAM, in the hole, across the end of the second range, and beyond it.
-        for (window, stored) in [(0, vec![0]), (3, vec![0]), (4, vec![0, 255, 256]), (4, vec![300]), (1 << 40, vec![0])] {
+        for (window, stored) in [(0, vec![0]), (3, vec![0]), (4, vec![0, 255, 256]), (4, vec![300]), (1 << 40, vec![0])]
+        {
             let values = vec![7; stored.len()];
             let placed = placing.place(&head(window, &stored, &[]), &pages(&values));
             assert_eq!(placed, Err(Malformed::Outside(WindowIndex::new(window))), "{window} {stored:?}");

@@ -60,8 +60,8 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     let to = job.to.clone();
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
     check_movable(&parts.spec).map_err(|why| cannot(&why))?;
-    let [reader, writer, client] = <[OwnedFd; 3]>::try_from(job.files)
-        .map_err(|_| cannot("its connection is missing beside the request"))?;
+    let [reader, writer, client] =
+        <[OwnedFd; 3]>::try_from(job.files).map_err(|_| cannot("its connection is missing beside the request"))?;
     let client = File::from(client);
     let keep_on = || !shared.is_ending() && !has_gone(&client);
     let session = parts.session.upgrade().ok_or_else(|| cannot("it has ended"))?;
@@ -287,6 +287,7 @@ impl Departure<'_> {
     fn reason_of(&self, error: &SaveError) -> String {
         match error {
             SaveError::Cancelled if (self.keep_on)() => self.reason(Lost::Closed),
+            SaveError::Cancelled if self.shared.is_ending() => "it ends".to_owned(),
             SaveError::Cancelled => Lost::Cancelled.to_string(),
             SaveError::Sink { source, .. } if (self.keep_on)() => {
                 self.last_words().map_or_else(|| source.to_string(), |words| words.to_string())
@@ -309,9 +310,8 @@ impl SaveSink for Sink<'_> {
         let zero: PageSet = pages.iter().filter(|page| page_of(data, *page) == [0; PAGE_BYTES]).collect();
         let stored = pages.without(zero);
         let head = PagesHead { window, is_huge: self.huge.contains(&window), stored, zero }.encode();
-        let run = |run: std::ops::Range<u16>| {
-            &data[usize::from(run.start) * PAGE_BYTES..usize::from(run.end) * PAGE_BYTES]
-        };
+        let run =
+            |run: std::ops::Range<u16>| &data[usize::from(run.start) * PAGE_BYTES..usize::from(run.end) * PAGE_BYTES];
         let parts: Vec<&[u8]> = [&head[..]].into_iter().chain(stored.runs().map(run)).collect();
         // Outside the lock, since several threads come here.
         let checksum = frames::checksum(Kind::Pages, &parts);

@@ -221,9 +221,9 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     for SaveJob { connection, replies, pause_max, to, files } in queue {
         shared.uncancel();
         let answer = match to {
-            SaveTo::Files(base) => NewFiles::of(files, base)
-                .and_then(|files| save(parts, files, pause_max, shared))
-                .map(VmAnswer::Saved),
+            SaveTo::Files(base) => {
+                NewFiles::of(files, base).and_then(|files| save(parts, files, pause_max, shared)).map(VmAnswer::Saved)
+            }
             SaveTo::Run { address, bytes_per_second } => {
                 let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
                 migrate(parts, Departing { to: address, pause_max, limits, files }, shared)
