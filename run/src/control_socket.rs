@@ -218,6 +218,7 @@ impl ControlledVm {
                 return Ok(Answered::Saving { pause_max, to: SaveTo::Files(base) });
             }
             VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max } => {
+                self.check_not_paused()?;
                 let pause_max = Duration::from_millis(pause_ms_max);
                 let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max };
                 return Ok(Answered::Saving { pause_max, to });
@@ -290,6 +291,12 @@ impl ControlledVm {
             *is_paused = true;
         }
         Ok(())
+    }
+
+    /// A guest that moves runs at the target.
+    fn check_not_paused(&self) -> Result<(), String> {
+        let is_paused = *self.is_paused.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_paused { Err("cannot migrate the VM: it is paused; resume it first".to_owned()) } else { Ok(()) }
     }
 
     fn resume(&self) -> Result<(), String> {

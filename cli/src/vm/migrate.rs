@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf_control::vm::{MigratedView, VmAnswer, VmRequest};
+use wideleaf_control::vm::{VmAnswer, VmRequest};
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -23,6 +23,7 @@ use wideleaf_run::migration::Address;
 
 use crate::options::{FormatArg, parse_duration, parse_some_bytes};
 use crate::output::{Output, say};
+use crate::report::moved::migrated;
 use crate::vm::progress::ask_for_long;
 
 /// Arguments of `wideleaf vm SOCKET migrate`.
@@ -61,25 +62,12 @@ pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), 
     let passed = [ends.reader.as_fd(), ends.writer.as_fd(), cancelled.as_fd()];
     match ask_for_long(socket, request, &passed, "migrating", cancel, &interrupts)? {
         VmAnswer::Migrated(moved) => match output {
-            Some(output) => output.write(&moved, table),
+            Some(output) => output.write(&moved, |moved| format!("{}\n", migrated(moved))),
             None => {
-                say(table(&moved).trim_end());
+                say(migrated(&moved));
                 Ok(())
             }
         },
         _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
     }
-}
-
-fn table(moved: &MigratedView) -> String {
-    let MigratedView { to, sent_bytes, rounds, downtime_ms, seconds, .. } = moved;
-    let huge = |bytes: u64| Bytes::new(bytes).to_string();
-    let at_target = moved.huge_bytes_at_target.map_or("unknown".to_owned(), huge);
-    format!(
-        "migrated to {to}: {} in {seconds:.2} s and {rounds} rounds, no guest ran for {downtime_ms:.1} ms; on pages of \
-         2 MiB and more: {} at first, {} at the switch, {at_target} at the target\n",
-        Bytes::new(*sent_bytes),
-        huge(moved.huge_bytes_before),
-        huge(moved.huge_bytes_at_switch),
-    )
 }

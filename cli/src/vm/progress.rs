@@ -35,7 +35,9 @@ pub(super) fn ask_for_long(
     let bar = visible_bar(0, BAR);
     let (answers, answer) = channel();
     let answer = std::thread::scope(|scope| {
-        scope.spawn(|| answers.send(ask_with_files(socket, request, passed, VM_FILES_TIMEOUT)));
+        scope.spawn(|| {
+            let _ = answers.send(ask_with_files(socket, request, passed, VM_FILES_TIMEOUT));
+        });
         loop {
             match answer.recv_timeout(LOOK_EVERY) {
                 Ok(answer) => return answer,

@@ -28,7 +28,7 @@ fn source(scratch: &Scratch) -> Running {
         "pattern",
         "--vcpus=2",
         "--memory=128M",
-        "--cmdline=bytes=16M passes=2000",
+        "--cmdline=bytes=8M passes=800",
         "--policy=greedy",
         "--no-daemon",
         "--control-socket=vm.sock",
@@ -111,7 +111,7 @@ fn moves(address: &str) {
     let arrived = &after["arrived"];
     assert_eq!(arrived["source"]["downtime_ms"], said["downtime_ms"]);
     assert_eq!(arrived["source"]["rounds"], said["rounds"]);
-    assert!(arrived["pages"].as_u64() >= Some((16 << 20) / 4096), "{arrived}");
+    assert!(arrived["pages"].as_u64() >= Some((8 << 20) / 4096), "{arrived}");
     assert_eq!((&said["huge_bytes_at_target"], &before["arrived"]), (&arrived["huge_bytes"], &Value::Null));
     let mut left = scratch.names();
     left.sort();

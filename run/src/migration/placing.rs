@@ -141,7 +141,7 @@ mod tests {
         let (ram, host) = (ram(), host());
         let mut placing = Placing::new(&ram, &host);
         placing.place(&head(2, &[0, 2, 511], &[5]), &pages(&[1, 2, 3])).expect("it is RAM");
-        let at = |page| word(&ram, 0, 512 + page) & 0xff;
+        let at = |page: usize| word(&ram, 0, 512 + page) & 0xff;
         assert_eq!([0, 1, 2, 5, 511].map(at), [1, 0, 2, 0, 3]);
         placing.place(&head(2, &[1], &[0, 511]), &pages(&[9])).expect("it is RAM");
         assert_eq!([0, 1, 2, 511].map(at), [0, 9, 2, 0]);

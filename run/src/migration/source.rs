@@ -76,6 +76,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         sender: Mutex::new(Sender::new(writer)),
         receiver: Mutex::new(Receiver::new(reader)),
         began: Instant::now(),
+        until: Mutex::new(None),
     };
     let limits = SaveLimits { pause: job.pause_max, state: job.pause_max / 2, ..job.limits };
     departure.run(&limits).map_err(|why| cannot(&why))
@@ -103,6 +104,8 @@ struct Departure<'a> {
     sender: Mutex<Sender>,
     receiver: Mutex<Receiver>,
     began: Instant,
+    /// End of the pause, once it has begun.
+    until: Mutex<Option<Instant>>,
 }
 
 /// What the pause gives.
@@ -164,7 +167,7 @@ impl Departure<'_> {
     }
 
     fn limit(&self) -> Limit<'_> {
-        Limit { silence: SILENCE_MAX, until: None, keep_on: self.keep_on }
+        Limit { silence: SILENCE_MAX, until: *lock(&self.until), keep_on: self.keep_on }
     }
 
     /// Pauses the guest, hands it over, and acts on what is then known.
@@ -172,8 +175,9 @@ impl Departure<'_> {
         let parts = self.parts;
         parts.second_level.pause().map_err(|error| error.to_string())?;
         let paused_at = Instant::now();
+        *lock(&self.until) = paused_at.checked_add(pause_max);
         let mut turn = Source::Sending;
-        let handed_over = self.hand_over(last, paused_at + pause_max, &mut turn);
+        let handed_over = self.hand_over(last, &mut turn);
         let downtime = paused_at.elapsed();
         if handed_over.is_err() {
             turn = turn.after(AtSource::Lost);
@@ -194,16 +198,12 @@ impl Departure<'_> {
     }
 
     /// Sends what is left, and `go` once the target is ready.
-    fn hand_over(&self, last: LastPages<'_>, until: Instant, turn: &mut Source) -> Result<(), String> {
+    fn hand_over(&self, last: LastPages<'_>, turn: &mut Source) -> Result<(), String> {
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = self.parts.machine.save_state().map_err(|error| error.to_string())?;
         last.write().map_err(|error| self.reason_of(&error))?;
         let text = saved_text(&self.spec(), self.session.saved(), &state)?;
-        let limit = Limit { until: Some(until), ..self.limit() };
-        let lost = |lost| match lost {
-            Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
-            lost => self.reason(lost),
-        };
+        let (limit, lost) = (self.limit(), |lost| self.reason(lost));
         let mut content = Vec::new();
         let sent = lock(&self.sender).send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
@@ -274,7 +274,10 @@ impl Departure<'_> {
     /// Reason of a loss: the target's own words, if it had some before the connection ended.
     fn reason(&self, lost: Lost) -> String {
         let own = matches!(lost, Lost::Closed | Lost::Io(_)).then(|| self.last_words()).flatten();
-        own.unwrap_or(lost).to_string()
+        match own.unwrap_or(lost) {
+            Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
+            lost => lost.to_string(),
+        }
     }
 
     fn last_words(&self) -> Option<Lost> {
@@ -289,10 +292,11 @@ impl Departure<'_> {
             SaveError::Cancelled if (self.keep_on)() => self.reason(Lost::Closed),
             SaveError::Cancelled if self.shared.is_ending() => "it ends".to_owned(),
             SaveError::Cancelled => Lost::Cancelled.to_string(),
-            SaveError::Sink { source, .. } if (self.keep_on)() => {
-                self.last_words().map_or_else(|| source.to_string(), |words| words.to_string())
-            }
-            SaveError::Sink { source, .. } => source.to_string(),
+            SaveError::Sink { source, .. } => match source.get_ref().and_then(|inner| inner.downcast_ref::<Lost>()) {
+                Some(Lost::Late) => self.reason(Lost::Late),
+                Some(Lost::Closed | Lost::Io(_)) => self.reason(Lost::Closed),
+                _ => source.to_string(),
+            },
             error => error.to_string(),
         }
     }

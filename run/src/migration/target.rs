@@ -192,7 +192,7 @@ impl Incoming {
         let limit = Limit { silence: Duration::from_secs(1), until: None, keep_on: &|| true };
         let end = why.floor_char_boundary(why.len().min(Kind::Failed.bytes_max()));
         // The source may be the reason.
-        let _ = link.sender.send(Kind::Failed, &[why[..end].as_bytes()], &limit);
+        let _ = link.sender.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
     }
 
     /// Arrival, for the report.
