@@ -17,6 +17,7 @@ use wideleaf_run::sandboxed::Sandboxed;
 use crate::table::{number, table};
 
 pub mod headline;
+pub mod moved;
 
 /// Units per second, with a prefix.
 pub fn rate(per_second: f64) -> String {
@@ -132,6 +133,10 @@ pub fn to_table(report: &RunReport, is_verbose: bool) -> String {
     write_phases(&mut out, &report.phases);
     write_regions(&mut out, &report.regions);
     write_ram_at_end(&mut out, report);
+    let moved = report.migrated.iter().map(moved::migrated).chain(report.arrived.iter().map(moved::arrived));
+    for line in moved {
+        let _ = writeln!(out, "  {line}");
+    }
     write_guarantee(&mut out, report.guarantee.as_ref());
     write_results(&mut out, &report.results);
     write_gaps(&mut out, &report.gaps);

@@ -8,12 +8,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use wideleaf_policies::PageSize;
 use wideleaf_policies::policy::POLICIES;
+use wideleaf_policies::{PageSize, PolicyChoice};
 use wideleaf_run::engine::{self, Finished};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::guardian::cgroup::HeldCgroup;
 use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::migration::{Address, Incoming};
 use wideleaf_run::outcome::verdict;
 use wideleaf_run::place::{is_standard_output, refuse_standard_output};
 use wideleaf_run::report::RunReport;
@@ -47,13 +48,48 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         Some(PolicyOrHelp::Use(policy)) => Some(policy.choice("--policy")?),
         None => None,
     };
-    let mut spec = match &args.restore {
+    if let Some(address) = args.incoming.as_ref().filter(|_| args.effective.is_none()) {
+        return receive(&args, address, policy, process_start);
+    }
+    let spec = match &args.restore {
         Some(folder) => build::restored_spec(&args, folder, policy)?,
         None => build::spec(&args, policy.unwrap_or_else(|| build::default_policy(args.backing)))?,
     };
     if let Some(text) = &args.effective {
         return print(text);
     }
+    check_outputs(&args)?;
+    // In this order: once the output's temporary file exists, a signal no longer ends this process without removing it.
+    let interrupts = Interrupts::install_with(stderr::interrupted)?;
+    run(&args, spec, None, &interrupts, process_start)
+}
+
+/// Waits for a VM, and runs it.
+fn receive(
+    args: &RunArgs,
+    address: &Address,
+    policy: Option<PolicyChoice>,
+    process_start: Instant,
+) -> Result<(), Failure> {
+    check_outputs(args)?;
+    if address.takes_standard_output() && (args.console || args.output.is_none()) {
+        return Err(Failure::Usage(
+            "--incoming stdio takes standard input and output: say where the result goes with --output, and leave \
+             --console out"
+                .into(),
+        ));
+    }
+    // The socket's file must be removed if a signal comes.
+    let interrupts = Interrupts::install_with(stderr::interrupted)?;
+    let on_wait = |place: &str| say(format_args!("wideleaf: waiting for a VM at {place}"));
+    let incoming = Arc::new(Incoming::wait(address, &interrupts, &on_wait)?);
+    let spec = build::incoming_spec(args, incoming.spec(), policy);
+    let spec = spec.inspect_err(|why| incoming.refuse(&why.to_string()))?;
+    run(args, spec, Some(&incoming), &interrupts, process_start)
+}
+
+/// Checks the places of results.
+fn check_outputs(args: &RunArgs) -> Result<(), Failure> {
     if let Some(path) = args.record.as_ref().filter(|_| args.record == args.output) {
         return Err(Failure::Usage(format!("--record and --output are both {}: name two files", path.display())));
     }
@@ -64,8 +100,17 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
             "--console gives standard output to the guest: say where the JSON goes with --output".into(),
         ));
     }
-    // In this order: once the output's temporary file exists, a signal no longer ends this process without removing it.
-    let interrupts = Interrupts::install_with(stderr::interrupted)?;
+    Ok(())
+}
+
+fn run(
+    args: &RunArgs,
+    mut spec: RunSpec,
+    incoming: Option<&Arc<Incoming>>,
+    interrupts: &Interrupts,
+    process_start: Instant,
+) -> Result<(), Failure> {
+    let output = args.output.as_deref().filter(|path| !is_standard_output(path));
     stderr::queue();
     let output = match (args.console, output) {
         (true, None) => None,
@@ -75,7 +120,11 @@ pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
         sandbox.output_folder = output.folder().map(Path::to_owned);
     }
     let cgroup = args.cgroup.as_deref().map(HeldCgroup::join).transpose()?;
-    let finished = engine::run(&spec, Arc::new(TerminalFrontEnd), &interrupts, process_start);
+    let front = Arc::new(TerminalFrontEnd);
+    let finished = match incoming {
+        None => engine::run(&spec, front, interrupts, process_start),
+        Some(incoming) => engine::run_incoming(&spec, incoming, front, interrupts, process_start),
+    };
     let Finished { mut report, end } = finished?;
     report.headline = headline(&report, spec.policy.make().largest_page() == PageSize::Giant1G);
     drop(cgroup);

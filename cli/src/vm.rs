@@ -18,6 +18,8 @@ use crate::options::FormatArg;
 use crate::output::Output;
 use crate::table::{number, table};
 
+mod migrate;
+mod progress;
 mod snapshot;
 
 const EXAMPLES: &str = "\
@@ -44,6 +46,10 @@ Examples:
   Save it while it runs, and continue it from there, here or on another host with the same CPU:
     wideleaf vm /run/vm.sock snapshot /srv/snapshots/monday
     wideleaf run --restore /srv/snapshots/monday
+
+  Move it to another run while it works, here or on another host with the same CPU:
+    wideleaf run --incoming tcp:0.0.0.0:4444
+    wideleaf vm /run/vm.sock migrate tcp:host:4444
 
   Stop it: ask its guest to shut down, or stop it at once:
     wideleaf vm /run/vm.sock stop --how ask
@@ -72,6 +78,9 @@ enum VmCommand {
     Ask(Question),
     /// Save it to a folder while it runs, for `wideleaf run --restore`
     Snapshot(snapshot::SnapshotArgs),
+    /// Move it to a `wideleaf run --incoming` while it runs, here or on another host with the same CPU; this run then
+    /// ends. Whatever fails before, it goes on here
+    Migrate(migrate::MigrateArgs),
 }
 
 /// A request without files.
@@ -128,6 +137,7 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
     let request = match &args.command {
         VmCommand::Ask(question) => request(question)?,
         VmCommand::Snapshot(of) => return snapshot::main(&args.socket, of, args.format),
+        VmCommand::Migrate(to) => return migrate::main(&args.socket, to, args.format),
     };
     let answer = ask(&args.socket, request)?;
     let output = Output::open(args.format, None)?;
@@ -137,7 +147,7 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmAnswer::Windows(map) => output.write(&map, |map| map_text::text(map)),
         VmAnswer::Explanation(explanation) => output.write(&explanation, |all| tables::explanation(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
-        VmAnswer::Hello(_) | VmAnswer::Saved(_) => Err(Failure::Host(format!(
+        VmAnswer::Hello(_) | VmAnswer::Saved(_) | VmAnswer::Migrated(_) => Err(Failure::Host(format!(
             "cannot use the answer of {}: it answers another question",
             args.socket.display()
         ))),
@@ -161,7 +171,8 @@ fn request(question: &Question) -> Result<VmRequest, Failure> {
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, saving, exit, waits_for } = status;
+    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, saving, doubt, exit, waits_for } =
+        status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
@@ -189,6 +200,9 @@ fn status_table(status: &VmStatus) -> String {
     if let Some(SavingView { round, done_bytes, total_bytes }) = saving {
         let (done, total) = (Bytes::new(*done_bytes), Bytes::new(*total_bytes));
         line("saving", &format!("{done} of {total}, round {round}"));
+    }
+    if let Some(doubt) = doubt {
+        line("in doubt", doubt);
     }
     if let Some(exit) = exit {
         line("exit", exit);

@@ -74,6 +74,8 @@ fn status() -> VmStatus {
         vcpus: Vec::new(),
         resets: 0,
         policy: "off".to_owned(),
+        saving: None,
+        doubt: None,
         exit: None,
         waits_for: None,
         virtio: Vec::new(),

@@ -361,6 +361,14 @@ impl Drop for Notes<'_> {
     }
 }
 
+/// Windows of `ram` that are on pages larger than 4 KiB now, with the size of their page.
+///
+/// # Errors
+/// [`HostError`] if this process's page tables cannot be read.
+pub fn page_sizes(host: &dyn Host, ram: &GuestRam) -> Result<BTreeMap<WindowIndex, PageSize>, HostError> {
+    Used::sizes(host, ram)
+}
+
 fn count(jobs: &[Job]) -> u64 {
     jobs.iter().map(Job::pages).sum()
 }

@@ -25,7 +25,7 @@ use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Repl
 use wideleaf_control::socket_file::SocketFile;
 use wideleaf_control::view::{Care, Explanation, WindowMap};
 use wideleaf_control::vm::{
-    BaseView, StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
@@ -41,7 +41,8 @@ use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::session::Session;
-use crate::snapshot::saving::{SaveJob, SavingThread};
+use crate::snapshot::saving::{SaveJob, SaveTo, SavingThread};
+use crate::text::clean;
 use crate::users_pause::UsersPause;
 
 /// Connections for a person or two, a supervisor and a dashboard; the rest is for clients that connect and stay silent.
@@ -53,8 +54,8 @@ const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 const MODE: u32 = 0o600;
 
 /// Capabilities at any time.
-const CAPABILITIES: [&str; 9] =
-    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot"];
+const CAPABILITIES: [&str; 10] =
+    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot", "migrate"];
 
 /// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
@@ -138,8 +139,8 @@ fn answer_in_a_thread(
             };
             let reply = match answer {
                 Ok(Answered::Now(answer)) => Reply::Ok(answer),
-                Ok(Answered::Saving { pause_max, stays_paused, base }) => {
-                    let job = SaveJob { connection, replies: replies.clone(), pause_max, stays_paused, base, files };
+                Ok(Answered::Saving { pause_max, to }) => {
+                    let job = SaveJob { connection, replies: replies.clone(), pause_max, to, files };
                     match vm.begin_save(job) {
                         Ok(()) => continue,
                         Err(why) => Reply::Error(why),
@@ -169,11 +170,10 @@ pub struct Controlled {
 /// Answer to a request.
 enum Answered {
     Now(Box<VmAnswer>),
-    /// Another thread answers when it has saved the VM.
+    /// Another thread answers when it has saved the VM, or moved it.
     Saving {
         pause_max: Duration,
-        stays_paused: bool,
-        base: Option<BaseView>,
+        to: SaveTo,
     },
 }
 
@@ -216,7 +216,13 @@ impl ControlledVm {
             }
             VmRequest::Snapshot { pause_ms_max, stays_paused, base } => {
                 let pause_max = Duration::from_millis(pause_ms_max);
-                return Ok(Answered::Saving { pause_max, stays_paused, base });
+                return Ok(Answered::Saving { pause_max, to: SaveTo::Files { stays_paused, base } });
+            }
+            VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max } => {
+                self.check_not_paused()?;
+                let pause_max = Duration::from_millis(pause_ms_max);
+                let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max };
+                return Ok(Answered::Saving { pause_max, to });
             }
         };
         Ok(Answered::Now(Box::new(answer)))
@@ -283,12 +289,25 @@ impl ControlledVm {
         self.run.pause.hold().map_err(|error| format!("cannot pause the VM: {error}; try again"))
     }
 
+    /// A guest that moves runs at the target.
+    fn check_not_paused(&self) -> Result<(), String> {
+        if self.run.pause.is_held() {
+            Err("cannot migrate the VM: it is paused; resume it first".to_owned())
+        } else {
+            Ok(())
+        }
+    }
+
     fn resume(&self) -> Result<(), String> {
+        if let Some(saving) = self.run.saving.upgrade() {
+            saving.resume_after_doubt()?;
+        }
         self.run.pause.end().map_err(|error| error.to_string())
     }
 
     fn status(&self) -> VmStatus {
-        let is_paused = self.run.pause.is_held();
+        let (saving, doubt) = self.run.saving.upgrade().map_or((None, None), |of| (of.progress(), of.doubt()));
+        let is_paused = doubt.is_some() || self.run.pause.is_held();
         let (states, waits_for) = self.ending();
         let state = match (self.control.is_stopping(), is_paused) {
             (true, _) if waits_for.is_some() => VmState::Ending,
@@ -306,7 +325,8 @@ impl ControlledVm {
             resets: self.control.resets(),
             policy: self.run.policy.shown(),
             virtio: self.run.devices.drivers(),
-            saving: self.run.saving.upgrade().and_then(|saving| saving.progress()),
+            saving,
+            doubt,
             exit,
             waits_for,
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::host::process::{self, ProcessHost};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -36,6 +37,7 @@ use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
 use crate::guest::{self, GuestPlan, Outside, RunningGuest};
 use crate::interrupts::Interrupts;
+use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
 use crate::place::NamedPlace;
 use crate::policy_switch::PolicySwitch;
@@ -46,6 +48,7 @@ use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
 use crate::session::{Observed, Session};
 use crate::setup::setup;
+use crate::snapshot::SavedRun;
 use crate::snapshot::restoring::{Continued, Restoring};
 use crate::snapshot::saving::{SavedParts, SavingThread};
 use crate::spec::{Console, RunSpec};
@@ -85,7 +88,22 @@ pub fn run(
     interrupts: &Interrupts,
     process_start: Instant,
 ) -> Result<Finished, Failure> {
-    Prepared::new(spec, front, interrupts)?.start()?.wait()?.report(process_start)
+    Prepared::new(spec, None, front, interrupts)?.start()?.wait()?.report(process_start)
+}
+
+/// Runs a VM that comes from another run, which `spec` describes together with this host's options, like [`run`].
+///
+/// # Errors
+/// [`Failure`] as well if it does not come; it then goes on where it is.
+pub fn run_incoming(
+    spec: &RunSpec,
+    incoming: &Arc<Incoming>,
+    front: Arc<dyn FrontEnd>,
+    interrupts: &Interrupts,
+    process_start: Instant,
+) -> Result<Finished, Failure> {
+    let running = Prepared::new(spec, Some(incoming.clone()), front, interrupts).and_then(Prepared::start);
+    running.inspect_err(|why| incoming.refuse(&why.to_string()))?.wait()?.report(process_start)
 }
 
 /// A run with its files, its RAM and a planned sandbox.
@@ -114,6 +132,8 @@ struct Prepared<'a> {
     plan: Option<GuestPlan>,
     /// Snapshot that the guest continues, if it does.
     restoring: Option<Arc<Restoring>>,
+    /// Run that the guest comes from, if it does.
+    incoming: Option<Arc<Incoming>>,
     giant_maker: Option<HeldGiantMaker>,
     /// Why the loader's giant is not on a page of 1 GiB, if the policy wanted one there.
     giant_before_loading: Option<String>,
@@ -129,7 +149,12 @@ type Claim = (Option<process::Claim>, Noted);
 
 impl<'a> Prepared<'a> {
     /// Opens and checks everything that needs no guest. The process has one thread while the sandbox is planned.
-    fn new(spec: &'a RunSpec, front: Arc<dyn FrontEnd>, interrupts: &'a Interrupts) -> Result<Prepared<'a>, Failure> {
+    fn new(
+        spec: &'a RunSpec,
+        incoming: Option<Arc<Incoming>>,
+        front: Arc<dyn FrontEnd>,
+        interrupts: &'a Interrupts,
+    ) -> Result<Prepared<'a>, Failure> {
         let stolen_before_ms = stolen_ms();
         if spec.sandbox.is_none() {
             serve_lines(&*front, None)?;
@@ -146,8 +171,9 @@ impl<'a> Prepared<'a> {
         let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
         let mut restoring = None;
         let mut said = None;
-        let plan = match continued {
+        let mut plan = match continued {
             _ if spec.is_native => None,
+            None if incoming.is_some() => Some(guest::plan_incoming(spec, backing)?),
             None => Some(guest::plan(spec, backing, &*front)?),
             Some((filling, Continued { machine, session })) => {
                 let filling = Arc::new(filling);
@@ -166,12 +192,17 @@ impl<'a> Prepared<'a> {
         let ram = ram::map(&layout, backing, pages_to_make)?;
         let ram_noted = Noted::taken("RAM");
         let giant_before_loading = match &plan {
-            Some(_) if restoring.is_none() => {
+            Some(_) if restoring.is_none() && incoming.is_none() => {
                 ram::giant_before_loading(spec, &ram, giant_maker.as_ref().map(HeldGiantMaker::maker))?
             }
             _ => None,
         };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
+        if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
+            let SavedRun { session, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
+            plan.arrived(machine);
+            said = Some(session);
+        }
         if spec.is_prefaulted {
             ram::check_available(spec.memory, backing)?;
             ram::prefault_all(&host, &ram, &*front, interrupts)?;
@@ -205,6 +236,7 @@ impl<'a> Prepared<'a> {
             sandbox,
             plan,
             restoring,
+            incoming,
             giant_maker,
             giant_before_loading,
             devices,
@@ -256,6 +288,9 @@ impl<'a> Prepared<'a> {
         let environment = Environment::capture();
         self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
         let sandboxed = guest.sandboxed();
+        if let Some(incoming) = &self.incoming {
+            incoming.switch(&guest, &|| self.session.counters_now(), self.interrupts)?;
+        }
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
@@ -325,6 +360,7 @@ impl<'a> Prepared<'a> {
             host: self.host.clone(),
             second_level: guest.machine().kvm_second_level().clone(),
             machine: guest.machine().saver(),
+            control: guest.machine().control(),
             session: Arc::downgrade(&self.session),
             pause: pause.clone(),
             policy: policy.clone(),
@@ -379,6 +415,7 @@ impl<'a> Running<'a> {
     /// Waits for the end of the guest or kernel, the timeout or an interrupt. Afterwards the guest is gone.
     fn wait(self) -> Result<Over<'a>, Failure> {
         let Running { of, work, paging, environment, sandboxed, watched } = self;
+        let mut migrated = None;
         let (ended, resets, ram_at_end, console_bytes_lost, guarantee) = match work {
             Working::Native => {
                 let ended = native::run(of.spec, &of.ram, &of.session, of.interrupts)?;
@@ -388,7 +425,8 @@ impl<'a> Running<'a> {
                 let GuestWork { saving, guest, console, _registration, policy, kept } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
-                drop(saving);
+                migrated = saving.and_then(SavingThread::end);
+                let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 let ram_at_end = of.session.at_end();
                 drop(guest);
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
@@ -398,6 +436,7 @@ impl<'a> Running<'a> {
         Ok(Over {
             ended,
             resets,
+            migrated,
             ram_at_end,
             guarantee,
             console_bytes_lost,
@@ -415,6 +454,8 @@ struct Over<'a> {
     ended: Ended,
     /// Number of boots after the first.
     resets: u64,
+    /// Run in which the guest continues, if it does.
+    migrated: Option<MigratedView>,
     ram_at_end: Option<RamAtEnd>,
     guarantee: Option<GuaranteeReport>,
     console_bytes_lost: u64,
@@ -429,12 +470,12 @@ impl Over<'_> {
     /// Stops the manager and reports what was observed. Without the headline, which is for people.
     fn report(self, process_start: Instant) -> Result<Finished, Failure> {
         // The preparation is bound first, so that it is given back last.
-        let Over { of, ended, resets, ram_at_end, guarantee, console_bytes_lost, paging, .. } = self;
+        let Over { of, ended, resets, migrated, ram_at_end, guarantee, console_bytes_lost, paging, .. } = self;
         let (mut environment, sandboxed, watched) = (self.environment, self.sandboxed, self.watched);
         of.progress.finish();
         let manager = of.session.stop_manager();
         let mut observed = of.session.observed(manager.as_ref(), process_start);
-        let is_at_request = matches!(ended, Ended::TimedOut | Ended::Interrupted | Ended::Asked);
+        let is_at_request = matches!(ended, Ended::TimedOut | Ended::Interrupted | Ended::Asked | Ended::Migrated);
         let lines_lost = of.front.settle(&|| is_at_request || of.interrupts.is_set());
         step("standard error settled");
         for (what, count) in [("console_bytes", console_bytes_lost), ("stderr_lines", lines_lost)] {
@@ -464,6 +505,8 @@ impl Over<'_> {
             regions,
             ram_at_end,
             restored,
+            migrated,
+            arrived: of.incoming.as_ref().map(|incoming| incoming.report()),
             guarantee,
             manager: manager.as_ref().map(summarize).unwrap_or_default(),
             devices,

@@ -1,7 +1,7 @@
 //! The guest of a run: from its specification to a machine, and from a machine's end to its meaning.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
@@ -15,8 +15,8 @@ use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::virtio::VirtioDevice;
 use wideleaf_vmm::devices::virtio::transport::DriverSeen;
 use wideleaf_vmm::devices::{SerialOutput, SerialSink};
-use wideleaf_vmm::kvm::KvmSystem;
 use wideleaf_vmm::kvm::memslot::default_slot_bytes;
+use wideleaf_vmm::kvm::{KvmSecondLevel, KvmSystem};
 use wideleaf_vmm::run_loop::RunControl;
 use wideleaf_vmm::sandbox::Sandbox;
 use wideleaf_vmm::x86::cpuid::has_page_size;
@@ -50,10 +50,36 @@ enum Begin {
     Boot(BootImage),
     /// Where it was saved.
     Restored { machine: Box<MachineState>, filling: Arc<Restoring> },
+    /// Where it stands still in another run, once its state has come.
+    Arrived(Option<Box<MachineState>>),
 }
 
-/// A running guest.
+/// A guest whose vCPUs and devices stand still until another run has given it up. Dropped, it ends without having run.
+struct Held(Mutex<Option<(Arc<RunControl>, Arc<KvmSecondLevel>)>>);
+
+impl Held {
+    fn of(machine: &Machine, is_held: bool) -> Held {
+        Held(Mutex::new(is_held.then(|| (machine.control(), machine.kvm_second_level().clone()))))
+    }
+
+    fn take(&self) -> Option<(Arc<RunControl>, Arc<KvmSecondLevel>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some((control, second_level)) = self.take() {
+            control.stop(GuestExit::Stopped);
+            // No vCPU enters the guest; the devices' threads could not end before.
+            second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
+        }
+    }
+}
+
+/// A running guest, or one that is held.
 pub struct RunningGuest {
+    held: Held,
     machine: Machine,
     _noted: Noted,
 }
@@ -168,6 +194,13 @@ pub fn plan_restored(
     Ok(GuestPlan { config, begin, paging: paging_name()? })
 }
 
+/// The same for a guest that comes from another run: its state follows with [`GuestPlan::arrived`].
+pub fn plan_incoming(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
+    let config = config(spec, ImageSource::Bytes((&[]).into()), backing)?;
+    KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
+    Ok(GuestPlan { config, begin: Begin::Arrived(None), paging: paging_name()? })
+}
+
 fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig) -> Result<VmConfig, Failure> {
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;
@@ -206,7 +239,12 @@ impl GuestPlan {
         self.config.ram_layout()
     }
 
-    /// Builds the guest in `ram` and starts it; its protocol lines go to `session`, other lines to `front`.
+    /// Completes the plan of a guest that has come from another run.
+    pub fn arrived(&mut self, machine: MachineState) {
+        self.begin = Begin::Arrived(Some(Box::new(machine)));
+    }
+
+    /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to `session`, other lines to `front`.
     pub fn start(
         &self,
         ram: Arc<GuestRam>,
@@ -230,9 +268,14 @@ impl GuestPlan {
         let machine = match &self.begin {
             Begin::Boot(image) => Machine::start_image(&self.config, image, hardware).map_err(from_boot_error)?,
             Begin::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
+            Begin::Arrived(machine) => {
+                let machine = machine.as_deref().expect("it is planned, received and started in this order");
+                Machine::start_held(&self.config, machine, hardware).map_err(from_restore_error)?
+            }
         };
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
-        Ok(RunningGuest { machine, _noted: Noted::taken("guest") })
+        let held = Held::of(&machine, matches!(self.begin, Begin::Arrived(_)));
+        Ok(RunningGuest { held, machine, _noted: Noted::taken("guest") })
     }
 }
 
@@ -250,11 +293,15 @@ fn continued(
         let end = move |failure: &FillFailure| control.stop(GuestExit::RamLost(failure.to_string()));
         filling.begin_filling(ram, Box::new(end))
     };
-    Machine::start_restored(config, state, hardware, fill).map_err(|error| match error {
+    Machine::start_restored(config, state, hardware, fill).map_err(from_restore_error)
+}
+
+fn from_restore_error(error: RestoreError) -> Failure {
+    match error {
         RestoreError::Boot(error) => from_boot_error(error),
         RestoreError::Kvm(_) | RestoreError::Ram(_) => Failure::Host(error.to_string()),
         error => Failure::Input(error.to_string()),
-    })
+    }
 }
 
 fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {
@@ -271,6 +318,14 @@ fn from_boot_error(error: wideleaf_vmm::boot::BootError) -> Failure {
 }
 
 impl RunningGuest {
+    /// Lets a guest that is held run.
+    ///
+    /// # Errors
+    /// One line; it then never runs.
+    pub fn release(&self) -> Result<(), String> {
+        self.held.take().map_or(Ok(()), |(_, second_level)| second_level.resume().map_err(|error| error.to_string()))
+    }
+
     /// KVM's mappings of its RAM.
     pub fn second_level(&self) -> Arc<dyn SecondLevel> {
         self.machine.second_level()

@@ -22,6 +22,7 @@ pub mod interrupts;
 pub mod kernel;
 mod live_report;
 pub mod mappings;
+pub mod migration;
 pub mod native;
 pub mod outcome;
 pub mod place;

@@ -23,12 +23,17 @@ pub enum Ended {
     Interrupted,
     /// A request on its control socket or console ended it.
     Asked,
+    /// It has moved to another run, where it continues.
+    Migrated,
     /// The guest reset itself, and its machine could not be restored; the text has the reason.
     NotBootedAgain(String),
 }
 
 /// Outcome of a VM that was stopped on purpose: not an error.
 pub const STOPPED: &str = "stopped";
+
+/// Outcome of a VM that continues in another run: not an error.
+pub const MIGRATED: &str = "migrated";
 
 /// The meaning of a run's end.
 #[derive(Debug)]
@@ -62,6 +67,7 @@ pub fn judge(spec: &RunSpec, ended: Ended, observed: &Observed) -> Result<Judged
         Ended::TimedOut => Judged::ended("timed out", Err(Failure::TimedOut(spec.timeout.unwrap_or_default()))),
         Ended::Interrupted => Judged::ended("interrupted", Err(Failure::Interrupted)),
         Ended::Asked => Judged::ended(STOPPED, Ok(())),
+        Ended::Migrated => Judged::ended(MIGRATED, Ok(())),
         Ended::NotBootedAgain(why) => Judged::ended("not booted again", Err(Failure::Host(why))),
         Ended::Crashed(how) => Judged::crashed(how),
         Ended::Exit(_) if observed.kernel_panic.is_some() => {
@@ -120,7 +126,7 @@ pub fn verdict(
     }
     match results.get(EXIT_STATUS.as_str()).filter(|status| status.value != 0.0) {
         Some(status) => Err(Failure::GuestFailed(format!("the program ended with status {}", status.value))),
-        None if outcome == STOPPED || outcome == ExitCode::Success.to_string() => Ok(()),
+        None if [STOPPED, MIGRATED].contains(&outcome) || outcome == ExitCode::Success.to_string() => Ok(()),
         None => Err(Failure::GuestFailed(format!("the guest ended: {outcome}"))),
     }
 }

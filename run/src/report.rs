@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::vm::MigratedView;
 use wideleaf_kernels::registry;
 use wideleaf_memory::sensors::page_tables::TableMemory;
 use wideleaf_policies::account::HostBacking;
@@ -11,6 +12,7 @@ use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::devices::DeviceReport;
 use crate::environment::Environment;
+use crate::migration::ArrivedReport;
 use crate::sandboxed::Sandboxed;
 use crate::snapshot::restoring::RestoredReport;
 
@@ -26,7 +28,7 @@ pub struct RunReport {
     pub hello: Option<Hello>,
     /// Problem that it solved, for a kernel with classes.
     pub problem: Option<Problem>,
-    /// How the run ended: `success`, `stopped`, `timed out`, `interrupted`, `crashed: WHY`, or the guest's reason.
+    /// How the run ended: `success`, `stopped`, `migrated`, `timed out`, `interrupted`, `crashed: WHY`, or the guest's reason.
     pub outcome: String,
     /// All that is known about a crash, with the registers, over several lines; `None` without a crash.
     #[serde(default)]
@@ -53,6 +55,12 @@ pub struct RunReport {
     /// How its RAM was filled, of a guest that continued from a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoredReport>,
+    /// Where it has gone, of a guest that continues in another run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migrated: Option<MigratedView>,
+    /// Where it came from, of a guest that another run began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrived: Option<ArrivedReport>,
     /// The run's guarantee; `None` for best effort without a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<GuaranteeReport>,

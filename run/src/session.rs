@@ -526,6 +526,11 @@ impl Session {
         (backing.kind() == BackingKind::Hugetlb).then(|| backing.start_page())
     }
 
+    /// Counters of guest RAM now, without those of page tables and KVM.
+    pub fn counters_now(&self) -> Counters {
+        Counters::new(self.ram.claims().steadily(|| self.host_backing()), None)
+    }
+
     fn counters(&self, attached: &Attached) -> Counters {
         let host = self.ram.claims().steadily(|| self.host_backing());
         let kvm = attached.second_level.as_ref().and_then(|kvm| kvm.mapping_stats().ok());

@@ -69,14 +69,21 @@ fn open(folder: &Path) -> Result<Opened, Failure> {
 }
 
 fn read(folder: &Path, opened: &Opened) -> Result<SavedRun, Failure> {
-    let cannot = |why: String| Failure::Input(format!("cannot restore {}: {why}", folder.display()));
+    parse(opened.machine(), &|why| Failure::Input(format!("cannot restore {}: {why}", folder.display())))
+}
+
+/// Reads the content of `machine.json`, from a folder or from a connection. `cannot` says what is impossible then.
+///
+/// # Errors
+/// One of `cannot`, for another version and for malformed content.
+pub(crate) fn parse(text: &[u8], cannot: &dyn Fn(String) -> Failure) -> Result<SavedRun, Failure> {
     let malformed = |error: serde_json::Error| cannot(format!("`machine.json` is malformed: {error}"));
-    let Version { version, wideleaf } = serde_json::from_slice(opened.machine()).map_err(malformed)?;
+    let Version { version, wideleaf } = serde_json::from_slice(text).map_err(malformed)?;
     if version != VERSION {
         return Err(cannot(format!(
             "wideleaf {wideleaf} saved it with version {version} of `machine.json`, this one reads version {VERSION}; \
              restore it with the release that saved it"
         )));
     }
-    serde_json::from_slice(opened.machine()).map_err(malformed)
+    serde_json::from_slice(text).map_err(malformed)
 }

@@ -132,12 +132,35 @@ impl Machine {
         hardware: Hardware,
         before_first_access: impl FnOnce(&Arc<RunControl>) -> Result<(), String>,
     ) -> Result<Machine, RestoreError> {
+        let before = |machine: &Machine| before_first_access(&machine.control).map_err(RestoreError::Ram);
+        Machine::restored(config, state, hardware, before)
+    }
+
+    /// The same with RAM that is complete, for a VM that moves: vCPUs and devices stand still until the caller resumes
+    /// them ([`SecondLevel::resume`]), so that nothing of the guest happens here while another host may still run it.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; then nothing runs.
+    pub fn start_held(config: &VmConfig, state: &MachineState, hardware: Hardware) -> Result<Machine, RestoreError> {
+        Machine::restored(config, state, hardware, |machine| {
+            machine.control.begin_paused();
+            assert!(machine.memory.gate().close(Duration::ZERO), "no device has begun to work");
+            Ok(())
+        })
+    }
+
+    fn restored(
+        config: &VmConfig,
+        state: &MachineState,
+        hardware: Hardware,
+        before_first_access: impl FnOnce(&Machine) -> Result<(), RestoreError>,
+    ) -> Result<Machine, RestoreError> {
         let (started, mut watch) = (Instant::now(), Stopwatch::start());
         let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
         let prepared = boot::restore::prepare(config, state, hardware, &mut watch)?;
         let msrs = Arc::clone(&prepared.msrs);
         let (mut machine, vcpus) = Machine::assemble(prepared, sandbox.as_ref(), has_devices, started, &mut watch)?;
-        before_first_access(&machine.control).map_err(RestoreError::Ram)?;
+        before_first_access(&machine)?;
         watch.lap("RAM");
         machine.bus.restore_devices(&state.devices).map_err(|(number, source)| {
             let kind = kind_name(state.devices[number].device.kind());

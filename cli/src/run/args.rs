@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_run::migration::Address;
 use wideleaf_run::spec::{Fallback, Prefetch};
 
 use super::devices::DeviceArgs;
@@ -51,7 +52,15 @@ Examples:
   A VM that is saved while it runs, and continued from its snapshot:
     wideleaf run gups --cmdline 'log2_words=26' --control-socket vm.sock &
     wideleaf vm vm.sock snapshot saved
-    wideleaf run --restore saved";
+    wideleaf run --restore saved
+
+  A VM that moves to another run while it works; its first run ends, and the second one has its result:
+    wideleaf run --incoming unix:move.sock &
+    wideleaf vm vm.sock migrate unix:move.sock
+
+  The same over ssh, with a pipe for the answers:
+    mkfifo back
+    wideleaf vm vm.sock migrate stdio < back | ssh host wideleaf run --incoming stdio --output result.txt > back";
 
 /// End of `wideleaf run --help`: the built-in kernels, from the table that runs them, and examples.
 fn after_run_help() -> String {
@@ -59,7 +68,7 @@ fn after_run_help() -> String {
     format!("{title}\n{}\n{RUN_EXAMPLES}", kernels::one_line_each())
 }
 
-/// Options that a snapshot has already decided.
+/// Options that a snapshot, or the run that a VM comes from, has already decided.
 const OF_THE_SAVED_VM: [&str; 13] = [
     "workload",
     "native",
@@ -82,7 +91,7 @@ const OF_THE_SAVED_VM: [&str; 13] = [
 pub struct RunArgs {
     /// A built-in kernel (--help lists them), or a file: an ELF image with a PVH entry, a bzImage or a vmlinux
     // Optional only for `--policy help`, and with --config, because the file may name it.
-    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config", "restore"])]
+    #[arg(value_name = "KERNEL|IMAGE", required_unless_present_any = ["policy", "config", "restore", "incoming"])]
     pub workload: Option<String>,
 
     /// Read options from this TOML file: a key for each long option, `workload` for the kernel or image. Options on
@@ -108,6 +117,13 @@ pub struct RunArgs {
     /// use a recorded one, or neither
     #[arg(long, value_enum, default_value = "use", requires = "restore")]
     pub prefetch: PrefetchArg,
+
+    /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:
+    /// unix:PATH and tcp:HOST:PORT listen there for one connection; stdio is standard input and output. Name the
+    /// devices that it has, if any: disks must be read-only. A TCP connection is neither encrypted nor authenticated:
+    /// use it in a network that you trust, or stdio through ssh
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = OF_THE_SAVED_VM, conflicts_with = "restore")]
+    pub incoming: Option<Address>,
 
     /// Run the built-in kernel in this process instead of in a guest: the baseline, without second-level page tables
     #[arg(long)]

@@ -89,9 +89,38 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
 pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     let saved = snapshot::saved_spec(folder)?;
     let devices = DeviceSpec::from(&args.devices);
+    let devices = if devices.is_empty() { saved.devices.clone() } else { devices };
+    continued_spec(args, RunSpec { devices, restore: Some(folder.to_owned()), ..saved }, policy)
+}
+
+/// Specification of the run that continues a VM of another run: that one's, with what these arguments say about this
+/// host. A device is a file of this host: the other run names none.
+///
+/// # Errors
+/// [`Failure`] for arguments that contradict each other, and for what cannot move.
+pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
+    if sent.is_native {
+        return Err(Failure::Input("cannot receive a run without a guest".to_owned()));
+    }
+    let devices = DeviceSpec::from(&args.devices);
+    let writable = devices.disks.iter().find(|disk| !disk.is_read_only);
+    if let Some(disk) = writable {
+        let path = disk.path.display();
+        return Err(Failure::Usage(format!("cannot receive a VM with the writable disk {path}: write {path},ro")));
+    }
+    if devices.is_empty() && !sent.devices.is_empty() {
+        return Err(Failure::Usage(
+            "cannot receive the VM: it has devices; name them with --disk, --net, --vsock, --balloon or --rng"
+                .to_owned(),
+        ));
+    }
+    continued_spec(args, RunSpec { devices, restore: None, ..sent.clone() }, policy)
+}
+
+/// Specification of a guest that has run, with what these arguments say about this host.
+fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     Ok(RunSpec {
-        devices: if devices.is_empty() { saved.devices } else { devices },
-        policy: policy.unwrap_or(saved.policy),
+        policy: policy.unwrap_or(before.policy),
         guarantee: args.guarantee,
         policy_delay: args.policy_delay,
         is_prefaulted: false,
@@ -103,10 +132,9 @@ pub(super) fn restored_spec(args: &RunArgs, folder: &Path, policy: Option<Policy
         console: console(args),
         daemon: daemon(args),
         control_socket: args.control_socket.clone(),
-        restore: Some(folder.to_owned()),
         prefetch: args.prefetch.into(),
         sandbox: sandbox(args)?,
-        ..saved
+        ..before
     })
 }
 

@@ -10,14 +10,11 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use wideleaf_control::vm::{
-    BaseView, SavedView, SavingView, StopHow, VM_FILES_TIMEOUT, VmAnswer, VmRequest, ask, ask_with_files,
-};
+use wideleaf_control::vm::{BaseView, SavedView, StopHow, VmAnswer, VmRequest, ask};
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -25,13 +22,7 @@ use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
 
 use crate::options::{FormatArg, parse_duration};
 use crate::output::{Output, say};
-use crate::progress::visible_bar;
-
-/// Interval between two looks at the progress.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-
-/// Form of the bar: bytes of one pass over RAM.
-const BAR: &str = "{prefix} [{wide_bar}] {bytes}/{total_bytes}";
+use crate::vm::progress::ask_for_long;
 
 /// Arguments of `wideleaf vm SOCKET snapshot`.
 #[derive(Args, Debug)]
@@ -118,44 +109,10 @@ fn save(
         passed.push(base.machine.as_fd());
         passed.extend(base.layers.iter().flat_map(|layer| [layer.windows.as_fd(), layer.memory.as_fd()]));
     }
-    let mut cancel = Some(cancel);
-    let bar = visible_bar(0, BAR);
-    let (answers, answer) = channel();
-    let answer = std::thread::scope(|scope| {
-        scope.spawn(|| answers.send(ask_with_files(socket, request, &passed, VM_FILES_TIMEOUT)));
-        loop {
-            match answer.recv_timeout(LOOK_EVERY) {
-                Ok(answer) => return answer,
-                Err(RecvTimeoutError::Disconnected) => unreachable!("the thread sends an answer"),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if interrupts.is_set() {
-                // The VM cancels its save, and says so.
-                cancel = None;
-            }
-            if let Some(SavingView { round, done_bytes, total_bytes }) = progress(socket) {
-                bar.set_prefix(format!("saving, round {round}"));
-                bar.set_length(total_bytes);
-                bar.set_position(done_bytes);
-            }
-        }
-    });
-    bar.finish_and_clear();
-    drop(cancel);
-    interrupts.check()?;
-    // What the VM says is about this host, not about the arguments.
-    let answer = answer.map_err(|error| Failure::Host(error.to_string()))?;
+    let answer = ask_for_long(socket, request, &passed, "saving", cancel, interrupts)?;
     match answer {
         VmAnswer::Saved(saved) => Ok(saved),
         _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
-    }
-}
-
-/// Progress of the save; `None` if the VM does not say.
-fn progress(socket: &Path) -> Option<SavingView> {
-    match ask(socket, VmRequest::Status) {
-        Ok(VmAnswer::Status(status)) => status.saving,
-        _ => None,
     }
 }
 

@@ -15,6 +15,7 @@ mod guests_of_others;
 mod hook;
 mod host;
 mod kernels;
+mod migration;
 mod operator;
 mod paths;
 mod policies_told_apart;

@@ -31,6 +31,13 @@ impl Used {
         Ok(used)
     }
 
+    /// Page sizes alone.
+    pub fn sizes(host: &dyn Host, ram: &GuestRam) -> Result<BTreeMap<WindowIndex, PageSize>, HostError> {
+        let mut used = Used::default();
+        ram.ranges().iter().try_for_each(|range| used.add_sizes(host, ram, *range))?;
+        Ok(used.page_sizes)
+    }
+
     /// A window counts as large only if all of it is mapped so.
     fn add_sizes(&mut self, host: &dyn Host, ram: &GuestRam, range: RamRange) -> Result<(), HostError> {
         let mut huge = PagesByWindow::new();

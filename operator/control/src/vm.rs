@@ -4,10 +4,11 @@
 //! ```text
 //!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
 //!                    statistics | windows | explain |     ◀── Reply<VmAnswer> ──
-//!                    set-policy | balloon | snapshot
+//!                    set-policy | balloon | snapshot | migrate
 //! ```
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,19 @@ pub enum VmRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         base: Option<BaseView>,
     },
+    /// Moves the VM to a `wideleaf run --incoming` at the other end of the connection that comes with the request: its
+    /// reading end, its writing end, which must not block, and the reading end of a pipe that the client closes to
+    /// cancel. Answer: [`VmAnswer::Migrated`], when the guest runs there; this VM then ends. Only where
+    /// [`VmHello::capabilities`] has `migrate`.
+    Migrate {
+        /// Name of the target in messages and in the report.
+        to: String,
+        /// Longest time without a running guest, in milliseconds.
+        pause_ms_max: u64,
+        /// Most bytes of RAM that are sent per second while the guest runs; as fast as possible if it is left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes_per_second_max: Option<NonZeroU64>,
+    },
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
@@ -116,6 +130,8 @@ pub enum VmAnswer {
     Device(DeviceView),
     /// Reply to [`VmRequest::Snapshot`].
     Saved(SavedView),
+    /// Reply to [`VmRequest::Migrate`].
+    Migrated(MigratedView),
 }
 
 /// The base of a snapshot. Its files are `machine.json`, then `windows` and `memory` of each folder.
@@ -142,7 +158,32 @@ pub struct SavedView {
     pub seconds: f64,
 }
 
-/// Progress of a save.
+/// A VM that has moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MigratedView {
+    /// Name of the target, as in the request.
+    pub to: String,
+    /// Bytes sent over the connection.
+    pub sent_bytes: ByteCount,
+    /// Number of passes over what the guest had written since the one before, the last one during the pause.
+    pub rounds: u32,
+    /// Time for which no guest ran, in milliseconds.
+    pub downtime_ms: f64,
+    /// Duration of the whole migration, in seconds.
+    pub seconds: f64,
+    /// Guest RAM here in pages of 2 MiB and more when the migration began, in bytes.
+    pub huge_bytes_before: ByteCount,
+    /// Guest RAM here in pages of 2 MiB and more at the switch, in bytes.
+    pub huge_bytes_at_switch: ByteCount,
+    /// Guest RAM at the target in pages of 2 MiB and more at the switch, in bytes; left out if it did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_bytes_at_target: Option<ByteCount>,
+    /// Guest RAM at the target in base pages at the switch, in bytes; left out if it did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_bytes_at_target: Option<ByteCount>,
+}
+
+/// Progress of a save, or of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavingView {
     /// Number of the pass over RAM, from 1 on: each one saves what the guest wrote during the one before.
@@ -242,9 +283,12 @@ pub struct VmStatus {
     /// Its virtio devices, in the order in which the guest finds them, without counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtio: Vec<DeviceView>,
-    /// Progress of the snapshot that is being saved; left out otherwise.
+    /// Progress of the snapshot that is being saved, or of the migration; left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<SavingView>,
+    /// Why it is paused after a migration: whether it runs at the target is unknown. Left out otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
     /// How it ended, or why it is about to end; left out until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<String>,

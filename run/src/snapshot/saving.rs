@@ -11,18 +11,19 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use wideleaf_control::protocol::Reply;
 use wideleaf_control::server::{ConnectionId, Replies};
-use wideleaf_control::vm::{BaseView, SavedView, SavingView, VmAnswer};
+use wideleaf_control::vm::{BaseView, MigratedView, SavedView, SavingView, VmAnswer};
 use wideleaf_memory::manager::{Live, RestAnswer};
 use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveProgress, SaveReport, SaveSink, Saver};
 use wideleaf_memory::{GuestRam, LinuxHost, SecondLevel as _};
@@ -31,9 +32,11 @@ use wideleaf_snapshot::{Base, Files, Layer, Opened, WindowNotes, WindowsWriter};
 use wideleaf_vmm::MachineState;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 use wideleaf_vmm::machine::MachineSaver;
+use wideleaf_vmm::run_loop::RunControl;
 
 use super::restoring::Restoring;
 use super::{Saved, VERSION};
+use crate::migration::source::{self, Departing, End};
 use crate::policy_switch::PolicySwitch;
 use crate::session::{SavedSession, Session};
 use crate::spec::RunSpec;
@@ -50,12 +53,28 @@ pub struct SaveJob {
     pub replies: Replies,
     /// Longest pause to aim at.
     pub pause_max: Duration,
-    /// Whether the VM stays paused, as if a user had paused it, at the instant that is saved.
-    pub stays_paused: bool,
-    /// Base of the snapshot.
-    pub base: Option<BaseView>,
+    /// Destination of what is saved.
+    pub to: SaveTo,
     /// Files that came with the request.
     pub files: Vec<OwnedFd>,
+}
+
+/// Destination of what is saved.
+pub enum SaveTo {
+    /// Files of a snapshot.
+    Files {
+        /// Whether the VM stays paused, as if a user had paused it, at the instant that is saved.
+        stays_paused: bool,
+        /// Base of the snapshot.
+        base: Option<BaseView>,
+    },
+    /// Another run, in which the VM continues.
+    Run {
+        /// Its address, as the client has it.
+        address: String,
+        /// Limit of the speed while the guest runs.
+        bytes_per_second: Option<NonZeroU64>,
+    },
 }
 
 /// Parts of a run that a save is about.
@@ -68,6 +87,8 @@ pub struct SavedParts {
     pub second_level: Arc<KvmSecondLevel>,
     /// Reader of the machine's state.
     pub machine: MachineSaver,
+    /// Control of the vCPUs, for the end of a VM that has left.
+    pub control: Arc<RunControl>,
     /// Session of the run.
     pub session: Weak<Session>,
     /// Pause that the VM's users share.
@@ -80,17 +101,49 @@ pub struct SavedParts {
     pub spec: RunSpec,
 }
 
-/// Progress of the save under way.
+/// State of the save under way, and of a VM that has left.
 #[derive(Debug, Default)]
-struct Shared {
+pub(crate) struct Shared {
     progress: Mutex<Option<SavingView>>,
     is_ending: AtomicBool,
+    /// Set where the save is to end early.
+    cancel: AtomicBool,
+    migrated: Mutex<Option<MigratedView>>,
+    /// Why the VM is paused after a migration that was not answered.
+    doubt: Mutex<Option<String>>,
+}
+
+impl Shared {
+    /// Whether the VM ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn show(&self, progress: SaveProgress) {
+        let bytes = |pages| PageSize::Base4K.bytes().get() * pages;
+        let view =
+            SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
+        *lock(&self.progress) = Some(view);
+    }
+
+    pub(crate) fn cancelled(&self) -> &AtomicBool {
+        &self.cancel
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn uncancel(&self) {
+        self.cancel.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The thread that saves.
 pub struct SavingThread {
     jobs: Option<SyncSender<SaveJob>>,
     shared: Arc<Shared>,
+    second_level: Arc<KvmSecondLevel>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -104,11 +157,12 @@ impl SavingThread {
         let (jobs, queue) = sync_channel(0);
         let shared = Arc::<Shared>::default();
         let with = shared.clone();
+        let second_level = parts.second_level.clone();
         let thread = std::thread::Builder::new().name("save".to_owned()).spawn(move || {
             begin();
             serve(&queue, &parts, &with);
         })?;
-        Ok(SavingThread { jobs: Some(jobs), shared, thread: Some(thread) })
+        Ok(SavingThread { jobs: Some(jobs), shared, second_level, thread: Some(thread) })
     }
 
     /// Hands a job to the thread, which replies to it.
@@ -125,7 +179,40 @@ impl SavingThread {
 
     /// Progress of the save under way.
     pub fn progress(&self) -> Option<SavingView> {
-        *self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.shared.progress)
+    }
+
+    /// Why the VM is paused, if a migration was not answered.
+    pub fn doubt(&self) -> Option<String> {
+        lock(&self.shared.doubt).clone()
+    }
+
+    /// Resumes a VM that an unanswered migration left paused: an operator has seen that it does not run elsewhere.
+    ///
+    /// # Errors
+    /// One line; it stays paused.
+    pub fn resume_after_doubt(&self) -> Result<(), String> {
+        let mut doubt = lock(&self.shared.doubt);
+        if doubt.is_some() {
+            self.second_level.resume().map_err(|error| error.to_string())?;
+            *doubt = None;
+        }
+        Ok(())
+    }
+
+    /// Ends the thread; cancels the save under way, and waits for its reply. Returns where the VM has gone, if it has.
+    pub fn end(mut self: Arc<SavingThread>) -> Option<MigratedView> {
+        let shared = self.shared.clone();
+        shared.is_ending.store(true, Ordering::Relaxed);
+        // A client's thread that asks for the progress has it for a moment.
+        loop {
+            match Arc::try_unwrap(self) {
+                Ok(thread) => break drop(thread),
+                Err(again) => self = again,
+            }
+            std::thread::yield_now();
+        }
+        lock(&shared.migrated).take()
     }
 }
 
@@ -137,19 +224,51 @@ impl Drop for SavingThread {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the thread that saves the VM panicked");
         }
+        // The devices' threads could not end before.
+        if lock(&self.shared.doubt).take().is_some() {
+            self.second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
+        }
     }
 }
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
-    for SaveJob { connection, replies, pause_max, stays_paused, base, files } in queue {
-        let how = HowToPause { at_most: pause_max, stays: stays_paused };
-        let saved = NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared));
-        *shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let reply = match saved {
-            Ok(saved) => Reply::Ok(Box::new(VmAnswer::Saved(saved))),
+    for SaveJob { connection, replies, pause_max, to, files } in queue {
+        shared.uncancel();
+        let answer = match to {
+            SaveTo::Files { stays_paused, base } => {
+                let how = HowToPause { at_most: pause_max, stays: stays_paused };
+                NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared)).map(VmAnswer::Saved)
+            }
+            SaveTo::Run { address, bytes_per_second } => {
+                let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
+                migrate(parts, Departing { to: address, pause_max, limits, files }, shared)
+            }
+        };
+        *lock(&shared.progress) = None;
+        let reply = match answer {
+            Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
         };
         replies.send(connection, &reply, false);
+    }
+}
+
+fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnswer, String> {
+    if let Some(doubt) = lock(&shared.doubt).clone() {
+        return Err(doubt);
+    }
+    if parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
+        return Err("cannot migrate the VM: its RAM is still being restored; try again in a moment".to_owned());
+    }
+    match source::migrate(parts, job, shared)? {
+        End::Left(view) => {
+            *lock(&shared.migrated) = Some(view.clone());
+            Ok(VmAnswer::Migrated(view))
+        }
+        End::InDoubt(why) => {
+            *lock(&shared.doubt) = Some(why.clone());
+            Err(why)
+        }
     }
 }
 
@@ -215,9 +334,7 @@ fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -
     let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared)?;
 
     let spec = RunSpec { policy: parts.policy.chosen(), ..parts.spec.clone() };
-    let saved =
-        Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec: &spec, session: said, machine: &state };
-    let text = serde_json::to_vec(&saved).map_err(|error| cannot(&error))?;
+    let text = saved_text(&spec, said, &state).map_err(|error| cannot(&error))?;
     machine.write_all(&text).map_err(|error| cannot(&format_args!("cannot write `machine.json`: {error}")))?;
     let notes = |window| notes(window, live.as_deref(), &report);
     let written = writer.finish(&windows, &text, notes).map_err(|error| cannot(&error))?;
@@ -230,6 +347,12 @@ fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -
     })
 }
 
+/// Content of `machine.json`.
+pub(crate) fn saved_text(spec: &RunSpec, session: SavedSession, machine: &MachineState) -> Result<Vec<u8>, String> {
+    let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec, session, machine };
+    serde_json::to_vec(&saved).map_err(|error| error.to_string())
+}
+
 fn save_ram(
     parts: &SavedParts,
     session: &Session,
@@ -238,14 +361,10 @@ fn save_ram(
     how: HowToPause,
     shared: &Shared,
 ) -> Result<(AtPause, SaveReport), String> {
-    let cancel = AtomicBool::new(false);
     let progress = |progress: SaveProgress| {
-        let bytes = |pages| PageSize::Base4K.bytes().get() * pages;
-        let view =
-            SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
-        *shared.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(view);
-        if shared.is_ending.load(Ordering::Relaxed) || has_gone(client) {
-            cancel.store(true, Ordering::Relaxed);
+        shared.show(progress);
+        if shared.is_ending() || has_gone(client) {
+            shared.cancel();
         }
     };
     let saver = Saver { ram: &parts.ram, host: &*parts.host, second_level: &*parts.second_level, sink: &Sink(writer) };
@@ -263,13 +382,13 @@ fn save_ram(
         stays?;
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))
     };
-    saver.save(&limits, &cancel, &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
+    saver.save(&limits, shared.cancelled(), &progress, at_pause).map_err(|error| format!("cannot save the VM: {error}"))
 }
 
 /// Waits until the RAM of a restored guest has its content: a window without it cannot be saved.
 fn wait_for_ram(parts: &SavedParts, client: &File, shared: &Shared) -> Result<(), String> {
     while parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
-        if shared.is_ending.load(Ordering::Relaxed) || has_gone(client) {
+        if shared.is_ending() || has_gone(client) {
             return Err("cannot save the VM: the save was cancelled while its RAM was still being restored".to_owned());
         }
         std::thread::sleep(RAM_LOOK_EVERY);
@@ -278,7 +397,7 @@ fn wait_for_ram(parts: &SavedParts, client: &File, shared: &Shared) -> Result<()
 }
 
 /// Whether the other end of the pipe is closed.
-fn has_gone(client: &File) -> bool {
+pub(crate) fn has_gone(client: &File) -> bool {
     let mut ends = [PollFd::new(client.as_fd(), PollFlags::empty())];
     poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
@@ -296,4 +415,8 @@ fn notes(window: WindowIndex, live: Option<&Live>, report: &SaveReport) -> Windo
         (access.rate().map_or(0, |rate| rate.get() as u16), u32::from(quality.age_s))
     });
     WindowNotes { page, heat, age_s }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -216,6 +216,11 @@ impl RunControl {
         }
     }
 
+    /// Holds the vCPUs from before their threads exist: each begins paused, until one [`RunControl::resume`].
+    pub(crate) fn begin_paused(&self) {
+        self.lock().pauses += 1;
+    }
+
     /// Undoes one [`RunControl::pause`].
     ///
     /// # Errors
@@ -460,6 +465,15 @@ mod tests {
         let error = control.pause().unwrap_err();
         assert!(matches!(error, SecondLevelError::PauseTimedOut { vcpu: 1, .. }), "{error}");
         assert_eq!(control.lock().pauses, 0);
+    }
+
+    #[test]
+    fn vcpus_that_begin_paused_enter_the_guest_after_the_resume() {
+        let control = control(1);
+        control.begin_paused();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Paused);
+        control.resume().unwrap();
+        assert_eq!(control.next_state(&mut control.lock(), 0), VcpuState::Running);
     }
 
     #[test]

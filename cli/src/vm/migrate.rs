@@ -1,0 +1,73 @@
+//! `wideleaf vm SOCKET migrate ADDRESS`: connects to the target, and passes the connection to the VM.
+//!
+//! ```text
+//!   this process                              the VM                           wideleaf run --incoming
+//!   connects ────────────────────────────────────────────────────────────────▶ accepts
+//!   passes the connection ──request─────────▶ sends itself ──────────────────▶ receives
+//!   shows the progress    ◀──status──────────
+//!   Ctrl-C: closes the pipe ────────────────▶ cancels, goes on               ─▶ ends
+//!   shows the result      ◀──migrated────────  ends                          ─▶ runs
+//! ```
+
+use std::num::NonZeroU64;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use wideleaf_control::vm::{VmAnswer, VmRequest};
+use wideleaf_policies::Bytes;
+use wideleaf_run::failure::Failure;
+use wideleaf_run::interrupts::Interrupts;
+use wideleaf_run::migration::Address;
+
+use crate::options::{FormatArg, parse_duration, parse_some_bytes};
+use crate::output::{Output, say};
+use crate::report::moved::migrated;
+use crate::vm::progress::ask_for_long;
+
+/// Arguments of `wideleaf vm SOCKET migrate`.
+#[derive(Args, Debug)]
+pub struct MigrateArgs {
+    /// Address of a `wideleaf run --incoming`, which waits there: unix:PATH, tcp:HOST:PORT, or stdio for standard input
+    /// and output, with the result on standard error
+    #[arg(value_name = "ADDRESS")]
+    to: Address,
+
+    /// Longest time without a running guest: the migration is refused if the guest writes too fast for it, or the
+    /// target needs longer
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = parse_duration)]
+    pause: Duration,
+
+    /// Most bytes of RAM per second that are sent while the guest runs [default: as fast as the connection]
+    #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes)]
+    bytes_per_second: Option<Bytes>,
+}
+
+/// Moves the VM at this socket.
+///
+/// # Errors
+/// [`Failure`] in one line; the VM then goes on here, or says that it waits for the operator.
+pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), Failure> {
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let takes_output = args.to.takes_standard_output();
+    let output = if takes_output { None } else { Some(Output::open(format, None)?) };
+    let ends = args.to.connect()?;
+    let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
+    let request = VmRequest::Migrate {
+        to: args.to.to_string(),
+        pause_ms_max: args.pause.as_millis() as u64,
+        bytes_per_second_max: args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get())),
+    };
+    let passed = [ends.reader.as_fd(), ends.writer.as_fd(), cancelled.as_fd()];
+    match ask_for_long(socket, request, &passed, "migrating", cancel, &interrupts)? {
+        VmAnswer::Migrated(moved) => match output {
+            Some(output) => output.write(&moved, |moved| format!("{}\n", migrated(moved))),
+            None => {
+                say(migrated(&moved));
+                Ok(())
+            }
+        },
+        _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
+    }
+}

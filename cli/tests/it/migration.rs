@@ -1,0 +1,349 @@
+//! `wideleaf vm SOCKET migrate` and `wideleaf run --incoming`: a guest that checks every word of its memory moves from one
+//! run to another while it works, and whatever is lost on the way, one guest goes on. Needs KVM
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::{Running, Scratch};
+
+use crate::program::new_scratch;
+
+/// Kinds of messages (`run/src/migration/frames.rs`).
+const PAGES: u32 = 2;
+const MACHINE: u32 = 3;
+const GO: u32 = 4;
+const READY: u32 = 17;
+const RUNNING: u32 = 18;
+
+/// Two vCPUs that work for some ten seconds, whatever happens to them.
+fn source(scratch: &Scratch) -> Running {
+    let arguments = [
+        "run",
+        "pattern",
+        "--vcpus=2",
+        "--memory=128M",
+        "--cmdline=bytes=8M passes=800",
+        "--policy=greedy",
+        "--no-daemon",
+        "--control-socket=vm.sock",
+        "--format=json",
+        "--output=source.json",
+    ];
+    let mut run = Running::start(scratch, &arguments);
+    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+    }
+    run
+}
+
+/// A run that waits at this address, and the address that it says.
+fn target(scratch: &Scratch, address: &str) -> (Running, String) {
+    let incoming = format!("--incoming={address}");
+    let arguments =
+        ["run", &incoming, "--no-daemon", "--control-socket=vm2.sock", "--format=json", "--output=target.json"];
+    let mut run = Running::start(scratch, &arguments);
+    let mut line = String::new();
+    let mut stderr = BufReader::new(run.0.stderr.take().unwrap());
+    stderr.read_line(&mut line).unwrap();
+    // Its other lines are read at its end.
+    let (mut reader, mut rest) = (stderr, String::new());
+    let (read, write) = std::io::pipe().unwrap();
+    std::thread::spawn(move || {
+        let _ = reader.read_to_string(&mut rest);
+        let _ = std::fs::File::from(std::os::fd::OwnedFd::from(write)).write_all(rest.as_bytes());
+    });
+    run.0.stderr = Some(std::os::fd::OwnedFd::from(read).into());
+    let place = line.trim().strip_prefix("wideleaf: waiting for a VM at ").unwrap_or_else(|| panic!("{line:?}"));
+    (run, place.to_owned())
+}
+
+/// The client of a migration, which may be slow.
+fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
+    let mut command = Command::new(scratch.program());
+    command.args(["vm", "vm.sock", "migrate", to, "--format=json", "--pause=60s"]).args(more);
+    command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Exit code, standard output and standard error.
+fn end(child: Child) -> (Option<i32>, String, String) {
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn report(scratch: &Scratch, name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(scratch.path(name)).unwrap()).unwrap()
+}
+
+fn status(scratch: &Scratch) -> Value {
+    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// The guest found every word as it had written it.
+fn has_lost_nothing(report: &Value) {
+    assert_eq!(report["outcome"], "success");
+    assert_eq!((&report["verification"]["passed"], &report["verification"]["errors"]), (&json!(true), &json!(0)));
+}
+
+fn moves(address: &str) {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let (target, place) = target(&scratch, address);
+    let (code, said, why) = end(migrate(&scratch, &place, &[]));
+    assert_eq!(code, Some(0), "{why}");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(target.end(), (Some(0), String::new()));
+    let (before, after) = (report(&scratch, "source.json"), report(&scratch, "target.json"));
+    assert_eq!((&before["outcome"], &before["migrated"], &said["to"]), (&json!("migrated"), &said, &json!(place)));
+    has_lost_nothing(&after);
+    let arrived = &after["arrived"];
+    assert_eq!(arrived["source"]["downtime_ms"], said["downtime_ms"]);
+    assert_eq!(arrived["source"]["rounds"], said["rounds"]);
+    assert!(arrived["pages"].as_u64() >= Some((8 << 20) / 4096), "{arrived}");
+    assert_eq!((&said["huge_bytes_at_target"], &before["arrived"]), (&arrived["huge_bytes"], &Value::Null));
+    let mut left = scratch.names();
+    left.sort();
+    assert_eq!(left, ["source.json", "target.json"], "all sockets are removed");
+}
+
+#[test]
+fn a_guest_moves_over_a_unix_socket_and_loses_no_word() {
+    moves("unix:move.sock");
+}
+
+#[test]
+fn a_guest_moves_over_tcp_and_loses_no_word() {
+    moves("tcp:127.0.0.1:0");
+}
+
+#[test]
+fn a_guest_moves_over_two_pipes_and_loses_no_word() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let ((from_target, to_source), (from_source, to_target)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+    let mut target = Command::new(scratch.program());
+    target.args(["run", "--incoming=stdio", "--no-daemon", "--format=json", "--output=target.json"]);
+    target.current_dir(scratch.path(".")).stdin(from_source).stdout(to_source).stderr(Stdio::piped());
+    let target = Running(target.spawn().unwrap());
+    let mut client = Command::new(scratch.program());
+    client.args(["vm", "vm.sock", "migrate", "stdio", "--pause=60s"]).current_dir(scratch.path("."));
+    let client = client.stdin(from_target).stdout(to_target).stderr(Stdio::piped()).spawn().unwrap();
+    let (code, _, said) = end(client);
+    assert!(code == Some(0) && said.starts_with("migrated to stdio: "), "{code:?}: {said}");
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(target.end().0, Some(0));
+    has_lost_nothing(&report(&scratch, "target.json"));
+}
+
+/// Waits until some of RAM has left.
+fn wait_for_progress(scratch: &Scratch) {
+    while status(scratch)["saving"]["done_bytes"].as_u64().is_none_or(|bytes| bytes == 0) {
+        std::thread::yield_now();
+    }
+}
+
+/// So slow that it is in its first round until the test ends it.
+const SLOW: [&str; 1] = ["--bytes-per-second=1M"];
+
+/// The source is as if nothing had been, to its end.
+fn goes_on(scratch: &Scratch, source: Running) {
+    let state = status(scratch);
+    assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
+    assert_eq!(source.end(), (Some(0), String::new()));
+    has_lost_nothing(&report(scratch, "source.json"));
+}
+
+#[test]
+fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let (target, place) = target(&scratch, "unix:move.sock");
+    let client = Running(migrate(&scratch, &place, &SLOW));
+    wait_for_progress(&scratch);
+    client.signal(Signal::SIGINT);
+    assert_eq!(client.end().0, Some(130));
+    let (code, why) = target.end();
+    assert!(code == Some(4) && why.contains("the connection ended; it does not run here"), "{code:?}: {why}");
+    goes_on(&scratch, source);
+}
+
+#[test]
+fn the_guest_goes_on_where_it_was_if_the_target_is_killed() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let (target, place) = target(&scratch, "unix:move.sock");
+    let client = migrate(&scratch, &place, &SLOW);
+    wait_for_progress(&scratch);
+    drop(target);
+    let (code, _, why) = end(client);
+    assert!(code == Some(2) && why.contains("cannot migrate the VM to unix:move.sock: "), "{code:?}: {why}");
+    goes_on(&scratch, source);
+}
+
+#[test]
+fn the_target_ends_if_the_source_is_killed() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let (target, place) = target(&scratch, "unix:move.sock");
+    let client = migrate(&scratch, &place, &SLOW);
+    wait_for_progress(&scratch);
+    drop(source);
+    assert_eq!(end(client).0, Some(4));
+    let (code, why) = target.end();
+    assert!(code == Some(4) && why.contains("it does not run here"), "{code:?}: {why}");
+}
+
+#[test]
+fn a_target_that_cannot_take_the_vm_says_why_and_the_guest_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    // Devices that the VM does not have are found when its state has come.
+    let arguments = ["run", "--incoming=unix:move.sock", "--rng", "--no-daemon"];
+    let target = Running::start(&scratch, &arguments);
+    while !scratch.path("move.sock").exists() {
+        std::thread::yield_now();
+    }
+    let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
+    assert!(code == Some(2) && why.contains("the target says: ") && why.contains("devices"), "{code:?}: {why}");
+    assert_eq!(target.end().0, Some(3));
+    goes_on(&scratch, source);
+}
+
+/// Stands between source and target until a message of kind `cut` comes: that one and all later ones are lost.
+fn lossy(scratch: &Scratch, cut: u32) -> (String, JoinHandle<()>) {
+    let listener = UnixListener::bind(scratch.path("lossy.sock")).unwrap();
+    let to = scratch.path("move.sock");
+    let thread = std::thread::spawn(move || {
+        let source = listener.accept().unwrap().0;
+        let target = UnixStream::connect(to).unwrap();
+        let pump = |from: &UnixStream, to: &UnixStream| {
+            let _ = forward(from, to, cut);
+            // Both directions end.
+            for end in [from, to] {
+                let _ = end.shutdown(std::net::Shutdown::Both);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| pump(&source, &target));
+            scope.spawn(|| pump(&target, &source));
+        });
+    });
+    ("unix:lossy.sock".to_owned(), thread)
+}
+
+fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: u32) -> std::io::Result<()> {
+    let mut message = vec![0; 12];
+    from.read_exact(&mut message)?;
+    loop {
+        to.write_all(&message)?;
+        message.resize(16, 0);
+        from.read_exact(&mut message)?;
+        let field = |index: usize| u32::from_le_bytes(message[index..index + 4].try_into().unwrap());
+        let (kind, bytes) = (field(0), field(8));
+        if kind == cut {
+            return Ok(());
+        }
+        message.resize(16 + bytes as usize, 0);
+        from.read_exact(&mut message[16..])?;
+    }
+}
+
+/// A source, a target, and a client whose migration fails at a message of this kind.
+fn failed_at(scratch: &Scratch, cut: u32) -> (Running, Running, String) {
+    let source = source(scratch);
+    let (target, _) = target(scratch, "unix:move.sock");
+    let (place, thread) = lossy(scratch, cut);
+    let (code, _, why) = end(migrate(scratch, &place, &[]));
+    assert_eq!(code, Some(2), "{why}");
+    thread.join().unwrap();
+    (source, target, why)
+}
+
+#[test]
+fn a_connection_that_is_lost_before_go_leaves_the_guest_at_the_source() {
+    if !has_kvm() {
+        return;
+    }
+    for cut in [PAGES, MACHINE, READY] {
+        let scratch = new_scratch();
+        let (source, target, why) = failed_at(&scratch, cut);
+        assert!(why.contains("the connection ended"), "{cut}: {why}");
+        let (code, why) = target.end();
+        assert!(code == Some(4) && why.contains("it does not run here"), "{cut}: {code:?}: {why}");
+        goes_on(&scratch, source);
+    }
+}
+
+/// The source does not know, and stands still.
+fn is_in_doubt(scratch: &Scratch, why: &str) {
+    assert!(why.contains("cannot tell whether the VM runs at unix:lossy.sock"), "{why}");
+    let state = status(scratch);
+    assert_eq!((&state["state"], &state["vcpus"]), (&json!("paused"), &json!(["paused", "paused"])));
+    assert!(state["doubt"].as_str().is_some_and(|doubt| why.contains(doubt)), "{state}");
+    let (code, _, again) = end(migrate(scratch, "unix:lossy.sock", &[]));
+    assert!(code != Some(0), "another migration: {again}");
+}
+
+#[test]
+fn a_go_that_is_lost_leaves_the_guest_paused_at_the_source_until_the_operator_resumes_it() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target, why) = failed_at(&scratch, GO);
+    assert_eq!(target.end().0, Some(4));
+    is_in_doubt(&scratch, &why);
+    scratch.wideleaf(&["vm", "vm.sock", "resume"]).assert().success();
+    goes_on(&scratch, source);
+}
+
+#[test]
+fn a_running_that_is_lost_leaves_a_guest_at_the_target_and_a_paused_one_to_be_stopped() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target, why) = failed_at(&scratch, RUNNING);
+    is_in_doubt(&scratch, &why);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(report(&scratch, "source.json")["outcome"], "stopped");
+    let (code, said) = target.end();
+    assert_eq!(code, Some(0), "{said}");
+    has_lost_nothing(&report(&scratch, "target.json"));
+}
+
+#[test]
+fn what_cannot_move_is_refused_before_anything_is_sent() {
+    let scratch = new_scratch();
+    scratch.refuses(&["run", "--incoming=nowhere"], 2, &["unix:PATH, tcp:HOST:PORT or stdio"]);
+    scratch.refuses(&["vm", "vm.sock", "migrate", "unix:none"], 4, &["cannot connect to unix:none", "--incoming"]);
+    scratch.refuses(&["run", "--incoming=stdio", "--no-daemon"], 2, &["--output"]);
+}

@@ -1,0 +1,332 @@
+//! A migration's connection: messages with time limits, over any pair of a readable and a writable descriptor.
+//!
+//! Descriptors may block or not: before each read and write, `poll(2)` waits until it does not block, and looks every
+//! so often whether to keep on. A descriptor that blocks is only written where a short write cannot block for long:
+//! the client that passes the source's connection sets `O_NONBLOCK`.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::frames::{self, GREETING_BYTES, HEADER_BYTES, Header, Kind, Malformed};
+
+/// Interval at which a wait looks whether to keep on.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Most of a content for which memory is taken before more of it has come.
+const STEP_BYTES: usize = 4 << 20;
+
+/// The reasons why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Lost {
+    /// The other side has ended, or the network between.
+    #[error("the connection ended")]
+    Closed,
+    /// Nothing came or went for too long.
+    #[error("the other side was silent for {0:?}")]
+    Silent(Duration),
+    /// The message did not come in time.
+    #[error("the other side did not answer in time")]
+    Late,
+    /// The kernel refused a read or write.
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+    /// The other side sent something else than the protocol has.
+    #[error("the other side sent {0}")]
+    Malformed(#[from] Malformed),
+    /// This side does not keep on.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// The target's own reason.
+    #[error("the target says: {0}")]
+    Refused(String),
+}
+
+/// Limits of a wait.
+#[derive(Clone, Copy)]
+pub struct Limit<'a> {
+    /// Time without a byte after which the connection counts as lost.
+    pub silence: Duration,
+    /// Time at which the whole message must have come.
+    pub until: Option<Instant>,
+    /// Whether to keep on.
+    pub keep_on: &'a dyn Fn() -> bool,
+}
+
+impl Limit<'_> {
+    /// Waits until `end` is ready for `what`.
+    fn wait(&self, end: BorrowedFd<'_>, what: PollFlags) -> Result<(), Lost> {
+        let began = Instant::now();
+        loop {
+            let mut ends = [PollFd::new(end, what)];
+            let slice = PollTimeout::try_from(self.slice(began)?).unwrap_or(PollTimeout::ZERO);
+            match poll(&mut ends, slice) {
+                Ok(0) | Err(nix::errno::Errno::EINTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(Lost::Io(error.into())),
+            }
+            if !(self.keep_on)() {
+                return Err(Lost::Cancelled);
+            }
+        }
+    }
+
+    /// Time of the next wait.
+    fn slice(&self, began: Instant) -> Result<Duration, Lost> {
+        let silent = self.silence.checked_sub(began.elapsed()).ok_or(Lost::Silent(self.silence))?;
+        let left = match self.until {
+            None => silent,
+            Some(until) => silent.min(until.checked_duration_since(Instant::now()).ok_or(Lost::Late)?),
+        };
+        // Rounded up: poll(2) counts milliseconds.
+        Ok(left.min(LOOK_EVERY) + Duration::from_millis(1))
+    }
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Sender {
+    writer: File,
+    next: u32,
+    sent: u64,
+}
+
+impl Sender {
+    /// Over this descriptor.
+    pub fn new(writer: OwnedFd) -> Sender {
+        Sender { writer: File::from(writer), next: 0, sent: 0 }
+    }
+
+    /// Sends the first bytes.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn greet(&mut self, limit: &Limit<'_>) -> Result<(), Lost> {
+        self.write(&mut [IoSlice::new(&frames::greeting())], limit)
+    }
+
+    /// Sends a message with these parts as content.
+    ///
+    /// # Errors
+    /// [`Lost`]; an unknown part of the message has then left.
+    pub fn send(&mut self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+        self.send_checked(kind, frames::checksum(kind, parts), parts, limit)
+    }
+
+    /// The same with a checksum that the caller has made, outside a lock.
+    ///
+    /// # Errors
+    /// [`Lost`], as above.
+    pub fn send_checked(&mut self, kind: Kind, checksum: u32, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if bytes > kind.bytes_max() {
+            return Err(Malformed::Length(bytes).into());
+        }
+        let header = Header { kind, number: self.next, bytes, checksum }.encode();
+        self.next = self.next.wrapping_add(1);
+        let mut slices: Vec<IoSlice<'_>> =
+            [&header[..]].into_iter().chain(parts.iter().copied()).map(IoSlice::new).collect();
+        self.write(&mut slices, limit)
+    }
+
+    /// Bytes that have left.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    fn write(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+        while slices.iter().any(|slice| !slice.is_empty()) {
+            limit.wait(self.writer.as_fd(), PollFlags::POLLOUT)?;
+            // More slices than this is an error (writev(2), IOV_MAX).
+            let some = slices.len().min(1024);
+            match self.writer.write_vectored(&slices[..some]) {
+                Ok(0) => return Err(Lost::Closed),
+                Ok(written) => {
+                    self.sent += written as u64;
+                    IoSlice::advance_slices(&mut slices, written);
+                }
+                Err(error) if is_to_be_tried_again(&error) => {}
+                Err(error) => return Err(from_io(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Receiver {
+    reader: File,
+    next: u32,
+    received: u64,
+}
+
+impl Receiver {
+    /// Over this descriptor.
+    pub fn new(reader: OwnedFd) -> Receiver {
+        Receiver { reader: File::from(reader), next: 0, received: 0 }
+    }
+
+    /// Receives the first bytes of the other side.
+    ///
+    /// # Errors
+    /// [`Lost`], also where it is another program or version.
+    pub fn greeted(&mut self, limit: &Limit<'_>) -> Result<(), Lost> {
+        let mut bytes = [0; GREETING_BYTES];
+        self.read(&mut bytes, limit)?;
+        Ok(frames::check_greeting(&bytes)?)
+    }
+
+    /// Receives the next message; its content replaces that of `into`.
+    ///
+    /// # Errors
+    /// [`Lost`]; [`Lost::Refused`] for [`Kind::Failed`].
+    pub fn next(&mut self, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<Kind, Lost> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.read(&mut bytes, limit)?;
+        let header = Header::decode(&bytes, self.next)?;
+        self.next = self.next.wrapping_add(1);
+        let mut have = 0;
+        while have < header.bytes {
+            let step = (header.bytes - have).min(STEP_BYTES);
+            into.resize(into.len().max(have + step), 0);
+            self.read(&mut into[have..have + step], limit)?;
+            have += step;
+        }
+        into.truncate(have);
+        header.check(into)?;
+        if header.kind == Kind::Failed {
+            return Err(Lost::Refused(crate::text::clean(&String::from_utf8_lossy(into))));
+        }
+        Ok(header.kind)
+    }
+
+    /// Receives the next message, which must be of this kind.
+    ///
+    /// # Errors
+    /// [`Lost`], also for another kind.
+    pub fn expect(&mut self, kind: Kind, into: &mut Vec<u8>, limit: &Limit<'_>) -> Result<(), Lost> {
+        if self.next(into, limit)? == kind { Ok(()) } else { Err(Malformed::Order.into()) }
+    }
+
+    /// Whether a byte has come, or the connection has ended.
+    pub fn has_some(&self) -> bool {
+        let mut ends = [PollFd::new(self.reader.as_fd(), PollFlags::POLLIN)];
+        poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Bytes that have come.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    fn read(&mut self, mut into: &mut [u8], limit: &Limit<'_>) -> Result<(), Lost> {
+        while !into.is_empty() {
+            limit.wait(self.reader.as_fd(), PollFlags::POLLIN)?;
+            match self.reader.read(into) {
+                Ok(0) => return Err(Lost::Closed),
+                Ok(read) => {
+                    self.received += read as u64;
+                    into = &mut into[read..];
+                }
+                Err(error) if is_to_be_tried_again(&error) => {}
+                Err(error) => return Err(from_io(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_to_be_tried_again(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn from_io(error: io::Error) -> Lost {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Lost::Closed,
+        _ => Lost::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const PATIENT: Limit<'_> = Limit { silence: Duration::from_secs(60), until: None, keep_on: &|| true };
+
+    fn pair() -> (Sender, Receiver, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_nonblocking(true).expect("it is a socket");
+        let reader = theirs.try_clone().expect("a descriptor");
+        (Sender::new(ours.into()), Receiver::new(reader.into()), theirs)
+    }
+
+    #[test]
+    fn messages_larger_than_the_sockets_buffer_arrive_whole_and_in_order() {
+        let (mut sender, mut receiver, _end) = pair();
+        let machine: Vec<u8> = (0..9_000_000_u32).map(|byte| byte as u8).collect();
+        let sent = machine.clone();
+        let thread = std::thread::spawn(move || {
+            sender.greet(&PATIENT).expect("it is open");
+            sender.send(Kind::Machine, &[&sent[..7], &sent[7..]], &PATIENT).expect("it is open");
+            sender.send(Kind::Go, &[], &PATIENT).expect("it is open");
+            sender.sent()
+        });
+        let mut into = vec![1; 100];
+        receiver.greeted(&PATIENT).expect("the same version");
+        receiver.expect(Kind::Machine, &mut into, &PATIENT).expect("it was sent");
+        assert!(into == machine, "the content");
+        receiver.expect(Kind::Go, &mut into, &PATIENT).expect("it was sent");
+        assert!(into.is_empty());
+        assert_eq!(thread.join().expect("it does not panic"), receiver.received());
+    }
+
+    #[test]
+    fn an_end_in_the_middle_of_a_message_is_a_loss() {
+        let (mut sender, mut receiver, end) = pair();
+        sender.send(Kind::Machine, &[&[7; 100]], &PATIENT).expect("there is room");
+        let mut bytes = [0; 50];
+        (&end).read_exact(&mut bytes).expect("they were sent");
+        let (mut again, mut other, _end) = pair();
+        again.writer.write_all(&bytes).expect("there is room");
+        drop((again, sender));
+        assert!(matches!(other.next(&mut Vec::new(), &PATIENT), Err(Lost::Closed)));
+        assert!(receiver.next(&mut Vec::new(), &PATIENT).is_err(), "the middle of a message is none");
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_limits_and_when_it_is_cancelled() {
+        let (_sender, mut receiver, _end) = pair();
+        let soon = Limit { until: Some(Instant::now()), ..PATIENT };
+        assert!(matches!(receiver.next(&mut Vec::new(), &soon), Err(Lost::Late)));
+        let silent = Limit { silence: Duration::from_millis(1), ..PATIENT };
+        assert!(matches!(receiver.next(&mut Vec::new(), &silent), Err(Lost::Silent(_))));
+        let cancelled = Limit { keep_on: &|| false, ..PATIENT };
+        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(Lost::Cancelled)));
+    }
+
+    #[test]
+    fn a_sender_whose_reader_is_gone_or_stuck_ends() {
+        let (mut sender, receiver, end) = pair();
+        let big = vec![0; 8 << 20];
+        let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };
+        assert!(matches!(sender.send(Kind::Machine, &[&big], &silent), Err(Lost::Silent(_))), "nothing reads");
+        drop((receiver, end));
+        assert!(matches!(sender.send(Kind::Machine, &[&big], &PATIENT), Err(Lost::Closed)));
+    }
+
+    #[test]
+    fn the_targets_own_reason_is_told() {
+        let (mut sender, mut receiver, _end) = pair();
+        sender.send(Kind::Failed, &[b"no \x1bmemory"], &PATIENT).expect("there is room");
+        let said = receiver.next(&mut Vec::new(), &PATIENT).expect_err("it is a refusal").to_string();
+        assert!(
+            said.starts_with("the target says: no ") && said.ends_with("memory") && !said.contains('\x1b'),
+            "{said}"
+        );
+    }
+}
