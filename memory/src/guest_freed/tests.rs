@@ -178,6 +178,6 @@ fn pages_in_the_balloon_are_runs_over_the_borders_of_windows() {
         book.inflate(page(number));
     }
     book.deflate(page(2000));
-    let run = |first: u64, pages: u64| GpaRange::new(page(first), PageSize::Base4K.bytes() * pages).unwrap();
+    let run = |first: u64, pages: u64| GpaRange::new(page(first), PageSize::Base4K.bytes() * pages).expect("fits");
     assert_eq!(book.inflated_runs(), [run(5, 1), run(1023, 3)]);
 }
