@@ -168,3 +168,16 @@ fn one_page_beyond_the_tolerated_number_counts_as_given_back() {
     });
     assert_eq!(seen, [(false, false), (false, false), (true, true)]);
 }
+
+#[test]
+fn pages_in_the_balloon_are_runs_over_the_borders_of_windows() {
+    let given_back = GivenBack::default();
+    let mut book = given_back.book();
+    let page = |number: u64| Gpa::new(number * 4096);
+    for number in [1023, 1024, 1025, 5, 2000] {
+        book.inflate(page(number));
+    }
+    book.deflate(page(2000));
+    let run = |first: u64, pages: u64| GpaRange::new(page(first), PageSize::Base4K.bytes() * pages).expect("fits");
+    assert_eq!(book.inflated_runs(), [run(5, 1), run(1023, 3)]);
+}
