@@ -35,8 +35,9 @@
 //! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors
 //! of the manager leave a window alone that is not filled ([`crate::claims`]).
 //!
-//! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not
-//! be woken while a device could still write their memory elsewhere: the process ends with them asleep.
+//! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot
+//! be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not be woken while a device
+//! could still write their memory elsewhere: the process ends with them asleep.
 //!
 //! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
 //! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
@@ -306,7 +307,7 @@ impl Restorer {
         self.shared.is_done() && !has_failed && self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Ends a restore whose guest is gone, finished or not: lets all RAM go and wakes all threads that wait in it.
+    /// Ends a restore after its guest, finished or not: lets all RAM go and wakes all threads that wait in it.
     /// They read zeroes where contents are missing.
     pub fn abandon(mut self, _: GuestIsGone) -> RestoreReport {
         self.end();

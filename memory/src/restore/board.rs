@@ -56,7 +56,7 @@ enum State {
 /// Kind of a window's mapping: two neighbours of different kinds are two mappings of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mapping {
-    /// Registered.
+    /// Registered with the userfaultfd.
     Registered,
     /// Not registered, and for base pages.
     Base,
@@ -242,7 +242,7 @@ impl Board {
         self.placed.notify_all();
     }
 
-    /// Ends a claim whose window cannot be read. Returns whether it still held.
+    /// Ends a claim on a window that cannot be read. Returns whether it still held.
     pub(super) fn cannot_read(&self, row: Row, claim: Claim) -> bool {
         let mut table = self.table();
         table.readers.remove(&claim);

@@ -30,7 +30,7 @@ impl Pace {
         self.next_at.since_start().saturating_sub(now.since_start())
     }
 
-    /// A window with so many bytes was begun. Time that was not used is not saved up.
+    /// A window of this size was begun. Time that was not used is not saved up.
     pub(super) fn began(&mut self, background: Background, bytes: Bytes, now: Moment) {
         if let Background::PerSecond(budget) = background {
             let takes = Duration::from_secs_f64(bytes.get() as f64 / budget.get().max(1) as f64);

@@ -56,7 +56,9 @@ pub struct RestoreReport {
     /// Number of filled windows that were to be huge and got base pages: no huge page was to be had, or its page table
     /// stayed.
     pub not_huge: u64,
-    /// Number of these that a collapse made huge afterwards.
+    /// Number of these for which the host had no huge page.
+    pub no_huge_page: u64,
+    /// Number of windows that were not huge at first and that a collapse made huge afterwards.
     pub collapsed: u64,
     /// Number of filled windows that stayed registered until the end, because mappings run short.
     pub kept: u64,
@@ -90,6 +92,7 @@ impl Default for RestoreReport {
             huge: 0,
             base: 0,
             not_huge: 0,
+            no_huge_page: 0,
             collapsed: 0,
             kept: 0,
             zero_pages: 0,
@@ -120,6 +123,7 @@ impl RestoreReport {
             ("huge", self.huge),
             ("base", self.base),
             ("not_huge", self.not_huge),
+            ("no_huge_page", self.no_huge_page),
             ("collapsed", self.collapsed),
             ("kept", self.kept),
             ("zero_pages", self.zero_pages),

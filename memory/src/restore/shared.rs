@@ -156,7 +156,7 @@ impl Shared {
         recording.max(lock(&self.pace).wait(now))
     }
 
-    /// The background begins a window with so many stored bytes.
+    /// The background begins a window with this size of stored pages.
     pub(super) fn background_began(&self, bytes: Bytes, now: Moment) {
         lock(&self.pace).began(self.config.background, bytes, now);
     }

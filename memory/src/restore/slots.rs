@@ -15,7 +15,7 @@ const READY_MAX: usize = 4;
 
 /// Time for which a thread asks for no huge page after the host had none. Searching for one compacts memory, for which
 /// a waiting guest would pay.
-const NO_HUGE_PAGE_FOR: Duration = Duration::from_millis(500);
+const NO_HUGE_PAGE_FOR: Duration = Duration::from_millis(20);
 
 /// A place for the contents of a window.
 pub(super) struct Prepared {

@@ -67,7 +67,7 @@ struct Serving<D: Door + 'static> {
     shared: Arc<Shared>,
     door: Arc<D>,
     slots: Slots,
-    /// Window whose pages this thread is placing.
+    /// Window with pages that this thread is placing.
     placing: Option<Row>,
     read_errors: u32,
 }
@@ -235,6 +235,7 @@ impl<D: Door + 'static> Serving<D> {
             Ok(prepared) => prepared,
             Err(error) => return self.cannot_read(row, claim, format!("no memory to read it to: {error}")),
         };
+        let has_no_huge_page = filling.is_for_move() && !prepared.is_huge;
         if let Err(error) = shared.saved.read(window, prepared.slot.bytes()) {
             self.slots.give_back(prepared);
             return self.cannot_read(row, claim, error.to_string());
@@ -263,6 +264,7 @@ impl<D: Door + 'static> Serving<D> {
                     report.progress.filled_windows += 1;
                     report.progress.filled_bytes += stored;
                     report.refused += placed.refused;
+                    report.no_huge_page += u64::from(has_no_huge_page);
                     report.kept += u64::from(placed.settled == Settled::Kept);
                     match (is_huge, wants_huge) {
                         (true, _) => report.huge += 1,
