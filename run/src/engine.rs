@@ -182,7 +182,8 @@ impl<'a> Prepared<'a> {
             }
         };
         interrupts.stand_down();
-        let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec)).transpose()?;
+        let continues = restoring.is_some() || incoming.is_some();
+        let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec, continues)).transpose()?;
         let layout = plan.as_ref().map_or_else(|| native::layout(spec.memory), |plan| Ok(plan.layout()))?;
         // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
         // program's name, which any process may imitate. If the kernel does not lock that file, the name has to

@@ -28,15 +28,15 @@ pub struct Sandboxed {
     pub missing: Vec<String>,
 }
 
-/// Prepares what can be entered later. From now on the manager's threads enter as they begin.
-pub fn plan(spec: &SandboxSpec, run: &RunSpec) -> Result<Arc<Sandbox>, Failure> {
+/// Prepares what can be entered later; `continues`: the guest was saved, or comes from another run. From now on the manager's threads enter as they begin.
+pub fn plan(spec: &SandboxSpec, run: &RunSpec, continues: bool) -> Result<Arc<Sandbox>, Failure> {
     let config = SandboxConfig {
         writable: spec.output_folder.iter().cloned().collect(),
         daemon: run.daemon.clone(),
         devices: DeviceNeeds { connects: run.devices.vsock.is_some(), gives_back: run.devices.balloon.is_some() },
         has_control_socket: run.control_socket.is_some(),
         boots_again: run.on_reset == OnReset::Restart,
-        continues: false,
+        continues,
         has_console: run.console == Console::Bytes,
         // From then on no part of it needs a privilege.
         keeps_ptrace: keep_userfaultfd().is_err(),
