@@ -169,7 +169,9 @@ fn in_steps(
     let mut repetitions = 0;
     while !pages.is_empty() {
         match step(pages.clone()) {
-            Ok(done) => pages.start += done.max(1),
+            // A page that was skipped would read zero.
+            Ok(0) => return Err((pages.start, io::ErrorKind::WriteZero.into())),
+            Ok(done) => pages.start += done,
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => pages.start += 1,
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && repetitions < REPETITIONS_MAX => {
                 repetitions += 1;
