@@ -72,7 +72,7 @@ fn main() {
             "{arm:?}: median {:.2} GiB/s ({:.2} - {:.2})",
             speeds[speeds.len() / 2],
             speeds[0],
-            speeds.last().unwrap()
+            speeds[speeds.len() - 1]
         );
     }
 }
