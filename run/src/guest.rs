@@ -244,7 +244,8 @@ impl GuestPlan {
         self.begin = Begin::Arrived(Some(Box::new(machine)));
     }
 
-    /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to `session`, other lines to `front`.
+    /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to
+    /// `session`, other lines to `front`.
     pub fn start(
         &self,
         ram: Arc<GuestRam>,
