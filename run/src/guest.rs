@@ -54,7 +54,7 @@ enum Begin {
     Arrived(Option<Box<MachineState>>),
 }
 
-/// A guest whose vCPUs and devices stand still until another run has given it up. Dropped, it ends without having run.
+/// A guest with vCPUs and devices that stand still until another run has given it up. Dropped, it ends without having run.
 struct Held(Mutex<Option<(Arc<RunControl>, Arc<KvmSecondLevel>)>>);
 
 impl Held {
@@ -244,7 +244,8 @@ impl GuestPlan {
         self.begin = Begin::Arrived(Some(Box::new(machine)));
     }
 
-    /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to `session`, other lines to `front`.
+    /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to
+    /// `session`, other lines to `front`.
     pub fn start(
         &self,
         ram: Arc<GuestRam>,

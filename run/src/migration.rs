@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `frames` has the form of the messages, `link` sends and receives them with time limits, `handover` decides which of
-//! the two may run the guest, `source` and `target` are the two sides, `placing` fills RAM, and `address` connects them.
+//! the two may run the guest, `source` and `target` are the two sides, `placing` fills RAM, `address` connects them.
 
 use serde::{Deserialize, Serialize};
 

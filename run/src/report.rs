@@ -28,7 +28,8 @@ pub struct RunReport {
     pub hello: Option<Hello>,
     /// Problem that it solved, for a kernel with classes.
     pub problem: Option<Problem>,
-    /// How the run ended: `success`, `stopped`, `migrated`, `timed out`, `interrupted`, `crashed: WHY`, or the guest's reason.
+    /// How the run ended: `success`, `stopped`, `migrated`, `timed out`, `interrupted`, `crashed: WHY`, or the guest's
+    /// reason.
     pub outcome: String,
     /// All that is known about a crash, with the registers, over several lines; `None` without a crash.
     #[serde(default)]

@@ -28,7 +28,8 @@ pub struct Sandboxed {
     pub missing: Vec<String>,
 }
 
-/// Prepares what can be entered later; `continues`: the guest was saved, or comes from another run. From now on the manager's threads enter as they begin.
+/// Prepares what can be entered later; `continues`: the guest was saved, or comes from another run. From now on the
+/// manager's threads enter as they begin.
 pub fn plan(spec: &SandboxSpec, run: &RunSpec, continues: bool) -> Result<Arc<Sandbox>, Failure> {
     let config = SandboxConfig {
         writable: spec.output_folder.iter().cloned().collect(),

@@ -21,7 +21,7 @@ use crate::dma::DeviceMemory;
 use crate::kvm::{GuestMemory, KvmSecondLevel, Vm};
 use crate::run_loop::{GuestExit, OnReset, RunControl, VcpuState, VcpuThread, WaitingVcpu};
 use crate::sandbox::{Entered, Sandbox};
-use crate::state::{MachineState, RestoreError, SaveError, kind_name};
+use crate::state::{MachineState, REST_WAIT_MAX, RestoreError, SaveError, kind_name};
 
 mod saver;
 
@@ -133,20 +133,17 @@ impl Machine {
         before_first_access: impl FnOnce(&Arc<RunControl>) -> Result<(), String>,
     ) -> Result<Machine, RestoreError> {
         let before = |machine: &Machine| before_first_access(&machine.control).map_err(RestoreError::Ram);
-        Machine::restored(config, state, hardware, before)
+        Machine::restored(config, state, hardware, before, false)
     }
 
     /// The same with RAM that is complete, for a VM that moves: vCPUs and devices stand still until the caller resumes
-    /// them ([`SecondLevel::resume`]), so that nothing of the guest happens here while another host may still run it.
+    /// them ([`SecondLevel::resume`]), so that nothing of the guest runs here while another host may still run it.
+    /// Before that, devices may do what their drivers had asked for, as the other host's may.
     ///
     /// # Errors
     /// [`RestoreError`]; then nothing runs.
     pub fn start_held(config: &VmConfig, state: &MachineState, hardware: Hardware) -> Result<Machine, RestoreError> {
-        Machine::restored(config, state, hardware, |machine| {
-            machine.control.begin_paused();
-            assert!(machine.memory.gate().close(Duration::ZERO), "no device has begun to work");
-            Ok(())
-        })
+        Machine::restored(config, state, hardware, |_| Ok(()), true)
     }
 
     fn restored(
@@ -154,6 +151,7 @@ impl Machine {
         state: &MachineState,
         hardware: Hardware,
         before_first_access: impl FnOnce(&Machine) -> Result<(), RestoreError>,
+        is_held: bool,
     ) -> Result<Machine, RestoreError> {
         let (started, mut watch) = (Instant::now(), Stopwatch::start());
         let (sandbox, has_devices) = (hardware.sandbox.clone(), !hardware.devices.is_empty());
@@ -167,10 +165,29 @@ impl Machine {
             RestoreError::Device { number, kind, source }
         })?;
         watch.lap("restored devices");
-        machine.run(vcpus, &msrs, sandbox.as_ref())?;
+        if is_held {
+            machine.hold()?;
+        }
+        // The devices' threads could not end behind a closed gate.
+        let ran = machine.run(vcpus, &msrs, sandbox.as_ref());
+        ran.inspect_err(|_| {
+            if is_held {
+                machine.memory.gate().open()
+            }
+        })?;
         watch.lap("threads");
         machine.setup = watch.stop();
         Ok(machine)
+    }
+
+    /// Holds devices, which wait for the gate as they begin, and vCPUs, which have no threads yet.
+    fn hold(&self) -> Result<(), RestoreError> {
+        if !self.memory.gate().close(REST_WAIT_MAX) {
+            let busy = "cannot hold the VM until it may run here: a device does not come to rest; try again";
+            return Err(RestoreError::Ram(busy.to_owned()));
+        }
+        self.control.begin_paused();
+        Ok(())
     }
 
     /// Builds the machine except for its vCPUs' threads, and enters the sandbox.

@@ -114,7 +114,7 @@ pub struct RunArgs {
     pub restore: Option<PathBuf>,
 
     /// Order in which a restored guest first touched its memory: record it beside the snapshot at the end of this run,
-    /// use a recorded one, or neither
+    /// use a recorded one, or no such order
     #[arg(long, value_enum, default_value = "use", requires = "restore")]
     pub prefetch: PrefetchArg,
 
@@ -278,7 +278,7 @@ pub enum PrefetchArg {
     Use,
     /// Record the order of this run
     Record,
-    /// Neither
+    /// Fill memory by its heat alone
     Off,
 }
 

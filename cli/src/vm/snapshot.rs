@@ -119,7 +119,8 @@ fn save(
 fn table(Snapshot { folder, saved }: &Snapshot) -> String {
     let SavedView { stored_bytes, written_bytes, rounds, pause_ms, seconds } = *saved;
     format!(
-        "saved to {}: {} of RAM in {seconds:.2} s, {} written in {rounds} rounds, the guest paused for {pause_ms:.1} ms\n",
+        "saved to {}: {} of RAM in {seconds:.2} s, {} written in {rounds} rounds, the guest paused for {pause_ms:.1} \
+         ms\n",
         folder.display(),
         Bytes::new(stored_bytes),
         Bytes::new(written_bytes),

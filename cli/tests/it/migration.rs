@@ -1,5 +1,5 @@
-//! `wideleaf vm SOCKET migrate` and `wideleaf run --incoming`: a guest that checks every word of its memory moves from one
-//! run to another while it works, and whatever is lost on the way, one guest goes on. Needs KVM
+//! `wideleaf vm SOCKET migrate` and `wideleaf run --incoming`: a guest that checks every word of its memory moves from
+//! one run to another while it works, and whatever is lost on the way, one guest goes on. Needs KVM
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -275,7 +275,7 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: u32) -> std::io::Res
     }
 }
 
-/// A source, a target, and a client whose migration fails at a message of this kind.
+/// A source, a target, and a client with a migration that fails at a message of this kind.
 fn failed_at(scratch: &Scratch, cut: u32) -> (Running, Running, String) {
     let source = source(scratch);
     let (target, _) = target(scratch, "unix:move.sock");
@@ -343,7 +343,9 @@ fn a_running_that_is_lost_leaves_a_guest_at_the_target_and_a_paused_one_to_be_st
 #[test]
 fn what_cannot_move_is_refused_before_anything_is_sent() {
     let scratch = new_scratch();
-    scratch.refuses(&["run", "--incoming=nowhere"], 2, &["unix:PATH, tcp:HOST:PORT or stdio"]);
+    let nowhere = scratch.wideleaf(&["run", "--incoming=nowhere"]).assert().code(2);
+    let said = String::from_utf8_lossy(&nowhere.get_output().stderr).into_owned();
+    assert!(said.contains("unix:PATH, tcp:HOST:PORT or stdio"), "{said}");
     scratch.refuses(&["vm", "vm.sock", "migrate", "unix:none"], 4, &["cannot connect to unix:none", "--incoming"]);
     scratch.refuses(&["run", "--incoming=stdio", "--no-daemon"], 2, &["--output"]);
 }

@@ -47,7 +47,7 @@ fn report(scratch: &Scratch) -> Value {
     serde_json::from_slice(&fs::read(scratch.path("result.json")).unwrap()).unwrap()
 }
 
-/// A guest that was saved with its 32 MiB on large pages, and whose run has ended.
+/// A guest that was saved with its 32 MiB on large pages; its run has ended.
 fn saved(scratch: &Scratch, arguments: &[&str]) -> Value {
     let run = start(scratch, arguments);
     let is_large = || {

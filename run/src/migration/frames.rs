@@ -3,7 +3,8 @@
 //! ```text
 //!   each side first    "WLMOVEVM"  version (u32)
 //!   each message       kind (u32)  number (u32)  bytes (u32)  CRC-32 of kind, bytes and content (u32)  content
-//!   content of pages   window (u64)  flags (u64)  pages with content (64 bytes)  pages of zeroes (64 bytes)  4 KiB each
+//!   content of pages   window (u64)  flags (u64)  pages with content (64 bytes)  pages of zeroes (64 bytes)
+//!                      4 KiB for each page with content
 //! ```
 //!
 //! The number counts a side's messages from zero, so that none is missing. Every length has a limit by its kind, which

@@ -14,7 +14,7 @@
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
-//! and never will. An operator who has looked at the target ends the doubt.
+//! and never will. An operator ends the doubt, after a look at the target.
 
 /// State of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_whose_reader_is_gone_or_stuck_ends() {
+    fn a_sender_with_a_reader_that_is_gone_or_stuck_ends() {
         let (mut sender, receiver, end) = pair();
         let big = vec![0; 8 << 20];
         let silent = Limit { silence: Duration::from_millis(10), ..PATIENT };

@@ -87,7 +87,7 @@ fn check_movable(spec: &RunSpec) -> Result<(), String> {
     match spec.devices.disks.iter().find(|disk| !disk.is_read_only) {
         None => Ok(()),
         Some(disk) => Err(format!(
-            "its disk {} is writable, and stays locked by this host; only a VM whose disks are read-only can move: use \
+            "its disk {} is writable, and stays locked by this host; only a VM with read-only disks can move: use \
              `snapshot`, and `wideleaf run --restore` after its end",
             disk.path.display()
         )),

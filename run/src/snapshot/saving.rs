@@ -79,7 +79,7 @@ pub enum SaveTo {
 
 /// Parts of a run that a save is about.
 pub struct SavedParts {
-    /// Guest RAM.
+    /// RAM of the guest.
     pub ram: Arc<GuestRam>,
     /// Address space of this process.
     pub host: Arc<LinuxHost>,

@@ -35,8 +35,8 @@ impl MachineSaver {
     ///
     /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
     /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
-    /// their writes durable; [`MachineSaver::flush_disks`] before the pause makes that short. The sockets' connections of
-    /// this VM continue; those of the restored one end.
+    /// their writes durable; [`MachineSaver::flush_disks`] before the pause makes that short. The sockets' connections
+    /// of this VM continue; those of the restored one end.
     ///
     /// # Errors
     /// [`SaveError`]: nothing has changed, and the guest continues when the VM is resumed. Called on a vCPU's own
