@@ -40,8 +40,8 @@ use crate::guards::{Noted, step};
 use crate::live_report;
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
+use crate::save_thread::{SaveJob, SaveTo, SavingThread};
 use crate::session::Session;
-use crate::snapshot::saving::{SaveJob, SaveTo, SavingThread};
 use crate::text::clean;
 use crate::users_pause::UsersPause;
 

@@ -54,7 +54,8 @@ enum Begin {
     Arrived(Option<Box<MachineState>>),
 }
 
-/// A guest with vCPUs and devices that stand still until another run has given it up. Dropped, it ends without having run.
+/// A guest with vCPUs and devices that stand still until another run has given it up. Dropped, it ends without having
+/// run.
 struct Held(Mutex<Option<(Arc<RunControl>, Arc<KvmSecondLevel>)>>);
 
 impl Held {

@@ -34,6 +34,7 @@ mod registered;
 pub mod report;
 mod restarts;
 pub mod sandboxed;
+mod save_thread;
 pub mod session;
 pub mod setup;
 pub mod snapshot;

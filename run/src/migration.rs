@@ -31,7 +31,7 @@ pub(crate) mod source;
 mod target;
 
 pub use address::{Address, AddressError, Ends};
-pub use target::{ArrivedReport, Incoming};
+pub use target::Incoming;
 
 /// First message of the source.
 #[derive(Debug, Deserialize, Serialize)]
@@ -40,19 +40,6 @@ pub struct Hello {
     pub wideleaf: String,
     /// Specification of its run.
     pub spec: RunSpec,
-}
-
-/// Figures of the source, once the target's guest runs.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub struct Left {
-    /// Time for which no guest ran, in milliseconds.
-    pub downtime_ms: f64,
-    /// Number of passes over RAM, with the one during the pause.
-    pub rounds: u32,
-    /// Source's RAM in pages of 2 MiB and more when the migration began, in bytes.
-    pub huge_bytes_before: u64,
-    /// The same at the switch.
-    pub huge_bytes_at_switch: u64,
 }
 
 /// Figures of the target, once its guest runs.

@@ -12,9 +12,11 @@ use wideleaf_protocol::{Entry, GuestPage, Name};
 
 use crate::devices::DeviceReport;
 use crate::environment::Environment;
-use crate::migration::ArrivedReport;
 use crate::sandboxed::Sandboxed;
-use crate::snapshot::restoring::RestoredReport;
+
+mod continued;
+
+pub use continued::{ArrivedReport, Left, RestoredReport};
 
 /// One run of one guest or native kernel, with any outcome.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]

@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::session::SavedSession;
 use crate::spec::RunSpec;
 
+pub mod parts;
 pub mod restoring;
 pub mod saving;
 mod touches;
@@ -86,4 +87,10 @@ pub(crate) fn parse(text: &[u8], cannot: &dyn Fn(String) -> Failure) -> Result<S
         )));
     }
     serde_json::from_slice(text).map_err(malformed)
+}
+
+/// Content of `machine.json`.
+pub(crate) fn saved_text(spec: &RunSpec, session: SavedSession, machine: &MachineState) -> Result<Vec<u8>, String> {
+    let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec, session, machine };
+    serde_json::to_vec(&saved).map_err(|error| error.to_string())
 }

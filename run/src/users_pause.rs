@@ -1,4 +1,5 @@
-//! The pause of a VM that its users share: any of them can end it, so that the pause of a client that died can be undone.
+//! The pause of a VM that its users share: any of them can end it, so that the pause of a client that died can be
+//! undone.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

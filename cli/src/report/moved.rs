@@ -2,7 +2,7 @@
 
 use wideleaf_control::vm::MigratedView;
 use wideleaf_policies::Bytes;
-use wideleaf_run::migration::ArrivedReport;
+use wideleaf_run::report::ArrivedReport;
 
 /// Where a guest has gone.
 pub fn migrated(moved: &MigratedView) -> String {
@@ -36,7 +36,7 @@ pub fn arrived(arrived: &ArrivedReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use wideleaf_run::migration::Left;
+    use wideleaf_run::report::Left;
 
     use super::*;
 

@@ -84,7 +84,7 @@ pub enum Malformed {
     /// Other first bytes.
     #[error("it does not speak wideleaf's migration protocol")]
     Magic,
-    /// Another version.
+    /// Version that this program does not speak.
     #[error("it speaks version {0} of the migration protocol, and this program version {VERSION}; use equal releases")]
     Version(u32),
     /// No such kind.

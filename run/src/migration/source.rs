@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::vm::MigratedView;
@@ -17,9 +17,11 @@ use wideleaf_vmm::GuestExit;
 use super::frames::{self, Kind, PAGE_BYTES, PagesHead};
 use super::handover::{AtSource, Guest, Source};
 use super::link::{Limit, Lost, Receiver, Sender};
-use super::{Arrived, Hello, Left};
+use super::{Arrived, Hello};
+use crate::report::Left;
 use crate::session::Session;
-use crate::snapshot::saving::{SavedParts, Shared, has_gone, saved_text};
+use crate::snapshot::parts::{SavedParts, Shared, has_gone, lock};
+use crate::snapshot::saved_text;
 use crate::spec::RunSpec;
 
 /// Time without a byte after which the target counts as gone, while the guest runs.
@@ -331,8 +333,4 @@ fn page_of(data: &[u8], page: u16) -> &[u8] {
 
 fn huge_bytes(sizes: &BTreeMap<WindowIndex, PageSize>) -> u64 {
     sizes.len() as u64 * PageSize::Huge2M.bytes().get()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,7 +12,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use wideleaf_memory::{GuestRam, Host};
 
 use super::address::{Address, Ends};
@@ -20,11 +19,11 @@ use super::frames::{Kind, Malformed, PagesHead};
 use super::handover::{AtTarget, Guest, Target};
 use super::link::{Limit, Lost, Receiver, Sender};
 use super::placing::Placing;
-use super::{Arrived, Hello, Left};
+use super::{Arrived, Hello};
 use crate::failure::Failure;
 use crate::guest::RunningGuest;
 use crate::interrupts::Interrupts;
-use crate::report::Counters;
+use crate::report::{ArrivedReport, Counters};
 use crate::snapshot::{SavedRun, parse};
 use crate::spec::RunSpec;
 
@@ -32,28 +31,6 @@ use crate::spec::RunSpec;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Time for the figures of both sides, once the guest runs here.
 const FIGURES_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// Arrival of a VM, in the report.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct ArrivedReport {
-    /// Address of the source.
-    pub from: String,
-    /// Bytes that came over the connection.
-    pub received_bytes: u64,
-    /// Number of pages of 4 KiB with content that came, those that came again too.
-    pub pages: u64,
-    /// Number of windows of which most came, and which were marked for a huge page.
-    pub windows_marked_huge: u64,
-    /// Time from the connection until the guest ran here, in seconds.
-    pub seconds: f64,
-    /// Guest RAM in pages of 2 MiB and more at the switch, in bytes.
-    pub huge_bytes: u64,
-    /// Guest RAM in base pages at the switch, in bytes.
-    pub base_bytes: u64,
-    /// Figures of the source; left out if they did not come.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<Left>,
-}
 
 /// A VM that arrives.
 #[derive(Debug)]

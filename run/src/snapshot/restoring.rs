@@ -10,7 +10,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{
     GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
@@ -22,6 +21,7 @@ use wideleaf_vmm::MachineState;
 use super::touches::{self, Recording};
 use super::{open, read};
 use crate::failure::Failure;
+use crate::report::RestoredReport;
 use crate::session::SavedSession;
 use crate::spec::{Prefetch, RunSpec};
 
@@ -41,39 +41,6 @@ pub struct Continued {
     pub machine: MachineState,
     /// What the guest has said.
     pub session: SavedSession,
-}
-
-/// RAM of a restored guest, in the report.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct RestoredReport {
-    /// Folder of the snapshot.
-    pub folder: PathBuf,
-    /// Guest RAM in the snapshot, without pages of zeroes, in bytes.
-    pub stored_bytes: u64,
-    /// Guest RAM that was filled until the end of the run, in bytes.
-    pub filled_bytes: u64,
-    /// Number of windows that were filled because the guest waited for them.
-    pub windows_by_touch: u64,
-    /// Number of windows that were filled before the guest touched them.
-    pub windows_in_background: u64,
-    /// Number of windows that got a huge page as they were filled.
-    pub windows_huge: u64,
-    /// Number of windows that got base pages because no huge page was to be had.
-    pub windows_not_huge: u64,
-    /// Waits of the guest for a window: 50 of 100 were at most this long, in microseconds.
-    pub wait_p50_us: f64,
-    /// The same for 99 of 100.
-    pub wait_p99_us: f64,
-    /// Longest wait, in microseconds.
-    pub wait_max_us: f64,
-    /// Number of windows in the order of first touches that `--prefetch record` has written.
-    #[serde(default)]
-    pub touches_recorded: u64,
-    /// Time before the guest could run in which its RAM was prepared, in milliseconds.
-    pub prepared_ms: f64,
-    /// Time until all of it was filled, in seconds; left out if the guest ended before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub filled_s: Option<f64>,
 }
 
 impl Restoring {

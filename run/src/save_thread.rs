@@ -1,0 +1,189 @@
+//! The thread that saves a VM, into files of a client or to another run.
+//!
+//! It begins with the VM, so that it enters its restrictions before the guest runs. A client that goes away closes its
+//! end of a pipe, which cancels its save.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use wideleaf_control::protocol::Reply;
+use wideleaf_control::server::{ConnectionId, Replies};
+use wideleaf_control::vm::{BaseView, MigratedView, SavingView, VmAnswer};
+use wideleaf_memory::SecondLevel as _;
+use wideleaf_memory::save::SaveLimits;
+use wideleaf_vmm::kvm::KvmSecondLevel;
+
+use crate::migration::source::{self, Departing, End};
+use crate::snapshot::parts::{SavedParts, Shared, lock};
+use crate::snapshot::saving::{HowToPause, NewFiles, save};
+
+/// A client's request to save.
+pub struct SaveJob {
+    /// Connection of the reply.
+    pub connection: ConnectionId,
+    /// Way of the reply.
+    pub replies: Replies,
+    /// Longest pause to aim at.
+    pub pause_max: Duration,
+    /// Destination of what is saved.
+    pub to: SaveTo,
+    /// Files that came with the request.
+    pub files: Vec<OwnedFd>,
+}
+
+/// Destination of what is saved.
+pub enum SaveTo {
+    /// Files of a snapshot.
+    Files {
+        /// Whether the VM stays paused, as if a user had paused it, at the instant that is saved.
+        stays_paused: bool,
+        /// Base of the snapshot.
+        base: Option<BaseView>,
+    },
+    /// Another run, in which the VM continues.
+    Run {
+        /// Its address, as the client has it.
+        address: String,
+        /// Limit of the speed while the guest runs.
+        bytes_per_second: Option<NonZeroU64>,
+    },
+}
+
+/// The thread that saves.
+pub struct SavingThread {
+    jobs: Option<SyncSender<SaveJob>>,
+    shared: Arc<Shared>,
+    second_level: Arc<KvmSecondLevel>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SavingThread {
+    /// Starts the thread, which calls `begin` first.
+    ///
+    /// # Errors
+    /// Error of the kernel if it cannot start a thread.
+    pub fn start(parts: SavedParts, begin: impl FnOnce() + Send + 'static) -> io::Result<SavingThread> {
+        // Without room: a job is taken at once, or another save is under way.
+        let (jobs, queue) = sync_channel(0);
+        let shared = Arc::<Shared>::default();
+        let with = shared.clone();
+        let second_level = parts.second_level.clone();
+        let thread = std::thread::Builder::new().name("save".to_owned()).spawn(move || {
+            begin();
+            serve(&queue, &parts, &with);
+        })?;
+        Ok(SavingThread { jobs: Some(jobs), shared, second_level, thread: Some(thread) })
+    }
+
+    /// Hands a job to the thread, which replies to it.
+    ///
+    /// # Errors
+    /// One line if another save is under way.
+    pub fn begin(&self, job: SaveJob) -> Result<(), String> {
+        let jobs = self.jobs.as_ref().expect("the thread ends with this");
+        jobs.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => "cannot save the VM: another save of it is under way; wait for its end".to_owned(),
+            TrySendError::Disconnected(_) => "cannot save the VM: the thread that saves has ended".to_owned(),
+        })
+    }
+
+    /// Progress of the save under way.
+    pub fn progress(&self) -> Option<SavingView> {
+        *lock(&self.shared.progress)
+    }
+
+    /// Why the VM is paused, if a migration was not answered.
+    pub fn doubt(&self) -> Option<String> {
+        lock(&self.shared.doubt).clone()
+    }
+
+    /// Resumes a VM that an unanswered migration left paused: an operator has seen that it does not run elsewhere.
+    ///
+    /// # Errors
+    /// One line; it stays paused.
+    pub fn resume_after_doubt(&self) -> Result<(), String> {
+        let mut doubt = lock(&self.shared.doubt);
+        if doubt.is_some() {
+            self.second_level.resume().map_err(|error| error.to_string())?;
+            *doubt = None;
+        }
+        Ok(())
+    }
+
+    /// Ends the thread; cancels the save under way, and waits for its reply. Returns where the VM has gone, if it has.
+    pub fn end(mut self: Arc<SavingThread>) -> Option<MigratedView> {
+        let shared = self.shared.clone();
+        shared.is_ending.store(true, Ordering::Relaxed);
+        // A client's thread that asks for the progress has it for a moment.
+        loop {
+            match Arc::try_unwrap(self) {
+                Ok(thread) => break drop(thread),
+                Err(again) => self = again,
+            }
+            std::thread::yield_now();
+        }
+        lock(&shared.migrated).take()
+    }
+}
+
+impl Drop for SavingThread {
+    /// Cancels the save under way, and waits for its reply.
+    fn drop(&mut self) {
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        drop(self.jobs.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::warn!("the thread that saves the VM panicked");
+        }
+        // The devices' threads could not end before.
+        if lock(&self.shared.doubt).take().is_some() {
+            self.second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
+        }
+    }
+}
+
+fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
+    for SaveJob { connection, replies, pause_max, to, files } in queue {
+        shared.uncancel();
+        let answer = match to {
+            SaveTo::Files { stays_paused, base } => {
+                let how = HowToPause { at_most: pause_max, stays: stays_paused };
+                NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared)).map(VmAnswer::Saved)
+            }
+            SaveTo::Run { address, bytes_per_second } => {
+                let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
+                migrate(parts, Departing { to: address, pause_max, limits, files }, shared)
+            }
+        };
+        *lock(&shared.progress) = None;
+        let reply = match answer {
+            Ok(answer) => Reply::Ok(Box::new(answer)),
+            Err(why) => Reply::Error(why),
+        };
+        replies.send(connection, &reply, false);
+    }
+}
+
+fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnswer, String> {
+    if let Some(doubt) = lock(&shared.doubt).clone() {
+        return Err(doubt);
+    }
+    if parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
+        return Err("cannot migrate the VM: its RAM is still being restored; try again in a moment".to_owned());
+    }
+    match source::migrate(parts, job, shared)? {
+        End::Left(view) => {
+            *lock(&shared.migrated) = Some(view.clone());
+            Ok(VmAnswer::Migrated(view))
+        }
+        End::InDoubt(why) => {
+            *lock(&shared.doubt) = Some(why.clone());
+            Err(why)
+        }
+    }
+}

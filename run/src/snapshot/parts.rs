@@ -1,0 +1,94 @@
+//! What a save into files and a migration have in common: the parts of a run, and the state of the work.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use wideleaf_control::vm::{MigratedView, SavingView};
+use wideleaf_memory::save::SaveProgress;
+use wideleaf_memory::{GuestRam, LinuxHost};
+use wideleaf_policies::PageSize;
+use wideleaf_vmm::kvm::KvmSecondLevel;
+use wideleaf_vmm::machine::MachineSaver;
+use wideleaf_vmm::run_loop::RunControl;
+
+use super::restoring::Restoring;
+use crate::policy_switch::PolicySwitch;
+use crate::session::Session;
+use crate::spec::RunSpec;
+use crate::users_pause::UsersPause;
+
+/// Parts of a run that a save is about.
+pub struct SavedParts {
+    /// RAM of the guest.
+    pub ram: Arc<GuestRam>,
+    /// Address space of this process.
+    pub host: Arc<LinuxHost>,
+    /// KVM's side of the VM.
+    pub second_level: Arc<KvmSecondLevel>,
+    /// Reader of the machine's state.
+    pub machine: MachineSaver,
+    /// Control of the vCPUs, for the end of a VM that has left.
+    pub control: Arc<RunControl>,
+    /// Session of the run.
+    pub session: Weak<Session>,
+    /// Pause that the VM's users share.
+    pub pause: Arc<UsersPause>,
+    /// Policy of the run, which may have been changed.
+    pub policy: Arc<PolicySwitch>,
+    /// Snapshot from which the guest continues, if it does.
+    pub restoring: Option<Arc<Restoring>>,
+    /// Specification of the run.
+    pub spec: RunSpec,
+}
+
+/// State of the save under way, and of a VM that has left.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) progress: Mutex<Option<SavingView>>,
+    pub(crate) is_ending: AtomicBool,
+    /// Set where the save is to end early.
+    cancel: AtomicBool,
+    pub(crate) migrated: Mutex<Option<MigratedView>>,
+    /// Why the VM is paused after a migration that was not answered.
+    pub(crate) doubt: Mutex<Option<String>>,
+}
+
+impl Shared {
+    /// Whether the VM ends.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn show(&self, progress: SaveProgress) {
+        let bytes = |pages| PageSize::Base4K.bytes().get() * pages;
+        let view =
+            SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
+        *lock(&self.progress) = Some(view);
+    }
+
+    pub(crate) fn cancelled(&self) -> &AtomicBool {
+        &self.cancel
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn uncancel(&self) {
+        self.cancel.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Whether the other end of the pipe is closed.
+pub(crate) fn has_gone(client: &File) -> bool {
+    let mut ends = [PollFd::new(client.as_fd(), PollFlags::empty())];
+    poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// The value, also after a panic elsewhere: each is set in one step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
