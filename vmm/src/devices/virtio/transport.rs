@@ -373,7 +373,9 @@ impl Transport {
 
     /// Checks that a driver of the saved device finds everything here that it knows.
     fn check_is(&self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
-        let (kind, offered) = (self.device().kind(), self.offered());
+        // One after the other: each locks the device.
+        let kind = self.device().kind();
+        let offered = self.offered();
         if saved.device.kind() != kind {
             return Err(RestoreDeviceError::OtherKind { saved: saved.device.kind(), here: kind });
         }
