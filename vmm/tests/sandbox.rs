@@ -249,8 +249,8 @@ fn save_a_vm() {
     let machine = Machine::start_image(&config, &BootImage::read(&config).unwrap(), hardware).unwrap();
     let state = std::thread::scope(|scope| {
         let save = || {
-            sandbox.enter_thread(ThreadKind::Control).unwrap();
-            machine.flush_disks().unwrap();
+            sandbox.enter_thread(ThreadKind::Save).unwrap();
+            machine.saver().flush_disks().unwrap();
             machine.second_level().pause().unwrap();
             let state = machine.save_state();
             machine.second_level().resume().unwrap();

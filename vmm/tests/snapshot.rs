@@ -211,7 +211,7 @@ fn a_guest_of_two_vcpus_continues_in_another_vm_again_and_again_and_loses_no_byt
         let ram = copy_of_ram(&config, &machine);
         let restored = hardware(ram, printed.output());
         drop(machine);
-        machine = Machine::start_restored(&config, &of_json(&state), restored).unwrap();
+        machine = Machine::start_restored(&config, &of_json(&state), restored, |_| Ok(())).unwrap();
         moves += 1;
     }
     assert_eq!((wait(&machine), moves), (GuestExit::ExitPort(0), 9));
@@ -274,7 +274,7 @@ fn a_guest_with_interrupt_controllers_continues_in_the_middle_of_a_line() {
         let state = saved(&machine);
         let restored = hardware(copy_of_ram(&config, &machine), printed.output());
         drop(machine);
-        machine = Machine::start_restored(&config, &of_json(&state), restored).unwrap();
+        machine = Machine::start_restored(&config, &of_json(&state), restored, |_| Ok(())).unwrap();
         assert_eq!((machine.entry_name(), machine.bus_counters()), ("pvh", of_json(&state).bus));
     }
     assert_eq!(wait(&machine), GuestExit::ExitPort(9));
@@ -299,7 +299,7 @@ fn restored(
     devices: Vec<Box<dyn VirtioDevice>>,
 ) -> Result<Machine, RestoreError> {
     let output = Printed::default().output();
-    Machine::start_restored(config, state, Hardware { devices, ..hardware(new_ram(config), output) })
+    Machine::start_restored(config, state, Hardware { devices, ..hardware(new_ram(config), output) }, |_| Ok(()))
 }
 
 #[test]
