@@ -30,7 +30,7 @@ pub struct MachineSaver {
 }
 
 impl MachineSaver {
-    /// Takes the state of everything but RAM. The caller has paused the VM ([`SecondLevel::pause`]) and the manager
+    /// Takes the state of everything but RAM. The caller has paused the VM ([`wideleaf_memory::SecondLevel::pause`]) and the manager
     /// rests; the VM stays paused.
     ///
     /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
@@ -78,7 +78,8 @@ impl MachineSaver {
         })
     }
 
-    /// Makes the guest's writes to its disks durable while it runs, so that [`Machine::save_state`] has little left.
+    /// Makes the guest's writes to its disks durable while it runs, so that [`MachineSaver::save_state`] has little
+    /// left.
     ///
     /// # Errors
     /// The kernel's error (`fdatasync(2)`) of the first disk that has one.
