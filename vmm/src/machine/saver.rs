@@ -30,8 +30,8 @@ pub struct MachineSaver {
 }
 
 impl MachineSaver {
-    /// Takes the state of everything but RAM. The caller has paused the VM ([`wideleaf_memory::SecondLevel::pause`]) and the manager
-    /// rests; the VM stays paused.
+    /// Takes the state of everything but RAM. The caller has paused the VM ([`wideleaf_memory::SecondLevel::pause`])
+    /// and the manager rests; the VM stays paused.
     ///
     /// Devices finish the requests that they have begun, which **writes guest RAM**: so the caller reads the last
     /// changes of RAM, and the log of the devices' writes, after this call and before it resumes the VM. Disks make all
