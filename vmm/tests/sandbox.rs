@@ -97,7 +97,7 @@ const FORBIDDEN: &[Attempt] = &[
     (
         "start_a_process_by_clone3",
         || raw(libc::SYS_clone3, [null::<u8>() as _, 0, 0, 0, 0, 0]),
-        |kind| if kind == ThreadKind::Manager { Refused } else { Killed("435") },
+        |kind| if matches!(kind, ThreadKind::Manager | ThreadKind::Save) { Refused } else { Killed("435") },
     ),
     ("trace_a_process", || raw(libc::SYS_ptrace, [libc::PTRACE_ATTACH.into(), 1, 0, 0, 0, 0]), |_| Killed("ptrace")),
     ("read_another_process", || raw(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0]), |_| Killed("process_vm_readv")),
