@@ -78,7 +78,8 @@ impl Filling<'_> {
         self.shared.can_move && wants_huge(&self.saved) && !is_split_there
     }
 
-    /// Puts the prepared contents into the window, and lets it go. The caller wakes the threads of a window that is kept.
+    /// Puts the prepared contents into the window, and lets it go. The caller wakes the threads of a window that is
+    /// kept.
     ///
     /// # Errors
     /// Error of the kernel, which had no memory for the pages for seconds. The pages that are there are right; the
