@@ -78,7 +78,8 @@ impl Filling<'_> {
         self.shared.can_move && wants_huge(&self.saved) && !is_split_there
     }
 
-    /// Puts the prepared contents into the window, lets it go and wakes all its threads.
+    /// Puts the prepared contents into the window, and lets it go. The caller wakes the threads of a window that is
+    /// kept.
     ///
     /// # Errors
     /// Error of the kernel, which had no memory for the pages for seconds. The pages that are there are right; the
@@ -144,16 +145,11 @@ impl Filling<'_> {
         unreachable!("the last attempt returns")
     }
 
-    /// Lets the kernel answer the window's touches. If that would take a mapping too many, only wakes its threads.
+    /// Lets the kernel answer the window's touches, which wakes its threads. If that would take a mapping too many, the
+    /// window is kept: the caller settles it first and then wakes its threads. A thread that was woken before would
+    /// touch a hole again, and its message would be taken for one of a window that another thread is about to fill.
     pub(super) fn let_go(&self, may_cut: bool, mapping: Mapping) -> Settled {
-        let start = self.start();
-        if may_cut && self.door.let_go(start, WINDOW).is_ok() {
-            return Settled::LetGo(mapping);
-        }
-        if let Err(error) = self.door.wake(start, WINDOW) {
-            tracing::error!("cannot wake the threads that wait for {}: {error}", self.window);
-        }
-        Settled::Kept
+        if may_cut && self.door.let_go(self.start(), WINDOW).is_ok() { Settled::LetGo(mapping) } else { Settled::Kept }
     }
 }
 

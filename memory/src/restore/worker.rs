@@ -207,8 +207,10 @@ impl<D: Door + 'static> Serving<D> {
         self.placing = None;
         match settled {
             Settled::LetGo(_) => self.shared.ram.claims().filled(self.shared.rows.window(row)),
-            // Its thread was woken and touches again; answered here, so that it does not wait for the next message.
-            Settled::Kept | Settled::Failed => self.answer_page(page),
+            Settled::Kept | Settled::Failed => {
+                self.answer_page(page);
+                self.touch_again(row); // for other pages, of which messages came meanwhile
+            }
         }
     }
 
@@ -246,12 +248,13 @@ impl<D: Door + 'static> Serving<D> {
         self.placing = Some(row);
         match filling.place(&mut prepared) {
             Ok(placed) => {
-                let woken = shared.host.now();
                 shared.board.settle(row, placed.settled);
                 self.placing = None;
-                if let Settled::LetGo(_) = placed.settled {
-                    shared.ram.claims().filled(window);
+                match placed.settled {
+                    Settled::LetGo(_) => shared.ram.claims().filled(window),
+                    Settled::Kept | Settled::Failed => self.touch_again(row),
                 }
+                let woken = shared.host.now();
                 let is_huge = door.is_huge(filling.start()).unwrap_or(false);
                 let wants_huge = wants_huge(&saved);
                 if is_touched && placed.was_moved {
