@@ -430,7 +430,11 @@ impl<'a> Running<'a> {
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 let ram_at_end = of.session.at_end();
-                drop(guest);
+                match of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed()) {
+                    // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
+                    true => std::mem::forget(guest),
+                    false => drop(guest),
+                }
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
                 (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
             }

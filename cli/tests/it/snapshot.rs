@@ -131,6 +131,8 @@ fn a_damaged_extent_ends_the_guest_with_its_name_and_a_damaged_index_keeps_it_fr
     saved(&scratch, &ENDLESS);
     // The fifth page of the sixth window, which the guest uses.
     change_a_byte(&scratch, "saved/memory", (6 << 21) + (5 << 12) + 7);
+    let at_fault = ["run", "--restore=saved", "--no-daemon", "--policy=at-fault"];
+    scratch.refuses(&at_fault, 2, &["cannot restore saved with --policy at-fault", "use another policy"]);
     let (code, said) = Running::start(&scratch, &["run", "--restore=saved", "--no-daemon"]).end();
     assert_eq!(code, Some(5), "{said}");
     let last = said.lines().last().unwrap();

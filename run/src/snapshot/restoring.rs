@@ -14,7 +14,7 @@ use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{
     GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
 };
-use wideleaf_policies::{PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::{PageSize, PerTenThousand, PolicyChoice, WindowIndex};
 use wideleaf_snapshot::Opened;
 use wideleaf_vmm::MachineState;
 
@@ -52,6 +52,7 @@ impl Restoring {
         let opened = open(folder)?;
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
+        check_policy(folder, &spec.policy)?;
         let (first, recording) = match spec.prefetch {
             Prefetch::Use => (touches::read(folder, &opened), None),
             Prefetch::Record => (Vec::new(), Some(Recording::open(folder, &opened)?)),
@@ -93,6 +94,12 @@ impl Restoring {
         self.lock().as_ref().is_none_or(|restorer| restorer.is_finished() || restorer.failure().is_some())
     }
 
+    /// Whether a part of RAM cannot be read. Threads that touched it sleep until the process ends: a device that woke
+    /// would write zeroes elsewhere, so neither the guest's devices nor this may be taken apart.
+    pub fn has_failed(&self) -> bool {
+        self.lock().as_ref().is_some_and(|restorer| restorer.failure().is_some())
+    }
+
     /// Ends it after the guest, whether all of its RAM was filled or not.
     pub fn end(&self) -> Option<RestoredReport> {
         let restorer = self.lock().take()?;
@@ -100,7 +107,14 @@ impl Restoring {
         if let Some(Err(error)) = self.recording.as_ref().map(|recording| recording.write(&touches)) {
             tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
         }
-        let report = restorer.abandon(GuestIsGone);
+        let report = match restorer.failure() {
+            None => restorer.abandon(GuestIsGone),
+            Some(_) => {
+                let report = restorer.report();
+                std::mem::forget(restorer);
+                report
+            }
+        };
         Some(RestoredReport { touches_recorded: touches.len() as u64, ..self.report(&report) })
     }
 
@@ -145,6 +159,18 @@ fn check_same(folder: &Path, saved: &RunSpec, spec: &RunSpec) -> Result<(), Fail
             Err(Failure::Input(format!("cannot restore {folder}: its {what} is another; take it from the snapshot")))
         }
     }
+}
+
+/// A policy that answers faults has the userfaultfd of RAM from the start, and so has the fill.
+fn check_policy(folder: &Path, policy: &PolicyChoice) -> Result<(), Failure> {
+    if !policy.make().answers_faults() {
+        return Ok(());
+    }
+    let folder = folder.display();
+    Err(Failure::Usage(format!(
+        "cannot restore {folder} with --policy {policy}: it decides at the first touch of a page, and the restore \
+         answers these; use another policy, for example --policy auto"
+    )))
 }
 
 /// RAM as the snapshot has it.
