@@ -62,11 +62,11 @@ struct Version {
 /// # Errors
 /// [`Failure::Input`] for a folder that is no snapshot, or one of another version.
 pub fn saved_spec(folder: &Path) -> Result<RunSpec, Failure> {
-    Ok(read(folder, &open(folder)?)?.spec)
+    Ok(read(folder, &open(folder, Caching::PageCache)?)?.spec)
 }
 
-fn open(folder: &Path) -> Result<Opened, Failure> {
-    Opened::open(folder, Caching::PageCache).map_err(|error| Failure::Input(error.to_string()))
+fn open(folder: &Path, caching: Caching) -> Result<Opened, Failure> {
+    Opened::open(folder, caching).map_err(|error| Failure::Input(error.to_string()))
 }
 
 fn read(folder: &Path, opened: &Opened) -> Result<SavedRun, Failure> {

@@ -1,6 +1,7 @@
 //! Specification of a run: plain values, with which nothing has been opened or changed yet. A program can keep it as
 //! JSON, or in any other format of serde; `form.rs` has the forms of sizes, times and names.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -122,6 +123,12 @@ pub struct RunSpec {
     /// Use of the order in which a restored guest first touched its memory.
     #[serde(default)]
     pub prefetch: Prefetch,
+    /// Whether RAM of a snapshot is read past the host's page cache.
+    #[serde(default)]
+    pub restores_directly: bool,
+    /// Limit in bytes per second of what is read before the guest touches it; `None`: as fast as possible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_bytes_per_second: Option<NonZeroU64>,
     /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
     #[serde(deserialize_with = "form::present")]
     pub sandbox: Option<SandboxSpec>,
@@ -257,6 +264,8 @@ impl RunSpec {
             control_socket: None,
             restore: None,
             prefetch: Prefetch::Use,
+            restores_directly: false,
+            restore_bytes_per_second: None,
             sandbox: None,
         }
     }
@@ -336,6 +345,8 @@ mod tests {
             "control_socket": "/run/vm.sock",
             "restore": "/srv/saved",
             "prefetch": "record",
+            "restores_directly": true,
+            "restore_bytes_per_second": 1_u64 << 30,
             "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
         })
     }

@@ -1,5 +1,6 @@
 //! Arguments of `wideleaf run`, other than those for devices.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -117,6 +118,14 @@ pub struct RunArgs {
     /// use a recorded one, or no such order
     #[arg(long, value_enum, default_value = "use", requires = "restore")]
     pub prefetch: PrefetchArg,
+
+    /// Read the snapshot past the host's page cache (O_DIRECT): for a snapshot that no other VM is restored from
+    #[arg(long, requires = "restore")]
+    pub restore_direct: bool,
+
+    /// Read at most this amount a second of memory that the guest has not touched yet [default: as fast as possible]
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate, requires = "restore")]
+    pub restore_rate: Option<NonZeroU64>,
 
     /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:
     /// unix:PATH and tcp:HOST:PORT listen there for one connection; stdio is standard input and output. Name the
@@ -347,6 +356,11 @@ pub enum PolicyOrHelp {
     Help,
     /// Use this policy.
     Use(PolicyArg),
+}
+
+fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = Bytes::parse(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes.get()).ok_or_else(|| "nothing would be read: name a size above 0".to_owned())
 }
 
 fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {

@@ -78,6 +78,8 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         control_socket: args.control_socket.clone(),
         restore: None,
         prefetch: args.prefetch.into(),
+        restores_directly: args.restore_direct,
+        restore_bytes_per_second: args.restore_rate,
         sandbox: sandbox(args)?,
     })
 }
@@ -133,6 +135,8 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         daemon: daemon(args),
         control_socket: args.control_socket.clone(),
         prefetch: args.prefetch.into(),
+        restores_directly: args.restore_direct,
+        restore_bytes_per_second: args.restore_rate,
         sandbox: sandbox(args)?,
         ..before
     })

@@ -209,7 +209,7 @@ fn the_order_of_first_touches_is_recorded_once_and_used_by_the_next_restore() {
     let touches = || -> Value { serde_json::from_slice(&fs::read(scratch.path("saved/touches")).unwrap()).unwrap() };
     assert!(recorded >= 16, "the guest touches all of its 16 windows");
     assert_eq!(touches()["windows"].as_array().unwrap().len() as u64, recorded);
-    let used = restored("--prefetch=use");
+    let used = restored("--restore-rate=64M");
     assert_eq!((&used["touches_recorded"], &used["filled_bytes"]), (&Value::from(0), &used["stored_bytes"]));
     // A damaged order is no reason not to restore.
     scratch.file("saved/touches", b"{\"snapshot\":\"another\",\"windows\":[1]}");

@@ -32,6 +32,10 @@ pub struct RestoredReport {
     pub touches_recorded: u64,
     /// Time before the guest could run in which its RAM was prepared, in milliseconds.
     pub prepared_ms: f64,
+    /// Threads of the restore that panicked or did not come back from a read, with what they were doing; others have
+    /// done their work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost_threads: Vec<String>,
     /// Time until all of it was filled, in seconds; left out if the guest ended before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filled_s: Option<f64>,

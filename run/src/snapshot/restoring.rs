@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{
-    GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
+    Background, GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
 };
-use wideleaf_policies::{PageSize, PerTenThousand, PolicyChoice, WindowIndex};
-use wideleaf_snapshot::Opened;
+use wideleaf_policies::{Bytes, PageSize, PerTenThousand, PolicyChoice, WindowIndex};
+use wideleaf_snapshot::{Caching, Opened};
 use wideleaf_vmm::MachineState;
 
 use super::touches::{self, Recording};
@@ -32,6 +32,8 @@ pub struct Restoring {
     /// Windows that are filled first.
     first: Mutex<Vec<WindowIndex>>,
     recording: Option<Recording>,
+    /// Speed of what is filled before the guest touches it.
+    background: Background,
     filling: Mutex<Option<Restorer>>,
 }
 
@@ -49,7 +51,8 @@ impl Restoring {
     /// # Errors
     /// [`Failure::Input`] for a folder that is no snapshot, and for one of another VM than `spec` describes.
     pub fn open(folder: &Path, spec: &RunSpec) -> Result<(Restoring, Continued), Failure> {
-        let opened = open(folder)?;
+        let caching = if spec.restores_directly { Caching::Direct } else { Caching::PageCache };
+        let opened = open(folder, caching)?;
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
         check_policy(folder, &spec.policy)?;
@@ -63,6 +66,9 @@ impl Restoring {
             ram: Arc::new(StoredRam(opened)),
             first: Mutex::new(first),
             recording,
+            background: spec
+                .restore_bytes_per_second
+                .map_or(Background::Unlimited, |bytes| Background::PerSecond(Bytes::new(bytes.get()))),
             filling: Mutex::default(),
         };
         Ok((restoring, Continued { machine: saved.machine, session: saved.session }))
@@ -81,6 +87,7 @@ impl Restoring {
         let config = RestoreConfig {
             first: std::mem::take(&mut *self.first.lock().unwrap_or_else(PoisonError::into_inner)),
             record: self.recording.is_some(),
+            background: self.background,
             on_failure: Some(on_failure),
             ..RestoreConfig::default()
         };
@@ -134,6 +141,7 @@ impl Restoring {
             wait_max_us: us(waits.max()),
             touches_recorded: 0,
             prepared_ms: report.start.as_secs_f64() * 1e3,
+            lost_threads: report.lost_threads.clone(),
             filled_s: report.all_filled.map(|time| time.as_secs_f64()),
         }
     }
