@@ -254,6 +254,7 @@ const PUTTING_BACK: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x99, size_of::<kvm_mp_state>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa0, size_of::<kvm_vcpu_events>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa2, size_of::<kvm_debugregs>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa4, size_of::<kvm_xsave>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa5, size_of::<kvm_xsave>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xa7, size_of::<kvm_xcrs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0xbf, size_of::<kvm_nested_state>()))),
