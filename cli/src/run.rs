@@ -43,6 +43,7 @@ pub mod front_end;
 pub fn main(args: RunArgs, process_start: Instant) -> Result<(), Failure> {
     // The process enters its sandbox later. Before that it starts threads, for signals and for messages.
     before_first_thread();
+    build::check_about_snapshots(&args)?;
     let policy = match &args.policy {
         Some(PolicyOrHelp::Help) => return list_policies(),
         Some(PolicyOrHelp::Use(policy)) => Some(policy.choice("--policy")?),

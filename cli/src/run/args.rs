@@ -116,15 +116,15 @@ pub struct RunArgs {
 
     /// Order in which a restored guest first touched its memory: record it beside the snapshot at the end of this run,
     /// use a recorded one, or no such order
-    #[arg(long, value_enum, default_value = "use", requires = "restore")]
+    #[arg(long, value_enum, default_value = "use")]
     pub prefetch: PrefetchArg,
 
     /// Read the snapshot past the host's page cache (O_DIRECT): for a snapshot that no other VM is restored from
-    #[arg(long, requires = "restore")]
+    #[arg(long)]
     pub restore_direct: bool,
 
     /// Read at most this amount a second of memory that the guest has not touched yet [default: as fast as possible]
-    #[arg(long, value_name = "SIZE", value_parser = parse_rate, requires = "restore")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     pub restore_rate: Option<NonZeroU64>,
 
     /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:

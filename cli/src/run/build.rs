@@ -13,12 +13,26 @@ use wideleaf_run::snapshot;
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
-use super::args::{BackingArg, OnResetArg, RunArgs};
+use super::args::{BackingArg, OnResetArg, PrefetchArg, RunArgs};
 use crate::output::say;
 
 /// Warning of `--no-sandbox`.
 const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this process has all rights of its user: \
     files, network, programs";
+
+/// Checks that options about a snapshot come with one. A file for `--config` may have them in any order, and clap looks at
+/// each of its entries alone.
+///
+/// # Errors
+/// [`Failure::Usage`] otherwise.
+pub(super) fn check_about_snapshots(args: &RunArgs) -> Result<(), Failure> {
+    let is_about_one = args.prefetch != PrefetchArg::Use || args.restore_direct || args.restore_rate.is_some();
+    if args.restore.is_some() || !is_about_one {
+        return Ok(());
+    }
+    let options = "--prefetch, --restore-rate and --restore-direct";
+    Err(Failure::Usage(format!("cannot use {options} without a snapshot: name its folder with --restore")))
+}
 
 /// Specification of the run with these arguments.
 ///

@@ -59,7 +59,8 @@ pub(super) fn ask_for_long(
     // A request that was past cancelling has its answer.
     match answer {
         Ok(answer) => Ok(answer),
-        Err(error) => interrupts.check().and(Err(error.into())),
+        // What the VM says is about this host, not about the arguments.
+        Err(error) => interrupts.check().and(Err(Failure::Host(error.to_string()))),
     }
 }
 

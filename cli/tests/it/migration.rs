@@ -21,14 +21,24 @@ const GO: u32 = 4;
 const READY: u32 = 17;
 const RUNNING: u32 = 18;
 
-/// Two vCPUs that work for some ten seconds, whatever happens to them.
+/// Two vCPUs that work for some seconds, whatever happens to them.
 fn source(scratch: &Scratch) -> Running {
+    source_of(scratch, 1200)
+}
+
+/// The same for a migration that sends a window in two seconds.
+fn long_source(scratch: &Scratch) -> Running {
+    source_of(scratch, 4000)
+}
+
+fn source_of(scratch: &Scratch, passes: u32) -> Running {
+    let cmdline = format!("--cmdline=bytes=8M passes={passes}");
     let arguments = [
         "run",
         "pattern",
         "--vcpus=2",
         "--memory=128M",
-        "--cmdline=bytes=8M passes=800",
+        &cmdline,
         "--policy=greedy",
         "--no-daemon",
         "--control-socket=vm.sock",
@@ -174,7 +184,7 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
         return;
     }
     let scratch = new_scratch();
-    let source = source(&scratch);
+    let source = long_source(&scratch);
     let (target, place) = target(&scratch, "unix:move.sock");
     let client = Running(migrate(&scratch, &place, &SLOW));
     wait_for_progress(&scratch);
@@ -191,13 +201,13 @@ fn the_guest_goes_on_where_it_was_if_the_target_is_killed() {
         return;
     }
     let scratch = new_scratch();
-    let source = source(&scratch);
+    let source = long_source(&scratch);
     let (target, place) = target(&scratch, "unix:move.sock");
     let client = migrate(&scratch, &place, &SLOW);
     wait_for_progress(&scratch);
     drop(target);
     let (code, _, why) = end(client);
-    assert!(code == Some(2) && why.contains("cannot migrate the VM to unix:move.sock: "), "{code:?}: {why}");
+    assert!(code == Some(4) && why.contains("cannot migrate the VM to unix:move.sock: "), "{code:?}: {why}");
     goes_on(&scratch, source);
 }
 
@@ -207,7 +217,7 @@ fn the_target_ends_if_the_source_is_killed() {
         return;
     }
     let scratch = new_scratch();
-    let source = source(&scratch);
+    let source = long_source(&scratch);
     let (target, place) = target(&scratch, "unix:move.sock");
     let client = migrate(&scratch, &place, &SLOW);
     wait_for_progress(&scratch);
@@ -231,7 +241,7 @@ fn a_target_that_cannot_take_the_vm_says_why_and_the_guest_goes_on() {
         std::thread::yield_now();
     }
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
-    assert!(code == Some(2) && why.contains("the target says: ") && why.contains("devices"), "{code:?}: {why}");
+    assert!(code == Some(4) && why.contains("the target says: ") && why.contains("devices"), "{code:?}: {why}");
     assert_eq!(target.end().0, Some(3));
     goes_on(&scratch, source);
 }
@@ -281,7 +291,7 @@ fn failed_at(scratch: &Scratch, cut: u32) -> (Running, Running, String) {
     let (target, _) = target(scratch, "unix:move.sock");
     let (place, thread) = lossy(scratch, cut);
     let (code, _, why) = end(migrate(scratch, &place, &[]));
-    assert_eq!(code, Some(2), "{why}");
+    assert_eq!(code, Some(4), "{why}");
     thread.join().unwrap();
     (source, target, why)
 }

@@ -34,7 +34,7 @@ const WRITTEN: [Row<'static>; 5] = [
 ];
 
 /// Paths that are not opened as files, with the reason.
-const NOT_FILES: [(&str, &str); 12] = [
+const NOT_FILES: [(&str, &str); 15] = [
     ("* socket", "connect(2) answers at once for what is no socket; answers have a deadline"),
     ("* root", "the folder of a made-up host, for tests"),
     ("attach qmp", "the daemon connects to it"),
@@ -42,6 +42,11 @@ const NOT_FILES: [(&str, &str); 12] = [
     ("run control_socket", "bind(2) makes it, and refuses what is there"),
     ("run cgroup", "a folder of the kernel's file system of cgroups"),
     ("vm socket", "connect(2), as of --socket"),
+    (
+        "vm snapshot folder",
+        "a folder of its own is made beside it, and takes its place; tests of snapshots name other things",
+    ),
+    ("vm snapshot base", "opened as a snapshot, with the VM that it is of"),
     ("tlbcost save", "as --output; it takes a guest first"),
     ("info html", "as --output; it takes a guest first"),
     ("man folder", "files of its own names; nothing has taken over the signals there"),

@@ -227,6 +227,7 @@ fn the_order_of_first_touches_is_recorded_once_and_used_by_the_next_restore() {
 fn options_of_the_saved_vm_are_refused_with_restore() {
     let scratch = new_scratch();
     scratch.refuses(&["run", "--restore=nothing", "--no-daemon"], 3, &["cannot restore nothing"]);
+    scratch.refuses(&["run", "gups", "--prefetch=record"], 2, &["without a snapshot", "--restore"]);
     for option in ["--memory=1G", "--vcpus=2", "--cmdline=x", "gups"] {
         let output = scratch.wideleaf(&["run", "--restore=nothing", option]).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{option}");
