@@ -42,10 +42,8 @@ const NOT_FILES: [(&str, &str); 15] = [
     ("run control_socket", "bind(2) makes it, and refuses what is there"),
     ("run cgroup", "a folder of the kernel's file system of cgroups"),
     ("vm socket", "connect(2), as of --socket"),
-    (
-        "vm snapshot folder",
-        "a folder of its own is made beside it, and takes its place; tests of snapshots name other things",
-    ),
+    ("run restore", "a folder of which the files are opened without waiting, and must be regular ones"),
+    ("vm snapshot folder", "a folder of its own is made beside it, and takes its place"),
     ("vm snapshot base", "opened as a snapshot, with the VM that it is of"),
     ("tlbcost save", "as --output; it takes a guest first"),
     ("info html", "as --output; it takes a guest first"),
