@@ -28,7 +28,7 @@ fn source(scratch: &Scratch) -> Running {
 
 /// The same for a migration that sends a window in two seconds.
 fn long_source(scratch: &Scratch) -> Running {
-    source_of(scratch, 4000)
+    source_of(scratch, 2400)
 }
 
 fn source_of(scratch: &Scratch, passes: u32) -> Running {
