@@ -20,8 +20,8 @@ use crate::output::say;
 const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this process has all rights of its user: \
     files, network, programs";
 
-/// Checks that options about a snapshot come with one. A file for `--config` may have them in any order, and clap looks at
-/// each of its entries alone.
+/// Checks that options about a snapshot come with one. A file for `--config` may have them in any order, and clap looks
+/// at each of its entries alone.
 ///
 /// # Errors
 /// [`Failure::Usage`] otherwise.
