@@ -25,7 +25,7 @@
 //! |---|---|
 //! | anonymous | huge by a move; base by a copy |
 //! | anonymous, without `UFFDIO_MOVE` or free huge pages | base by a copy, then collapsed by an idle thread |
-//! | anonymous, kernel that keeps empty page tables (before 6.14) | the same for touched windows, a move for the others |
+//! | anonymous, kernel that keeps empty page tables (before 6.14) | the same for touched windows, a move for others |
 //! | memfd | base by a copy; the manager collapses later, in its own time |
 //! | hugetlb of 2 MiB | whole pages by a copy |
 //! | hugetlb of 1 GiB | refused: a touch would wait for a gibibyte |

@@ -14,7 +14,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`folder`] | [`Writing`]: temporary folder, lock, replacement; [`Files`]: opening the files of a snapshot and its bases |
+//! | [`folder`] | [`Writing`]: temporary folder, lock, replacement; [`Files`]: opening a snapshot and its bases |
 //! | [`writer`] | [`WindowsWriter`]: thread-safe, takes pages again and again until the guest is paused |
 //! | [`opened`] | [`Opened`]: the reader |
 //! | `index` | the file `windows` |
@@ -36,6 +36,7 @@ pub use error::{OpenError, Problem, ReadError, SaveError};
 pub use folder::{Caching, Files, Finished, Layer, NewFiles, Writing};
 pub use index::{DEPTH_MAX, MACHINE_BYTES_MAX, SnapshotId, VERSION};
 pub use opened::{Opened, SavedWindow};
+pub use pages::is_zero;
 pub use writer::{Base, WindowNotes, WindowsWriter, Written};
 
 /// Name of the file with machine state and configuration.

@@ -27,7 +27,7 @@ pub(crate) fn offset_of(window: WindowIndex, page: u16) -> u64 {
 }
 
 /// Whether all bytes of a page are zero. A page in use ends the search in its first block, as a rule.
-pub(crate) fn is_zero(page: &[u8]) -> bool {
+pub fn is_zero(page: &[u8]) -> bool {
     let any = |block: &[u8]| block.as_chunks::<8>().0.iter().fold(0, |any, bytes| any | u64::from_ne_bytes(*bytes));
     page.chunks_exact(BLOCK_BYTES).all(|block| any(block) == 0)
 }

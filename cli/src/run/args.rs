@@ -1,6 +1,5 @@
 //! Arguments of `wideleaf run`, other than those for devices.
 
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use wideleaf_run::spec::{Fallback, Prefetch};
 
 use super::devices::DeviceArgs;
 use crate::kernels;
-use crate::options::{FormatArg, parse_duration, parse_timeout};
+use crate::options::{FormatArg, parse_duration, parse_some_bytes, parse_timeout};
 use crate::policy_arg::{PolicyArg, no_policy};
 
 const RUN_EXAMPLES: &str = "\
@@ -124,8 +123,8 @@ pub struct RunArgs {
     pub restore_direct: bool,
 
     /// Read at most this amount a second of memory that the guest has not touched yet [default: as fast as possible]
-    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
-    pub restore_rate: Option<NonZeroU64>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes)]
+    pub restore_rate: Option<Bytes>,
 
     /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:
     /// unix:PATH and tcp:HOST:PORT listen there for one connection; stdio is standard input and output. Name the
@@ -356,11 +355,6 @@ pub enum PolicyOrHelp {
     Help,
     /// Use this policy.
     Use(PolicyArg),
-}
-
-fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
-    let bytes = Bytes::parse(text).map_err(|error| error.to_string())?;
-    NonZeroU64::new(bytes.get()).ok_or_else(|| "nothing would be read: name a size above 0".to_owned())
 }
 
 fn parse_guarantee(text: &str) -> Result<Guarantee, GuaranteeError> {

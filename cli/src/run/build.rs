@@ -1,5 +1,6 @@
 //! The specification of a run, from its arguments.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use wideleaf_control::protocol::SOCKET_PATH;
@@ -93,7 +94,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         restore: None,
         prefetch: args.prefetch.into(),
         restores_directly: args.restore_direct,
-        restore_bytes_per_second: args.restore_rate,
+        restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
         sandbox: sandbox(args)?,
     })
 }
@@ -150,7 +151,7 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         control_socket: args.control_socket.clone(),
         prefetch: args.prefetch.into(),
         restores_directly: args.restore_direct,
-        restore_bytes_per_second: args.restore_rate,
+        restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
         sandbox: sandbox(args)?,
         ..before
     })

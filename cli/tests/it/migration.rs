@@ -170,6 +170,15 @@ fn wait_for_progress(scratch: &Scratch) {
 /// So slow that it is in its first round until the test ends it.
 const SLOW: [&str; 1] = ["--bytes-per-second=1M"];
 
+/// A source, a target, and the client of a migration in its first round.
+fn under_way(scratch: &Scratch) -> (Running, Running, Child) {
+    let source = long_source(scratch);
+    let (target, place) = target(scratch, "unix:move.sock");
+    let client = migrate(scratch, &place, &SLOW);
+    wait_for_progress(scratch);
+    (source, target, client)
+}
+
 /// The source is as if nothing had been, to its end.
 fn goes_on(scratch: &Scratch, source: Running) {
     let state = status(scratch);
@@ -184,10 +193,8 @@ fn a_migration_that_is_cancelled_leaves_the_guest_where_it_was() {
         return;
     }
     let scratch = new_scratch();
-    let source = long_source(&scratch);
-    let (target, place) = target(&scratch, "unix:move.sock");
-    let client = Running(migrate(&scratch, &place, &SLOW));
-    wait_for_progress(&scratch);
+    let (source, target, client) = under_way(&scratch);
+    let client = Running(client);
     client.signal(Signal::SIGINT);
     assert_eq!(client.end().0, Some(130));
     let (code, why) = target.end();
@@ -201,10 +208,7 @@ fn the_guest_goes_on_where_it_was_if_the_target_is_killed() {
         return;
     }
     let scratch = new_scratch();
-    let source = long_source(&scratch);
-    let (target, place) = target(&scratch, "unix:move.sock");
-    let client = migrate(&scratch, &place, &SLOW);
-    wait_for_progress(&scratch);
+    let (source, target, client) = under_way(&scratch);
     drop(target);
     let (code, _, why) = end(client);
     assert!(code == Some(4) && why.contains("cannot migrate the VM to unix:move.sock: "), "{code:?}: {why}");
@@ -217,10 +221,7 @@ fn the_target_ends_if_the_source_is_killed() {
         return;
     }
     let scratch = new_scratch();
-    let source = long_source(&scratch);
-    let (target, place) = target(&scratch, "unix:move.sock");
-    let client = migrate(&scratch, &place, &SLOW);
-    wait_for_progress(&scratch);
+    let (source, target, client) = under_way(&scratch);
     drop(source);
     assert_eq!(end(client).0, Some(4));
     let (code, why) = target.end();

@@ -12,6 +12,7 @@ use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::manager::RestAnswer;
 use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveReport, SaveSink, Saver, page_sizes};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
+use wideleaf_snapshot::is_zero;
 use wideleaf_vmm::GuestExit;
 
 use super::frames::{self, Kind, PAGE_BYTES, PagesHead};
@@ -313,7 +314,7 @@ struct Sink<'a> {
 
 impl SaveSink for Sink<'_> {
     fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
-        let zero: PageSet = pages.iter().filter(|page| page_of(data, *page) == [0; PAGE_BYTES]).collect();
+        let zero: PageSet = pages.iter().filter(|page| is_zero(page_of(data, *page))).collect();
         let stored = pages.without(zero);
         let head = PagesHead { window, is_huge: self.huge.contains(&window), stored, zero }.encode();
         let run =
