@@ -73,7 +73,7 @@ use huge_page_backoff::HugePageBackoff;
 pub use kernel_work::KernelWork;
 use live::Publisher;
 pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
-pub use managed_vm::ManagedVm;
+pub use managed_vm::{AccessesBefore, ManagedVm};
 use pacing::{LatestScan, PULSE};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};

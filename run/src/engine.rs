@@ -17,7 +17,7 @@ use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::host::process::{self, ProcessHost};
-use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
+use wideleaf_memory::manager::{AccessesBefore, ManagedVm, ManagerConfig, ManagerLoop};
 use wideleaf_memory::recorder::RecordTo;
 use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
@@ -135,6 +135,8 @@ struct Prepared<'a> {
     restoring: Option<Arc<Restoring>>,
     /// Run that the guest comes from, if it does.
     incoming: Option<Arc<Incoming>>,
+    /// Samples of accesses that came with a guest that continues; empty once the manager has them.
+    accesses_before: Vec<AccessesBefore>,
     giant_maker: Option<HeldGiantMaker>,
     /// Why the loader's giant is not on a page of 1 GiB, if the policy wanted one there.
     giant_before_loading: Option<String>,
@@ -172,13 +174,15 @@ impl<'a> Prepared<'a> {
         let giant_maker = makes_giants.then(|| HeldGiantMaker::start(spec.giant_pages_made_max)).transpose()?;
         let mut restoring = None;
         let mut said = None;
+        let mut accesses_before = Vec::new();
         let mut plan = match continued {
             _ if spec.is_native => None,
             None if incoming.is_some() => Some(guest::plan_incoming(spec, backing)?),
             None => Some(guest::plan(spec, backing, &*front)?),
-            Some((filling, Continued { machine, session })) => {
+            Some((filling, Continued { machine, session, accesses })) => {
                 let filling = Arc::new(filling);
                 (restoring, said) = (Some(filling.clone()), Some(session));
+                accesses_before = accesses.before();
                 Some(guest::plan_restored(spec, backing, machine, filling)?)
             }
         };
@@ -201,9 +205,9 @@ impl<'a> Prepared<'a> {
         };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
-            let SavedRun { session, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
+            let SavedRun { session, accesses, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
             plan.arrived(machine);
-            said = Some(session);
+            (said, accesses_before) = (Some(session), accesses.before());
         }
         if spec.is_prefaulted {
             ram::check_available(spec.memory, backing)?;
@@ -239,6 +243,7 @@ impl<'a> Prepared<'a> {
             plan,
             restoring,
             incoming,
+            accesses_before,
             giant_maker,
             giant_before_loading,
             devices,
@@ -304,7 +309,13 @@ impl<'a> Prepared<'a> {
     fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
         let progress = Some(self.session.readings());
         let guarantee = PerTenThousand::new(self.spec.guarantee.share().unwrap_or(0));
-        let vm = ManagedVm { progress, guarantee, ..ManagedVm::new(VmId(0), self.ram.clone(), second_level) };
+        let accesses_before = std::mem::take(&mut self.accesses_before);
+        let vm = ManagedVm {
+            progress,
+            guarantee,
+            accesses_before,
+            ..ManagedVm::new(VmId(0), self.ram.clone(), second_level)
+        };
         let policy = self.spec.policy.make_for(&self.walk.cost);
         let mut work = ManagerLoop::new(self.host.clone(), vec![vm], policy, self.config);
         if let Some(giant_maker) = &self.giant_maker {

@@ -16,7 +16,9 @@ use wideleaf_vmm::MachineState;
 use crate::failure::Failure;
 use crate::session::SavedSession;
 use crate::spec::RunSpec;
+use accesses::SavedAccesses;
 
+pub(crate) mod accesses;
 pub mod parts;
 pub mod restoring;
 pub mod saving;
@@ -35,6 +37,8 @@ struct Saved<'a> {
     spec: &'a RunSpec,
     /// What the guest has said.
     session: SavedSession,
+    /// What the manager knew of the guest's accesses.
+    accesses: &'a SavedAccesses,
     /// vCPUs, chips and devices.
     machine: &'a MachineState,
 }
@@ -46,6 +50,9 @@ pub struct SavedRun {
     pub spec: RunSpec,
     /// What the guest has said.
     pub session: SavedSession,
+    /// What the manager knew of the guest's accesses.
+    #[serde(default)]
+    pub(crate) accesses: SavedAccesses,
     /// vCPUs, chips and devices.
     pub machine: MachineState,
 }
@@ -90,7 +97,12 @@ pub(crate) fn parse(text: &[u8], cannot: &dyn Fn(String) -> Failure) -> Result<S
 }
 
 /// Content of `machine.json`.
-pub(crate) fn saved_text(spec: &RunSpec, session: SavedSession, machine: &MachineState) -> Result<Vec<u8>, String> {
-    let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec, session, machine };
+pub(crate) fn saved_text(
+    spec: &RunSpec,
+    session: SavedSession,
+    accesses: &SavedAccesses,
+    machine: &MachineState,
+) -> Result<Vec<u8>, String> {
+    let saved = Saved { version: VERSION, wideleaf: env!("CARGO_PKG_VERSION"), spec, session, accesses, machine };
     serde_json::to_vec(&saved).map_err(|error| error.to_string())
 }

@@ -7,11 +7,12 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::VmHeader;
-use wideleaf_policies::{PageSize, PerTenThousand, VmId, WindowIndex};
+use wideleaf_policies::{AccessHistory, PageSize, PerTenThousand, VmId, WindowIndex};
 
 use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
@@ -23,6 +24,17 @@ use crate::second_level::SecondLevel;
 use crate::sensors::guest_tables::TableSource;
 use crate::sensors::kernel_flags::MergedPages;
 use crate::sensors::outside_heat::HeatSource;
+
+/// Samples of the accesses to a window, taken by another process before the guest continued in this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessesBefore {
+    /// Window that was sampled.
+    pub window: WindowIndex,
+    /// What the samples found.
+    pub history: AccessHistory,
+    /// Age of the newest sample.
+    pub age: Duration,
+}
 
 /// One VM under the manager, or one native kernel (which has no second level).
 pub struct ManagedVm {
@@ -55,6 +67,9 @@ pub struct ManagedVm {
     pub heat: Option<Arc<dyn HeatSource>>,
     /// Readings of the guest's own count of its work; `None`: nothing here hears of it.
     pub progress: Option<Arc<ProgressReadings>>,
+    /// Samples of accesses that another process took of this guest, which continues here; empty for a guest that begins.
+    /// Their ages count from [`Moment::START`](wideleaf_policies::Moment::START).
+    pub accesses_before: Vec<AccessesBefore>,
     /// Share of its present memory that has to stay on large pages, which policies give to no other VM; zero: none.
     pub guarantee: PerTenThousand,
 }
@@ -96,6 +111,7 @@ impl ManagedVm {
             recovery: None,
             heat: None,
             progress: None,
+            accesses_before: Vec::new(),
             guarantee: PerTenThousand::new(0),
         }
     }

@@ -21,6 +21,7 @@ use super::link::{Limit, Lost, Receiver, Sender};
 use super::{Arrived, Hello};
 use crate::report::Left;
 use crate::session::Session;
+use crate::snapshot::accesses::SavedAccesses;
 use crate::snapshot::parts::{SavedParts, Shared, has_gone, lock};
 use crate::snapshot::saved_text;
 use crate::spec::RunSpec;
@@ -68,12 +69,14 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     let client = File::from(client);
     let keep_on = || !shared.is_ending() && !has_gone(&client);
     let session = parts.session.upgrade().ok_or_else(|| cannot("it has ended"))?;
+    let accesses = SavedAccesses::of(session.live().as_deref());
     // Until the end of this function.
     let _resting = session.ask_to_rest().map(RestAnswer::wait);
     let departure = Departure {
         parts,
         to: &job.to,
         session: &session,
+        accesses,
         shared,
         keep_on: &keep_on,
         sender: Mutex::new(Sender::new(writer)),
@@ -102,6 +105,8 @@ struct Departure<'a> {
     parts: &'a SavedParts,
     to: &'a str,
     session: &'a Session,
+    /// What the manager knew when it went to rest.
+    accesses: SavedAccesses,
     shared: &'a Shared,
     keep_on: &'a (dyn Fn() -> bool + Sync),
     sender: Mutex<Sender>,
@@ -205,7 +210,7 @@ impl Departure<'_> {
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = self.parts.machine.save_state().map_err(|error| error.to_string())?;
         last.write().map_err(|error| self.reason_of(&error))?;
-        let text = saved_text(&self.spec(), self.session.saved(), &state)?;
+        let text = saved_text(&self.spec(), self.session.saved(), &self.accesses, &state)?;
         let (limit, lost) = (self.limit(), |lost| self.reason(lost));
         let mut content = Vec::new();
         let sent = lock(&self.sender).send(Kind::Machine, &[&text], &limit);

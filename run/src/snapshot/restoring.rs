@@ -18,8 +18,9 @@ use wideleaf_policies::{Bytes, PageSize, PerTenThousand, PolicyChoice, WindowInd
 use wideleaf_snapshot::{Caching, Opened};
 use wideleaf_vmm::MachineState;
 
+use super::accesses::SavedAccesses;
 use super::touches::{self, Recording};
-use super::{open, read};
+use super::{SavedRun, open, read};
 use crate::failure::Failure;
 use crate::report::RestoredReport;
 use crate::session::SavedSession;
@@ -43,6 +44,8 @@ pub struct Continued {
     pub machine: MachineState,
     /// What the guest has said.
     pub session: SavedSession,
+    /// What the manager knew of the guest's accesses.
+    pub(crate) accesses: SavedAccesses,
 }
 
 impl Restoring {
@@ -71,7 +74,8 @@ impl Restoring {
                 .map_or(Background::Unlimited, |bytes| Background::PerSecond(Bytes::new(bytes.get()))),
             filling: Mutex::default(),
         };
-        Ok((restoring, Continued { machine: saved.machine, session: saved.session }))
+        let SavedRun { machine, session, accesses, .. } = saved;
+        Ok((restoring, Continued { machine, session, accesses }))
     }
 
     /// Begins to fill `ram`; the guest may run from then on. `on_failure` is called for a window that cannot be read:

@@ -20,6 +20,7 @@ use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 use wideleaf_snapshot::{Base, Files, Layer, Opened, WindowNotes, WindowsWriter};
 use wideleaf_vmm::MachineState;
 
+use super::accesses::SavedAccesses;
 use super::parts::{SavedParts, Shared, has_gone};
 use super::saved_text;
 use crate::session::{SavedSession, Session};
@@ -108,7 +109,7 @@ fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Sha
     let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared)?;
 
     let spec = RunSpec { policy: parts.policy.chosen(), ..parts.spec.clone() };
-    let text = saved_text(&spec, said, &state).map_err(|error| cannot(&error))?;
+    let text = saved_text(&spec, said, &SavedAccesses::of(live.as_deref()), &state).map_err(|error| cannot(&error))?;
     machine.write_all(&text).map_err(|error| cannot(&format_args!("cannot write `machine.json`: {error}")))?;
     let notes = |window| notes(window, live.as_deref(), &report);
     let written = writer.finish(&windows, &text, notes).map_err(|error| cannot(&error))?;

@@ -26,6 +26,7 @@ use crate::detached::WindowMover;
 use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::manager::fault_price::FaultPrice;
+use crate::manager::managed_vm::AccessesBefore;
 use crate::manager::refault_cost::RefaultCost;
 use crate::manager::report::ManagerReport;
 use crate::manager::sensor_cost::SensorCost;
@@ -78,6 +79,21 @@ struct AccessAndSwaps {
     /// Shared by swaps, exclusive for callers that need every window in its place. Taken before `sampling`.
     swaps: RwLock<()>,
     sampling: Mutex<AccessSampling>,
+}
+
+/// End of a window's latest sample.
+#[derive(Clone, Copy)]
+struct Sampled {
+    /// Moment from which its age is counted.
+    at: Moment,
+    /// Age at that moment: not zero for a sample that another process took.
+    age_then: Duration,
+}
+
+impl Sampled {
+    fn age(self, now: Moment) -> Duration {
+        now.since(self.at) + self.age_then
+    }
 }
 
 /// While this exists, no window is aside or on its way.
@@ -135,7 +151,7 @@ struct AccessSampling {
     histories: Vec<AccessHistory>,
     frequencies: Vec<TouchFrequency>,
     /// End of each window's latest sample.
-    sampled_at: Vec<Option<Moment>>,
+    sampled: Vec<Option<Sampled>>,
     /// Number of windows that could be sampled at the latest start.
     backed: usize,
     /// Those of them that were on base pages.
@@ -174,9 +190,9 @@ impl SlowSensor for SharedAccess {
 
     fn fill(&self, rows: &mut [WindowRow], now: Moment) {
         let sampling = self.lock();
-        for ((row, history), at) in rows.iter_mut().zip(&sampling.histories).zip(&sampling.sampled_at) {
+        for ((row, history), sampled) in rows.iter_mut().zip(&sampling.histories).zip(&sampling.sampled) {
             row.access = *history;
-            row.access_quality = at.map(|at| SampleQuality::new(now.since(at), 1)).unwrap_or_default();
+            row.access_quality = sampled.map(|sampled| SampleQuality::new(sampled.age(now), 1)).unwrap_or_default();
         }
     }
 
@@ -216,12 +232,24 @@ impl AccessSampling {
         };
         // The kernel's monitor takes nothing aside.
         let takes_aside = name == "access";
-        Ok(AccessSampling {
+        let mut sampling = AccessSampling {
             mover,
             takes_aside,
             guest: GuestRan::new(vm.second_level.clone()),
             ..AccessSampling::of_sampler(vm.id, name, sampler, windows.to_vec(), share)
-        })
+        };
+        sampling.begin_with(&vm.accesses_before);
+        Ok(sampling)
+    }
+
+    /// Begins with samples that another process took of the same guest.
+    fn begin_with(&mut self, before: &[AccessesBefore]) {
+        for AccessesBefore { window, history, age } in before {
+            if let Ok(row) = self.windows.binary_search(window) {
+                self.histories[row] = *history;
+                self.sampled[row] = Some(Sampled { at: Moment::START, age_then: *age });
+            }
+        }
     }
 
     /// A sensor that has sampled nothing yet and moves no windows.
@@ -248,7 +276,7 @@ impl AccessSampling {
             share,
             histories: vec![AccessHistory::default(); windows.len()],
             frequencies: vec![TouchFrequency::default(); windows.len()],
-            sampled_at: vec![None; windows.len()],
+            sampled: vec![None; windows.len()],
             windows,
             backed: 0,
             small: Vec::new(),
@@ -264,7 +292,7 @@ impl AccessSampling {
     fn forget(&mut self) {
         self.histories.fill(AccessHistory::default());
         self.frequencies.fill(TouchFrequency::default());
-        self.sampled_at.fill(None);
+        self.sampled.fill(None);
         self.small.clear();
         self.backed = 0;
         self.guest.forget();
@@ -367,7 +395,7 @@ impl AccessSampling {
             } else {
                 unchanged += 1;
             }
-            self.sampled_at[row] = Some(now);
+            self.sampled[row] = Some(Sampled { at: now, age_then: Duration::ZERO });
             let frequency = &mut self.frequencies[row];
             if let Some(watched_for) = sample.watched_for.get(&window) {
                 frequency.add(was_touched, *watched_for);
@@ -624,12 +652,39 @@ mod tests {
                 kvm.set_vcpu_time(cpu);
                 sampling.finish(&host);
             }
-            (sampling.histories[0].samples(), sampling.sampled_at[0].is_some(), sampling.cost.not_run)
+            (sampling.histories[0].samples(), sampling.sampled[0].is_some(), sampling.cost.not_run)
         };
         let not_run = 2 * ACCESS_LEAST as u64;
         assert_eq!(samples_of(Seen::Untouched, &[40, 0, 0, 20]), (2, true, not_run));
         assert_eq!(samples_of(Seen::Touched, &[40, 0, 0, 20]), (4, true, 0), "a touch is a touch");
         assert_eq!(samples_of(Seen::Untouched, &[0, 0, 0, 0]), (4, true, 0), "it is halted");
+    }
+
+    #[test]
+    fn samples_of_another_process_grow_older_until_a_window_is_sampled_here() {
+        let host = FakeHost::default();
+        let (windows, rows) = on_base_pages(ACCESS_LEAST);
+        let limits =
+            ShareLimits { budget: PerTenThousand::ALL, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_LEAST };
+        let mut sampling = sampling_of(Seen::Untouched, &windows, Share::new(limits, ACCESS_COST, host.now()));
+        let history = AccessHistory::from_parts(0b1101, 4).with_touches_per_s(Some(100));
+        let elsewhere = WindowIndex::new(1 << 20);
+        let before = |window| AccessesBefore { window, history, age: Duration::from_secs(7) };
+        sampling.begin_with(&[before(windows[1]), before(elsewhere)]);
+        host.sleep(Duration::from_secs(3));
+        let shared = SharedAccess::new(sampling);
+        let filled = |shared: &SharedAccess| {
+            let mut filled: Vec<_> =
+                windows.iter().map(|window| WindowRow::new(*window, 512, Backing::Base4K)).collect();
+            shared.fill(&mut filled, host.now());
+            filled.iter().map(|row| (row.access, row.access_quality.age_s)).collect::<Vec<_>>()
+        };
+        let unknown = (AccessHistory::default(), 0);
+        assert_eq!(filled(&shared), [unknown, (history, 10), unknown, unknown]);
+        shared.lock().start_share(&host, &windows, &rows, true, FaultPrice::assumed(None));
+        shared.lock().finish(&host);
+        let seen = filled(&shared);
+        assert_eq!((seen[1].0.touched(), seen[1].0.samples(), seen[1].1), (0b11010, 5, 0));
     }
 
     #[test]
