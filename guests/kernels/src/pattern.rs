@@ -10,6 +10,7 @@
 //! The words are those of [`words`](crate::words): a lost, stale or misplaced one is found at most one pass later.
 //! Between passes the pages change their vCPU, so that a stale TLB entry is found too.
 
+use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use wideleaf_protocol::{Message, Name, VCPUS_MAX};
@@ -50,7 +51,16 @@ const PARAMETERS: &[Parameter] = &[
         unit: "s",
         meaning: "repeat whole passes for at least this time (instead of passes=)",
     },
+    Parameter {
+        name: PAGES_PER_SECOND,
+        default: "no limit",
+        unit: "pages of 4 KiB per s",
+        meaning: "upper limit of the pages that all vCPUs together rewrite in a second",
+    },
 ];
+
+/// The parameter that limits the speed.
+const PAGES_PER_SECOND: &str = "pages_per_second";
 
 /// Largest number of passes: the last generation still fits above the index.
 const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
@@ -62,17 +72,38 @@ const PAGE_LINE_MS: u64 = 250;
 
 const PAGE_BYTES: u64 = PAGE_WORDS * 8;
 
+/// Largest limit of pages per second: the time between two pages is still some ticks.
+const PAGES_PER_SECOND_MAX: u64 = 100_000_000;
+
 /// The validated parameters of a run.
 struct Plan {
     need: MemoryNeed,
     until: Until,
+    /// Upper limit of the pages that all vCPUs rewrite in a second.
+    pages_per_second: Option<u64>,
 }
 
 impl Plan {
     fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
         let bytes = parameters.size("bytes", PAGE_BYTES, 8 * WORDS_MAX)?;
         let need = bytes.map_or(MemoryNeed::AllThereIs, MemoryNeed::Bytes);
-        Ok(Self { need, until: Until::read(parameters, "passes", PASSES_MAX, 3)? })
+        let pages_per_second = parameters.count(PAGES_PER_SECOND, 1, PAGES_PER_SECOND_MAX)?;
+        Ok(Self { need, until: Until::read(parameters, "passes", PASSES_MAX, 3)?, pages_per_second })
+    }
+
+    /// Refuses times if the frequency of the counter is unknown.
+    fn check_clock<'a>(&self, platform: &dyn Platform) -> Result<(), KernelError<'a>> {
+        self.until.check_clock(platform)?;
+        match self.pages_per_second {
+            Some(_) if platform.tsc_hz() == 0 => Err(KernelError::NeedsClock { name: PAGES_PER_SECOND }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ticks between two pages of one vCPU; 0 without a limit.
+    fn ticks_per_page(&self, platform: &dyn Platform) -> u64 {
+        let ticks = |limit: u64| platform.tsc_hz().saturating_mul(platform.vcpus() as u64) / limit;
+        self.pages_per_second.map_or(0, ticks)
     }
 }
 
@@ -81,9 +112,9 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 }
 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
-    let Plan { need, until } = Plan::read(parameters)?;
-    until.check_clock(platform)?;
-    let bytes = match need {
+    let plan = Plan::read(parameters)?;
+    plan.check_clock(platform)?;
+    let bytes = match plan.need {
         MemoryNeed::Bytes(bytes) => bytes,
         MemoryNeed::AllThereIs => arena.bytes().min(8 * WORDS_MAX),
     };
@@ -100,7 +131,7 @@ fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'
     };
 
     fill(platform, &memory);
-    let generation = passes_until(platform, &memory, until);
+    let generation = passes_until(platform, &memory, plan.until, plan.ticks_per_page(platform));
     check(platform, &memory, generation)
 }
 
@@ -141,9 +172,9 @@ fn fill(platform: &dyn Platform, memory: &Memory<'_>) {
     platform.emit(&Message::End { phase: PHASE, tsc: platform.now() });
 }
 
-/// Checks and rewrites every word, pass after pass, until the time is over or an error is found. Returns the
-/// current generation of every word.
-fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u64 {
+/// Checks and rewrites every word, pass after pass, until the time is over or an error is found. Each vCPU begins its
+/// pages at least `ticks_per_page` apart. Returns the current generation of every word.
+fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until, ticks_per_page: u64) -> u64 {
     const PHASE: Name<'static> = Name::literal("pass");
     platform.emit(&Message::Begin { phase: PHASE, tsc: platform.now() });
     let passes_run = AtomicU64::new(0);
@@ -158,6 +189,7 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
         clock.restart();
         // The fill was the work of round 0, so in pass 0 the pages already belong to other vCPUs.
         for (done, (first, page)) in (1..).zip(memory.pages_of(vcpu, pass + 1)) {
+            let began = platform.now();
             for (index, slot) in (first..).zip(page) {
                 memory.findings.check_and_rewrite(slot, index, generation);
             }
@@ -165,6 +197,10 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
             tally.set(vcpu, done);
             if vcpu == 0 && page_lines.is_due(now) {
                 page_lines.emit(now, tally.sum());
+                clock.restart();
+            }
+            if ticks_per_page > 0 {
+                wait_until(platform, began.saturating_add(ticks_per_page));
                 clock.restart();
             }
         }
@@ -201,6 +237,13 @@ fn passes_until(platform: &dyn Platform, memory: &Memory<'_>, until: Until) -> u
         }
     }
     FIRST_GENERATION + passes
+}
+
+/// Waits until the counter reaches `end`. A guest in ring 3 cannot halt, so it spins.
+fn wait_until(platform: &dyn Platform, end: u64) {
+    while platform.now() < end {
+        spin_loop();
+    }
 }
 
 /// Checks every word once more, on another vCPU than wrote it, and reports the errors of the whole run.

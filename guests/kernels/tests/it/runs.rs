@@ -115,6 +115,17 @@ fn pattern_for_a_second_keeps_its_lines_apart() {
     assert!((1..=21).contains(&progress), "{progress} progress lines");
 }
 
+#[test]
+fn pattern_rewrites_no_more_pages_in_a_second_than_its_limit() {
+    for threads in [1, 2] {
+        let (code, lines) = run(threads, 64, "pattern passes=2 pages_per_second=640");
+        assert_eq!(code, ExitCode::Success, "{lines:#?}");
+        let seconds = lines.iter().find_map(|line| line.split_once("result name=seconds value=")?.1.split(' ').next());
+        let seconds: f64 = seconds.and_then(|value| value.parse().ok()).expect("the run says how long it took");
+        assert!(seconds >= 0.19, "128 pages, at most 640 a second, in {seconds} s");
+    }
+}
+
 /// Indices of the words of a page.
 fn page_words(page: usize) -> std::ops::Range<usize> {
     page * PAGE_WORDS as usize..(page + 1) * PAGE_WORDS as usize
