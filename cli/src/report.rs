@@ -240,7 +240,7 @@ fn write_tables(out: &mut String, phase: &Phase) {
 
 /// How much of each region of the guest's data is on large pages of the host.
 fn write_regions(out: &mut String, regions: &[Region]) {
-    for Region { name, windows, windows_host_large, bytes } in regions {
+    for Region { name, windows, windows_host_large, bytes, .. } in regions {
         let (size, share) = (Bytes::new(*bytes), PerTenThousand::of(*windows_host_large, *windows));
         let _ =
             writeln!(out, "  {name}: {size}, {windows_host_large} of {windows} windows on large host pages ({share})");

@@ -20,7 +20,7 @@ use crate::table::{number, table};
 
 mod migrate;
 mod progress;
-mod snapshot;
+pub mod snapshot;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -316,6 +316,19 @@ impl GuestRam {
         room.map_at(Bytes::ZERO, PageSize::Huge2M.bytes(), Some((file, Bytes::new(offset as u64))))
     }
 
+    /// Maps a private copy of a file's bytes at the same offsets over anonymous RAM; without a file, new anonymous
+    /// memory, which reads zero. No page of that RAM may exist, and its guest must not run yet.
+    pub(crate) fn map_over(&self, gpa: GpaRange, file: Option<&File>) -> Result<(), MapError> {
+        assert_eq!(self.backing.kind(), BackingKind::Anon, "other RAM has a file of its own");
+        assert!(self.ranges.iter().any(|range| range.part(gpa).is_some_and(|part| part.gpa == gpa)), "{gpa:?} is RAM");
+        let offset = gpa.start() - Gpa::new(0);
+        match file {
+            Some(file) => self.reservation.map_copy_at(offset, gpa.bytes(), (file, offset)),
+            None => self.reservation.map_at(offset, gpa.bytes(), None),
+        }
+        .map(drop)
+    }
+
     /// Way to the service that maps its reserved frames. The service may have ended since.
     pub(crate) fn frames_service(&self) -> Option<Arc<FramesService>> {
         self.frames_service.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -35,6 +35,10 @@
 //! cannot start before the restore has finished (`EBUSY`), and a restore cannot start after it. Actuators and sensors
 //! of the manager leave a window alone that is not filled ([`crate::claims`]).
 //!
+//! **Page by page.** For comparison, and for hosts without moves, [`RestoreConfig::is_page_by_page`] answers a touch
+//! with a copy of its page of 4 KiB alone. Its window still waits, and the background copies the rest of it: a copy
+//! never replaces a page that is there. [`mapped`] is another way without huge pages, and without any thread.
+//!
 //! **Nothing wrong is ever seen.** Pages become visible only after their checksums were compared. A window that cannot
 //! be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not be woken while a device
 //! could still write their memory elsewhere: the process ends with them asleep.
@@ -68,6 +72,7 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd};
 mod board;
 mod door;
 mod filling;
+pub mod mapped;
 mod pace;
 mod report;
 mod rows;
@@ -108,6 +113,18 @@ pub trait SavedRam: Send + Sync {
     /// # Errors
     /// [`ReadError`], with the window and the file. The window is not filled then.
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError>;
+
+    /// Reads one stored page of a window to `into` (4 KiB), as [`SavedRam::read`] does. Unless it is replaced, it reads
+    /// the whole window.
+    ///
+    /// # Errors
+    /// [`ReadError`], as above.
+    fn read_page(&self, window: WindowIndex, page: u16, into: &mut [u8]) -> Result<(), ReadError> {
+        let mut whole = vec![0; PageSize::Huge2M.bytes().as_usize()];
+        self.read(window, &mut whole)?;
+        into.copy_from_slice(&whole[filling::place_of(page)]);
+        Ok(())
+    }
 }
 
 /// Why stored pages of a window cannot be read.
@@ -154,6 +171,10 @@ pub struct RestoreConfig {
     /// Whether huge pages may be moved in (`UFFDIO_MOVE`). Without, as on an older kernel, all windows get base pages
     /// by copies, and windows that are to be huge are collapsed by idle threads.
     pub may_move: bool,
+    /// Whether pages are copied one by one, each of 4 KiB (`UFFDIO_COPY`), as other VMMs do: a touch is answered with
+    /// its page alone, the background copies a window page by page, and no window is made huge. Windows are complete
+    /// only with the background.
+    pub is_page_by_page: bool,
     /// Time after which a read counts as lost, and another thread reads the window.
     pub overdue_after: Duration,
     /// Called by a serving thread for each window that cannot be filled. It must not wait, and must not touch the RAM.
@@ -170,6 +191,7 @@ impl Default for RestoreConfig {
             first: Vec::new(),
             record: false,
             may_move: true,
+            is_page_by_page: false,
             overdue_after: Duration::from_secs(5),
             on_failure: None,
         }
@@ -189,6 +211,9 @@ pub enum RestoreError {
     /// hugetlb RAM of pages of 1 GiB.
     #[error("cannot restore into hugetlb pages of 1 GiB: a touch would wait for all of it; use --host-page 2m")]
     GiantPages,
+    /// hugetlb RAM, page by page.
+    #[error("cannot restore into hugetlb pages by copies of 4 KiB: they come whole; use --restore-pages auto")]
+    HugetlbByPage,
     /// RAM on reserved frames.
     #[error("cannot restore into reserved frames: another service answers their faults; choose another --policy")]
     ReservedFrames,
@@ -366,6 +391,9 @@ fn prepare(
 ) -> Result<(Shared, LinuxDoor), RestoreError> {
     let host = LinuxHost::open()?;
     check_backing(&ram)?;
+    if config.is_page_by_page && ram.backing().kind() == BackingKind::Hugetlb {
+        return Err(RestoreError::HugetlbByPage);
+    }
     ram.share()?;
     let rows = Rows::of(ram.ranges());
     // Of each window the number of stored pages, and its heat: the sets would be megabytes.
@@ -381,7 +409,7 @@ fn prepare(
     let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
     check_empty(&ram, &pagemap)?;
     let (uffd, can_move) = open(&ram)?;
-    let can_move = can_move && config.may_move;
+    let can_move = can_move && config.may_move && !config.is_page_by_page;
     let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
     register(&door, &host, &rows, &stretches)?;
 

@@ -43,7 +43,7 @@ use crate::place::NamedPlace;
 use crate::policy_switch::PolicySwitch;
 use crate::recording::QueuedFile;
 use crate::registered::Registered;
-use crate::report::{GuaranteeReport, RamAtEnd, RunReport, Setup};
+use crate::report::{GuaranteeReport, RamAtEnd, RestoredReport, RunReport, Setup};
 use crate::restarts::Restarts;
 use crate::sandboxed::Sandboxed;
 use crate::save_thread::SavingThread;
@@ -501,7 +501,9 @@ impl Over<'_> {
             }
         }
         let devices = watched.reports();
+        let progress = of.session.progress_here(process_start);
         let restored = of.restoring.as_ref().and_then(|restoring| restoring.end());
+        let restored = restored.map(|restored| RestoredReport { progress, ..restored });
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
         environment.steal_ms = stolen_ms() - of.stolen_before_ms;
         let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;

@@ -373,6 +373,9 @@ pub struct Gaps {
 pub struct Region {
     /// Name of the data.
     pub name: String,
+    /// Guest-physical address of its first byte; of a native kernel, its place in RAM.
+    #[serde(default)]
+    pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
     /// Number of whole windows in it.

@@ -427,6 +427,18 @@ impl Session {
         Some(open.marks.last().map_or(0, |mark| mark.done))
     }
 
+    /// Progress of the latest phase while this process had the guest, by the host's clock: seconds since
+    /// `process_start` at which each mark came, and units of work done.
+    pub fn progress_here(&self, process_start: Instant) -> Vec<(f64, u64)> {
+        // Both clocks are monotonic; the host's began later.
+        let host_began = process_start.elapsed().saturating_sub(self.host.now().since_start());
+        let log = self.log();
+        let marks = log.phases.last().map_or(&[][..], |phase| phase.marks.all());
+        // Marks of a saved guest are at the start: they came in another process.
+        let here = marks.iter().filter(|mark| mark.at > Moment::START);
+        here.map(|mark| ((host_began + mark.at.since_start()).as_secs_f64(), mark.done)).collect()
+    }
+
     /// Place of the guest's data, once the guest has reported it.
     pub fn region_of(&self, name: &str) -> Option<GpaRange> {
         self.log().regions.iter().find(|(of, _)| of == name).map(|(_, range)| *range)
@@ -556,7 +568,8 @@ impl Session {
     fn region(&self, name: &str, range: GpaRange) -> Region {
         let windows = range.windows().len() as u64;
         let windows_host_large = self.ram.claims().steadily(|| self.windows_host_large(range));
-        Region { name: name.to_owned(), bytes: range.bytes().get(), windows, windows_host_large }
+        let (address, bytes) = (range.start().get(), range.bytes().get());
+        Region { name: name.to_owned(), address, bytes, windows, windows_host_large }
     }
 
     fn windows_host_large(&self, range: GpaRange) -> u64 {

@@ -129,6 +129,9 @@ pub struct RunSpec {
     /// Limit in bytes per second of what is read before the guest touches it; `None`: as fast as possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore_bytes_per_second: Option<NonZeroU64>,
+    /// Way in which the RAM of a restored guest gets its pages.
+    #[serde(default)]
+    pub restore_pages: RestorePages,
     /// Permanent restrictions of the guest's process while it runs. They apply to all else that this process would do.
     #[serde(deserialize_with = "form::present")]
     pub sandbox: Option<SandboxSpec>,
@@ -145,6 +148,20 @@ pub enum Prefetch {
     Record,
     /// A recorded order has no effect.
     Off,
+}
+
+/// Way in which the RAM of a restored guest gets its pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RestorePages {
+    /// Huge pages where the guest had them, base pages elsewhere.
+    #[default]
+    Auto,
+    /// Copies of 4 KiB, page by page.
+    #[serde(rename = "4k")]
+    Base,
+    /// A private mapping of the snapshot's file, of which the kernel copies a page that is written.
+    Mapped,
 }
 
 /// Place of the guest's serial console.
@@ -266,6 +283,7 @@ impl RunSpec {
             prefetch: Prefetch::Use,
             restores_directly: false,
             restore_bytes_per_second: None,
+            restore_pages: RestorePages::Auto,
             sandbox: None,
         }
     }
@@ -347,6 +365,7 @@ mod tests {
             "prefetch": "record",
             "restores_directly": true,
             "restore_bytes_per_second": 1_u64 << 30,
+            "restore_pages": "4k",
             "sandbox": {"user": "1000:100", "jail": "/var/empty", "must_be_complete": true, "output_folder": "/tmp"},
         })
     }

@@ -121,6 +121,33 @@ impl Opened {
         self.read_pages(window, &PageSet::ALL, into)
     }
 
+    /// Reads one stored page of a window to `into`, 4 KiB. A page that is not stored leaves `into` as it is.
+    ///
+    /// # Errors
+    /// [`ReadError`] as for [`Opened::read`].
+    ///
+    /// # Panics
+    /// If `into` is not 4 KiB long.
+    pub fn read_page(&self, window: WindowIndex, page: u16, into: &mut [u8]) -> Result<(), ReadError> {
+        assert_eq!(into.len(), PAGE_BYTES, "a page is 4 KiB");
+        let found = self.top().index.find(window).filter(|(record, _)| record.stored.contains(page));
+        let Some((record, sums_at)) = found else { return Ok(()) };
+        let sums = self.read_sums(record, sums_at)?;
+        let has_page = |layer: &OpenedLayer| layer.index.find(window).is_some_and(|(of, _)| of.own.contains(page));
+        let depth = self.layers.iter().position(has_page);
+        let depth = depth.expect("the bases were checked for all pages when they were opened");
+        let fail = |problem| self.error(window, depth, MEMORY_FILE, problem);
+        let memory = &self.layers[depth].memory;
+        memory.read_exact_at(into, offset_of(window, page)).map_err(|error| fail(error.into()))?;
+        if Some(checksum(into)) == sums.of(page) { Ok(()) } else { Err(fail(WindowProblem::Checksum)) }
+    }
+
+    /// The file that has every stored page at its guest-physical address; `None` for a snapshot on a base, which has
+    /// some of its pages elsewhere.
+    pub fn whole_memory(&self) -> Option<&File> {
+        (self.depth() == 0).then(|| &self.top().memory)
+    }
+
     /// Reads those of the stored pages that are in `wanted`, as [`Opened::read`] does.
     pub(crate) fn read_pages(&self, window: WindowIndex, wanted: &PageSet, into: &mut [u8]) -> Result<(), ReadError> {
         assert_eq!(into.len(), WINDOW_BYTES, "a window is 2 MiB");

@@ -22,6 +22,7 @@ mod openmp;
 mod policies;
 mod programs;
 mod quick;
+mod restore;
 mod scarce;
 mod shimizu;
 mod stock;
@@ -66,7 +67,7 @@ pub trait Catalogued: Sync {
 }
 
 /// All experiments, in the order of the list.
-pub const ALL: [&dyn Catalogued; 15] = [
+pub const ALL: [&dyn Catalogued; 16] = [
     &quick::Quick,
     &two_dimensional::TwoDimensional,
     &policies::Policies,
@@ -74,6 +75,7 @@ pub const ALL: [&dyn Catalogued; 15] = [
     &consolidation::Consolidation,
     &scarce::Scarce,
     &stock::Stock,
+    &restore::Restore,
     &freebsd::FreeBsd,
     &shimizu::Shimizu,
     &openmp::OpenMp,

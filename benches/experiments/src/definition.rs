@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disturbance::DisturbedGuests;
 use crate::peers::{Guest, QemuRam};
+use crate::restoring::RestoredGuest;
 
 /// An experiment for this host.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -164,6 +165,8 @@ pub enum Work {
     },
     /// Guests of QEMU, and an event that takes huge pages from them.
     Disturbed(DisturbedGuests),
+    /// A guest that is saved, and continued in one of several ways.
+    Restored(RestoredGuest),
 }
 
 /// Name under which a simulation tells the cycles of the second level of the TLB and of walks.
@@ -369,6 +372,7 @@ impl Job {
                 guests.iter().map(command).collect::<Vec<_>>().join(" & ")
             }
             Work::Disturbed(guests) => guests.command(),
+            Work::Restored(guest) => guest.command(),
         }
     }
 }

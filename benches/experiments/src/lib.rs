@@ -18,6 +18,7 @@
 //! | [`catalogue`] | all experiments, one file each |
 //! | [`disturbance`] | QEMU guests, and events that take huge pages from them |
 //! | [`each_guest`] | the figures of each of several guests that run at the same time |
+//! | [`restoring`] | a guest that is saved and restored in one of several ways; its time to full speed |
 //! | [`peers`] | other ways to large pages, with the same guest image: host THP, hugetlb, QEMU |
 //! | [`schedule`] | the order of the runs |
 //! | [`results`] | the stored form of the results |
@@ -36,6 +37,7 @@ pub mod metric;
 pub mod peers;
 pub mod published;
 pub mod report;
+pub mod restoring;
 pub mod results;
 pub mod scenarios;
 pub mod schedule;

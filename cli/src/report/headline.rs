@@ -150,6 +150,7 @@ mod tests {
     fn a_kernel_that_reports_the_place_of_its_data_is_counted_in_windows_of_them() {
         let mut report = report();
         let region = |windows, windows_host_large| Region {
+            address: 0,
             name: "table".into(),
             bytes: windows * 2 * MIB,
             windows,

@@ -8,7 +8,7 @@ use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::migration::Address;
-use wideleaf_run::spec::{Fallback, Prefetch};
+use wideleaf_run::spec::{Fallback, Prefetch, RestorePages};
 
 use super::devices::DeviceArgs;
 use crate::kernels;
@@ -125,6 +125,10 @@ pub struct RunArgs {
     /// Read at most this amount a second of memory that the guest has not touched yet [default: as fast as possible]
     #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes)]
     pub restore_rate: Option<Bytes>,
+
+    /// Way in which a restored guest gets the pages of its memory
+    #[arg(long, value_enum, default_value = "auto")]
+    pub restore_pages: RestorePagesArg,
 
     /// Wait for a VM that `wideleaf vm SOCKET migrate ADDRESS` sends, with its kernel, RAM and vCPUs, and run it here:
     /// unix:PATH and tcp:HOST:PORT listen there for one connection; stdio is standard input and output. Name the
@@ -296,6 +300,29 @@ impl From<PrefetchArg> for Prefetch {
             PrefetchArg::Use => Prefetch::Use,
             PrefetchArg::Record => Prefetch::Record,
             PrefetchArg::Off => Prefetch::Off,
+        }
+    }
+}
+
+/// Argument of `--restore-pages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RestorePagesArg {
+    /// Huge pages where the guest had them, moved in whole; base pages elsewhere
+    Auto,
+    /// Copies of 4 KiB, page by page, as other VMMs do: for comparison, and for hosts without UFFDIO_MOVE
+    #[value(name = "4k")]
+    Base,
+    /// A private mapping of the snapshot's file: no thread, no huge page, no checksum; the file must not change while
+    /// the guest runs. For comparison, and for hosts without a userfaultfd
+    Mapped,
+}
+
+impl From<RestorePagesArg> for RestorePages {
+    fn from(arg: RestorePagesArg) -> RestorePages {
+        match arg {
+            RestorePagesArg::Auto => RestorePages::Auto,
+            RestorePagesArg::Base => RestorePages::Base,
+            RestorePagesArg::Mapped => RestorePages::Mapped,
         }
     }
 }

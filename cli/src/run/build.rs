@@ -14,7 +14,7 @@ use wideleaf_run::snapshot;
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
-use super::args::{BackingArg, OnResetArg, PrefetchArg, RunArgs};
+use super::args::{BackingArg, OnResetArg, PrefetchArg, RestorePagesArg, RunArgs};
 use crate::output::say;
 
 /// Warning of `--no-sandbox`.
@@ -27,11 +27,12 @@ const WITHOUT: &str = "wideleaf: --no-sandbox: a guest that breaks out into this
 /// # Errors
 /// [`Failure::Usage`] otherwise.
 pub(super) fn check_about_snapshots(args: &RunArgs) -> Result<(), Failure> {
-    let is_about_one = args.prefetch != PrefetchArg::Use || args.restore_direct || args.restore_rate.is_some();
+    let is_about_reading = args.prefetch != PrefetchArg::Use || args.restore_direct || args.restore_rate.is_some();
+    let is_about_one = is_about_reading || args.restore_pages != RestorePagesArg::Auto;
     if args.restore.is_some() || !is_about_one {
         return Ok(());
     }
-    let options = "--prefetch, --restore-rate and --restore-direct";
+    let options = "--prefetch, --restore-rate, --restore-direct and --restore-pages";
     Err(Failure::Usage(format!("cannot use {options} without a snapshot: name its folder with --restore")))
 }
 
@@ -95,6 +96,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         prefetch: args.prefetch.into(),
         restores_directly: args.restore_direct,
         restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
+        restore_pages: args.restore_pages.into(),
         sandbox: sandbox(args)?,
     })
 }
@@ -152,6 +154,7 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         prefetch: args.prefetch.into(),
         restores_directly: args.restore_direct,
         restore_bytes_per_second: args.restore_rate.and_then(|rate| NonZeroU64::new(rate.get())),
+        restore_pages: args.restore_pages.into(),
         sandbox: sandbox(args)?,
         ..before
     })

@@ -29,20 +29,20 @@ use crate::vm::progress::ask_for_long;
 pub struct SnapshotArgs {
     /// Folder of the snapshot. One that is there already is replaced as a whole, once the new one is complete
     #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
+    pub folder: PathBuf,
 
     /// Save only what changed since this snapshot of the same VM, which must stay where it is, seen from FOLDER
     #[arg(long, value_name = "FOLDER")]
-    base: Option<PathBuf>,
+    pub base: Option<PathBuf>,
 
     /// Longest pause of the guest: the save is refused if the guest writes too fast for it
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
-    pause: Duration,
+    pub pause: Duration,
 
     /// Stop the VM at the instant that is saved, once the snapshot is complete: its disks then stay as the snapshot
     /// needs them
     #[arg(long)]
-    stop: bool,
+    pub stop: bool,
 }
 
 /// Result of the command.
@@ -54,13 +54,22 @@ struct Snapshot {
     saved: SavedView,
 }
 
+/// Saves the VM at this socket, and says so.
+///
+/// # Errors
+/// Those of [`save_vm`].
+pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(), Failure> {
+    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
+    let output = Output::open(format, None)?;
+    let saved = save_vm(socket, args, &interrupts)?;
+    output.write(&Snapshot { folder: args.folder.clone(), saved }, table)
+}
+
 /// Saves the VM at this socket.
 ///
 /// # Errors
 /// [`Failure`] in one line; the folder is then as it was.
-pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(), Failure> {
-    let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let output = Output::open(format, None)?;
+pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> Result<SavedView, Failure> {
     let unusable = |error: &dyn std::fmt::Display| Failure::Input(error.to_string());
     let base = args.base.as_deref().map(|base| Files::open(base, Caching::PageCache)).transpose();
     let base = base.map_err(|error| unusable(&error))?;
@@ -72,7 +81,7 @@ pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(),
     };
     let request =
         VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, stays_paused: args.stop, base: view };
-    let saved = save(socket, request, &files, base.as_ref(), &interrupts)?;
+    let saved = save(socket, request, &files, base.as_ref(), interrupts)?;
     let finished = writing.finish().map_err(|error| Failure::Output(error.to_string()));
     if args.stop {
         // Without a snapshot the guest goes on.
@@ -83,7 +92,7 @@ pub fn main(socket: &Path, args: &SnapshotArgs, format: FormatArg) -> Result<(),
     if let Some((folder, error)) = not_removed {
         say(format_args!("wideleaf: cannot remove the older snapshot in {}: {error}; remove it", folder.display()));
     }
-    output.write(&Snapshot { folder: args.folder.clone(), saved }, table)
+    Ok(saved)
 }
 
 /// The base as the VM is to name it.

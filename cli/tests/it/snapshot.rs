@@ -224,6 +224,56 @@ fn the_order_of_first_touches_is_recorded_once_and_used_by_the_next_restore() {
 }
 
 #[test]
+fn a_guest_that_is_restored_by_pages_or_on_a_mapped_file_has_all_of_its_words_and_no_huge_page_of_the_restore() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    start(&scratch, &PASSES).end();
+    let undisturbed = report(&scratch);
+    let run = start(&scratch, &PASSES);
+    save(&scratch, &["saved", "--stop"]).expect("it has passes left");
+    run.end();
+    for (pages, more) in [("4k", "--prefetch=off"), ("mapped", "--policy=never")] {
+        let run = Running::start(
+            &scratch,
+            &["run", "--restore=saved", &format!("--restore-pages={pages}"), more, "--no-daemon", "--format=json"]
+                .into_iter()
+                .chain(["--output=result.json"])
+                .collect::<Vec<_>>(),
+        );
+        assert_eq!(run.end(), (Some(0), String::new()), "{pages}");
+        let continued = report(&scratch);
+        assert_eq!(continued["verification"], undisturbed["verification"], "{pages}");
+        let restored = &continued["restored"];
+        assert_eq!(
+            (&restored["pages"], &restored["windows_huge"]),
+            (&Value::from(pages), &Value::from(0)),
+            "{restored}"
+        );
+    }
+    // A mapped snapshot is one file, and the kernel reads it.
+    let recorded = ["run", "--restore=saved", "--restore-pages=mapped", "--prefetch=record", "--no-daemon"];
+    scratch.refuses(&recorded, 2, &["cannot map saved", "--prefetch record", "omit them"]);
+    scratch.refuses(&["run", "gups", "--restore-pages=4k"], 2, &["without a snapshot", "--restore-pages"]);
+}
+
+#[test]
+fn a_snapshot_on_a_base_is_not_mapped() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let run = start(&scratch, &ENDLESS);
+    save(&scratch, &["base"]).expect("it runs until it is stopped");
+    save(&scratch, &["on", "--base=base"]).expect("it runs until it is stopped");
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    run.end();
+    let mapped = ["run", "--restore=on", "--restore-pages=mapped", "--no-daemon"];
+    scratch.refuses(&mapped, 3, &["cannot map on", "on a base", "--restore-pages auto"]);
+}
+
+#[test]
 fn options_of_the_saved_vm_are_refused_with_restore() {
     let scratch = new_scratch();
     scratch.refuses(&["run", "--restore=nothing", "--no-daemon"], 3, &["cannot restore nothing"]);

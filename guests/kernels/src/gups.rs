@@ -32,7 +32,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::phases::{Density, SET_BYTES_MAX, Set, WINDOW_BYTES, WINDOW_WORDS};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::rounds::{Batches, Progress, Tally, Until, part, run_rounds};
+use crate::rounds::{Batches, Progress, Tally, Until, part, progress_ms, run_rounds};
 use crate::words::{FIRST_GENERATION, PAGE_WORDS, word, write_first};
 use crate::{Arena, Platform};
 
@@ -80,7 +80,7 @@ const PARAMETERS: &[Parameter] = &[
         name: "progress_ms",
         default: "100",
         unit: "ms",
-        meaning: "minimum time between two progress lines, 50 or more; 0 prints none",
+        meaning: "minimum time between two progress lines, 10 or more; 0 prints none",
     },
 ];
 
@@ -97,8 +97,9 @@ const UPDATES_PER_WORD: u64 = 4;
 /// range.
 const LOG2_WORDS: Range<u64> = 10..41;
 const _: () = assert!(UPDATES_PER_WORD << LOG2_WORDS.start >= (VCPUS_MAX * STREAMS) as u64);
-/// Minimum time between progress lines: at 20 a second their exits cost at most a few per mille of the run.
-const PROGRESS_MS_MIN: u64 = 50;
+/// Minimum time between progress lines in milliseconds, unless given: their exits cost less than a thousandth of the
+/// run.
+const PROGRESS_MS: u64 = 100;
 /// HPCC passes a run with up to 1 % wrong words.
 const PASSING_ERRORS_DIVISOR: u64 = 100;
 
@@ -268,10 +269,7 @@ struct Plan {
 
 impl Plan {
     fn read<'a>(parameters: &Parameters<'a>) -> Result<Self, KernelError<'a>> {
-        let progress_ms = match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(100) {
-            0 => 0,
-            interval => interval.max(PROGRESS_MS_MIN),
-        };
+        let progress_ms = progress_ms(parameters, PROGRESS_MS)?;
         let until = Until::read(parameters, "rounds", 1 << 32, 1)?;
         Ok(Self { extent: Extent::read(parameters)?, until, progress_ms })
     }

@@ -30,7 +30,7 @@ use wideleaf_protocol::{Message, Name, VCPUS_MAX};
 use crate::parameters::{Parameter, Parameters};
 use crate::platform::ticks_to_seconds;
 use crate::registry::{Figure, Kernel, KernelError, MemoryNeed};
-use crate::rounds::{Batches, Meeting, Progress, Tally, part, run_rounds};
+use crate::rounds::{Batches, Meeting, Progress, Tally, part, progress_ms, run_rounds};
 use crate::text::FixedText;
 use crate::words::{
     FACTOR, FIRST_GENERATION, Findings, LAST_GENERATION, PAGE_WORDS, WORDS_MAX, Written, word, write_first,
@@ -114,6 +114,12 @@ const PARAMETERS: &[Parameter] = &[
         unit: "hot or cold",
         meaning: "set that is filled first; after cold, the other sets are filled when the cold set has been read",
     },
+    Parameter {
+        name: "progress_ms",
+        default: "50",
+        unit: "ms",
+        meaning: "minimum time between two progress lines, 10 or more; 0 prints only that of a phase's end",
+    },
 ];
 
 /// Pages of a window.
@@ -135,7 +141,8 @@ const PASSES_MAX: u64 = LAST_GENERATION - FIRST_GENERATION;
 const _: () = assert!(PASSES_MAX / PHASES_MAX > 10_000, "a phase has room for many passes");
 /// Words touched between two readings of the clock: as in gups, so that their gaps compare.
 const BATCH: usize = 128;
-/// Minimum time between two progress lines in milliseconds: 20 a second cost at most a few per mille of the run.
+/// Minimum time between two progress lines in milliseconds, unless given: 20 a second cost at most a few per mille of
+/// the run.
 const PROGRESS_MS: u64 = 50;
 
 /// The part of a set's windows that is ever touched.
@@ -332,6 +339,8 @@ struct Plan {
     cold_ms: u64,
     /// Whether the cold set is filled and read before the other sets are filled.
     is_cold_first: bool,
+    /// Minimum time between two progress lines in milliseconds; 0 for none.
+    progress_ms: u64,
 }
 
 /// Words of the parameter `first=`.
@@ -397,7 +406,8 @@ impl Plan {
         };
         let cold_ms = parameters.count("cold_ms", 0, 1 << 32)?.unwrap_or(0);
         let is_cold_first = parameters.choice("first", FIRST)?.is_some_and(|index| FIRST[index] == "cold");
-        Ok(Self { layout, phases, until, passes_max, cold_ms, is_cold_first })
+        let progress_ms = progress_ms(parameters, PROGRESS_MS)?;
+        Ok(Self { layout, phases, until, passes_max, cold_ms, is_cold_first, progress_ms })
     }
 }
 
@@ -590,7 +600,7 @@ impl<'r> Run<'r> {
             Until::Passes(passes) => passes * self.plan.layout.hot_words(),
             Until::Milliseconds(_) => 0,
         };
-        let progress = Progress::new(self.platform, name.get(), planned, PROGRESS_MS);
+        let progress = Progress::new(self.platform, name.get(), planned, self.plan.progress_ms);
         let (generation, passes_before) = (self.generation(phase).load(Ordering::Relaxed), self.total.passes());
         let mut done = 0;
         for pass in 0..self.plan.passes_max {

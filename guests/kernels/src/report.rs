@@ -54,7 +54,7 @@ pub fn phase<R>(platform: &dyn Platform, phase: Name<'static>, body: impl FnOnce
 
 /// Minimum time between two progress lines in milliseconds: four a second move a bar, and their exits take less
 /// than a thousandth of the run.
-const PROGRESS_MS: u64 = 250;
+pub const PROGRESS_MS: u64 = 250;
 
 /// Progress of the timed part in `total` units: for a bar on a terminal, for the rates before and after a
 /// promotion, and for a policy that may act only some time after the beginning. It is made inside the phase, and

@@ -183,6 +183,18 @@ impl Tally {
 /// result depends on it.
 pub const ASSUMED_TSC_HZ: u64 = 2_500_000_000;
 
+/// Shortest interval of progress lines that can be asked for: at a hundred a second their exits cost at most some per
+/// cent of the run, the same share all the time.
+const PROGRESS_MS_MIN: u64 = 10;
+
+/// Reads the minimum time between two progress lines, in milliseconds; 0 for none.
+pub fn progress_ms<'a>(parameters: &Parameters<'a>, default: u64) -> Result<u64, KernelError<'a>> {
+    Ok(match parameters.count("progress_ms", 0, 1 << 32)?.unwrap_or(default) {
+        0 => 0,
+        interval => interval.max(PROGRESS_MS_MIN),
+    })
+}
+
 /// Spaces the progress lines of one phase and adds up their cost. Only vCPU 0 uses it.
 pub struct Progress<'p> {
     platform: &'p dyn Platform,

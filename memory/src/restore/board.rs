@@ -193,6 +193,12 @@ impl Board {
         }
     }
 
+    /// Whether the window's stored pages are still being waited for, so that one of them may be copied alone.
+    pub(super) fn lacks_pages(&self, row: Row) -> bool {
+        let table = self.table();
+        !table.is_closed && matches!(table.states[row], State::Waiting | State::Reading(_))
+    }
+
     /// The next window of the background, if this thread may do that work. `order`: makes the order of rows, once.
     pub(super) fn next_of_background(
         &self,

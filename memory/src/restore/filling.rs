@@ -37,6 +37,12 @@ const MEMORY_ATTEMPTS: u32 = 40;
 /// Time between these attempts: in all, the guest waits some seconds before it is given up.
 const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
+/// Place of a page in the bytes of its window.
+pub(super) fn place_of(page: u16) -> Range<usize> {
+    let bytes = PageSize::Base4K.bytes().as_usize();
+    usize::from(page) * bytes..(usize::from(page) + 1) * bytes
+}
+
 /// Whether a window gets a huge page: as before, if it was on one. One that was on base pages gets a huge page if
 /// the guest uses it often (that is what the page is good for) and nearly all of it (or the page would take memory that
 /// the guest did not use). All others get base pages, and their holes stay holes.
@@ -132,7 +138,7 @@ impl Filling<'_> {
     fn copy_run(&self, slot: &FillSlot, run: Range<u16>) -> io::Result<()> {
         let mut run = run;
         for attempt in 1.. {
-            let copied = in_steps(self.shared, run.clone(), |pages| self.door.copy_in(slot, self.window, pages));
+            let copied = in_steps(self.shared, run.clone(), |pages| self.copy_some(slot, pages));
             match copied {
                 Ok(()) => return Ok(()),
                 Err((_, error)) if attempt == MEMORY_ATTEMPTS => return Err(error),
@@ -143,6 +149,12 @@ impl Filling<'_> {
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// Copies as many of these pages as one call is to copy.
+    fn copy_some(&self, slot: &FillSlot, pages: Range<u16>) -> io::Result<u16> {
+        let end = if self.shared.config.is_page_by_page { pages.start + 1 } else { pages.end };
+        self.door.copy_in(slot, self.window, pages.start..end)
     }
 
     /// Lets the kernel answer the window's touches, which wakes its threads. If that would take a mapping too many, the
@@ -157,7 +169,7 @@ impl Filling<'_> {
 ///
 /// # Errors
 /// The first page that was refused, and why.
-fn in_steps(
+pub(super) fn in_steps(
     shared: &Shared,
     mut pages: Range<u16>,
     mut step: impl FnMut(Range<u16>) -> io::Result<u16>,

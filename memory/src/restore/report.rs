@@ -62,6 +62,8 @@ pub struct RestoreReport {
     pub collapsed: u64,
     /// Number of filled windows that stayed registered until the end, because mappings run short.
     pub kept: u64,
+    /// Number of pages that were copied alone, because a thread waited for them.
+    pub pages_alone: u64,
     /// Number of pages answered one by one with zeroes.
     pub zero_pages: u64,
     /// Number of touches of a window that another thread was filling.
@@ -95,6 +97,7 @@ impl Default for RestoreReport {
             no_huge_page: 0,
             collapsed: 0,
             kept: 0,
+            pages_alone: 0,
             zero_pages: 0,
             waited: 0,
             touched_again: 0,
@@ -126,6 +129,7 @@ impl RestoreReport {
             ("no_huge_page", self.no_huge_page),
             ("collapsed", self.collapsed),
             ("kept", self.kept),
+            ("pages_alone", self.pages_alone),
             ("zero_pages", self.zero_pages),
             ("waited", self.waited),
             ("touched_again", self.touched_again),

@@ -123,7 +123,16 @@ fn ram() -> Arc<GuestRam> {
 
 /// Restores four windows through a door that fails, while two threads read all of them.
 fn restore(call: Call, times: u32, errno: i32, may_move: bool) -> Option<RestoreReport> {
-    let config = RestoreConfig { may_move, background: Background::Off, ..RestoreConfig::default() };
+    restore_with(
+        RestoreConfig { may_move, background: Background::Off, ..RestoreConfig::default() },
+        call,
+        times,
+        errno,
+    )
+}
+
+/// The same with any configuration.
+fn restore_with(config: RestoreConfig, call: Call, times: u32, errno: i32) -> Option<RestoreReport> {
     let (ram, saved): (_, Arc<dyn SavedRam>) = (ram(), Arc::new(Made));
     let prepared = prepare(ram.clone(), saved, config);
     let (shared, real) = match prepared {
@@ -181,6 +190,29 @@ fn copies_are_tried_again_while_the_host_has_no_memory() {
     let Some(report) = restore(Call::CopyIn, 5, libc::ENOMEM, false) else { return };
     assert_eq!((report.progress.filled_windows, report.failures.len()), (4, 0), "{report:?}");
     assert_eq!(report.by_fault, 4);
+}
+
+#[test]
+fn pages_are_copied_alone_while_the_background_copies_the_rest_and_no_window_becomes_huge() {
+    // The background begins a window each quarter of a second: the readers have touched all pages before it ends.
+    let slowly = || RestoreConfig {
+        is_page_by_page: true,
+        background: Background::PerSecond(mib(8)),
+        ..RestoreConfig::default()
+    };
+    let calls = [
+        (Call::NextTouch, 1, libc::EAGAIN),
+        (Call::CopyIn, 3, libc::ENOMEM),
+        (Call::CopyIn, 3, libc::EAGAIN),
+        (Call::ZeroPage, 3, libc::ENOMEM),
+        (Call::Wake, 0, 0),
+    ];
+    for (call, times, errno) in calls {
+        let Some(report) = restore_with(slowly(), call, times, errno) else { return };
+        assert_eq!((report.progress.filled_windows, report.failures.len()), (4, 0), "{call:?}: {report:?}");
+        assert!(report.pages_alone > 0, "{call:?}: {report:?}");
+        assert_eq!((report.huge, report.not_huge, report.collapsed), (0, 0, 0), "{call:?}: {report:?}");
+    }
 }
 
 #[test]

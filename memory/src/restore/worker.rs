@@ -24,7 +24,7 @@ use wideleaf_policies::{Hva, Moment, OutcomeResult, PageSize, Refusal, Skip};
 
 use super::board::{Claim, Mapping, Settled, Touched, Worker};
 use super::door::Door;
-use super::filling::{Filling, wants_huge};
+use super::filling::{Filling, in_steps, place_of, wants_huge};
 use super::pace::Background;
 use super::rows::Row;
 use super::shared::Shared;
@@ -163,6 +163,9 @@ impl<D: Door + 'static> Serving<D> {
             tracing::error!("a touch at {page}, outside of all RAM");
             return;
         };
+        if self.shared.config.is_page_by_page && self.shared.board.lacks_pages(row) && self.copy_alone(row, page, now) {
+            return self.shared.record(self.shared.rows.window(row), now);
+        }
         let touched = self.shared.board.touched(row, self.number, now);
         if touched != Touched::Wake {
             self.shared.record(self.shared.rows.window(row), now);
@@ -192,6 +195,34 @@ impl<D: Door + 'static> Serving<D> {
         if self.door.zero_page(page).is_err() {
             self.wake_page(page); // it is there
         }
+    }
+
+    /// Answers a touch at `now` with a copy of its page alone, while the window still waits. Returns whether that was
+    /// done. Otherwise the window is filled whole, which names it if it cannot be read.
+    ///
+    /// Another thread may fill the window meanwhile, and let it go: a copy never replaces a page, and the kernel
+    /// refuses one into a window that is not registered any more (`ENOENT`).
+    fn copy_alone(&mut self, row: Row, page: Hva, now: Moment) -> bool {
+        let (window, (start, _)) = (self.shared.rows.window(row), self.shared.rows.place(&(row..row + 1)));
+        let number = (page - start).pages(PageSize::Base4K) as u16;
+        if !self.shared.saved.window(window).pages.contains(number) {
+            self.answer_page(page);
+            return true;
+        }
+        let Ok(mut prepared) = self.slots.take(false, self.door.as_ref(), now) else { return false };
+        let read = self.shared.saved.read_page(window, number, &mut prepared.slot.bytes()[place_of(number)]);
+        let copy = |pages| self.door.copy_in(&prepared.slot, window, pages);
+        let is_there = read.is_ok() && in_steps(&self.shared, number..number + 1, copy).is_ok();
+        self.slots.give_back(prepared);
+        if is_there {
+            self.wake_page(page);
+            let took = self.shared.host.now().since(now);
+            self.shared.counted.count(|report| {
+                report.pages_alone += 1;
+                report.fault_ns.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            });
+        }
+        is_there
     }
 
     /// A window of which nothing is stored was touched: the kernel answers.
@@ -256,7 +287,7 @@ impl<D: Door + 'static> Serving<D> {
                 }
                 let woken = shared.host.now();
                 let is_huge = door.is_huge(filling.start()).unwrap_or(false);
-                let wants_huge = wants_huge(&saved);
+                let wants_huge = wants_huge(&saved) && !shared.config.is_page_by_page;
                 if is_touched && placed.was_moved {
                     shared.was_moved(is_huge);
                 }

@@ -40,6 +40,9 @@ fn call_error(call: &'static str) -> MapError {
     MapError::Call { call, source: std::io::Error::last_os_error() }
 }
 
+/// Flags of anonymous memory for which no space is reserved.
+const PRIVATE_ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
 /// Number of words that are compared with zero at once.
 const BLOCK_WORDS: usize = 8;
 
@@ -100,17 +103,32 @@ impl AddressReservation {
     /// offset. Space for anonymous memory is not reserved (guests are larger than what they use). For hugetlb it is,
     /// so that a shortage shows here and not as a SIGBUS.
     pub(crate) fn map_at(&self, offset: Bytes, bytes: Bytes, file: Option<(&File, Bytes)>) -> Result<Hva, MapError> {
+        let flags = if file.is_some() { libc::MAP_SHARED } else { PRIVATE_ANONYMOUS };
+        self.map_with(offset, bytes, flags, file)
+    }
+
+    /// Maps a private copy of a part of a file at `offset` from the base, readable and writable: a page is the file's
+    /// until it is written (`MAP_PRIVATE`). A file that becomes shorter ends a thread that touches the rest (SIGBUS).
+    pub(crate) fn map_copy_at(&self, offset: Bytes, bytes: Bytes, file: (&File, Bytes)) -> Result<Hva, MapError> {
+        self.map_with(offset, bytes, libc::MAP_PRIVATE | libc::MAP_NORESERVE, Some(file))
+    }
+
+    fn map_with(
+        &self,
+        offset: Bytes,
+        bytes: Bytes,
+        flags: c_int,
+        file: Option<(&File, Bytes)>,
+    ) -> Result<Hva, MapError> {
         let end = offset.checked_add(bytes).ok_or(MapError::TooLarge(bytes))?;
         assert!(end.as_usize() <= self.bytes, "{offset} + {bytes} is behind the reservation");
-        let (flags, fd, file_offset) = match file {
-            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
-            Some((file, at)) => (libc::MAP_SHARED, file.as_raw_fd(), at.get() as libc::off_t),
-        };
+        let (fd, file_offset) = file.map_or((-1, 0), |(file, at)| (file.as_raw_fd(), at.get() as libc::off_t));
         let address = self.base + offset.as_usize();
         // SAFETY: MAP_FIXED replaces pages of this reservation only (asserted above). Either nothing refers to them
         // (PROT_NONE, or the room of `reserved_frames::frames`, of which no piece is made), or it is a giant's page
         // that is mapped over it with the same contents, while all threads and vCPUs that reach them stand still
-        // (`actuators::giant`).
+        // (`actuators::giant`), or they are atomic words of a guest that has not run yet and of which no page exists
+        // (`restore::mapped`).
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,

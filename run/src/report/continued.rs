@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::spec::RestorePages;
+
 /// RAM of a restored guest, in the report.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RestoredReport {
     /// Folder of the snapshot.
     pub folder: PathBuf,
@@ -32,6 +34,16 @@ pub struct RestoredReport {
     pub touches_recorded: u64,
     /// Time before the guest could run in which its RAM was prepared, in milliseconds.
     pub prepared_ms: f64,
+    /// Way in which its RAM was filled: `auto`, `4k` or `mapped`.
+    #[serde(default)]
+    pub pages: RestorePages,
+    /// Number of pages of 4 KiB that were copied alone because the guest waited for them.
+    #[serde(default)]
+    pub pages_by_touch: u64,
+    /// Progress marks since the guest continued: seconds since this process began, by the host's clock, and units of
+    /// work done.
+    #[serde(default)]
+    pub progress: Vec<(f64, u64)>,
     /// Threads of the restore that panicked or did not come back from a read, with what they were doing; others have
     /// done their work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,4 +1,5 @@
-//! Continues a saved VM: its files are opened before the sandbox, its RAM is filled while the guest already runs.
+//! Continues a saved VM: its files are opened before the sandbox, its RAM is filled or mapped while the guest already
+//! runs.
 //!
 //! ```text
 //!   Restoring::open ──▶ RAM mapped ──▶ the machine built from its state ──▶ sandbox entered
@@ -9,8 +10,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use wideleaf_memory::GuestRam;
+use wideleaf_memory::restore::mapped::map_saved;
 use wideleaf_memory::restore::{
     Background, GuestIsGone, OnFailure, ReadError, RestoreConfig, RestoreReport, Restorer, SavedRam, SavedWindow,
 };
@@ -24,7 +27,7 @@ use super::{SavedRun, open, read};
 use crate::failure::Failure;
 use crate::report::RestoredReport;
 use crate::session::SavedSession;
-use crate::spec::{Prefetch, RunSpec};
+use crate::spec::{Prefetch, RestorePages, RunSpec};
 
 /// A VM that is about to continue.
 pub struct Restoring {
@@ -35,7 +38,20 @@ pub struct Restoring {
     recording: Option<Recording>,
     /// Speed of what is filled before the guest touches it.
     background: Background,
-    filling: Mutex<Option<Restorer>>,
+    pages: RestorePages,
+    filling: Mutex<Filling>,
+}
+
+/// RAM on its way to its content.
+#[derive(Default)]
+enum Filling {
+    /// It has not begun, or is over.
+    #[default]
+    Not,
+    /// Threads fill it.
+    Filled(Restorer),
+    /// The kernel reads a page from the file when it is touched. What the snapshot has, in bytes; time to map it.
+    Mapped { stored: Bytes, took: Duration },
 }
 
 /// Parts of a saved VM for the run that continues it.
@@ -59,6 +75,7 @@ impl Restoring {
         let saved = read(folder, &opened)?;
         check_same(folder, &saved.spec, spec)?;
         check_policy(folder, &spec.policy)?;
+        check_pages(folder, &opened, spec)?;
         let (first, recording) = match spec.prefetch {
             Prefetch::Use => (touches::read(folder, &opened), None),
             Prefetch::Record => (Vec::new(), Some(Recording::open(folder, &opened)?)),
@@ -72,6 +89,7 @@ impl Restoring {
             background: spec
                 .restore_bytes_per_second
                 .map_or(Background::Unlimited, |bytes| Background::PerSecond(Bytes::new(bytes.get()))),
+            pages: spec.restore_pages,
             filling: Mutex::default(),
         };
         let SavedRun { machine, session, accesses, .. } = saved;
@@ -88,7 +106,15 @@ impl Restoring {
         if layout != self.ram.0.ram() {
             return Err(format!("cannot restore {}: its RAM lies elsewhere in the guest", self.folder.display()));
         }
+        if self.pages == RestorePages::Mapped {
+            let began = Instant::now();
+            let file = self.ram.0.whole_memory().expect("it was checked when it was opened");
+            map_saved(&ram, &*self.ram, file).map_err(|error| error.to_string())?;
+            *self.lock() = Filling::Mapped { stored: self.ram.0.stored(), took: began.elapsed() };
+            return Ok(());
+        }
         let config = RestoreConfig {
+            is_page_by_page: self.pages == RestorePages::Base,
             first: std::mem::take(&mut *self.first.lock().unwrap_or_else(PoisonError::into_inner)),
             record: self.recording.is_some(),
             background: self.background,
@@ -96,24 +122,31 @@ impl Restoring {
             ..RestoreConfig::default()
         };
         let restorer = Restorer::start(ram, self.ram.clone(), config).map_err(|error| error.to_string())?;
-        *self.lock() = Some(restorer);
+        *self.lock() = Filling::Filled(restorer);
         Ok(())
     }
 
     /// Whether all of RAM has its content, or never will: a part of it cannot be read, and the guest is about to end.
     pub fn is_over(&self) -> bool {
-        self.lock().as_ref().is_none_or(|restorer| restorer.is_finished() || restorer.failure().is_some())
+        match &*self.lock() {
+            Filling::Filled(restorer) => restorer.is_finished() || restorer.failure().is_some(),
+            Filling::Not | Filling::Mapped { .. } => true,
+        }
     }
 
     /// Whether a part of RAM cannot be read. Threads that touched it sleep until the process ends: a device that woke
     /// would write zeroes elsewhere, so neither the guest's devices nor this may be taken apart.
     pub fn has_failed(&self) -> bool {
-        self.lock().as_ref().is_some_and(|restorer| restorer.failure().is_some())
+        matches!(&*self.lock(), Filling::Filled(restorer) if restorer.failure().is_some())
     }
 
     /// Ends it after the guest, whether all of its RAM was filled or not.
     pub fn end(&self) -> Option<RestoredReport> {
-        let restorer = self.lock().take()?;
+        let restorer = match std::mem::take(&mut *self.lock()) {
+            Filling::Not => return None,
+            Filling::Mapped { stored, took } => return Some(self.report_of_mapping(stored, took)),
+            Filling::Filled(restorer) => restorer,
+        };
         let touches = restorer.first_touches();
         if let Some(Err(error)) = self.recording.as_ref().map(|recording| recording.write(&touches)) {
             tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
@@ -127,6 +160,16 @@ impl Restoring {
             }
         };
         Some(RestoredReport { touches_recorded: touches.len() as u64, ..self.report(&report) })
+    }
+
+    fn report_of_mapping(&self, stored: Bytes, took: Duration) -> RestoredReport {
+        RestoredReport {
+            folder: self.folder.clone(),
+            stored_bytes: stored.get(),
+            prepared_ms: took.as_secs_f64() * 1e3,
+            pages: self.pages,
+            ..RestoredReport::default()
+        }
     }
 
     fn report(&self, report: &RestoreReport) -> RestoredReport {
@@ -145,12 +188,15 @@ impl Restoring {
             wait_max_us: us(waits.max()),
             touches_recorded: 0,
             prepared_ms: report.start.as_secs_f64() * 1e3,
+            pages: self.pages,
+            pages_by_touch: report.pages_alone,
+            progress: Vec::new(),
             lost_threads: report.lost_threads.clone(),
             filled_s: report.all_filled.map(|time| time.as_secs_f64()),
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Restorer>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Filling> {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -185,6 +231,26 @@ fn check_policy(folder: &Path, policy: &PolicyChoice) -> Result<(), Failure> {
     )))
 }
 
+/// Checks that the RAM can be mapped, if it is to be.
+fn check_pages(folder: &Path, opened: &Opened, spec: &RunSpec) -> Result<(), Failure> {
+    if spec.restore_pages != RestorePages::Mapped {
+        return Ok(());
+    }
+    let folder = folder.display();
+    if opened.whole_memory().is_none() {
+        return Err(Failure::Input(format!(
+            "cannot map {folder}: it is saved on a base, so its pages are in several files; use --restore-pages auto"
+        )));
+    }
+    if spec.restores_directly || spec.prefetch == Prefetch::Record {
+        return Err(Failure::Usage(format!(
+            "cannot map {folder} with --restore-direct or --prefetch record: the kernel reads it through its page \
+             cache, at touches that it does not tell; omit them, or use --restore-pages auto"
+        )));
+    }
+    Ok(())
+}
+
 /// RAM as the snapshot has it.
 struct StoredRam(Opened);
 
@@ -198,9 +264,15 @@ impl SavedRam for StoredRam {
     }
 
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
-        self.0.read(window, into).map_err(|error| {
-            let file = error.file.clone();
-            ReadError::Io { window, file, source: io::Error::other(error.problem.to_string()) }
-        })
+        self.0.read(window, into).map_err(|error| unreadable(window, &error))
     }
+
+    fn read_page(&self, window: WindowIndex, page: u16, into: &mut [u8]) -> Result<(), ReadError> {
+        self.0.read_page(window, page, into).map_err(|error| unreadable(window, &error))
+    }
+}
+
+fn unreadable(window: WindowIndex, error: &wideleaf_snapshot::ReadError) -> ReadError {
+    let file = error.file.clone();
+    ReadError::Io { window, file, source: io::Error::other(error.problem.to_string()) }
 }

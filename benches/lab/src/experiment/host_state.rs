@@ -7,6 +7,8 @@ use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::results::Measured;
 use wideleaf_run::failure::Failure;
 
+use crate::experiment::jobs::restored::SavedGuests;
+
 pub mod fragmentation;
 pub mod khugepaged;
 
@@ -23,6 +25,8 @@ pub(super) struct KeptState {
     huge_pages_left: u64,
     /// Children that broke up memory, and later the blocks that had become whole again.
     fragments: Vec<HeldFragments>,
+    /// Saved guests that several jobs continue.
+    pub(super) saved: SavedGuests,
 }
 
 impl KeptState {

@@ -12,6 +12,7 @@ use wideleaf_measure::environment;
 mod disturbed;
 mod prediction;
 mod qemu;
+pub(super) mod restored;
 mod simulation;
 pub(super) mod together;
 mod wideleaf_run;
@@ -37,6 +38,7 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
         Work::Qemu { guest, ram } => qemu::run(guest, *ram, timeout, interrupts),
         Work::Together { guests, budget } => together::run(guests, *budget, timeout, interrupts),
         Work::Disturbed(guests) => disturbed::run(guests, timeout, interrupts),
+        Work::Restored(guest) => restored::run(guest, kept, interrupts),
     }?;
     let stolen = environment::stolen_ms().saturating_sub(stolen_before);
     measured.metrics.insert(wideleaf_experiments::metric::Metric::StolenMs, stolen as f64);

@@ -14,6 +14,10 @@ use wideleaf_experiments::disturbance::{DisturbedGuests, Event, Keeper, TO_NEARL
 use wideleaf_experiments::each_guest::OfGuest;
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
+use wideleaf_experiments::restoring::{
+    Cache, DISK_MIB, FILLED_S, FIRST_PROGRESS_S, HOT_MIB, PAUSE_MS, READ_BYTES_PER_S, RestoredGuest, SAVE_ROUNDS,
+    SAVE_S, STORED_MIB, WAIT_MAX_US, Way,
+};
 use wideleaf_experiments::results::{FORMAT, Measured, Results, Run, RunOutcome};
 use wideleaf_testing::scratch::Running;
 use wideleaf_testing::scratch::Scratch;
@@ -193,6 +197,72 @@ fn a_disturbed_guest_that_cannot_run_gives_its_reason_in_one_line() {
         let why = failure(run);
         assert!(why.contains(words) && !why.contains('\n'), "{why}");
     }
+}
+
+/// A guest that is saved after a while, and watched for longer than a busy machine needs to restore 8 MiB.
+fn restored(way: Way, cache: Cache, line: &str) -> Job {
+    job(Work::Restored(RestoredGuest {
+        guest: Guest::new("gups", &format!("log2_words=20 {line} progress_ms=10"), 64),
+        phase: "update".into(),
+        hot: vec!["table".into()],
+        way,
+        cache,
+        saved_after_ms: 3000,
+        watched_ms: 3000,
+    }))
+}
+
+#[test]
+fn a_guest_is_saved_once_and_continues_in_every_way() {
+    if !has_kvm() {
+        return;
+    }
+    let of = |way| restored(way, Cache::Warm, "seconds=3600");
+    let mut jobs = vec![
+        ("never", of(Way::NeverSaved)),
+        ("moved", of(Way::Moved)),
+        ("in order", of(Way::MovedInOrder)),
+        ("pages", of(Way::CopiedByPage)),
+        ("mapped", of(Way::Mapped)),
+        ("cold", restored(Way::Moved, Cache::Cold, "seconds=3600")),
+    ];
+    if has_qemu() {
+        jobs.push(("qemu", of(Way::Qemu)));
+    }
+    let runs = outcomes(&new_scratch(), jobs);
+    let tells = |run: &Run, names: &[&str]| {
+        let Measured { metrics, told, series, .. } = measured(run);
+        assert!(metrics[&Metric::Figure] > 0.0 && !series.is_empty(), "{}: {metrics:?}", run.arm);
+        for name in names {
+            assert!(told.get(*name).is_some_and(|value| *value > 0.0), "{}, {name}: {told:?}", run.arm);
+        }
+    };
+    let always = [FIRST_PROGRESS_S, WATCHED_S, HOT_MIB];
+    let of_file = [READ_BYTES_PER_S, STORED_MIB, DISK_MIB, PAUSE_MS, SAVE_ROUNDS, SAVE_S];
+    tells(&runs[0], &always);
+    for run in &runs[1..] {
+        // A temporary folder in memory has no cold file.
+        if run.arm == "cold" && matches!(&run.outcome, RunOutcome::Failed(why) if why.contains("set TMPDIR")) {
+            continue;
+        }
+        tells(run, &[&always[..], &of_file].concat());
+    }
+    let told = |arm: usize, name: &str| measured(&runs[arm]).told.get(name).copied();
+    assert_eq!(told(1, STORED_MIB), told(4, STORED_MIB), "all ways of ours have one snapshot");
+    assert!((1..4).all(|arm| told(arm, WAIT_MAX_US) > Some(0.0)), "threads answered the guest's touches");
+    assert_eq!((told(4, WAIT_MAX_US), told(4, FILLED_S)), (None, None), "and none answers for a mapped file");
+    assert!(told(1, STORED_MIB) >= Some(8.0) && told(1, DISK_MIB) < Some(32.0), "{:?}", measured(&runs[1]).told);
+}
+
+#[test]
+fn a_guest_that_is_not_at_work_when_it_is_saved_gives_the_reason_in_one_line() {
+    if !has_kvm() {
+        return;
+    }
+    let jobs = vec![("short", restored(Way::Moved, Cache::Warm, "rounds=1"))];
+    let runs = outcomes(&new_scratch(), jobs);
+    let why = failure(&runs[0]);
+    assert!(why.contains("the guest ended before it was saved") && !why.contains('\n'), "{why}");
 }
 
 /// Kills an experiment, and waits for the end of its children.

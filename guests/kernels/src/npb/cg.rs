@@ -19,6 +19,7 @@ use crate::parameters::{Parameter, Parameters};
 use crate::parts::{deal, ranges, split, sum};
 use crate::registry::{Kernel, MemoryNeed};
 use crate::report::{self, COMPUTE, Compared, INIT, VERIFY};
+use crate::rounds::{Progress, progress_ms};
 use crate::{Arena, KernelError, Platform};
 
 /// CG in the table of kernels.
@@ -34,7 +35,15 @@ pub const KERNEL: Kernel = Kernel {
     run,
 };
 
-const PARAMETERS: &[Parameter] = &[Class::PARAMETER];
+const PARAMETERS: &[Parameter] = &[
+    Class::PARAMETER,
+    Parameter {
+        name: "progress_ms",
+        default: "250",
+        unit: "ms",
+        meaning: "minimum time between two progress lines, which count conjugate gradients, 10 or more; 0 prints none",
+    },
+];
 
 /// Steps of one solution, as in the NPB.
 const STEPS: u32 = 25;
@@ -102,11 +111,17 @@ fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, 
 fn run<'a>(platform: &dyn Platform, arena: &Arena<'_>, parameters: &Parameters<'a>) -> Result<(), KernelError<'a>> {
     let class = Class::from_parameters(parameters)?;
     let problem = problem(class);
+    let progress_ms = progress_ms(parameters, report::PROGRESS_MS)?;
     report::problem(platform, class, &[problem.rows], problem.iterations);
-    solve(platform, arena, problem)
+    solve(platform, arena, problem, progress_ms)
 }
 
-fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Result<(), KernelError<'a>> {
+fn solve<'a>(
+    platform: &dyn Platform,
+    arena: &Arena<'_>,
+    problem: Problem,
+    progress_ms: u64,
+) -> Result<(), KernelError<'a>> {
     let mut layout = Layout::at(arena.address());
     let places = Places::new(&mut layout, &problem);
     let mut typed = report::claim(platform, arena, &layout, Name::literal("matrix"))?;
@@ -114,12 +129,16 @@ fn solve<'a>(platform: &dyn Platform, arena: &Arena<'_>, problem: Problem) -> Re
         let (matrix, vectors) = places.take(&mut typed, &problem);
         let mut iteration = PowerIteration { platform, shift: problem.shift, matrix, vectors };
         iteration.restart();
-        iteration.step();
+        iteration.step(|_| ());
         iteration.restart();
         iteration
     });
     let (found, ticks) = report::phase(platform, COMPUTE, || {
-        report::steps(platform, problem.iterations).fold(Estimate::default(), |_, _| iteration.step())
+        let iterations = platform.steps_of(problem.iterations);
+        let gradients = |iterations: u32| u64::from(iterations) * u64::from(STEPS);
+        let progress = Progress::new(platform, COMPUTE, gradients(iterations), progress_ms);
+        let step = |done: u32| iteration.step(|more| progress.note(gradients(done) + u64::from(more)));
+        (0..iterations).map(step).last().unwrap_or_default()
     });
     report::rate(platform, problem.operations(), ticks);
     let nonzeros = iteration.matrix.values.len();
@@ -429,11 +448,12 @@ impl PowerIteration<'_, '_> {
         self.vectors.x.fill(1.0);
     }
 
-    /// One step of the power iteration.
-    fn step(&mut self) -> Estimate {
+    /// One step of the power iteration. Calls `after(n)` when n conjugate gradients are done.
+    fn step(&mut self, after: impl Fn(u32)) -> Estimate {
         let mut rho = self.start();
-        for _ in 0..STEPS {
+        for done in 1..=STEPS {
             rho = self.descend(rho);
+            after(done);
         }
         let residual = self.residual();
         let (x, z) = (&*self.vectors.x, &*self.vectors.z);
@@ -515,7 +535,7 @@ mod tests {
         let mut words = vec![0; 1 << 19];
         let arena = Arena::from_words(&mut words);
         let wrong = Problem { zeta: 8.597_177_51, ..problem(Class::S) };
-        let end = native::run(1, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong));
+        let end = native::run(1, 0, Box::new(|_| ()), |platform| solve(platform, &arena, wrong, 0));
         assert!(matches!(end, Err(KernelError::VerificationFailed { errors: 1, checked: 1 })), "{end:?}");
     }
 }

@@ -140,7 +140,7 @@ fn the_timed_part_reports_its_progress_between_steps() {
     // By a clock of 1000 ticks a second every step takes longer than the minimum time between two lines.
     let ends = [
         ("npb.is", "done=9 total=10"),
-        ("npb.cg", "done=14 total=15"),
+        ("npb.cg", "done=375 total=375"),
         ("npb.ep", "total=256"),
         ("npb.ft", "done=5 total=6"),
         ("npb.mg", "done=3 total=4"),

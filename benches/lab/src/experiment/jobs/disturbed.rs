@@ -33,9 +33,9 @@ use crate::experiment::host_state::khugepaged;
 use machine::{Machine, Place};
 use said::Said;
 
-mod machine;
-mod monitor;
-mod said;
+pub(super) mod machine;
+pub(super) mod monitor;
+pub(super) mod said;
 
 /// Time over which the frequency of the clock is measured, to 0.01 %.
 const CLOCK_MEASURED_OVER: Duration = Duration::from_millis(50);

@@ -247,6 +247,7 @@ mod tests {
     fn each_guest_has_numbers_of_its_own() {
         let region = |name: &str, windows, large| ::wideleaf_run::report::Region {
             name: name.into(),
+            address: 0,
             bytes: windows << 21,
             windows,
             windows_host_large: large,

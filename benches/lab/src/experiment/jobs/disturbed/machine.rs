@@ -27,36 +27,39 @@ const IMAGE: &str = "guest.elf";
 
 /// Folder with the guest's image, the sockets and the saved guests of one run.
 #[derive(Debug)]
-pub(super) struct Place(TemporaryFolder);
+pub(in crate::experiment::jobs) struct Place(TemporaryFolder);
 
 impl Place {
     /// Makes the folder and writes the image.
     ///
     /// # Errors
     /// [`Failure::Host`] if one of them cannot be written.
-    pub(super) fn make() -> Result<Place, Failure> {
+    pub(in crate::experiment::jobs) fn make() -> Result<Place, Failure> {
         let place = Place(TemporaryFolder::new().map_err(|error| cannot("make a temporary folder", &error))?);
         wideleaf_guest_image::write_to(&place.path(IMAGE))
             .map_err(|error| cannot("write the guest's image", &error))?;
         Ok(place)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Path of a file in it, which QEMU may name without the folder.
+    pub(in crate::experiment::jobs) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }
 
-pub(super) fn cannot(what: &str, error: &dyn std::fmt::Display) -> Failure {
+pub(in crate::experiment::jobs) fn cannot(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::Host(format!("cannot {what}: {error}"))
 }
 
 /// A running QEMU. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(in crate::experiment::jobs) struct Machine {
     child: Child,
+    /// When it was started.
+    pub(in crate::experiment::jobs) began: Instant,
     console: Receiver<(Instant, String)>,
     /// The experiment's monitor.
-    pub(super) monitor: Monitor,
+    pub(in crate::experiment::jobs) monitor: Monitor,
     words: PathBuf,
     for_daemon: PathBuf,
 }
@@ -67,7 +70,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`Failure::Host`] with QEMU's own words, if it ends before.
-    pub(super) fn start(
+    pub(in crate::experiment::jobs) fn start(
         place: &Place,
         work: &DisturbedGuests,
         name: &str,
@@ -86,17 +89,17 @@ impl Machine {
         command.args(incoming.iter().flat_map(|uri| ["-incoming", uri]));
         // Sockets and saved guests are named without their folder: a path may be long, or need a shell's quotes.
         command.current_dir(place.0.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        let began = Instant::now();
         let denied = (work.keeper == Keeper::KernelWithoutHugePages).then(WithoutHugePages::begin).transpose()?;
         let mut child = OnlyWhileHeld(Some(command.spawn().map_err(|error| cannot("start QEMU", &error))?));
         drop(denied);
-        let began = Instant::now();
         loop {
             interrupts.check()?;
             match Monitor::connect(&socket) {
                 Ok(monitor) => {
                     let mut child = child.0.take().expect("it is taken once");
                     let console = super::super::qemu::listen(child.stdout.take().expect("a pipe was asked for"));
-                    return Ok(Machine { child, console, monitor, words, for_daemon });
+                    return Ok(Machine { child, began, console, monitor, words, for_daemon });
                 }
                 Err(error) if began.elapsed() > LISTENS_WITHIN => {
                     return Err(cannot("use QEMU: its monitor does not answer", &error));
@@ -111,17 +114,17 @@ impl Machine {
     }
 
     /// Id of the process.
-    pub(super) fn pid(&self) -> u32 {
+    pub(in crate::experiment::jobs) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Path of the monitor that has no client.
-    pub(super) fn monitor_for_daemon(&self) -> &Path {
+    pub(in crate::experiment::jobs) fn monitor_for_daemon(&self) -> &Path {
         &self.for_daemon
     }
 
     /// Lets the guest's lines be heard that have arrived.
-    pub(super) fn tell(&self, said: &mut Said) {
+    pub(in crate::experiment::jobs) fn tell(&self, said: &mut Said) {
         self.console.try_iter().for_each(|(at, line)| said.hear(at, &line));
     }
 
@@ -129,7 +132,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`Failure::Host`] with QEMU's own words.
-    pub(super) fn check(&mut self, said: &mut Said) -> Result<(), Failure> {
+    pub(in crate::experiment::jobs) fn check(&mut self, said: &mut Said) -> Result<(), Failure> {
         let Some(status) = self.child.try_wait().map_err(|error| cannot("wait for QEMU", &error))? else {
             return Ok(());
         };
@@ -139,7 +142,7 @@ impl Machine {
     }
 
     /// Ends QEMU and hears the last of its lines.
-    pub(super) fn end(mut self, said: &mut Said) {
+    pub(in crate::experiment::jobs) fn end(mut self, said: &mut Said) {
         self.kill();
         self.console.iter().for_each(|(at, line)| said.hear(at, &line));
     }

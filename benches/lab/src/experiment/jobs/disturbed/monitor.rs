@@ -14,14 +14,14 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A connection that is ready for commands.
 #[derive(Debug)]
-pub(super) struct Monitor(BufReader<UnixStream>);
+pub(in crate::experiment::jobs) struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
     /// Connects to a socket on which QEMU listens.
     ///
     /// # Errors
     /// An error of the kernel, or a peer that does not speak QMP.
-    pub(super) fn connect(socket: &Path) -> io::Result<Monitor> {
+    pub(in crate::experiment::jobs) fn connect(socket: &Path) -> io::Result<Monitor> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
         stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
@@ -35,7 +35,7 @@ impl Monitor {
     ///
     /// # Errors
     /// [`Failure::Host`] with QEMU's reason.
-    pub(super) fn command(&mut self, command: &str, arguments: &Value) -> Result<Value, Failure> {
+    pub(in crate::experiment::jobs) fn command(&mut self, command: &str, arguments: &Value) -> Result<Value, Failure> {
         let answer = self.ask(command, arguments).map_err(|error| error.to_string()).and_then(|answer| answer);
         answer.map_err(|why| Failure::Host(format!("cannot do {command:?} in QEMU: {why}")))
     }
@@ -44,7 +44,7 @@ impl Monitor {
     ///
     /// # Errors
     /// Those of [`Monitor::command`].
-    pub(super) fn status(&mut self, query: &str) -> Result<String, Failure> {
+    pub(in crate::experiment::jobs) fn status(&mut self, query: &str) -> Result<String, Failure> {
         Ok(self.command(query, &json!({}))?["status"].as_str().unwrap_or_default().to_owned())
     }
 

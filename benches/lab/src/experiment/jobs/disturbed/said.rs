@@ -14,22 +14,41 @@ const TIMED: &str = "update";
 /// Data of GUPS that it updates all over.
 const HOT: &str = "table";
 
+/// Names of what is heard of a guest.
+#[derive(Clone, Debug)]
+pub(in crate::experiment::jobs) struct Names {
+    /// Timed part.
+    pub(in crate::experiment::jobs) timed: String,
+    /// Regions that are its hot set.
+    pub(in crate::experiment::jobs) hot: Vec<String>,
+}
+
+/// Those of GUPS.
+impl Default for Names {
+    fn default() -> Names {
+        Names { timed: TIMED.to_owned(), hot: vec![HOT.to_owned()] }
+    }
+}
+
 /// Begin of a guest's last line.
 const EXIT: &str = "@wideleaf exit";
 
 /// What the guest said so far.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(in crate::experiment::jobs) struct Said {
+    names: Names,
     tsc_hz: u64,
-    /// The hot set, and when the guest named it.
-    pub(super) hot: Option<(Instant, GpaRange)>,
+    /// All of the hot set that the guest has named.
+    pub(in crate::experiment::jobs) hot_set: Vec<GpaRange>,
+    /// The first part of the hot set, and when the guest named it.
+    pub(in crate::experiment::jobs) hot: Option<(Instant, GpaRange)>,
     /// When the timed part began.
-    pub(super) began: Option<Instant>,
+    pub(in crate::experiment::jobs) began: Option<Instant>,
     /// When the timed part ended.
-    pub(super) ended: Option<Instant>,
+    pub(in crate::experiment::jobs) ended: Option<Instant>,
     marks: Vec<Mark>,
     /// p99 and maximum of the gaps, in microseconds.
-    pub(super) gaps_us: Option<[f64; 2]>,
+    pub(in crate::experiment::jobs) gaps_us: Option<[f64; 2]>,
     verified: Option<(Status, u64)>,
     complaint: Option<String>,
     exit: Option<ExitCode>,
@@ -46,23 +65,38 @@ struct Mark {
 }
 
 impl Said {
+    /// What a guest says of these.
+    pub(in crate::experiment::jobs) fn of(names: Names) -> Said {
+        Said { names, ..Said::default() }
+    }
+
+    /// The same for a guest that goes on elsewhere: it says neither hello nor its regions again.
+    pub(in crate::experiment::jobs) fn continued(&self) -> Said {
+        let (names, hot_set) = (self.names.clone(), self.hot_set.clone());
+        Said { names, hot_set, tsc_hz: self.tsc_hz, hot: self.hot, began: self.began, ..Said::default() }
+    }
+
     /// Takes a line that arrived at this time.
-    pub(super) fn hear(&mut self, at: Instant, line: &str) {
+    pub(in crate::experiment::jobs) fn hear(&mut self, at: Instant, line: &str) {
         if self.exit.is_none() && !line.trim_start().starts_with(EXIT) {
             line.trim().clone_into(&mut self.last);
         }
         let Some(Ok(message)) = parse(line) else { return };
         match message {
             Message::Hello { tsc_hz, .. } => self.tsc_hz = tsc_hz,
-            Message::Region { name, address, bytes } if name == *HOT => {
-                self.hot = GpaRange::new(Gpa::new(address), Bytes::new(bytes)).map(|range| (at, range));
+            Message::Region { name, address, bytes } if self.names.hot.iter().any(|hot| hot == name.as_str()) => {
+                let range = GpaRange::new(Gpa::new(address), Bytes::new(bytes));
+                self.hot_set.extend(range);
+                self.hot = self.hot.or(range.map(|range| (at, range)));
             }
-            Message::Begin { phase, tsc } if phase == *TIMED => {
+            Message::Begin { phase, tsc } if phase == *self.names.timed => {
                 self.began = Some(at);
                 self.marks = vec![Mark { at, tsc, done: 0 }];
             }
-            Message::Progress { phase, tsc, done, .. } if phase == *TIMED => self.marks.push(Mark { at, tsc, done }),
-            Message::End { phase, .. } if phase == *TIMED => self.ended = Some(at),
+            Message::Progress { phase, tsc, done, .. } if phase == *self.names.timed => {
+                self.marks.push(Mark { at, tsc, done });
+            }
+            Message::End { phase, .. } if phase == *self.names.timed => self.ended = Some(at),
             Message::Gaps { p99_ns, max_ns, .. } => {
                 self.gaps_us = Some([p99_ns, max_ns].map(|ns| ns as f64 / 1e3));
             }
@@ -74,24 +108,36 @@ impl Said {
     }
 
     /// Whether the guest has said that it ends.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::experiment::jobs) fn is_over(&self) -> bool {
         self.exit.is_some()
     }
 
     /// Billions of updates a second of the guest's clock from the first mark after `since` on; `None` with fewer than
     /// two marks.
-    pub(super) fn rate_since(&self, since: Instant) -> Option<f64> {
+    pub(in crate::experiment::jobs) fn rate_since(&self, since: Instant) -> Option<f64> {
         let first = self.marks.iter().find(|mark| mark.at >= since)?;
         let last = self.marks.last()?;
         let seconds = last.tsc.checked_sub(first.tsc)? as f64 / self.tsc_hz as f64;
         (seconds > 0.0).then(|| (last.done - first.done) as f64 / seconds / 1e9)
     }
 
+    /// Progress marks: seconds since `began` by the guest's clock, and work done. The mark that came with the least
+    /// delay ties that clock to ours: a console that is read late makes no mark late.
+    pub(in crate::experiment::jobs) fn progress_since(&self, began: Instant) -> Vec<(f64, u64)> {
+        if self.tsc_hz == 0 {
+            return Vec::new();
+        }
+        let seconds = |tsc: u64| tsc as f64 / self.tsc_hz as f64;
+        let late = |mark: &Mark| mark.at.saturating_duration_since(began).as_secs_f64() - seconds(mark.tsc);
+        let offset_s = self.marks.iter().map(late).fold(f64::INFINITY, f64::min);
+        self.marks.iter().map(|mark| (seconds(mark.tsc) + offset_s, mark.done)).collect()
+    }
+
     /// Checks that the guest ended well and found its memory intact.
     ///
     /// # Errors
     /// [`Failure::GuestFailed`] or [`Failure::GuestCrashed`] otherwise.
-    pub(super) fn judge(&self) -> Result<(), Failure> {
+    pub(in crate::experiment::jobs) fn judge(&self) -> Result<(), Failure> {
         match (self.verified, &self.complaint) {
             (Some((Status::Fail, errors)), _) => {
                 Err(Failure::GuestFailed(format!("the guest found {errors} wrong words")))
@@ -141,6 +187,21 @@ mod tests {
         assert_eq!(said.rate_since(began + Duration::from_millis(3500)), Some(2.0));
         assert_eq!(said.rate_since(began + Duration::from_secs(60)), None);
         assert_eq!((said.hot.map(|(_, hot)| hot.bytes().get()), said.gaps_us), (Some(8 << 20), Some([2.0, 4.0])));
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_elsewhere_is_timed_by_its_own_clock_and_the_mark_with_the_least_delay() {
+        let began = Instant::now();
+        let before = said(began, &LINES);
+        let mut after = before.continued();
+        let at = |ms| began + Duration::from_millis(ms);
+        // A tick is a millisecond. The first line was read 500 ms late, the second at once.
+        after.hear(at(900), "@wideleaf progress phase=update tsc=7400 done=10 total=0");
+        after.hear(at(1000), "@wideleaf progress phase=update tsc=8000 done=30 total=0");
+        let marks: Vec<_> = after.progress_since(began).iter().map(|(s, done)| ((s * 1e3).round(), *done)).collect();
+        assert_eq!(marks, [(400.0, 10), (1000.0, 30)]);
+        assert_eq!(after.hot_set.len(), 1);
+        assert!(Said::default().progress_since(began).is_empty(), "a clock that is not known");
     }
 
     #[test]

@@ -1,0 +1,201 @@
+//! `moved` beside the other arms: where it loses, and the targets with their figures, case by case.
+
+use wideleaf_measure::figures::{Bar, Limit};
+use wideleaf_measure::statistics::{Comparison, Verdict, median};
+use wideleaf_measure::table::Cell;
+
+use super::{ARMS, COPIES, IN_QEMU, MOVED, NEVER_SAVED};
+use crate::disturbance::WATCHED_S;
+use crate::metric::{Better, Metric};
+use crate::restoring::speeds::limit_s;
+use crate::restoring::{DISK_MIB, HOT_MIB, HUGE_AT_T99_PERCENT, READ_BYTES_PER_S, STORED_MIB, T99_S};
+use crate::results::Results;
+
+/// Largest T99 as a ratio to 1.3 times the time in which the hot set is read, and 50 ms.
+const OF_LIMIT_MAX: f64 = 1.0;
+/// Number of times that T99 is to be shorter than with copies of 4 KiB, and than in QEMU.
+const TIMES_SHORTER_MIN: f64 = 5.0;
+/// Smallest share of the hot set on 2 MiB pages at T99, in per cent.
+const HUGE_PERCENT_MIN: f64 = 99.0;
+/// Largest size of a snapshot's files as a ratio to pages that are not zero.
+const DISK_MAX: f64 = 1.05;
+
+/// T99 of an arm by round, in seconds, and whether it came. A guest that never came to it has the time for which it
+/// was watched: a lower bound.
+pub(super) fn t99s(results: &Results, case: &str, arm: &str) -> Vec<(u32, f64, bool)> {
+    let came = results.told(case, arm, T99_S);
+    let of = |(round, watched): (u32, f64)| {
+        let time = came.iter().find(|(of, _)| *of == round).map(|(_, time)| *time);
+        (round, time.unwrap_or(watched), time.is_some())
+    };
+    results.told(case, arm, WATCHED_S).into_iter().map(of).collect()
+}
+
+/// T99 of an arm as a ratio to that of `moved`, round by round.
+pub(super) fn to_moved(results: &Results, case: &str, arm: &str) -> Vec<f64> {
+    let moved = t99s(results, case, MOVED);
+    let ratio = |(round, time, _): (u32, f64, bool)| {
+        let (_, ours, _) = moved.iter().find(|(of, _, has_come)| *of == round && *has_come)?;
+        Some(time / ours)
+    };
+    t99s(results, case, arm).into_iter().filter_map(ratio).collect()
+}
+
+/// T99 of an arm as a ratio to its limit, by the hot set and the read bandwidth of the same run; infinite if it never
+/// came.
+pub(super) fn of_limit(results: &Results, case: &str, arm: &str) -> Option<f64> {
+    let at = |name: &str, round: u32| {
+        results.told(case, arm, name).into_iter().find(|(of, _)| *of == round).map(|(_, value)| value)
+    };
+    let ratio = |(round, time, has_come): (u32, f64, bool)| {
+        let limit = limit_s(at(HOT_MIB, round)? * f64::from(1 << 20), at(READ_BYTES_PER_S, round)?);
+        Some(if has_come { time / limit } else { f64::INFINITY })
+    };
+    median_of(t99s(results, case, arm).into_iter().filter_map(ratio).collect())
+}
+
+fn median_of(values: Vec<f64>) -> Option<f64> {
+    (!values.is_empty()).then(|| median(values))
+}
+
+fn told(results: &Results, case: &str, name: &str) -> Option<f64> {
+    median_of(results.told(case, MOVED, name).into_iter().map(|(_, value)| value).collect())
+}
+
+/// Space of a snapshot's files as a ratio to what is stored.
+fn disk_share(results: &Results, case: &str) -> Option<f64> {
+    Some(told(results, case, DISK_MIB)? / told(results, case, STORED_MIB)?)
+}
+
+/// What has to be said first.
+pub(super) fn lead(results: &Results) -> Vec<String> {
+    let cases: Vec<&str> = results.experiment.cases.iter().map(|case| case.name.as_str()).collect();
+    if cases.iter().all(|case| t99s(results, case, MOVED).is_empty()) {
+        return vec![format!("Nothing is compared yet: no run of `{MOVED}` is there.")];
+    }
+    let bars = cases.iter().flat_map(|case| bars(results, case)).filter(|bar| !bar.is_met);
+    let missed: Vec<String> = bars.map(|bar| format!("{bar}.")).collect();
+    let told = match missed.is_empty() {
+        true => vec!["Every target is met.".to_owned()],
+        false => missed,
+    };
+    [vec![lost(results, &cases)], told].concat()
+}
+
+/// Rows in which another way is sooner at full speed, or `moved` ends at a lower one than a guest that was never saved.
+fn lost(results: &Results, cases: &[&str]) -> String {
+    let sooner = |case: &str, arm: &str| {
+        let to = Comparison::of(&to_moved(results, case, arm), Better::Higher)?;
+        let is_sooner = to.interval.median < 1.0 && to.verdict != Verdict::Indistinguishable;
+        is_sooner.then(|| format!("{case}: T99 of `{arm}` : `{MOVED}` is {to}"))
+    };
+    let slower = |case: &str| {
+        let to = Comparison::of(&results.ratios(case, MOVED, NEVER_SAVED, Metric::Figure), Better::Higher)?;
+        (to.verdict == Verdict::Worse).then(|| format!("{case}: steady speed of `{MOVED}` : `{NEVER_SAVED}` is {to}"))
+    };
+    let others = ARMS.iter().map(|(_, arm, _)| *arm).filter(|arm| ![MOVED, NEVER_SAVED].contains(arm));
+    let others: Vec<&str> = others.collect();
+    let rows = cases.iter().flat_map(|case| others.iter().filter_map(|arm| sooner(case, arm)).chain(slower(case)));
+    let rows: Vec<String> = rows.collect();
+    match rows.len() {
+        0 => format!("`{MOVED}` loses no row for certain."),
+        some => format!("`{MOVED}` loses {some} rows: {}.", rows.join("; ")),
+    }
+}
+
+/// The targets of a case, each judged by medians. Those of arms that did not run are left out.
+pub(super) fn bars(results: &Results, case: &str) -> Vec<Bar> {
+    let times = |arm: &str| {
+        let shorter = median_of(to_moved(results, case, arm))?;
+        let what = format!("{case}: times that T99 is shorter than that of `{arm}`");
+        Some(Bar::new(what, Cell::number(shorter, 1, ""), Limit::AtLeast(TIMES_SHORTER_MIN)))
+    };
+    let limit = of_limit(results, case, MOVED).map(|ratio| {
+        let what = format!("{case}: T99 as a ratio to 1.3 x hot set / read bandwidth + 50 ms");
+        Bar::new(what, Cell::number(ratio, 2, ""), Limit::AtMost(OF_LIMIT_MAX))
+    });
+    let huge = told(results, case, HUGE_AT_T99_PERCENT).map(|percent| {
+        let what = format!("{case}: hot set on 2 MiB pages at T99");
+        Bar::new(what, Cell::number(percent, 1, "%"), Limit::AtLeast(HUGE_PERCENT_MIN))
+    });
+    let disk = disk_share(results, case).map(|share| {
+        let what = format!("{case}: files of the snapshot as a ratio to pages that are not zero");
+        Bar::new(what, Cell::number(share, 3, ""), Limit::AtMost(DISK_MAX))
+    });
+    [limit, times(COPIES), times(IN_QEMU), huge, disk].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Restore;
+    use super::*;
+    use crate::catalogue::Catalogued as _;
+    use crate::catalogue::made_up::{host, results_of};
+    use crate::restoring::FIRST_PROGRESS_S;
+    use crate::results::RunOutcome;
+
+    /// Results in which each arm has this T99, if it comes.
+    fn made_up(t99: impl Fn(&str, &str) -> Option<f64>) -> Results {
+        let mut results = results_of(Restore.define(&host()), |_, _, _| Some((Metric::Figure, 1e8)));
+        for run in &mut results.runs {
+            let time = t99(&run.case, &run.arm);
+            let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
+            let told = [
+                (WATCHED_S, 6.0),
+                (FIRST_PROGRESS_S, 0.01),
+                (HOT_MIB, 1024.0),
+                (READ_BYTES_PER_S, f64::from(1 << 30)),
+                (HUGE_AT_T99_PERCENT, 99.5),
+                (STORED_MIB, 1000.0),
+                (DISK_MIB, 1010.0),
+            ];
+            measured.told.extend(told.map(|(name, value)| (name.to_owned(), value)));
+            measured.told.extend(time.map(|time| (T99_S.to_owned(), time)));
+        }
+        results
+    }
+
+    #[test]
+    fn every_target_can_be_met_and_a_lower_bound_counts_for_other_arms() {
+        // The limit is 1.35 s.
+        let results = made_up(|_, arm| match arm {
+            MOVED => Some(0.5),
+            COPIES => None, // at least 6 s
+            _ => Some(2.6),
+        });
+        assert_eq!(lead(&results), ["`moved` loses no row for certain.", "Every target is met."]);
+        let bars = bars(&results, "GUPS 1 GiB, cold");
+        let values: Vec<String> = bars.iter().map(|bar| bar.value.to_string()).collect();
+        assert_eq!(values, ["0.37", "12.0", "5.2", "99.5 %", "1.010"]);
+    }
+
+    #[test]
+    fn a_way_that_is_sooner_is_named_first_and_every_missed_target_after_it() {
+        let results = made_up(|case, arm| match (case, arm) {
+            ("GUPS 1 GiB, warm", MOVED) => Some(2.7),
+            (_, MOVED) => Some(0.5),
+            _ => Some(2.6),
+        });
+        let lead = lead(&results);
+        assert!(lead[0].starts_with("`moved` loses 4 rows: GUPS 1 GiB, warm: T99 of `moved, in order`"), "{}", lead[0]);
+        assert_eq!(lead.len(), 4);
+        assert!(lead[1].starts_with("MISSED:") && lead[1].ends_with("2.00, at most 1."), "{}", lead[1]);
+        assert!(lead[2].contains("`4k copies`") && lead[2].ends_with("1.0, at least 5."), "{}", lead[2]);
+    }
+
+    #[test]
+    fn a_guest_that_never_comes_to_full_speed_misses_its_limit() {
+        let results = made_up(|_, arm| (arm != MOVED).then_some(1.0));
+        let bars = bars(&results, "CG B, 1 GiB, warm");
+        assert!(!bars[0].is_met && bars[0].what.contains("T99 as a ratio"), "{:?}", bars[0]);
+        assert_eq!(bars.len(), 3, "nothing is compared with a time that does not exist");
+    }
+
+    #[test]
+    fn without_runs_nothing_is_claimed() {
+        let mut results = made_up(|_, _| None);
+        results.runs.clear();
+        assert_eq!(lead(&results), ["Nothing is compared yet: no run of `moved` is there."]);
+        assert!(bars(&results, "GUPS 1 GiB, cold").is_empty());
+    }
+}
