@@ -11,7 +11,7 @@ use std::sync::Arc;
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::VmHeader;
-use wideleaf_policies::{PageSize, PerTenThousand, VmId, WindowIndex};
+use wideleaf_policies::{NodeSet, PageSize, PerTenThousand, VmId, WindowIndex};
 
 use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
@@ -57,6 +57,8 @@ pub struct ManagedVm {
     pub progress: Option<Arc<ProgressReadings>>,
     /// Share of its present memory that has to stay on large pages, which policies give to no other VM; zero: none.
     pub guarantee: PerTenThousand,
+    /// NUMA nodes to which the policy of its memory binds it (mbind(2)); `None`: not bound, or not known.
+    pub bound_to: Option<NodeSet>,
 }
 
 impl ManagedVm {
@@ -97,6 +99,7 @@ impl ManagedVm {
             heat: None,
             progress: None,
             guarantee: PerTenThousand::new(0),
+            bound_to: None,
         }
     }
 
