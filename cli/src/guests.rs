@@ -7,6 +7,7 @@
 //! ```
 
 pub mod map_text;
+pub mod nodes;
 pub mod page;
 pub mod settings;
 pub mod tables;

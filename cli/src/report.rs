@@ -133,6 +133,9 @@ pub fn to_table(report: &RunReport, is_verbose: bool) -> String {
     write_phases(&mut out, &report.phases);
     write_regions(&mut out, &report.regions);
     write_ram_at_end(&mut out, report);
+    if let Some(numa) = &report.numa {
+        let _ = writeln!(out, "  NUMA at the end: {}", crate::guests::nodes::line(numa));
+    }
     let moved = report.migrated.iter().map(moved::migrated).chain(report.arrived.iter().map(moved::arrived));
     for line in moved {
         let _ = writeln!(out, "  {line}");

@@ -8,6 +8,7 @@ mod dirty;
 pub mod giant;
 pub mod give_back;
 pub mod hold;
+pub mod move_to_node;
 pub mod prefault;
 pub mod release;
 mod reshape;

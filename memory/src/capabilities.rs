@@ -14,6 +14,7 @@ use crate::region::GuestRam;
 use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
 mod newer_kernels;
+mod numa;
 
 /// One row of the table.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -94,6 +95,7 @@ pub fn probe(root: &Path) -> Vec<Capability> {
         ),
     ];
     rows.extend(newer_kernels::rows(root));
+    rows.extend(numa::rows(root));
     rows
 }
 

@@ -145,6 +145,8 @@ impl WhyNot {
             WhyNot::KeptSmall(KeptSmall::ZeroPages) => "split_for_zero_pages",
             WhyNot::KeptSmall(KeptSmall::Cold) => "split_when_cold",
             WhyNot::KeptSmall(KeptSmall::Vacated) => "vacated",
+            WhyNot::KeptSmall(KeptSmall::NoneOnNode) => "no_huge_page_on_node",
+            WhyNot::KeptSmall(KeptSmall::SharedByNodes) => "split_shared_by_nodes",
             WhyNot::GainsNothing => "gains_nothing",
             WhyNot::NotChosen => "not_chosen",
             WhyNot::Unmanaged => "unmanaged",
@@ -237,6 +239,14 @@ impl fmt::Display for WhyNot {
                 "it was idle and gave its huge page to a window that saves more: it is promoted when the guest uses it \
                  again"
             }
+            WhyNot::KeptSmall(KeptSmall::NoneOnNode) => {
+                "the NUMA node where it is used has no free huge page, and one of another node would make it remote: \
+                 it is promoted when that node has one"
+            }
+            WhyNot::KeptSmall(KeptSmall::SharedByNodes) => {
+                "CPUs of several NUMA nodes touched its huge page so often that it was split: it is promoted when one \
+                 node alone uses it"
+            }
             WhyNot::GainsNothing => {
                 "measured to gain nothing: the guest's own progress was the same after the first such windows became \
                  large; tried again after a pause"
@@ -323,6 +333,8 @@ mod tests {
             WhyNot::KeptSmall(KeptSmall::ZeroPages),
             WhyNot::KeptSmall(KeptSmall::Cold),
             WhyNot::KeptSmall(KeptSmall::Vacated),
+            WhyNot::KeptSmall(KeptSmall::NoneOnNode),
+            WhyNot::KeptSmall(KeptSmall::SharedByNodes),
             WhyNot::GainsNothing,
             WhyNot::NotChosen,
             WhyNot::Unmanaged,

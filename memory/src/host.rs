@@ -3,7 +3,7 @@
 
 use std::io;
 
-use wideleaf_policies::{Bytes, Hva, Moment, OutcomeResult, Refusal};
+use wideleaf_policies::{Bytes, Hva, Moment, NodeId, OutcomeResult, Refusal};
 
 use crate::sys::mapping::MapError;
 
@@ -85,6 +85,35 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// [`HostError`] with the kernel's errno.
     fn read_text(&self, path: &str) -> Result<String, HostError>;
+
+    /// Appends the NUMA node of each page; `None` for one that is not present.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno: `EPERM` without the right to read another process's memory, `ENOSYS` on a
+    /// kernel without NUMA.
+    fn nodes_of(&self, pages: &[Hva], nodes: &mut Vec<Option<NodeId>>) -> Result<(), HostError> {
+        let _unused = (pages, nodes);
+        Err(HostError { what: "move_pages", source: io::Error::from_raw_os_error(libc::ENOSYS) })
+    }
+
+    /// Moves pages to a NUMA node, with their contents; a page of a huge page moves all of it.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno, of the first page that was not moved: `ENOMEM` if the node has no free
+    /// page, `EBUSY` for a page in use by a device, `EACCES` for one that another process maps too, `EPERM` for a node
+    /// outside of the process's cpuset.
+    fn move_to_node(&self, pages: &[Hva], node: NodeId) -> Result<(), HostError> {
+        let _unused = (pages, node);
+        Err(HostError { what: "move_pages", source: io::Error::from_raw_os_error(libc::ENOSYS) })
+    }
+
+    /// Numbers of the threads of this address space's process.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn threads(&self) -> Result<Vec<u32>, HostError> {
+        Err(HostError { what: "read the threads", source: io::Error::from_raw_os_error(libc::ENOSYS) })
+    }
 
     /// Makes a free huge page of this machine ready for a collapse by this thread, while no thread of the guest waits
     /// for it. Nothing comes of it if there is none: the collapse has the error.

@@ -48,6 +48,7 @@ mod kernel_work;
 mod live;
 mod managed_vm;
 mod mechanisms;
+mod nodes;
 mod pacing;
 mod reach;
 mod recoveries;
@@ -72,8 +73,9 @@ use giants::{GiantVm, Giants};
 use huge_page_backoff::HugePageBackoff;
 pub use kernel_work::KernelWork;
 use live::Publisher;
-pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveVm, RESERVATION};
+pub use live::{ActionSeen, LATEST_ACTIONS_MAX, Live, LiveNodes, LiveVm, RESERVATION};
 pub use managed_vm::{AccessesBefore, ManagedVm};
+use nodes::HostSight;
 use pacing::{LatestScan, PULSE};
 pub use recoveries::{RecoveriesByCause, RecoveryCounts, SharedRecovery};
 pub use report::{KvmCheck, ManagerReport, SAMPLES_KEPT, Sample};
@@ -176,6 +178,8 @@ pub struct ManagerLoop {
     /// The access sensors of all VMs, for callers that need every window in its place.
     access: Arc<Mutex<Vec<SharedAccess>>>,
     giants: Giants,
+    /// NUMA nodes of the host; `None` where it has one.
+    nodes: Option<HostSight>,
     should_stop: Arc<AtomicBool>,
     /// Panics during the actions of this tick.
     panics: Mutex<Vec<(VmId, Panicked)>>,
@@ -204,6 +208,7 @@ impl ManagerLoop {
         config: ManagerConfig,
     ) -> ManagerLoop {
         let mut report = ManagerReport::new(policy.name(), &vms);
+        let nodes = HostSight::of(host.as_ref(), &mut report);
         let giants = Giants::of_this_machine();
         // A promoted giant would leave behind the userfaultfd that such a policy has on the RAM. It may demote those
         // that its first touches brought.
@@ -226,6 +231,7 @@ impl ManagerLoop {
             needs,
             access,
             giants,
+            nodes,
             sensor: HostBackingSensor::default(),
             sensed_in: Duration::ZERO,
             scan: LatestScan::default(),
@@ -311,6 +317,7 @@ impl ManagerLoop {
         let is_giant_over = self.finish_giant();
         self.finish_samples();
         let mut snapshot = self.sense_in_turn();
+        self.sense_nodes(&mut snapshot);
         let mut plan = std::mem::take(&mut self.plan);
         plan.clear();
         let now = self.host.now();
@@ -401,7 +408,8 @@ impl ManagerLoop {
         self.end_giant_making();
         let at = self.host.now();
         self.finish_samples();
-        let snapshot = self.sense();
+        let mut snapshot = self.sense();
+        self.sense_nodes(&mut snapshot);
         self.report.policy_figures = lock(&self.policy).figures();
         self.report.recording = self.recorder.take().map(|mut recorder| {
             recorder.snapshot(at, &snapshot);

@@ -16,5 +16,7 @@ pub mod resident;
 pub mod share;
 pub mod smaps;
 pub mod swapped;
+pub mod vcpu_nodes;
+pub mod window_nodes;
 pub mod written;
 pub mod zero_pages;

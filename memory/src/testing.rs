@@ -5,7 +5,8 @@
 //!   failing_*   before the real door: some calls fail, at random                  long tests on the real kernel
 //! ```
 //!
-//! [`page_copies`] is none of these: it restores RAM as others do, for comparisons.
+//! [`page_copies`] is none of these: it restores RAM as others do, for comparisons. [`two_nodes`] has the files of a
+//! host with two NUMA nodes.
 
 pub mod failing_host;
 pub mod failing_minor_faults;
@@ -19,3 +20,4 @@ mod fake_pages;
 pub mod fake_second_level;
 pub mod fault_injection;
 pub mod page_copies;
+pub mod two_nodes;

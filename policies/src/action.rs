@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::budget::Cost;
+use crate::node::NodeId;
 use crate::snapshot::VmId;
 use crate::units::{PageSize, WindowIndex};
 
@@ -42,6 +43,15 @@ pub enum Action {
         /// The window itself.
         window: WindowIndex,
     },
+    /// Move the window's memory to another NUMA node, on pages of the size that it has.
+    Move {
+        /// VM of the window.
+        vm: VmId,
+        /// The window itself.
+        window: WindowIndex,
+        /// Node to reach.
+        node: NodeId,
+    },
 }
 
 impl Action {
@@ -51,7 +61,8 @@ impl Action {
             Action::Promote { vm, .. }
             | Action::Demote { vm, .. }
             | Action::Release { vm, .. }
-            | Action::Vacate { vm, .. } => vm,
+            | Action::Vacate { vm, .. }
+            | Action::Move { vm, .. } => vm,
         }
     }
 
@@ -61,7 +72,8 @@ impl Action {
             Action::Promote { window, .. }
             | Action::Demote { window, .. }
             | Action::Release { window, .. }
-            | Action::Vacate { window, .. } => window,
+            | Action::Vacate { window, .. }
+            | Action::Move { window, .. } => window,
         }
     }
 }
@@ -73,6 +85,8 @@ pub struct PlannedAction {
     pub action: Action,
     /// Expected cost of the action.
     pub cost: Cost,
+    /// NUMA node that a promotion should take its page from; `None`: the host chooses.
+    pub node: Option<NodeId>,
 }
 
 /// An ordered, bounded list of requests. The manager does the first one first; requests that no longer fit
@@ -103,8 +117,16 @@ impl Plan {
     /// # Panics
     /// If the plan is full: ask [`Plan::is_full`] before asking the budget.
     pub fn push(&mut self, action: Action, cost: Cost) {
+        self.push_on(None, action, cost);
+    }
+
+    /// As [`Plan::push`], for a promotion with a page of this NUMA node.
+    ///
+    /// # Panics
+    /// If the plan is full.
+    pub fn push_on(&mut self, node: Option<NodeId>, action: Action, cost: Cost) {
         assert!(!self.is_full(), "a plan holds at most {} actions", self.bound);
-        self.actions.push(PlannedAction { action, cost });
+        self.actions.push(PlannedAction { action, cost, node });
     }
 
     /// The actions, in the order in which the manager does them.

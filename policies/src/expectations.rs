@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use crate::action::{Action, Plan};
 use crate::budget::{Budget, Cost};
+use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult};
 use crate::snapshot::VmSnapshot;
 use crate::units::{Bytes, PageSize};
@@ -20,12 +21,15 @@ pub struct Expectations {
     remap: Duration,
     release: Duration,
     vacate: Duration,
+    /// Time to move a window to another NUMA node.
+    move_2m: Duration,
 }
 
 impl Default for Expectations {
     /// Before the first outcome: a copy at the 3.5 GiB/s measured for `MADV_COLLAPSE`, the split of one huge
     /// page (0.18 ms measured), and reading 2 MiB for zeroes at 10 GiB/s, plus the same time again for
     /// giving pages back. To vacate a window takes a copy, and base pages that are mostly made before the guest waits.
+    /// To move a window to another node takes a copy too.
     fn default() -> Expectations {
         Expectations {
             copy_2m: Duration::from_micros(560),
@@ -34,6 +38,7 @@ impl Default for Expectations {
             remap: Duration::from_micros(180),
             release: Duration::from_micros(400),
             vacate: Duration::from_micros(500),
+            move_2m: Duration::from_micros(560),
         }
     }
 }
@@ -54,26 +59,51 @@ impl Expectations {
             Action::Demote { .. } => Cost { copied: Bytes::ZERO, cpu: self.remap },
             Action::Release { .. } => Cost { copied: Bytes::ZERO, cpu: self.release },
             Action::Vacate { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.vacate },
+            Action::Move { .. } => Cost { copied: PageSize::Huge2M.bytes(), cpu: self.move_2m },
         }
     }
 
     /// Puts the action into the plan if the plan has room and the budget allows it. `Break` says that the plan is
     /// full or the budget is spent.
     pub fn request(&self, action: Action, is_held: bool, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
+        self.request_on(None, action, is_held, budget, plan)
+    }
+
+    /// As [`Expectations::request`], for a promotion with a page of this NUMA node.
+    pub fn request_on(
+        &self,
+        node: Option<NodeId>,
+        action: Action,
+        is_held: bool,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<()> {
         let cost = self.cost(action, is_held);
         // A cost above a burst is borrowed. An action that is never done teaches nothing: after one copy that had
         // to wait for memory or for a busy processor, the policy would never request another.
         if plan.is_full() || budget.try_borrow(cost).is_err() {
             return ControlFlow::Break(());
         }
-        plan.push(action, cost);
+        plan.push_on(node, action, cost);
         ControlFlow::Continue(())
     }
 
     /// Requests that the window of a row becomes 2 MiB, as [`Expectations::request`] does.
     pub fn request_huge(&self, vm: &VmSnapshot, row: usize, budget: &mut Budget, plan: &mut Plan) -> ControlFlow<()> {
+        self.request_huge_on(None, vm, row, budget, plan)
+    }
+
+    /// As [`Expectations::request_huge`], with a page of this NUMA node.
+    pub fn request_huge_on(
+        &self,
+        node: Option<NodeId>,
+        vm: &VmSnapshot,
+        row: usize,
+        budget: &mut Budget,
+        plan: &mut Plan,
+    ) -> ControlFlow<()> {
         let promote = Action::Promote { vm: vm.vm, window: vm.windows[row], to: PageSize::Huge2M };
-        self.request(promote, vm.is_held[row], budget, plan)
+        self.request_on(node, promote, vm.is_held[row], budget, plan)
     }
 
     /// Updates the expected cost from an outcome.
@@ -89,6 +119,7 @@ impl Expectations {
             Action::Promote { .. } | Action::Demote { .. } => &mut self.remap,
             Action::Release { .. } => &mut self.release,
             Action::Vacate { .. } => &mut self.vacate,
+            Action::Move { .. } => &mut self.move_2m,
         };
         // An exponential mean over about eight outcomes: follows the machine within a tick, ignores one outlier.
         *expected = (*expected * 7 + outcome.cost.cpu) / 8;

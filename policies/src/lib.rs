@@ -32,8 +32,10 @@ pub mod candidates;
 pub mod expectations;
 pub mod geometry;
 pub mod given_back;
+pub mod locality;
 pub mod market;
 pub mod median;
+pub mod node;
 pub mod outcome;
 pub mod page_set;
 pub mod parameters;
@@ -50,12 +52,14 @@ pub mod walk;
 pub mod watermark;
 pub mod window;
 pub mod window_memory;
+pub mod window_node;
 
 pub use action::{Action, Plan, PlannedAction};
 pub use budget::{Budget, BudgetLimits, Cost};
 pub use geometry::GpaRange;
 pub use given_back::GivenBackRules;
 pub use market::{Bids, HugePagePrice};
+pub use node::{CpuList, NodeId, NodeSet};
 pub use outcome::{Outcome, OutcomeResult, Refusal, Skip};
 pub use page_set::PageSet;
 pub use parameters::{PolicyChoice, PolicyError};
@@ -66,3 +70,4 @@ pub use snapshot::{
     VmId, VmSnapshot, WindowRow,
 };
 pub use units::{Bytes, Gfn, Gpa, Hva, Moment, PageSize, PerTenThousand, WindowIndex};
+pub use window_node::{NodeOfVm, TouchedFrom, WindowNode};

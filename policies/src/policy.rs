@@ -178,6 +178,10 @@ pub enum KeptSmall {
     Cold,
     /// It gave its huge page to a window that saves more.
     Vacated,
+    /// The NUMA node that uses it has no huge page, and a page of another node would make its memory remote.
+    NoneOnNode,
+    /// Several NUMA nodes touched its huge page so often that it was split.
+    SharedByNodes,
 }
 
 /// Starting state of guest RAM.

@@ -2,7 +2,7 @@
 //! recording to see what it would have done.
 //!
 //! ```text
-//!   magic  version  header block │ frame │ frame │ frame │ …                version 6
+//!   magic  version  header block │ frame │ frame │ frame │ …                version 7
 //!   8      2 bytes               └ kind, block       block = length, that many bytes
 //!
 //!   per tick:  snapshot   plan   outcome  outcome  …         and at the end:  snapshot   end
@@ -20,8 +20,9 @@
 //! | 3 outcome | mechanism text, action, time, bytes copied, CPU time, time out of reach, result, errno (zigzag) |
 //! | 4 end | nothing: the recording was closed, not cut off |
 //!
-//! An action is its kind (0 promote, 1 demote, 2 release, 3 vacate), VM, window and, for promote and demote, the page
-//! size (0 4k, 1 2m, 2 1g). Results are numbered in the order of `RESULTS`.
+//! An action is its kind (0 promote, 1 demote, 2 release, 3 vacate, 4 move, 5 promote with a page of a NUMA node), VM,
+//! window and, for promote and demote, the page size (0 4k, 1 2m, 2 1g), for 4 and 5 the number of the node. Versions
+//! before 7 have neither 4 nor 5. Results are numbered in the order of `RESULTS`.
 //!
 //! A host is 0 if it was not measured, else its kind, total, available and free giant pages. Kind 1 has plenty of huge
 //! pages. Kind 2 is followed by the number of free ones, 3 by their price and the number of windows that may be
@@ -32,10 +33,12 @@
 //! order of the bits: its windows (list of runs: gap to the previous run, length), the eight columns of
 //! [`VmSnapshot`] up to the guest's pages, KVM's totals, the column of given-back pages, the number of those
 //! that is tolerated, the readings of the guest's progress since the previous snapshot (list of phase, work done, CPU
-//! time; versions before 5 have none), and the guaranteed share in ten-thousandths (versions before 6 have none). If
-//! the windows differ from the previous ones, columns are compared to those of unbacked windows without sensor data. A
-//! column consists of runs: `2·rows` for rows that are as before, `2·rows
-//! + 1` and a value for rows with that value. So an idle guest costs a dozen bytes a tick.
+//! time; versions before 5 have none), the guaranteed share in ten-thousandths (versions before 6 have none), and three
+//! parts about NUMA nodes, of hosts with several of them: the column of nodes (0 unknown, 1 on, 2 spread; node), that
+//! of touches (0 unknown, 1 one node, 2 several; node; share of the touches in ten-thousandths), and the list of nodes
+//! (node, 1 if permitted, vCPUs, free pages of 2 MiB and of 1 GiB). If the windows differ from the previous ones,
+//! columns are compared to those of unbacked windows without sensor data. A column consists of runs: `2·rows` for rows
+//! that are as before, `2·rows + 1` and a value for rows with that value. So an idle guest costs a dozen bytes a tick.
 //!
 //! A file that ends within a frame was cut off (a kill, a full disk) and is valid up to there. Every
 //! other deviation is an error with its offset. No input makes the decoder panic, or use more memory
@@ -68,11 +71,11 @@ pub use encode::Encoder;
 pub const MAGIC: [u8; 8] = *b"\x93wdleaf\n";
 
 /// Version of the format that the encoder writes. It changes with every change of the format.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// Oldest version that the decoder reads. Version 2 lacks the given-back pages; the decoder assumes that
 /// there are none. Version 3 has no action vacate, version 4 no progress of guests, version 5 no
-/// guarantees, nor the number of free huge pages beside their price.
+/// guarantees, nor the number of free huge pages beside their price, version 6 no NUMA nodes.
 const VERSION_OLDEST: u16 = 2;
 
 /// Largest number of windows of all VMs in one snapshot: 4 TiB of guest RAM. Bounds the memory that a few bytes of

@@ -8,6 +8,7 @@ use core::time::Duration;
 use crate::market::HugePagePrice;
 use crate::rank::{bucket_of, lowest_of};
 use crate::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, PerTenThousand, WindowIndex};
+use crate::window_node::{NodeOfVm, TouchedFrom, WindowNode};
 
 /// Identity of a VM on the host; rows and actions refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -247,6 +248,10 @@ pub struct WindowRow {
     pub guest_mapping: GuestMapping,
     /// See [`VmSnapshot::given_back`].
     pub given_back: u16,
+    /// See [`VmSnapshot::node`].
+    pub node: WindowNode,
+    /// See [`VmSnapshot::touched_from`].
+    pub touched_from: TouchedFrom,
 }
 
 impl WindowRow {
@@ -264,6 +269,8 @@ impl WindowRow {
             zero: None,
             guest_mapping: GuestMapping::Unknown,
             given_back: 0,
+            node: WindowNode::Unknown,
+            touched_from: TouchedFrom::Unknown,
         }
     }
 }
@@ -296,6 +303,12 @@ pub struct VmSnapshot {
     /// Number of base pages that the guest gave back and has not used again, present or not: a large page would
     /// take them again.
     pub given_back: Vec<u16>,
+    /// NUMA node of the window's memory; unknown on a host with one node.
+    pub node: Vec<WindowNode>,
+    /// NUMA nodes from which the window is touched; unknown on a host with one node.
+    pub touched_from: Vec<TouchedFrom>,
+    /// NUMA nodes of the host, ascending; empty on a host with one node.
+    pub nodes: Vec<NodeOfVm>,
     /// Largest number of given-back pages in a window that may still be promoted ([`crate::given_back`]).
     pub given_back_tolerated: u16,
     /// Share of the present memory that has to stay on large pages; zero where none is guaranteed.
@@ -322,6 +335,9 @@ impl VmSnapshot {
             zero: Vec::with_capacity(windows),
             guest_mapping: Vec::with_capacity(windows),
             given_back: Vec::with_capacity(windows),
+            node: Vec::with_capacity(windows),
+            touched_from: Vec::with_capacity(windows),
+            nodes: Vec::new(),
             given_back_tolerated: 0,
             guarantee: PerTenThousand::new(0),
             mapping: None,
@@ -347,6 +363,8 @@ impl VmSnapshot {
             zero,
             guest_mapping,
             given_back,
+            node,
+            touched_from,
         } = row;
         assert!(
             self.windows.last().is_none_or(|last| *last < window),
@@ -372,6 +390,8 @@ impl VmSnapshot {
         self.zero.push(zero);
         self.guest_mapping.push(guest_mapping);
         self.given_back.push(given_back);
+        self.node.push(node);
+        self.touched_from.push(touched_from);
     }
 
     /// All columns of one row.
@@ -391,6 +411,8 @@ impl VmSnapshot {
             zero: self.zero[row],
             guest_mapping: self.guest_mapping[row],
             given_back: self.given_back[row],
+            node: self.node[row],
+            touched_from: self.touched_from[row],
         }
     }
 

@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use wideleaf_attach::live_view::OwnGuest;
+use wideleaf_attach::numa;
+use wideleaf_control::view::NumaView;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
 use wideleaf_memory::host::process::{self, ProcessHost};
@@ -455,6 +457,7 @@ impl<'a> Running<'a> {
             resets,
             migrated,
             ram_at_end,
+            numa: of.session.live().and_then(|live| numa::of_live(&live)),
             guarantee,
             console_bytes_lost,
             paging,
@@ -474,6 +477,8 @@ struct Over<'a> {
     /// Run in which the guest continues, if it does.
     migrated: Option<MigratedView>,
     ram_at_end: Option<RamAtEnd>,
+    /// Memory and vCPUs by NUMA node at the end; `None` on a host with one node.
+    numa: Option<NumaView>,
     guarantee: Option<GuaranteeReport>,
     console_bytes_lost: u64,
     paging: &'static str,
@@ -487,7 +492,7 @@ impl Over<'_> {
     /// Stops the manager and reports what was observed. Without the headline, which is for people.
     fn report(self, process_start: Instant) -> Result<Finished, Failure> {
         // The preparation is bound first, so that it is given back last.
-        let Over { of, ended, resets, migrated, ram_at_end, guarantee, console_bytes_lost, paging, .. } = self;
+        let Over { of, ended, resets, migrated, ram_at_end, numa, guarantee, console_bytes_lost, paging, .. } = self;
         let (mut environment, sandboxed, watched) = (self.environment, self.sandboxed, self.watched);
         of.progress.finish();
         let manager = of.session.stop_manager();
@@ -523,6 +528,7 @@ impl Over<'_> {
             gaps,
             regions,
             ram_at_end,
+            numa,
             restored,
             migrated,
             arrived: of.incoming.as_ref().map(|incoming| incoming.report()),

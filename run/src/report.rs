@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::view::NumaView;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_kernels::registry;
 use wideleaf_memory::sensors::page_tables::TableMemory;
@@ -55,6 +56,9 @@ pub struct RunReport {
     /// Guest RAM at the end of the run, whatever ran in it; `None` if it could not be read.
     #[serde(default)]
     pub ram_at_end: Option<RamAtEnd>,
+    /// Its memory and vCPUs by NUMA node at the end of the run; `None` on a host with one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<NumaView>,
     /// How its RAM was filled, of a guest that continued from a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoredReport>,

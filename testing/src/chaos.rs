@@ -3,7 +3,7 @@
 
 use wideleaf_memory::testing::fault_injection::Dice;
 use wideleaf_policies::policy::{Needs, Policy};
-use wideleaf_policies::{Action, Budget, Cost, Moment, PageSize, Plan, Snapshot, VmId, WindowIndex};
+use wideleaf_policies::{Action, Budget, Cost, Moment, NodeId, PageSize, Plan, Snapshot, VmId, WindowIndex};
 
 /// A seeded random policy.
 #[derive(Clone, Debug)]
@@ -19,11 +19,12 @@ impl Chaos {
 
     /// The action for one window, if any.
     fn action(&mut self, vm: VmId, window: WindowIndex) -> Option<Action> {
-        match self.dice.below(5) {
+        match self.dice.below(6) {
             0 => Some(Action::Promote { vm, window, to: PageSize::Huge2M }),
             1 => Some(Action::Demote { vm, window, to: PageSize::Base4K }),
             2 => Some(Action::Release { vm, window }),
             3 => Some(Action::Vacate { vm, window }),
+            4 => Some(Action::Move { vm, window, node: NodeId(0) }),
             _ => None,
         }
     }

@@ -132,6 +132,16 @@ const FORBIDDEN: &[Attempt] = &[
         || raw(libc::SYS_setpriority, [libc::PRIO_USER.into(), 0, 19, 0, 0, 0]),
         |_| Killed("setpriority"),
     ),
+    (
+        "ask_for_the_node_of_its_own_memory",
+        || raw(libc::SYS_move_pages, [0; 6]),
+        |kind| if kind == ThreadKind::Manager { Works } else { Killed("move_pages") },
+    ),
+    (
+        "ask_for_the_nodes_of_another_process",
+        || raw(libc::SYS_move_pages, [1, 0, 0, 0, 0, 0]),
+        |_| Killed("move_pages"),
+    ),
     ("change_the_user", || raw(libc::SYS_setuid, [0; 6]), |_| Killed("setuid")),
     (
         "handle_a_signal_anew",

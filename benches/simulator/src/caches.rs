@@ -17,7 +17,7 @@ pub(crate) use self::queue::{OF_AN_ACCESS, Purpose, Reference};
 use super::counts::Counts;
 use super::machine::{Fill, Machine};
 use super::sets::{Found, Sets, Shape, by_shape};
-use super::simulator::{Lines, Options};
+use super::simulator::{Distances, Lines, Options};
 
 mod queue;
 
@@ -29,8 +29,24 @@ pub(crate) struct Caches {
     queue: Queue,
     /// Whether references are looked up, and not only counted.
     are_followed: bool,
-    /// Cycles by level, then those of memory after the last level.
-    cycles: [u64; LEVELS_MAX + 1],
+    /// Cycles by level.
+    cycles: [u64; LEVELS_MAX],
+    memory: Memory,
+}
+
+/// Memory behind the caches, by the purpose of a reference.
+struct Memory {
+    cycles: [u64; Purpose::ALL],
+    is_remote: [bool; Purpose::ALL],
+}
+
+impl Memory {
+    fn new(local: u64, distances: Distances) -> Memory {
+        let Distances { guest_tables, host_tables, data } = distances;
+        let by_purpose = [guest_tables, host_tables, host_tables, data];
+        let scaled = |distance: u32| local * u64::from(distance) / u64::from(Distances::LOCAL);
+        Memory { cycles: by_purpose.map(scaled), is_remote: by_purpose.map(|distance| distance > Distances::LOCAL) }
+    }
 }
 
 struct Level {
@@ -76,11 +92,12 @@ impl Caches {
             "{}: a cache that completes pairs is filled by misses and has LRU replacement",
             machine.name
         );
-        let mut cycles = [u64::from(machine.memory_cycles.value); LEVELS_MAX + 1];
+        let mut cycles = [0; LEVELS_MAX];
         for (cycles, cache) in cycles.iter_mut().zip(machine.caches) {
             *cycles = u64::from(cache.cycles.value);
         }
-        Caches { levels, queue: Queue::new(), cycles, are_followed: options.lines != Lines::None }
+        let memory = Memory::new(machine.memory_cycles.value.into(), options.distances);
+        Caches { levels, queue: Queue::new(), cycles, memory, are_followed: options.lines != Lines::None }
     }
 
     /// Adds the references of one walk, as [`Caches::refer`] does: `write` writes them and returns their number.
@@ -99,16 +116,17 @@ impl Caches {
     pub(crate) fn serve(&mut self, counts: &mut Counts) {
         let mut sought = self.queue.begin();
         if !self.are_followed {
-            counts.add_found(sought, 0, |served| &mut served.unplaced);
+            counts.add_found(sought, [0; Purpose::ALL], |served| &mut served.unplaced);
             return self.queue.clear();
         }
         for (n, level) in self.levels.iter_mut().enumerate() {
             let missed = level.sift(&mut self.queue, n == 0);
             let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
-            counts.add_found(found, self.cycles[n], |served| &mut served.caches[n]);
+            counts.add_found(found, [self.cycles[n]; Purpose::ALL], |served| &mut served.caches[n]);
             sought = missed;
         }
-        counts.add_found(sought, self.cycles[LEVELS_MAX], |served| &mut served.memory);
+        counts.add_found(sought, self.memory.cycles, |served| &mut served.memory);
+        counts.add_remote(sought, self.memory.is_remote);
         self.queue.clear();
     }
 }

@@ -80,21 +80,39 @@ pub struct Counts {
     pub cycles_of_host: u64,
     /// Cycles of hits in the second level of a TLB.
     pub cycles_of_tlb: u64,
+    /// Number of entries that walks read from the memory of another node.
+    pub remote_references: u64,
+    /// Number of data lines of loads and stores from the memory of another node.
+    pub remote_data: u64,
     /// Number of times that all entries of the TLBs and walk caches were dropped, by
     /// [`super::simulator::Simulator::remap_host`] or [`super::simulator::Simulator::flush`].
     pub flushes: u64,
 }
 
 impl Counts {
-    /// Adds references that one cache found, by purpose, and the cycles of each.
-    pub(super) fn add_found(&mut self, found: [u64; Purpose::ALL], cycles: u64, at: impl Fn(&mut Served) -> &mut u64) {
+    /// Adds references that one cache or memory found, by purpose, and the cycles of each.
+    pub(super) fn add_found(
+        &mut self,
+        found: [u64; Purpose::ALL],
+        cycles: [u64; Purpose::ALL],
+        at: impl Fn(&mut Served) -> &mut u64,
+    ) {
         let [guest, host_of_tables, host_of_data, data] = found;
         *at(&mut self.guest.read) += guest;
         *at(&mut self.host_of_tables.read) += host_of_tables;
         *at(&mut self.host_of_data.read) += host_of_data;
         *at(&mut self.data) += data;
-        self.cycles_of_walks += cycles * (guest + host_of_tables + host_of_data);
-        self.cycles_of_host += cycles * (host_of_tables + host_of_data);
+        let of_host = cycles[1] * host_of_tables + cycles[2] * host_of_data;
+        self.cycles_of_walks += cycles[0] * guest + of_host;
+        self.cycles_of_host += of_host;
+    }
+
+    /// Adds references that memory served, to those of another node where they are remote.
+    pub(super) fn add_remote(&mut self, served: [u64; Purpose::ALL], is_remote: [bool; Purpose::ALL]) {
+        let [guest, host_of_tables, host_of_data, data] =
+            core::array::from_fn(|purpose| if is_remote[purpose] { served[purpose] } else { 0 });
+        self.remote_references += guest + host_of_tables + host_of_data;
+        self.remote_data += data;
     }
 
     /// Number of walks of loads, stores and fetches.

@@ -233,6 +233,7 @@ mod tests {
             backing: None,
             mapping: None,
             page_tables: None,
+            numa: None,
             saved: SavedView::default(),
             guest_pages: None,
             work: None,

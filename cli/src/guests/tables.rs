@@ -12,6 +12,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::text::clean;
 
+use super::nodes;
 use crate::table::{number, table};
 use crate::vm_source::HostReport;
 
@@ -54,10 +55,12 @@ pub fn host(report: &HostReport) -> String {
         "swapped",
         "guarantee",
     ];
-    let mut rows = table(&header);
+    // On a host with one node all memory is local.
+    let has_nodes = report.vms.iter().any(|vm| vm.numa.is_some());
+    let mut rows = table(&header.into_iter().chain(has_nodes.then_some("local")).collect::<Vec<_>>());
     rows.set_content_arrangement(ContentArrangement::Dynamic);
     for vm in &report.vms {
-        rows.add_row(row(vm));
+        rows.add_row(row(vm).into_iter().chain(has_nodes.then(|| number(nodes::local(vm)))));
     }
     let _ = writeln!(out, "{rows}");
     for (note, names) in notes_of_all(&report.vms) {
@@ -132,10 +135,16 @@ pub fn vm(vm: &VmView, explanation: Option<&Explanation>) -> String {
     line("mapped by KVM", &vm.mapping.as_ref().map_or_else(unknown, mapping));
     line("page tables", &vm.page_tables.as_ref().map_or_else(unknown, page_tables));
     line("guest's pages", &vm.guest_pages.as_ref().map_or_else(unknown, guest_pages));
+    if let Some(numa) = &vm.numa {
+        line("NUMA", &nodes::line(numa));
+    }
     if let Some(windows) = explanation.and_then(windows_line) {
         line("windows", &windows);
     }
     write_ram(&mut out, &vm.ram);
+    if let Some(numa) = &vm.numa {
+        nodes::write(&mut out, numa);
+    }
     if let Some(work) = &vm.work {
         write_work(&mut out, work);
     }

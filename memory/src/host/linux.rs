@@ -1,9 +1,10 @@
 //! The real host: this process's own address space under Linux.
 
 use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use wideleaf_policies::{Bytes, Hva, Moment};
+use wideleaf_policies::{Bytes, Hva, Moment, NodeId};
 
 use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
@@ -68,6 +69,18 @@ impl Host for LinuxHost {
         std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
     }
 
+    fn nodes_of(&self, pages: &[Hva], nodes: &mut Vec<Option<NodeId>>) -> Result<(), HostError> {
+        sys::page_nodes::nodes_of(0, pages, nodes).map_err(|source| HostError { what: "move_pages", source })
+    }
+
+    fn move_to_node(&self, pages: &[Hva], node: NodeId) -> Result<(), HostError> {
+        sys::page_nodes::move_to(0, pages, node).map_err(|source| HostError { what: "move_pages", source })
+    }
+
+    fn threads(&self) -> Result<Vec<u32>, HostError> {
+        threads_in(Path::new("/proc/self/task"))
+    }
+
     fn make_huge_page_ready(&self) {
         if let Err(error) = self.ready_page.make() {
             tracing::debug!("no huge page was made ready for a collapse: {error}");
@@ -77,6 +90,15 @@ impl Host for LinuxHost {
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);
     }
+}
+
+/// Numbers of the threads in a folder `/proc/PID/task` (proc_pid_task(5)), ascending.
+pub(super) fn threads_in(folder: &Path) -> Result<Vec<u32>, HostError> {
+    let cannot = |source| HostError { what: "read /proc/PID/task", source };
+    let names = std::fs::read_dir(folder).map_err(cannot)?;
+    let mut threads: Vec<u32> = names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    threads.sort_unstable();
+    Ok(threads)
 }
 
 /// Whether a line of `/proc/<pid>/maps` (`start-end …` in hexadecimal; proc_pid_maps(5)) covers all of `[start, end)`.

@@ -22,9 +22,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
-use wideleaf_policies::{Bytes, Hva, Moment};
+use wideleaf_policies::{Bytes, Hva, Moment, NodeId};
 
-use super::linux::covers;
+use super::linux::{covers, threads_in};
 use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
 use crate::sys;
@@ -188,6 +188,30 @@ impl Host for ProcessHost {
         read.map_err(|source| HostError { what, source })?;
         self.alive(what)?;
         Ok(text)
+    }
+
+    /// The call takes the process by its number, so the process must still be there afterwards.
+    fn nodes_of(&self, pages: &[Hva], nodes: &mut Vec<Option<NodeId>>) -> Result<(), HostError> {
+        let what = "move_pages";
+        let asked = sys::page_nodes::nodes_of(self.pid, pages, nodes);
+        self.alive(what)?;
+        asked.map_err(|source| HostError { what, source })
+    }
+
+    /// As for [`ProcessHost::nodes_of`]; pages of a process that has ended and whose number another one got in the
+    /// meantime keep their contents too.
+    fn move_to_node(&self, pages: &[Hva], node: NodeId) -> Result<(), HostError> {
+        let what = "move_pages";
+        self.alive(what)?;
+        let moved = sys::page_nodes::move_to(self.pid, pages, node);
+        self.alive(what)?;
+        moved.map_err(|source| HostError { what, source })
+    }
+
+    fn threads(&self) -> Result<Vec<u32>, HostError> {
+        let threads = threads_in(Path::new(&format!("/proc/{}/task", self.pid)));
+        self.alive("read /proc/PID/task")?;
+        threads
     }
 
     fn make_huge_page_ready(&self) {

@@ -216,6 +216,9 @@ impl ManagerLoop {
                 OutcomeResult::Done | OutcomeResult::Skipped(_) => state.done(),
             };
             vm.kernel_work.acted(row, attempt.planned.action, attempt.result);
+            if matches!(attempt.planned.action, Action::Move { .. }) {
+                vm.node_sight.forget(row);
+            }
             vm.windows[row] = next.expect("a window that is being acted on may be done or refused");
         }
         if attempt.is_for_others && attempt.result == OutcomeResult::Done {

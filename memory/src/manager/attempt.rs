@@ -20,6 +20,7 @@ pub(super) enum Mechanism {
     HoldAt4K,
     Recover,
     Release,
+    MoveToNode,
     GiantPromote,
     GiantDemote,
     None,
@@ -35,6 +36,7 @@ impl Mechanism {
             Mechanism::HoldAt4K => "hold_at_4k",
             Mechanism::Recover => "recover",
             Mechanism::Release => "release",
+            Mechanism::MoveToNode => "move_to_node",
             Mechanism::GiantPromote => "giant_promote",
             Mechanism::GiantDemote => "giant_demote",
             Mechanism::None => "none",
@@ -119,8 +121,13 @@ impl Attempt {
         matches!(self.planned.action, Action::Vacate { .. }) && self.target.is_some()
     }
 
+    /// Whether it moves a window to another node.
+    fn is_move(&self) -> bool {
+        matches!(self.planned.action, Action::Move { .. }) && self.target.is_some()
+    }
+
     /// Whether it may copy a window.
     pub fn is_copy(&self) -> bool {
-        self.needs_huge_page() || self.is_vacate()
+        self.needs_huge_page() || self.is_vacate() || self.is_move()
     }
 }

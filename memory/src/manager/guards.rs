@@ -161,7 +161,7 @@ fn given_back<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objecti
 
 /// Pages of the window are merged, or the merged pages cannot be counted.
 fn merged<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
-    let copies = matches!(guarded.mechanism, Mechanism::Swap | Mechanism::Collapse);
+    let copies = matches!(guarded.mechanism, Mechanism::Swap | Mechanism::Collapse | Mechanism::MoveToNode);
     let (Some(merged), Some(range), true) = (&guarded.vm.merged, held.range, copies) else { return Ok(()) };
     let start = range.hva + (guarded.action().window().start() - range.gpa.start());
     let result = match merged.of_window(start) {
@@ -203,7 +203,7 @@ mod tests {
         let vm = ManagedVm::of_others(VmId(0), vec![range], backing, None);
         let action = Action::Promote { vm: VmId(0), window: WindowIndex::new(0), to: PageSize::Huge2M };
         let target = Target { vm: 0, row: 0, state: WindowState::Ready, is_held: false };
-        let attempt = Attempt::requested(PlannedAction { action, cost: Cost::default() }, 0, Moment::START);
+        let attempt = Attempt::requested(PlannedAction { action, cost: Cost::default(), node: None }, 0, Moment::START);
         let (stalls, should_stop, steering) = (StallBudget::default(), AtomicBool::new(false), Steering::default());
         let objection = |has_vacated| {
             let guarded = Guarded {

@@ -18,12 +18,13 @@ use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::window::WindowState;
 use wideleaf_policies::{
-    Action, Backing, Bids, BudgetLimits, Bytes, HugePages, Moment, OutcomeResult, PageSize, Refusal, Skip, Snapshot,
-    VmId, VmSnapshot, WindowIndex,
+    Action, Backing, Bids, BudgetLimits, Bytes, HugePages, Moment, NodeSet, OutcomeResult, PageSize, Refusal, Skip,
+    Snapshot, VmId, VmSnapshot, WindowIndex,
 };
 
 use super::attempt::{Attempt, Mechanism};
 use super::kernel_work::KernelWork;
+use super::nodes::HostSight;
 use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
@@ -31,6 +32,7 @@ use super::vm_state::VmState;
 use super::{KvmCheck, ManagerLoop, NEVER, lock};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::{GateState, KeptHoles};
+use crate::numa::seen::NodesSeen;
 use crate::reserved_frames::ReservedFramesReport;
 use crate::sensors::swapped::Swapped;
 
@@ -87,6 +89,8 @@ pub struct Live {
     pub unanswered: Vec<String>,
     /// Supply of huge pages, as the requests of this manager found it: never [`HugePages::Priced`].
     pub huge_pages: HugePages,
+    /// NUMA nodes of the host; `None` where memory is in one place.
+    pub nodes: Option<Arc<NodesSeen>>,
     /// Bids of the policy; `None` while there are plenty of huge pages, and from a policy that does not bid.
     pub bids: Option<Arc<Bids>>,
     /// The latest actions that were tried, oldest first, at most [`LATEST_ACTIONS_MAX`].
@@ -113,6 +117,19 @@ pub struct LiveVm {
     pub kvm_check: Option<KvmCheck>,
     /// The recovery under way.
     pub recovering: Option<Progress>,
+    /// What limits it to some NUMA nodes; `None` on a host with one node.
+    pub nodes: Option<LiveNodes>,
+}
+
+/// Limits of a VM by NUMA node, and the state of its sensor. Nodes of windows and vCPUs are columns of the snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveNodes {
+    /// Nodes that the cpuset of its process permits (`Mems_allowed_list`); empty where that is not known.
+    pub cpuset: NodeSet,
+    /// Nodes to which the policy of its memory binds it; `None`: not bound, or not known.
+    pub bound_to: Option<NodeSet>,
+    /// Whether the node of every present window was asked for at least once.
+    pub is_complete: bool,
 }
 
 /// An action that is over.
@@ -177,6 +194,7 @@ impl Publisher {
             panics: Vec::new(),
             unanswered: Vec::new(),
             huge_pages: HugePages::Plenty,
+            nodes: None,
             bids: None,
             latest: VecDeque::new(),
         };
@@ -270,6 +288,7 @@ impl ManagerLoop {
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),
             huge_pages: self.huge_pages.supply(self.host.as_ref()),
+            nodes: self.nodes.as_ref().map(HostSight::seen),
             bids: lock(&self.policy).bids().cloned().map(Arc::new),
             latest: self.publisher.latest.clone(),
         };
@@ -321,6 +340,11 @@ impl ManagerLoop {
             kernel_work,
             kvm_check,
             recovering: vm.recovering(),
+            nodes: self.nodes.as_ref().map(|_| LiveNodes {
+                cpuset: vm.node_sight.allowed(),
+                bound_to: vm.managed.bound_to,
+                is_complete: vm.node_sight.is_complete(),
+            }),
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::VmHeader;
-use wideleaf_policies::{AccessHistory, PageSize, PerTenThousand, VmId, WindowIndex};
+use wideleaf_policies::{AccessHistory, NodeSet, PageSize, PerTenThousand, VmId, WindowIndex};
 
 use super::recoveries::SharedRecovery;
 use crate::backing::{BackingConfig, BackingKind};
@@ -72,6 +72,8 @@ pub struct ManagedVm {
     pub accesses_before: Vec<AccessesBefore>,
     /// Share of its present memory that has to stay on large pages, which policies give to no other VM; zero: none.
     pub guarantee: PerTenThousand,
+    /// NUMA nodes to which the policy of its memory binds it (mbind(2)); `None`: not bound, or not known.
+    pub bound_to: Option<NodeSet>,
 }
 
 impl ManagedVm {
@@ -113,6 +115,7 @@ impl ManagedVm {
             progress: None,
             accesses_before: Vec::new(),
             guarantee: PerTenThousand::new(0),
+            bound_to: None,
         }
     }
 

@@ -8,6 +8,7 @@
 //!                otherwise   ─▶ hold at 4K  its whole memslot, as far as there is KVM
 //!   release                  ─▶ release     zero pages of the window
 //!   vacate       can move?   ─▶ vacate      out of the guest's reach for about as long as by a swap
+//!   move         not pooled  ─▶ move_to_node  the kernel copies; so does one behind a promotion that ended elsewhere
 //! ```
 
 use wideleaf_policies::{Action, Cost, OutcomeResult, PageSize, Skip, WindowIndex};
@@ -20,6 +21,7 @@ use super::steering::Steering;
 use super::swaps::{SwapHand, is_for_collapse};
 use crate::actuators::collapse::Collapse;
 use crate::actuators::hold::{Hold, hold_cost, set_hold};
+use crate::actuators::move_to_node::{Moved, move_window};
 use crate::actuators::release::release_window;
 use crate::actuators::split::split_window;
 use crate::actuators::swap::Swap;
@@ -44,6 +46,10 @@ pub(super) fn choose(vm: &ManagedVm, action: Action, is_held: bool, can_swap: bo
         Action::Demote { to: PageSize::Base4K, .. } if has_kvm => Mechanism::HoldAt4K,
         Action::Release { .. } => Mechanism::Release,
         Action::Vacate { .. } if can_swap && may_vacate(vm) => Mechanism::Vacate,
+        // The pages of a pool belong to its node; reserved frames stay where their huge page will be.
+        Action::Move { .. } if vm.backing.fixed_page().is_none() && !vm.backing.is_reservable() => {
+            Mechanism::MoveToNode
+        }
         _ => Mechanism::None,
     }
 }
@@ -78,12 +84,32 @@ impl Site<'_, '_> {
         match mechanism {
             Mechanism::Recover => self.switch_hold(attempt, mechanism, window, Hold::Recover),
             Mechanism::HoldAt4K => self.switch_hold(attempt, mechanism, window, Hold::At4K),
-            Mechanism::Swap | Mechanism::Collapse => self.swap_or_collapse(attempt, window),
+            Mechanism::Swap | Mechanism::Collapse => self.promote(attempt, window),
+            Mechanism::MoveToNode => self.move_to_node(attempt, window),
             Mechanism::Vacate => self.vacate(attempt, window),
             Mechanism::Split => self.split(attempt, window),
             Mechanism::Release => self.release(attempt, window),
             Mechanism::GiantPromote | Mechanism::GiantDemote | Mechanism::None => attempt,
         }
+    }
+
+    /// Promotes, and moves the huge page if the plan wants it on another node than the one that the kernel chose.
+    fn promote(self, attempt: Attempt, window: WindowIndex) -> Attempt {
+        let Site { host, vm, range, .. } = self;
+        let wanted = attempt.planned.node;
+        let promoted = self.swap_or_collapse(attempt, window);
+        match wanted {
+            Some(node) if promoted.result == OutcomeResult::Done => {
+                after_move(promoted, move_window(host, range, vm.backing, window, node))
+            }
+            _ => promoted,
+        }
+    }
+
+    fn move_to_node(self, attempt: Attempt, window: WindowIndex) -> Attempt {
+        let Action::Move { node, .. } = attempt.planned.action else { return attempt };
+        let Moved { result, cost, unavailable } = move_window(self.host, self.range, self.vm.backing, window, node);
+        Attempt { mechanism: Mechanism::MoveToNode, result, cost, unavailable, ..attempt }
     }
 
     fn swap_or_collapse(self, attempt: Attempt, window: WindowIndex) -> Attempt {
@@ -156,6 +182,12 @@ fn swapped(attempt: Attempt, swap: Swap) -> Attempt {
         bloat: swap.bloat,
         ..attempt
     }
+}
+
+/// A promotion is done, whether its huge page could be moved or not: the sensor sees where it is.
+fn after_move(promoted: Attempt, moved: Moved) -> Attempt {
+    let cost = Cost { copied: promoted.cost.copied + moved.cost.copied, cpu: promoted.cost.cpu + moved.cost.cpu };
+    Attempt { cost, unavailable: promoted.unavailable.max(moved.unavailable), ..promoted }
 }
 
 /// Ends with a collapse, after a swap that was tried without success.

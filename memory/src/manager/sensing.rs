@@ -252,7 +252,12 @@ impl VmState {
     }
 
     /// Counts a failure, and logs the first of several in a row.
-    fn tell_of_failure(&mut self, sensor: &'static str, error: &dyn std::error::Error, report: &mut ManagerReport) {
+    pub(super) fn tell_of_failure(
+        &mut self,
+        sensor: &'static str,
+        error: &dyn std::error::Error,
+        report: &mut ManagerReport,
+    ) {
         *report.sensor_failures.entry(sensor).or_default() += 1;
         if self.failing.insert(sensor) {
             tracing::warn!("{}: {sensor}: {error}", self.managed.id);

@@ -54,7 +54,7 @@ mod tests {
     fn planned(plan: &[Action]) -> Vec<Vec<Action>> {
         let target = Target { vm: 0, row: 0, state: WindowState::Ready, is_held: false };
         let requested = |(position, action): (usize, &Action)| {
-            let planned = PlannedAction { action: *action, cost: Cost::default() };
+            let planned = PlannedAction { action: *action, cost: Cost::default(), node: None };
             let requested = Attempt::requested(planned, position, Moment::START);
             Attempt { target: Some(target), ..requested }
         };

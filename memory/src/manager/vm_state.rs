@@ -19,6 +19,7 @@ use super::collapsing::Collapsing;
 use super::giants::GiantVm;
 use super::kernel_work::KernelWorkCounter;
 use super::managed_vm::ManagedVm;
+use super::nodes::VmSight;
 use super::reach::Reach;
 use super::releasing::Releasing;
 use super::report::ManagerReport;
@@ -69,6 +70,8 @@ pub(super) struct VmState {
     pub swapped_max: u16,
     /// Changes of windows that the manager did not make.
     pub kernel_work: KernelWorkCounter,
+    /// NUMA nodes of its windows and vCPUs; empty on a host with one node.
+    pub node_sight: VmSight,
     /// Events of the guest as of this tick.
     pub events: Events,
     /// Windows that can never be huge, by row; see [`ManagedVm::barred_windows`].
@@ -132,6 +135,7 @@ impl VmState {
             swapped: Swapped::Nothing,
             swapped_max: BASE_PAGES_PER_WINDOW,
             kernel_work: KernelWorkCounter::default(),
+            node_sight: VmSight::default(),
             events: Events::default(),
             barred: managed.barred_windows(),
             failing: BTreeSet::new(),
@@ -183,6 +187,7 @@ impl VmState {
         self.windows.fill(WindowState::Ready);
         self.sampling.forget();
         self.backing.clear();
+        self.node_sight = VmSight::default();
         self.given_back_from = WindowIndex::new(0);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Kernel, Userfaultfds};
@@ -100,6 +100,21 @@ impl<H: Kernel> Host for FailingHost<H> {
     fn read_text(&self, path: &str) -> Result<String, HostError> {
         self.refuse("read_text", &[libc::EACCES, libc::EIO, libc::ENOENT])?;
         self.real.read_text(path)
+    }
+
+    fn nodes_of(&self, pages: &[Hva], nodes: &mut Vec<Option<NodeId>>) -> Result<(), HostError> {
+        self.refuse("nodes_of", &[libc::EPERM, libc::ENOMEM])?;
+        self.real.nodes_of(pages, nodes)
+    }
+
+    fn move_to_node(&self, pages: &[Hva], node: NodeId) -> Result<(), HostError> {
+        self.refuse("move_to_node", &[libc::EBUSY, libc::ENOMEM, libc::EACCES])?;
+        self.real.move_to_node(pages, node)
+    }
+
+    fn threads(&self) -> Result<Vec<u32>, HostError> {
+        self.refuse("threads", &[libc::EACCES])?;
+        self.real.threads()
     }
 
     fn sleep(&self, time: Duration) {

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
+use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Userfaultfds};
@@ -45,6 +45,12 @@ struct State {
     collapse_does_nothing: bool,
     cold_does_nothing: bool,
     texts: BTreeMap<String, String>,
+    /// Node of each base page (by address) that is not on node 0.
+    nodes: BTreeMap<u64, NodeId>,
+    /// Nodes without a free page.
+    full_nodes: BTreeSet<NodeId>,
+    threads: Vec<u32>,
+    moved_pages: u64,
     meanwhile: Option<Meanwhile>,
     mappings_are_in_pieces: bool,
     panics_at: Option<Hva>,
@@ -122,6 +128,26 @@ impl FakeHost {
     /// Sets the text of a file of `/proc` or `/sys`. Other files do not exist.
     pub fn set_text(&self, path: &str, text: &str) {
         self.state().texts.insert(path.to_owned(), text.to_owned());
+    }
+
+    /// Puts the pages of a range, present now or later, on a node; all others are on node 0.
+    pub fn put_on_node(&self, start: Hva, bytes: Bytes, node: NodeId) {
+        self.state().nodes.extend(pages(start, bytes).map(|page| (page, node)));
+    }
+
+    /// Makes a node have no free page from now on.
+    pub fn fill_node(&self, node: NodeId) {
+        self.state().full_nodes.insert(node);
+    }
+
+    /// Sets the numbers of the process's threads.
+    pub fn set_threads(&self, threads: &[u32]) {
+        self.state().threads = threads.to_vec();
+    }
+
+    /// Number of base pages that were moved to another node.
+    pub fn moved_pages(&self) -> u64 {
+        self.state().moved_pages
     }
 
     /// Calls `happens` when the next scan has read the pages, before its caller gets the result.
@@ -348,6 +374,37 @@ impl Host for FakeHost {
         let text = self.enter("fake read")?.texts.get(path).cloned();
         let absent = || io::Error::new(io::ErrorKind::NotFound, path.to_owned());
         text.ok_or_else(|| HostError { what: "fake read", source: absent() })
+    }
+
+    fn nodes_of(&self, asked: &[Hva], nodes: &mut Vec<Option<NodeId>>) -> Result<(), HostError> {
+        let state = self.enter("fake nodes_of")?;
+        let node = |page: u64| state.nodes.get(&page).copied().unwrap_or_default();
+        nodes.extend(asked.iter().map(|page| state.pages.contains_key(&page.get()).then(|| node(page.get()))));
+        Ok(())
+    }
+
+    fn move_to_node(&self, moved: &[Hva], node: NodeId) -> Result<(), HostError> {
+        const WHAT: &str = "fake move_to_node";
+        let mut state = self.enter(WHAT)?;
+        if state.full_nodes.contains(&node) {
+            return Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(libc::ENOMEM) });
+        }
+        state.now += COLLAPSE_TIME;
+        for page in moved.iter().map(|page| page.get()) {
+            let of_page = match state.pages.get(&page) {
+                None => continue,
+                Some(true) => page - page % WINDOW..page - page % WINDOW + WINDOW,
+                Some(false) => page..page + PAGE,
+            };
+            let all: Vec<u64> = state.pages.range(of_page).map(|(page, _)| *page).collect();
+            state.moved_pages += all.len() as u64;
+            state.nodes.extend(all.into_iter().map(|page| (page, node)));
+        }
+        Ok(())
+    }
+
+    fn threads(&self) -> Result<Vec<u32>, HostError> {
+        Ok(self.enter("fake threads")?.threads.clone())
     }
 
     fn make_huge_page_ready(&self) {

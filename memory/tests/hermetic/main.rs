@@ -5,5 +5,6 @@ mod audit_on_the_fake_host;
 mod manager_on_the_fake_host;
 mod market_on_the_fake_host;
 mod moving_on_the_fake_mover;
+mod nodes_on_the_fake_host;
 mod recovery_on_the_fake_host;
 mod vacating_on_the_fake_mover;

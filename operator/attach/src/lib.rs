@@ -24,6 +24,7 @@ mod heat;
 pub mod live_view;
 pub mod monitor;
 pub mod mtree;
+pub mod numa;
 mod other_vmms;
 pub mod process;
 pub mod qmp;

@@ -17,6 +17,7 @@ use wideleaf_memory::{BackingKind, GuestRam, LinuxHost};
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Backing, Bytes, GuestMapping, HugePages, MappingStats, PageSize, WindowIndex};
 
+use crate::numa;
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
@@ -39,6 +40,7 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         backing: Some(backing(ram, live)),
         mapping: None,
         page_tables: None,
+        numa: numa::of_live(live),
         guest_pages: guest_pages(live),
         saved: SavedView { swapped: swapped(live), merged: None },
         work: Some(work),
@@ -69,13 +71,14 @@ pub(crate) fn explanation(name: &str, live: &Live, notes: Vec<String>) -> Explan
         *counts.entry(*why).or_default() += windows;
     }
     let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
+    let nodes = numa::of_live(live).map(|numa| numa.explanation()).unwrap_or_default();
     Explanation {
         name: name.to_owned(),
         windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
         huge: Some(huge as u64),
         reasons: reasons(&counts),
         guest_pages: guest_pages(live).map(Box::new),
-        notes,
+        notes: notes.into_iter().chain(nodes).collect(),
     }
 }
 

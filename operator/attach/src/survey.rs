@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::view::{
-    BackingView, Care, Explanation, Guarantee, MappingView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
+    BackingView, Care, Explanation, Guarantee, MappingView, NumaView, PageTablesView, SavedView, VmView, Vmm, WindowMap,
 };
 use wideleaf_memory::deadline;
 use wideleaf_memory::explain::{CannotBeHuge, WhyNot};
@@ -24,6 +24,7 @@ use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
 
 use crate::gate::GuestGate;
 use crate::monitor::Monitor;
+use crate::numa;
 use crate::process::{self, VmProcess};
 use crate::ram::{self, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
@@ -54,6 +55,7 @@ pub struct Survey {
     backing: Option<BackingView>,
     mapping: Option<MappingStats>,
     page_tables: Option<PageTablesView>,
+    numa: Option<NumaView>,
     saved: SavedView,
     left_alone: Option<LeftAlone>,
     keeps_holes: Option<KeptHoles>,
@@ -83,6 +85,7 @@ impl Survey {
             backing: None,
             mapping: None,
             page_tables: None,
+            numa: None,
             saved: SavedView::default(),
             left_alone: None,
             keeps_holes: None,
@@ -117,11 +120,12 @@ impl Survey {
         notes.extend(gate.note().filter(|_| !manages_itself(process)));
         let host = ProcessHost::open(process.pid).ok();
         let page_tables = host.as_ref().map(|host| tables_view(table_memory(host)));
+        let numa = host.as_ref().and_then(|host| numa(host, &ram, &windows, &mut notes));
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
         notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
         let at = SystemTime::now();
-        Survey { process, ram, windows, backing, mapping, page_tables, saved, left_alone, keeps_holes, notes, at }
+        Survey { process, ram, windows, backing, mapping, page_tables, numa, saved, left_alone, keeps_holes, notes, at }
     }
 
     /// Full description of the VM.
@@ -139,6 +143,7 @@ impl Survey {
             backing: self.backing,
             mapping: self.mapping.map(mapping_view),
             page_tables: self.page_tables,
+            numa: self.numa.clone(),
             guest_pages: None,
             saved: self.saved,
             work: None,
@@ -202,7 +207,7 @@ impl Survey {
             huge,
             reasons: reasons(&counts),
             guest_pages: None,
-            notes: self.notes.clone(),
+            notes: self.notes.iter().cloned().chain(self.numa.iter().flat_map(NumaView::explanation)).collect(),
         }
     }
 
@@ -273,6 +278,11 @@ fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> Sa
     };
     let swapped = ram.pieces.iter().zip(windows).map(of).sum::<Option<Bytes>>();
     SavedView { swapped: swapped.filter(|_| !ram.pieces.is_empty()).map(Bytes::get), merged: merged(host) }
+}
+
+fn numa(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>], notes: &mut Vec<String>) -> Option<NumaView> {
+    let pieces = ram.pieces.iter().zip(windows).map(|(piece, rows)| (piece.range, rows.as_slice()));
+    numa::of_look(host, &pieces.collect::<Vec<_>>(), notes)
 }
 
 type Looked = (Vec<Vec<WindowBacking>>, BackingView);
@@ -350,6 +360,7 @@ mod tests {
             backing,
             mapping: None,
             page_tables: None,
+            numa: None,
             saved: SavedView::default(),
             left_alone: None,
             keeps_holes: Some(KeptHoles::GivenBack),

@@ -20,6 +20,7 @@
 
 pub mod client;
 pub mod map;
+pub mod numa;
 pub mod passed_files;
 pub mod peer;
 pub mod protocol;

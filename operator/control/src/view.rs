@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use crate::map::{MapReason, WindowMap, WindowRange, WindowState};
+pub use crate::numa::{NodeView, NumaView};
 
 /// Memory in bytes, as a number in JSON.
 pub type ByteCount = u64;
@@ -106,6 +107,9 @@ pub struct VmView {
     /// Memory of the page tables themselves; `None` where the process could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_tables: Option<PageTablesView>,
+    /// Its memory and vCPUs by NUMA node; `None` on a host with one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<NumaView>,
     /// Page sizes in the guest's own page tables; `None` where they were not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_pages: Option<GuestPagesView>,

@@ -15,7 +15,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use wideleaf_control::view::{Care, DaemonView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, VmView, WorkView};
+use wideleaf_control::view::{Care, DaemonView, NodeView, PAUSE_BOUNDS_S, Quantiles, RecoveriesView, VmView, WorkView};
 use wideleaf_memory::block_supply::SupplyReport;
 use wideleaf_memory::pool::PoolStatus;
 use wideleaf_policies::Bytes;
@@ -122,6 +122,19 @@ pub const FAMILIES: &[Family] = &[
     gauge("wideleaf_vm_page_tables_bytes", "Page tables of the VM's process, without KVM's", |scrape| {
         each_vm(scrape, |vm| one(vm.page_tables.and_then(|tables| tables.process).map(|bytes| bytes as f64)))
     }),
+    gauge(
+        "wideleaf_vm_node_bytes",
+        "Resident guest memory by NUMA node and page size; hosts with several nodes",
+        |scrape| each_vm(scrape, |vm| of_nodes(vm, node_bytes)),
+    ),
+    gauge("wideleaf_vm_node_vcpus", "vCPUs by the NUMA node where they ran last; hosts with several nodes", |scrape| {
+        each_vm(scrape, |vm| of_nodes(vm, |node| vec![(Vec::new(), f64::from(node.vcpus))]))
+    }),
+    gauge(
+        "wideleaf_vm_local_memory_ratio",
+        "Share of guest memory on NUMA nodes where its vCPUs ran last; hosts with several nodes",
+        |scrape| each_vm(scrape, |vm| one(vm.numa.as_ref().and_then(|numa| numa.local_share).map(ratio))),
+    ),
     gauge("wideleaf_vm_coverage_ratio", "Share of resident guest memory in pages of 2 MiB or more", |scrape| {
         each_vm(scrape, |vm| one(vm.coverage().map(ratio)))
     }),
@@ -229,6 +242,16 @@ pub const FAMILIES: &[Family] = &[
             one(scrape.vms.iter().find_map(of_host).map(|bytes| bytes as f64))
         },
     ),
+    gauge(
+        "wideleaf_host_node_free_huge_pages",
+        "Pages of 2 MiB in free blocks, and free pages of the pool of 1 GiB, by NUMA node; hosts with several nodes",
+        |scrape| of_host_nodes(scrape, |node| by("size", &["2m", "1g"], [node.free_2m, node.free_1g])),
+    ),
+    gauge(
+        "wideleaf_host_node_page_tables_bytes",
+        "Page tables by NUMA node: of all processes, and second-level ones of all VMs; hosts with several nodes",
+        |scrape| of_host_nodes(scrape, node_tables),
+    ),
     gauge("wideleaf_host_short", "1 while the host is short of memory and no promotion may take more", |scrape| {
         one(Some(f64::from(u8::from(scrape.daemon.is_host_short))))
     }),
@@ -277,6 +300,32 @@ fn by<const N: usize>(label: &'static str, names: &[&str; N], values: [u64; N]) 
 
 fn labels(vm: &VmView) -> Labels {
     vec![("vm", vm.name.clone()), ("uuid", vm.uuid.clone().unwrap_or_default()), ("pid", vm.pid.to_string())]
+}
+
+/// Rows of each node of a VM.
+fn of_nodes(vm: &VmView, rows: impl Fn(&NodeView) -> Vec<Row<f64>>) -> Vec<Row<f64>> {
+    let label = |node: &NodeView| ("node", node.node.to_string());
+    let of = |node: &NodeView| -> Vec<Row<f64>> {
+        rows(node).into_iter().map(|(more, value)| ([vec![label(node)], more].concat(), value)).collect()
+    };
+    vm.numa.iter().flat_map(|numa| &numa.nodes).flat_map(of).collect()
+}
+
+/// Rows of each node of the host. Every VM's view has these numbers; they differ by their age alone.
+fn of_host_nodes(scrape: &Scrape, rows: impl Fn(&NodeView) -> Vec<Row<f64>>) -> Vec<Row<f64>> {
+    let with_nodes = scrape.vms.iter().find(|vm| vm.view.numa.is_some());
+    with_nodes.map(|vm| of_nodes(&vm.view, rows)).unwrap_or_default()
+}
+
+fn node_bytes(node: &NodeView) -> Vec<Row<f64>> {
+    let base_4k = node.memory.saturating_sub(node.huge_2m + node.giant_1g);
+    by("size", &["4k", "2m", "1g"], [base_4k, node.huge_2m, node.giant_1g])
+}
+
+fn node_tables(node: &NodeView) -> Vec<Row<f64>> {
+    let kinds = [("process", node.page_tables), ("second_level", node.second_level_tables)];
+    let known = kinds.into_iter().filter_map(|(kind, bytes)| Some((kind, bytes?)));
+    known.map(|(kind, bytes)| (vec![("kind", kind.to_owned())], bytes as f64)).collect()
 }
 
 fn each_vm<T>(scrape: &Scrape, rows: impl Fn(&VmView) -> Vec<Row<T>>) -> Vec<Row<T>> {

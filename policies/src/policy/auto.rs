@@ -24,7 +24,8 @@
 //! `planned_on_residency`. While the host is short, the policy adds no page. It then gives up huge windows with a
 //! memory that is worth more than their walks (`auto/split.rs`). While huge pages are short, their price decides too
 //! (`auto/market.rs`). Pages of 1 GiB are asked for where shorter walks pay for the copy (`auto/giants.rs`). Where the
-//! guest reports its progress, a few windows show what the others would gain (`auto/audit.rs`).
+//! guest reports its progress, a few windows show what the others would gain (`auto/audit.rs`). On a host with several
+//! NUMA nodes, a huge page comes from the node that uses it (`auto/nodes.rs`).
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -37,6 +38,7 @@ use crate::budget::{Budget, Cost};
 use crate::candidates::{Turns, is_demotable, is_promotable, missing};
 use crate::expectations::Expectations;
 use crate::market::Bids;
+use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
@@ -50,11 +52,13 @@ use crate::window_memory::WindowMemory;
 mod audit;
 mod giants;
 mod market;
+mod nodes;
 mod split;
 
 use audit::{Audit, Earnings, Kind};
 use giants::Giants;
 use market::Market;
+use nodes::Nodes;
 use split::{GivenUp, Splits};
 
 /// Parameters that a user may set.
@@ -125,6 +129,13 @@ pub const PARAMETERS: &[ParameterInfo] = &[
         "gain from which on promotions are worth it where a guest reports its progress; 0: gains are assumed (ours: \
          what a manager may cost a guest)",
     ),
+    ParameterInfo::number(
+        "split_shared",
+        0,
+        (0, 100),
+        "% of a VM's touches",
+        "a huge page with that share that several NUMA nodes touch is split; 0: none is (Carrefour-LP: 6)",
+    ),
 ];
 
 /// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
@@ -164,6 +175,8 @@ struct Memory {
     zeroes_since_s: u32,
     /// Kind of candidate that it was when it was planned.
     kind: Kind,
+    /// Number of the plan that last left it small because its NUMA node had no huge page.
+    waited_in: u32,
 }
 
 impl Memory {
@@ -225,6 +238,7 @@ pub struct Auto {
     splits: Splits,
     giants: Giants,
     audit: Audit,
+    nodes: Nodes,
 }
 
 /// Values used to compare benefit and cost.
@@ -319,6 +333,7 @@ struct Judge {
     split: u64,
     giant: u64,
     giant_back: u64,
+    move_2m: u64,
     asked_percent: u64,
     now: Moment,
 }
@@ -417,6 +432,7 @@ impl Auto {
             splits: Splits::default(),
             giants: Giants::new(parameters.number("giant") == 1),
             audit: Audit::new(parameters.number("audit_worth")),
+            nodes: Nodes::new(parameters.number("split_shared")),
         }
     }
 
@@ -434,6 +450,7 @@ impl Auto {
             split: cycles(demotion(PageSize::Base4K), false),
             giant: cycles(promotion(PageSize::Giant1G), false),
             giant_back: cycles(demotion(PageSize::Huge2M), false),
+            move_2m: cycles(Action::Move { vm, window, node: NodeId(0) }, false),
             asked_percent: self.prices.hysteresis_percent * self.score.caution_percent() / 100,
             now,
         }
@@ -479,7 +496,7 @@ impl Auto {
     /// proven ones before the others. Returns the number of proven ones.
     fn rank(&mut self, snapshot: &Snapshot, now: Moment, is_short: bool) -> usize {
         let judge = self.judge(now);
-        let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, audit, .. } = self;
+        let Auto { prices, splits, memory, ranking, score, resident_min, market, turns, audit, nodes, .. } = self;
         let mut proven = 0;
         score.sparse_now = 0;
         ranking.clear();
@@ -490,7 +507,9 @@ impl Auto {
             if market.may_offer(vm, row, now) && !is_released() {
                 market.hold(judge.worth_of_large(window, vm, row), place);
             }
-            if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) {
+            let is_fought_over =
+                || window.given_up == GivenUp::Shared && nodes.is_fought_over(place.vm as usize, vm, row);
+            if !is_promotable(vm, row, now) || (is_short && missing(vm, row) > 0) || is_fought_over() {
                 return ControlFlow::Continue(());
             }
             let proof = judge.proof(window, vm, row, &mut score.sparse_now);
@@ -525,7 +544,7 @@ impl Auto {
     fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
         let judge = self.judge(self.planned_at);
         let mut vacating = self.coldest(snapshot).into_iter();
-        let Auto { expectations, memory, ranking, score, market, .. } = self;
+        let Auto { expectations, memory, ranking, score, market, nodes, .. } = self;
         let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
         for (rank, place) in ranking.best_first().iter().enumerate() {
             let (vm, row) = place.of(snapshot);
@@ -540,6 +559,11 @@ impl Auto {
             if needs_page && !is_served() {
                 continue;
             }
+            let placed = match needs_page {
+                true => nodes.place(&mut memory.of_vm(place.vm as usize)[row], vm, row),
+                false => ControlFlow::Continue(None),
+            };
+            let ControlFlow::Continue(node) = placed else { continue };
             let given = if needs_page && trades > 0 { vacating.next() } else { None };
             trades = trades.saturating_sub(given.is_some().into());
             if needs_page && given.is_none() {
@@ -547,7 +571,7 @@ impl Auto {
                 pages = left;
             }
             if given.is_some_and(|given| market::vacate(given, snapshot, expectations, memory, budget, plan).is_break())
-                || expectations.request_huge(vm, row, budget, plan).is_break()
+                || expectations.request_huge_on(node, vm, row, budget, plan).is_break()
             {
                 return;
             }
@@ -639,6 +663,7 @@ impl Policy for Auto {
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
         self.observe(snapshot, now);
+        self.nodes.open(snapshot);
         let is_short = self.shortage.update(snapshot.host);
         let huge_pages = snapshot.host.map_or(HugePages::Plenty, |host| host.huge_pages);
         self.market.open(huge_pages);
@@ -650,6 +675,7 @@ impl Policy for Auto {
         }
         self.promote(snapshot, proven, budget, plan);
         self.undo(snapshot, now, budget, plan);
+        self.go_home(snapshot, now, budget, plan);
         self.move_giants(snapshot, now, is_short, budget, plan);
     }
 
@@ -658,7 +684,9 @@ impl Policy for Auto {
         match window.given_up {
             GivenUp::ZeroPages => Some(KeptSmall::ZeroPages),
             GivenUp::Cold => Some(KeptSmall::Cold),
-            GivenUp::No => window.was_vacated.then_some(KeptSmall::Vacated),
+            GivenUp::Shared => Some(KeptSmall::SharedByNodes),
+            GivenUp::No if window.was_vacated => Some(KeptSmall::Vacated),
+            GivenUp::No => self.nodes.why_small(window),
         }
     }
 
@@ -718,6 +746,10 @@ impl Policy for Auto {
             ("audits_undecided", findings.undecided),
             ("waiting_for_audit_now", findings.waiting_now),
             ("gain_nothing_now", findings.stopped_now),
+            ("waiting_for_node_now", self.nodes.waiting),
+            ("promoted_home", self.nodes.promoted_home),
+            ("moved_home", self.nodes.moved),
+            ("split_shared", self.nodes.split),
         ])
     }
 }

@@ -4,8 +4,10 @@ use alloc::vec::Vec;
 
 use super::wire::{Reader, put_moment, put_number, put_time};
 use super::{DecodeError, MEMORY_MAX, ROWS_MAX, WINDOW_MAX};
+use crate::node::NodeId;
 use crate::snapshot::{AccessHistory, Backing, GuestMapping, GuestProgress, MappingStats, VmId, VmSnapshot, WindowRow};
 use crate::units::{BASE_PAGES_PER_WINDOW, PageSize, PerTenThousand, WindowIndex};
+use crate::window_node::{NodeOfVm, TouchedFrom, WindowNode};
 
 /// Bits of the mask: the parts that differ.
 mod differs {
@@ -24,7 +26,10 @@ mod differs {
     /// Not a difference: the readings since the previous snapshot, if there are any.
     pub const PROGRESS: u64 = 1 << 12;
     pub const GUARANTEE: u64 = 1 << 13;
-    pub const ALL: u64 = (1 << 14) - 1;
+    pub const NODE: u64 = 1 << 14;
+    pub const TOUCHED_FROM: u64 = 1 << 15;
+    pub const NODES: u64 = 1 << 16;
+    pub const ALL: u64 = (1 << 17) - 1;
 }
 
 const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
@@ -55,6 +60,9 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
         zero,
         guest_mapping,
         given_back,
+        node,
+        touched_from,
+        nodes,
         given_back_tolerated,
         guarantee,
         mapping,
@@ -106,6 +114,11 @@ pub(super) fn put_vm(out: &mut Vec<u8>, now: &VmSnapshot, before: Option<&VmSnap
     });
     column(differs::PROGRESS, !progress.is_empty(), &|out| put_progress(out, progress));
     column(differs::GUARANTEE, *guarantee != before.guarantee, &|out| put_number(out, guarantee.get().into()));
+    column(differs::NODE, *node != before.node, &|out| put_column(out, node, &before.node, put_node));
+    column(differs::TOUCHED_FROM, *touched_from != before.touched_from, &|out| {
+        put_column(out, touched_from, &before.touched_from, put_touched_from);
+    });
+    column(differs::NODES, *nodes != before.nodes, &|out| put_nodes(out, nodes));
     put_number(out, vm.0.into());
     put_number(out, mask);
     out.append(&mut body);
@@ -166,6 +179,15 @@ pub(super) fn vm(
         if mask & differs::PROGRESS != 0 { reader.list("number of readings", progress)? } else { Vec::new() };
     if mask & differs::GUARANTEE != 0 {
         now.guarantee = PerTenThousand::new(reader.number_to("guarantee", u32::MAX.into())? as u32);
+    }
+    if mask & differs::NODE != 0 {
+        column(reader, &mut now.node, node)?;
+    }
+    if mask & differs::TOUCHED_FROM != 0 {
+        column(reader, &mut now.touched_from, touched_from)?;
+    }
+    if mask & differs::NODES != 0 {
+        now.nodes = reader.list("number of nodes", node_of_vm)?;
     }
     match (0..now.len()).find(|row| (now.resident[*row] == 0) != (now.backing[*row] == Backing::Unbacked)) {
         None => Ok(now),
@@ -311,4 +333,73 @@ fn put_progress(out: &mut Vec<u8>, progress: &[GuestProgress]) {
 
 fn progress(reader: &mut Reader<'_>) -> Result<GuestProgress, DecodeError> {
     Ok(GuestProgress { phase: reader.number()?, done: reader.number()?, cpu: reader.time()? })
+}
+
+fn put_node(out: &mut Vec<u8>, node: WindowNode) {
+    let (kind, node) = match node {
+        WindowNode::Unknown => return put_number(out, 0),
+        WindowNode::On(node) => (1, node),
+        WindowNode::Spread(node) => (2, node),
+    };
+    put_number(out, kind);
+    put_number(out, node.0.into());
+}
+
+fn node(reader: &mut Reader<'_>) -> Result<WindowNode, DecodeError> {
+    Ok(match reader.number_to("kind of node", 2)? {
+        0 => WindowNode::Unknown,
+        1 => WindowNode::On(node_id(reader)?),
+        _ => WindowNode::Spread(node_id(reader)?),
+    })
+}
+
+pub(super) fn node_id(reader: &mut Reader<'_>) -> Result<NodeId, DecodeError> {
+    Ok(NodeId(reader.number_to("number of a node", u16::MAX.into())? as u16))
+}
+
+fn put_touched_from(out: &mut Vec<u8>, touched_from: TouchedFrom) {
+    match touched_from {
+        TouchedFrom::Unknown => put_number(out, 0),
+        TouchedFrom::Node(node) => {
+            put_number(out, 1);
+            put_number(out, node.0.into());
+        }
+        TouchedFrom::Several { most, share } => {
+            put_number(out, 2);
+            put_number(out, most.0.into());
+            put_number(out, share.get().into());
+        }
+    }
+}
+
+fn touched_from(reader: &mut Reader<'_>) -> Result<TouchedFrom, DecodeError> {
+    Ok(match reader.number_to("kind of touches", 2)? {
+        0 => TouchedFrom::Unknown,
+        1 => TouchedFrom::Node(node_id(reader)?),
+        _ => TouchedFrom::Several {
+            most: node_id(reader)?,
+            share: PerTenThousand::new(reader.number_to("share of touches", 10_000)? as u32),
+        },
+    })
+}
+
+fn put_nodes(out: &mut Vec<u8>, nodes: &[NodeOfVm]) {
+    put_number(out, nodes.len() as u64);
+    for NodeOfVm { node, may_use, vcpus, free_2m, free_1g } in nodes {
+        put_number(out, node.0.into());
+        put_number(out, (*may_use).into());
+        put_number(out, (*vcpus).into());
+        put_number(out, *free_2m);
+        put_number(out, *free_1g);
+    }
+}
+
+fn node_of_vm(reader: &mut Reader<'_>) -> Result<NodeOfVm, DecodeError> {
+    Ok(NodeOfVm {
+        node: node_id(reader)?,
+        may_use: reader.one_of("flag", &HELD)?,
+        vcpus: reader.number_to("number of vCPUs", u16::MAX.into())? as u16,
+        free_2m: reader.number()?,
+        free_1g: reader.number()?,
+    })
 }

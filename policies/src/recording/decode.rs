@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::columns::vm;
+use super::columns::{node_id, vm};
 use super::wire::Reader;
 use super::{
     COPIED_MAX, DecodeError, Frame, Header, MAGIC, MEMORY_MAX, RESULTS, ROWS_MAX, RecordedOutcome, VERSION,
@@ -12,6 +12,7 @@ use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
 use crate::geometry::GpaRange;
 use crate::market::HugePagePrice;
+use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{Bytes, Gpa, PageSize, PerTenThousand, WindowIndex};
@@ -155,20 +156,28 @@ fn host(reader: &mut Reader<'_>) -> Result<Option<HostMemory>, DecodeError> {
 }
 
 fn planned(reader: &mut Reader<'_>) -> Result<PlannedAction, DecodeError> {
-    Ok(PlannedAction { action: action(reader)?, cost: cost(reader)? })
+    let (action, node) = placed_action(reader)?;
+    Ok(PlannedAction { action, cost: cost(reader)?, node })
 }
 
 fn action(reader: &mut Reader<'_>) -> Result<Action, DecodeError> {
-    let kind = reader.number_to("kind of action", 3)?;
+    placed_action(reader).map(|(action, _)| action)
+}
+
+fn placed_action(reader: &mut Reader<'_>) -> Result<(Action, Option<NodeId>), DecodeError> {
+    let kind = reader.number_to("kind of action", 5)?;
     let vm = VmId(reader.number_to("VM", u32::MAX.into())? as u32);
     let window = WindowIndex::new(reader.number_to("window below 2^52", WINDOW_MAX)?);
     let mut to = || reader.one_of("page size", &PageSize::ALL);
-    Ok(match kind {
-        0 => Action::Promote { vm, window, to: to()? },
+    let action = match kind {
+        0 | 5 => Action::Promote { vm, window, to: to()? },
         1 => Action::Demote { vm, window, to: to()? },
         2 => Action::Release { vm, window },
-        _ => Action::Vacate { vm, window },
-    })
+        3 => Action::Vacate { vm, window },
+        _ => Action::Move { vm, window, node: node_id(reader)? },
+    };
+    let node = if kind == 5 { Some(node_id(reader)?) } else { None };
+    Ok((action, node))
 }
 
 fn cost(reader: &mut Reader<'_>) -> Result<Cost, DecodeError> {

@@ -8,6 +8,7 @@ use super::{Header, MAGIC, RESULTS, ROWS_MAX, TooManyWindows, VERSION, VmHeader,
 use crate::action::{Action, PlannedAction};
 use crate::budget::{BudgetLimits, Cost};
 use crate::market::HugePagePrice;
+use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Refusal};
 use crate::snapshot::{HostMemory, HugePages, Snapshot, VmSnapshot};
 use crate::units::{Moment, PageSize};
@@ -57,7 +58,7 @@ impl Encoder {
         put_moment(block, now);
         put_number(block, actions.len() as u64);
         for planned in actions {
-            put_action(block, planned.action);
+            put_placed(block, planned.action, planned.node);
             put_cost(block, planned.cost);
         }
         self.put_frame(kind::PLAN, out);
@@ -137,17 +138,26 @@ fn put_page_size(out: &mut Vec<u8>, size: PageSize) {
 }
 
 fn put_action(out: &mut Vec<u8>, action: Action) {
-    let (kind, to) = match action {
-        Action::Promote { to, .. } => (0, Some(to)),
-        Action::Demote { to, .. } => (1, Some(to)),
-        Action::Release { .. } => (2, None),
-        Action::Vacate { .. } => (3, None),
+    put_placed(out, action, None);
+}
+
+/// Only a promotion has a node of its own choice; that of a move is a part of the action.
+fn put_placed(out: &mut Vec<u8>, action: Action, on: Option<NodeId>) {
+    let (kind, to, node) = match action {
+        Action::Promote { to, .. } => (if on.is_some() { 5 } else { 0 }, Some(to), on),
+        Action::Demote { to, .. } => (1, Some(to), None),
+        Action::Release { .. } => (2, None, None),
+        Action::Vacate { .. } => (3, None, None),
+        Action::Move { node, .. } => (4, None, Some(node)),
     };
     put_number(out, kind);
     put_number(out, action.vm().0.into());
     put_number(out, action.window().get());
     if let Some(to) = to {
         put_page_size(out, to);
+    }
+    if let Some(node) = node {
+        put_number(out, node.0.into());
     }
 }
 

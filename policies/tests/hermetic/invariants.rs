@@ -150,6 +150,7 @@ fn makes_sense(action: Action, vm: &VmSnapshot, row: usize) -> bool {
         Action::Promote { .. } => !backing.is_large() || is_held,
         Action::Demote { .. } => backing.is_large() && !is_held,
         Action::Vacate { .. } => backing == Backing::Huge2M && !is_held,
+        Action::Move { node, .. } => vm.node[row].most() != Some(node),
         Action::Release { .. } => backing.is_large() && vm.zero[row].is_some_and(|zero| zero > 0),
     }
 }
@@ -161,7 +162,7 @@ fn takes_given_back(action: Action, vm: &VmSnapshot, row: usize) -> bool {
     let makes_large = match action {
         Action::Promote { to: PageSize::Giant1G, .. } => true,
         Action::Promote { .. } => !is_recovery,
-        Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } => false,
+        Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } | Action::Move { .. } => false,
     };
     makes_large && vm.given_back[row] > vm.given_back_tolerated
 }
@@ -218,7 +219,7 @@ proptest! {
                 let [first, second] = twins.each_mut().map(|twin| {
                     let mut plan = Plan::with_bound(64);
                     twin.plan(snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
-                    for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                    for PlannedAction { action, cost, .. } in plan.actions().iter().copied() {
                         twin.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
                     }
                     plan.actions().to_vec()
@@ -240,7 +241,7 @@ proptest! {
             now = now + Duration::from_secs(*pause);
             let mut plan = Plan::with_bound(64);
             auto.plan(snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
-            for PlannedAction { action, cost } in plan.actions().iter().copied() {
+            for PlannedAction { action, cost, .. } in plan.actions().iter().copied() {
                 auto.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
             }
             check("auto:giant=1", snapshot, now, plan.actions())?;
@@ -262,7 +263,7 @@ proptest! {
                 let host = snapshot.host.map(|host| HostMemory { huge_pages: *huge_pages, ..host });
                 let (snapshot, mut plan) = (Snapshot { host, ..snapshot.clone() }, Plan::with_bound(64));
                 twin.plan(&snapshot, now, &mut Budget::new(BudgetLimits::default(), now), &mut plan);
-                for PlannedAction { action, cost } in plan.actions().iter().copied() {
+                for PlannedAction { action, cost, .. } in plan.actions().iter().copied() {
                     twin.learn(&Outcome { action, at: now, cost, unavailable: cost.cpu, result: *result });
                 }
                 plan.actions().to_vec()

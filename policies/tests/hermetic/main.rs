@@ -6,6 +6,7 @@ mod geometry;
 mod giants;
 mod invariants;
 mod memory_short;
+mod nodes;
 mod purity;
 mod readme;
 mod recording;

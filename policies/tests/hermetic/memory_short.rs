@@ -312,6 +312,7 @@ impl Played {
                 (self.is_huge, self.resident, self.given_up) = (false, self.script.in_use, self.given_up + 1);
             }
             Action::Vacate { .. } => panic!("there is no market"),
+            Action::Move { .. } => panic!("there is one node"),
         }
     }
 }

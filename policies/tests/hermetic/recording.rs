@@ -9,8 +9,8 @@ use wideleaf_policies::recording::{
 use wideleaf_policies::units::{gib, mib};
 use wideleaf_policies::{
     AccessHistory, Action, Backing, BudgetLimits, Bytes, Cost, Gpa, GpaRange, GuestMapping, GuestProgress, HostMemory,
-    HugePagePrice, HugePages, MappingStats, Moment, Outcome, OutcomeResult, PageSize, PerTenThousand, PlannedAction,
-    Refusal, Skip, Snapshot, VmId, VmSnapshot, WindowIndex, WindowRow,
+    HugePagePrice, HugePages, MappingStats, Moment, NodeId, NodeOfVm, Outcome, OutcomeResult, PageSize, PerTenThousand,
+    PlannedAction, Refusal, Skip, Snapshot, TouchedFrom, VmId, VmSnapshot, WindowIndex, WindowNode, WindowRow,
 };
 
 fn header() -> Header {
@@ -59,9 +59,10 @@ fn row() -> impl Strategy<Value = WindowRow> {
     let pages = || prop::option::of(510_u16..=512);
     let given_back = prop_oneof![Just(0_u16), 510_u16..=512];
     let of_pages = (pages(), pages(), given_back);
-    (backing, any::<bool>(), moment(), any::<u16>(), (0_u8..=16, frequency()), of_pages, guest).prop_map(
-        |((resident, backing), is_held, ready_at, touched, (samples, frequency), of_pages, guest_mapping)| {
-            let (written, zero, given_back) = of_pages;
+    let nodes = (window_node(), touched_from());
+    (backing, any::<bool>(), moment(), any::<u16>(), (0_u8..=16, frequency()), of_pages, guest, nodes).prop_map(
+        |((resident, backing), is_held, ready_at, touched, (samples, frequency), of_pages, guest_mapping, nodes)| {
+            let ((written, zero, given_back), (node, touched_from)) = (of_pages, nodes);
             WindowRow {
                 is_held,
                 ready_at,
@@ -70,10 +71,38 @@ fn row() -> impl Strategy<Value = WindowRow> {
                 zero,
                 guest_mapping,
                 given_back,
+                node,
+                touched_from,
                 ..WindowRow::new(WindowIndex::new(0), resident, backing)
             }
         },
     )
+}
+
+fn node() -> impl Strategy<Value = NodeId> {
+    prop_oneof![4 => 0_u16..4, 1 => any::<u16>()].prop_map(NodeId)
+}
+
+fn window_node() -> impl Strategy<Value = WindowNode> {
+    prop_oneof![
+        2 => Just(WindowNode::Unknown),
+        2 => node().prop_map(WindowNode::On),
+        1 => node().prop_map(WindowNode::Spread),
+    ]
+}
+
+fn touched_from() -> impl Strategy<Value = TouchedFrom> {
+    let several = |(most, share)| TouchedFrom::Several { most, share: PerTenThousand::new(share) };
+    prop_oneof![
+        Just(TouchedFrom::Unknown),
+        node().prop_map(TouchedFrom::Node),
+        (node(), 0_u32..=10_000).prop_map(several),
+    ]
+}
+
+fn nodes() -> impl Strategy<Value = Vec<NodeOfVm>> {
+    let row = |(node, may_use, vcpus, free_2m, free_1g)| NodeOfVm { node, may_use, vcpus, free_2m, free_1g };
+    prop::collection::vec((node(), any::<bool>(), any::<u16>(), any::<u64>(), any::<u64>()).prop_map(row), 0..3)
 }
 
 fn mapping() -> impl Strategy<Value = Option<MappingStats>> {
@@ -90,7 +119,7 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
     let rows = prop::collection::vec((prop_oneof![4 => Just(0_u64), 1 => 0..1000_u64], row()), 0..12);
     let tolerated = prop_oneof![Just(0_u16), any::<u16>()];
     let settings = (tolerated, (0_u32..=10_000).prop_map(PerTenThousand::new));
-    (rows, mapping(), settings, progress()).prop_map(move |(rows, mapping, settings, progress)| {
+    (rows, mapping(), settings, progress(), nodes()).prop_map(move |(rows, mapping, settings, progress, nodes)| {
         let (given_back_tolerated, guarantee) = settings;
         let mut vm = VmSnapshot::with_capacity(VmId(id), rows.len());
         let mut next = 0;
@@ -98,7 +127,7 @@ fn vm(id: u32) -> impl Strategy<Value = VmSnapshot> {
             vm.push(WindowRow { window: WindowIndex::new(next + gap), ..row });
             next += gap + 1;
         }
-        VmSnapshot { mapping, given_back_tolerated, guarantee, progress, ..vm }
+        VmSnapshot { mapping, given_back_tolerated, guarantee, progress, nodes, ..vm }
     })
 }
 
@@ -124,13 +153,14 @@ fn huge_pages() -> impl Strategy<Value = HugePages> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    (0..4, any::<u32>(), 0_u64..1 << 31, page_size()).prop_map(|(kind, vm, window, to)| {
+    (0..5, any::<u32>(), 0_u64..1 << 31, page_size(), node()).prop_map(|(kind, vm, window, to, node)| {
         let (vm, window) = (VmId(vm), WindowIndex::new(window));
         match kind {
             0 => Action::Promote { vm, window, to },
             1 => Action::Demote { vm, window, to },
             2 => Action::Release { vm, window },
-            _ => Action::Vacate { vm, window },
+            3 => Action::Vacate { vm, window },
+            _ => Action::Move { vm, window, node },
         }
     })
 }
@@ -175,7 +205,10 @@ fn outcome() -> impl Strategy<Value = RecordedOutcome> {
 }
 
 fn frame() -> impl Strategy<Value = Frame> {
-    let planned = (action(), cost()).prop_map(|(action, cost)| PlannedAction { action, cost });
+    let planned = (action(), cost(), prop::option::of(node())).prop_map(|(action, cost, node)| {
+        let node = node.filter(|_| matches!(action, Action::Promote { .. }));
+        PlannedAction { action, cost, node }
+    });
     prop_oneof![
         3 => (moment(), snapshot()).prop_map(|(at, snapshot)| Frame::Snapshot { at, snapshot }),
         1 => (moment(), prop::collection::vec(planned, 0..4)).prop_map(|(now, actions)| Frame::Plan { now, actions }),
@@ -277,7 +310,7 @@ fn idle_vm(windows: u64) -> VmSnapshot {
 #[test]
 fn a_recording_of_an_older_version_is_still_read() {
     let window = WindowIndex::new(7);
-    let release = PlannedAction { action: Action::Release { vm: VmId(0), window }, cost: Cost::default() };
+    let release = PlannedAction { action: Action::Release { vm: VmId(0), window }, cost: Cost::default(), node: None };
     let plan = Frame::Plan { now: Moment::START, actions: vec![release] };
     // A guest without progress is written as before version 5.
     let snapshot = Snapshot { vms: vec![idle_vm(3)], ..Snapshot::default() };
@@ -360,7 +393,7 @@ fn each_kind_of_damage_has_its_own_message() {
     assert_eq!(line(b"{\"json\": 1}"), "not a recording of wideleaf");
     assert_eq!(line(&bytes[..9]), "cut off after byte 8");
     assert_eq!(line(&bytes[..20]), "cut off after byte 8");
-    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 6");
+    assert_eq!(line(&[&MAGIC, &[2, 1][..]].concat()), "a recording of version 258; this program reads versions 2 to 7");
     let at = bytes.len() - 2;
     let with = |frame: &[u8]| line(&[&bytes[..at], frame].concat());
     assert_eq!(with(&[9, 0]), format!("damaged at byte {at}: 9 is not a valid kind of frame"));

@@ -313,6 +313,9 @@ const SAVING_FILES: Table = &[
     (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
 ];
 
+/// `move_pages(2)` on this process: the nodes of its own pages, and their moves to another one.
+const OWN_PAGES: With = With::Is(0, 0);
+
 /// The manager's changes: giants, and its own threads, of which one makes free blocks of memory and lets all others
 /// run first.
 const MANAGER: Table = &[
@@ -320,6 +323,7 @@ const MANAGER: Table = &[
     (libc::SYS_ftruncate, With::Any),
     (libc::SYS_pipe2, With::Any),
     (libc::SYS_setpriority, OWN_PRIORITY),
+    (libc::SYS_move_pages, OWN_PAGES),
 ];
 
 /// `clone(2)`: a thread of this process, without a new namespace.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use wideleaf::options::{FormatArg, parse_some_bytes, parse_timeout};
 use wideleaf::policy_arg::PolicyArg;
 use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_simulator::simulator::Distances;
 use wideleaf_simulator::{Machine, machine, machines};
 
 const EXAMPLES: &str = "\
@@ -84,6 +85,10 @@ pub struct SimulateArgs {
     #[arg(long, conflicts_with = "recording")]
     pub smt: bool,
 
+    /// What lies on the NUMA node of the other socket, 2.1 times as far away, separated by commas
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', conflicts_with = "recording")]
+    pub remote: Vec<Remote>,
+
     /// Simulated time between two plans of a policy
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout,
           conflicts_with = "recording")]
@@ -110,6 +115,29 @@ pub struct SimulateArgs {
     /// Write the result to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// Memory that may lie on another NUMA node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Remote {
+    /// Page tables of the guest, or native ones.
+    GuestTables,
+    /// Page tables of the host.
+    HostTables,
+    /// Data of loads and stores.
+    Data,
+}
+
+impl SimulateArgs {
+    /// Distances of tables and data.
+    pub fn distances(&self) -> Distances {
+        let distance = |of| if self.remote.contains(&of) { Distances::OTHER_SOCKET } else { Distances::LOCAL };
+        Distances {
+            guest_tables: distance(Remote::GuestTables),
+            host_tables: distance(Remote::HostTables),
+            data: distance(Remote::Data),
+        }
+    }
 }
 
 /// Argument of `--policy`.

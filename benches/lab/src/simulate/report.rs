@@ -96,6 +96,10 @@ pub struct TracedResult {
     pub cycles_of_host_walks: u64,
     /// Share of the host's tables in the cycles of walks, 0 to 1.
     pub host_share_of_walk_cycles: f64,
+    /// Number of table entries that walks read from another NUMA node.
+    pub remote_references: u64,
+    /// Number of data lines from another NUMA node.
+    pub remote_data: u64,
     /// Cycles of hits in the second level of the TLB.
     pub cycles_of_tlb: u64,
     /// Number of times that all translations were dropped because a page had changed.
@@ -224,6 +228,8 @@ impl TracedResult {
             cycles_of_walks_per_access: per(counts.cycles_of_walks, counts.accesses),
             cycles_of_host_walks: counts.cycles_of_host,
             host_share_of_walk_cycles: counts.share_of_host(),
+            remote_references: counts.remote_references,
+            remote_data: counts.remote_data,
             cycles_of_tlb: counts.cycles_of_tlb,
             flushes: counts.flushes,
             guest_tables_bytes: guest_tables.get(),

@@ -191,7 +191,7 @@ impl Setting<'_> {
     }
 
     fn options(&self) -> Options {
-        Options { is_core_shared: self.args.smt, ..Options::default() }
+        Options { is_core_shared: self.args.smt, distances: self.args.distances(), ..Options::default() }
     }
 
     /// Under a policy everything begins on base pages, except memory and tables that are large before the guest runs.

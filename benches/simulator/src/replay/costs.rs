@@ -73,6 +73,8 @@ impl Samples {
             Action::Demote { to: PageSize::Huge2M, .. } => &mut self.demote_1g,
             Action::Demote { .. } => &mut self.demote,
             Action::Release { .. } => &mut self.release,
+            // It copies as much as a promotion.
+            Action::Move { .. } => &mut self.promote_2m,
             Action::Vacate { .. } => &mut self.vacate,
         };
         samples.push(recorded.outcome.cost);

@@ -7,6 +7,7 @@ use wideleaf_policies::budget::Cost;
 use wideleaf_policies::outcome::{OutcomeResult, Refusal, Skip};
 use wideleaf_policies::snapshot::{Backing, Snapshot, VmSnapshot, WindowRow};
 use wideleaf_policies::units::{PageSize, WindowIndex};
+use wideleaf_policies::window_node::WindowNode;
 
 /// Kind of guest RAM, as far as it limits the actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,15 @@ pub(crate) fn feasible(
             Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
             Backing::Giant1G => no(no_mechanism),
         },
-        Action::Promote { .. } | Action::Demote { .. } | Action::Vacate { .. } => no(no_mechanism),
+        Action::Move { node, .. } if vm.nodes.iter().any(|row| row.node == node) => match row.backing {
+            Backing::Unbacked => no(OutcomeResult::Skipped(Skip::NotResident)),
+            _ if row.node == WindowNode::On(node) => no(already_done),
+            Backing::Base4K | Backing::Huge2M => (OutcomeResult::Done, costs.promote_2m),
+            Backing::Giant1G => no(no_mechanism),
+        },
+        Action::Promote { .. } | Action::Demote { .. } | Action::Vacate { .. } | Action::Move { .. } => {
+            no(no_mechanism)
+        }
     }
 }
 

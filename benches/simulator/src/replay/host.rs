@@ -12,6 +12,7 @@ use super::feasible::{Ram, feasible};
 use super::{Tally, Tick, WINDOWS_PER_GIANT, rows_of_page};
 use wideleaf_policies::action::Action;
 use wideleaf_policies::budget::Cost;
+use wideleaf_policies::node::NodeId;
 use wideleaf_policies::outcome::{Outcome, OutcomeResult, Skip};
 use wideleaf_policies::policy::Policy;
 use wideleaf_policies::recording::Header;
@@ -19,6 +20,7 @@ use wideleaf_policies::reservations::{LeftPages, ReservationRules, Reservations}
 use wideleaf_policies::snapshot::{Backing, Snapshot, VmId, VmSnapshot, WindowRow};
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
+use wideleaf_policies::window_node::WindowNode;
 
 /// Name in recordings of the mechanism that holds windows at 4 KiB.
 const HOLD_MECHANISM: &str = "hold_at_4k";
@@ -46,6 +48,8 @@ struct Window {
     /// Whether it was present earlier, so that its first touch is over.
     was_touched: bool,
     is_held: bool,
+    /// NUMA node to which this policy moved it.
+    moved_to: Option<NodeId>,
     /// Number of pages present in the latest snapshot, whatever this policy did.
     recorded: u16,
     pages: Pages,
@@ -91,6 +95,7 @@ impl SimulatedHost {
             rows.mapping = vm.mapping;
             rows.given_back_tolerated = vm.given_back_tolerated;
             rows.guarantee = vm.guarantee;
+            rows.nodes.clone_from(&vm.nodes);
             for row in (0..vm.len()).map(|row| vm.get(row)) {
                 let window = self.windows.entry((vm.vm, row.window)).or_default();
                 let mut row = window.without_recorded_policy(row);
@@ -168,7 +173,7 @@ impl SimulatedHost {
                 Action::Demote { .. } | Action::Vacate { .. } => {
                     self.window((vm.vm, action.window())).before_promotion = None;
                 }
-                Action::Release { .. } => {}
+                Action::Release { .. } | Action::Move { .. } => {}
             }
         }
     }
@@ -211,6 +216,7 @@ impl SimulatedHost {
                 let window = self.window((vm, window));
                 window.pages = Pages::Vacated { recorded: window.recorded };
             }
+            Action::Move { node, .. } => self.window((vm, window)).moved_to = Some(node),
         }
     }
 }
@@ -303,7 +309,9 @@ impl Window {
             self.pages = Pages::AsRecorded;
         }
         self.recorded = recorded.resident;
-        let row = WindowRow { is_held: recorded.is_held || self.is_held, ready_at: self.state.ready_at(), ..recorded };
+        let node = self.moved_to.map_or(recorded.node, WindowNode::On);
+        let row =
+            WindowRow { is_held: recorded.is_held || self.is_held, ready_at: self.state.ready_at(), node, ..recorded };
         match self.pages {
             Pages::AsRecorded => row,
             Pages::Large(_) if row.backing == Backing::Giant1G => row,

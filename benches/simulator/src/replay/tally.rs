@@ -83,7 +83,7 @@ impl Tally {
         match outcome.action {
             Action::Promote { vm, window, to } => self.bloat += promotion_bloat(vm, window, to, seen),
             Action::Release { .. } => self.released += zero_pages(outcome.action, seen),
-            Action::Demote { .. } | Action::Vacate { .. } => {}
+            Action::Demote { .. } | Action::Vacate { .. } | Action::Move { .. } => {}
         }
     }
 
@@ -121,6 +121,7 @@ pub const fn action_name(action: Action) -> &'static str {
         Action::Demote { to: PageSize::Giant1G, .. } => "demote_1g",
         Action::Release { .. } => "release",
         Action::Vacate { .. } => "vacate",
+        Action::Move { .. } => "move",
     }
 }
 

@@ -250,7 +250,7 @@ impl StreamHost {
         let is_to_be_had = match action {
             Action::Promote { to: PageSize::Giant1G, .. } => self.giant_pages_free > 0,
             Action::Promote { .. } => self.huge_pages_free > 0,
-            Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } => true,
+            Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } | Action::Move { .. } => true,
         };
         let (result, cost) = match is_to_be_had || result != OutcomeResult::Done {
             true => (result, cost),
@@ -289,6 +289,8 @@ impl StreamHost {
                 self.is_full[row] = true;
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
+            // The simulated host has one node.
+            Action::Move { .. } => {}
             Action::Demote { to: PageSize::Huge2M, window, .. } => {
                 self.giant_pages_free += 1;
                 for row in rows_of_page(vm, window, PageSize::Giant1G) {

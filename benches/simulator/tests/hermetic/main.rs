@@ -7,3 +7,4 @@ mod walk_cost;
 mod walk_gups;
 mod walk_machines;
 mod walk_nested;
+mod walk_nodes;

@@ -62,6 +62,7 @@ pub fn web() -> VmView {
         }),
         mapping: Some(MappingView { pages_4k: 16_384, pages_2m: 64, pages_1g: 0 }),
         page_tables: Some(PageTablesView { process: Some(2 * MIB), second_level_of_host: Some(3 * MIB) }),
+        numa: None,
         guest_pages: Some(GUEST_PAGES),
         saved: SavedView { swapped: Some(MIB), merged: None },
         work: Some(work),

@@ -239,6 +239,7 @@ fn by_name(found: &Found) -> VmView {
         backing: None,
         mapping: None,
         page_tables: None,
+        numa: None,
         guest_pages: None,
         saved: SavedView::default(),
         work: None,

@@ -73,6 +73,7 @@ impl FakeGuest {
             backing: Some(self.backing),
             mapping: None,
             page_tables: None,
+            numa: None,
             guest_pages: None,
             saved: view::SavedView::default(),
             notes: Vec::new(),

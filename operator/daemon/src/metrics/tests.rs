@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use wideleaf_control::view::{BackingView, Guarantee, MappingView, PageTablesView, SavedView, Vmm};
+use wideleaf_control::view::{BackingView, Guarantee, MappingView, NumaView, PageTablesView, SavedView, Vmm};
 use wideleaf_memory::pool::NodePool;
 use wideleaf_policies::PageSize;
 
@@ -39,6 +39,7 @@ fn vm(pid: u32) -> VmView {
         }),
         mapping: Some(MappingView { pages_4k: 1, pages_2m: 2, pages_1g: 3 }),
         page_tables: Some(PageTablesView { process: Some(40 << 10), second_level_of_host: Some(64 << 10) }),
+        numa: Some(numa()),
         guest_pages: None,
         saved: SavedView { swapped: Some(8192), merged: Some(4096) },
         work: Some(WorkView {
@@ -59,6 +60,20 @@ fn vm(pid: u32) -> VmView {
         }),
         notes: Vec::new(),
     }
+}
+
+fn numa() -> NumaView {
+    let node = |node, vcpus, memory| NodeView {
+        node,
+        vcpus,
+        memory,
+        huge_2m: 2 << 20,
+        free_2m: 7,
+        page_tables: Some(1 << 20),
+        second_level_tables: Some(4096),
+        ..NodeView::default()
+    };
+    NumaView { nodes: vec![node(0, 0, 3 << 20), node(1, 2, 6 << 20)], local_share: Some(6_666), ..NumaView::default() }
 }
 
 fn scraped(pid: u32, is_guarantee_met: bool) -> ScrapedVm {
@@ -174,6 +189,14 @@ fn the_figures_are_those_of_the_views() {
     assert_eq!(of_10("wideleaf_vm_recovering", ""), 1.0);
     let timed = text.lines().filter(|line| line.starts_with("wideleaf_vm_recovery_seconds{"));
     assert!(!timed.into_iter().any(|line| line.contains("stop")), "no recovery from a stop was done");
+    let second = |more: &'static str| ["pid=\"10\"", "node=\"1\"", more];
+    assert_eq!(value(&text, "wideleaf_vm_node_bytes", &second("size=\"4k\"")), f64::from(4 << 20));
+    assert_eq!(value(&text, "wideleaf_vm_node_bytes", &second("size=\"2m\"")), f64::from(2 << 20));
+    assert_eq!(value(&text, "wideleaf_vm_node_vcpus", &second("node")), 2.0);
+    assert_eq!(value(&text, "wideleaf_vm_local_memory_ratio", &["pid=\"11\""]), 0.6666);
+    assert_eq!(value(&text, "wideleaf_host_node_free_huge_pages", &["node=\"0\"", "size=\"2m\""]), 7.0);
+    let tables = ["node=\"0\"", "kind=\"second_level\""];
+    assert_eq!(value(&text, "wideleaf_host_node_page_tables_bytes", &tables), 4096.0);
     assert_eq!(value(&text, "wideleaf_pool_pages", &["size=\"2m\",node=\"0\",state=\"surplus\""]), 1.0);
     assert_eq!((value(&text, "wideleaf_daemon_vms", &[]), value(&text, "wideleaf_host_short", &[])), (2.0, 1.0));
     assert_eq!(value(&text, "wideleaf_host_huge_page_price_cycles_per_second", &[]), 3_407_872.0);

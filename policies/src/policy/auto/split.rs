@@ -43,7 +43,7 @@ use alloc::vec::Vec;
 use super::{Auto, Judge, Memory, Prices, is_idle};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
-use crate::candidates::is_demotable;
+use crate::candidates::{Place, is_demotable};
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::rank::{Ranking, bucket_of};
 use crate::snapshot::{Backing, Snapshot, VmId, VmSnapshot};
@@ -75,6 +75,8 @@ pub(super) enum GivenUp {
     ZeroPages,
     /// It was cold and was demoted.
     Cold,
+    /// Several NUMA nodes shared it.
+    Shared,
 }
 
 /// RAM of a VM, as far as outcomes have shown it.
@@ -264,6 +266,24 @@ impl Auto {
             give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::Cold, used(vm, row));
         }
         ControlFlow::Continue(())
+    }
+}
+
+impl Auto {
+    /// Splits huge windows that several NUMA nodes share, where a window can be split alone.
+    pub(super) fn split_shared(&mut self, shared: &[Place], snapshot: &Snapshot, budget: &mut Budget, plan: &mut Plan) {
+        let Auto { splits, expectations, memory, nodes, .. } = self;
+        let _full_or_spent = shared.iter().try_for_each(|place| {
+            let (vm, row) = place.of(snapshot);
+            if !splits.may_demote(vm) {
+                return ControlFlow::Continue(());
+            }
+            let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
+            expectations.request(demote, false, budget, plan)?;
+            give_up(&mut memory.of_vm(place.vm as usize)[row], GivenUp::Shared, used(vm, row));
+            nodes.split += 1;
+            ControlFlow::Continue(())
+        });
     }
 }
 

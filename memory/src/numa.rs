@@ -1,0 +1,3 @@
+//! NUMA nodes of the host.
+
+pub mod seen;
