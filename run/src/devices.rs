@@ -17,7 +17,7 @@ use wideleaf_control::vm::{DeviceView, DriverView};
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::virtio::balloon::{Balloon, BalloonHandle};
-use wideleaf_vmm::devices::virtio::block::{Block, DiskImage};
+use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskLocks};
 use wideleaf_vmm::devices::virtio::rng::Entropy;
 use wideleaf_vmm::devices::virtio::transport::{DriverSeen, DriverState};
 use wideleaf_vmm::devices::virtio::{DEVICES_MAX, VirtioDevice};
@@ -43,6 +43,8 @@ pub struct Devices {
 pub struct Watched {
     devices: Vec<Watch>,
     balloon: Option<BalloonHandle>,
+    /// Locks of the disks that the guest can write.
+    locks: DiskLocks,
     /// State of the devices' drivers, in order; empty before the VM has the devices.
     drivers: Vec<DriverSeen>,
 }
@@ -65,10 +67,11 @@ pub struct DeviceReport {
 
 impl Devices {
     /// Opens all devices of a guest with this amount of RAM. Taps and sockets that are created for them end with them.
+    /// Disks of a guest that `arrives` are still locked by the run that it leaves ([`DiskLocks::take`]).
     ///
     /// # Errors
     /// [`Failure::Input`] for an unusable or busy disk, [`Failure::Usage`] for more devices than a VM can have.
-    pub fn open(spec: &DeviceSpec, memory: Bytes, front: &dyn FrontEnd) -> Result<Devices, Failure> {
+    pub fn open(spec: &DeviceSpec, memory: Bytes, arrives: bool, front: &dyn FrontEnd) -> Result<Devices, Failure> {
         let DeviceSpec { disks, cards, vsock, balloon, has_rng } = spec;
         let single = [vsock.is_some(), balloon.is_some(), *has_rng].into_iter().filter(|is_wanted| *is_wanted).count();
         let count = disks.len() + cards.len() + single;
@@ -78,12 +81,15 @@ impl Devices {
             )));
         }
         let mut devices = Devices::default();
+        let open = if arrives { DiskImage::open_arriving } else { DiskImage::open };
+        let mut images = Vec::with_capacity(disks.len());
         for options in disks {
-            let image = DiskImage::open(options).map_err(|error| Failure::Input(error.to_string()))?;
-            let device = Block::new(image);
+            let device = Block::new(open(options).map_err(|error| Failure::Input(error.to_string()))?);
+            images.push(device.image());
             let counters = device.counters();
             devices.add(format!("disk {}", options.path.display()), device, move || by_name(&counters.statistics()));
         }
+        devices.watched.locks = DiskLocks::of(images);
         net::check(cards)?;
         for options in cards {
             let (device, name) = net::open(options, front)?;
@@ -131,6 +137,11 @@ impl Devices {
 }
 
 impl Watched {
+    /// Locks of the disks that the guest can write.
+    pub fn locks(&self) -> &DiskLocks {
+        &self.locks
+    }
+
     /// Adds the states of the drivers once the VM has the devices.
     pub fn driven_by(self, drivers: &[DriverSeen]) -> Watched {
         Watched { drivers: drivers.to_vec(), ..self }
@@ -241,7 +252,7 @@ mod tests {
     #[test]
     fn a_balloon_larger_than_ram_is_one_line_with_the_remedy() {
         let args = DeviceSpec { balloon: Some(mib(65)), ..DeviceSpec::default() };
-        let error = Devices::open(&args, mib(64), &Quiet).err().expect("too much");
+        let error = Devices::open(&args, mib(64), false, &Quiet).err().expect("too much");
         let line = "cannot use --balloon: a balloon of 65 MiB is more than the guest's RAM, 64 MiB; use a smaller \
             size, or more --memory";
         assert_eq!(error.to_string(), line);

@@ -25,6 +25,7 @@ use wideleaf_memory::walk_cost::ChosenWalkCost;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, Host as _, LinuxHost, Manager, SecondLevel};
 use wideleaf_policies::{PerTenThousand, VmId};
 use wideleaf_vmm::devices::virtio::VirtioDevice;
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
 
 use crate::control_socket::{ControlSocket, Controlled, ControlledVm};
@@ -166,7 +167,8 @@ impl<'a> Prepared<'a> {
         }
         let (walk, config) = (walk_cost(), manager_config());
         let record = spec.record.as_deref().map(|path| NamedPlace::open("--record", path)).transpose()?;
-        let (devices, watched, held) = Devices::open(&spec.devices, spec.memory, &*front)?.hand_over();
+        let opened = Devices::open(&spec.devices, spec.memory, incoming.is_some(), &*front)?;
+        let (devices, watched, held) = opened.hand_over();
         ram::check_size(spec)?;
         let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
         let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
@@ -208,7 +210,10 @@ impl<'a> Prepared<'a> {
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
             let SavedRun { session, accesses, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
-            plan.arrived(machine);
+            // The source has given them up with the machine's state. The sandbox does not take them.
+            watched.locks().take().map_err(|error| Failure::Input(format!("cannot receive the VM: {error}")))?;
+            incoming.has_disks();
+            plan.arrived(machine, watched.locks().clone());
             (said, accesses_before) = (Some(session), accesses.before());
         }
         if spec.is_prefaulted {
@@ -348,7 +353,7 @@ impl<'a> Prepared<'a> {
             return Ok(None);
         }
         let pause = Arc::new(UsersPause::new(guest.machine().control()));
-        let saving = Arc::new(self.start_saving(guest, policy, &pause)?);
+        let saving = Arc::new(self.start_saving(guest, policy, &pause, watched.locks())?);
         let parts = Controlled {
             pause,
             saving: Arc::downgrade(&saving),
@@ -369,6 +374,7 @@ impl<'a> Prepared<'a> {
         guest: &RunningGuest,
         policy: &Arc<PolicySwitch>,
         pause: &Arc<UsersPause>,
+        disks: &DiskLocks,
     ) -> Result<SavingThread, Failure> {
         let parts = SavedParts {
             ram: self.ram.clone(),
@@ -380,6 +386,7 @@ impl<'a> Prepared<'a> {
             pause: pause.clone(),
             policy: policy.clone(),
             restoring: self.restoring.clone(),
+            disks: disks.clone(),
             spec: self.spec.clone(),
         };
         let sandbox = self.sandbox.clone();

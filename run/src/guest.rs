@@ -13,6 +13,7 @@ use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
 use wideleaf_vmm::boot::BootImage;
 use wideleaf_vmm::devices::virtio::VirtioDevice;
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::devices::virtio::transport::DriverSeen;
 use wideleaf_vmm::devices::{SerialOutput, SerialSink};
 use wideleaf_vmm::kvm::memslot::default_slot_bytes;
@@ -50,28 +51,38 @@ enum Begin {
     Boot(BootImage),
     /// Where it was saved.
     Restored { machine: Box<MachineState>, filling: Arc<Restoring> },
-    /// Where it stands still in another run, once its state has come.
-    Arrived(Option<Box<MachineState>>),
+    /// Where it stands still in another run, once its state has come, with the locks of its disks.
+    Arrived(Option<(Box<MachineState>, DiskLocks)>),
 }
 
 /// A guest with vCPUs and devices that stand still until another run has given it up. Dropped, it ends without having
 /// run.
-struct Held(Mutex<Option<(Arc<RunControl>, Arc<KvmSecondLevel>)>>);
+struct Held(Mutex<Option<HeldParts>>);
+
+struct HeldParts {
+    control: Arc<RunControl>,
+    second_level: Arc<KvmSecondLevel>,
+    disks: DiskLocks,
+}
 
 impl Held {
-    fn of(machine: &Machine, is_held: bool) -> Held {
-        Held(Mutex::new(is_held.then(|| (machine.control(), machine.kvm_second_level().clone()))))
+    fn of(machine: &Machine, begin: &Begin) -> Held {
+        let Begin::Arrived(Some((_, disks))) = begin else { return Held(Mutex::default()) };
+        let (control, second_level) = (machine.control(), machine.kvm_second_level().clone());
+        Held(Mutex::new(Some(HeldParts { control, second_level, disks: disks.clone() })))
     }
 
-    fn take(&self) -> Option<(Arc<RunControl>, Arc<KvmSecondLevel>)> {
+    fn take(&self) -> Option<HeldParts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some((control, second_level)) = self.take() {
+        if let Some(HeldParts { control, second_level, disks }) = self.take() {
             control.stop(GuestExit::Stopped);
+            // What the guest had asked of them is the source's to do.
+            disks.abandon();
             // No vCPU enters the guest; the devices' threads could not end before.
             second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
         }
@@ -241,8 +252,8 @@ impl GuestPlan {
     }
 
     /// Completes the plan of a guest that has come from another run.
-    pub fn arrived(&mut self, machine: MachineState) {
-        self.begin = Begin::Arrived(Some(Box::new(machine)));
+    pub fn arrived(&mut self, machine: MachineState, disks: DiskLocks) {
+        self.begin = Begin::Arrived(Some((Box::new(machine), disks)));
     }
 
     /// Builds the guest in `ram` and starts it, or holds it if it has come from another run; its protocol lines go to
@@ -271,12 +282,12 @@ impl GuestPlan {
             Begin::Boot(image) => Machine::start_image(&self.config, image, hardware).map_err(from_boot_error)?,
             Begin::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
             Begin::Arrived(machine) => {
-                let machine = machine.as_deref().expect("it is planned, received and started in this order");
+                let (machine, _) = machine.as_ref().expect("it is planned, received and started in this order");
                 Machine::start_held(&self.config, machine, hardware).map_err(from_restore_error)?
             }
         };
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
-        let held = Held::of(&machine, matches!(self.begin, Begin::Arrived(_)));
+        let held = Held::of(&machine, &self.begin);
         Ok(RunningGuest { held, machine, _noted: Noted::taken("guest") })
     }
 }
@@ -325,7 +336,7 @@ impl RunningGuest {
     /// # Errors
     /// One line; it then never runs.
     pub fn release(&self) -> Result<(), String> {
-        self.held.take().map_or(Ok(()), |(_, second_level)| second_level.resume().map_err(|error| error.to_string()))
+        self.held.take().map_or(Ok(()), |held| held.second_level.resume().map_err(|error| error.to_string()))
     }
 
     /// KVM's mappings of its RAM.

@@ -8,7 +8,9 @@
 //!     hello: release, specification ────────────▶ maps RAM, enters no sandbox yet
 //!                                   ◀──────────── welcome
 //!     pages, round by round         ────────────▶ into RAM, on huge pages where they were
-//!     pause; last pages; machine    ────────────▶ builds the machine, held; its sandbox; its manager
+//!     pause; last pages; flushes
+//!     its disks and unlocks them;
+//!     machine                       ────────────▶ locks the disks; builds the machine, held; its sandbox; its manager
 //!                                   ◀──────────── ready
 //!     go                            ────────────▶ lets the guest run
 //!     ends its guest                ◀──────────── running

@@ -17,6 +17,7 @@ use wideleaf_control::server::{ConnectionId, Replies};
 use wideleaf_control::vm::{BaseView, MigratedView, SavingView, VmAnswer};
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::save::SaveLimits;
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
 use crate::migration::source::{self, Departing, End};
@@ -60,6 +61,7 @@ pub struct SavingThread {
     jobs: Option<SyncSender<SaveJob>>,
     shared: Arc<Shared>,
     second_level: Arc<KvmSecondLevel>,
+    disks: DiskLocks,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -73,12 +75,12 @@ impl SavingThread {
         let (jobs, queue) = sync_channel(0);
         let shared = Arc::<Shared>::default();
         let with = shared.clone();
-        let second_level = parts.second_level.clone();
+        let (second_level, disks) = (parts.second_level.clone(), parts.disks.clone());
         let thread = std::thread::Builder::new().name("save".to_owned()).spawn(move || {
             begin();
             serve(&queue, &parts, &with);
         })?;
-        Ok(SavingThread { jobs: Some(jobs), shared, second_level, thread: Some(thread) })
+        Ok(SavingThread { jobs: Some(jobs), shared, second_level, disks, thread: Some(thread) })
     }
 
     /// Hands a job to the thread, which replies to it.
@@ -106,10 +108,11 @@ impl SavingThread {
     /// Resumes a VM that an unanswered migration left paused: an operator has seen that it does not run elsewhere.
     ///
     /// # Errors
-    /// One line; it stays paused.
+    /// One line; it stays paused. Where it runs elsewhere, its disks are locked there.
     pub fn resume_after_doubt(&self) -> Result<(), String> {
         let mut doubt = lock(&self.shared.doubt);
         if doubt.is_some() {
+            self.disks.take().map_err(|error| format!("cannot resume the VM: {error}; does it run elsewhere?"))?;
             self.second_level.resume().map_err(|error| error.to_string())?;
             *doubt = None;
         }
@@ -140,7 +143,7 @@ impl Drop for SavingThread {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the thread that saves the VM panicked");
         }
-        // The devices' threads could not end before.
+        // The devices' threads could not end before. Disks that were given up do nothing.
         if lock(&self.shared.doubt).take().is_some() {
             self.second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
         }

@@ -137,8 +137,8 @@ impl Machine {
     }
 
     /// The same with RAM that is complete, for a VM that moves: vCPUs and devices stand still until the caller resumes
-    /// them ([`SecondLevel::resume`]), so that nothing of the guest runs here while another host may still run it.
-    /// Before that, devices may do what their drivers had asked for, as the other host's may.
+    /// them ([`SecondLevel::resume`]), so that nothing of the guest runs here while another host may still run it. What
+    /// the drivers had asked for is not begun before either: no disk is written.
     ///
     /// # Errors
     /// [`RestoreError`]; then nothing runs.
@@ -175,6 +175,7 @@ impl Machine {
                 machine.memory.gate().open()
             }
         })?;
+        machine.bus.look();
         watch.lap("threads");
         machine.setup = watch.stop();
         Ok(machine)

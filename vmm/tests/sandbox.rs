@@ -86,6 +86,14 @@ fn opens(path: &str) -> bool {
     fs::File::open(path).is_ok()
 }
 
+/// Locks standard input, an open file.
+fn lock_a_file() -> bool {
+    let kind = (libc::F_RDLCK as _, libc::SEEK_SET as _);
+    let lock = libc::flock { l_type: kind.0, l_whence: kind.1, l_start: 0, l_len: 0, l_pid: 0 };
+    let lock = libc::c_long::try_from(std::ptr::from_ref(&lock).addr()).unwrap();
+    raw(libc::SYS_fcntl, [0, libc::F_OFD_SETLK.into(), lock, 0, 0, 0])
+}
+
 const FORBIDDEN: &[Attempt] = &[
     (
         "run_another_program",
@@ -194,6 +202,9 @@ const FORBIDDEN: &[Attempt] = &[
             _ => Killed("openat"),
         },
     ),
+    ("lock_a_file", lock_a_file, |kind| {
+        if matches!(kind, ThreadKind::Save | ThreadKind::Control) { Works } else { Killed("fcntl") }
+    }),
     ("free_much_memory", free_much_memory, |_| Works),
     ("take_random_bytes", || wideleaf_vmm::sys::random::fill(&mut [0; 5000]).is_ok(), |_| Works),
     (
@@ -228,7 +239,7 @@ fn save_a_vm() {
     use wideleaf_policies::{Bytes, PageSize, units::mib};
     use wideleaf_vmm::boot::BootImage;
     use wideleaf_vmm::devices::virtio::balloon::Balloon;
-    use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskOptions};
+    use wideleaf_vmm::devices::virtio::block::{Block, DiskImage, DiskLocks, DiskOptions};
     use wideleaf_vmm::devices::{SerialOutput, SerialSink};
     use wideleaf_vmm::{Hardware, HostLimits, ImageSource, Machine, VmConfig, VmOptions};
 
@@ -236,7 +247,8 @@ fn save_a_vm() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(4096).unwrap();
     let path = file.path().to_owned();
-    let disk = DiskImage::open(&DiskOptions { path, is_read_only: false, id: None }).unwrap();
+    let disk = Block::new(DiskImage::open(&DiskOptions { path, is_read_only: false, id: None }).unwrap());
+    let locks = DiskLocks::of([disk.image()]);
     // The sandbox does not let it remove the file later.
     file.close().unwrap();
     let balloon = Balloon::new(mib(16), Bytes::ZERO).unwrap();
@@ -250,12 +262,8 @@ fn save_a_vm() {
     let sandbox = Arc::new(Sandbox::plan(self::config()).unwrap());
     let sink: SerialSink = Box::new(|_| {});
     let output = SerialOutput::from(sink);
-    let hardware = Hardware {
-        ram,
-        output,
-        devices: vec![Box::new(Block::new(disk)), Box::new(balloon)],
-        sandbox: Some(sandbox.clone()),
-    };
+    let hardware =
+        Hardware { ram, output, devices: vec![Box::new(disk), Box::new(balloon)], sandbox: Some(sandbox.clone()) };
     let machine = Machine::start_image(&config, &BootImage::read(&config).unwrap(), hardware).unwrap();
     let state = std::thread::scope(|scope| {
         let save = || {
@@ -263,6 +271,9 @@ fn save_a_vm() {
             machine.saver().flush_disks().unwrap();
             machine.second_level().pause().unwrap();
             let state = machine.save_state();
+            // Another run was to have it, and has not.
+            locks.give_up().unwrap();
+            locks.take().unwrap();
             machine.second_level().resume().unwrap();
             state.map_err(|error| error.to_string())
         };

@@ -122,11 +122,6 @@ pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<Polic
         return Err(Failure::Input("cannot receive a run without a guest".to_owned()));
     }
     let devices = DeviceSpec::from(&args.devices);
-    let writable = devices.disks.iter().find(|disk| !disk.is_read_only);
-    if let Some(disk) = writable {
-        let path = disk.path.display();
-        return Err(Failure::Usage(format!("cannot receive a VM with the writable disk {path}: write {path},ro")));
-    }
     if devices.is_empty() && !sent.devices.is_empty() {
         return Err(Failure::Usage(
             "cannot receive the VM: it has devices; name them with --disk, --net, --vsock, --balloon or --rng"

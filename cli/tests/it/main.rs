@@ -16,6 +16,7 @@ mod hook;
 mod host;
 mod kernels;
 mod migration;
+mod moved_disks;
 mod operator;
 mod paths;
 mod policies_told_apart;

@@ -15,11 +15,11 @@ use wideleaf_testing::scratch::{Running, Scratch};
 use crate::program::new_scratch;
 
 /// Kinds of messages (`run/src/migration/frames.rs`).
-const PAGES: u32 = 2;
-const MACHINE: u32 = 3;
-const GO: u32 = 4;
-const READY: u32 = 17;
-const RUNNING: u32 = 18;
+pub const PAGES: u32 = 2;
+pub const MACHINE: u32 = 3;
+pub const GO: u32 = 4;
+pub const READY: u32 = 17;
+pub const RUNNING: u32 = 18;
 
 /// Two vCPUs that work for some seconds, whatever happens to them.
 fn source(scratch: &Scratch) -> Running {
@@ -33,19 +33,13 @@ fn long_source(scratch: &Scratch) -> Running {
 
 fn source_of(scratch: &Scratch, passes: u32) -> Running {
     let cmdline = format!("--cmdline=bytes=8M passes={passes}");
-    let arguments = [
-        "run",
-        "pattern",
-        "--vcpus=2",
-        "--memory=128M",
-        &cmdline,
-        "--policy=greedy",
-        "--no-daemon",
-        "--control-socket=vm.sock",
-        "--format=json",
-        "--output=source.json",
-    ];
-    let mut run = Running::start(scratch, &arguments);
+    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
+}
+
+/// This run, once it listens at `vm.sock`; its report is `source.json`.
+pub fn started(scratch: &Scratch, what: &[&str]) -> Running {
+    let more = ["--policy=greedy", "--no-daemon", "--control-socket=vm.sock", "--format=json", "--output=source.json"];
+    let mut run = Running::start(scratch, &[&["run"], what, &more].concat());
     while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
         assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
     }
@@ -54,10 +48,15 @@ fn source_of(scratch: &Scratch, passes: u32) -> Running {
 
 /// A run that waits at this address, and the address that it says.
 fn target(scratch: &Scratch, address: &str) -> (Running, String) {
+    target_with(scratch, address, &[])
+}
+
+/// The same with more options.
+pub fn target_with(scratch: &Scratch, address: &str, more: &[&str]) -> (Running, String) {
     let incoming = format!("--incoming={address}");
     let arguments =
         ["run", &incoming, "--no-daemon", "--control-socket=vm2.sock", "--format=json", "--output=target.json"];
-    let mut run = Running::start(scratch, &arguments);
+    let mut run = Running::start(scratch, &[&arguments, more].concat());
     let mut line = String::new();
     let mut stderr = BufReader::new(run.0.stderr.take().unwrap());
     stderr.read_line(&mut line).unwrap();
@@ -74,7 +73,7 @@ fn target(scratch: &Scratch, address: &str) -> (Running, String) {
 }
 
 /// The client of a migration, which may be slow.
-fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
+pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
     let mut command = Command::new(scratch.program());
     command.args(["vm", "vm.sock", "migrate", to, "--format=json", "--pause=60s"]).args(more);
     command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -82,23 +81,23 @@ fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
 }
 
 /// Exit code, standard output and standard error.
-fn end(child: Child) -> (Option<i32>, String, String) {
+pub fn end(child: Child) -> (Option<i32>, String, String) {
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-fn report(scratch: &Scratch, name: &str) -> Value {
+pub fn report(scratch: &Scratch, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(scratch.path(name)).unwrap()).unwrap()
 }
 
-fn status(scratch: &Scratch) -> Value {
+pub fn status(scratch: &Scratch) -> Value {
     let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).assert().success();
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 
 /// The guest found every word as it had written it.
-fn has_lost_nothing(report: &Value) {
+pub fn has_lost_nothing(report: &Value) {
     assert_eq!(report["outcome"], "success");
     assert_eq!((&report["verification"]["passed"], &report["verification"]["errors"]), (&json!(true), &json!(0)));
 }
@@ -248,14 +247,24 @@ fn a_target_that_cannot_take_the_vm_says_why_and_the_guest_goes_on() {
 }
 
 /// Stands between source and target until a message of kind `cut` comes: that one and all later ones are lost.
-fn lossy(scratch: &Scratch, cut: u32) -> (String, JoinHandle<()>) {
+pub fn lossy(scratch: &Scratch, cut: u32) -> (String, JoinHandle<()>) {
+    held_at(scratch, cut, || {})
+}
+
+/// The same; does something before both sides see the loss.
+pub fn held_at(scratch: &Scratch, cut: u32, before: impl FnOnce() + Send + 'static) -> (String, JoinHandle<()>) {
     let listener = UnixListener::bind(scratch.path("lossy.sock")).unwrap();
     let to = scratch.path("move.sock");
     let thread = std::thread::spawn(move || {
         let source = listener.accept().unwrap().0;
         let target = UnixStream::connect(to).unwrap();
+        let before = std::sync::Mutex::new(Some(before));
         let pump = |from: &UnixStream, to: &UnixStream| {
-            let _ = forward(from, to, cut);
+            if forward(from, to, cut).is_ok()
+                && let Some(before) = before.lock().unwrap().take()
+            {
+                before();
+            }
             // Both directions end.
             for end in [from, to] {
                 let _ = end.shutdown(std::net::Shutdown::Both);

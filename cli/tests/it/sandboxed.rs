@@ -18,7 +18,7 @@ const LONG: [&str; 6] =
 /// Arguments of a guest that lives for a moment.
 const SHORT: [&str; 5] = ["run", "pattern", "--cmdline=bytes=16M passes=2", "--memory=64M", "--no-daemon"];
 
-fn has_root() -> bool {
+pub fn has_root() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
         println!("skipped: only root can have another user, a jail or a cgroup: run the test as root");

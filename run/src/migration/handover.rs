@@ -1,16 +1,21 @@
-//! Which side may run the guest, as each side knows it. At no time may both.
+//! Which side may run the guest and use its disks, as each side knows it. At no time may both.
 //!
 //! ```text
-//!   source                                            target
-//!   Sending ── all is sent ─▶ Sent                    Receiving ── the machine came, and is built ─▶ Ready
-//!      │                       │ ready came               │                                            │ go came
-//!      │ loss, cancel          │     │                    │ loss                                  loss │    │
-//!      ▼                       ▼     ▼                    ▼                                            ▼    ▼
-//!     Kept ◀─ loss, cancel ────┘  Committed              Ended ◀──────────────────────────────────────┘  Runs
-//!      ▲                             │ │ │
-//!      └── the target says that its  │ │ └─ running came ─▶ Left
-//!          guest has never run ──────┘ └─── loss ─▶ InDoubt
+//!   source                                              target
+//!   Sending ── disks given up ─▶ GivenUp                Receiving ── the machine came, disks locked ─▶ HasDisks
+//!      │ loss, cancel               │ all is sent           │ loss                                   │      │ built
+//!      ▼                    loss,   ▼                       ▼                                   loss ▼      ▼
+//!     Kept ◀─┐          ┌─ cancel ─ Sent                   Ended ◀─────────────────────────────────────── Ready
+//!    locked  │          ▼           │ ready came                                                 loss       │ go came
+//!    again   └──── TakingBack       ▼                                                                       ▼
+//!                   │   ▲       Committed ── running came ─▶ Left                                          Runs
+//!    no lock        │   └──────────┤  the target says that its guest has never run
+//!                   ▼              ▼ loss
+//!                  InDoubt ◀───────┘   an operator resumes it, and the disks are locked again ─▶ Kept
 //! ```
+//!
+//! A side uses the disks only where it has their locks, and runs the guest only then. The source gives them up before
+//! the machine's state leaves it, so that a target that cannot lock them says so before `go`.
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
@@ -19,23 +24,31 @@
 /// State of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Pages and the machine are under way.
+    /// Pages are under way.
     Sending,
-    /// All is sent, and the guest is paused.
+    /// The locks of the disks are given up, and the machine is under way; the guest is paused.
+    GivenUp,
+    /// All is sent.
     Sent,
     /// `go` may have left.
     Committed,
     /// The target's guest runs.
     Left,
+    /// The guest stays here, once the disks are locked again.
+    TakingBack,
     /// The guest stays here.
     Kept,
-    /// The target's guest may run.
+    /// The target's guest may run, or another process has the disks.
     InDoubt,
 }
 
 /// Events at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtSource {
+    /// The first lock of a disk is about to be given up.
+    GivingUp,
+    /// All disks are locked again.
+    TakenBack,
     /// The last byte of the machine's state left.
     AllSent,
     /// The target is ready, and `go` is about to be sent.
@@ -64,12 +77,15 @@ impl Source {
     #[must_use]
     pub fn after(self, event: AtSource) -> Source {
         match (self, event) {
-            (Source::Sending, AtSource::AllSent) => Source::Sent,
+            (Source::Sending, AtSource::GivingUp) => Source::GivenUp,
+            (Source::GivenUp, AtSource::AllSent) => Source::Sent,
             (Source::Sent, AtSource::Ready) => Source::Committed,
             (Source::Committed, AtSource::Running) => Source::Left,
-            (Source::Committed, AtSource::NeverRan) => Source::Kept,
-            (Source::Sending | Source::Sent, _) => Source::Kept,
-            (Source::Committed, _) => Source::InDoubt,
+            (Source::Committed, AtSource::NeverRan) => Source::TakingBack,
+            (Source::TakingBack | Source::InDoubt, AtSource::TakenBack) => Source::Kept,
+            (Source::Sending, _) => Source::Kept,
+            (Source::GivenUp | Source::Sent, _) => Source::TakingBack,
+            (Source::Committed | Source::TakingBack, _) => Source::InDoubt,
             (Source::Left | Source::Kept | Source::InDoubt, _) => self,
         }
     }
@@ -78,7 +94,7 @@ impl Source {
     pub fn guest(self) -> Guest {
         match self {
             Source::Sending | Source::Kept => Guest::Here,
-            Source::Sent | Source::Committed | Source::InDoubt => Guest::Waits,
+            Source::GivenUp | Source::Sent | Source::Committed | Source::TakingBack | Source::InDoubt => Guest::Waits,
             Source::Left => Guest::Ended,
         }
     }
@@ -89,6 +105,8 @@ impl Source {
 pub enum Target {
     /// Pages and the machine are under way.
     Receiving,
+    /// The machine has come, and its disks are locked here.
+    HasDisks,
     /// All is checked and built.
     Ready,
     /// The guest runs.
@@ -100,7 +118,9 @@ pub enum Target {
 /// Events at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtTarget {
-    /// All has come, is checked and is built.
+    /// The machine has come, and all disks are locked here.
+    Locked,
+    /// All is checked and built.
     Built,
     /// `go` came.
     Go,
@@ -113,18 +133,19 @@ impl Target {
     #[must_use]
     pub fn after(self, event: AtTarget) -> Target {
         match (self, event) {
-            (Target::Receiving, AtTarget::Built) => Target::Ready,
+            (Target::Receiving, AtTarget::Locked) => Target::HasDisks,
+            (Target::HasDisks, AtTarget::Built) => Target::Ready,
             (Target::Ready, AtTarget::Go) => Target::Runs,
             // Once it runs, the source has given it up: it goes on without a connection.
             (Target::Runs, _) => Target::Runs,
-            (Target::Receiving | Target::Ready | Target::Ended, _) => Target::Ended,
+            (Target::Receiving | Target::HasDisks | Target::Ready | Target::Ended, _) => Target::Ended,
         }
     }
 
     /// What it may do with its guest.
     pub fn guest(self) -> Guest {
         match self {
-            Target::Receiving | Target::Ready => Guest::Waits,
+            Target::Receiving | Target::HasDisks | Target::Ready => Guest::Waits,
             Target::Runs => Guest::Here,
             Target::Ended => Guest::Ended,
         }
@@ -146,61 +167,165 @@ mod tests {
 
     const ALL: [Message; 4] = [Message::Machine, Message::Ready, Message::Go, Message::Running];
 
-    /// Both sides at the end of a migration in which the connection breaks before `lost` arrives.
-    fn end(lost: Option<Message>) -> (Source, Target) {
-        let (mut source, mut target) = (Source::Sending, Target::Receiving);
+    /// The lock of a disk, which the kernel gives to one process at a time.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum LockedBy {
+        None,
+        Source,
+        Target,
+        Another,
+    }
+
+    /// Both sides, and the lock of the disk.
+    #[derive(Clone, Copy, Debug)]
+    struct Both {
+        source: Source,
+        target: Target,
+        lock: LockedBy,
+    }
+
+    impl Both {
+        fn source(&mut self, event: AtSource) {
+            self.source = self.source.after(event);
+            self.check(event);
+        }
+
+        fn target(&mut self, event: AtTarget) {
+            self.target = self.target.after(event);
+            // Its process ends.
+            if self.target == Target::Ended && self.lock == LockedBy::Target {
+                self.lock = LockedBy::None;
+            }
+            self.check(event);
+        }
+
+        /// The source tries to lock the disk again.
+        fn take_back(&mut self) {
+            if self.lock == LockedBy::None {
+                self.lock = LockedBy::Source;
+            }
+            let has_it = self.lock == LockedBy::Source;
+            self.source(if has_it { AtSource::TakenBack } else { AtSource::Lost });
+        }
+
+        /// One guest at most, and only where the disk is locked.
+        fn check(self, event: impl std::fmt::Debug) {
+            let (here, there) = (self.source.guest() == Guest::Here, self.target.guest() == Guest::Here);
+            assert!(!here || self.lock == LockedBy::Source, "{event:?}: {self:?}");
+            assert!(!there || self.lock == LockedBy::Target, "{event:?}: {self:?}");
+        }
+    }
+
+    /// Both sides after a migration in which the connection breaks before `lost` arrives. The source notices that
+    /// before the target does, or after it; `between`: what has the lock between the two.
+    fn both(lost: Option<Message>, notices_first: bool, between: LockedBy) -> Both {
+        let mut both = Both { source: Source::Sending, target: Target::Receiving, lock: LockedBy::Source };
         for message in ALL {
             // What the sender of a message knows does not depend on its arrival.
             if message == Message::Machine {
-                source = source.after(AtSource::AllSent);
+                both.source(AtSource::GivingUp);
+                both.lock = between;
+                both.source(AtSource::AllSent);
             }
             if message == Message::Go {
-                assert_eq!(source, Source::Committed, "before the first byte leaves");
+                assert_eq!(both.source, Source::Committed, "before the first byte leaves");
             }
             if Some(message) == lost {
-                return (source.after(AtSource::Lost), target.after(AtTarget::Lost));
+                if !notices_first {
+                    both.target(AtTarget::Lost);
+                }
+                both.source(AtSource::Lost);
+                if both.source == Source::TakingBack {
+                    both.take_back();
+                }
+                both.target(AtTarget::Lost);
+                return both;
             }
             match message {
-                Message::Machine => target = target.after(AtTarget::Built),
-                Message::Ready => source = source.after(AtSource::Ready),
-                Message::Go => target = target.after(AtTarget::Go),
-                Message::Running => source = source.after(AtSource::Running),
+                Message::Machine if both.lock == LockedBy::None => {
+                    both.lock = LockedBy::Target;
+                    both.target(AtTarget::Locked);
+                    both.target(AtTarget::Built);
+                }
+                // It says why, and ends.
+                Message::Machine => {
+                    both.target(AtTarget::Lost);
+                    both.source(AtSource::Lost);
+                    both.take_back();
+                    return both;
+                }
+                Message::Ready => both.source(AtSource::Ready),
+                Message::Go => both.target(AtTarget::Go),
+                Message::Running => both.source(AtSource::Running),
             }
-            let both = source.guest() == Guest::Here && target.guest() == Guest::Here;
-            assert!(!both, "{message:?}: {source:?} {target:?}");
         }
-        (source, target)
+        both
+    }
+
+    fn end(lost: Option<Message>, notices_first: bool) -> (Source, Target, LockedBy) {
+        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None);
+        (source, target, lock)
     }
 
     #[test]
-    fn a_loss_at_any_message_leaves_one_guest_or_a_paused_one_that_waits_for_the_operator() {
-        assert_eq!(end(Some(Message::Machine)), (Source::Kept, Target::Ended));
-        assert_eq!(end(Some(Message::Ready)), (Source::Kept, Target::Ended));
-        assert_eq!(end(Some(Message::Go)), (Source::InDoubt, Target::Ended));
-        assert_eq!(end(Some(Message::Running)), (Source::InDoubt, Target::Runs));
-        assert_eq!(end(None), (Source::Left, Target::Runs));
+    fn a_loss_at_any_message_leaves_one_guest_with_the_disks_or_a_paused_one_that_waits_for_the_operator() {
+        let kept = (Source::Kept, Target::Ended, LockedBy::Source);
+        for notices_first in [false, true] {
+            assert_eq!(end(Some(Message::Machine), notices_first), kept);
+            assert_eq!(end(Some(Message::Go), notices_first), (Source::InDoubt, Target::Ended, LockedBy::None));
+            assert_eq!(end(Some(Message::Running), notices_first), (Source::InDoubt, Target::Runs, LockedBy::Target));
+        }
+        assert_eq!(end(None, false), (Source::Left, Target::Runs, LockedBy::Target));
+        assert_eq!(end(Some(Message::Ready), false), kept);
+        // The target still has the disks: the source waits for it, in vain only where it takes too long.
+        assert_eq!(end(Some(Message::Ready), true), (Source::InDoubt, Target::Ended, LockedBy::None));
+    }
+
+    #[test]
+    fn an_operator_who_resumes_a_guest_in_doubt_gets_it_only_where_no_other_process_has_its_disks() {
+        for (lost, resumed) in [(Message::Go, Source::Kept), (Message::Running, Source::InDoubt)] {
+            let mut both = both(Some(lost), false, LockedBy::None);
+            both.take_back();
+            assert_eq!(both.source, resumed, "{lost:?}");
+        }
+    }
+
+    #[test]
+    fn disks_that_another_process_locks_on_their_way_stop_the_migration_and_the_guest() {
+        let both = both(None, false, LockedBy::Another);
+        assert_eq!((both.source, both.target, both.lock), (Source::InDoubt, Target::Ended, LockedBy::Another));
     }
 
     #[test]
     fn the_source_resumes_after_go_only_when_the_target_says_that_its_guest_never_ran() {
-        let committed = Source::Sending.after(AtSource::AllSent).after(AtSource::Ready);
-        for event in [AtSource::AllSent, AtSource::Ready, AtSource::Lost] {
+        let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
+        let committed = sent.after(AtSource::Ready);
+        for event in [AtSource::AllSent, AtSource::Ready, AtSource::Lost, AtSource::TakenBack] {
             assert_eq!(committed.after(event), Source::InDoubt, "{event:?}");
         }
-        assert_eq!(committed.after(AtSource::NeverRan).guest(), Guest::Here);
+        assert_eq!(committed.after(AtSource::NeverRan).after(AtSource::TakenBack).guest(), Guest::Here);
+        assert_eq!(committed.after(AtSource::NeverRan).after(AtSource::Lost).guest(), Guest::Waits);
         for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan, AtSource::Lost] {
             assert_eq!(Source::Left.after(event).guest(), Guest::Ended, "{event:?}");
             assert_eq!(Source::InDoubt.after(event).guest(), Guest::Waits, "{event:?}");
         }
+        assert_eq!(Source::Left.after(AtSource::TakenBack), Source::Left);
     }
 
     #[test]
     fn messages_out_of_their_order_end_a_migration_before_go() {
-        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan] {
+        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan, AtSource::AllSent] {
             assert_eq!(Source::Sending.after(event), Source::Kept, "{event:?}");
         }
-        assert_eq!(Source::Sending.after(AtSource::AllSent).after(AtSource::Running), Source::Kept);
-        assert_eq!(Target::Receiving.after(AtTarget::Go), Target::Ended, "go before all has come");
+        let given_up = Source::Sending.after(AtSource::GivingUp);
+        for event in [AtSource::Ready, AtSource::Running, AtSource::NeverRan] {
+            assert_eq!(given_up.after(event), Source::TakingBack, "{event:?}");
+        }
+        assert_eq!(given_up.after(AtSource::AllSent).after(AtSource::Running), Source::TakingBack);
+        for event in [AtTarget::Go, AtTarget::Built] {
+            assert_eq!(Target::Receiving.after(event), Target::Ended, "{event:?} before all has come");
+        }
+        assert_eq!(Target::HasDisks.after(AtTarget::Go), Target::Ended, "go before ready");
         assert_eq!(Target::Ended.after(AtTarget::Go), Target::Ended);
     }
 }

@@ -14,6 +14,7 @@ use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveReport, SaveSi
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 use wideleaf_snapshot::is_zero;
 use wideleaf_vmm::GuestExit;
+use wideleaf_vmm::devices::virtio::block::DiskError;
 
 use super::frames::{self, Kind, PAGE_BYTES, PagesHead};
 use super::handover::{AtSource, Guest, Source};
@@ -32,6 +33,11 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const RUNNING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time for the figures of both sides, once the guest runs there.
 const FIGURES_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Time in which a target that has ended gives up the locks of the disks: its process may have much RAM to free.
+const TAKE_BACK_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Interval between two attempts to lock the disks again.
+const TAKE_BACK_EVERY: Duration = Duration::from_millis(5);
 
 /// Time in which the target's reason for an end may come.
 const LAST_WORDS_WAIT_MAX: Duration = Duration::from_millis(200);
@@ -63,7 +69,6 @@ pub enum End {
 pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<End, String> {
     let to = job.to.clone();
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
-    check_movable(&parts.spec).map_err(|why| cannot(&why))?;
     let [reader, writer, client] =
         <[OwnedFd; 3]>::try_from(job.files).map_err(|_| cannot("its connection is missing beside the request"))?;
     let client = File::from(client);
@@ -88,18 +93,6 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     departure.run(&limits).map_err(|why| cannot(&why))
 }
 
-/// A writable disk is locked by this process, and its last writes are known to no other one.
-fn check_movable(spec: &RunSpec) -> Result<(), String> {
-    match spec.devices.disks.iter().find(|disk| !disk.is_read_only) {
-        None => Ok(()),
-        Some(disk) => Err(format!(
-            "its disk {} is writable, and stays locked by this host; only a VM with read-only disks can move: use \
-             `snapshot`, and `wideleaf run --restore` after its end",
-            disk.path.display()
-        )),
-    }
-}
-
 /// A migration under way.
 struct Departure<'a> {
     parts: &'a SavedParts,
@@ -122,6 +115,8 @@ struct Switched {
     downtime: Duration,
     /// Reason of a doubt.
     why: String,
+    /// Reason why the disks are not locked again, if that is the doubt.
+    no_disks: Option<String>,
 }
 
 impl Departure<'_> {
@@ -187,20 +182,38 @@ impl Departure<'_> {
         let mut turn = Source::Sending;
         let handed_over = self.hand_over(last, &mut turn);
         let downtime = paused_at.elapsed();
-        if handed_over.is_err() {
+        if handed_over.is_err() && turn != Source::TakingBack {
             turn = turn.after(AtSource::Lost);
         }
         let why = handed_over.err().unwrap_or_default();
+        let mut no_disks = None;
+        if turn == Source::TakingBack {
+            no_disks = self.take_back().err();
+            turn = turn.after(if no_disks.is_none() { AtSource::TakenBack } else { AtSource::Lost });
+        }
         match turn.guest() {
             Guest::Here => {
                 parts.second_level.resume().map_err(|error| format!("{why}; and its guest stays paused: {error}"))?;
                 Err(why)
             }
-            Guest::Waits => Ok(Switched { turn, downtime, why }),
+            Guest::Waits => Ok(Switched { turn, downtime, why, no_disks }),
             Guest::Ended => {
                 // From now on no vCPU enters the guest, whatever is resumed.
                 parts.control.stop(GuestExit::Stopped);
-                Ok(Switched { turn, downtime, why })
+                Ok(Switched { turn, downtime, why, no_disks })
+            }
+        }
+    }
+
+    /// Locks the disks again, as soon as the target has ended.
+    fn take_back(&self) -> Result<(), String> {
+        let until = Instant::now() + TAKE_BACK_WAIT_MAX;
+        loop {
+            match self.parts.disks.take() {
+                Err(DiskError::Elsewhere { .. }) if Instant::now() < until && !self.shared.is_ending() => {
+                    std::thread::sleep(TAKE_BACK_EVERY);
+                }
+                taken => return taken.map_err(|error| error.to_string()),
             }
         }
     }
@@ -213,6 +226,9 @@ impl Departure<'_> {
         let text = saved_text(&self.spec(), self.session.saved(), &self.accesses, &state)?;
         let (limit, lost) = (self.limit(), |lost| self.reason(lost));
         let mut content = Vec::new();
+        // All writes are durable since the devices rest.
+        *turn = turn.after(AtSource::GivingUp);
+        self.parts.disks.give_up().map_err(|error| error.to_string())?;
         let sent = lock(&self.sender).send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
         *turn = turn.after(AtSource::AllSent);
@@ -238,6 +254,13 @@ impl Departure<'_> {
     }
 
     fn end(&self, switched: &Switched, report: &SaveReport, huge_bytes_before: u64) -> End {
+        if let Some(no_disks) = &switched.no_disks {
+            return End::InDoubt(format!(
+                "cannot migrate the VM to {}: {}; and it stays paused here: {no_disks}; end that process, then `resume` \
+                 this VM",
+                self.to, switched.why
+            ));
+        }
         if switched.turn != Source::Left {
             return End::InDoubt(format!(
                 "cannot tell whether the VM runs at {}: {} after the last word was sent; it stays paused here: look at \

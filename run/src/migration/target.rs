@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Incoming::wait ──▶ specification ──▶ RAM mapped ──▶ Incoming::receive: RAM and the machine's state
-//!                                                            │
-//!   report ◀── guest runs ◀── Incoming::switch: ready, go ◀──┘ machine built and held, sandbox, manager, sockets
+//!                                                            │ disks locked, machine built and held, sandbox,
+//!   report ◀── guest runs ◀── Incoming::switch: ready, go ◀──┘ manager, sockets
 //! ```
 //!
 //! What the source sends is checked before it is used: lengths, checksums, that all pages are RAM, and the machine's
@@ -103,6 +103,12 @@ impl Incoming {
         }
         (link.report.pages, link.report.windows_marked_huge) = (placing.pages, placing.windows_huge);
         parse(&content, &|why| Failure::Input(format!("cannot receive the VM from {}: {why}", self.from)))
+    }
+
+    /// Notes that the disks of the VM are locked here.
+    pub fn has_disks(&self) {
+        let link = &mut *self.lock();
+        link.turn = link.turn.after(AtTarget::Locked);
     }
 
     /// Says that all is ready, and lets the held guest run when the source says so. `counters` looks at RAM.

@@ -10,6 +10,7 @@ use wideleaf_control::vm::{MigratedView, SavingView};
 use wideleaf_memory::save::SaveProgress;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::PageSize;
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 use wideleaf_vmm::machine::MachineSaver;
 use wideleaf_vmm::run_loop::RunControl;
@@ -40,6 +41,8 @@ pub struct SavedParts {
     pub policy: Arc<PolicySwitch>,
     /// Snapshot from which the guest continues, if it does.
     pub restoring: Option<Arc<Restoring>>,
+    /// Locks of the disks that the guest can write.
+    pub disks: DiskLocks,
     /// Specification of the run.
     pub spec: RunSpec,
 }

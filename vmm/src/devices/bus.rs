@@ -71,6 +71,8 @@ pub trait MemoryDevice: Send {
     /// # Errors
     /// [`RestoreDeviceError`] where it cannot; then the machine must not run.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError>;
+    /// Makes the restored device look at its queues: its driver may have notified it just before it was saved.
+    fn look(&self) {}
 }
 
 struct Range {
@@ -258,7 +260,8 @@ impl Bus {
         ended.into_iter().collect()
     }
 
-    /// Lets the devices behind addresses, which are as new, continue from saved states, in their order.
+    /// Lets the devices behind addresses, which are as new, continue from saved states, in their order. What their
+    /// drivers asked for before is done after [`Bus::look`].
     ///
     /// # Errors
     /// The number of the device that cannot continue, and the reason; then the machine must not run.
@@ -267,6 +270,11 @@ impl Bus {
             lock(&range.device).restore(saved).map_err(|error| (number, error))?;
         }
         Ok(())
+    }
+
+    /// Makes the restored devices look at their queues.
+    pub fn look(&self) {
+        self.memory_ranges.iter().for_each(|range| lock(&range.device).look());
     }
 
     /// Accesses that no device answered until now.

@@ -311,6 +311,8 @@ const SAVING_FILES: Table = &[
     (libc::SYS_fsync, With::Any),
     (libc::SYS_fdatasync, With::Any),
     (libc::SYS_fcntl, With::Is(1, libc::F_DUPFD_CLOEXEC as u64)),
+    // The locks of disks pass to the run to which the VM moves, and come back where it does not.
+    (libc::SYS_fcntl, With::Is(1, libc::F_OFD_SETLK as u64)),
 ];
 
 /// `move_pages(2)` on this process: the nodes of its own pages, and their moves to another one.
@@ -409,6 +411,8 @@ const ANSWERING: Table = &[
     (libc::SYS_recvfrom, With::Any),
     // Open files come with a request to save the VM.
     (libc::SYS_recvmsg, With::Any),
+    // An operator resumes a VM whose disks were given up for a run that does not have it.
+    (libc::SYS_fcntl, With::Is(1, libc::F_OFD_SETLK as u64)),
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];
 

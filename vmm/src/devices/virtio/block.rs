@@ -10,9 +10,12 @@
 //!
 //! The host's page cache of the file is the guest's write-back cache: FLUSH makes it durable. For a driver that
 //! does not accept FLUSH, every write is durable when it completes (5.2.6.2).
+//!
+//! A VM that moves to another process hands the file's lock over ([`lock`]): without it, no request is carried out.
 
 pub mod counters;
 pub mod image;
+pub mod lock;
 pub mod request;
 mod worker;
 
@@ -21,6 +24,7 @@ use std::time::Instant;
 
 pub use counters::{DiskCounters, DiskStatistics};
 pub use image::{DiskError, DiskImage, DiskOptions};
+pub use lock::DiskLocks;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES, virtio_blk_config,
@@ -60,6 +64,11 @@ impl Block {
     pub fn new(image: DiskImage) -> Block {
         let config = config_bytes(&image);
         Block { image: Arc::new(image), counters: Arc::default(), config, worker: None }
+    }
+
+    /// The disk, also after the device is handed over.
+    pub fn image(&self) -> Arc<DiskImage> {
+        Arc::clone(&self.image)
     }
 
     /// The device's counters, also after it is handed over.

@@ -113,6 +113,20 @@ impl Driver {
     pub fn continued(
         &self,
         device: Box<dyn VirtioDevice>,
+        saved: &(SavedDevice, Vec<u8>),
+    ) -> Result<Driver, RestoreDeviceError> {
+        let driver = self.continued_held(device, saved)?;
+        driver.transport.look();
+        Ok(driver)
+    }
+
+    /// The same with a device that was not told to look at its queues.
+    ///
+    /// # Errors
+    /// The device's error, where it refuses the state.
+    pub fn continued_held(
+        &self,
+        device: Box<dyn VirtioDevice>,
         (saved, ram): &(SavedDevice, Vec<u8>),
     ) -> Result<Driver, RestoreDeviceError> {
         let mut driver = Driver::new(device);

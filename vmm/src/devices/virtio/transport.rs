@@ -365,10 +365,7 @@ impl Transport {
             self.queues.clear();
             return Ok(());
         }
-        self.start()?.ok_or(RestoreDeviceError::Damaged("a queue lies outside RAM"))?;
-        // A notification may have been on its way.
-        self.kicks.iter().for_each(|kick| drop(kick.write(1)));
-        Ok(())
+        self.start()?.ok_or(RestoreDeviceError::Damaged("a queue lies outside RAM"))
     }
 
     /// Checks that a driver of the saved device finds everything here that it knows.
@@ -424,6 +421,13 @@ impl MemoryDevice for Transport {
 
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
         self.restored(saved)
+    }
+
+    fn look(&self) {
+        // A device whose driver is not ready looks at its queues when it is activated.
+        if self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
+            self.kicks.iter().for_each(|kick| drop(kick.write(1)));
+        }
     }
 
     fn start_flush(&self) -> Option<JoinHandle<io::Result<()>>> {

@@ -1,22 +1,22 @@
-//! The file behind a disk: opened, measured and locked before there is a VM, then read and written by its thread.
+//! The file behind a disk: opened, measured and locked ([`super::lock`]) before there is a VM, then read and written by
+//! its thread.
 //!
 //! ```text
-//!   writable   exclusive lock ─┐
-//!   read-only  shared lock ────┴─ of the open file (F_OFD_SETLK, fcntl(2)):
-//!                                 QEMU's locks of the same file exclude ours, and ours QEMU's
+//!   writable   exclusive lock, which may pass to another VM and come back; without it, nothing is read or written
+//!   read-only  shared lock
 //! ```
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use wideleaf_memory::input_file::kind_name;
 
-use super::SECTOR_BYTES;
+use super::{SECTOR_BYTES, lock};
 use crate::devices::virtio::pieces::Piece;
 use crate::devices::virtio::saved::{SavedDisk, SavedFile, unless_equal};
 use crate::devices::virtio::{ActivateError, RestoreDeviceError};
@@ -51,8 +51,13 @@ pub struct DiskImage {
     is_regular: bool,
     hole_bytes: u64,
     id: [u8; ID_BYTES],
+    path: PathBuf,
     /// Whether a flush has failed: see [`DiskImage::flush`].
     has_failed: AtomicBool,
+    /// Whether the file is locked for this VM, which may then use it.
+    is_ours: AtomicBool,
+    /// The file when its lock was given up, if it was.
+    given_up: Mutex<Option<SavedFile>>,
 }
 
 /// The reasons why a disk cannot be used.
@@ -100,6 +105,23 @@ pub enum DiskError {
         /// Process that holds the lock, where the kernel shows it.
         holder: Option<u32>,
     },
+    /// No process has locked it, and the VM that arrives has locked its disk.
+    #[error("cannot use disk {}: the VM that arrives has its disk locked, and this file is not: name its own file, on \
+        a file system that passes locks from host to host", .0.display())]
+    NotLocked(PathBuf),
+    /// Another process has locked it while its lock was given up.
+    #[error("cannot lock disk {}: another process{} has locked it", path.display(),
+        holder.map_or(String::new(), |pid| format!(", {pid},")))]
+    Elsewhere {
+        /// Path of the file.
+        path: PathBuf,
+        /// Process that holds the lock, where the kernel shows it.
+        holder: Option<u32>,
+    },
+    /// It was written while its lock was given up.
+    #[error("cannot use disk {} again: it was written after its lock was given up, and the guest would read other data \
+        than it knows; stop this VM", .0.display())]
+    WrittenMeanwhile(PathBuf),
     /// The name is too long, or is not printable ASCII.
     #[error(
         "cannot use id {id:?} of {} bytes: a disk's name has at most {ID_BYTES} bytes of printable ASCII",
@@ -129,6 +151,31 @@ impl DiskImage {
     /// # Errors
     /// [`DiskError`] for any failure.
     pub fn open(options: &DiskOptions) -> Result<DiskImage, DiskError> {
+        let image = DiskImage::open_unlocked(options)?;
+        if lock::lock(&image.file, image.is_read_only).map_err(|source| image.host(source))? {
+            image.is_ours.store(true, Ordering::Release);
+            return Ok(image);
+        }
+        let holder = lock::holder_of(&image.file, Path::new("/proc"));
+        Err(DiskError::InUse { path: image.path, holder })
+    }
+
+    /// Opens the disk of a VM that arrives. One that can be written is still locked by the VM that it replaces, and is
+    /// not used before [`DiskImage::take`]. A read-only one is locked as ever.
+    ///
+    /// # Errors
+    /// [`DiskError`] for any failure, [`DiskError::NotLocked`] where the disk is not locked elsewhere: then it is not
+    /// that VM's.
+    pub fn open_arriving(options: &DiskOptions) -> Result<DiskImage, DiskError> {
+        if options.is_read_only {
+            return DiskImage::open(options);
+        }
+        let image = DiskImage::open_unlocked(options)?;
+        let is_locked = lock::is_locked_elsewhere(&image.file).map_err(|source| image.host(source))?;
+        if is_locked { Ok(image) } else { Err(DiskError::NotLocked(image.path)) }
+    }
+
+    fn open_unlocked(options: &DiskOptions) -> Result<DiskImage, DiskError> {
         let DiskOptions { path, is_read_only, .. } = options;
         let id = id_of(options)?;
         let host = |source| DiskError::Host { path: path.clone(), source };
@@ -147,7 +194,6 @@ impl DiskImage {
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(DiskError::NotSectors { path: path.clone(), bytes });
         }
-        lock(&file, path, *is_read_only)?;
         Ok(DiskImage {
             file,
             bytes,
@@ -155,8 +201,72 @@ impl DiskImage {
             is_regular,
             hole_bytes: metadata.blksize().max(SECTOR_BYTES),
             id,
+            path: path.clone(),
             has_failed: AtomicBool::new(false),
+            is_ours: AtomicBool::new(false),
+            given_up: Mutex::default(),
         })
+    }
+
+    /// Whether the file is locked for this VM. Without that, nothing is read or written.
+    pub fn is_ours(&self) -> bool {
+        self.is_ours.load(Ordering::Acquire)
+    }
+
+    /// Unlocks a file that can be written, for another VM. No request is under way, and all writes are durable.
+    ///
+    /// # Errors
+    /// [`DiskError::Host`].
+    pub fn give_up(&self) -> Result<(), DiskError> {
+        if self.is_read_only || !self.is_ours() {
+            return Ok(());
+        }
+        *self.given_up() = self.saved_file().map_err(|source| self.host(source))?;
+        self.is_ours.store(false, Ordering::Release);
+        lock::unlock(&self.file).map_err(|source| self.host(source))
+    }
+
+    /// Reads and writes nothing any more; the file stays locked while it is open.
+    pub fn abandon(&self) {
+        self.is_ours.store(false, Ordering::Release);
+    }
+
+    /// Locks the file, of a VM that has arrived, or again after [`DiskImage::give_up`].
+    ///
+    /// # Errors
+    /// [`DiskError::Elsewhere`] and [`DiskError::WrittenMeanwhile`]; it is then not locked, nor used.
+    pub fn take(&self) -> Result<(), DiskError> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        if !lock::lock(&self.file, self.is_read_only).map_err(|source| self.host(source))? {
+            let holder = lock::holder_of(&self.file, Path::new("/proc"));
+            return Err(DiskError::Elsewhere { path: self.path.clone(), holder });
+        }
+        let (before, now) = (*self.given_up(), self.saved_file().map_err(|source| self.host(source))?);
+        if before.is_some_and(|before| now != Some(before)) {
+            lock::unlock(&self.file).map_err(|source| self.host(source))?;
+            return Err(DiskError::WrittenMeanwhile(self.path.clone()));
+        }
+        self.is_ours.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn given_up(&self) -> std::sync::MutexGuard<'_, Option<SavedFile>> {
+        // Set in one step, so it is whole after a panic elsewhere.
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn host(&self, source: io::Error) -> DiskError {
+        DiskError::Host { path: self.path.clone(), source }
+    }
+
+    /// The file, where this VM may use it.
+    fn ours(&self) -> io::Result<&File> {
+        if self.is_ours() {
+            return Ok(&self.file);
+        }
+        Err(io::Error::other("the disk is not locked for this VM: it belongs to another one"))
     }
 
     /// Size of the disk when it was opened, in bytes; the guest never learns another.
@@ -195,7 +305,7 @@ impl DiskImage {
     /// # Errors
     /// The kernel's error (`preadv(2)`).
     pub fn read_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
-        vectored::read_at(&self.file, pieces, offset)
+        vectored::read_at(self.ours()?, pieces, offset)
     }
 
     /// Writes like [`vectored::write_at`].
@@ -203,7 +313,7 @@ impl DiskImage {
     /// # Errors
     /// The kernel's error (`pwritev(2)`).
     pub fn write_at(&self, pieces: &[Piece<'_>], offset: u64) -> io::Result<usize> {
-        vectored::write_at(&self.file, pieces, offset)
+        vectored::write_at(self.ours()?, pieces, offset)
     }
 
     /// Makes all earlier writes durable. After one failure every flush fails: the kernel marks pages that it could
@@ -217,7 +327,7 @@ impl DiskImage {
                 "cannot flush: an earlier flush failed, and the file's content since then is unknown",
             ));
         }
-        self.file.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
+        self.ours()?.sync_data().inspect_err(|_| self.has_failed.store(true, Ordering::Release))
     }
 
     /// The disk's identity now, for a snapshot.
@@ -225,13 +335,19 @@ impl DiskImage {
     /// # Errors
     /// The kernel's error (`statx(2)`).
     pub fn saved(&self) -> io::Result<SavedDisk> {
-        let file = self.is_regular.then(|| self.file.metadata()).transpose()?.map(|metadata| SavedFile {
+        let file = self.saved_file()?;
+        Ok(SavedDisk { id: self.id_text(), bytes: self.bytes, is_read_only: self.is_read_only, file })
+    }
+
+    /// The file and its last change; `None` for a block device.
+    fn saved_file(&self) -> io::Result<Option<SavedFile>> {
+        let metadata = self.is_regular.then(|| self.file.metadata()).transpose()?;
+        Ok(metadata.map(|metadata| SavedFile {
             device: metadata.dev(),
             inode: metadata.ino(),
             modified_s: metadata.mtime(),
             modified_ns: metadata.mtime_nsec(),
-        });
-        Ok(SavedDisk { id: self.id_text(), bytes: self.bytes, is_read_only: self.is_read_only, file })
+        }))
     }
 
     /// Checks that this is the disk of a snapshot: the same name and size and, where it is the same file, the same
@@ -296,7 +412,7 @@ impl DiskImage {
         let mut at = offset;
         while at < end && !is_stopped() {
             let piece = (end - at).min(ZEROES as u64);
-            self.file.write_all_at(&zeroes[..piece as usize], at)?;
+            self.ours()?.write_all_at(&zeroes[..piece as usize], at)?;
             at += piece;
         }
         Ok(())
@@ -305,7 +421,7 @@ impl DiskImage {
     fn allocate(&self, way: FallocateFlags, offset: u64, bytes: u64) -> io::Result<()> {
         let number = |value| i64::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
         let way = way | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        fallocate(&self.file, way, number(offset)?, number(bytes)?).map_err(io::Error::from)
+        fallocate(self.ours()?, way, number(offset)?, number(bytes)?).map_err(io::Error::from)
     }
 }
 
@@ -339,39 +455,6 @@ fn from_open(path: &Path, is_read_only: bool, source: io::Error) -> DiskError {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => DiskError::Denied { path, is_read_only },
         _ => DiskError::Host { path, source },
     }
-}
-
-/// Locks the open file. The lock ends with the file's last descriptor, in whatever way that is closed.
-fn lock(file: &File, path: &Path, is_read_only: bool) -> Result<(), DiskError> {
-    let kind = if is_read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    let whole = libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
-        Ok(_) => Ok(()),
-        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
-            Err(DiskError::InUse { path: path.to_owned(), holder: holder_of(file, Path::new("/proc")) })
-        }
-        Err(error) => Err(DiskError::Host { path: path.to_owned(), source: error.into() }),
-    }
-}
-
-/// The process that holds a lock on the file. The kernel reports no owner of such locks (the owner is the
-/// open file), but `fdinfo` lists them (`proc(5)`). Processes of other users are not readable; then the
-/// result is `None`.
-fn holder_of(file: &File, proc: &Path) -> Option<u32> {
-    let ours = file.metadata().ok()?;
-    let (own_pid, own_fd) = (std::process::id(), file.as_raw_fd().to_string());
-    let processes = std::fs::read_dir(proc).ok()?.flatten();
-    processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|pid| {
-        let descriptors = std::fs::read_dir(proc.join(format!("{pid}/fd")));
-        descriptors.into_iter().flatten().flatten().any(|descriptor| {
-            let is_same = std::fs::metadata(descriptor.path())
-                .is_ok_and(|other| (other.dev(), other.ino()) == (ours.dev(), ours.ino()));
-            let name = descriptor.file_name();
-            let is_ourselves = *pid == own_pid && name.to_str() == Some(own_fd.as_str());
-            let info = || std::fs::read_to_string(proc.join(format!("{pid}/fdinfo")).join(&name));
-            is_same && !is_ourselves && info().is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:")))
-        })
-    })
 }
 
 #[cfg(test)]

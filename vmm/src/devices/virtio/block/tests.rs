@@ -24,6 +24,7 @@ const ALL: u64 =
 struct Disk {
     driver: Driver,
     counters: Arc<DiskCounters>,
+    image: Arc<DiskImage>,
     file: NamedTempFile,
 }
 
@@ -33,10 +34,10 @@ fn disk_with(is_read_only: bool, features: u64) -> Disk {
     file.as_file().write_all_at(&content, 0).unwrap();
     let options = DiskOptions { path: file.path().to_owned(), is_read_only, id: Some("tested".into()) };
     let device = Block::new(DiskImage::open(&options).unwrap());
-    let counters = device.counters();
+    let (counters, image) = (device.counters(), device.image());
     let mut driver = Driver::new(Box::new(device));
     driver.start(features);
-    Disk { driver, counters, file }
+    Disk { driver, counters, image, file }
 }
 
 fn disk() -> Disk {
@@ -324,4 +325,27 @@ fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
         said.send(()).unwrap();
     });
     heard.recv_timeout(std::time::Duration::from_secs(60)).expect("the VM does not end");
+}
+
+#[test]
+fn a_request_after_the_lock_was_given_up_changes_nothing_and_has_no_answer() {
+    let mut disk = disk();
+    let before = disk.file_bytes(0, 512);
+    disk.image.give_up().unwrap();
+    let woken = disk.counters.statistics().wake_ups;
+    disk.driver.set_bytes(DATA, &[0xff; 512]);
+    disk.set_header(VIRTIO_BLK_T_OUT, 0);
+    let pieces = [Piece::read(HEADER, 16), Piece::read(DATA, 512), Piece::write(STATUS, 1)];
+    disk.driver.offer(0, 0, &pieces);
+    while disk.counters.statistics().wake_ups == woken {
+        std::thread::yield_now();
+    }
+    // It has taken the request by then, or sees it before it ends.
+    disk.driver.reset();
+    assert_eq!((disk.driver.bytes(STATUS, 1)[0], disk.file_bytes(0, 512)), (NOT_WRITTEN, before));
+    assert_eq!(disk.counters.statistics().failed_host, 0);
+    disk.image.take().unwrap();
+    disk.driver.start(ALL);
+    assert_eq!(disk.ask(VIRTIO_BLK_T_OUT, 0, &[Piece::read(DATA, 512)]).0, OK);
+    assert_eq!(disk.file_bytes(0, 512), vec![0xff; 512]);
 }

@@ -176,8 +176,13 @@ impl Disk {
     }
 
     /// Executes a request and writes its status. Returns the number of the chain's writable bytes that were
-    /// written, from the first one on (2.7.8.2); `None` where the device was reset during the request.
+    /// written, from the first one on (2.7.8.2); `None` where the driver expects no answer: the device was reset during
+    /// the request, or its VM continues elsewhere.
     fn answer(&self, Request { operation, status }: Request) -> Option<u32> {
+        // The gate is open again at the end of a VM that has moved: its requests are the other VM's.
+        if !self.image.is_ours() {
+            return None;
+        }
         let done = match operation {
             Ok(operation) => self.carry_out(&operation),
             Err(refusal) => Err(self.refuse(refusal)),

@@ -113,6 +113,26 @@ fn every_request_of_a_disk_is_done_once_here_and_on_the_other_machine() {
 }
 
 #[test]
+fn a_disk_that_continues_begins_nothing_before_it_is_told_to_look() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, copy) = (new_disk(&folder), folder.path().join("copy"));
+    let mut driver = Driver::new(disk_at(&path));
+    driver.start(1 << VIRTIO_BLK_F_FLUSH);
+    let (saved, _) = driver.save(|| assert_eq!(std::fs::copy(&path, &copy).unwrap(), DISK_BYTES));
+    // The device of that moment, in RAM with requests that it has not seen.
+    (0..REQUESTS).for_each(|n| offer_request(&mut driver, n));
+    let with_requests = (saved, driver.bytes(0, RAM_BYTES as usize));
+    let before = std::fs::read(&copy).unwrap();
+    let mut held = driver.continued_held(disk_at(&copy), &with_requests).unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    held.reset();
+    assert!(std::fs::read(&copy).unwrap() == before, "it has written");
+    drop(held);
+    let mut other = driver.continued(disk_at(&copy), &with_requests).unwrap();
+    assert_all_done(&mut other, 0, &copy);
+}
+
+#[test]
 fn a_disk_is_refused_that_is_another_or_was_written_since() {
     let folder = tempfile::tempdir().unwrap();
     let path = new_disk(&folder);
