@@ -87,7 +87,8 @@ impl<'a> Convergence<'a> {
             return Next::Pause;
         }
         let rounds = self.rounds.len() as u32;
-        let may_leave = matches!(self.limits.beyond, BeyondBound::Leave { after_rounds: Some(most) } if rounds >= most.get());
+        let may_leave =
+            matches!(self.limits.beyond, BeyondBound::Leave { after_rounds: Some(most) } if rounds >= most.get());
         if !may_leave && is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
             return Next::Round;
         }
