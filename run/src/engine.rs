@@ -35,7 +35,7 @@ use crate::guardian::cgroup;
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
-use crate::guest::{self, GuestPlan, Outside, RunningGuest};
+use crate::guest::{self, Fill, GuestPlan, Outside, RunningGuest};
 use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
@@ -201,7 +201,7 @@ impl<'a> Prepared<'a> {
         };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
-            let SavedRun { session, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
+            let SavedRun { session, machine, .. } = incoming.receive(&ram, &*host, &spec.policy, interrupts)?;
             plan.arrived(machine);
             said = Some(session);
         }
@@ -267,7 +267,8 @@ impl<'a> Prepared<'a> {
         let is_console = spec.console == Console::Bytes;
         let mut console = is_console.then(|| self.front.open_console(self.interrupts)).transpose()?;
         let bytes = console.as_ref().map(|console| console.sink());
-        let outside = Outside { bytes, devices: std::mem::take(&mut self.devices), sandbox: self.sandbox.clone() };
+        let (sandbox, fill) = (self.sandbox.clone(), self.incoming.clone().map(|incoming| self.fill(incoming)));
+        let outside = Outside { bytes, devices: std::mem::take(&mut self.devices), sandbox, fill };
         let guest = plan.start(self.ram.clone(), &self.session, &self.front, spec.console, outside)?;
         let watched = Arc::new(std::mem::take(&mut self.watched).driven_by(guest.drivers()));
         let kvm = guest.second_level();
@@ -299,6 +300,15 @@ impl<'a> Prepared<'a> {
         let work =
             Working::Guest(Box::new(GuestWork { saving, guest, console, _registration: registration, policy, kept }));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
+    }
+
+    /// Completes the RAM of a guest that comes from another run.
+    fn fill(&self, incoming: Arc<Incoming>) -> Fill {
+        let (sandbox, session) = (self.sandbox.clone(), self.session.clone());
+        Box::new(move |ram, on_failure| {
+            let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Faults));
+            incoming.begin_filling(ram, on_failure, begin, Box::new(move || session.counters_now()))
+        })
     }
 
     fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
@@ -367,6 +377,10 @@ impl<'a> Prepared<'a> {
             pause: pause.clone(),
             policy: policy.clone(),
             restoring: self.restoring.clone(),
+            is_arriving: {
+                let incoming = self.incoming.clone();
+                Box::new(move || incoming.as_ref().is_some_and(|incoming| incoming.is_filling()))
+            },
             spec: self.spec.clone(),
         };
         let sandbox = self.sandbox.clone();
@@ -430,7 +444,9 @@ impl<'a> Running<'a> {
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 let ram_at_end = of.session.at_end();
-                match of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed()) {
+                let has_lost_ram = of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
+                    || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed());
+                match has_lost_ram {
                     // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
                     true => std::mem::forget(guest),
                     false => drop(guest),
@@ -491,6 +507,7 @@ impl Over<'_> {
         }
         let devices = watched.reports();
         let restored = of.restoring.as_ref().and_then(|restoring| restoring.end());
+        of.incoming.iter().for_each(|incoming| incoming.end());
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
         environment.steal_ms = stolen_ms() - of.stolen_before_ms;
         let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;

@@ -12,6 +12,15 @@
 //!          guest has never run ──────┘ └─── loss ─▶ InDoubt
 //! ```
 //!
+//! With pages that come later (post-copy), the guest runs at the target before all of its RAM is there:
+//!
+//! ```text
+//!   Committed ── running came ─▶ Serving ── complete came ─▶ Left       Ready ── go came ─▶ RunsPartly
+//!                                  │ loss                                                    │ loss    │ all is here
+//!                                  ▼                                                         ▼         ▼
+//!                                Broken: paused, until the operator acts                   Ended      Runs
+//! ```
+//!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
 //! and never will. An operator ends the doubt, after a look at the target.
@@ -25,8 +34,12 @@ pub enum Source {
     Sent,
     /// `go` may have left.
     Committed,
+    /// The target's guest runs, and needs pages of this side's RAM.
+    Serving,
     /// The target's guest runs.
     Left,
+    /// The target's guest has run, and the connection is lost before it had all pages.
+    Broken,
     /// The guest stays here.
     Kept,
     /// The target's guest may run.
@@ -42,6 +55,10 @@ pub enum AtSource {
     Ready,
     /// The target's guest runs.
     Running,
+    /// The target's guest runs without all pages.
+    RunningPartly,
+    /// The target's guest needs no more pages.
+    Complete,
     /// The target says that its guest has never run, and has ended.
     NeverRan,
     /// The connection is lost, a time limit is over, or the migration is cancelled.
@@ -67,10 +84,13 @@ impl Source {
             (Source::Sending, AtSource::AllSent) => Source::Sent,
             (Source::Sent, AtSource::Ready) => Source::Committed,
             (Source::Committed, AtSource::Running) => Source::Left,
+            (Source::Committed, AtSource::RunningPartly) => Source::Serving,
+            (Source::Serving, AtSource::Complete) => Source::Left,
+            (Source::Serving, _) => Source::Broken,
             (Source::Committed, AtSource::NeverRan) => Source::Kept,
             (Source::Sending | Source::Sent, _) => Source::Kept,
             (Source::Committed, _) => Source::InDoubt,
-            (Source::Left | Source::Kept | Source::InDoubt, _) => self,
+            (Source::Left | Source::Kept | Source::InDoubt | Source::Broken, _) => self,
         }
     }
 
@@ -78,7 +98,7 @@ impl Source {
     pub fn guest(self) -> Guest {
         match self {
             Source::Sending | Source::Kept => Guest::Here,
-            Source::Sent | Source::Committed | Source::InDoubt => Guest::Waits,
+            Source::Sent | Source::Committed | Source::InDoubt | Source::Serving | Source::Broken => Guest::Waits,
             Source::Left => Guest::Ended,
         }
     }
@@ -91,6 +111,8 @@ pub enum Target {
     Receiving,
     /// All is checked and built.
     Ready,
+    /// The guest runs; a part of its RAM is at the source.
+    RunsPartly,
     /// The guest runs.
     Runs,
     /// There is no guest here.
@@ -104,6 +126,10 @@ pub enum AtTarget {
     Built,
     /// `go` came.
     Go,
+    /// `go` came, and pages are missing.
+    GoPartly,
+    /// The last missing page came.
+    AllHere,
     /// The connection is lost, a time limit is over, or a part is wrong.
     Lost,
 }
@@ -115,9 +141,12 @@ impl Target {
         match (self, event) {
             (Target::Receiving, AtTarget::Built) => Target::Ready,
             (Target::Ready, AtTarget::Go) => Target::Runs,
+            (Target::Ready, AtTarget::GoPartly) => Target::RunsPartly,
+            (Target::RunsPartly, AtTarget::AllHere) => Target::Runs,
             // Once it runs, the source has given it up: it goes on without a connection.
             (Target::Runs, _) => Target::Runs,
-            (Target::Receiving | Target::Ready | Target::Ended, _) => Target::Ended,
+            // A guest that touches a page that will not come could only see wrong bytes.
+            (Target::Receiving | Target::Ready | Target::RunsPartly | Target::Ended, _) => Target::Ended,
         }
     }
 
@@ -125,7 +154,7 @@ impl Target {
     pub fn guest(self) -> Guest {
         match self {
             Target::Receiving | Target::Ready => Guest::Waits,
-            Target::Runs => Guest::Here,
+            Target::Runs | Target::RunsPartly => Guest::Here,
             Target::Ended => Guest::Ended,
         }
     }
@@ -142,14 +171,21 @@ mod tests {
         Ready,
         Go,
         Running,
+        LastPages,
+        Complete,
     }
 
-    const ALL: [Message; 4] = [Message::Machine, Message::Ready, Message::Go, Message::Running];
+    const ALL: [Message; 6] =
+        [Message::Machine, Message::Ready, Message::Go, Message::Running, Message::LastPages, Message::Complete];
 
     /// Both sides at the end of a migration in which the connection breaks before `lost` arrives.
     fn end(lost: Option<Message>) -> (Source, Target) {
+        end_of(lost, false)
+    }
+
+    fn end_of(lost: Option<Message>, is_partly: bool) -> (Source, Target) {
         let (mut source, mut target) = (Source::Sending, Target::Receiving);
-        for message in ALL {
+        for message in ALL.into_iter().take(if is_partly { 6 } else { 4 }) {
             // What the sender of a message knows does not depend on its arrival.
             if message == Message::Machine {
                 source = source.after(AtSource::AllSent);
@@ -163,8 +199,12 @@ mod tests {
             match message {
                 Message::Machine => target = target.after(AtTarget::Built),
                 Message::Ready => source = source.after(AtSource::Ready),
+                Message::Go if is_partly => target = target.after(AtTarget::GoPartly),
                 Message::Go => target = target.after(AtTarget::Go),
+                Message::Running if is_partly => source = source.after(AtSource::RunningPartly),
                 Message::Running => source = source.after(AtSource::Running),
+                Message::LastPages => target = target.after(AtTarget::AllHere),
+                Message::Complete => source = source.after(AtSource::Complete),
             }
             let both = source.guest() == Guest::Here && target.guest() == Guest::Here;
             assert!(!both, "{message:?}: {source:?} {target:?}");
@@ -179,6 +219,31 @@ mod tests {
         assert_eq!(end(Some(Message::Go)), (Source::InDoubt, Target::Ended));
         assert_eq!(end(Some(Message::Running)), (Source::InDoubt, Target::Runs));
         assert_eq!(end(None), (Source::Left, Target::Runs));
+    }
+
+    #[test]
+    fn a_loss_while_pages_are_missing_runs_no_second_guest_and_the_source_keeps_its_own_paused() {
+        let end = |lost| end_of(lost, true);
+        assert_eq!(end(Some(Message::Machine)), (Source::Kept, Target::Ended));
+        assert_eq!(end(Some(Message::Ready)), (Source::Kept, Target::Ended));
+        assert_eq!(end(Some(Message::Go)), (Source::InDoubt, Target::Ended));
+        assert_eq!(end(Some(Message::Running)), (Source::InDoubt, Target::Ended));
+        assert_eq!(end(Some(Message::LastPages)), (Source::Broken, Target::Ended));
+        assert_eq!(end(Some(Message::Complete)), (Source::Broken, Target::Runs));
+        assert_eq!(end(None), (Source::Left, Target::Runs));
+    }
+
+    #[test]
+    fn a_source_whose_pages_are_needed_never_resumes_by_itself() {
+        let serving = Source::Sending.after(AtSource::AllSent).after(AtSource::Ready).after(AtSource::RunningPartly);
+        assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));
+        for event in [AtSource::NeverRan, AtSource::Running, AtSource::Ready, AtSource::Lost] {
+            assert_eq!(serving.after(event), Source::Broken, "{event:?}");
+        }
+        let broken = serving.after(AtSource::Lost);
+        for event in [AtSource::NeverRan, AtSource::Complete, AtSource::Lost] {
+            assert_eq!(broken.after(event).guest(), Guest::Waits, "{event:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::vm::PostCopyView;
 
 /// RAM of a restored guest, in the report.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -52,6 +53,9 @@ pub struct Left {
     pub huge_bytes_before: u64,
     /// The same at the switch.
     pub huge_bytes_at_switch: u64,
+    /// Time in which the source switched its dirty logs on, in milliseconds.
+    #[serde(default)]
+    pub logs_start_ms: f64,
 }
 
 /// Arrival of a VM, in the report.
@@ -74,4 +78,7 @@ pub struct ArrivedReport {
     /// Figures of the source; left out if they did not come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Left>,
+    /// Pages that came after the switch; left out if none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_copy: Option<PostCopyView>,
 }

@@ -40,8 +40,17 @@ pub struct SavedParts {
     pub policy: Arc<PolicySwitch>,
     /// Snapshot from which the guest continues, if it does.
     pub restoring: Option<Arc<Restoring>>,
+    /// Whether some RAM of a guest that came from another run is still there.
+    pub is_arriving: Box<dyn Fn() -> bool + Send + Sync>,
     /// Specification of the run.
     pub spec: RunSpec,
+}
+
+impl SavedParts {
+    /// Whether some RAM of the guest has not come yet: it cannot be saved.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) || (self.is_arriving)()
+    }
 }
 
 /// State of the save under way, and of a VM that has left.
@@ -54,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) migrated: Mutex<Option<MigratedView>>,
     /// Why the VM is paused after a migration that was not answered.
     pub(crate) doubt: Mutex<Option<String>>,
+    /// Name of the target at which the guest runs while a part of its RAM is still here.
+    pub(crate) serves: Mutex<Option<String>>,
 }
 
 impl Shared {

@@ -267,8 +267,8 @@ fn page_count(slot: Slot) -> u64 {
 mod tests {
     use super::*;
     use wideleaf_memory::{BackingConfig, BackingKind};
-    use wideleaf_policies::units::mib;
     use wideleaf_policies::GpaRange;
+    use wideleaf_policies::units::mib;
 
     #[test]
     fn a_guest_and_an_owner_of_plain_words_exclude_each_other() {

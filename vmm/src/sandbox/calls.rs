@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kvm_bindings::{
-    kvm_clear_dirty_log, kvm_clock_data, kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
-    kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_clear_dirty_log, kvm_clock_data, kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state,
+    kvm_mp_state, kvm_msrs, kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use libc::c_long;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
