@@ -32,7 +32,7 @@ struct Image(File);
 
 impl SavedRam for Image {
     fn window(&self, _: WindowIndex) -> SavedWindow {
-        SavedWindow { pages: PageSet::ALL, was_huge: true, heat: PerTenThousand::default() }
+        SavedWindow { pages: PageSet::ALL, was_huge: true, ..SavedWindow::default() }
     }
 
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {

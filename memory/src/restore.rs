@@ -50,30 +50,26 @@
 //! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` for the
 //! file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
 
-use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
-use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, PageSet, PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::{Bytes, PageSet, PerTenThousand, WindowIndex};
 
 use crate::backing::BackingKind;
-use crate::faults::Counted;
-use crate::host::linux::LinuxHost;
-use crate::host::{Advice, Host, HostError};
+use crate::host::{Host, HostError};
 use crate::region::{GuestRam, RamHasOwner};
-use crate::sys::pagemap::holds_nothing;
 pub use crate::sys::userfaultfd::UserfaultfdError;
-use crate::sys::userfaultfd::{Mode, Userfaultfd};
 
 mod board;
 mod door;
 mod filling;
 pub mod mapped;
 mod pace;
+mod preparing;
 mod report;
 mod rows;
 mod shared;
@@ -85,9 +81,8 @@ mod worker;
 pub use pace::Background;
 pub use report::{FillFailure, Progress, RestoreReport};
 
-use board::{Board, Mapping};
 use door::LinuxDoor;
-use rows::{Row, Rows, STRETCHES_MAX};
+use preparing::{Contents, check_backing, open, prepare};
 use shared::Shared;
 
 /// What is stored of one window.
@@ -99,6 +94,8 @@ pub struct SavedWindow {
     pub was_huge: bool,
     /// Share of the samples in which the guest touched the window; 0 if it is not known.
     pub heat: PerTenThousand,
+    /// Whether RAM has the contents of all other pages already ([`Restorer::start_partial`]): they stay.
+    pub has_others: bool,
 }
 
 /// Saved RAM of one VM.
@@ -142,6 +139,16 @@ pub enum ReadError {
         /// Name of the file.
         file: String,
     },
+    /// Another process has the pages, and does not send them.
+    #[error("{from} does not send its pages: {why}")]
+    NotSent {
+        /// Window of the pages.
+        window: WindowIndex,
+        /// Name of the sender.
+        from: String,
+        /// Reason and remedy.
+        why: String,
+    },
     /// The file cannot be read.
     #[error("cannot read the extent of {window} from {file}: {source}")]
     Io {
@@ -163,6 +170,8 @@ pub struct RestoreConfig {
     pub threads: NonZeroUsize,
     /// Speed at which windows are filled that no thread waits for.
     pub background: Background,
+    /// The background begins once this is set; at once without it. Touches are answered before, too.
+    pub background_from: Option<Arc<AtomicBool>>,
     /// Windows that the background fills first, in this order: the recorded touches of an earlier restore.
     pub first: Vec<WindowIndex>,
     /// Whether to record the order of first touches ([`Restorer::first_touches`]). The background then begins when no
@@ -188,6 +197,7 @@ impl Default for RestoreConfig {
         RestoreConfig {
             threads: NonZeroUsize::new(2).expect("two threads"),
             background: Background::Unlimited,
+            background_from: None,
             first: Vec::new(),
             record: false,
             may_move: true,
@@ -217,6 +227,9 @@ pub enum RestoreError {
     /// RAM on reserved frames.
     #[error("cannot restore into reserved frames: another service answers their faults; choose another --policy")]
     ReservedFrames,
+    /// RAM with contents, in a file or in a pool.
+    #[error("cannot complete RAM while its guest runs: it is not anonymous; use --backing anon")]
+    NotAnonymous,
     /// The RAM is in use.
     #[error("cannot restore into RAM that has pages already, at {0}: map new RAM")]
     NotEmpty(WindowIndex),
@@ -279,8 +292,38 @@ impl Restorer {
         saved: Arc<dyn SavedRam>,
         config: RestoreConfig,
     ) -> Result<Restorer, RestoreError> {
-        let (shared, door) = prepare(ram, saved, config)?;
+        let (shared, door) = prepare(ram, saved, config, Contents::None)?;
         Restorer::start_threads(Arc::new(shared), Arc::new(door))
+    }
+
+    /// The same for anonymous RAM that has contents already, except for the stored pages: what RAM has in their place is
+    /// dropped. A window of which all pages are stored is dropped whole, and comes onto a huge page again; of another
+    /// one, [`SavedWindow::has_others`] says so, and its other pages can be used while the stored ones are missing.
+    ///
+    /// No thread may use the RAM until this returns.
+    ///
+    /// # Errors
+    /// [`RestoreError`]; stored pages then read zero.
+    pub fn start_partial(
+        ram: Arc<GuestRam>,
+        saved: Arc<dyn SavedRam>,
+        config: RestoreConfig,
+    ) -> Result<Restorer, RestoreError> {
+        let (shared, door) = prepare(ram, saved, config, Contents::Others)?;
+        Restorer::start_threads(Arc::new(shared), Arc::new(door))
+    }
+
+    /// Whether [`Restorer::start_partial`] works with this RAM on this host, as far as that is known before.
+    ///
+    /// # Errors
+    /// [`RestoreError`], as there.
+    pub fn check_partial(ram: &GuestRam) -> Result<(), RestoreError> {
+        check_backing(ram)?;
+        if ram.backing().kind() != BackingKind::Anon {
+            return Err(RestoreError::NotAnonymous);
+        }
+        open(ram)?;
+        Ok(())
     }
 
     fn start_threads(shared: Arc<Shared>, door: Arc<LinuxDoor>) -> Result<Restorer, RestoreError> {
@@ -381,123 +424,4 @@ impl std::fmt::Debug for Restorer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Restorer({:?})", self.report())
     }
-}
-
-/// Registers the windows, and makes everything that the threads need.
-fn prepare(
-    ram: Arc<GuestRam>,
-    saved: Arc<dyn SavedRam>,
-    config: RestoreConfig,
-) -> Result<(Shared, LinuxDoor), RestoreError> {
-    let host = LinuxHost::open()?;
-    check_backing(&ram)?;
-    if config.is_page_by_page && ram.backing().kind() == BackingKind::Hugetlb {
-        return Err(RestoreError::HugetlbByPage);
-    }
-    ram.share()?;
-    let rows = Rows::of(ram.ranges());
-    // Of each window the number of stored pages, and its heat: the sets would be megabytes.
-    let of_window = |window| {
-        let SavedWindow { pages, heat, .. } = saved.window(window);
-        (pages.len(), heat)
-    };
-    let (stored, heats): (Vec<u16>, Vec<PerTenThousand>) = rows.windows().map(of_window).unzip();
-    // No gap is closed in hugetlb RAM: the kernel has no zero page for it.
-    let most = if ram.backing().kind() == BackingKind::Hugetlb { usize::MAX } else { STRETCHES_MAX };
-    let stretches = rows.registered(|row| stored[row] > 0, most);
-
-    let pagemap = File::open("/proc/self/pagemap").map_err(host_error("open /proc/self/pagemap"))?;
-    check_empty(&ram, &pagemap)?;
-    let (uffd, can_move) = open(&ram)?;
-    let can_move = can_move && config.may_move && !config.is_page_by_page;
-    let door = LinuxDoor { uffd, pagemap, ram: ram.clone() };
-    register(&door, &host, &rows, &stretches)?;
-
-    let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
-    let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
-    let board = Board::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other);
-    let registered: usize = stretches.iter().map(Range::len).sum();
-    let progress = Progress {
-        stored_windows: board.left() as u64,
-        stored_bytes: PageSize::Base4K.bytes() * stored.iter().map(|pages| u64::from(*pages)).sum::<u64>(),
-        ..Progress::default()
-    };
-    let zero_windows = (registered - board.left()) as u64;
-    let counted = Counted::<RestoreReport>::default();
-    counted.count(|report| {
-        *report = RestoreReport { progress, zero_windows, stretches: stretches.len() as u64, ..report.clone() };
-    });
-    let shared = Shared::new(ram, rows, saved, heats, board, host, counted, can_move, config);
-    let shared = shared.map_err(RestoreError::Thread)?;
-    let windows = stretches.into_iter().flatten().map(|row| shared.rows.window(row));
-    shared.ram.claims().begin_filling(windows);
-    Ok((shared, door))
-}
-
-fn host_error(what: &'static str) -> impl Fn(io::Error) -> HostError {
-    move |source| HostError { what, source }
-}
-
-fn check_backing(ram: &GuestRam) -> Result<(), RestoreError> {
-    match (ram.backing().kind(), ram.backing().start_page()) {
-        _ if ram.backing().is_reservable() => Err(RestoreError::ReservedFrames),
-        (BackingKind::Hugetlb, PageSize::Giant1G) => Err(RestoreError::GiantPages),
-        _ => Ok(()),
-    }
-}
-
-/// Filling drops page tables, and pages that exist would stay: so none may exist.
-fn check_empty(ram: &GuestRam, pagemap: &File) -> Result<(), RestoreError> {
-    for range in ram.ranges() {
-        let is_empty = match ram.backing().kind() {
-            BackingKind::Anon => holds_nothing(pagemap, range.hva, range.gpa.bytes()),
-            BackingKind::Memfd | BackingKind::Hugetlb => ram.file_bytes().map(|bytes| bytes == Bytes::ZERO),
-        };
-        if !is_empty.map_err(host_error("look for pages in guest RAM"))? {
-            return Err(RestoreError::NotEmpty(WindowIndex::containing(range.gpa.start())));
-        }
-    }
-    Ok(())
-}
-
-/// Opens a userfaultfd, and says whether it can move pages into this RAM.
-fn open(ram: &GuestRam) -> Result<(Userfaultfd, bool), UserfaultfdError> {
-    if ram.backing().kind() != BackingKind::Anon {
-        return Userfaultfd::open().map(|uffd| (uffd, false));
-    }
-    match Userfaultfd::open_for_moves() {
-        Ok(uffd) => Ok((uffd, true)),
-        Err(UserfaultfdError::NoMove) => Userfaultfd::open().map(|uffd| (uffd, false)),
-        Err(error) => Err(error),
-    }
-}
-
-/// Registers the stretches. An error leaves none registered: the userfaultfd is closed.
-fn register(door: &LinuxDoor, host: &LinuxHost, rows: &Rows, stretches: &[Range<Row>]) -> Result<(), RestoreError> {
-    let ram = &door.ram;
-    let mode = if ram.backing().kind() == BackingKind::Hugetlb { Mode::MissingCopied } else { Mode::Missing };
-    let refused = |row: Row, bytes| move |source| RestoreError::Register { window: rows.window(row), bytes, source };
-    for range in ram.ranges() {
-        // Whether another service has a part of it, before a page is touched that this service would answer.
-        let (row, bytes) = (rows.row_at(range.hva).expect("it is RAM"), range.gpa.bytes());
-        door.uffd.register(range.hva, bytes, mode).map_err(refused(row, bytes))?;
-        door.uffd.unregister(range.hva, bytes).map_err(host_error("UFFDIO_UNREGISTER"))?;
-    }
-    if ram.backing().kind() == BackingKind::Anon {
-        for range in ram.ranges() {
-            // A page for a moment: all parts of the range then have the same `anon_vma` (mm/rmap.c), without which the
-            // mappings into which it is cut would never merge again.
-            host.advise(range.hva, PageSize::Base4K.bytes(), Advice::PopulateWrite)?;
-            let first = ram.window(WindowIndex::containing(range.gpa.start()));
-            first.discard().map_err(host_error("madvise(MADV_DONTNEED)"))?;
-        }
-    }
-    for stretch in stretches {
-        let (start, bytes) = rows.place(stretch);
-        if ram.backing().start_page() != PageSize::Base4K && ram.backing().kind() == BackingKind::Anon {
-            host.advise(start, bytes, Advice::NoHugePage)?;
-        }
-        door.uffd.register(start, bytes, mode).map_err(refused(stretch.start, bytes))?;
-    }
-    Ok(())
 }

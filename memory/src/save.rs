@@ -7,6 +7,9 @@
 //!   logs off ◀─ caller resumes ◀─ caller takes the machine's state ◀─ the last pages ◀─ caller pauses
 //! ```
 //!
+//! Logs begin with all pages set where KVM can, and each window's bits are cleared right before it is copied, so that
+//! large mappings stay until then (`logs`).
+//!
 //! Where the changes are found:
 //! - writes of vCPUs and devices: the dirty logs of all memslots ([`SecondLevel::take_dirty_log`]);
 //! - pages that the guest gives back (balloon, reports), which become zero without a write: the book of given-back
@@ -21,12 +24,12 @@
 //!   takes the machine's state and resumes the VM, also after an error.
 //!
 //! Memory that was never touched costs nothing: it is neither read nor allocated. Pages in the host's swap are read,
-//! and so come back into memory. While the logs are on, KVM maps 4 KiB pages, and each first write to a page after a
-//! round is a fault; the host's huge pages stay whole.
+//! and so come back into memory. Where a log has been cleared, KVM maps 4 KiB pages, and the next write to each page is
+//! a fault; the host's huge pages stay whole.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -44,7 +47,7 @@ mod used;
 
 pub use round::SaveRound;
 
-use convergence::{Convergence, Next};
+use convergence::{Convergence, InPause, Next};
 use logs::Logs;
 use round::{Job, Rounds};
 use used::Used;
@@ -71,6 +74,22 @@ pub enum BeyondBound {
     Refuse,
     /// The guest is paused for as long as its last pages need, and the report says so.
     PauseLonger,
+    /// The last pages are left to the caller ([`LastPages::write_or_leave`]), which keeps RAM as it is: post-copy.
+    Leave {
+        /// Number of rounds after which they are left even if further rounds would help; `None`: none.
+        after_rounds: Option<NonZeroU32>,
+    },
+}
+
+/// Pages of a window that were not saved before the pause, nor in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftPages {
+    /// Window of the pages.
+    pub window: WindowIndex,
+    /// Pages that RAM has.
+    pub pages: PageSet,
+    /// Pages that RAM has not: they are zero now.
+    pub zero: PageSet,
 }
 
 /// Limits of a save.
@@ -130,6 +149,11 @@ pub struct SaveReport {
     pub broken_off: u32,
     /// Whether the pause was at most as long as the limit.
     pub is_bound_met: bool,
+    /// Time in which all dirty logs were switched on.
+    pub logs_start: Duration,
+    /// Number of dirty logs that were switched on without a change of KVM's mappings: KVM maps 4 KiB pages there as
+    /// each window's turn comes.
+    pub logs_began_set: u32,
     /// Number of memslots with a dirty log that could not be switched off: KVM maps 4 KiB pages there.
     pub logs_left_on: u32,
     /// Windows on pages larger than 4 KiB when the save began.
@@ -236,17 +260,25 @@ impl Saver<'_> {
         let began = self.host.now();
         let _in_place = self.claim_windows()?;
         let _notes = Notes::begin(self.ram)?;
+        let starting = self.host.now();
         let logs = Logs::start(self.second_level, self.ram)?;
+        let logs_start = self.host.now().since(starting);
         let rounds = Rounds::new(*self, limits, cancel, progress);
-        let used = Used::all(self.host, self.ram)?;
+        let mut used = Used::all(self.host, self.ram)?;
+        if logs.began_set() > 0 {
+            logs.clear_unused(&used.pages)?;
+            // A page that was written before its bit was cleared is among these.
+            used = Used::all(self.host, self.ram)?;
+        }
         let left = used.pages.into_iter().map(|(window, pages)| Job::reading(window, pages)).collect();
         let mut running = Running { saver: *self, logs, rounds, convergence: Convergence::new(limits), left };
         let (state, paused_at, last) = loop {
             running.until_pause()?;
             let mut done = None;
             let state = at_pause(LastPages(&mut || {
-                done = Some(running.last_pages()?);
-                Ok(())
+                let (paused_at, last, left) = running.last_pages()?;
+                done = Some((paused_at, last));
+                Ok(left)
             }));
             if !running.convergence.has_broken_off() {
                 let state = state?;
@@ -260,6 +292,8 @@ impl Saver<'_> {
             pause,
             is_bound_met: pause <= limits.pause,
             broken_off: running.convergence.broken_off(),
+            logs_start,
+            logs_began_set: running.logs.began_set(),
             rounds: running.convergence.into_rounds(),
             logs_left_on: running.logs.stop(),
             duration: self.host.now().since(began),
@@ -309,7 +343,7 @@ impl Running<'_> {
     /// Runs rounds until what is left is for the pause.
     fn until_pause(&mut self) -> Result<(), SaveError> {
         loop {
-            let round = self.rounds.run(&self.left)?;
+            let round = self.rounds.run(&self.left, &self.logs)?;
             let asked = self.saver.host.now();
             self.left = self.saver.changed(&self.logs)?;
             let asking = self.saver.host.now().since(asked);
@@ -321,19 +355,23 @@ impl Running<'_> {
         }
     }
 
-    /// Saves what is left while the guest is paused, and returns when that began.
-    fn last_pages(&mut self) -> Result<(Moment, SaveRound), SaveError> {
+    /// Saves what is left while the guest is paused, and returns when that began; or returns what is left.
+    fn last_pages(&mut self) -> Result<(Moment, SaveRound, Vec<LeftPages>), SaveError> {
         let paused_at = self.saver.host.now();
         self.left = round::merged(std::mem::take(&mut self.left), self.saver.changed(&self.logs)?);
-        if !self.convergence.fits(count(&self.left)) {
-            return Err(SaveError::TooMuchLeft);
+        match self.convergence.in_pause(count(&self.left)) {
+            InPause::BreakOff => Err(SaveError::TooMuchLeft),
+            InPause::Write => Ok((paused_at, self.rounds.run_paused(&self.left)?, Vec::new())),
+            InPause::Leave => {
+                let left = |job: &Job| LeftPages { window: job.window, pages: job.read, zero: job.zero };
+                Ok((paused_at, SaveRound::default(), self.left.iter().map(left).collect()))
+            }
         }
-        Ok((paused_at, self.rounds.run_paused(&self.left)?))
     }
 }
 
 /// The pages that are left when the guest is paused.
-pub struct LastPages<'a>(&'a mut dyn FnMut() -> Result<(), SaveError>);
+pub struct LastPages<'a>(&'a mut dyn FnMut() -> Result<Vec<LeftPages>, SaveError>);
 
 impl LastPages<'_> {
     /// Writes them. Neither vCPUs nor devices run from before this call until the machine's state is taken.
@@ -342,6 +380,15 @@ impl LastPages<'_> {
     /// [`SaveError`] of the sink or of the logs; [`SaveError::TooMuchLeft`] at once if the guest wrote more before
     /// it was paused than fits into the pause.
     pub fn write(self) -> Result<(), SaveError> {
+        if self.write_or_leave()?.is_empty() { Ok(()) } else { Err(SaveError::NoLastPages) }
+    }
+
+    /// The same; with [`BeyondBound::Leave`], pages that do not fit into the pause are returned and not written. The
+    /// caller's closure returns once RAM is not needed any more, and the VM is not resumed before.
+    ///
+    /// # Errors
+    /// As [`LastPages::write`].
+    pub fn write_or_leave(self) -> Result<Vec<LeftPages>, SaveError> {
         (self.0)()
     }
 }
@@ -367,6 +414,14 @@ impl Drop for Notes<'_> {
 /// [`HostError`] if this process's page tables cannot be read.
 pub fn page_sizes(host: &dyn Host, ram: &GuestRam) -> Result<BTreeMap<WindowIndex, PageSize>, HostError> {
     Used::sizes(host, ram)
+}
+
+/// Copies pages of a window to their places in `into`, 2 MiB. The guest stands still, or writes them meanwhile.
+///
+/// # Panics
+/// If one of them is no RAM.
+pub fn read_pages(ram: &GuestRam, window: WindowIndex, pages: PageSet, into: &mut [u8]) {
+    round::read(ram, window, pages, into);
 }
 
 fn count(jobs: &[Job]) -> u64 {

@@ -66,6 +66,9 @@ pub struct FaultCounters {
     pub system_time: Duration,
 }
 
+/// Error of a call on a dirty log that is cleared page by page.
+const NO_MANUAL_LOG: &str = "the dirty log of this memslot is cleared by each fetch, not page by page";
+
 /// KVM's side of one VM. Every call may fail, and none may block for longer than a vCPU needs to leave the guest.
 pub trait SecondLevel: Send + Sync {
     /// Kind of tables of the second level.
@@ -110,6 +113,35 @@ pub trait SecondLevel: Send + Sync {
     /// # Errors
     /// [`SecondLevelError`], also where logging is off.
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError>;
+
+    /// Switches dirty logging of a memslot on and changes no mapping: every page counts as written until it is cleared
+    /// by [`SecondLevel::clear_dirty_log`], and KVM holds a part at 4 KiB from then on
+    /// (`KVM_DIRTY_LOG_INITIALLY_SET`). Returns whether this KVM can; if not, the slot is as it was.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`], also where logging is on already; the slot is then as it was.
+    fn start_dirty_log_set(&self, _slot: SlotId) -> Result<bool, SecondLevelError> {
+        Ok(false)
+    }
+
+    /// Fetches the dirty log of a memslot that [`SecondLevel::start_dirty_log_set`] has switched on, and clears none of
+    /// the vCPUs' bits. Bits of devices are returned once.
+    ///
+    /// # Errors
+    /// [`SecondLevelError`], also where logging is off.
+    fn read_dirty_log(&self, _slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        Err(SecondLevelError::WrongState(NO_MANUAL_LOG))
+    }
+
+    /// Clears bits of the vCPUs in a dirty log that [`SecondLevel::start_dirty_log_set`] has switched on: bit b of word
+    /// w of `pages` is page `first_page + 64 * w + b` of the memslot. `first_page` is a multiple of 64. A write after
+    /// this call is in the log again, so a page is cleared first and copied then (`KVM_CLEAR_DIRTY_LOG`).
+    ///
+    /// # Errors
+    /// [`SecondLevelError`], also where logging is off; some of the bits may then be cleared.
+    fn clear_dirty_log(&self, _slot: SlotId, _first_page: u64, _pages: &[u64]) -> Result<(), SecondLevelError> {
+        Err(SecondLevelError::WrongState(NO_MANUAL_LOG))
+    }
 
     /// Takes all vCPUs out of the guest. When it returns, none runs guest code any more, and no device of the VM
     /// writes its RAM. Calls nest: the vCPUs run again after as many [`SecondLevel::resume`] as `pause`.

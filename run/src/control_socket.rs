@@ -198,6 +198,7 @@ impl ControlledVm {
             VmRequest::Pause => self.pause().map(|()| self.changed())?,
             VmRequest::Resume => self.resume().map(|()| self.changed())?,
             VmRequest::Stop { how: StopHow::Kill } => {
+                self.check_not_needed()?;
                 self.kill();
                 self.changed()
             }
@@ -218,10 +219,10 @@ impl ControlledVm {
                 let pause_max = Duration::from_millis(pause_ms_max);
                 return Ok(Answered::Saving { pause_max, to: SaveTo::Files { stays_paused, base } });
             }
-            VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max } => {
+            VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max, post_copy } => {
                 self.check_not_paused()?;
                 let pause_max = Duration::from_millis(pause_ms_max);
-                let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max };
+                let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max, post_copy };
                 return Ok(Answered::Saving { pause_max, to });
             }
         };
@@ -270,7 +271,13 @@ impl ControlledVm {
         self.button.press().map_err(|error| format!("{error}: {remedy}"))
     }
 
+    /// A guest that has moved may need this process.
+    fn check_not_needed(&self) -> Result<(), String> {
+        self.run.saving.upgrade().map_or(Ok(()), |saving| saving.check_not_needed())
+    }
+
     fn reset(&self) -> Result<(), String> {
+        self.check_not_needed()?;
         match self.control.on_reset() {
             OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
             OnReset::Restart if self.control.ask_for_reset() => Ok(()),
@@ -299,6 +306,7 @@ impl ControlledVm {
     }
 
     fn resume(&self) -> Result<(), String> {
+        self.check_not_needed()?;
         if let Some(saving) = self.run.saving.upgrade() {
             saving.resume_after_doubt()?;
         }

@@ -38,7 +38,7 @@ use crate::guardian::cgroup;
 use crate::guardian::giant_pages::HeldGiantMaker;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
-use crate::guest::{self, GuestPlan, Outside, RunningGuest};
+use crate::guest::{self, Fill, GuestPlan, Outside, RunningGuest};
 use crate::interrupts::Interrupts;
 use crate::migration::Incoming;
 use crate::outcome::{Ended, Judged, judge};
@@ -209,7 +209,8 @@ impl<'a> Prepared<'a> {
         };
         let host = Arc::new(LinuxHost::open().map_err(|error| Failure::Host(error.to_string()))?);
         if let (Some(incoming), Some(plan)) = (&incoming, &mut plan) {
-            let SavedRun { session, accesses, machine, .. } = incoming.receive(&ram, &*host, interrupts)?;
+            let SavedRun { session, accesses, machine, .. } =
+                incoming.receive(&ram, &*host, &spec.policy, interrupts)?;
             // The source has given them up with the machine's state. The sandbox does not take them.
             watched.locks().take().map_err(|error| Failure::Input(format!("cannot receive the VM: {error}")))?;
             incoming.has_disks();
@@ -279,7 +280,8 @@ impl<'a> Prepared<'a> {
         let is_console = spec.console == Console::Bytes;
         let mut console = is_console.then(|| self.front.open_console(self.interrupts)).transpose()?;
         let bytes = console.as_ref().map(|console| console.sink());
-        let outside = Outside { bytes, devices: std::mem::take(&mut self.devices), sandbox: self.sandbox.clone() };
+        let (sandbox, fill) = (self.sandbox.clone(), self.incoming.clone().map(|incoming| self.fill(incoming)));
+        let outside = Outside { bytes, devices: std::mem::take(&mut self.devices), sandbox, fill };
         let guest = plan.start(self.ram.clone(), &self.session, &self.front, spec.console, outside)?;
         let watched = Arc::new(std::mem::take(&mut self.watched).driven_by(guest.drivers()));
         let kvm = guest.second_level();
@@ -311,6 +313,15 @@ impl<'a> Prepared<'a> {
         let work =
             Working::Guest(Box::new(GuestWork { saving, guest, console, _registration: registration, policy, kept }));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
+    }
+
+    /// Completes the RAM of a guest that comes from another run.
+    fn fill(&self, incoming: Arc<Incoming>) -> Fill {
+        let (sandbox, session) = (self.sandbox.clone(), self.session.clone());
+        Box::new(move |ram, on_failure| {
+            let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Faults));
+            incoming.begin_filling(ram, on_failure, begin, Box::new(move || session.counters_now()))
+        })
     }
 
     fn start_manager(&mut self, second_level: Option<Arc<dyn SecondLevel>>) -> Result<Manager, Failure> {
@@ -387,6 +398,10 @@ impl<'a> Prepared<'a> {
             policy: policy.clone(),
             restoring: self.restoring.clone(),
             disks: disks.clone(),
+            is_arriving: {
+                let incoming = self.incoming.clone();
+                Box::new(move || incoming.as_ref().is_some_and(|incoming| incoming.is_filling()))
+            },
             spec: self.spec.clone(),
         };
         let sandbox = self.sandbox.clone();
@@ -450,7 +465,9 @@ impl<'a> Running<'a> {
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 let ram_at_end = of.session.at_end();
-                match of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed()) {
+                let has_lost_ram = of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
+                    || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed());
+                match has_lost_ram {
                     // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
                     true => std::mem::forget(guest),
                     false => drop(guest),
@@ -516,6 +533,7 @@ impl Over<'_> {
         let progress = of.session.progress_here(process_start);
         let restored = of.restoring.as_ref().and_then(|restoring| restoring.end());
         let restored = restored.map(|restored| RestoredReport { progress, ..restored });
+        of.incoming.iter().for_each(|incoming| incoming.end());
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
         environment.steal_ms = stolen_ms() - of.stolen_before_ms;
         let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;

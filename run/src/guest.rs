@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::input_file::InputFile;
-use wideleaf_memory::restore::FillFailure;
+use wideleaf_memory::restore::{FillFailure, OnFailure};
 use wideleaf_memory::second_level::{detect_paging, emulates_guest_kernels};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, SecondLevel};
 use wideleaf_policies::{Bytes, GpaRange, PageSize};
@@ -234,6 +234,10 @@ fn slot_bytes(spec: &RunSpec, backing: BackingConfig) -> Option<Bytes> {
     may_be_giant.then(|| default_slot_bytes(spec.memory, largest))
 }
 
+/// Begins to fill RAM that is not complete; the callback is called for a window that does not come. An error is one
+/// line.
+pub type Fill = Box<dyn FnOnce(Arc<GuestRam>, OnFailure) -> Result<(), String>>;
+
 /// Resources from outside that a guest gets.
 #[derive(Default)]
 pub struct Outside {
@@ -243,6 +247,8 @@ pub struct Outside {
     pub devices: Vec<Box<dyn VirtioDevice>>,
     /// Restrictions of its process.
     pub sandbox: Option<Arc<Sandbox>>,
+    /// Called before the first access to the RAM of a guest that has come from another run.
+    pub fill: Option<Fill>,
 }
 
 impl GuestPlan {
@@ -275,7 +281,7 @@ impl GuestPlan {
                 Console::Lines | Console::Bytes | Console::Nothing => {}
             }
         };
-        let Outside { bytes, devices, sandbox } = outside;
+        let Outside { bytes, devices, sandbox, fill } = outside;
         let output = SerialOutput { lines: Box::new(sink), bytes };
         let hardware = Hardware { ram, output, devices, sandbox };
         let machine = match &self.begin {
@@ -283,7 +289,7 @@ impl GuestPlan {
             Begin::Restored { machine, filling } => continued(&self.config, machine, hardware, filling)?,
             Begin::Arrived(machine) => {
                 let (machine, _) = machine.as_ref().expect("it is planned, received and started in this order");
-                Machine::start_held(&self.config, machine, hardware).map_err(from_restore_error)?
+                arrived(&self.config, machine, hardware, fill)?
             }
         };
         tracing::debug!("set up in {:?}: {:?}", machine.setup_times().total(), machine.setup_times().steps);
@@ -307,6 +313,23 @@ fn continued(
         filling.begin_filling(ram, Box::new(end))
     };
     Machine::start_restored(config, state, hardware, fill).map_err(from_restore_error)
+}
+
+/// Builds a guest that has come from another run, and holds it. What is missing of its RAM comes from before its first
+/// access on, and it ends where a part does not come.
+fn arrived(
+    config: &VmConfig,
+    state: &MachineState,
+    hardware: Hardware,
+    fill: Option<Fill>,
+) -> Result<Machine, Failure> {
+    let ram = hardware.ram.clone();
+    let begin = |control: &Arc<RunControl>| {
+        let control = control.clone();
+        let end = move |failure: &FillFailure| control.stop(GuestExit::RamLost(failure.to_string()));
+        fill.map_or(Ok(()), |fill| fill(ram, Box::new(end)))
+    };
+    Machine::start_held(config, state, hardware, begin).map_err(from_restore_error)
 }
 
 fn from_restore_error(error: RestoreError) -> Failure {

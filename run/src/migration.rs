@@ -17,23 +17,44 @@
 //!     figures of both sides         ◀───────────▶ for their reports
 //! ```
 //!
-//! `frames` has the form of the messages, `link` sends and receives them with time limits, `handover` decides which of
-//! the two may run the guest, `source` and `target` are the two sides, `placing` fills RAM, `address` connects them.
+//! With post-copy, the guest moves before all of its RAM has:
+//!
+//! ```text
+//!     pause; what is missing; machine ──────────▶ drops these pages, builds the machine
+//!                    …  ready, go, running as above  …
+//!     stays paused                  ◀──────────── wishes: touched windows first, then the hottest
+//!     missing pages                 ────────────▶ into place, on huge pages where they were
+//!     ends its guest                ◀──────────── complete
+//! ```
+//!
+//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place. `frames` has the form of the
+//! messages, `link` sends and receives them with time limits, `handover` decides which of the two may run the guest,
+//! `source` and `target` are the two sides, `placing` fills RAM, `address` connects them.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::vm::PostCopyView;
 
 use crate::spec::RunSpec;
 
 mod address;
+mod completing;
+mod far;
 mod frames;
 mod handover;
 mod link;
 mod placing;
+mod serving;
 pub(crate) mod source;
 mod target;
 
 pub use address::{Address, AddressError, Ends};
 pub use target::Incoming;
+
+/// Time without a byte after which the other side counts as gone while pages are missing: longer than a switch or a
+/// router needs to start again, since the loss ends the guest.
+const POST_COPY_SILENCE_MAX: Duration = Duration::from_secs(300);
 
 /// First message of the source.
 #[derive(Debug, Deserialize, Serialize)]
@@ -42,13 +63,18 @@ pub struct Hello {
     pub wideleaf: String,
     /// Specification of its run.
     pub spec: RunSpec,
+    /// Whether the guest may move before all of its RAM has.
+    pub may_post_copy: bool,
 }
 
 /// Figures of the target, once its guest runs.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Arrived {
     /// Target's RAM in pages of 2 MiB and more at the switch, in bytes.
     pub huge_bytes: u64,
     /// Target's RAM in base pages at the switch, in bytes.
     pub base_bytes: u64,
+    /// Pages that came after the switch, if some did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_copy: Option<PostCopyView>,
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use wideleaf_control::protocol::Reply;
 use wideleaf_control::server::{ConnectionId, Replies};
-use wideleaf_control::vm::{BaseView, MigratedView, SavingView, VmAnswer};
+use wideleaf_control::vm::{BaseView, MigratedView, PostCopyFrom, SavingView, VmAnswer};
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
@@ -53,6 +53,8 @@ pub enum SaveTo {
         address: String,
         /// Limit of the speed while the guest runs.
         bytes_per_second: Option<NonZeroU64>,
+        /// When the guest moves before all of its RAM has; `None`: never.
+        post_copy: Option<PostCopyFrom>,
     },
 }
 
@@ -98,6 +100,20 @@ impl SavingThread {
     /// Progress of the save under way.
     pub fn progress(&self) -> Option<SavingView> {
         *lock(&self.shared.progress)
+    }
+
+    /// Fails while the guest runs at a target that needs RAM of this process.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn check_not_needed(&self) -> Result<(), String> {
+        match lock(&self.shared.serves).as_deref() {
+            None => Ok(()),
+            Some(to) => Err(format!(
+                "cannot end or continue the VM here: it runs at {to}, and a part of its RAM is still here; wait until \
+                 `migrate` is done"
+            )),
+        }
     }
 
     /// Why the VM is paused, if a migration was not answered.
@@ -158,9 +174,9 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
                 let how = HowToPause { at_most: pause_max, stays: stays_paused };
                 NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared)).map(VmAnswer::Saved)
             }
-            SaveTo::Run { address, bytes_per_second } => {
+            SaveTo::Run { address, bytes_per_second, post_copy } => {
                 let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
-                migrate(parts, Departing { to: address, pause_max, limits, files }, shared)
+                migrate(parts, Departing { to: address, pause_max, limits, post_copy, files }, shared)
             }
         };
         *lock(&shared.progress) = None;
@@ -176,8 +192,8 @@ fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnsw
     if let Some(doubt) = lock(&shared.doubt).clone() {
         return Err(doubt);
     }
-    if parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
-        return Err("cannot migrate the VM: its RAM is still being restored; try again in a moment".to_owned());
+    if parts.is_filling() {
+        return Err("cannot migrate the VM: its RAM has not all come yet; try again in a moment".to_owned());
     }
     match source::migrate(parts, job, shared)? {
         End::Left(view) => {

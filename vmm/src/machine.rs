@@ -136,14 +136,20 @@ impl Machine {
         Machine::restored(config, state, hardware, before, false)
     }
 
-    /// The same with RAM that is complete, for a VM that moves: vCPUs and devices stand still until the caller resumes
-    /// them ([`SecondLevel::resume`]), so that nothing of the guest runs here while another host may still run it. What
-    /// the drivers had asked for is not begun before either: no disk is written.
+    /// The same for a VM that moves, with RAM that is complete or is being filled: vCPUs and devices stand still until
+    /// the caller resumes them ([`SecondLevel::resume`]), so that nothing of the guest runs here while another host may
+    /// still run it. What the drivers had asked for is not begun before either: no disk is written.
     ///
     /// # Errors
     /// [`RestoreError`]; then nothing runs.
-    pub fn start_held(config: &VmConfig, state: &MachineState, hardware: Hardware) -> Result<Machine, RestoreError> {
-        Machine::restored(config, state, hardware, |_| Ok(()), true)
+    pub fn start_held(
+        config: &VmConfig,
+        state: &MachineState,
+        hardware: Hardware,
+        before_first_access: impl FnOnce(&Arc<RunControl>) -> Result<(), String>,
+    ) -> Result<Machine, RestoreError> {
+        let before = |machine: &Machine| before_first_access(&machine.control).map_err(RestoreError::Ram);
+        Machine::restored(config, state, hardware, before, true)
     }
 
     fn restored(

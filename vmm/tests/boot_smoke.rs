@@ -407,6 +407,50 @@ fn dirty_logging_holds_a_slot_at_4k_until_it_is_switched_off() {
 }
 
 #[test]
+fn a_log_that_begins_set_keeps_large_mappings_until_their_window_is_cleared_and_then_has_every_write() {
+    if !has_kvm() {
+        return;
+    }
+    let (machine, _) = start(options(&touch(TOUCH_START, TOUCH_END)));
+    let second_level = machine.second_level();
+    let stats = || second_level.mapping_stats().unwrap();
+    let slot =
+        second_level.slots().into_iter().find(|slot| slot.range.start().get() == u64::from(TOUCH_START)).unwrap();
+    let large = until("large mappings", stats, |stats| stats.pages_2m >= WINDOWS);
+    if !second_level.start_dirty_log_set(slot.id).unwrap() {
+        return println!("skipped: this KVM has no KVM_DIRTY_LOG_INITIALLY_SET (Linux 5.7)");
+    }
+    assert!(second_level.start_dirty_log_set(slot.id).is_err(), "it is on");
+    let all_set = |log: &[u64]| log.len() as u64 == WINDOWS * 8 && log.iter().all(|word| *word == u64::MAX);
+    assert!(all_set(&second_level.read_dirty_log(slot.id).unwrap()));
+    let passes = counter(&machine);
+    until("a whole pass", || counter(&machine), |count| *count > passes + 1);
+    let kept = stats();
+    assert!(kept.pages_2m >= large.pages_2m, "nothing is split: {large:?} → {kept:?}");
+
+    // One window, from the last page of a word on.
+    second_level.clear_dirty_log(slot.id, 512, &[u64::MAX; 8]).unwrap();
+    let passes = counter(&machine);
+    until("a whole pass", || counter(&machine), |count| *count > passes + 1);
+    let one_split = stats();
+    assert_eq!(one_split.pages_2m + 1, kept.pages_2m, "{kept:?} → {one_split:?}");
+    assert!(all_set(&second_level.read_dirty_log(slot.id).unwrap()), "it was written again, and is not cleared");
+
+    // No pass writes while the guest stands still.
+    second_level.pause().unwrap();
+    second_level.clear_dirty_log(slot.id, 0, &[u64::MAX; 8 * WINDOWS as usize]).unwrap();
+    assert!(second_level.read_dirty_log(slot.id).unwrap().iter().all(|word| *word == 0));
+    second_level.resume().unwrap();
+    let passes = counter(&machine);
+    until("a whole pass", || counter(&machine), |count| *count > passes + 1);
+    assert!(second_level.take_dirty_log(slot.id).unwrap().iter().any(|word| *word != 0), "the guest writes");
+    assert!(second_level.clear_dirty_log(slot.id, 1, &[1]).is_err(), "pages of half a word");
+    second_level.set_dirty_log(slot.id, false).unwrap();
+    let again = until("large mappings again", stats, |stats| stats.pages_2m >= large.pages_2m);
+    eprintln!("{}: {large:?} → {kept:?} → {one_split:?} → {again:?}", second_level.paging().name());
+}
+
+#[test]
 fn faults_and_the_time_that_they_take_are_counted_until_the_vcpu_ends() {
     if !has_kvm() {
         return;

@@ -1,6 +1,6 @@
 //! Lines about a guest that moved from one run to another.
 
-use wideleaf_control::vm::MigratedView;
+use wideleaf_control::vm::{MigratedView, PostCopyView};
 use wideleaf_policies::Bytes;
 use wideleaf_run::report::ArrivedReport;
 
@@ -11,10 +11,25 @@ pub fn migrated(moved: &MigratedView) -> String {
     let at_target = moved.huge_bytes_at_target.map_or("unknown".to_owned(), huge);
     format!(
         "migrated to {to}: {} in {seconds:.2} s and {rounds} rounds, no guest ran for {downtime_ms:.1} ms; on pages of \
-         2 MiB and more: {} at first, {} at the switch, {at_target} at the target",
+         2 MiB and more: {} at first, {} at the switch, {at_target} at the target{}",
         Bytes::new(*sent_bytes),
         huge(moved.huge_bytes_before),
         huge(moved.huge_bytes_at_switch),
+        moved.post_copy.as_ref().map_or(String::new(), followed),
+    )
+}
+
+/// RAM that followed a guest.
+fn followed(view: &PostCopyView) -> String {
+    let PostCopyView { windows_by_touch, windows_in_background, wait_p50_us, wait_p99_us, wait_max_us, .. } = view;
+    let (missing, ms) = (Bytes::new(view.missing_bytes), |us: &f64| us / 1e3);
+    let when = view.seconds.map_or("until it ended".to_owned(), |seconds| format!("within {seconds:.2} s"));
+    format!(
+        "; {missing} followed {when}, {windows_by_touch} windows at a touch and {windows_in_background} before, waits \
+         of {:.2} ms (p50), {:.2} ms (p99), {:.2} ms (max)",
+        ms(wait_p50_us),
+        ms(wait_p99_us),
+        ms(wait_max_us),
     )
 }
 
@@ -27,10 +42,11 @@ pub fn arrived(arrived: &ArrivedReport) -> String {
         format!(", in {rounds} rounds, no guest ran for {ms:.1} ms; {before} were on pages of 2 MiB and more there")
     });
     format!(
-        "came from {from}: {} in {seconds:.2} s{of_source}; {} of {} are on such pages here",
+        "came from {from}: {} in {seconds:.2} s{of_source}; {} of {} are on such pages here{}",
         Bytes::new(*received_bytes),
         Bytes::new(*huge_bytes),
         Bytes::new(huge_bytes + base_bytes),
+        arrived.post_copy.as_ref().map_or(String::new(), followed),
     )
 }
 
@@ -70,6 +86,20 @@ mod tests {
             "came from stdio: 3 MiB in 0.00 s, in 2 rounds, no guest ran for 12.2 ms; 4 MiB were on pages of 2 MiB and \
              more there; 2 MiB of 3 MiB are on such pages here"
         );
+        let post_copy = PostCopyView {
+            seconds: Some(0.5),
+            missing_bytes: 4 << 20,
+            windows_by_touch: 3,
+            windows_in_background: 2,
+            wait_p50_us: 310.0,
+            wait_p99_us: 1200.0,
+            wait_max_us: 1250.0,
+            ..PostCopyView::default()
+        };
+        let end = "; 4 MiB followed within 0.50 s, 3 windows at a touch and 2 before, waits of 0.31 ms (p50), 1.20 ms \
+                   (p99), 1.25 ms (max)";
+        let with = ArrivedReport { post_copy: Some(post_copy), ..report.clone() };
+        assert_eq!(arrived(&with), arrived(&report) + end);
         assert!(!arrived(&ArrivedReport { source: None, ..report }).contains("rounds"), "the source did not say");
     }
 }

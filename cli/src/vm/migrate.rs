@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use wideleaf_control::vm::{VmAnswer, VmRequest};
+use wideleaf_control::vm::{PostCopyFrom, VmAnswer, VmRequest};
 use wideleaf_policies::Bytes;
 use wideleaf_run::failure::Failure;
 use wideleaf_run::interrupts::Interrupts;
@@ -42,6 +42,26 @@ pub struct MigrateArgs {
     /// Most bytes of RAM per second that are sent while the guest runs [default: as fast as the connection]
     #[arg(long, value_name = "SIZE", value_parser = parse_some_bytes)]
     bytes_per_second: Option<Bytes>,
+
+    /// Let the guest move before all of its RAM has, if what is left does not fit into the pause: `when-needed`, once
+    /// more rounds do not help, or after a number of rounds (libvirt's --postcopy-after-precopy is 1). Until all has
+    /// come, a lost connection ends the guest at the target
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, default_missing_value = WHEN_NEEDED, value_parser = parse_when)]
+    postcopy: Option<PostCopyFrom>,
+}
+
+/// Value of `--postcopy` without a number.
+const WHEN_NEEDED: &str = "when-needed";
+
+/// Reads `when-needed`, or a number of rounds.
+fn parse_when(text: &str) -> Result<PostCopyFrom, String> {
+    match text {
+        WHEN_NEEDED => Ok(PostCopyFrom::WhenNeeded),
+        number => number
+            .parse()
+            .map(PostCopyFrom::AfterRounds)
+            .map_err(|_| "write when-needed, or a number of rounds from 1 on".to_owned()),
+    }
 }
 
 /// Moves the VM at this socket.
@@ -58,6 +78,7 @@ pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), 
         to: args.to.to_string(),
         pause_ms_max: args.pause.as_millis() as u64,
         bytes_per_second_max: args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get())),
+        post_copy: args.postcopy,
     };
     let passed = [ends.reader.as_fd(), ends.writer.as_fd(), cancelled.as_fd()];
     match ask_for_long(socket, request, &passed, "migrating", cancel, &interrupts)? {

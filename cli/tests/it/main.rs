@@ -21,6 +21,7 @@ mod operator;
 mod paths;
 mod policies_told_apart;
 mod pool;
+mod post_copy;
 mod power_button;
 mod program;
 mod registered;

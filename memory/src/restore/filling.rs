@@ -81,7 +81,7 @@ impl Filling<'_> {
     /// Whether the contents are to be read to a huge page, which is then moved in.
     pub(super) fn is_for_move(&self) -> bool {
         let is_split_there = self.is_touched && self.shared.tables_stay();
-        self.shared.can_move && wants_huge(&self.saved) && !is_split_there
+        self.shared.can_move && wants_huge(&self.saved) && !self.saved.has_others && !is_split_there
     }
 
     /// Puts the prepared contents into the window, and lets it go. The caller wakes the threads of a window that is
@@ -198,8 +198,10 @@ mod tests {
     #[test]
     fn a_window_is_large_if_it_was_or_if_it_is_hot_and_full() {
         let pages = |count: u16| (0..count).collect::<PageSet>();
-        let window =
-            |count, was_huge, heat| SavedWindow { pages: pages(count), was_huge, heat: PerTenThousand::new(heat) };
+        let window = |count, was_huge, heat| {
+            let heat = PerTenThousand::new(heat);
+            SavedWindow { pages: pages(count), was_huge, heat, ..SavedWindow::default() }
+        };
         assert!(wants_huge(&window(1, true, 0)), "as it was, even if most of it is zero");
         assert!(wants_huge(&window(512, false, 5_000)) && wants_huge(&window(448, false, 10_000)));
         assert!(!wants_huge(&window(512, false, 4_999)), "full, and rarely used");

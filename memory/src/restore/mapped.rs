@@ -21,7 +21,8 @@ use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 
-use super::{RestoreError, SavedRam, check_empty, host_error};
+use super::preparing::{check_empty, host_error};
+use super::{RestoreError, SavedRam};
 use crate::backing::BackingKind;
 use crate::region::{GuestRam, RamRange};
 use crate::sys::mapping::MapError;

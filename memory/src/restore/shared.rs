@@ -22,6 +22,9 @@ use crate::region::GuestRam;
 /// Time without first touches after which a recording restore begins with the background.
 const RECORDING_ENDS_AFTER: Duration = Duration::from_secs(1);
 
+/// Interval at which the background looks whether it may begin.
+const BACKGROUND_LOOKS_EVERY: Duration = Duration::from_millis(2);
+
 /// Number of touched windows in a row that were not huge after a move, without one that was: the kernel keeps their
 /// page tables.
 const TABLES_STAY_AFTER: u32 = 3;
@@ -148,6 +151,9 @@ impl Shared {
 
     /// Time until the background may fill its next window.
     pub(super) fn background_waits(&self, now: Moment) -> Duration {
+        if self.config.background_from.as_ref().is_some_and(|begins| !begins.load(Ordering::Acquire)) {
+            return BACKGROUND_LOOKS_EVERY;
+        }
         let of_recording = || {
             let quiet_from = lock(&self.touches).latest + RECORDING_ENDS_AFTER;
             quiet_from.since_start().saturating_sub(now.since_start())

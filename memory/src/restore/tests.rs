@@ -1,5 +1,6 @@
 //! Every call of the kernel for a window fails once, or for good, on the running kernel.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,7 @@ use super::*;
 use crate::backing::BackingConfig;
 use crate::sys::fill_slot::FillSlot;
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Gpa, GpaRange, Hva};
+use wideleaf_policies::{Gpa, GpaRange, Hva, PageSize};
 
 /// Contents that are made from their place; window 1 has holes.
 struct Made;
@@ -16,7 +17,7 @@ struct Made;
 impl SavedRam for Made {
     fn window(&self, window: WindowIndex) -> SavedWindow {
         let pages = if window.get() == 1 { (0..512).step_by(2).collect() } else { PageSet::ALL };
-        SavedWindow { pages, was_huge: window.get() != 1, heat: PerTenThousand::default() }
+        SavedWindow { pages, was_huge: window.get() != 1, ..SavedWindow::default() }
     }
 
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
@@ -134,7 +135,7 @@ fn restore(call: Call, times: u32, errno: i32, may_move: bool) -> Option<Restore
 /// The same with any configuration.
 fn restore_with(config: RestoreConfig, call: Call, times: u32, errno: i32) -> Option<RestoreReport> {
     let (ram, saved): (_, Arc<dyn SavedRam>) = (ram(), Arc::new(Made));
-    let prepared = prepare(ram.clone(), saved, config);
+    let prepared = prepare(ram.clone(), saved, config, Contents::None);
     let (shared, real) = match prepared {
         Ok(prepared) => prepared,
         Err(RestoreError::Userfaultfd(error)) => {

@@ -4,9 +4,10 @@
 //!   after a round: pages left × time per page × 1.5 + time of the logs  ≤ pause − state ?
 //!     yes ─▶ pause
 //!     no  ─▶ rounds shrink? ─ yes ─▶ another round
-//!                            └ no, or too many rounds ─▶ refuse, or pause for longer
+//!                            └ no, or too many rounds ─▶ refuse, pause for longer, or leave the pages to the caller
 //!   in the pause: pages left × time per page ≤ pause − state ?
-//!     no  ─▶ broken off: the guest runs on, another round; refuse, or pause for longer, after the third time
+//!     no  ─▶ broken off: the guest runs on, another round; refuse, or pause for longer, after the third time;
+//!            or leave the pages to the caller
 //! ```
 
 use std::time::Duration;
@@ -31,6 +32,17 @@ pub(super) enum Next {
     Pause,
     /// The end of the save.
     Refuse(SaveError),
+}
+
+/// What comes in a pause that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InPause {
+    /// The pages are written.
+    Write,
+    /// The guest runs on, and another round comes.
+    BreakOff,
+    /// The pages are left to the caller.
+    Leave,
 }
 
 /// The rounds so far, and what they say of the pause.
@@ -75,10 +87,13 @@ impl<'a> Convergence<'a> {
             return Next::Pause;
         }
         let rounds = self.rounds.len() as u32;
-        if is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
+        let may_leave =
+            matches!(self.limits.beyond, BeyondBound::Leave { after_rounds: Some(most) } if rounds >= most.get());
+        if !may_leave && is_calm && rounds < self.limits.rounds_max && self.flat < FLAT_ROUNDS_MAX {
             return Next::Round;
         }
         match self.limits.beyond {
+            BeyondBound::Leave { .. } => Next::Pause,
             BeyondBound::PauseLonger => {
                 self.may_be_longer = true;
                 Next::Pause
@@ -90,11 +105,17 @@ impl<'a> Convergence<'a> {
         }
     }
 
-    /// Whether this many pages may be written in the pause that has begun. If not, it is broken off.
-    pub fn fits(&mut self, pages: u64) -> bool {
-        self.has_broken_off = !self.may_be_longer && self.time_of(pages) > self.for_pages();
+    /// Decides about this many pages in the pause that has begun.
+    pub fn in_pause(&mut self, pages: u64) -> InPause {
+        let fits = self.may_be_longer || self.time_of(pages) <= self.for_pages();
+        let next = match self.limits.beyond {
+            _ if fits => InPause::Write,
+            BeyondBound::Leave { .. } => InPause::Leave,
+            BeyondBound::Refuse | BeyondBound::PauseLonger => InPause::BreakOff,
+        };
+        self.has_broken_off = next == InPause::BreakOff;
         self.broken_off += u32::from(self.has_broken_off);
-        !self.has_broken_off
+        next
     }
 
     /// Whether the latest pause was broken off.
@@ -127,6 +148,8 @@ impl<'a> Convergence<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     fn round(pages: u64, ms: u64) -> SaveRound {
@@ -175,6 +198,24 @@ mod tests {
                         need about 1.50494s; allow a longer pause, or save to a faster disk";
         assert_eq!(error.to_string(), expected);
         assert!(matches!(outcome(BeyondBound::PauseLonger), (4, Next::Pause)));
+    }
+
+    #[test]
+    fn pages_are_left_after_the_rounds_that_were_asked_for_unless_they_fit() {
+        let after = |after_rounds, left| {
+            let beyond = BeyondBound::Leave { after_rounds };
+            let limits = SaveLimits { beyond, ..SaveLimits::default() };
+            let mut convergence = Convergence::new(&limits);
+            let mut rounds = 1;
+            while matches!(convergence.after(round(100_000, 1000), left, Duration::ZERO), Next::Round) {
+                rounds += 1;
+            }
+            (rounds, convergence.in_pause(left), convergence.broken_off())
+        };
+        assert_eq!(after(NonZeroU32::new(1), 50_000), (1, InPause::Leave, 0));
+        assert_eq!(after(NonZeroU32::new(3), 50_000), (3, InPause::Leave, 0));
+        assert_eq!(after(NonZeroU32::new(3), 100), (1, InPause::Write, 0));
+        assert_eq!(after(None, 50_000), (4, InPause::Leave, 0), "more rounds do not help");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use wideleaf_policies::{GpaRange, Moment, PageSet, PageSize, WindowIndex};
 
+use super::logs::Logs;
 use super::{SaveError, SaveLimits, SaveProgress, Saver};
+use crate::region::GuestRam;
 
 const PAGE_BYTES: usize = PageSize::Base4K.bytes().as_usize();
 const WINDOW_BYTES: usize = PageSize::Huge2M.bytes().as_usize();
@@ -72,6 +74,8 @@ pub(super) struct Rounds<'a> {
 /// One round, as its threads share it.
 struct Shared<'a> {
     saver: Saver<'a>,
+    /// Logs in which pages are cleared before they are copied; none while the guest is paused.
+    logs: Option<&'a Logs<'a>>,
     jobs: &'a [Job],
     next: AtomicUsize,
     done: AtomicU64,
@@ -99,10 +103,10 @@ impl<'a> Rounds<'a> {
     /// Runs a round while the guest runs.
     ///
     /// # Errors
-    /// [`SaveError`] of the sink, or [`SaveError::Cancelled`].
-    pub fn run(&mut self, jobs: &[Job]) -> Result<SaveRound, SaveError> {
+    /// [`SaveError`] of the sink or the logs, or [`SaveError::Cancelled`].
+    pub fn run(&mut self, jobs: &[Job], logs: &Logs<'_>) -> Result<SaveRound, SaveError> {
         let pace = self.limits.bytes_per_second.map(|limit| limit.get());
-        let round = self.run_with(jobs, pace, Some(self.cancel));
+        let round = self.run_with(jobs, Some(logs), pace, Some(self.cancel));
         if self.cancel.load(Ordering::Relaxed) { Err(SaveError::Cancelled) } else { round }
     }
 
@@ -111,12 +115,13 @@ impl<'a> Rounds<'a> {
     /// # Errors
     /// [`SaveError`] of the sink.
     pub fn run_paused(&mut self, jobs: &[Job]) -> Result<SaveRound, SaveError> {
-        self.run_with(jobs, None, None)
+        self.run_with(jobs, None, None, None)
     }
 
     fn run_with(
         &mut self,
         jobs: &[Job],
+        logs: Option<&Logs<'_>>,
         pace: Option<u64>,
         cancel: Option<&AtomicBool>,
     ) -> Result<SaveRound, SaveError> {
@@ -125,6 +130,7 @@ impl<'a> Rounds<'a> {
         let report = |done| (self.progress)(SaveProgress { round: self.number, done, of: pages });
         let shared = Shared {
             saver: self.saver,
+            logs,
             jobs,
             next: AtomicUsize::new(0),
             done: AtomicU64::new(0),
@@ -161,9 +167,8 @@ impl Shared<'_> {
     fn work(&self, buffer: &mut [u8], report: impl Fn(u64)) {
         while !self.is_over.load(Ordering::Relaxed) && !self.is_cancelled() {
             let Some(job) = self.jobs.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
-            if let Err(source) = self.save(job, buffer) {
-                self.fail(SaveError::Sink { window: job.window, source });
-                return;
+            if let Err(error) = self.save(job, buffer) {
+                return self.fail(error);
             }
             let done = self.done.fetch_add(job.pages(), Ordering::Relaxed) + job.pages();
             report(done);
@@ -171,13 +176,13 @@ impl Shared<'_> {
         }
     }
 
-    fn save(&self, job: &Job, buffer: &mut [u8]) -> std::io::Result<()> {
-        for run in job.read.runs() {
-            let pages = gpa_range(job.window, &run);
-            self.saver.ram.copy_into(pages, &mut buffer[bytes_of(&run)]);
-        }
+    fn save(&self, job: &Job, buffer: &mut [u8]) -> Result<(), SaveError> {
+        let pages = job.read.with(job.zero);
+        self.logs.map_or(Ok(()), |logs| logs.clear(job.window, pages))?;
+        read(self.saver.ram, job.window, job.read, buffer);
         job.zero.runs().for_each(|run| buffer[bytes_of(&run)].fill(0));
-        self.saver.sink.write(job.window, &job.read.with(job.zero), buffer)
+        let written = self.saver.sink.write(job.window, &pages, buffer);
+        written.map_err(|source| SaveError::Sink { window: job.window, source })
     }
 
     fn is_cancelled(&self) -> bool {
@@ -201,6 +206,13 @@ impl Shared<'_> {
             }
             self.saver.host.sleep(early.min(NAP_MAX));
         }
+    }
+}
+
+/// Copies pages of a window to their places in `into`.
+pub(super) fn read(ram: &GuestRam, window: WindowIndex, pages: PageSet, into: &mut [u8]) {
+    for run in pages.runs() {
+        ram.copy_into(gpa_range(window, &run), &mut into[bytes_of(&run)]);
     }
 }
 

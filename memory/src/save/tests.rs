@@ -401,3 +401,89 @@ fn a_closure_that_fails_or_forgets_the_last_pages_fails_the_save() {
     assert_eq!(error.expect_err("the closure fails").to_string(), "cannot save the machine's state: no such register");
     assert!(guest.is_as_before());
 }
+
+/// A guest of which the logs begin with all pages set.
+fn guest_with_full_logs() -> Guest {
+    let guest = Guest::new();
+    guest.second_level.start_logs_set();
+    guest
+}
+
+#[test]
+fn a_log_that_begins_set_is_cleared_window_by_window_as_they_are_copied() {
+    let guest = guest_with_full_logs();
+    (0..3).for_each(|window| guest.write(window * 512, 1));
+    guest.write(1, 1);
+    let seen = Mutex::new(Vec::new());
+    let at_call = |call| {
+        seen.lock().expect("no test panics under it").push(guest.second_level.logged_pages());
+        if call == 0 {
+            // One page that was copied, one that was not in use, one that is still to come.
+            [0, 1700, 1024].into_iter().for_each(|page| guest.write(page, 2));
+        }
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    let report = guest.save(&sink, &limits()).expect("nothing fails");
+    // Unused pages were cleared at the start, and each window's right before its copy; the last two are in the pause.
+    assert_eq!(*seen.lock().expect("no test panics under it"), [2, 3, 2, 2, 2]);
+    assert_eq!((report.logs_began_set, report.last.pages), (2, 2));
+    let expected = [((0, 0), 2), ((0, 1), 1), ((1, 0), 1), ((2, 0), 2), ((3, 164), 2)];
+    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
+    assert!(guest.is_as_before());
+}
+
+#[test]
+fn a_failing_clear_ends_the_save_and_leaves_no_log_on() {
+    for call in 0..8 {
+        let guest = guest_with_full_logs();
+        (0..4).for_each(|window| guest.write(window * 512, 1));
+        guest.second_level.fail_call(call, libc::EIO);
+        let error = guest.save(&Kept::default(), &limits()).expect_err("one call fails");
+        assert!(matches!(error, SaveError::SecondLevel(_)), "call {call}: {error}");
+        assert!(guest.is_as_before(), "call {call}");
+    }
+}
+
+#[test]
+fn slots_that_begin_inside_a_window_are_cleared_there_alone() {
+    let borders = [(0, 3 << 20), (3 << 20, 5 << 20)];
+    let slots = borders.map(|(start, bytes)| GpaRange::new(Gpa::new(start), Bytes::new(bytes)).expect("fits"));
+    let guest = Guest { second_level: FakeSecondLevel::new(&slots), ..Guest::new() };
+    guest.second_level.start_logs_set();
+    (0..1024).for_each(|page| guest.write(page, 1));
+    let at_call = |call| {
+        if call == 0 {
+            [0, 767, 768, 1023].into_iter().for_each(|page| guest.write(page, 2));
+        }
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    guest.save(&sink, &limits()).expect("nothing fails");
+    let pages = sink.pages.lock().expect("no test panics under it");
+    let written = pages.iter().filter(|(_, byte)| **byte == 2).map(|(place, _)| *place).collect::<Vec<_>>();
+    assert_eq!((pages.len(), written), (1024, vec![(0, 0), (1, 255), (1, 256), (1, 511)]));
+}
+
+#[test]
+fn pages_that_do_not_fit_are_left_with_the_guest_paused() {
+    let guest = guest_with_full_logs();
+    (0..2048).for_each(|page| guest.write(page, 1));
+    let at_call = |call: u64| {
+        guest.host.sleep(Duration::from_millis(100));
+        (0..512).for_each(|page| guest.write(call % 4 * 512 + page, 2));
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    let limits = SaveLimits { beyond: BeyondBound::Leave { after_rounds: NonZeroU32::new(2) }, ..limits() };
+    let saved = guest.saver(&sink).save(&limits, &AtomicBool::new(false), &|_| (), |last| {
+        let left = last.write_or_leave()?;
+        assert!(guest.ram.claims().window_aside(WindowIndex::new(0)).is_err(), "RAM stays as it is");
+        Ok(left)
+    });
+    let (left, report) = saved.expect("nothing fails");
+    assert_eq!((report.rounds.len(), report.last.pages), (2, 0));
+    let found: Vec<_> = left.iter().map(|left| (left.window.get(), left.pages, left.zero)).collect();
+    assert_eq!(found, (0..4).map(|window| (window, PageSet::ALL, PageSet::EMPTY)).collect::<Vec<_>>());
+    assert!(guest.is_as_before());
+}

@@ -286,8 +286,8 @@ impl<'a> Piece<'a> {
     /// table of a whole window goes with them if the kernel reclaims it (Linux 6.14, `CONFIG_PT_RECLAIM`). A file's
     /// pages are only unmapped, and stay in the file.
     ///
-    /// In guest RAM the caller discards only empty pages, zero pages that cannot be written during the call, or pages
-    /// that the file keeps.
+    /// In guest RAM the caller discards only empty pages, zero pages that cannot be written during the call, pages
+    /// that the file keeps, or pages that no thread uses before their contents have come anew.
     pub(crate) fn discard(self) -> std::io::Result<()> {
         let start = self.start.get() as *mut libc::c_void;
         // SAFETY: the range is inside a reservation that lives through the call and stays mapped. The data of an

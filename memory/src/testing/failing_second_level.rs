@@ -62,6 +62,21 @@ impl SecondLevel for FailingSecondLevel {
         Err(SecondLevelError::Ioctl { what, source })
     }
 
+    fn start_dirty_log_set(&self, slot: SlotId) -> Result<bool, SecondLevelError> {
+        self.refuse("start_dirty_log_set", &[libc::ENOMEM])?;
+        self.real.start_dirty_log_set(slot)
+    }
+
+    fn read_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        self.refuse("read_dirty_log", &[libc::EFAULT, libc::ENOMEM])?;
+        self.real.read_dirty_log(slot)
+    }
+
+    fn clear_dirty_log(&self, slot: SlotId, first_page: u64, pages: &[u64]) -> Result<(), SecondLevelError> {
+        self.refuse("clear_dirty_log", &[libc::EFAULT])?;
+        self.real.clear_dirty_log(slot, first_page, pages)
+    }
+
     fn pause(&self) -> Result<(), SecondLevelError> {
         let timed_out = |_| SecondLevelError::PauseTimedOut { vcpu: 0, waited_ms: 0 };
         self.faults.refuse("pause", &[libc::ETIMEDOUT]).map_err(timed_out)?;

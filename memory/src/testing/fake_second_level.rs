@@ -2,6 +2,7 @@
 //! be made to fail.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ struct State {
     paused: u32,
     calls: FakeCalls,
     ignores_dirty_log: bool,
+    /// Whether logs can begin with all pages set.
+    starts_logs_set: bool,
     paging_modes: Vec<PagingMode>,
     /// Frames written while their slot was logged, until the log is fetched.
     dirty: BTreeSet<u64>,
@@ -54,6 +57,7 @@ impl FakeSecondLevel {
                 paused: 0,
                 calls: FakeCalls::default(),
                 ignores_dirty_log: false,
+                starts_logs_set: false,
                 paging_modes: vec![PagingMode::Long { root: 0x1000, levels: TableLevels::Four }],
                 dirty: BTreeSet::new(),
             }),
@@ -101,6 +105,17 @@ impl FakeSecondLevel {
         self.state().ignores_dirty_log = true;
     }
 
+    /// From now on, dirty logs can begin with all pages set, as with a newer KVM. Before, asking for that is not a call
+    /// that can fail.
+    pub fn start_logs_set(&self) {
+        self.state().starts_logs_set = true;
+    }
+
+    /// Number of pages of which the log has a write.
+    pub fn logged_pages(&self) -> usize {
+        self.state().dirty.len()
+    }
+
     /// Writes here like the guest: the log of its slot shows it, if that is on.
     pub fn write(&self, gpa: Gpa) {
         let mut state = self.state();
@@ -119,6 +134,28 @@ impl FakeSecondLevel {
         state.calls.enter().map_err(|source| SecondLevelError::Ioctl { what, source })?;
         Ok(state)
     }
+}
+
+impl State {
+    fn logged(&self, slot: SlotId) -> Result<Slot, SecondLevelError> {
+        let slot = *self.slots.iter().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        let off = SecondLevelError::WrongState("the memslot's dirty log is off");
+        if slot.is_dirty_logged { Ok(slot) } else { Err(off) }
+    }
+
+    fn bits(&self, slot: Slot) -> Vec<u64> {
+        let pages = frames(slot);
+        let mut bits = vec![0; slot.range.bytes().pages(PageSize::Base4K).div_ceil(64) as usize];
+        for page in self.dirty.range(pages.clone()) {
+            bits[((page - pages.start) / 64) as usize] |= 1 << ((page - pages.start) % 64);
+        }
+        bits
+    }
+}
+
+/// Frames of a slot.
+fn frames(slot: Slot) -> Range<u64> {
+    Gfn::containing(slot.range.start()).get()..Gfn::containing(slot.range.end()).get()
 }
 
 impl SecondLevel for FakeSecondLevel {
@@ -155,16 +192,43 @@ impl SecondLevel for FakeSecondLevel {
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
         let mut state = self.enter("fake dirty log")?;
-        let slot = *state.slots.iter().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
-        if !slot.is_dirty_logged {
-            return Err(SecondLevelError::WrongState("the memslot's dirty log is off"));
-        }
-        let (first, end) = (Gfn::containing(slot.range.start()).get(), Gfn::containing(slot.range.end()).get());
-        let mut bits = vec![0; slot.range.bytes().pages(PageSize::Base4K).div_ceil(64) as usize];
-        for page in state.dirty.extract_if(first..end, |_| true) {
-            bits[((page - first) / 64) as usize] |= 1 << ((page - first) % 64);
-        }
+        let slot = state.logged(slot)?;
+        let bits = state.bits(slot);
+        state.dirty.retain(|page| !frames(slot).contains(page));
         Ok(bits)
+    }
+
+    fn start_dirty_log_set(&self, slot: SlotId) -> Result<bool, SecondLevelError> {
+        if !self.state().starts_logs_set {
+            return Ok(false);
+        }
+        let mut state = self.enter("fake dirty log")?;
+        let slot = state.slots.iter_mut().find(|s| s.id == slot).ok_or(SecondLevelError::NoSuchSlot(slot))?;
+        if std::mem::replace(&mut slot.is_dirty_logged, true) {
+            return Err(SecondLevelError::WrongState("the memslot's dirty log is on"));
+        }
+        let pages = frames(*slot);
+        state.dirty.extend(pages);
+        Ok(true)
+    }
+
+    fn read_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let state = self.enter("fake dirty log")?;
+        let slot = state.logged(slot)?;
+        Ok(state.bits(slot))
+    }
+
+    fn clear_dirty_log(&self, slot: SlotId, first_page: u64, pages: &[u64]) -> Result<(), SecondLevelError> {
+        let mut state = self.enter("fake dirty log")?;
+        let slot = state.logged(slot)?;
+        assert!(first_page.is_multiple_of(64), "KVM refuses it");
+        let first = frames(slot).start + first_page;
+        for (word, at) in pages.iter().zip((first..).step_by(64)) {
+            (0..64).filter(|bit| word >> bit & 1 == 1).for_each(|bit| {
+                state.dirty.remove(&(at + bit));
+            });
+        }
+        Ok(())
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {

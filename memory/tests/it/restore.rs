@@ -122,7 +122,7 @@ impl SavedRam for Saved {
 }
 
 fn full(was_huge: bool) -> SavedWindow {
-    SavedWindow { pages: PageSet::ALL, was_huge, heat: PerTenThousand::default() }
+    SavedWindow { pages: PageSet::ALL, was_huge, ..SavedWindow::default() }
 }
 
 /// A window with these pages, on base pages.
@@ -195,7 +195,7 @@ fn every_byte_is_right_and_every_window_as_large_as_it_was() {
         let saved = match window % 4 {
             0 => full(true),
             2 => sparse((0..PAGES).step_by(3)),
-            _ => SavedWindow { pages: (0..256).collect(), was_huge: true, heat: PerTenThousand::default() },
+            _ => SavedWindow { pages: (0..256).collect(), was_huge: true, ..SavedWindow::default() },
         };
         (window, saved)
     })));
@@ -634,4 +634,84 @@ fn an_empty_snapshot_is_restored_at_once() {
     let restorer = restore(&ram, &Arc::new(Saved::default()), config());
     assert!(restorer.is_finished());
     assert_eq!(read(&ram, 2, 2), 0);
+}
+
+/// The word that RAM has before missing pages come.
+fn earlier_word(window: u64, word: usize) -> u64 {
+    !saved_word(window, word)
+}
+
+/// RAM of four windows with contents everywhere.
+fn ram_with_contents(page: PageSize) -> Arc<GuestRam> {
+    let ram = ram(4, BackingKind::Anon, page);
+    ram.share().unwrap();
+    for window in 0..4 {
+        (0..WORDS_PER_WINDOW).for_each(|at| word(&ram, window, at).store(earlier_word(window, at), Ordering::Relaxed));
+    }
+    ram
+}
+
+/// A window of which only these pages are missing.
+fn partly(pages: impl IntoIterator<Item = u16>) -> SavedWindow {
+    SavedWindow { was_huge: true, has_others: true, ..sparse(pages) }
+}
+
+#[test]
+fn missing_pages_come_and_all_other_pages_stay_as_they_were() {
+    if skip() {
+        return;
+    }
+    for page in [PageSize::Base4K, PageSize::Huge2M] {
+        let ram = ram_with_contents(page);
+        // window   0: all is missing   1: some pages are   2: nothing is   3: one page is
+        let saved = Arc::new(Saved::of([(0, full(true)), (1, partly((0..PAGES).step_by(5))), (3, partly([511]))]));
+        let restorer = Restorer::start_partial(ram.clone(), saved.clone(), config()).unwrap();
+        for window in (0..4).rev() {
+            for at in 0..WORDS_PER_WINDOW {
+                let is_missing = saved.has(window, (at / WORDS_PER_PAGE) as u16);
+                let expected = if is_missing { saved_word(window, at) } else { earlier_word(window, at) };
+                assert_eq!(read(&ram, window, at), expected, "{page:?}: window {window}, word {at}");
+            }
+        }
+        wait_for("the end of the restore", || restorer.is_finished());
+        let report = restorer.report();
+        assert_eq!((report.progress.filled_windows, report.failures.len()), (3, 0), "{report:?}");
+        assert_eq!(report.progress.filled_bytes, PageSize::Base4K.bytes() * (512 + 103 + 1));
+        assert_eq!(saved.order().len(), 3, "no window is read twice");
+        if report.no_huge_page == 0 && report.not_huge == 2 {
+            assert_eq!(backing(&ram, 0), (PAGES, Backing::Huge2M), "{report:?}");
+            assert_eq!(report.collapsed, 2, "windows with other pages are collapsed: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_background_that_begins_later_leaves_touches_to_be_answered_at_once() {
+    if skip() {
+        return;
+    }
+    let ram = ram_with_contents(PageSize::Base4K);
+    let saved = Arc::new(Saved::of((0..4).map(|window| (window, full(true)))));
+    let begins = Arc::<AtomicBool>::default();
+    let config = RestoreConfig { background_from: Some(begins.clone()), ..config() };
+    let restorer = Restorer::start_partial(ram.clone(), saved.clone(), config).unwrap();
+    check_window(&ram, &saved, 2);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(saved.order(), [2], "only what was touched");
+    begins.store(true, Ordering::Release);
+    let report = finish(restorer);
+    assert_eq!((report.by_fault, report.by_background), (1, 3));
+    (0..4).for_each(|window| check_window(&ram, &saved, window));
+}
+
+#[test]
+fn only_anonymous_ram_can_be_completed() {
+    if skip() {
+        return;
+    }
+    let memfd = ram(2, BackingKind::Memfd, PageSize::Base4K);
+    assert!(matches!(Restorer::check_partial(&memfd), Err(RestoreError::NotAnonymous)));
+    let started = Restorer::start_partial(memfd, Arc::new(Saved::default()), config());
+    assert!(matches!(started, Err(RestoreError::NotAnonymous)));
+    Restorer::check_partial(&anon(2)).unwrap();
 }

@@ -169,6 +169,21 @@ impl SecondLevel for Guest {
         self.log.take_dirty_log(slot)
     }
 
+    fn start_dirty_log_set(&self, slot: SlotId) -> Result<bool, SecondLevelError> {
+        let _alone = self.gate.write().unwrap();
+        self.log.start_dirty_log_set(slot)
+    }
+
+    fn read_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let _alone = self.gate.write().unwrap();
+        self.log.read_dirty_log(slot)
+    }
+
+    fn clear_dirty_log(&self, slot: SlotId, first_page: u64, pages: &[u64]) -> Result<(), SecondLevelError> {
+        let _alone = self.gate.write().unwrap();
+        self.log.clear_dirty_log(slot, first_page, pages)
+    }
+
     fn pause(&self) -> Result<(), SecondLevelError> {
         *self.gate.write().unwrap() = true;
         Ok(())
@@ -185,8 +200,8 @@ impl SecondLevel for Guest {
 }
 
 /// Saves a guest at work again and again.
-fn save_while_it_works(kind: BackingKind, saves: usize) {
-    let guest = Guest::new(kind);
+fn save_while_it_works(guest: Guest, saves: usize) {
+    let kind = guest.ram.backing().kind();
     let (is_over, steps) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut pages = [0; 2];
     std::thread::scope(|scope| {
@@ -231,14 +246,26 @@ fn can_scan() -> bool {
 #[test]
 fn what_is_saved_of_anonymous_ram_is_what_it_had_at_the_pause() {
     if can_scan() {
-        save_while_it_works(BackingKind::Anon, 30);
+        save_while_it_works(Guest::new(BackingKind::Anon), 30);
     }
 }
 
 #[test]
 fn what_is_saved_of_a_memfd_is_what_it_had_at_the_pause() {
     if can_scan() {
-        save_while_it_works(BackingKind::Memfd, 30);
+        save_while_it_works(Guest::new(BackingKind::Memfd), 30);
+    }
+}
+
+#[test]
+fn what_is_saved_with_logs_that_begin_set_is_what_ram_had_at_the_pause() {
+    if !can_scan() {
+        return;
+    }
+    for kind in [BackingKind::Anon, BackingKind::Memfd] {
+        let guest = Guest::new(kind);
+        guest.log.start_logs_set();
+        save_while_it_works(guest, 30);
     }
 }
 

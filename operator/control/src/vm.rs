@@ -8,7 +8,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,20 @@ pub enum VmRequest {
         /// Most bytes of RAM that are sent per second while the guest runs; as fast as possible if it is left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes_per_second_max: Option<NonZeroU64>,
+        /// When the guest moves before all of its RAM has, if that is needed; never if it is left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        post_copy: Option<PostCopyFrom>,
     },
+}
+
+/// When a guest moves before all of its RAM has. It never does where what is left fits into the pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PostCopyFrom {
+    /// When more passes over RAM do not help.
+    WhenNeeded,
+    /// After this number of passes.
+    AfterRounds(NonZeroU32),
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
@@ -181,6 +194,41 @@ pub struct MigratedView {
     /// Guest RAM at the target in base pages at the switch, in bytes; left out if it did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_bytes_at_target: Option<ByteCount>,
+    /// Time in which the dirty logs of all memslots were switched on, in milliseconds.
+    #[serde(default)]
+    pub logs_start_ms: f64,
+    /// Number of dirty logs that were switched on without a change of KVM's mappings; these are split window by window.
+    #[serde(default)]
+    pub logs_began_set: u32,
+    /// Pages that followed the guest; left out if none did, or the target did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_copy: Option<PostCopyView>,
+}
+
+/// RAM that followed a guest which had moved before.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PostCopyView {
+    /// Time from the switch until all of it was there, in seconds; left out if the guest ended before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Pages that were missing at the switch, in bytes.
+    pub missing_bytes: ByteCount,
+    /// Those of them that have come, in bytes.
+    pub filled_bytes: ByteCount,
+    /// Number of windows that came because a thread of the guest waited for them.
+    pub windows_by_touch: u64,
+    /// Number of windows that came before the guest touched them.
+    pub windows_in_background: u64,
+    /// Number of windows that came onto a huge page, or were on one again afterwards.
+    pub windows_huge: u64,
+    /// Number of windows that were to be on a huge page, and are on base pages.
+    pub windows_not_huge: u64,
+    /// Waits of the guest for a window: 50 of 100 were at most this long, in microseconds.
+    pub wait_p50_us: f64,
+    /// The same for 99 of 100.
+    pub wait_p99_us: f64,
+    /// Longest wait, in microseconds.
+    pub wait_max_us: f64,
 }
 
 /// Progress of a save, or of a migration.

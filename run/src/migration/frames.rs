@@ -5,6 +5,8 @@
 //!   each message       kind (u32)  number (u32)  bytes (u32)  CRC-32 of kind, bytes and content (u32)  content
 //!   content of pages   window (u64)  flags (u64)  pages with content (64 bytes)  pages of zeroes (64 bytes)
 //!                      4 KiB for each page with content
+//!   content of what is missing, for each window: that beginning, with the missing pages as those with content
+//!   content of a wish   window (u64)  flags (u64)
 //! ```
 //!
 //! The number counts a side's messages from zero, so that none is missing. Every length has a limit by its kind, which
@@ -15,7 +17,7 @@ use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 /// First bytes of each side.
 pub const MAGIC: [u8; 8] = *b"WLMOVEVM";
 /// Version of the messages, and of what they mean.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Length of the first bytes with the version.
 pub const GREETING_BYTES: usize = 12;
 /// Length of a message's header.
@@ -25,7 +27,14 @@ pub const PAGES_HEAD_BYTES: usize = 144;
 /// Length of a page.
 pub const PAGE_BYTES: usize = PageSize::Base4K.bytes().as_usize();
 
+/// Length of a wish for the pages of a window.
+pub const WISH_BYTES: usize = 16;
+/// Most windows in a message of what is missing.
+pub const MISSING_WINDOWS_MAX: usize = 4096;
+
 const IS_HUGE: u64 = 1;
+const IS_URGENT: u64 = 1;
+const IS_AGAIN: u64 = 2;
 /// Windows of an address space of 64 bits.
 const WINDOWS_MAX: u64 = u64::MAX / PageSize::Huge2M.bytes().get();
 
@@ -36,6 +45,8 @@ pub enum Kind {
     Hello,
     /// Source: pages of one window.
     Pages,
+    /// Source: windows of which pages are not up to date: they come once the guest runs at the target.
+    Missing,
     /// Source: the state of everything but RAM, as JSON.
     Machine,
     /// Source: the target's guest may run.
@@ -48,6 +59,10 @@ pub enum Kind {
     Ready,
     /// Target: its guest runs.
     Running,
+    /// Target: the missing pages of a window are to be sent.
+    Wish,
+    /// Target: nothing of the source's RAM is needed any more.
+    Complete,
     /// Target: figures for the source's report, as JSON.
     Arrived,
     /// Target: the reason why its guest has not run and never will, as text.
@@ -55,17 +70,20 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Kind, u32, usize); 10] = [
+    const ALL: [(Kind, u32, usize); 13] = [
         (Kind::Hello, 1, 1 << 20),
         (Kind::Pages, 2, PAGES_HEAD_BYTES + PageSize::Huge2M.bytes().as_usize()),
         (Kind::Machine, 3, 64 << 20),
         (Kind::Go, 4, 0),
         (Kind::Left, 5, 4096),
+        (Kind::Missing, 6, MISSING_WINDOWS_MAX * PAGES_HEAD_BYTES),
         (Kind::Welcome, 16, 0),
         (Kind::Ready, 17, 0),
         (Kind::Running, 18, 0),
         (Kind::Arrived, 19, 4096),
         (Kind::Failed, 20, 4000),
+        (Kind::Wish, 21, WISH_BYTES),
+        (Kind::Complete, 22, 0),
     ];
 
     fn row(self) -> (Kind, u32, usize) {
@@ -226,16 +244,74 @@ impl PagesHead {
     /// [`Malformed::Length`] and [`Malformed::Pages`].
     pub fn decode(content: &[u8]) -> Result<(PagesHead, &[u8]), Malformed> {
         let (head, pages) = content.split_first_chunk::<PAGES_HEAD_BYTES>().ok_or(Malformed::Length(content.len()))?;
+        let head = PagesHead::decode_head(head)?;
+        if pages.len() != usize::from(head.stored.len()) * PAGE_BYTES {
+            return Err(Malformed::Length(content.len()));
+        }
+        Ok((head, pages))
+    }
+
+    /// Reads the beginning alone, as a message of what is missing has it for each window.
+    ///
+    /// # Errors
+    /// [`Malformed::Pages`].
+    pub fn decode_head(head: &[u8; PAGES_HEAD_BYTES]) -> Result<PagesHead, Malformed> {
         let word = |index: usize| u64::from_le_bytes(head[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
         let set = |from: usize| PageSet::from(std::array::from_fn(|index| word(from + index)));
         let (window, flags, stored, zero) = (word(0), word(1), set(2), set(10));
         if window >= WINDOWS_MAX || flags & !IS_HUGE != 0 || !stored.and(zero).is_empty() {
             return Err(Malformed::Pages);
         }
-        if pages.len() != usize::from(stored.len()) * PAGE_BYTES {
-            return Err(Malformed::Length(content.len()));
+        Ok(PagesHead { window: WindowIndex::new(window), is_huge: flags == IS_HUGE, stored, zero })
+    }
+}
+
+/// Reads a message of what is missing.
+///
+/// # Errors
+/// [`Malformed::Length`] and [`Malformed::Pages`].
+pub fn decode_missing(content: &[u8]) -> Result<Vec<PagesHead>, Malformed> {
+    let (heads, rest) = content.as_chunks::<PAGES_HEAD_BYTES>();
+    if !rest.is_empty() {
+        return Err(Malformed::Length(content.len()));
+    }
+    heads.iter().map(PagesHead::decode_head).collect()
+}
+
+/// A wish for the missing pages of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Index of the window.
+    pub window: WindowIndex,
+    /// Whether a thread of the guest may wait for it.
+    pub is_urgent: bool,
+    /// Whether it has come before, and is needed once more.
+    pub is_again: bool,
+}
+
+impl Wish {
+    /// Bytes of this wish.
+    pub fn encode(self) -> [u8; WISH_BYTES] {
+        let mut bytes = [0; WISH_BYTES];
+        bytes[..8].copy_from_slice(&self.window.get().to_le_bytes());
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        let flags = flag(self.is_urgent, IS_URGENT) | flag(self.is_again, IS_AGAIN);
+        bytes[8..].copy_from_slice(&flags.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a wish.
+    ///
+    /// # Errors
+    /// [`Malformed::Length`] and [`Malformed::Pages`].
+    pub fn decode(content: &[u8]) -> Result<Wish, Malformed> {
+        let ([window, flags], []) = content.as_chunks::<8>() else { return Err(Malformed::Length(content.len())) };
+        let (window, flags) = (u64::from_le_bytes(*window), u64::from_le_bytes(*flags));
+        if window >= WINDOWS_MAX || flags & !(IS_URGENT | IS_AGAIN) != 0 {
+            return Err(Malformed::Pages);
         }
-        Ok((PagesHead { window: WindowIndex::new(window), is_huge: flags == IS_HUGE, stored, zero }, pages))
+        let has = |flag| flags & flag != 0;
+        Ok(Wish { window: WindowIndex::new(window), is_urgent: has(IS_URGENT), is_again: has(IS_AGAIN) })
     }
 }
 
@@ -346,11 +422,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_and_what_is_wished_is_read_back_or_refused() {
+        let heads = [head(), PagesHead { window: WindowIndex::new(9), is_huge: false, ..head() }];
+        let content: Vec<u8> = heads.iter().flat_map(PagesHead::encode).collect();
+        assert_eq!(decode_missing(&content), Ok(heads.to_vec()));
+        assert_eq!(decode_missing(&content[1..]), Err(Malformed::Length(content.len() - 1)));
+        for (is_urgent, is_again) in [(false, false), (true, false), (true, true)] {
+            let wish = Wish { window: WindowIndex::new(7), is_urgent, is_again };
+            assert_eq!(Wish::decode(&wish.encode()), Ok(wish));
+        }
+        let wish = Wish { window: WindowIndex::new(7), is_urgent: false, is_again: false }.encode();
+        assert_eq!(Wish::decode(&wish[..15]), Err(Malformed::Length(15)));
+        for (place, byte) in [(7, 0xff), (8, 4)] {
+            let mut wrong = wish;
+            wrong[place] = byte;
+            assert_eq!(Wish::decode(&wrong), Err(Malformed::Pages));
+        }
+    }
+
+    #[test]
     fn another_program_and_another_version_are_told_apart() {
         assert_eq!(check_greeting(&greeting()), Ok(()));
         let mut other = greeting();
-        other[8] = 2;
-        assert_eq!(check_greeting(&other), Err(Malformed::Version(2)));
+        other[8] = 1;
+        assert_eq!(check_greeting(&other), Err(Malformed::Version(1)));
         assert_eq!(check_greeting(b"SSH-2.0-Open"), Err(Malformed::Magic));
     }
 }

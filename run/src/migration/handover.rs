@@ -16,6 +16,14 @@
 //!
 //! A side uses the disks only where it has their locks, and runs the guest only then. The source gives them up before
 //! the machine's state leaves it, so that a target that cannot lock them says so before `go`.
+//! With pages that come later (post-copy), the guest runs at the target before all of its RAM is there:
+//!
+//! ```text
+//!   Committed ── running came ─▶ Serving ── complete came ─▶ Left       Ready ── go came ─▶ RunsPartly
+//!                                  │ loss                                                    │ loss    │ all is here
+//!                                  ▼                                                         ▼         ▼
+//!                                Broken: paused, until the operator acts                   Ended      Runs
+//! ```
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
@@ -32,10 +40,14 @@ pub enum Source {
     Sent,
     /// `go` may have left.
     Committed,
+    /// The target's guest runs, and needs pages of this side's RAM.
+    Serving,
     /// The target's guest runs.
     Left,
     /// The guest stays here, once the disks are locked again.
     TakingBack,
+    /// The target's guest has run, and the connection is lost before it had all pages.
+    Broken,
     /// The guest stays here.
     Kept,
     /// The target's guest may run, or another process has the disks.
@@ -55,6 +67,10 @@ pub enum AtSource {
     Ready,
     /// The target's guest runs.
     Running,
+    /// The target's guest runs without all pages.
+    RunningPartly,
+    /// The target's guest needs no more pages.
+    Complete,
     /// The target says that its guest has never run, and has ended.
     NeverRan,
     /// The connection is lost, a time limit is over, or the migration is cancelled.
@@ -81,12 +97,15 @@ impl Source {
             (Source::GivenUp, AtSource::AllSent) => Source::Sent,
             (Source::Sent, AtSource::Ready) => Source::Committed,
             (Source::Committed, AtSource::Running) => Source::Left,
+            (Source::Committed, AtSource::RunningPartly) => Source::Serving,
+            (Source::Serving, AtSource::Complete) => Source::Left,
             (Source::Committed, AtSource::NeverRan) => Source::TakingBack,
-            (Source::TakingBack | Source::InDoubt, AtSource::TakenBack) => Source::Kept,
+            (Source::TakingBack | Source::InDoubt | Source::Broken, AtSource::TakenBack) => Source::Kept,
+            (Source::Serving, _) => Source::Broken,
             (Source::Sending, _) => Source::Kept,
             (Source::GivenUp | Source::Sent, _) => Source::TakingBack,
             (Source::Committed | Source::TakingBack, _) => Source::InDoubt,
-            (Source::Left | Source::Kept | Source::InDoubt, _) => self,
+            (Source::Left | Source::Kept | Source::InDoubt | Source::Broken, _) => self,
         }
     }
 
@@ -94,7 +113,13 @@ impl Source {
     pub fn guest(self) -> Guest {
         match self {
             Source::Sending | Source::Kept => Guest::Here,
-            Source::GivenUp | Source::Sent | Source::Committed | Source::TakingBack | Source::InDoubt => Guest::Waits,
+            Source::GivenUp
+            | Source::Sent
+            | Source::Committed
+            | Source::Serving
+            | Source::TakingBack
+            | Source::Broken
+            | Source::InDoubt => Guest::Waits,
             Source::Left => Guest::Ended,
         }
     }
@@ -109,6 +134,8 @@ pub enum Target {
     HasDisks,
     /// All is checked and built.
     Ready,
+    /// The guest runs; a part of its RAM is at the source.
+    RunsPartly,
     /// The guest runs.
     Runs,
     /// There is no guest here.
@@ -124,6 +151,10 @@ pub enum AtTarget {
     Built,
     /// `go` came.
     Go,
+    /// `go` came, and pages are missing.
+    GoPartly,
+    /// The last missing page came.
+    AllHere,
     /// The connection is lost, a time limit is over, or a part is wrong.
     Lost,
 }
@@ -136,9 +167,14 @@ impl Target {
             (Target::Receiving, AtTarget::Locked) => Target::HasDisks,
             (Target::HasDisks, AtTarget::Built) => Target::Ready,
             (Target::Ready, AtTarget::Go) => Target::Runs,
+            (Target::Ready, AtTarget::GoPartly) => Target::RunsPartly,
+            (Target::RunsPartly, AtTarget::AllHere) => Target::Runs,
             // Once it runs, the source has given it up: it goes on without a connection.
             (Target::Runs, _) => Target::Runs,
-            (Target::Receiving | Target::HasDisks | Target::Ready | Target::Ended, _) => Target::Ended,
+            // A guest that touches a page that will not come could only see wrong bytes.
+            (Target::Receiving | Target::HasDisks | Target::Ready | Target::RunsPartly | Target::Ended, _) => {
+                Target::Ended
+            }
         }
     }
 
@@ -146,7 +182,7 @@ impl Target {
     pub fn guest(self) -> Guest {
         match self {
             Target::Receiving | Target::HasDisks | Target::Ready => Guest::Waits,
-            Target::Runs => Guest::Here,
+            Target::Runs | Target::RunsPartly => Guest::Here,
             Target::Ended => Guest::Ended,
         }
     }
@@ -163,9 +199,12 @@ mod tests {
         Ready,
         Go,
         Running,
+        LastPages,
+        Complete,
     }
 
-    const ALL: [Message; 4] = [Message::Machine, Message::Ready, Message::Go, Message::Running];
+    const ALL: [Message; 6] =
+        [Message::Machine, Message::Ready, Message::Go, Message::Running, Message::LastPages, Message::Complete];
 
     /// The lock of a disk, which the kernel gives to one process at a time.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,10 +256,11 @@ mod tests {
     }
 
     /// Both sides after a migration in which the connection breaks before `lost` arrives. The source notices that
-    /// before the target does, or after it; `between`: what has the lock between the two.
-    fn both(lost: Option<Message>, notices_first: bool, between: LockedBy) -> Both {
+    /// before the target does, or after it; `between`: what has the lock between the two; `is_partly`: whether pages
+    /// come later.
+    fn both(lost: Option<Message>, notices_first: bool, between: LockedBy, is_partly: bool) -> Both {
         let mut both = Both { source: Source::Sending, target: Target::Receiving, lock: LockedBy::Source };
-        for message in ALL {
+        for message in ALL.into_iter().take(if is_partly { 6 } else { 4 }) {
             // What the sender of a message knows does not depend on its arrival.
             if message == Message::Machine {
                 both.source(AtSource::GivingUp);
@@ -255,15 +295,24 @@ mod tests {
                     return both;
                 }
                 Message::Ready => both.source(AtSource::Ready),
+                Message::Go if is_partly => both.target(AtTarget::GoPartly),
                 Message::Go => both.target(AtTarget::Go),
+                Message::Running if is_partly => both.source(AtSource::RunningPartly),
                 Message::Running => both.source(AtSource::Running),
+                Message::LastPages => both.target(AtTarget::AllHere),
+                Message::Complete => both.source(AtSource::Complete),
             }
         }
         both
     }
 
     fn end(lost: Option<Message>, notices_first: bool) -> (Source, Target, LockedBy) {
-        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None);
+        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None, false);
+        (source, target, lock)
+    }
+
+    fn end_partly(lost: Option<Message>, notices_first: bool) -> (Source, Target, LockedBy) {
+        let Both { source, target, lock } = both(lost, notices_first, LockedBy::None, true);
         (source, target, lock)
     }
 
@@ -284,16 +333,50 @@ mod tests {
     #[test]
     fn an_operator_who_resumes_a_guest_in_doubt_gets_it_only_where_no_other_process_has_its_disks() {
         for (lost, resumed) in [(Message::Go, Source::Kept), (Message::Running, Source::InDoubt)] {
-            let mut both = both(Some(lost), false, LockedBy::None);
+            let mut both = both(Some(lost), false, LockedBy::None, false);
             both.take_back();
             assert_eq!(both.source, resumed, "{lost:?}");
+        }
+        for (lost, resumed) in [(Message::LastPages, Source::Kept), (Message::Complete, Source::Broken)] {
+            let mut both = both(Some(lost), false, LockedBy::None, true);
+            both.take_back();
+            assert_eq!(both.source, resumed, "pages are missing, {lost:?}");
         }
     }
 
     #[test]
     fn disks_that_another_process_locks_on_their_way_stop_the_migration_and_the_guest() {
-        let both = both(None, false, LockedBy::Another);
+        let both = both(None, false, LockedBy::Another, false);
         assert_eq!((both.source, both.target, both.lock), (Source::InDoubt, Target::Ended, LockedBy::Another));
+    }
+
+    #[test]
+    fn a_loss_while_pages_are_missing_runs_no_second_guest_and_the_source_keeps_its_own_paused() {
+        let kept = (Source::Kept, Target::Ended, LockedBy::Source);
+        for notices_first in [false, true] {
+            let end = |lost| end_partly(Some(lost), notices_first);
+            assert_eq!(end(Message::Machine), kept);
+            assert_eq!(end(Message::Go), (Source::InDoubt, Target::Ended, LockedBy::None));
+            assert_eq!(end(Message::Running), (Source::InDoubt, Target::Ended, LockedBy::None));
+            assert_eq!(end(Message::LastPages), (Source::Broken, Target::Ended, LockedBy::None));
+            assert_eq!(end(Message::Complete), (Source::Broken, Target::Runs, LockedBy::Target));
+        }
+        assert_eq!(end_partly(Some(Message::Ready), false), kept);
+        assert_eq!(end_partly(None, false), (Source::Left, Target::Runs, LockedBy::Target));
+    }
+
+    #[test]
+    fn a_source_whose_pages_are_needed_never_resumes_by_itself() {
+        let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
+        let serving = sent.after(AtSource::Ready).after(AtSource::RunningPartly);
+        assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));
+        for event in [AtSource::NeverRan, AtSource::Running, AtSource::Ready, AtSource::Lost] {
+            assert_eq!(serving.after(event), Source::Broken, "{event:?}");
+        }
+        let broken = serving.after(AtSource::Lost);
+        for event in [AtSource::NeverRan, AtSource::Complete, AtSource::Lost] {
+            assert_eq!(broken.after(event).guest(), Guest::Waits, "{event:?}");
+        }
     }
 
     #[test]

@@ -66,6 +66,18 @@ impl<'a> Placing<'a> {
         Ok(())
     }
 
+    /// Takes note of windows with missing pages, which come later; pages of zeroes are cleared.
+    ///
+    /// # Errors
+    /// [`Malformed::Outside`] if one of them is not wholly RAM.
+    pub fn miss(&mut self, heads: Vec<PagesHead>) -> Result<Vec<PagesHead>, Malformed> {
+        for head in &heads {
+            self.place_of(head.window, &(0..512)).ok_or(Malformed::Outside(head.window))?;
+            self.place(&PagesHead { stored: PageSet::EMPTY, ..*head }, &[])?;
+        }
+        Ok(heads)
+    }
+
     /// The range of RAM that has all pages of a run, and their place.
     fn place_of(&self, window: WindowIndex, run: &Range<u16>) -> Option<(RamRange, GpaRange)> {
         let page = PageSize::Base4K.bytes();

@@ -3,28 +3,34 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use wideleaf_control::vm::MigratedView;
-use wideleaf_memory::SecondLevel as _;
+use wideleaf_control::vm::{MigratedView, PostCopyFrom};
 use wideleaf_memory::manager::RestAnswer;
-use wideleaf_memory::save::{LastPages, SaveError, SaveLimits, SaveReport, SaveSink, Saver, page_sizes};
+use wideleaf_memory::save::{
+    BeyondBound, LastPages, LeftPages, SaveError, SaveLimits, SaveProgress, SaveReport, SaveSink, Saver, page_sizes,
+};
+use wideleaf_memory::{BackingKind, SecondLevel as _};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 use wideleaf_snapshot::is_zero;
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
-use super::frames::{self, Kind, PAGE_BYTES, PagesHead};
+use super::frames::{self, Kind, Malformed, PAGE_BYTES, PagesHead};
 use super::handover::{AtSource, Guest, Source};
 use super::link::{Limit, Lost, Receiver, Sender};
-use super::{Arrived, Hello};
+use super::serving::{self, Serving};
+use super::{Arrived, Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
 use crate::snapshot::parts::{SavedParts, Shared, has_gone, lock};
 use crate::snapshot::saved_text;
+use crate::snapshot::saving::heat_of;
 use crate::spec::RunSpec;
 
 /// Time without a byte after which the target counts as gone, while the guest runs.
@@ -50,6 +56,8 @@ pub struct Departing {
     pub pause_max: Duration,
     /// Limit of the speed while the guest runs.
     pub limits: SaveLimits,
+    /// When the guest moves before all of its RAM has; `None`: never.
+    pub post_copy: Option<PostCopyFrom>,
     /// Reading end, writing end, and a pipe's reading end that tells when the client has gone.
     pub files: Vec<OwnedFd>,
 }
@@ -69,6 +77,7 @@ pub enum End {
 pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<End, String> {
     let to = job.to.clone();
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
+    job.post_copy.map_or(Ok(()), |_| check_post_copy(&parts.spec)).map_err(|why| cannot(&why))?;
     let [reader, writer, client] =
         <[OwnedFd; 3]>::try_from(job.files).map_err(|_| cannot("its connection is missing beside the request"))?;
     let client = File::from(client);
@@ -88,9 +97,34 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         receiver: Mutex::new(Receiver::new(reader)),
         began: Instant::now(),
         until: Mutex::new(None),
+        is_past_go: AtomicBool::new(false),
+        post_copy: job.post_copy,
     };
-    let limits = SaveLimits { pause: job.pause_max, state: job.pause_max / 2, ..job.limits };
+    let beyond = job.post_copy.map_or(BeyondBound::Refuse, |from| BeyondBound::Leave { after_rounds: rounds_of(from) });
+    let limits = SaveLimits { pause: job.pause_max, state: job.pause_max / 2, beyond, ..job.limits };
     departure.run(&limits).map_err(|why| cannot(&why))
+}
+
+fn rounds_of(from: PostCopyFrom) -> Option<NonZeroU32> {
+    match from {
+        PostCopyFrom::WhenNeeded => None,
+        PostCopyFrom::AfterRounds(rounds) => Some(rounds),
+    }
+}
+
+/// Whether pages can come to the target later: single pages of a file or of a pool cannot be replaced there.
+fn check_post_copy(spec: &RunSpec) -> Result<(), String> {
+    if spec.backing.kind() != BackingKind::Anon {
+        return Err("post-copy needs anonymous RAM; leave --postcopy out".to_owned());
+    }
+    if spec.policy.make().answers_faults() {
+        return Err(format!(
+            "post-copy and --policy {} both answer the first touches of RAM; choose another policy with `set-policy`, \
+             or leave --postcopy out",
+            spec.policy
+        ));
+    }
+    Ok(())
 }
 
 /// A migration under way.
@@ -107,6 +141,9 @@ struct Departure<'a> {
     began: Instant,
     /// End of the pause, once it has begun.
     until: Mutex<Option<Instant>>,
+    /// Whether `go` may have left: nothing cancels the migration any more.
+    is_past_go: AtomicBool,
+    post_copy: Option<PostCopyFrom>,
 }
 
 /// What the pause gives.
@@ -140,7 +177,7 @@ impl Departure<'_> {
             }
         };
         let at_pause = |last: LastPages<'_>| {
-            self.switch(last, limits.pause).map_err(|why| {
+            self.switch(last, limits.pause, &sink).map_err(|why| {
                 *lock(&refused) = Some(why);
                 SaveError::NoLastPages
             })
@@ -156,7 +193,8 @@ impl Departure<'_> {
 
     fn greet(&self) -> Result<(), Lost> {
         let limit = self.limit();
-        let hello = Hello { wideleaf: env!("CARGO_PKG_VERSION").to_owned(), spec: self.spec() };
+        let wideleaf = env!("CARGO_PKG_VERSION").to_owned();
+        let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some() };
         let text = serde_json::to_vec(&hello).map_err(io::Error::other)?;
         let (mut sender, mut receiver) = (lock(&self.sender), lock(&self.receiver));
         sender.greet(&limit)?;
@@ -170,18 +208,25 @@ impl Departure<'_> {
     }
 
     fn limit(&self) -> Limit<'_> {
+        if self.is_past_go.load(Ordering::Relaxed) {
+            return Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &|| true };
+        }
         Limit { silence: SILENCE_MAX, until: *lock(&self.until), keep_on: self.keep_on }
     }
 
     /// Pauses the guest, hands it over, and acts on what is then known.
-    fn switch(&self, last: LastPages<'_>, pause_max: Duration) -> Result<Switched, String> {
+    fn switch(&self, last: LastPages<'_>, pause_max: Duration, sink: &Sink<'_>) -> Result<Switched, String> {
         let parts = self.parts;
         parts.second_level.pause().map_err(|error| error.to_string())?;
         let paused_at = Instant::now();
         *lock(&self.until) = paused_at.checked_add(pause_max);
         let mut turn = Source::Sending;
-        let handed_over = self.hand_over(last, &mut turn);
+        let mut serving = None;
+        let mut handed_over = self.hand_over(last, &mut turn, &mut serving, sink);
         let downtime = paused_at.elapsed();
+        if let (Source::Serving, Some(serving)) = (turn, &mut serving) {
+            handed_over = self.serve(serving, &mut turn);
+        }
         if handed_over.is_err() && turn != Source::TakingBack {
             turn = turn.after(AtSource::Lost);
         }
@@ -218,31 +263,38 @@ impl Departure<'_> {
         }
     }
 
-    /// Sends what is left, and `go` once the target is ready.
-    fn hand_over(&self, last: LastPages<'_>, turn: &mut Source) -> Result<(), String> {
+    /// Sends what is left, or says what is missing, and sends `go` once the target is ready.
+    fn hand_over<'b>(
+        &'b self,
+        last: LastPages<'_>,
+        turn: &mut Source,
+        serving: &mut Option<Serving<'b>>,
+        sink: &'b Sink<'_>,
+    ) -> Result<(), String> {
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = self.parts.machine.save_state().map_err(|error| error.to_string())?;
-        last.write().map_err(|error| self.reason_of(&error))?;
+        let left = last.write_or_leave().map_err(|error| self.reason_of(&error))?;
+        *serving = self.leave(&left, sink)?;
         let text = saved_text(&self.spec(), self.session.saved(), &self.accesses, &state)?;
         let (limit, lost) = (self.limit(), |lost| self.reason(lost));
-        let mut content = Vec::new();
         // All writes are durable since the devices rest.
         *turn = turn.after(AtSource::GivingUp);
         self.parts.disks.give_up().map_err(|error| error.to_string())?;
         let sent = lock(&self.sender).send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
         *turn = turn.after(AtSource::AllSent);
-        let said = lock(&self.receiver).expect(Kind::Ready, &mut content, &limit);
-        said.map_err(lost)?;
+        self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
         if !(self.keep_on)() {
             return Err(Lost::Cancelled.to_string());
         }
         *turn = turn.after(AtSource::Ready);
         // From here on nothing cancels it: the target decides.
+        self.is_past_go.store(true, Ordering::Relaxed);
         let limit = Limit { silence: RUNNING_WAIT_MAX, until: None, keep_on: &|| true };
         let sent = lock(&self.sender).send(Kind::Go, &[], &limit);
-        let said = sent.and_then(|()| lock(&self.receiver).expect(Kind::Running, &mut content, &limit));
+        let said = sent.and_then(|()| self.expect(Kind::Running, serving, &limit));
         match said {
+            Ok(()) if serving.is_some() => *turn = turn.after(AtSource::RunningPartly),
             Ok(()) => *turn = turn.after(AtSource::Running),
             Err(Lost::Refused(why)) => {
                 *turn = turn.after(AtSource::NeverRan);
@@ -253,11 +305,70 @@ impl Departure<'_> {
         Ok(())
     }
 
+    /// Says which pages are missing at the target, if some are.
+    fn leave<'b>(&'b self, left: &[LeftPages], sink: &'b Sink<'_>) -> Result<Option<Serving<'b>>, String> {
+        if left.is_empty() {
+            return Ok(None);
+        }
+        let live = self.session.live();
+        let heat = |window| heat_of(window, live.as_deref()).0;
+        let heads = serving::heads(left, |window| sink.huge.contains(&window), heat);
+        let limit = self.limit();
+        for message in serving::messages(&heads) {
+            let sent = lock(&self.sender).send(Kind::Missing, &[&message], &limit);
+            sent.map_err(|lost| self.reason(lost))?;
+        }
+        Ok(Some(Serving::new(&self.parts.ram, sink, &heads)))
+    }
+
+    /// Waits for a message; meanwhile sends the pages that the target asks for.
+    fn expect(&self, kind: Kind, serving: &mut Option<Serving<'_>>, limit: &Limit<'_>) -> Result<(), Lost> {
+        let found = match serving {
+            Some(serving) => serving.until_other(&self.receiver, limit, &|_| ())?,
+            None => lock(&self.receiver).next(&mut Vec::new(), limit)?,
+        };
+        if found == kind { Ok(()) } else { Err(Malformed::Order.into()) }
+    }
+
+    /// Sends the missing pages until the target has all, or its guest has ended. Nothing cancels that.
+    fn serve(&self, serving: &mut Serving<'_>, turn: &mut Source) -> Result<(), String> {
+        *lock(&self.shared.serves) = Some(self.to.to_owned());
+        let limit = self.limit();
+        let (sent, of) = (AtomicU64::new(0), serving.pages());
+        // A round after all others.
+        let round = lock(&self.shared.progress).map_or(1, |view| view.round + 1);
+        let on_sent = |pages: u16| {
+            let done = sent.fetch_add(pages.into(), Ordering::Relaxed) + u64::from(pages);
+            self.shared.show(SaveProgress { round, done: done.min(of), of });
+        };
+        on_sent(0);
+        let said = serving.until_other(&self.receiver, &limit, &on_sent);
+        *lock(&self.shared.serves) = None;
+        let event = match &said {
+            Ok(Kind::Complete) => AtSource::Complete,
+            _ => AtSource::Lost,
+        };
+        *turn = turn.after(event);
+        match said {
+            Ok(Kind::Complete) => Ok(()),
+            Ok(_) => Err(Lost::from(Malformed::Order).to_string()),
+            Err(lost) => Err(self.reason(lost)),
+        }
+    }
+
     fn end(&self, switched: &Switched, report: &SaveReport, huge_bytes_before: u64) -> End {
         if let Some(no_disks) = &switched.no_disks {
             return End::InDoubt(format!(
                 "cannot migrate the VM to {}: {}; and it stays paused here: {no_disks}; end that process, then `resume` \
                  this VM",
+                self.to, switched.why
+            ));
+        }
+        if switched.turn == Source::Broken {
+            return End::InDoubt(format!(
+                "the VM ran at {} while a part of its RAM was still here, and then {}; it stays paused here as it was \
+                 at the switch: if it still runs there, `stop --how kill` this VM; if it has ended there, `resume` \
+                 continues it here, without what it did since, unless it has written a disk",
                 self.to, switched.why
             ));
         }
@@ -272,7 +383,8 @@ impl Departure<'_> {
         let downtime_ms = switched.downtime.as_secs_f64() * 1e3;
         let sizes = page_sizes(&*self.parts.host, &self.parts.ram).unwrap_or_default();
         let huge_bytes_at_switch = huge_bytes(&sizes);
-        let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch };
+        let logs_start_ms = report.logs_start.as_secs_f64() * 1e3;
+        let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms };
         let arrived = self.exchange(&left);
         let view = MigratedView {
             to: self.to.to_owned(),
@@ -282,8 +394,11 @@ impl Departure<'_> {
             seconds: self.began.elapsed().as_secs_f64(),
             huge_bytes_before,
             huge_bytes_at_switch,
-            huge_bytes_at_target: arrived.map(|arrived| arrived.huge_bytes),
-            base_bytes_at_target: arrived.map(|arrived| arrived.base_bytes),
+            huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
+            base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
+            logs_start_ms,
+            logs_began_set: report.logs_began_set,
+            post_copy: arrived.and_then(|arrived| arrived.post_copy),
         };
         // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
         if let Err(error) = self.parts.second_level.resume() {

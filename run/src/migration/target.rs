@@ -6,16 +6,23 @@
 //!   report ◀── guest runs ◀── Incoming::switch: ready, go ◀──┘ manager, sockets
 //! ```
 //!
+//! Where the guest is to run before all of its RAM is here, [`Incoming::begin_filling`] comes before the machine's
+//! first access, and [`Incoming::end`] after its last.
+//!
 //! What the source sends is checked before it is used: lengths, checksums, that all pages are RAM, and the machine's
 //! state as that of a snapshot. The source chooses no file of this host: devices are those of the target's own options.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use wideleaf_memory::restore::{OnFailure, Restorer};
 use wideleaf_memory::{GuestRam, Host};
+use wideleaf_policies::PolicyChoice;
 
 use super::address::{Address, Ends};
-use super::frames::{Kind, Malformed, PagesHead};
+use super::completing::Completing;
+use super::far::FarRam;
+use super::frames::{self, Kind, Malformed, PagesHead};
 use super::handover::{AtTarget, Guest, Target};
 use super::link::{Limit, Lost, Receiver, Sender};
 use super::placing::Placing;
@@ -37,17 +44,25 @@ const FIGURES_WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct Incoming {
     from: String,
     spec: RunSpec,
+    may_post_copy: bool,
     began: Instant,
+    sender: Arc<Mutex<Sender>>,
     link: Mutex<LinkState>,
+    completing: OnceLock<Arc<Completing>>,
 }
 
 #[derive(Debug)]
 struct LinkState {
-    sender: Sender,
-    receiver: Receiver,
+    /// Until another thread has it.
+    receiver: Option<Receiver>,
     turn: Target,
     report: ArrivedReport,
+    /// What is missing, until it is dropped here.
+    missing: Vec<PagesHead>,
 }
+
+/// Looks at RAM, from any thread.
+pub type CountRam = Box<dyn Fn() -> Counters + Send>;
 
 impl Incoming {
     /// Waits for the source, and for the specification of its VM. `on_wait` is told where it waits.
@@ -65,14 +80,16 @@ impl Incoming {
         };
         greeted.map_err(|lost| failure(&from, &lost))?;
         let hello: Result<Hello, _> = serde_json::from_slice(&content);
-        let spec = hello.map(|hello| hello.spec).map_err(|error| {
+        let Hello { spec, may_post_copy, .. } = hello.map_err(|error| {
             let why = format!("its specification is malformed: {error}; use equal releases of wideleaf");
             let _ = sender.send(Kind::Failed, &[why.as_bytes()], &limit);
             Failure::Input(format!("cannot receive the VM from {from}: {why}"))
         })?;
         let report = ArrivedReport { from: from.clone(), ..ArrivedReport::default() };
-        let link = Mutex::new(LinkState { sender, receiver, turn: Target::Receiving, report });
-        Ok(Incoming { from, spec, began: Instant::now(), link })
+        let missing = Vec::new();
+        let link = Mutex::new(LinkState { receiver: Some(receiver), turn: Target::Receiving, report, missing });
+        let (sender, completing) = (Arc::new(Mutex::new(sender)), OnceLock::new());
+        Ok(Incoming { from, spec, may_post_copy, began: Instant::now(), sender, link, completing })
     }
 
     /// Specification of the source's run, which is not checked against this host.
@@ -84,18 +101,30 @@ impl Incoming {
     ///
     /// # Errors
     /// [`Failure`] if the source ends, or sends what cannot be.
-    pub fn receive(&self, ram: &GuestRam, host: &dyn Host, interrupts: &Interrupts) -> Result<SavedRun, Failure> {
+    pub fn receive(
+        &self,
+        ram: &GuestRam,
+        host: &dyn Host,
+        policy: &PolicyChoice,
+        interrupts: &Interrupts,
+    ) -> Result<SavedRun, Failure> {
+        self.check_post_copy(ram, policy)?;
         let link = &mut *self.lock();
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &|| !interrupts.is_set() };
         let lost = |lost: Lost| failure(&self.from, &lost);
-        link.sender.send(Kind::Welcome, &[], &limit).map_err(lost)?;
+        self.send(Kind::Welcome, &[], &limit).map_err(lost)?;
         let mut placing = Placing::new(ram, host);
         let mut content = Vec::new();
+        let receiver = link.receiver.as_mut().expect("the guest does not run yet");
         loop {
-            match link.receiver.next(&mut content, &limit).map_err(lost)? {
+            match receiver.next(&mut content, &limit).map_err(lost)? {
                 Kind::Pages => {
                     let placed = PagesHead::decode(&content).and_then(|(head, pages)| placing.place(&head, pages));
                     placed.map_err(|why| lost(why.into()))?;
+                }
+                Kind::Missing if self.may_post_copy => {
+                    let missing = frames::decode_missing(&content).and_then(|heads| placing.miss(heads));
+                    link.missing.extend(missing.map_err(|why| lost(why.into()))?);
                 }
                 Kind::Machine => break,
                 _ => return Err(lost(Malformed::Order.into())),
@@ -111,6 +140,128 @@ impl Incoming {
         link.turn = link.turn.after(AtTarget::Locked);
     }
 
+    /// Whether missing pages could come later, if the source says so.
+    fn check_post_copy(&self, ram: &GuestRam, policy: &PolicyChoice) -> Result<(), Failure> {
+        if !self.may_post_copy {
+            return Ok(());
+        }
+        if policy.make().answers_faults() {
+            return Err(Failure::Usage(format!(
+                "cannot receive the VM from {} by post-copy with --policy {policy}: it decides at the first touch of a \
+                 page; use another policy, for example --policy auto",
+                self.from
+            )));
+        }
+        let checked = Restorer::check_partial(ram);
+        checked.map_err(|why| Failure::Host(format!("cannot receive the VM from {} by post-copy: {why}", self.from)))
+    }
+
+    /// Begins to fill what is missing of RAM, if anything is; the guest does not run yet. `on_failure` is called for a
+    /// window that does not come: the guest must end then. `begin` is called by a thread at its start, and `count` by
+    /// that thread once all is here.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn begin_filling(
+        self: &Arc<Incoming>,
+        ram: Arc<GuestRam>,
+        on_failure: OnFailure,
+        begin: impl FnOnce() + Send + 'static,
+        count: CountRam,
+    ) -> Result<(), String> {
+        let link = &mut *self.lock();
+        let missing = std::mem::take(&mut link.missing);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let far = FarRam::new(self.from.clone(), &missing, self.sender.clone());
+        let far = Arc::new(far.map_err(|why| format!("cannot receive RAM from {}: it sent {why}", self.from))?);
+        let completing = Arc::new(Completing::begin(far, ram, on_failure)?);
+        let receiver = link.receiver.take().expect("this is called once");
+        let of = self.clone();
+        let conclude = move |completing: &Completing, receiver: &mut Receiver| {
+            of.conclude(completing, receiver, &count);
+        };
+        let started = completing.start(receiver, begin, conclude);
+        let completing = self.completing.get_or_init(|| completing);
+        started.map_err(|error| {
+            completing.end();
+            format!("cannot start the thread that receives RAM: {error}")
+        })
+    }
+
+    /// All of RAM is here, and the guest runs: lets the source go, and exchanges the figures for both reports.
+    fn conclude(&self, completing: &Completing, receiver: &mut Receiver, count: &CountRam) {
+        let until = Some(Instant::now() + FIGURES_WAIT_MAX);
+        let limit = Limit { silence: FIGURES_WAIT_MAX, until, keep_on: &|| true };
+        {
+            let link = &mut *self.lock();
+            link.turn = link.turn.after(AtTarget::AllHere);
+        }
+        let told = self.send(Kind::Complete, &[], &limit).and_then(|()| {
+            completing.wait_for_huge_pages();
+            let post_copy = completing.view();
+            self.lock().report.post_copy.clone_from(&post_copy);
+            let Counters { host_4k_bytes, host_2m_bytes, host_1g_bytes, .. } = count();
+            let (huge_bytes, base_bytes) = (host_2m_bytes + host_1g_bytes, host_4k_bytes);
+            self.send_figures(&Arrived { huge_bytes, base_bytes, post_copy }, &limit)?;
+            let mut content = Vec::new();
+            receiver.expect(Kind::Left, &mut content, &limit)?;
+            self.lock().report.source = serde_json::from_slice(&content).ok();
+            Ok(())
+        });
+        self.lock().report.received_bytes = receiver.received();
+        if let Err(lost) = told {
+            tracing::warn!("the source at {} of the VM that runs here now: {lost}", self.from);
+        }
+    }
+
+    /// Whether some of the guest's RAM has not come yet.
+    pub fn is_filling(&self) -> bool {
+        self.completing.get().is_some_and(|completing| !completing.is_filled() && !completing.has_failed())
+    }
+
+    /// Whether a part of RAM will not come. Threads that touched it sleep until the process ends: neither the guest's
+    /// devices nor this may be taken apart.
+    pub fn has_failed(&self) -> bool {
+        self.completing.get().is_some_and(|completing| completing.has_failed())
+    }
+
+    /// Ends it after the guest. A source that still has a part of RAM is told that it is not needed, except where that
+    /// part was lost.
+    pub fn end(&self) {
+        let Some(completing) = self.completing.get() else { return };
+        let has_failed = completing.has_failed();
+        let view = completing.end();
+        let link = &mut *self.lock();
+        link.report.post_copy = view.or(link.report.post_copy.take());
+        link.report.received_bytes = link.report.received_bytes.max(completing.far().received());
+        if link.turn != Target::RunsPartly {
+            return;
+        }
+        if has_failed {
+            link.turn = link.turn.after(AtTarget::Lost);
+            return;
+        }
+        link.turn = link.turn.after(AtTarget::AllHere);
+        let limit = Limit { silence: Duration::from_secs(1), until: None, keep_on: &|| true };
+        let post_copy = link.report.post_copy.clone();
+        let told = self.send(Kind::Complete, &[], &limit);
+        let told = told.and_then(|()| self.send_figures(&Arrived { post_copy, ..Arrived::default() }, &limit));
+        if let Err(lost) = told {
+            tracing::warn!("the source at {} of the VM that has ended: {lost}", self.from);
+        }
+    }
+
+    fn send(&self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(kind, parts, limit)
+    }
+
+    fn send_figures(&self, arrived: &Arrived, limit: &Limit<'_>) -> Result<(), Lost> {
+        let text = serde_json::to_vec(arrived).map_err(std::io::Error::other)?;
+        self.send(Kind::Arrived, &[&text], limit)
+    }
+
     /// Says that all is ready, and lets the held guest run when the source says so. `counters` looks at RAM.
     ///
     /// # Errors
@@ -124,42 +275,46 @@ impl Incoming {
         let link = &mut *self.lock();
         let is_over = || interrupts.is_set() || guest.machine().control().is_stopping();
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &|| !is_over() };
-        let mut content = Vec::new();
         link.turn = link.turn.after(AtTarget::Built);
-        let go = match link.sender.send(Kind::Ready, &[], &limit) {
-            Ok(()) => link.receiver.expect(Kind::Go, &mut content, &limit),
-            Err(lost) => Err(lost),
-        };
+        let completing = self.completing.get();
+        let go = self.send(Kind::Ready, &[], &limit).and_then(|()| match (completing, &mut link.receiver) {
+            (Some(completing), _) => completing.far().expect(Kind::Go, &limit).map(drop),
+            (None, Some(receiver)) => receiver.expect(Kind::Go, &mut Vec::new(), &limit),
+            (None, None) => Err(Lost::Closed),
+        });
         // A stop that came with `go` counts: the guest has not run.
         let go = go.and_then(|()| if is_over() { Err(Lost::Cancelled) } else { Ok(()) });
         if let Err(lost) = go {
             link.turn = link.turn.after(AtTarget::Lost);
             return Err(failure(&self.from, &lost));
         }
-        debug_assert_eq!(link.turn.after(AtTarget::Go).guest(), Guest::Here);
+        let event = if completing.is_some() { AtTarget::GoPartly } else { AtTarget::Go };
+        debug_assert_eq!(link.turn.after(event).guest(), Guest::Here);
         guest.release().map_err(|error| Failure::Host(format!("cannot let the VM run: {error}")))?;
-        link.turn = link.turn.after(AtTarget::Go);
+        link.turn = link.turn.after(event);
         link.report.seconds = self.began.elapsed().as_secs_f64();
         self.exchange(link, counters, interrupts);
+        completing.into_iter().for_each(|completing| completing.runs());
         Ok(())
     }
 
-    /// Says `running`, and exchanges the figures for both reports. A loss is no failure: the guest runs here.
+    /// Says `running`, and exchanges the figures for both reports if all of RAM is here. A loss is no failure: the
+    /// guest runs here.
     fn exchange(&self, link: &mut LinkState, counters: &dyn Fn() -> Counters, interrupts: &Interrupts) {
         let until = Some(Instant::now() + FIGURES_WAIT_MAX);
         let limit = Limit { silence: FIGURES_WAIT_MAX, until, keep_on: &|| !interrupts.is_set() };
-        let told = link.sender.send(Kind::Running, &[], &limit).and_then(|()| {
+        let told = self.send(Kind::Running, &[], &limit).and_then(|()| {
             let Counters { host_4k_bytes, host_2m_bytes, host_1g_bytes, .. } = counters();
-            (link.report.huge_bytes, link.report.base_bytes) = (host_2m_bytes + host_1g_bytes, host_4k_bytes);
-            let arrived = Arrived { huge_bytes: link.report.huge_bytes, base_bytes: link.report.base_bytes };
-            let text = serde_json::to_vec(&arrived).map_err(std::io::Error::other)?;
-            link.sender.send(Kind::Arrived, &[&text], &limit)?;
+            let (huge_bytes, base_bytes) = (host_2m_bytes + host_1g_bytes, host_4k_bytes);
+            (link.report.huge_bytes, link.report.base_bytes) = (huge_bytes, base_bytes);
+            let Some(receiver) = &mut link.receiver else { return Ok(()) };
+            self.send_figures(&Arrived { huge_bytes, base_bytes, post_copy: None }, &limit)?;
             let mut content = Vec::new();
-            link.receiver.expect(Kind::Left, &mut content, &limit)?;
+            receiver.expect(Kind::Left, &mut content, &limit)?;
             link.report.source = serde_json::from_slice(&content).ok();
+            link.report.received_bytes = receiver.received();
             Ok(())
         });
-        link.report.received_bytes = link.receiver.received();
         if let Err(lost) = told {
             tracing::warn!("the source at {} of the VM that runs here now: {lost}", self.from);
         }
@@ -168,14 +323,14 @@ impl Incoming {
     /// Tells the source why its VM does not run here, and never will; not after it has run.
     pub fn refuse(&self, why: &str) {
         let link = &mut *self.lock();
-        if link.turn == Target::Runs {
+        if link.turn.guest() == Guest::Here {
             return;
         }
         link.turn = Target::Ended;
         let limit = Limit { silence: Duration::from_secs(1), until: None, keep_on: &|| true };
         let end = why.floor_char_boundary(why.len().min(Kind::Failed.bytes_max()));
         // The source may be the reason.
-        let _ = link.sender.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
+        let _ = self.send(Kind::Failed, &[&why.as_bytes()[..end]], &limit);
     }
 
     /// Arrival, for the report.

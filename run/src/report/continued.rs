@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use wideleaf_control::vm::PostCopyView;
 
 use crate::spec::RestorePages;
 
@@ -64,6 +65,9 @@ pub struct Left {
     pub huge_bytes_before: u64,
     /// The same at the switch.
     pub huge_bytes_at_switch: u64,
+    /// Time in which the source switched its dirty logs on, in milliseconds.
+    #[serde(default)]
+    pub logs_start_ms: f64,
 }
 
 /// Arrival of a VM, in the report.
@@ -86,4 +90,7 @@ pub struct ArrivedReport {
     /// Figures of the source; left out if they did not come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Left>,
+    /// Pages that came after the switch; left out if none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_copy: Option<PostCopyView>,
 }

@@ -43,8 +43,17 @@ pub struct SavedParts {
     pub restoring: Option<Arc<Restoring>>,
     /// Locks of the disks that the guest can write.
     pub disks: DiskLocks,
+    /// Whether some RAM of a guest that came from another run is still there.
+    pub is_arriving: Box<dyn Fn() -> bool + Send + Sync>,
     /// Specification of the run.
     pub spec: RunSpec,
+}
+
+impl SavedParts {
+    /// Whether some RAM of the guest has not come yet: it cannot be saved.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) || (self.is_arriving)()
+    }
 }
 
 /// State of the save under way, and of a VM that has left.
@@ -57,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) migrated: Mutex<Option<MigratedView>>,
     /// Why the VM is paused after a migration that was not answered.
     pub(crate) doubt: Mutex<Option<String>>,
+    /// Name of the target at which the guest runs while a part of its RAM is still here.
+    pub(crate) serves: Mutex<Option<String>>,
 }
 
 impl Shared {

@@ -260,6 +260,7 @@ impl SavedRam for StoredRam {
             pages: saved.pages,
             was_huge: saved.page != PageSize::Base4K,
             heat: PerTenThousand::new(saved.heat.into()),
+            has_others: false,
         })
     }
 

@@ -156,7 +156,7 @@ fn save_ram(
 
 /// Waits until the RAM of a restored guest has its content: a window without it cannot be saved.
 fn wait_for_ram(parts: &SavedParts, client: &File, shared: &Shared) -> Result<(), String> {
-    while parts.restoring.as_ref().is_some_and(|restoring| !restoring.is_over()) {
+    while parts.is_filling() {
         if shared.is_ending() || has_gone(client) {
             return Err("cannot save the VM: the save was cancelled while its RAM was still being restored".to_owned());
         }
@@ -169,13 +169,18 @@ fn wait_for_ram(parts: &SavedParts, client: &File, shared: &Shared) -> Result<()
 /// manager last looked.
 fn notes(window: WindowIndex, live: Option<&Live>, report: &SaveReport) -> WindowNotes {
     let page = report.page_sizes.get(&window).copied().unwrap_or(PageSize::Base4K);
+    let (heat, age_s) = heat_of(window, live);
+    WindowNotes { page, heat, age_s }
+}
+
+/// Heat of a window when the manager last looked, in ten-thousandths of its samples, and the age of that in seconds.
+pub(crate) fn heat_of(window: WindowIndex, live: Option<&Live>) -> (u16, u32) {
     let seen = live.and_then(|live| {
         let vm = live.snapshot.vms.first()?;
         let row = vm.windows.binary_search(&window).ok()?;
         Some((vm.access[row], vm.access_quality[row]))
     });
-    let (heat, age_s) = seen.map_or((0, 0), |(access, quality)| {
+    seen.map_or((0, 0), |(access, quality)| {
         (access.rate().map_or(0, |rate| rate.get() as u16), u32::from(quality.age_s))
-    });
-    WindowNotes { page, heat, age_s }
+    })
 }

@@ -67,6 +67,13 @@ impl KvmSecondLevel {
     fn slot(&self, id: SlotId) -> Result<Slot, SecondLevelError> {
         self.vm.slots().into_iter().find(|slot| slot.id == id).ok_or(SecondLevelError::NoSuchSlot(id))
     }
+
+    /// A slot's log with the bits of the devices, which are cleared.
+    fn with_devices(&self, slot: Slot, mut log: Vec<u64>) -> Vec<u64> {
+        let of_devices = self.devices.memory().take_device_log(slot.range);
+        log.iter_mut().zip(of_devices).for_each(|(word, of_devices)| *word |= of_devices);
+        log
+    }
 }
 
 impl SecondLevel for KvmSecondLevel {
@@ -117,10 +124,27 @@ impl SecondLevel for KvmSecondLevel {
         if !slot.is_dirty_logged {
             return Err(SecondLevelError::WrongState("dirty logging of this memslot is off: switch it on first"));
         }
-        let mut log = self.vm.take_dirty_log(slot).map_err(from_kvm)?;
-        let of_devices = self.devices.memory().take_device_log(slot.range);
-        log.iter_mut().zip(of_devices).for_each(|(word, of_devices)| *word |= of_devices);
-        Ok(log)
+        self.vm.take_dirty_log(slot).map(|log| self.with_devices(slot, log)).map_err(from_kvm)
+    }
+
+    fn start_dirty_log_set(&self, slot: SlotId) -> Result<bool, SecondLevelError> {
+        let started = self.vm.start_dirty_log_set(slot).map_err(from_kvm)?;
+        let is_on = || SecondLevelError::WrongState("dirty logging of this memslot is on already");
+        let can = started.ok_or_else(is_on)?;
+        if can {
+            // All pages are in the log; the devices' log is always on.
+            self.devices.memory().take_device_log(self.slot(slot)?.range);
+        }
+        Ok(can)
+    }
+
+    fn read_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
+        let slot = self.slot(slot)?;
+        self.vm.read_dirty_log(slot).map(|log| self.with_devices(slot, log)).map_err(from_kvm)
+    }
+
+    fn clear_dirty_log(&self, slot: SlotId, first_page: u64, pages: &[u64]) -> Result<(), SecondLevelError> {
+        self.vm.clear_dirty_log(self.slot(slot)?, first_page, pages).map_err(from_kvm)
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {

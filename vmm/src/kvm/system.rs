@@ -5,7 +5,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use kvm_bindings::{CpuId, KVM_CAP_BINARY_STATS_FD, KVM_MAX_CPUID_ENTRIES};
+use kvm_bindings::{
+    CpuId, KVM_CAP_BINARY_STATS_FD, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
+};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use super::KvmError;
@@ -20,6 +23,8 @@ pub const DEVICE: &str = "/dev/kvm";
 #[derive(Debug)]
 pub struct KvmSystem {
     kvm: Kvm,
+    /// Whether dirty logs are to be cleared by each fetch, as an older KVM does.
+    clears_logs_at_fetch: bool,
 }
 
 impl KvmSystem {
@@ -55,7 +60,23 @@ impl KvmSystem {
                 return Err(KvmError::MissingCapability { name, since });
             }
         }
-        Ok(KvmSystem { kvm })
+        Ok(KvmSystem { kvm, clears_logs_at_fetch: false })
+    }
+
+    /// The same, with VMs whose dirty logs are those of a KVM before Linux 5.7: for tests and comparisons.
+    #[must_use]
+    pub fn with_logs_cleared_at_fetch(self) -> KvmSystem {
+        KvmSystem { clears_logs_at_fetch: true, ..self }
+    }
+
+    /// The request that lets a VM's dirty logs begin set, and be cleared page by page, if this KVM can (KVM API, 7.18
+    /// `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`, Linux 5.7).
+    pub(super) fn manual_logs(&self) -> Option<kvm_enable_cap> {
+        const WANTED: u64 = (KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET) as u64;
+        let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;
+        let has = u64::try_from(self.kvm.check_extension_raw(cap.into())).unwrap_or(0);
+        let can = !self.clears_logs_at_fetch && has & WANTED == WANTED;
+        can.then(|| kvm_enable_cap { cap, args: [WANTED, 0, 0, 0], ..kvm_enable_cap::default() })
     }
 
     /// Whether the VM's statistics can be read through a file descriptor (Linux 5.14).

@@ -3,12 +3,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_clock_data, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_MEM_LOG_DIRTY_PAGES, KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_clock_data,
+    kvm_pit_config, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{IoEventAddress, VmFd};
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::ioctl_with_ref;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::second_level::{Slot, SlotId};
-use wideleaf_policies::{Bytes, Gpa};
+use wideleaf_policies::{Bytes, Gpa, PageSize};
 
 use super::memslot::{Memslot, cut};
 use super::{KvmError, KvmStats, KvmSystem, Vcpu};
@@ -20,7 +24,12 @@ pub struct Vm {
     fd: VmFd,
     slots: Mutex<Vec<Memslot>>,
     ram: Arc<GuestRam>,
+    /// Whether a fetch of a dirty log clears nothing (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`), and a log begins set.
+    has_manual_logs: bool,
 }
+
+/// `KVM_CLEAR_DIRTY_LOG` (linux/kvm.h).
+const CLEAR_DIRTY_LOG: libc::c_ulong = nix::request_code_readwrite!(KVMIO, 0xc0, size_of::<kvm_clear_dirty_log>());
 
 impl Vm {
     /// Creates a VM with the RAM `ram`, in memslots cut at multiples of `slot_bytes`.
@@ -32,7 +41,9 @@ impl Vm {
     /// [`KvmError::RamHasOwner`] where a kernel in this process owns the RAM exclusively; [`KvmError::Ioctl`].
     pub fn create(system: &KvmSystem, ram: Arc<GuestRam>, slot_bytes: Bytes) -> Result<Arc<Vm>, KvmError> {
         ram.share()?;
-        let vm = Vm { fd: system.create_vm()?, slots: Mutex::new(cut(ram.ranges(), slot_bytes)), ram };
+        let fd = system.create_vm()?;
+        let has_manual_logs = system.manual_logs().is_some_and(|logs| fd.enable_cap(&logs).is_ok());
+        let vm = Vm { fd, slots: Mutex::new(cut(ram.ranges(), slot_bytes)), ram, has_manual_logs };
         for memslot in vm.lock_slots().iter() {
             vm.set_memslot(memslot)?;
         }
@@ -151,11 +162,40 @@ impl Vm {
         if memslot.slot.is_dirty_logged == is_on {
             return Ok(Some(()));
         }
+        self.switch_log(memslot, is_on)?;
+        if is_on && self.has_manual_logs {
+            // Until then KVM keeps its large mappings.
+            let all = vec![u64::MAX; page_count(memslot.slot).div_ceil(u64::BITS.into()) as usize];
+            if let Err(error) = self.clear_dirty_log(memslot.slot, 0, &all) {
+                self.switch_log(memslot, false)?;
+                return Err(error);
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// Switches dirty logging of a slot on, with all its pages set and no mapping changed (KVM API,
+    /// `KVM_DIRTY_LOG_INITIALLY_SET`). Returns whether this KVM can. `Ok(None)` where there is no slot with logging
+    /// off.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`]; then the slot is unchanged.
+    pub fn start_dirty_log_set(&self, id: SlotId) -> Result<Option<bool>, KvmError> {
+        let mut slots = self.lock_slots();
+        let is_off = |memslot: &&mut Memslot| memslot.slot.id == id && !memslot.slot.is_dirty_logged;
+        let Some(memslot) = slots.iter_mut().find(is_off) else { return Ok(None) };
+        if self.has_manual_logs {
+            self.switch_log(memslot, true)?;
+        }
+        Ok(Some(self.has_manual_logs))
+    }
+
+    fn switch_log(&self, memslot: &mut Memslot, is_on: bool) -> Result<(), KvmError> {
         let mut changed = *memslot;
         changed.slot.is_dirty_logged = is_on;
         self.set_memslot(&changed)?;
         *memslot = changed;
-        Ok(Some(()))
+        Ok(())
     }
 
     /// Fetches and clears the dirty log of a slot (KVM API, 4.8 `KVM_GET_DIRTY_LOG`).
@@ -163,7 +203,39 @@ impl Vm {
     /// # Errors
     /// [`KvmError::Ioctl`], also where logging is off.
     pub fn take_dirty_log(&self, slot: Slot) -> Result<Vec<u64>, KvmError> {
+        let log = self.read_dirty_log(slot)?;
+        if self.has_manual_logs && log.iter().any(|word| *word != 0) {
+            // A page written since the fetch is among these, or stays in the log.
+            self.clear_dirty_log(slot, 0, &log)?;
+        }
+        Ok(log)
+    }
+
+    /// Fetches the dirty log of a slot. A VM whose KVM cannot start logs set clears it as well.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`], also where logging is off.
+    pub fn read_dirty_log(&self, slot: Slot) -> Result<Vec<u64>, KvmError> {
         self.fd.get_dirty_log(slot.id.0, slot.range.bytes().as_usize()).map_err(KvmError::ioctl("KVM_GET_DIRTY_LOG"))
+    }
+
+    /// Clears bits of a slot's dirty log, from the page `first_page` of the slot on, a multiple of 64: the next write
+    /// of such a page is logged (KVM API, 4.114 `KVM_CLEAR_DIRTY_LOG`). Words behind the slot's end are ignored.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`], also where logging is off or this KVM cannot.
+    pub fn clear_dirty_log(&self, slot: Slot, first_page: u64, pages: &[u64]) -> Result<(), KvmError> {
+        let left = page_count(slot).saturating_sub(first_page);
+        let clear = kvm_clear_dirty_log {
+            slot: slot.id.0,
+            num_pages: left.min(pages.len() as u64 * u64::from(u64::BITS)) as u32,
+            first_page,
+            __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 { dirty_bitmap: pages.as_ptr().cast_mut().cast() },
+        };
+        // SAFETY: the descriptor is a VM's. KVM reads `num_pages` bits, rounded up to whole words, from `pages`, which
+        // has at least as many and lives until the call returns; KVM writes nothing (KVM API, 4.114).
+        let cleared = unsafe { ioctl_with_ref(&self.fd, CLEAR_DIRTY_LOG, &clear) };
+        if cleared == 0 { Ok(()) } else { Err(KvmError::ioctl("KVM_CLEAR_DIRTY_LOG")(kvm_ioctls::Error::last())) }
     }
 
     fn set_memslot(&self, memslot: &Memslot) -> Result<(), KvmError> {
@@ -187,12 +259,16 @@ impl Vm {
     }
 }
 
+fn page_count(slot: Slot) -> u64 {
+    slot.range.bytes().pages(PageSize::Base4K)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use wideleaf_memory::{BackingConfig, BackingKind};
+    use wideleaf_policies::GpaRange;
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{GpaRange, PageSize};
 
     #[test]
     fn a_guest_and_an_owner_of_plain_words_exclude_each_other() {

@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_msrs,
-    kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation, kvm_userspace_memory_region,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_clear_dirty_log, kvm_clock_data, kvm_debugregs, kvm_dirty_log, kvm_irq_level, kvm_irqchip, kvm_lapic_state,
+    kvm_mp_state, kvm_msrs, kvm_nested_state, kvm_pit_state2, kvm_regs, kvm_sregs, kvm_translation,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use libc::c_long;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
@@ -293,6 +293,7 @@ const OWN_PRIORITY: With = With::All(&[With::Is(0, libc::PRIO_PROCESS as u64), W
 const DIRTY_LOGS: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x46, size_of::<kvm_userspace_memory_region>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_write!(KVM, 0x42, size_of::<kvm_dirty_log>()))),
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0xc0, size_of::<kvm_clear_dirty_log>()))),
 ];
 
 /// Threads that this one starts.

@@ -1,0 +1,371 @@
+//! `wideleaf vm SOCKET migrate --postcopy`: a guest that writes all its memory faster than it can be sent moves before
+//! its RAM has, and finds every word; whatever is lost on the way, at most one guest runs. Needs KVM and a userfaultfd
+//! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use wideleaf_testing::has_kvm;
+use wideleaf_testing::scratch::{Running, Scratch};
+
+use crate::program::new_scratch;
+
+/// Kinds of messages (`run/src/migration/frames.rs`).
+const PAGES: u32 = 2;
+const GO: u32 = 4;
+const MISSING: u32 = 6;
+const COMPLETE: u32 = 22;
+
+/// Two vCPUs that write and check 8 MiB again and again, for longer than any test needs to move them.
+fn source(scratch: &Scratch) -> Running {
+    let arguments = [
+        "run",
+        "pattern",
+        "--vcpus=2",
+        "--memory=128M",
+        "--cmdline=bytes=8M passes=4000",
+        "--policy=greedy",
+        "--no-daemon",
+        "--control-socket=vm.sock",
+        "--format=json",
+        "--output=source.json",
+    ];
+    let mut run = Running::start(scratch, &arguments);
+    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
+        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
+    }
+    run
+}
+
+/// A run that waits at `move.sock`.
+fn target(scratch: &Scratch) -> Running {
+    let arguments = ["run", "--incoming=unix:move.sock", "--no-daemon", "--format=json", "--output=target.json"];
+    let run = Running::start(scratch, &arguments);
+    while !scratch.path("move.sock").exists() {
+        std::thread::yield_now();
+    }
+    run
+}
+
+/// A migration that sends a page in 2 ms: what the guest writes in a round needs 4 s, and the pause has 2 s for it.
+fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
+    let mut command = Command::new(scratch.program());
+    command.args(["vm", "vm.sock", "migrate", to, "--format=json", "--pause=4s", "--bytes-per-second=2M"]);
+    command.args(more).current_dir(scratch.path(".")).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Exit code, standard output and standard error.
+fn end(child: Child) -> (Option<i32>, String, String) {
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn report(scratch: &Scratch, name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(scratch.path(name)).unwrap()).unwrap()
+}
+
+fn status(scratch: &Scratch) -> Value {
+    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).assert().success();
+    serde_json::from_slice(&output.get_output().stdout).unwrap()
+}
+
+/// The guest found every word as it had written it.
+fn has_lost_nothing(report: &Value) {
+    assert_eq!(report["outcome"], "success");
+    assert_eq!((&report["verification"]["passed"], &report["verification"]["errors"]), (&json!(true), &json!(0)));
+}
+
+/// The source is as if nothing had been, to its end.
+fn goes_on(scratch: &Scratch, source: Running) {
+    let state = status(scratch);
+    assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
+    assert_eq!(source.end(), (Some(0), String::new()));
+    has_lost_nothing(&report(scratch, "source.json"));
+}
+
+#[test]
+fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_loses_no_word() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let refused = target(&scratch);
+    let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
+    assert!(code == Some(4) && why.contains("pages that the guest keeps writing"), "{code:?}: {why}");
+    assert_eq!(refused.end().0, Some(4));
+
+    let target = target(&scratch);
+    let (code, said, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy"]));
+    assert_eq!(code, Some(0), "{why}");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(target.end(), (Some(0), String::new()));
+    let (before, after) = (report(&scratch, "source.json"), report(&scratch, "target.json"));
+    assert_eq!((&before["outcome"], &before["migrated"]), (&json!("migrated"), &said));
+    has_lost_nothing(&after);
+    let followed = &said["post_copy"];
+    let number = |name: &str| followed[name].as_u64().unwrap_or_else(|| panic!("{name}: {said}"));
+    assert!(number("missing_bytes") >= 4 << 20, "{said}");
+    assert_eq!(number("filled_bytes"), number("missing_bytes"));
+    assert!(number("windows_by_touch") >= 1, "the guest works on what is missing: {said}");
+    assert!(number("windows_huge") >= 4, "8 MiB were on huge pages: {said}");
+    assert!(followed["wait_max_us"].as_f64() >= followed["wait_p50_us"].as_f64(), "{said}");
+    assert!(followed["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{said}");
+    assert_eq!(&after["arrived"]["post_copy"]["missing_bytes"], &followed["missing_bytes"]);
+    assert_eq!(after["arrived"]["source"]["downtime_ms"], said["downtime_ms"]);
+    let mut left = scratch.names();
+    left.sort();
+    assert_eq!(left, ["source.json", "target.json"], "all sockets are removed");
+}
+
+#[test]
+fn post_copy_begins_after_the_rounds_that_were_asked_for() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let source = source(&scratch);
+    let target = target(&scratch);
+    let (code, said, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy=1"]));
+    assert_eq!(code, Some(0), "{why}");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["rounds"], said["post_copy"].is_object()), (&json!(2), true), "{said}");
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(target.end(), (Some(0), String::new()));
+    has_lost_nothing(&report(&scratch, "target.json"));
+}
+
+/// What a proxy does when a message comes.
+#[derive(Clone, Copy, PartialEq)]
+enum Cut {
+    /// It and all later ones are lost.
+    At(u32),
+    /// The same for the first pages after `go`.
+    AtPagesAfterGo,
+    /// The first pages after `go` wait until the test says so.
+    HoldPagesAfterGo,
+}
+
+/// A proxy between source and target.
+struct Proxy {
+    thread: JoinHandle<()>,
+    /// Says that pages are held.
+    held: Receiver<()>,
+    /// Lets them go.
+    go_on: Sender<()>,
+}
+
+const PROXY: &str = "unix:proxy.sock";
+
+fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
+    let listener = UnixListener::bind(scratch.path("proxy.sock")).unwrap();
+    let to = scratch.path("move.sock");
+    let ((is_held, held), (go_on, goes_on)) = (channel(), channel());
+    let thread = std::thread::spawn(move || {
+        let source = listener.accept().unwrap().0;
+        let target = UnixStream::connect(to).unwrap();
+        let pump = |from: &UnixStream, to: &UnixStream, hold: &dyn Fn()| {
+            let _ = forward(from, to, cut, hold);
+            // Both directions end.
+            for end in [from, to] {
+                let _ = end.shutdown(std::net::Shutdown::Both);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| pump(&target, &source, &|| ()));
+            pump(&source, &target, &|| {
+                let _ = is_held.send(());
+                let _ = goes_on.recv();
+            });
+        });
+    });
+    Proxy { thread, held, go_on }
+}
+
+fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: Cut, hold: &dyn Fn()) -> std::io::Result<()> {
+    let mut message = vec![0; 12];
+    from.read_exact(&mut message)?;
+    let (mut runs, mut was_held) = (false, false);
+    loop {
+        to.write_all(&message)?;
+        message.resize(16, 0);
+        from.read_exact(&mut message)?;
+        let field = |index: usize| u32::from_le_bytes(message[index..index + 4].try_into().unwrap());
+        let (kind, bytes) = (field(0), field(8));
+        runs |= kind == GO;
+        match cut {
+            Cut::At(cut) if kind == cut => return Ok(()),
+            Cut::AtPagesAfterGo if runs && kind == PAGES => return Ok(()),
+            Cut::HoldPagesAfterGo if runs && kind == PAGES && !was_held => {
+                was_held = true;
+                hold();
+            }
+            _ => {}
+        }
+        message.resize(16 + bytes as usize, 0);
+        from.read_exact(&mut message[16..])?;
+    }
+}
+
+#[test]
+fn a_loss_of_what_is_missing_leaves_the_guest_at_the_source() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::At(MISSING));
+    let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
+    assert!(code == Some(4) && why.contains("the connection ended"), "{code:?}: {why}");
+    proxy.thread.join().unwrap();
+    let (code, why) = target.end();
+    assert!(code == Some(4) && why.contains("it does not run here"), "{code:?}: {why}");
+    goes_on(&scratch, source);
+}
+
+/// The source is paused as it was at the switch, and the operator continues it.
+fn continues_from_the_switch(scratch: &Scratch, source: Running, why: &str) {
+    assert!(why.contains("while a part of its RAM was still here"), "{why}");
+    let state = status(scratch);
+    assert_eq!((&state["state"], &state["vcpus"]), (&json!("paused"), &json!(["paused", "paused"])));
+    assert!(state["doubt"].as_str().is_some_and(|doubt| why.contains(doubt)), "{state}");
+    scratch.wideleaf(&["vm", "vm.sock", "resume"]).assert().success();
+    goes_on(scratch, source);
+}
+
+#[test]
+fn a_connection_that_breaks_while_pages_are_missing_ends_the_targets_guest_and_leaves_the_sources_paused() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::AtPagesAfterGo);
+    let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
+    assert_eq!(code, Some(4), "{why}");
+    proxy.thread.join().unwrap();
+    let (code, said) = target.end();
+    assert_eq!(code, Some(5), "{said}");
+    let outcome = report(&scratch, "target.json")["outcome"].as_str().unwrap().to_owned();
+    let expected = ["the guest cannot continue: cannot restore window", "does not send its pages", "resume"];
+    assert!(expected.iter().all(|part| outcome.contains(part)), "{outcome}");
+    continues_from_the_switch(&scratch, source, &why);
+}
+
+#[test]
+fn a_complete_that_is_lost_leaves_the_guest_at_the_target_and_a_paused_one_to_be_stopped() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::At(COMPLETE));
+    let (code, _, why) = end(migrate(&scratch, PROXY, &["--postcopy=1"]));
+    assert!(code == Some(4) && why.contains("while a part of its RAM was still here"), "{code:?}: {why}");
+    proxy.thread.join().unwrap();
+    assert_eq!(status(&scratch)["state"], "paused");
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(source.end(), (Some(0), String::new()));
+    let (code, said) = target.end();
+    assert_eq!(code, Some(0), "{said}");
+    has_lost_nothing(&report(&scratch, "target.json"));
+}
+
+#[test]
+fn after_the_switch_nothing_cancels_a_migration_and_the_source_is_kept_until_all_has_come() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
+    let client = Running(migrate(&scratch, PROXY, &["--postcopy=1"]));
+    proxy.held.recv().unwrap();
+    client.signal(Signal::SIGINT);
+    for request in [&["stop", "--how=kill"][..], &["resume"]] {
+        let arguments = [&["vm", "vm.sock"], request].concat();
+        scratch.refuses(&arguments, 4, &["it runs at unix:proxy.sock", "a part of its RAM is still here"]);
+    }
+    proxy.go_on.send(()).unwrap();
+    assert_eq!(client.end().0, Some(0), "it was past cancelling");
+    assert_eq!(source.end(), (Some(0), String::new()));
+    assert_eq!(target.end(), (Some(0), String::new()));
+    proxy.thread.join().unwrap();
+    has_lost_nothing(&report(&scratch, "target.json"));
+}
+
+#[test]
+fn a_target_that_is_killed_while_pages_are_missing_leaves_the_source_to_be_continued_from_the_switch() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
+    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
+    proxy.held.recv().unwrap();
+    drop(target);
+    proxy.go_on.send(()).unwrap();
+    let (code, _, why) = end(client);
+    assert_eq!(code, Some(4), "{why}");
+    proxy.thread.join().unwrap();
+    continues_from_the_switch(&scratch, source, &why);
+}
+
+#[test]
+fn a_source_that_is_killed_while_pages_are_missing_ends_the_targets_guest_with_the_windows_name() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
+    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
+    proxy.held.recv().unwrap();
+    drop(source);
+    proxy.go_on.send(()).unwrap();
+    assert_eq!(end(client).0, Some(4));
+    let (code, said) = target.end();
+    assert_eq!(code, Some(5), "{said}");
+    let outcome = report(&scratch, "target.json")["outcome"].as_str().unwrap().to_owned();
+    assert!(outcome.contains("the guest cannot continue: cannot restore window"), "{outcome}");
+    proxy.thread.join().unwrap();
+}
+
+#[test]
+fn what_post_copy_cannot_move_is_refused_before_anything_is_sent() {
+    let scratch = new_scratch();
+    scratch.refuses(
+        &["vm", "vm.sock", "migrate", "unix:a", "--postcopy=0"],
+        2,
+        &["when-needed, or a number of rounds"],
+    );
+    if !has_kvm() {
+        return;
+    }
+    let arguments = [
+        "run",
+        "pattern",
+        "--memory=64M",
+        "--backing=memfd",
+        "--no-daemon",
+        "--control-socket=vm.sock",
+        "--cmdline=passes=1000",
+    ];
+    let source = Running::start(&scratch, &arguments);
+    let target = target(&scratch);
+    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {}
+    let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &["--postcopy"]));
+    assert!(code == Some(4) && why.contains("post-copy needs anonymous RAM"), "{code:?}: {why}");
+    assert_eq!(target.end().0, Some(4));
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    assert_eq!(source.end().0, Some(0));
+}

@@ -1,0 +1,189 @@
+//! Completes the RAM of a guest that runs here already (post-copy).
+//!
+//! ```text
+//!   machine built, held ─▶ Completing::begin: missing pages dropped, threads started
+//!                                  │
+//!   go ─▶ guest runs ──────────────┤ pages come, `far`
+//!                                  ▼
+//!                     all of it is here ─▶ complete ─▶ figures of both sides
+//! ```
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use wideleaf_control::vm::PostCopyView;
+use wideleaf_memory::GuestRam;
+use wideleaf_memory::restore::{GuestIsGone, OnFailure, RestoreConfig, RestoreReport, Restorer};
+
+use super::far::FarRam;
+use super::frames::Kind;
+use super::link::Receiver;
+use crate::snapshot::parts::lock;
+
+/// Interval at which the thread looks whether all that has come is in its place.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Time in which windows that are to be huge get a huge page, before both sides report.
+const COLLAPSES_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Filling of the missing pages.
+pub struct Completing {
+    far: Arc<FarRam>,
+    restorer: Mutex<Option<Restorer>>,
+    /// Whether the guest runs here. Before, the background would delay its beginning.
+    runs: Arc<AtomicBool>,
+    /// Moment from which the guest runs here.
+    switched: OnceLock<Instant>,
+    filled: OnceLock<Instant>,
+    /// Whether the guest has ended.
+    is_over: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Completing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Completing {{ is_filled: {} }}", self.is_filled())
+    }
+}
+
+impl Completing {
+    /// Drops what RAM has in the place of the missing pages, and begins to fill them. The guest does not run yet.
+    /// `on_failure` is called for a window that does not come: the guest must end then.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn begin(far: Arc<FarRam>, ram: Arc<GuestRam>, on_failure: OnFailure) -> Result<Completing, String> {
+        let runs = Arc::<AtomicBool>::default();
+        let config = RestoreConfig {
+            background_from: Some(runs.clone()),
+            first: far.order().to_vec(),
+            // A read lasts as long as the connection.
+            overdue_after: Duration::MAX,
+            on_failure: Some(on_failure),
+            ..RestoreConfig::default()
+        };
+        let restorer = Restorer::start_partial(ram, far.clone(), config).map_err(|error| error.to_string())?;
+        Ok(Completing {
+            far,
+            restorer: Mutex::new(Some(restorer)),
+            runs,
+            switched: OnceLock::new(),
+            filled: OnceLock::new(),
+            is_over: AtomicBool::new(false),
+            thread: Mutex::default(),
+        })
+    }
+
+    /// Starts the thread that receives, which calls `begin` first. Once all of RAM is here and the guest runs, it calls
+    /// `conclude`.
+    ///
+    /// # Errors
+    /// Error of the kernel if it cannot start a thread.
+    pub fn start(
+        self: &Arc<Completing>,
+        mut receiver: Receiver,
+        begin: impl FnOnce() + Send + 'static,
+        conclude: impl FnOnce(&Completing, &mut Receiver) + Send + 'static,
+    ) -> io::Result<()> {
+        let of = self.clone();
+        let thread = std::thread::Builder::new().name("arriving".to_owned()).spawn(move || {
+            begin();
+            if of.receive(&mut receiver) {
+                conclude(&of, &mut receiver);
+            }
+        })?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// Receives until all is in its place and the guest runs. Returns whether that is so.
+    fn receive(&self, receiver: &mut Receiver) -> bool {
+        let goes_on = || !self.is_over.load(Ordering::SeqCst);
+        if !self.far.receive(receiver, |kind| kind == Kind::Go, &goes_on) {
+            return false;
+        }
+        while !(self.is_filled() && self.switched.get().is_some()) {
+            if !goes_on() || self.has_failed() {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.filled.get_or_init(Instant::now);
+        true
+    }
+
+    /// The missing part of RAM.
+    pub fn far(&self) -> &FarRam {
+        &self.far
+    }
+
+    /// The guest runs from now on.
+    pub fn runs(&self) {
+        self.switched.get_or_init(Instant::now);
+        self.runs.store(true, Ordering::Release);
+    }
+
+    /// Whether all of RAM is here.
+    pub fn is_filled(&self) -> bool {
+        let is_filled = |restorer: &Restorer| restorer.progress().filled_windows == restorer.progress().stored_windows;
+        lock(&self.restorer).as_ref().is_none_or(is_filled)
+    }
+
+    /// Whether a part of RAM will not come. Threads that touched it sleep until the process ends.
+    pub fn has_failed(&self) -> bool {
+        lock(&self.restorer).as_ref().is_some_and(|restorer| restorer.failure().is_some())
+    }
+
+    /// Waits a moment for the windows that are to be huge.
+    pub fn wait_for_huge_pages(&self) {
+        let until = Instant::now() + COLLAPSES_WAIT_MAX;
+        while !lock(&self.restorer).as_ref().is_none_or(Restorer::is_finished) && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Figures so far; `None` once it has ended.
+    pub fn view(&self) -> Option<PostCopyView> {
+        lock(&self.restorer).as_ref().map(|restorer| self.view_of(&restorer.report()))
+    }
+
+    fn view_of(&self, report: &RestoreReport) -> PostCopyView {
+        let us = |ns: u64| ns as f64 / 1e3;
+        let waits = &report.fault_ns;
+        let took = self.switched.get().zip(self.filled.get()).map(|(from, to)| to.saturating_duration_since(*from));
+        PostCopyView {
+            seconds: took.map(|took| took.as_secs_f64()),
+            missing_bytes: report.progress.stored_bytes.get(),
+            filled_bytes: report.progress.filled_bytes.get(),
+            windows_by_touch: report.by_fault,
+            windows_in_background: report.by_background,
+            windows_huge: report.huge + report.collapsed,
+            windows_not_huge: report.not_huge.saturating_sub(report.collapsed),
+            wait_p50_us: us(waits.value_at_quantile(0.5)),
+            wait_p99_us: us(waits.value_at_quantile(0.99)),
+            wait_max_us: us(waits.max()),
+        }
+    }
+
+    /// Ends it after its guest, whether all has come or not. Returns the last figures.
+    pub fn end(&self) -> Option<PostCopyView> {
+        let restorer = lock(&self.restorer).take()?;
+        // Pages that are under way still come: no thread of the restorer waits for ever.
+        let report = match restorer.failure() {
+            None => restorer.abandon(GuestIsGone),
+            Some(_) => {
+                let report = restorer.report();
+                std::mem::forget(restorer);
+                report
+            }
+        };
+        self.is_over.store(true, Ordering::SeqCst);
+        self.far.lose("its guest has ended".to_owned());
+        if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::warn!("the thread that receives the VM's RAM panicked");
+        }
+        Some(self.view_of(&report))
+    }
+}
