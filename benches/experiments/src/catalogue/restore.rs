@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn six_rounds_fit_the_default_time_and_larger_guests_are_asked_for() {
+    fn three_rounds_fit_the_default_time_and_larger_guests_are_asked_for() {
         let experiment = Restore.define(&host());
         let names: Vec<&str> = experiment.cases.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names.len(), 6);
