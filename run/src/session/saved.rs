@@ -176,6 +176,21 @@ mod tests {
     }
 
     #[test]
+    fn progress_here_is_that_of_this_process_since_it_began() {
+        let process_start = std::time::Instant::now();
+        let before = session();
+        let lines = ["begin phase=update tsc=1000", "progress phase=update tsc=2000 done=10 total=30"];
+        feed(&before, &lines);
+        let here = before.progress_here(process_start);
+        assert!(matches!(&here[..], [(at_s, 10)] if *at_s > 0.0 && *at_s < 3600.0), "{here:?}");
+        let after = restored(&before);
+        assert_eq!(after.progress_here(process_start), [], "the mark came in another process");
+        feed(&after, &["progress phase=update tsc=3000 done=20 total=30"]);
+        let later = after.progress_here(process_start);
+        assert!(matches!(&later[..], [(at_s, 20)] if *at_s >= here[0].0), "{here:?} {later:?}");
+    }
+
+    #[test]
     fn a_session_of_a_silent_guest_has_not_begun() {
         let after = restored(&session());
         assert!(!after.observed(None, std::time::Instant::now()).has_begun);

@@ -104,6 +104,13 @@ fn errors_name_the_window_the_file_and_the_remedy() {
     assert_eq!(read(&folder).unwrap_err(), expected);
     let opened = Opened::open(&folder, Caching::PageCache).unwrap();
     opened.read(WindowIndex::new(0), &mut vec![0; WINDOW]).unwrap();
+    let mut alone = page_of(0x55);
+    opened.read_page(WindowIndex::new(1), 5, &mut alone).unwrap();
+    assert_eq!(alone, page_of(0x55), "a page that is not stored changes nothing");
+    opened.read_page(WindowIndex::new(0), 1, &mut alone).unwrap();
+    assert_eq!(alone, page_of(2), "another window is damaged");
+    let error = opened.read_page(WindowIndex::new(1), 0, &mut alone).unwrap_err();
+    assert!(error.to_string().contains("window 1 in `memory` does not have the bytes"), "{error}");
     file.set_len(2 << 20).unwrap();
     let error = opened.read(WindowIndex::new(1), &mut vec![0; WINDOW]).unwrap_err();
     assert!(error.to_string().contains("window 1 in `memory` is cut off: the file is too short"), "{error}");

@@ -88,8 +88,12 @@ fn read(folder: &Path) -> Result<Pages, String> {
     let mut buffer = vec![0x55; WINDOW];
     for saved in opened.windows() {
         opened.read(saved.window, &mut buffer).map_err(|error| error.to_string())?;
+        let mut alone = vec![0x55; PAGE];
         for page in saved.pages.iter() {
-            pages.insert((saved.window.get(), page), buffer[usize::from(page) * PAGE..][..PAGE].to_vec());
+            let bytes = &buffer[usize::from(page) * PAGE..][..PAGE];
+            opened.read_page(saved.window, page, &mut alone).map_err(|error| error.to_string())?;
+            assert_eq!(alone, bytes, "a page that is read alone is the same");
+            pages.insert((saved.window.get(), page), bytes.to_vec());
         }
     }
     assert_eq!((opened.machine(), opened.ram()), (MACHINE, &ram()[..]), "what is read is what was saved");

@@ -153,7 +153,7 @@ mod tests {
         steady[25..28].fill(950); // in the steady half
         steady[5..8].fill(960); // before it
         let t99 = with_slow_begin(&steady).t99().expect("it is not lower than in the steady half");
-        assert_eq!((t99.kept, (t99.at_s * 100.0).round()), (0.95, 55.0));
+        assert_eq!([t99.kept, t99.at_s].map(|of| (of * 100.0).round()), [95.0, 55.0]);
         steady[5..8].fill(940);
         let later = with_slow_begin(&steady).t99().expect("it comes to it");
         assert_eq!((later.at_s * 100.0).round(), 135.0, "after the slower ones");

@@ -73,12 +73,13 @@ mod tests {
     }
 
     /// The arguments of every `wideleaf run` in a job, each with a flag that says whether its figure counts.
-    fn runs(job: &Job) -> Vec<(&[String], bool)> {
+    fn runs(job: &Job) -> Vec<(Vec<String>, bool)> {
         match &job.work {
-            Work::Run { arguments } => vec![(arguments, true)],
+            Work::Run { arguments } => vec![(arguments.clone(), true)],
             Work::Together { guests, .. } => {
-                guests.iter().map(|guest| (&guest.arguments[..], guest.is_judged)).collect()
+                guests.iter().map(|guest| (guest.arguments.clone(), guest.is_judged)).collect()
             }
+            Work::Restored(of) => vec![(of.guest.arguments(), false)],
             _ => vec![],
         }
     }

@@ -259,10 +259,14 @@ fn a_guest_that_is_not_at_work_when_it_is_saved_gives_the_reason_in_one_line() {
     if !has_kvm() {
         return;
     }
-    let jobs = vec![("short", restored(Way::Moved, Cache::Warm, "rounds=1"))];
-    let runs = outcomes(&new_scratch(), jobs);
+    let Work::Restored(guest) = restored(Way::Moved, Cache::Warm, "seconds=3600").work else {
+        panic!("it is restored")
+    };
+    let elsewhere = job(Work::Restored(RestoredGuest { phase: "other".into(), ..guest }));
+    let runs = outcomes(&new_scratch(), vec![("elsewhere", elsewhere)]);
     let why = failure(&runs[0]);
-    assert!(why.contains("the guest ended before it was saved") && !why.contains('\n'), "{why}");
+    assert!(why.contains("not at work in phase other when it was saved after 3000 ms"), "{why}");
+    assert!(!why.contains('\n'), "{why}");
 }
 
 /// Kills an experiment, and waits for the end of its children.

@@ -20,10 +20,11 @@ pub(super) fn sections(results: &Results) -> Vec<Section> {
         "Times count from the start of the process. T99 is the begin of the first progress interval of 99 % of the \
          steady speed that begins five intervals with a median of 99 %, after which no five fall lower than 99 %, or \
          than the lowest five of the steady half (`kept`). The steady speed is the median of the intervals in the last \
-         half of the time; `>` is a lower bound, where a guest never came to it. Time lost is T99 without the time \
-         that the work done until then takes at the steady speed. The guest's waits are those for the restore's \
-         threads; a mapped file has none that it tells, and QEMU's guest does not run before all of it is read. The \
-         hot set is looked at from outside every 50 ms. {}",
+         half of the time; `>` is a lower bound, where a guest never came to it, or where its steady speed is below \
+         half of that of the guest that was never saved: then it still waits for its pages. Time lost is T99 without \
+         the time that the work done until then takes at the steady speed. The guest's waits are those for the \
+         restore's threads; a mapped file has none that it tells, and QEMU's guest does not run before all of it is \
+         read. The hot set is looked at from outside every 50 ms. {}",
         Verdict::LEGEND
     );
     let figures = Section {
@@ -186,7 +187,7 @@ mod tests {
             let time = t99(&run.arm);
             let RunOutcome::Measured(measured) = &mut run.outcome else { continue };
             measured.told.insert(WATCHED_S.into(), 8.0);
-            measured.told.insert(READ_BYTES_PER_S.into(), f64::from(1 << 31));
+            measured.told.insert(READ_BYTES_PER_S.into(), f64::from(1_u32 << 31));
             measured.told.extend(time.map(|time| (T99_S.to_owned(), time)));
         }
         results

@@ -17,9 +17,9 @@ const HOT: &str = "table";
 /// Names of what is heard of a guest.
 #[derive(Clone, Debug)]
 pub(in crate::experiment::jobs) struct Names {
-    /// Timed part.
+    /// Name of the timed part.
     pub(in crate::experiment::jobs) timed: String,
-    /// Regions that are its hot set.
+    /// Names of the regions that are its hot set.
     pub(in crate::experiment::jobs) hot: Vec<String>,
 }
 

@@ -17,7 +17,7 @@ use super::Look;
 /// First guest address without RAM: the devices' place below 4 GiB.
 const HOLE_START: Bytes = gib(3);
 
-/// A hot set, whose place in the process is looked for until it is found.
+/// A hot set. Its place in the process is looked for until it is found.
 pub(super) struct HotSet {
     pid: u32,
     ranges: Vec<GpaRange>,
@@ -59,8 +59,8 @@ impl HotSet {
     }
 }
 
-/// Address of guest RAM: a multiple of 1 GiB, from which on so much is mapped private, readable and writable, in
-/// however many mappings (proc_pid_maps(5)).
+/// Address of guest RAM: a multiple of 1 GiB, from which on this size is mapped private, readable and writable, in any
+/// number of mappings (proc_pid_maps(5)).
 fn base_of(maps: &str, bytes: Bytes) -> Option<Hva> {
     let mut run: Option<(u64, u64)> = None;
     let mut longest: Option<(u64, u64)> = None;

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
     use wideleaf_experiments::peers::Guest;
     use wideleaf_experiments::restoring::{Cache, Way};
-    use wideleaf_run::report::{Phase, Region};
+    use wideleaf_run::report::{Counters, Phase, Region};
 
     fn work() -> RestoredGuest {
         RestoredGuest {
@@ -285,8 +285,8 @@ mod tests {
             name: phase.into(),
             seconds: 1.0,
             began_at_s: 0.0,
-            at_begin: Default::default(),
-            at_end: Default::default(),
+            at_begin: Counters::default(),
+            at_end: Counters::default(),
             is_complete: false,
             units: 1,
             rate_per_s: 1.0,
