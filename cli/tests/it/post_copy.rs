@@ -28,7 +28,7 @@ fn source(scratch: &Scratch) -> Running {
         "pattern",
         "--vcpus=2",
         "--memory=128M",
-        "--cmdline=bytes=8M passes=4000",
+        "--cmdline=bytes=8M passes=1800",
         "--policy=greedy",
         "--no-daemon",
         "--control-socket=vm.sock",
