@@ -29,7 +29,7 @@ pub enum Kind {
     Balloon,
     /// Echoes what programs of the host send.
     Sockets,
-    /// Sends frames.
+    /// Sends frames over its network card.
     Net,
 }
 
@@ -86,7 +86,7 @@ pub enum Did {
     Nothing,
 }
 
-/// A guest.
+/// A guest and its files.
 pub struct Life {
     pub kind: Kind,
     scratch: Scratch,
@@ -290,7 +290,7 @@ impl Life {
         true
     }
 
-    /// Moves it.
+    /// Moves it to another run of this host.
     pub fn migrate(&mut self, victim: Option<Victim>, after: Duration) -> Did {
         let target = self.start(vec!["--incoming=unix:move.sock".to_owned()]);
         let place = self.scratch.path("move.sock");

@@ -35,7 +35,7 @@ enum Action {
     SaveWithoutRoom,
     /// Kills it, and continues from the last snapshot.
     Restore,
-    /// Moves it.
+    /// Moves it to another run.
     Migrate,
 }
 
@@ -73,13 +73,15 @@ fn a_guest_that_is_saved_and_moved_while_processes_are_killed_loses_no_word_and_
             _ => Action::Migrate,
         };
         let victim = [None, None, Some(Victim::Client), Some(Victim::Source), Some(Victim::Target)][dice.usize(0..5)];
+        let victim = victim.filter(|victim| match action {
+            Action::Migrate => true,
+            Action::Save => *victim != Victim::Target,
+            Action::SaveWithoutRoom | Action::Restore => false,
+        });
         let after = Duration::from_millis(dice.u64(0..KILLED_WITHIN_MS));
         let with_victim = victim.map_or(String::new(), |victim| format!(", {victim:?} killed"));
         let end = match action {
-            Action::Save => {
-                let victim = victim.filter(|victim| *victim != Victim::Target);
-                life.save(victim, after, dice.bool())
-            }
+            Action::Save => life.save(victim, after, dice.bool()),
             Action::SaveWithoutRoom => life.save_without_room(),
             Action::Restore => life.kill_and_restore(),
             Action::Migrate => life.migrate(victim, after),

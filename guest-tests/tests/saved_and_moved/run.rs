@@ -123,7 +123,7 @@ impl Run {
     /// How it has ended, if it has.
     ///
     /// # Panics
-    /// For any end that is none of this test's.
+    /// For an end that this test did not cause.
     pub fn end(&self) -> Option<End> {
         if let Some(end) = &*self.end.borrow() {
             return Some(end.clone());
