@@ -20,7 +20,7 @@ use wideleaf_policies::units::mib;
 use wideleaf_policies::{Gpa, GpaRange, PageSize};
 use wideleaf_vmm::devices::bus::MemoryDevice as _;
 use wideleaf_vmm::devices::virtio::transport::Workers;
-use wideleaf_vmm::devices::virtio::{Interrupt, IoThread, Transport, VirtioDevice};
+use wideleaf_vmm::devices::virtio::{Interrupt, IoThread, RestoreDeviceError, SavedDevice, Transport, VirtioDevice};
 use wideleaf_vmm::dma::DeviceMemory;
 use wideleaf_vmm::kvm::GuestMemory;
 
@@ -131,6 +131,21 @@ impl Driver {
         let mut driver = Driver::new(device);
         driver.is_alone = true;
         driver
+    }
+
+    /// Lets the device, which is as new, continue from a saved state.
+    #[allow(dead_code, reason = "one target does")]
+    pub fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreDeviceError> {
+        self.transport.restore(saved)
+    }
+
+    /// Lets a restored device look at its queues.
+    #[allow(dead_code, reason = "one target does")]
+    pub fn look(&mut self) {
+        self.transport.look();
+        if !self.is_alone {
+            settle();
+        }
     }
 
     pub fn start(&mut self, features: u64) {

@@ -326,12 +326,12 @@ mod tests {
         }
         assert_eq!(end(None, false), (Source::Left, Target::Runs, LockedBy::Target));
         assert_eq!(end(Some(Message::Ready), false), kept);
-        // The target still has the disks: the source waits for it, in vain only where it takes too long.
+        // The target still has the disks: the source waits for it, and gives up where it takes too long.
         assert_eq!(end(Some(Message::Ready), true), (Source::InDoubt, Target::Ended, LockedBy::None));
     }
 
     #[test]
-    fn an_operator_who_resumes_a_guest_in_doubt_gets_it_only_where_no_other_process_has_its_disks() {
+    fn a_guest_in_doubt_is_resumed_only_where_no_other_process_has_its_disks() {
         for (lost, resumed) in [(Message::Go, Source::Kept), (Message::Running, Source::InDoubt)] {
             let mut both = both(Some(lost), false, LockedBy::None, false);
             both.take_back();

@@ -359,7 +359,7 @@ impl Departure<'_> {
     fn end(&self, switched: &Switched, report: &SaveReport, huge_bytes_before: u64) -> End {
         if let Some(no_disks) = &switched.no_disks {
             return End::InDoubt(format!(
-                "cannot migrate the VM to {}: {}; and it stays paused here: {no_disks}; end that process, then `resume` \
+                "cannot migrate the VM to {}: {}; it stays paused here: {no_disks}; end that process, then `resume` \
                  this VM",
                 self.to, switched.why
             ));

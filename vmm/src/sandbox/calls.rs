@@ -412,7 +412,7 @@ const ANSWERING: Table = &[
     (libc::SYS_recvfrom, With::Any),
     // Open files come with a request to save the VM.
     (libc::SYS_recvmsg, With::Any),
-    // An operator resumes a VM whose disks were given up for a run that does not have it.
+    // An operator resumes a VM after its disks were given up for a run that does not have it.
     (libc::SYS_fcntl, With::Is(1, libc::F_OFD_SETLK as u64)),
     (libc::SYS_ioctl, With::Is(1, libc::FIONBIO)),
 ];

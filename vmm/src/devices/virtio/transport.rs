@@ -424,7 +424,7 @@ impl MemoryDevice for Transport {
     }
 
     fn look(&self) {
-        // A device whose driver is not ready looks at its queues when it is activated.
+        // Without a driver that is ready, the device looks at its queues when it is activated.
         if self.is(VIRTIO_CONFIG_S_DRIVER_OK) {
             self.kicks.iter().for_each(|kick| drop(kick.write(1)));
         }

@@ -1,0 +1,391 @@
+//! One guest from its start to its end, over any number of runs.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use wideleaf_testing::programs::wideleaf;
+use wideleaf_testing::scratch::Scratch;
+use wideleaf_vmm::devices::virtio::block::{DiskError, DiskImage, DiskOptions};
+
+use crate::Victim;
+use crate::run::{End, Run, State, said, wait_for};
+
+/// No save or migration is refused for its pause.
+const PAUSE: &str = "--pause=60s";
+const DISK_BYTES: u64 = 8 << 20;
+
+/// The program in the guest, with the devices that it drives; all have a balloon, a disk and sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Two vCPUs check memory.
+    Pattern,
+    /// Two vCPUs: one writes its disk and reads it back, the other one checks memory.
+    Disk,
+    /// Gives memory back and takes it again.
+    Balloon,
+    /// Echoes what programs of the host send.
+    Sockets,
+    /// Sends frames over its network card.
+    Net,
+}
+
+impl Kind {
+    /// Kinds for which this user has the rights.
+    pub fn possible_here() -> Vec<Kind> {
+        let mut kinds = vec![Kind::Disk, Kind::Pattern, Kind::Balloon, Kind::Sockets];
+        if is_root() && fs::File::options().read(true).write(true).open("/dev/net/tun").is_ok() {
+            kinds.push(Kind::Net);
+        } else {
+            println!("skipped: guests with a network card: they need root and /dev/net/tun");
+        }
+        kinds
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Pattern => "pattern",
+            Kind::Disk => "disk",
+            Kind::Balloon => "balloon",
+            Kind::Sockets => "vsock",
+            Kind::Net => "net",
+        }
+    }
+
+    /// Arguments of the VM itself, which is one of those that live for some ten seconds.
+    fn arguments(self) -> [&'static str; 3] {
+        match self {
+            Kind::Pattern => ["pattern", "--vcpus=2", "--cmdline=bytes=16M passes=1500"],
+            Kind::Disk => ["disk", "--vcpus=2", "--cmdline=bytes=4M passes=200"],
+            Kind::Balloon => ["balloon", "--vcpus=1", "--cmdline=bytes=32M passes=400"],
+            Kind::Sockets => ["vsock", "--vcpus=1", "--cmdline=connections=10"],
+            Kind::Net => ["net", "--vcpus=1", "--cmdline=frames=1500000"],
+        }
+    }
+}
+
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Result of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Did {
+    /// What was asked for.
+    Done,
+    /// The guest goes on as before.
+    GoesOn,
+    /// The run that had the guest was killed.
+    Lost,
+    /// The guest came to its end.
+    Finished,
+    /// Nothing: it was not possible now.
+    Nothing,
+}
+
+/// A guest and its files.
+pub struct Life {
+    pub kind: Kind,
+    scratch: Scratch,
+    /// The run that has it, if there is one.
+    run: Option<Run>,
+    runs: u32,
+    /// Number of the disk's file, which a restore replaces by the copy of the snapshot.
+    disk: u32,
+    has_snapshot: bool,
+}
+
+impl Life {
+    pub fn begin(kind: Kind) -> Life {
+        let scratch = Scratch::of(wideleaf());
+        let mut life = Life { kind, scratch, run: None, runs: 0, disk: 0, has_snapshot: false };
+        fs::File::create(life.disk_path()).unwrap().set_len(DISK_BYTES).unwrap();
+        let mut arguments: Vec<String> = kind.arguments().map(str::to_owned).into();
+        arguments.push("--memory=128M".to_owned());
+        let run = life.start(arguments);
+        run.settled();
+        life.run = Some(run);
+        life
+    }
+
+    fn disk_path(&self) -> PathBuf {
+        self.scratch.path(&format!("disk{}", self.disk))
+    }
+
+    /// Starts a run with the devices of this guest. Names that two runs cannot have are new.
+    fn start(&mut self, mut arguments: Vec<String>) -> Run {
+        self.runs += 1;
+        let number = self.runs;
+        arguments.extend([
+            format!("--disk=disk{},id=disk", self.disk),
+            "--balloon".to_owned(),
+            format!("--vsock=cid=3,socket=vsock{number}"),
+        ]);
+        if self.kind == Kind::Net {
+            arguments.push(format!("--net=tap=wlm{}x{number},mac=02:00:00:00:00:07", std::process::id() % 10_000));
+        }
+        Run::start(&self.scratch, number, &arguments)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.run.is_none()
+    }
+
+    fn run(&self) -> &Run {
+        self.run.as_ref().unwrap()
+    }
+
+    /// The guest came to its end: its disk and its sockets are free.
+    fn finished(&mut self) -> Did {
+        self.run = None;
+        self.has_snapshot = false;
+        Did::Finished
+    }
+
+    /// Waits for its own end.
+    pub fn finish(&mut self) {
+        while !self.is_over() {
+            self.check();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What is known after a round in which only this run may have the guest.
+    fn goes_on(&mut self, did: Did) -> Did {
+        match self.run().settled() {
+            State::Here => did,
+            State::Gone(End::Finished) => self.finished(),
+            State::Gone(End::Killed) => {
+                self.run = None;
+                Did::Lost
+            }
+            other => panic!("{other:?}: {}", self.run().log()),
+        }
+    }
+
+    /// Checks that its disk is locked for it, and that it answers.
+    pub fn check(&mut self) {
+        let Some(run) = &self.run else { return };
+        let options = DiskOptions { path: self.disk_path(), ..DiskOptions::default() };
+        match DiskImage::open(&options) {
+            Err(DiskError::InUse { holder: Some(holder), .. }) => assert_eq!(holder, run.pid()),
+            // It ended just before, or between the two looks.
+            _ => assert_eq!(run.settled(), State::Gone(End::Finished), "its disk is not locked"),
+        }
+        if self.kind == Kind::Sockets {
+            self.echo();
+        }
+        if self.run().end() == Some(End::Finished) {
+            self.finished();
+        }
+    }
+
+    /// Sends bytes to the guest and compares what comes back; the connection is over at both ends afterwards.
+    fn echo(&self) {
+        let path = self.scratch.path(&format!("vsock{}", self.run().number));
+        let Ok(mut stream) = UnixStream::connect(path) else { return };
+        stream.set_read_timeout(Some(crate::run::PATIENCE)).unwrap();
+        let sent: Vec<u8> = (0..20_000_u32).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        let exchange = |stream: &mut UnixStream| -> std::io::Result<Vec<u8>> {
+            stream.write_all(b"CONNECT 1024\n")?;
+            let mut byte = [0];
+            while byte != *b"\n" {
+                stream.read_exact(&mut byte)?;
+            }
+            stream.write_all(&sent)?;
+            let mut back = vec![0; sent.len()];
+            stream.read_exact(&mut back)?;
+            stream.shutdown(std::net::Shutdown::Write)?;
+            stream.read_to_end(&mut Vec::new())?;
+            Ok(back)
+        };
+        match exchange(&mut stream) {
+            Ok(back) => assert!(back == sent, "other bytes came back"),
+            Err(error) => assert_eq!(self.run().settled(), State::Gone(End::Finished), "{error}"),
+        }
+    }
+
+    /// Saves it. A guest with a disk is paused, and the disk is copied: a snapshot has none.
+    pub fn save(&mut self, victim: Option<Victim>, after: Duration, pauses: bool) -> Did {
+        let pauses = pauses || self.kind == Kind::Disk;
+        if pauses && !self.run().tell(&["pause"]).0 {
+            return self.goes_on(Did::Nothing);
+        }
+        fs::copy(self.disk_path(), self.scratch.path("next.img")).unwrap();
+        let before = self.snapshot();
+        let mut client = self.run().client(&["snapshot", "saved", PAUSE]).spawn().unwrap();
+        if victim.is_some() {
+            std::thread::sleep(after);
+        }
+        match victim {
+            Some(Victim::Client) => client.kill().unwrap(),
+            Some(_) => self.run().kill(),
+            None => {}
+        }
+        let (is_saved, why) = said(client);
+        let is_new = self.snapshot() != before;
+        assert!(!is_saved || is_new, "a save without a snapshot");
+        if is_new {
+            fs::rename(self.scratch.path("next.img"), self.scratch.path("saved.img")).unwrap();
+            self.has_snapshot = true;
+        }
+        if victim.is_none() && !is_saved && !is_under_way(&why) {
+            assert_eq!(self.run().settled(), State::Gone(End::Finished), "{why}");
+        }
+        if pauses && self.run().end().is_none() {
+            self.run().tell(&["resume"]);
+        }
+        self.goes_on(if is_new { Did::Done } else { Did::GoesOn })
+    }
+
+    /// Identity of the snapshot.
+    fn snapshot(&self) -> Option<Vec<u8>> {
+        fs::read(self.scratch.path("saved/windows")).ok()
+    }
+
+    /// Saves it where there is no room: nothing is left there, and the guest goes on.
+    pub fn save_without_room(&mut self) -> Did {
+        if !is_root() {
+            return self.goes_on(Did::Nothing);
+        }
+        let place = self.scratch.path("full");
+        fs::create_dir_all(&place).unwrap();
+        let run = |command: &mut Command| assert!(command.status().unwrap().success());
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "none"]).arg(&place));
+        let _unmounted = Unmounted(place.clone());
+        let (is_saved, why) = self.run().tell(&["snapshot", "full/saved", PAUSE]);
+        let is_refused = why.contains("space") || is_under_way(&why);
+        assert!(!is_saved && (is_refused || self.run().settled() == State::Gone(End::Finished)), "{is_saved}: {why}");
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "{why}");
+        self.goes_on(Did::GoesOn)
+    }
+
+    pub fn kill_and_restore(&mut self) -> Did {
+        if !self.has_snapshot {
+            return self.goes_on(Did::Nothing);
+        }
+        self.run().kill();
+        if self.run().end() == Some(End::Finished) {
+            return self.finished();
+        }
+        self.run = None;
+        assert!(self.restore());
+        Did::Done
+    }
+
+    /// Continues from the last snapshot, with a copy of the disk of that moment; false if there is none.
+    pub fn restore(&mut self) -> bool {
+        if !self.has_snapshot {
+            return false;
+        }
+        self.disk += 1;
+        fs::copy(self.scratch.path("saved.img"), self.disk_path()).unwrap();
+        let run = self.start(vec!["--restore=saved".to_owned()]);
+        let state = run.settled();
+        assert!(matches!(state, State::Here | State::Gone(End::Finished)), "{state:?}: {}", run.log());
+        self.run = Some(run);
+        true
+    }
+
+    /// Moves it to another run of this host.
+    pub fn migrate(&mut self, victim: Option<Victim>, after: Duration) -> Did {
+        let target = self.start(vec!["--incoming=unix:move.sock".to_owned()]);
+        let place = self.scratch.path("move.sock");
+        wait_for(|| place.exists().then_some(()), &|| target.log());
+        let mut client = self.run().client(&["migrate", "unix:move.sock", PAUSE]).spawn().unwrap();
+        if victim.is_some() {
+            std::thread::sleep(after);
+        }
+        match victim {
+            Some(Victim::Client) => client.kill().unwrap(),
+            Some(Victim::Source) => self.run().kill(),
+            Some(Victim::Target) => target.kill(),
+            None => {}
+        }
+        let (has_moved, why) = said(client);
+        self.after_migration(target, has_moved, victim, &why)
+    }
+
+    fn after_migration(&mut self, target: Run, has_moved: bool, victim: Option<Victim>, why: &str) -> Did {
+        let source = self.run.take().unwrap();
+        let place = self.scratch.path("move.sock");
+        let (at_source, at_target) = wait_for(
+            || {
+                let states = (source.state(), target.state());
+                // A target to which nothing has connected waits for ever.
+                if place.exists() && matches!(states.0, State::Here | State::Gone(_)) && states.1 == State::Busy {
+                    target.kill();
+                    let _ = fs::remove_file(&place);
+                }
+                is_decided(&states).then_some(states)
+            },
+            &|| format!("{:?} {:?}: {why}\n{}\n{}", source.state(), target.state(), source.log(), target.log()),
+        );
+        let context = format!("{at_source:?} {at_target:?}: {why}");
+        assert!(!has_moved || at_source == State::Gone(End::Migrated) || victim.is_some(), "{context}");
+        assert!(!(at_source == State::Here && at_target == State::Here), "two guests: {context}");
+        match (at_source, at_target) {
+            (State::Doubt, State::Here | State::Gone(End::Finished)) => {
+                assert!(!source.tell(&["resume"]).0, "its disk is locked at the target, or was written: {context}");
+                assert!(source.tell(&["stop", "--how=kill"]).0);
+                self.run = Some(target);
+                self.goes_on(Did::Done)
+            }
+            (State::Doubt, State::Gone(_)) => {
+                let (is_resumed, why) = source.tell(&["resume"]);
+                assert!(is_resumed || why.contains("was written after its lock was given up"), "{why}");
+                if !is_resumed {
+                    // The target ran, and was killed before it could say so.
+                    assert_eq!(victim, Some(Victim::Target), "{context}");
+                    return Did::Lost;
+                }
+                self.run = Some(source);
+                self.goes_on(Did::GoesOn)
+            }
+            (State::Here, State::Gone(end)) => {
+                assert!(matches!(end, End::NeverCame | End::Killed), "{context}");
+                let is_too_early = why.contains("still being restored") || is_under_way(why);
+                assert!(victim.is_some() || is_too_early, "nothing was killed: {context}");
+                self.run = Some(source);
+                self.goes_on(Did::GoesOn)
+            }
+            (State::Gone(End::Finished), State::Gone(_)) => self.finished(),
+            (State::Gone(_), State::Here | State::Gone(End::Finished)) => {
+                self.run = Some(target);
+                self.goes_on(Did::Done)
+            }
+            (State::Gone(_), State::Gone(_)) => {
+                assert!(matches!(victim, Some(Victim::Source | Victim::Target)), "no guest is left: {context}");
+                Did::Lost
+            }
+            _ => panic!("two guests, or none: {context}"),
+        }
+    }
+}
+
+/// Whether the save or migration of a client that was killed is still about to end.
+fn is_under_way(why: &str) -> bool {
+    why.contains("another save of it is under way")
+}
+
+/// Whether both sides of a migration know where the guest is.
+fn is_decided((source, target): &(State, State)) -> bool {
+    match (source, target) {
+        (State::Busy, _) | (_, State::Busy) => false,
+        // It is about to learn of its end.
+        (State::Here, State::Here) => false,
+        (_, State::Doubt) => panic!("a target is in doubt"),
+        _ => true,
+    }
+}
+
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
