@@ -6,6 +6,7 @@
 //!   set, detach, reload ──▶ the daemon ──▶ the state afterwards
 //! ```
 
+pub mod amounts;
 pub mod map_text;
 pub mod nodes;
 pub mod page;

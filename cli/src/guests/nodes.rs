@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::Cell;
 use wideleaf_control::view::{NodeView, NumaView, VmView};
 
-use super::tables::{UNKNOWN, bytes, known_bytes, percent};
+use super::amounts::{UNKNOWN, bytes, known_bytes, percent};
 use crate::table::{number, table};
 
 /// Share of its memory that is local, as a cell of `wideleaf list`.

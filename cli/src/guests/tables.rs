@@ -8,22 +8,17 @@ use wideleaf_control::view::{
     BackingView, Care, DaemonView, Explanation, Guarantee, GuestPagesView, MappingView, PageTablesView, Quantiles,
     RamView, VmView, Vmm, WorkView,
 };
-use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_policies::PageSize;
 use wideleaf_run::text::clean;
 
+use super::amounts::NOTHING;
+pub use super::amounts::{UNKNOWN, bytes, known_bytes, percent};
 use super::nodes;
 use crate::table::{number, table};
 use crate::vm_source::HostReport;
 
 /// Number of latest actions that `wideleaf info` shows.
 const ACTIONS_SHOWN: usize = 8;
-
-/// Text in place of a value that does not apply.
-const NOTHING: &str = "-";
-
-/// Text in place of an unknown figure; a note has the reason.
-pub const UNKNOWN: &str = "?";
 
 /// Most VMs that are named beside a shared note; the others are counted.
 const NAMED_MAX: usize = 4;
@@ -374,29 +369,6 @@ pub fn ram(vm: &VmView) -> Option<u64> {
 /// Share of present memory in large pages.
 pub fn coverage(vm: &VmView) -> String {
     vm.backing.map_or(UNKNOWN.to_owned(), |backing| percent(backing.coverage()))
-}
-
-/// As [`bytes`], or the mark for an unknown figure.
-pub fn known_bytes(known: Option<u64>) -> String {
-    known.map_or(UNKNOWN.to_owned(), bytes)
-}
-
-/// A share as text, like `71.3 %`.
-pub fn percent(share: Option<u32>) -> String {
-    share.map_or(NOTHING.to_owned(), |share| format!("{:.1} %", f64::from(share) / 100.0))
-}
-
-/// Size in GiB or MiB with about three digits, to be read at a glance. Less than 1 MiB is in KiB.
-pub fn bytes(bytes: u64) -> String {
-    const GIB: u64 = 1 << 30;
-    const MIB: u64 = mib(1).get();
-    match bytes {
-        0 => "0".to_owned(),
-        GIB.. if bytes.is_multiple_of(GIB) => format!("{} GiB", bytes / GIB),
-        GIB.. => format!("{:.1} GiB", bytes as f64 / GIB as f64),
-        MIB.. => format!("{} MiB", bytes / MIB),
-        _ => Bytes::new(bytes).to_string(),
-    }
 }
 
 fn vmm_name(vmm: Vmm) -> &'static str {

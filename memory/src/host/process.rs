@@ -198,8 +198,8 @@ impl Host for ProcessHost {
         asked.map_err(|source| HostError { what, source })
     }
 
-    /// As for [`ProcessHost::nodes_of`]; pages of a process that has ended and whose number another one got in the
-    /// meantime keep their contents too.
+    /// As for [`ProcessHost::nodes_of`]; if the process ends meanwhile and another one gets its number, the pages
+    /// of that one keep their contents too.
     fn move_to_node(&self, pages: &[Hva], node: NodeId) -> Result<(), HostError> {
         let what = "move_pages";
         self.alive(what)?;

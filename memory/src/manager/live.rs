@@ -24,7 +24,7 @@ use wideleaf_policies::{
 
 use super::attempt::{Attempt, Mechanism};
 use super::kernel_work::KernelWork;
-use super::nodes::HostSight;
+use super::node_sight::HostSight;
 use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;

@@ -19,7 +19,7 @@ use super::collapsing::Collapsing;
 use super::giants::GiantVm;
 use super::kernel_work::KernelWorkCounter;
 use super::managed_vm::ManagedVm;
-use super::nodes::VmSight;
+use super::node_sight::VmSight;
 use super::reach::Reach;
 use super::releasing::Releasing;
 use super::report::ManagerReport;

@@ -36,7 +36,7 @@ const PASS_EVERY: Duration = Duration::from_secs(10);
 /// Nodes of the windows of one VM; see the module.
 #[derive(Debug, Default)]
 pub struct WindowNodes {
-    /// By row.
+    /// Node of each window, by row.
     nodes: Vec<WindowNode>,
     /// Size of each window at its latest sample, by row; `None` for a window that has to be asked about.
     sampled: Vec<Option<Backing>>,

@@ -16,6 +16,7 @@ mod mixed_sizes;
 mod moves;
 mod moving_windows;
 mod other_process;
+mod page_nodes;
 mod policy_switch;
 mod process_host;
 mod real_kernel;

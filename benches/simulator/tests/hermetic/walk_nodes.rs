@@ -1,5 +1,5 @@
 //! Walks over tables on another NUMA node. vMitosis (ASPLOS '21) states that a remote host table and a remote guest
-//! table each cost about one more remote reference a walk, and its artifact has the counters of a Cascade Lake for that.
+//! table each cost about one more remote reference a walk. Its artifact has the counters of a Cascade Lake for that.
 //!
 //! ```text
 //!   guest tables   host tables       remote references a walk      cycles of walks a touch, more than local

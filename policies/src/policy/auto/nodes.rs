@@ -96,7 +96,7 @@ impl Nodes {
         self.plan > 0 && memory.waited_in == self.plan
     }
 
-    /// Whether several nodes share the window by so many of the VM's touches that it must not be huge.
+    /// Whether several nodes share the window, and it has as large a part of the VM's touches as the parameter says.
     pub fn is_fought_over(&self, index: usize, vm: &VmSnapshot, row: usize) -> bool {
         let is_shared = matches!(vm.touched_from[row], TouchedFrom::Several { .. })
             && vm.touched_from[row].mainly().is_none()
