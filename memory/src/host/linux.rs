@@ -1,12 +1,14 @@
 //! The real host: this process's own address space under Linux.
 
 use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use wideleaf_policies::{Bytes, Hva, Moment};
 
 use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
+use crate::numa::host::HostNodes;
 use crate::sys;
 
 /// Address space of this process.
@@ -15,6 +17,8 @@ pub struct LinuxHost {
     pagemap: File,
     opened_at: Instant,
     ready_page: ReadyPage,
+    /// Whether the machine has several NUMA nodes with memory.
+    has_nodes: bool,
 }
 
 impl LinuxHost {
@@ -25,7 +29,8 @@ impl LinuxHost {
     pub fn open() -> Result<LinuxHost, HostError> {
         let pagemap =
             File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
-        Ok(LinuxHost { pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default() })
+        let has_nodes = HostNodes::are_several(Path::new("/"));
+        Ok(LinuxHost { pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default(), has_nodes })
     }
 }
 
@@ -68,8 +73,9 @@ impl Host for LinuxHost {
         std::fs::read_to_string(path).map_err(|source| HostError { what: "read a kernel file", source })
     }
 
-    fn make_huge_page_ready(&self) {
-        if let Err(error) = self.ready_page.make() {
+    fn make_huge_page_ready(&self, start: Hva) {
+        let node = self.has_nodes.then(|| sys::mempolicy::node_of(start).ok().flatten()).flatten();
+        if let Err(error) = self.ready_page.make(node) {
             tracing::debug!("no huge page was made ready for a collapse: {error}");
         }
     }

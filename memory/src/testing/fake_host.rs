@@ -12,6 +12,7 @@ use wideleaf_policies::{Bytes, Gpa, Hva, Moment, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Userfaultfds};
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 use crate::testing::fake_calls::FakeCalls;
@@ -350,7 +351,7 @@ impl Host for FakeHost {
         text.ok_or_else(|| HostError { what: "fake read", source: absent() })
     }
 
-    fn make_huge_page_ready(&self) {
+    fn make_huge_page_ready(&self, _: Hva) {
         self.state().made_ready += 1;
     }
 
@@ -365,7 +366,7 @@ impl GiantMappings for FakeHost {
         GiantFile::of_ordinary_memory()
     }
 
-    fn fill_giant(&self, _: &GiantFile) -> Result<(), HostError> {
+    fn fill_giant(&self, _: &GiantFile, _: Option<&NodePolicy>) -> Result<(), HostError> {
         self.enter("fake fallocate").map(drop)
     }
 
