@@ -190,7 +190,7 @@ fn a_linux_guest_sees_its_cells_on_the_nodes_that_it_was_given_in_the_lab() {
     let is_placed = |line: &&str| line.starts_with("bound N1=") || line.starts_with("preferred N0=");
     let is_of_a_part = |line: &&&str| line.starts_with("bound ") || line.starts_with("preferred ");
     assert!(pages.iter().filter(is_of_a_part).count() >= 2, "both cells have pages: {pages:?}");
-    assert!(pages.iter().filter(is_of_a_part).all(|line| is_placed(line)), "{pages:?}");
+    assert!(pages.iter().filter(is_of_a_part).all(is_placed), "{pages:?}");
     // The second vCPU may run on the CPUs of node 0, which are all that the lab has.
     assert!(has("vcpu0 on 0") && has("vcpu1 on 0") && has("status 0"), "{text}");
     let bad: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("bad: ")).collect();
