@@ -87,8 +87,8 @@ impl NodePolicy {
         nodes.next().filter(|_| nodes.next().is_none())
     }
 
-    /// Whether the present page at an address of this process is one that the policy permits. One whose node the kernel
-    /// does not tell is.
+    /// Whether the present page at an address of this process is one that the policy permits. One of which the kernel
+    /// does not tell the node is.
     pub(crate) fn permits_page_at(&self, address: Hva) -> bool {
         !matches!(mempolicy::node_of(address), Ok(Some(node)) if !self.permits(node))
     }

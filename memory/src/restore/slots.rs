@@ -104,7 +104,7 @@ impl Slots {
         Ok(())
     }
 
-    /// An empty slot whose pages come from this source.
+    /// An empty slot that gets its pages from this source.
     fn placed_slot(&mut self, source: Source, door: &dyn Door) -> Result<FillSlot, MapError> {
         let (slot, placed_by) = match self.empty.pop() {
             Some((slot, placed_by)) => (slot, Some(placed_by)),
