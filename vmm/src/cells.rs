@@ -104,7 +104,7 @@ pub enum CellsError {
         from: usize,
         /// Number of the cell at the end.
         to: usize,
-        /// Refused distance.
+        /// Distance that is refused.
         distance: u8,
     },
 }

@@ -41,7 +41,7 @@ pub enum CellError {
     Value {
         /// Key of the value.
         key: &'static str,
-        /// Refused value.
+        /// Value that is refused.
         value: String,
         /// Reason of the refusal.
         why: String,
