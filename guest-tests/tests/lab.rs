@@ -134,6 +134,75 @@ fn the_kernels_own_monitor_sees_what_is_used_in_the_lab() {
     tests_pass_in_lab(LabKernel::Newest, "wideleaf-memory", "damon", &[]);
 }
 
+/// Runs the tests of NUMA nodes of one executable in a lab with this number of nodes: each has pages of 2 MiB in its
+/// pool, and the last one a page of 1 GiB. None of them may skip for lack of what such a lab has.
+fn numa_tests_pass_in_lab(kernel: LabKernel, nodes: u16, package: &str, filter: &str) {
+    if !has_lab(kernel) {
+        return;
+    }
+    let executable = built(&["test", "--no-run", "-p", package, "--test", "it"], true);
+    let command = format!(
+        "for pool in /sys/devices/system/node/node*/hugepages/hugepages-2048kB; do echo 24 >$pool/nr_hugepages; done; \
+        WIDELEAF_REQUIRE={},hugetlb,nodes test-under-lab --test-threads 1 --nocapture {filter}",
+        required(kernel)
+    );
+    let (nodes, page) = (nodes.to_string(), format!("{}:1", nodes - 1));
+    let options = ["--nodes", &nodes, "--memory", "6G", "--hugepages-1g", &page];
+    let output = in_lab_with(&options, kernel, &[(&executable, "test-under-lab")], &command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("test result: ok."), "{}", output.status);
+    assert!(!text.contains(" 0 passed") && !text.contains("skipped: this host has memory on one node"), "it ran");
+}
+
+#[test]
+fn pages_lie_on_the_nodes_of_their_part_whatever_brings_them_in_the_lab() {
+    numa_tests_pass_in_lab(LabKernel::Newest, 2, "wideleaf-memory", "numa::");
+}
+
+#[test]
+fn pages_lie_on_the_nodes_of_their_part_among_four_in_the_lab() {
+    numa_tests_pass_in_lab(LabKernel::V6_12, 4, "wideleaf-memory", "numa::");
+}
+
+#[test]
+fn a_guests_pages_stay_on_their_nodes_and_intact_in_the_lab() {
+    numa_tests_pass_in_lab(LabKernel::Newest, 2, "wideleaf-guest-tests", "numa::");
+}
+
+#[test]
+fn a_linux_guest_sees_its_cells_on_the_nodes_that_it_was_given_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let text = script_in_lab_with(&["--nodes", "2"], LabKernel::Newest, "cells.sh", &[]);
+    let expected = [
+        "nodes 0-1",
+        "node 0 has CPUs 0, distances 10 31",
+        "node 0 has 256 MiB",
+        "node 1 has CPUs 1, distances 31 10",
+        "node 1 has 256 MiB",
+        "ready",
+    ];
+    assert_eq!(said_by_guest(&text), expected, "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let has = |line: &str| lines.contains(&line);
+    let pages: Vec<&str> = lines.iter().copied().filter(|line| line.contains(" N")).collect();
+    let is_placed = |line: &&str| line.starts_with("bound N1=") || line.starts_with("preferred N0=");
+    let is_of_a_part = |line: &&&str| line.starts_with("bound ") || line.starts_with("preferred ");
+    assert!(pages.iter().filter(is_of_a_part).count() >= 2, "both cells have pages: {pages:?}");
+    assert!(pages.iter().filter(is_of_a_part).all(is_placed), "{pages:?}");
+    // The second vCPU may run on the CPUs of node 0, which are all that the lab has.
+    assert!(has("vcpu0 on 0") && has("vcpu1 on 0") && has("status 0"), "{text}");
+    let bad: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("bad: ")).collect();
+    assert!(bad[0].contains("cell 0 asks for node 5, and this host has memory on node 0-1"), "{bad:?}");
+    assert!(bad[1].contains("cell 0 asks for CPU 7, and this process may run on CPU 0"), "{bad:?}");
+    assert!(bad[2].contains("cannot place cell 0 on node 1: 2 GiB are needed"), "{bad:?}");
+    assert!(
+        lines.iter().any(|line| line.starts_with("auto: wideleaf: the guest's memory comes from node 0")),
+        "{text}"
+    );
+}
+
 /// Makes pages of 1 GiB in the lab, and asserts that the kernel does it in this way.
 fn giant_pages_are_made_in_lab(kernel: LabKernel, way: &str) {
     if !has_lab(kernel) {

@@ -27,7 +27,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use wideleaf_policies::PerTenThousand;
+use wideleaf_policies::{NodeSet, PerTenThousand};
 
 use crate::host::Host;
 use crate::sys;
@@ -123,6 +123,7 @@ impl SupplyReport {
 /// A supply of free blocks. Its thread starts when windows first wait, and sleeps while none does.
 pub struct BlockSupply {
     host: Arc<dyn Host>,
+    nodes: NodeSet,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -152,7 +153,15 @@ impl BlockSupply {
     /// A supply without a thread yet. `host`: this process's own address space.
     pub fn new(host: Arc<dyn Host>, rules: SupplyRules) -> BlockSupply {
         let wanted = Mutex::new(Wanted { rules, ..Wanted::default() });
-        BlockSupply { host, shared: Arc::new(Shared { wanted, ..Shared::default() }), thread: Mutex::default() }
+        let shared = Arc::new(Shared { wanted, ..Shared::default() });
+        BlockSupply { host, nodes: NodeSet::EMPTY, shared, thread: Mutex::default() }
+    }
+
+    /// The same, with blocks of these NUMA nodes alone: those on which guest RAM is placed. Empty: of any.
+    #[must_use]
+    pub fn on_nodes(mut self, nodes: NodeSet) -> BlockSupply {
+        self.nodes = nodes;
+        self
     }
 
     /// Says what windows lack now. It holds until the next call.
@@ -187,8 +196,8 @@ impl BlockSupply {
     fn start(&self) -> io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
-            let (host, shared) = (self.host.clone(), self.shared.clone());
-            *thread = Some(thread::Builder::new().name("block-supply".into()).spawn(move || shared.work(host))?);
+            let (host, nodes, shared) = (self.host.clone(), self.nodes, self.shared.clone());
+            *thread = Some(thread::Builder::new().name("block-supply".into()).spawn(move || shared.work(host, nodes))?);
         }
         Ok(())
     }
@@ -212,11 +221,11 @@ impl Shared {
     }
 
     /// The thread, from start to end.
-    fn work(&self, host: Arc<dyn Host>) {
+    fn work(&self, host: Arc<dyn Host>, nodes: NodeSet) {
         if let Err(error) = sys::priority::yield_to_all_others() {
             tracing::warn!("free blocks are made at the usual priority: {error}");
         }
-        let mut supplier = Supplier::new(host.clone(), HeldBlocks::new(host));
+        let mut supplier = Supplier::new(host.clone(), HeldBlocks::new(host, nodes));
         while let Some(wanted) = self.next(supplier.pause(), supplier.is_holding()) {
             supplier.step(wanted.demand, wanted.rules);
             self.report.lock().unwrap_or_else(PoisonError::into_inner).clone_from(supplier.report());

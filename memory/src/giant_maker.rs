@@ -62,5 +62,5 @@ impl GiantMaker for PoolGiantMaker {
 /// [`NotMade`]; no page stays in the pool.
 pub fn make_in(pools: &HugetlbPools, file: &GiantFile, node: Option<u32>) -> Result<(), NotMade> {
     let new = NewPages { size: PageSize::Giant1G, pages: 1, node };
-    pools.with_new_pages(&new, || LinuxHost::open()?.fill_giant(file))
+    pools.with_new_pages(&new, || LinuxHost::open()?.fill_giant(file, None))
 }

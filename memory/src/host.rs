@@ -115,9 +115,10 @@ pub trait Host: Send + Sync {
         Err(HostError { what: "read the threads", source: io::Error::from_raw_os_error(libc::ENOSYS) })
     }
 
-    /// Makes a free huge page of this machine ready for a collapse by this thread, while no thread of the guest waits
-    /// for it. Nothing comes of it if there is none: the collapse has the error.
-    fn make_huge_page_ready(&self) {}
+    /// Makes a free huge page of this machine ready for a collapse of the window at `start` by this thread, while no
+    /// thread of the guest waits for it: on the NUMA node of the window's first page, as the kernel's collapse takes it
+    /// from the node of most of its pages. Nothing comes of it if there is none: the collapse has the error.
+    fn make_huge_page_ready(&self, _start: Hva) {}
 
     /// Waits for this time; hosts of tests may wait less.
     fn sleep(&self, time: std::time::Duration);

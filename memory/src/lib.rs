@@ -30,6 +30,8 @@
 //! | [`recorder`] | `write(2)` to a file it is given | none |
 //! | [`walk_cost`] | `/proc/cpuinfo`, KVM's module parameters, a file of `wideleaf tlbcost --save` | none |
 //! | [`warming`] | `madvise(2)`: memory made fast before a measurement | none |
+//! | [`numa::host`] | `/sys/devices/system/node`, `/proc/self/status` | none |
+//! | [`numa::placement`] | `mbind(2)`, `set_mempolicy(2)`, `get_mempolicy(2)` | none |
 //! | [`numa::seen`] | `/sys/devices/system/node`, `/proc/buddyinfo` | none |
 //! | [`progress`] | none: a guest's own count of its work | none |
 //! | [`manager`] | all of the above through [`kernel::Kernel`] and [`second_level::SecondLevel`] | none |

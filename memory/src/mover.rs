@@ -19,6 +19,7 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, WindowIndex};
 
 use crate::host::HostError;
+use crate::numa::placement::Source;
 
 pub mod linux;
 
@@ -156,17 +157,23 @@ pub trait Mover: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn forbid_huge(&self, window: WindowIndex) -> Result<(), HostError>;
 
-    /// Faults in all pages of a slot for base pages. Their contents are undefined.
-    ///
-    /// # Errors
-    /// [`HostError`] with the kernel's errno.
-    fn populate_base(&self, slot: u16) -> Result<(), HostError>;
+    /// Source of the pages that a window gets: those of another one lie on other NUMA nodes than its memory policy
+    /// says.
+    fn source_of(&self, _: WindowIndex) -> Source {
+        Source::default()
+    }
 
-    /// Faults in a ready slot, as a huge page if one is available; otherwise perhaps only a part of it.
+    /// Faults in all pages of a slot for base pages, from this source. Their contents are undefined.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno.
-    fn populate(&self, slot: u16) -> Result<(), HostError>;
+    fn populate_base(&self, slot: u16, from: Source) -> Result<(), HostError>;
+
+    /// Faults in a ready slot, as a huge page if the source has one; otherwise perhaps only a part of it.
+    ///
+    /// # Errors
+    /// [`HostError`] with the kernel's errno.
+    fn populate(&self, slot: u16, from: Source) -> Result<(), HostError>;
 
     /// Appends the windows in which a thread has started to wait since the last call, once for each
     /// thread. Never blocks.

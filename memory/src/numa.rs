@@ -1,3 +1,5 @@
-//! NUMA nodes of the host.
+//! NUMA: the nodes of the host, what is free on each, and the nodes on which guest RAM lies.
 
+pub mod host;
+pub mod placement;
 pub mod seen;

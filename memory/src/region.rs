@@ -23,13 +23,14 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use wideleaf_policies::geometry::is_congruent;
-use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize, WindowIndex};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, NodeSet, PageSize, WindowIndex};
 
 use crate::backing::{BackingConfig, BackingKind, RamFile};
 use crate::claims::Claims;
 use crate::guest_freed::GivenBack;
 use crate::host::HostError;
 use crate::host::linux::LinuxHost;
+use crate::numa::placement::Placement;
 pub use crate::ram_range::RamRange;
 use crate::reserved_frames::FramesService;
 pub use crate::sys::mapping::ExclusiveWords;
@@ -47,6 +48,8 @@ pub(crate) const WORDS_PER_PAGE: usize = PageSize::Base4K.bytes().as_usize() / s
 pub struct GuestRam {
     ranges: Vec<RamRange>,
     backing: BackingConfig,
+    /// NUMA nodes of its pages.
+    placement: Placement,
     reservation: AddressReservation,
     /// Dropped after the mapping, since it has the pages of giants, which are free when nothing maps them.
     claims: Arc<Claims>,
@@ -90,6 +93,20 @@ pub enum RamError {
         /// Error of the mapping.
         source: MapError,
     },
+    /// The kernel refused the nodes of a part.
+    #[error(
+        "cannot place guest RAM {start}..{end} on node {nodes}: {source}; name nodes that this process's cgroup allows"
+    )]
+    Place {
+        /// First address of the part.
+        start: Gpa,
+        /// First address after the part.
+        end: Gpa,
+        /// Nodes of the part, as a list.
+        nodes: Box<NodeSet>,
+        /// Error of `mbind(2)`.
+        source: io::Error,
+    },
     /// The kernel refused an advice that the backing needs.
     #[error("cannot prepare guest RAM for {size} pages: {source}")]
     Advise {
@@ -107,6 +124,18 @@ impl GuestRam {
     /// # Errors
     /// [`RamError`]; nothing stays mapped.
     pub fn map(layout: &[GpaRange], backing: BackingConfig) -> Result<Arc<GuestRam>, RamError> {
+        GuestRam::map_on(layout, backing, Placement::default())
+    }
+
+    /// The same, with pages on the nodes of `placement`.
+    ///
+    /// # Errors
+    /// [`RamError`]; nothing stays mapped.
+    pub fn map_on(
+        layout: &[GpaRange],
+        backing: BackingConfig,
+        placement: Placement,
+    ) -> Result<Arc<GuestRam>, RamError> {
         check_layout(layout, backing)?;
         let end = layout.last().ok_or(RamError::EmptyLayout)?.end();
         let total: Bytes = layout.iter().map(|range| range.bytes()).sum();
@@ -125,7 +154,8 @@ impl GuestRam {
             ranges.push(RamRange { gpa, hva });
         }
         let (claims, given_back, frames_service) = (Arc::default(), GivenBack::default(), Mutex::default());
-        let ram = GuestRam { ranges, backing, reservation, claims, given_back, file, frames_service };
+        let ram = GuestRam { ranges, backing, placement, reservation, claims, given_back, file, frames_service };
+        ram.ranges.iter().try_for_each(|range| ram.place(range.gpa))?;
         // The pool's pages have their size already.
         if backing.kind() != BackingKind::Hugetlb {
             let not_advised = |source| RamError::Advise { size: backing.start_page(), source };
@@ -145,6 +175,24 @@ impl GuestRam {
     /// Kind of memory behind the RAM.
     pub fn backing(&self) -> BackingConfig {
         self.backing
+    }
+
+    /// NUMA nodes of its pages.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Sets the memory policy of a new mapping at these addresses, before a page is there.
+    pub(crate) fn place(&self, gpa: GpaRange) -> Result<(), RamError> {
+        self.placement.pieces(gpa).try_for_each(|piece| {
+            let start = self.base() + (piece.gpa.start() - Gpa::new(0));
+            piece.policy.apply(start, piece.gpa.bytes()).map_err(|source| RamError::Place {
+                start: piece.gpa.start(),
+                end: piece.gpa.end(),
+                nodes: Box::new(piece.policy.nodes),
+                source,
+            })
+        })
     }
 
     /// Claims of threads on parts of it, and the giants on giant pages.
@@ -339,13 +387,14 @@ impl GuestRam {
         *self.frames_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(service));
     }
 
-    /// The giants that are wholly RAM, ascending: each could be one giant page.
+    /// The giants that are wholly RAM with one memory policy, ascending: each could be one giant page.
     pub fn giants(&self) -> impl Iterator<Item = Gpa> + '_ {
         let giant = PageSize::Giant1G.bytes();
+        let is_one = move |start: &Gpa| GpaRange::new(*start, giant).is_some_and(|all| self.placement.is_one(all));
         self.ranges.iter().flat_map(move |range| {
             let first = range.gpa.start().checked_align_up(PageSize::Giant1G).unwrap_or(range.gpa.end());
             let whole = range.gpa.end().get().saturating_sub(first.get()) / giant.get();
-            (0..whole).map(move |i| first + giant * i)
+            (0..whole).map(move |i| first + giant * i).filter(is_one)
         })
     }
 

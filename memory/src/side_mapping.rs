@@ -12,9 +12,10 @@
 
 use std::sync::atomic::Ordering;
 
-use wideleaf_policies::{Bytes, Gpa, Hva, PageSize};
+use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
 
 pub use crate::giant_page::{GIANT, GiantFile, GiantPage};
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::sys::mapping::{AddressReservation, MapError};
 
@@ -23,8 +24,8 @@ use crate::sys::mapping::{AddressReservation, MapError};
 pub enum SideContents<'a> {
     /// Nothing: addresses to move pages to.
     Nothing,
-    /// Anonymous memory that reads zero.
-    Anonymous,
+    /// Anonymous memory that reads zero, with a memory policy or the kernel's own.
+    Anonymous(Option<NodePolicy>),
     /// Pool page of 1 GiB.
     Giant(&'a GiantFile),
 }
@@ -41,7 +42,12 @@ impl SideMapping {
         let map = |file| addresses.map_at(Bytes::ZERO, GIANT, file).map(drop);
         match contents {
             SideContents::Nothing => {}
-            SideContents::Anonymous => map(None)?,
+            SideContents::Anonymous(policy) => {
+                map(None)?;
+                // The mapping is moved into guest RAM with its policy.
+                let placed = policy.map_or(Ok(()), |policy| policy.apply(addresses.base(), GIANT));
+                placed.map_err(|source| MapError::Call { call: "mbind of memory beside guest RAM", source })?;
+            }
             SideContents::Giant(page) => map(Some((page.file(), Bytes::ZERO)))?,
         }
         Ok(SideMapping(addresses))
@@ -80,7 +86,13 @@ impl SideMapping {
 
 /// Maps a giant page at the giant at `giant`.
 pub(crate) fn map_giant_over(page: &GiantFile, ram: &GuestRam, giant: Gpa) -> Result<(), MapError> {
-    ram.reservation().map_at(place(ram, giant), GIANT, Some((page.file(), Bytes::ZERO))).map(drop)
+    ram.reservation().map_at(place(ram, giant), GIANT, Some((page.file(), Bytes::ZERO)))?;
+    // The page is there: the policy of its mapping is for observers.
+    let placed = GpaRange::new(giant, GIANT).map_or(Ok(()), |all| ram.place(all));
+    if let Err(error) = placed {
+        tracing::debug!("{giant}: {error}");
+    }
+    Ok(())
 }
 
 /// Start of a giant, counted from guest address zero.

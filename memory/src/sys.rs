@@ -2,8 +2,8 @@
 
 #![expect(
     unsafe_code,
-    reason = "mmap, madvise, pidfds, the pagemap ioctl, userfaultfd, fsopen, move_pages and setpriority have no safe \
-              form for what is done here"
+    reason = "mmap, madvise, mbind, pidfds, the pagemap ioctl, userfaultfd, fsopen, move_pages and setpriority have no \
+              safe form for what is done here"
 )]
 
 pub(crate) mod clock;
@@ -11,6 +11,7 @@ pub(crate) mod fill_slot;
 pub(crate) mod madvise;
 pub(crate) mod mapping;
 pub(crate) mod memcpy;
+pub(crate) mod mempolicy;
 pub(crate) mod page_nodes;
 pub(crate) mod pagemap;
 pub(crate) mod pidfd;

@@ -186,7 +186,8 @@ impl fmt::Display for ListError {
 
 impl core::error::Error for ListError {}
 
-/// Reads `0-1,3`: numbers below `end`, in the order of the text. An empty text has none, as an empty kernel file.
+/// Reads `0-1,3`: numbers below `end`, in the order of the text. An empty text has none, as an empty file of the
+/// kernel.
 fn parse_list(text: &str, end: u16) -> Result<Vec<u16>, ListError> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {

@@ -58,7 +58,7 @@ use crate::snapshot::restoring::{Continued, Restoring};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarize;
 use crate::users_pause::UsersPause;
-use crate::{native, ram, sandboxed};
+use crate::{native, numa, ram, sandboxed};
 
 /// Name of the fact in a recording with the table of TLB miss costs that its policy used.
 pub const WALK_COST_FACT: &str = "walk_cost";
@@ -171,6 +171,8 @@ impl<'a> Prepared<'a> {
         let (devices, watched, held) = opened.hand_over();
         ram::check_size(spec)?;
         let ram::Chosen { backing, fallback, pages_to_make } = ram::choose_backing(spec)?;
+        let numa = numa::plan(spec, spec.restore.is_some() || incoming.is_some(), backing, Path::new("/"))?;
+        numa.said.iter().for_each(|line| front.say(line));
         let short_of_guarantee = guarantee::check_at_start(spec, backing, ram::available())?;
         short_of_guarantee.iter().for_each(|why| front.say(&below_at_start(spec, why)));
         let continued = spec.restore.as_deref().map(|folder| Restoring::open(folder, spec)).transpose()?;
@@ -181,25 +183,26 @@ impl<'a> Prepared<'a> {
         let mut accesses_before = Vec::new();
         let mut plan = match continued {
             _ if spec.is_native => None,
-            None if incoming.is_some() => Some(guest::plan_incoming(spec, backing)?),
-            None => Some(guest::plan(spec, backing, &*front)?),
+            None if incoming.is_some() => Some(guest::plan_incoming(spec, backing, &numa)?),
+            None => Some(guest::plan(spec, backing, &numa, &*front)?),
             Some((filling, Continued { machine, session, accesses })) => {
                 let filling = Arc::new(filling);
                 (restoring, said) = (Some(filling.clone()), Some(session));
                 accesses_before = accesses.before();
-                Some(guest::plan_restored(spec, backing, machine, filling)?)
+                Some(guest::plan_restored(spec, backing, &numa, machine, filling)?)
             }
         };
         interrupts.stand_down();
         let continues = restoring.is_some() || incoming.is_some();
-        let sandbox = spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec, continues)).transpose()?;
+        let sandbox =
+            spec.sandbox.as_ref().map(|sandbox| sandboxed::plan(sandbox, spec, continues, &numa)).transpose()?;
         let layout = plan.as_ref().map_or_else(|| native::layout(spec.memory), |plan| Ok(plan.layout()))?;
         // This happens before a guest exists that a daemon could find. The daemon also recognises this process by the
         // program's name, which any process may imitate. If the kernel does not lock that file, the name has to
         // suffice.
         let claim = (ProcessHost::claim_this_one().ok().flatten(), Noted::taken("claim"));
         let socket = spec.control_socket.as_deref().map(ControlSocket::open).transpose()?;
-        let ram = ram::map(&layout, backing, pages_to_make)?;
+        let ram = ram::map(&layout, backing, pages_to_make, &numa)?;
         let ram_noted = Noted::taken("RAM");
         let giant_before_loading = match &plan {
             Some(_) if restoring.is_none() && incoming.is_none() => {
@@ -217,7 +220,8 @@ impl<'a> Prepared<'a> {
             plan.arrived(machine, watched.locks().clone());
             (said, accesses_before) = (Some(session), accesses.before());
         }
-        if spec.is_prefaulted {
+        // Pages of a guest that is restored come by faults; a page that is there already would stay empty.
+        if spec.is_prefaulted || (numa.must_populate(backing) && restoring.is_none()) {
             ram::check_available(spec.memory, backing)?;
             ram::prefault_all(&host, &ram, &*front, interrupts)?;
         }

@@ -30,6 +30,7 @@ use crate::front_end::FrontEnd;
 use crate::guards::Noted;
 use crate::interrupts::Interrupts;
 use crate::kernel;
+use crate::numa::NumaPlan;
 use crate::outcome::Ended;
 use crate::restarts::{NoRestart, Restarts};
 use crate::sandboxed::Sandboxed;
@@ -172,7 +173,12 @@ const EMULATED_KERNEL: &str = "wideleaf: warning: this host's KVM (kvm_pvm) emul
                                their instructions: Linux does not reach user space here; use a host with VT-x or SVM";
 
 /// Checks everything about the guest that needs no memory.
-pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Result<GuestPlan, Failure> {
+pub fn plan(
+    spec: &RunSpec,
+    backing: BackingConfig,
+    numa: &NumaPlan,
+    front: &dyn FrontEnd,
+) -> Result<GuestPlan, Failure> {
     let image = match &spec.workload {
         Workload::Kernel(_) => ImageSource::Bytes(IMAGE.into()),
         Workload::Image(path) => {
@@ -184,7 +190,7 @@ pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Res
         let opened = InputFile::open(initrd);
         opened.map_err(|error| Failure::Input(format!("cannot read --initrd {}: {error}", initrd.display())))?;
     }
-    let config = config(spec, image, backing)?;
+    let config = config(spec, image, backing, numa)?;
     let image = BootImage::read(&config).map_err(from_boot_error)?;
     KvmSystem::open().map_err(|error| Failure::Host(format!("{error}; or use --native")))?;
     if image.needs_whole_cpu() && emulates_guest_kernels(Path::new("/")) {
@@ -197,23 +203,24 @@ pub fn plan(spec: &RunSpec, backing: BackingConfig, front: &dyn FrontEnd) -> Res
 pub fn plan_restored(
     spec: &RunSpec,
     backing: BackingConfig,
+    numa: &NumaPlan,
     machine: MachineState,
     filling: Arc<Restoring>,
 ) -> Result<GuestPlan, Failure> {
-    let config = config(spec, ImageSource::Bytes((&[]).into()), backing)?;
+    let config = config(spec, ImageSource::Bytes((&[]).into()), backing, numa)?;
     KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
     let begin = Begin::Restored { machine: Box::new(machine), filling };
     Ok(GuestPlan { config, begin, paging: paging_name()? })
 }
 
 /// The same for a guest that comes from another run: its state follows with [`GuestPlan::arrived`].
-pub fn plan_incoming(spec: &RunSpec, backing: BackingConfig) -> Result<GuestPlan, Failure> {
-    let config = config(spec, ImageSource::Bytes((&[]).into()), backing)?;
+pub fn plan_incoming(spec: &RunSpec, backing: BackingConfig, numa: &NumaPlan) -> Result<GuestPlan, Failure> {
+    let config = config(spec, ImageSource::Bytes((&[]).into()), backing, numa)?;
     KvmSystem::open().map_err(|error| Failure::Host(error.to_string()))?;
     Ok(GuestPlan { config, begin: Begin::Arrived(None), paging: paging_name()? })
 }
 
-fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig) -> Result<VmConfig, Failure> {
+fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig, numa: &NumaPlan) -> Result<VmConfig, Failure> {
     let mut options = VmOptions::new(image, backing);
     options.memory = spec.memory;
     options.vcpus = u32::from(spec.vcpus);
@@ -222,6 +229,8 @@ fn config(spec: &RunSpec, image: ImageSource, backing: BackingConfig) -> Result<
     options.initrd = spec.initrd.clone();
     options.slot_bytes = slot_bytes(spec, backing);
     options.on_reset = spec.on_reset;
+    options.cells = numa.cells.clone();
+    options.vcpu_cpus = numa.vcpu_cpus.clone();
     Ok(VmConfig::new(options, &HostLimits::read(Path::new("/proc")))?)
 }
 

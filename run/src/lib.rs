@@ -24,6 +24,7 @@ mod live_report;
 pub mod mappings;
 pub mod migration;
 pub mod native;
+pub mod numa;
 pub mod outcome;
 pub mod place;
 pub mod policy_switch;

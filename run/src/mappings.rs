@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::front_end::{FrontEnd, Hidden, Work};
 use crate::guest::{self, Outside};
 use crate::interrupts::Interrupts;
+use crate::numa::NumaPlan;
 use crate::report::KvmPages;
 use crate::session::Session;
 use crate::spec::{Console, RunSpec};
@@ -211,7 +212,7 @@ impl PatternGuest {
         let pattern = format!("bytes={} passes=1000000", PATTERN.get());
         let spec = RunSpec { vcpus, guest_page, ..RunSpec::of_kernel("pattern", pattern, memory, backing) };
         let host_error = |error: &dyn std::fmt::Display| Failure::Host(error.to_string());
-        let plan = guest::plan(&spec, backing, &**front)?;
+        let plan = guest::plan(&spec, backing, &NumaPlan::default(), &**front)?;
         let ram = GuestRam::map(&plan.layout(), backing).map_err(|error| host_error(&error))?;
         let host = Arc::new(LinuxHost::open().map_err(|error| host_error(&error))?);
         let session = Session::new(host.clone(), ram.clone(), None, front.clone(), Arc::new(Hidden));

@@ -17,6 +17,7 @@ use crate::environment::memory_available_kib;
 use crate::failure::Failure;
 use crate::front_end::{FrontEnd, Work};
 use crate::interrupts::Interrupts;
+use crate::numa::NumaPlan;
 use crate::spec::{Fallback, RunSpec};
 
 /// Runs before the pool is checked: a number of missing pages is no help if the RAM would end inside a page.
@@ -61,14 +62,23 @@ pub fn choose_backing(spec: &RunSpec) -> Result<Chosen, Failure> {
     Ok(Chosen { backing: thp, fallback, pages_to_make: 0 })
 }
 
-/// Maps RAM of that layout, with `pages_to_make` new pages of the backing's pool. The mapping reserves them.
-pub fn map(layout: &[GpaRange], backing: BackingConfig, pages_to_make: u64) -> Result<Arc<GuestRam>, Failure> {
+/// Maps RAM of that layout on its nodes, with `pages_to_make` new pages of the backing's pool. The mapping reserves
+/// them.
+pub fn map(
+    layout: &[GpaRange],
+    backing: BackingConfig,
+    pages_to_make: u64,
+    numa: &NumaPlan,
+) -> Result<Arc<GuestRam>, Failure> {
+    let placement = numa.placement.clone();
     if pages_to_make > 0 {
-        let new = NewPages { size: backing.start_page(), pages: pages_to_make, node: None };
-        let made = HugetlbPools::of_this_machine().with_new_pages(&new, || GuestRam::map(layout, backing));
+        let node = numa.only_node().map(|node| u32::from(node.0));
+        let new = NewPages { size: backing.start_page(), pages: pages_to_make, node };
+        let made =
+            HugetlbPools::of_this_machine().with_new_pages(&new, || GuestRam::map_on(layout, backing, placement));
         return made.map_err(|error| Failure::Host(error.to_string()));
     }
-    GuestRam::map(layout, backing).map_err(|error| match error {
+    GuestRam::map_on(layout, backing, placement).map_err(|error| match error {
         wideleaf_memory::region::RamError::Misaligned { .. } => Failure::Usage(format!("--memory: {error}")),
         other => Failure::Host(other.to_string()),
     })

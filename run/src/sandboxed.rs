@@ -15,6 +15,7 @@ use wideleaf_vmm::sandbox::{DeviceNeeds, Entered, Sandbox, SandboxConfig, Sandbo
 
 use crate::failure::Failure;
 use crate::guards::step;
+use crate::numa::NumaPlan;
 use crate::spec::{Console, RunSpec, SandboxSpec};
 
 /// Restrictions of a run's process, in its report.
@@ -30,7 +31,7 @@ pub struct Sandboxed {
 
 /// Prepares what can be entered later; `continues`: the guest was saved, or comes from another run. From now on the
 /// manager's threads enter as they begin.
-pub fn plan(spec: &SandboxSpec, run: &RunSpec, continues: bool) -> Result<Arc<Sandbox>, Failure> {
+pub fn plan(spec: &SandboxSpec, run: &RunSpec, continues: bool, numa: &NumaPlan) -> Result<Arc<Sandbox>, Failure> {
     let config = SandboxConfig {
         writable: spec.output_folder.iter().cloned().collect(),
         daemon: run.daemon.clone(),
@@ -38,6 +39,8 @@ pub fn plan(spec: &SandboxSpec, run: &RunSpec, continues: bool) -> Result<Arc<Sa
         has_control_socket: run.control_socket.is_some(),
         boots_again: run.on_reset == OnReset::Restart,
         continues,
+        has_nodes: numa.has_nodes || !numa.placement.is_none(),
+        binds_vcpus: numa.binds_vcpus(),
         has_console: run.console == Console::Bytes,
         // From then on no part of it needs a privilege.
         keeps_ptrace: keep_userfaultfd().is_err(),

@@ -18,8 +18,10 @@ use wideleaf_vmm::run_loop::OnReset;
 use wideleaf_vmm::sandbox::User;
 
 use crate::kernel;
+use numa::NumaSpec;
 
 mod form;
+pub mod numa;
 
 /// Kernel or image to run: `{"kernel": "gups"}` or `{"image": "/boot/vmlinuz"}`.
 #[derive(Clone, Debug)]
@@ -79,6 +81,9 @@ pub struct RunSpec {
     pub memory: Bytes,
     /// Number of vCPUs, or of threads of a native kernel.
     pub vcpus: u8,
+    /// NUMA cells of the guest and their places on the host.
+    #[serde(default, skip_serializing_if = "NumaSpec::is_auto")]
+    pub numa: NumaSpec,
     /// Memory that backs guest RAM.
     #[serde(with = "form::backing")]
     pub backing: BackingConfig,
@@ -265,6 +270,7 @@ impl RunSpec {
             devices: DeviceSpec::default(),
             memory,
             vcpus: 1,
+            numa: NumaSpec::Auto,
             backing,
             guest_page: PageSize::Huge2M,
             policy: policy::by_name("never").expect("it is in the list").into(),
@@ -347,6 +353,11 @@ mod tests {
             },
             "memory_bytes": 1_u64 << 40,
             "vcpus": 2,
+            "numa": {"cells": [
+                {"id": 0, "cpus": "0", "memory_bytes": 1_u64 << 39, "host_nodes": "0-1", "policy": "interleave",
+                 "host_cpus": "0-3", "distances": [[1, 21]]},
+                {"id": 1, "cpus": "1", "memory_bytes": 1_u64 << 39, "policy": "bind"},
+            ]},
             "backing": {"kind": "memfd", "start_page": "4k", "is_reservable": true},
             "guest_page": "1g",
             "policy": "schemes:rules=min max 10% max min max promote,quota_windows=8",

@@ -57,6 +57,8 @@ pub enum Need {
     Swap,
     /// A kernel that moves pages and keeps empty page tables, so that promotion falls back to collapse.
     NoSwap,
+    /// A host with several NUMA nodes that have memory.
+    Nodes,
 }
 
 impl Need {
@@ -76,6 +78,7 @@ impl Need {
             Need::Userfaultfd => "userfaultfd",
             Need::Swap => "swap",
             Need::NoSwap => "no_swap",
+            Need::Nodes => "nodes",
         }
     }
 }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::units::mib;
-use wideleaf_policies::{Bytes, GpaRange, PageSize};
+use wideleaf_policies::{Bytes, CpuList, GpaRange, PageSize};
 use wideleaf_protocol::VCPUS_MAX;
 
+use crate::cells::{self, CellsError, GuestCell};
 use crate::kvm::memslot;
 use crate::run_loop::OnReset;
 use crate::x86::layout::{self, CMDLINE_BYTES_MAX, MEMORY_MAX, MEMORY_MIN};
@@ -68,6 +69,11 @@ pub struct VmOptions {
     pub slot_bytes: Option<Bytes>,
     /// Effect of a machine reset.
     pub on_reset: OnReset,
+    /// NUMA cells that the guest sees, in the order of their numbers; empty: its machine has no nodes.
+    pub cells: Vec<GuestCell>,
+    /// CPUs of the host on which each vCPU may run, by vCPU; a vCPU without a list, or with an empty one, may run on
+    /// all that the process may.
+    pub vcpu_cpus: Vec<CpuList>,
 }
 
 impl VmOptions {
@@ -84,6 +90,8 @@ impl VmOptions {
             initrd: None,
             slot_bytes: None,
             on_reset: OnReset::Stop,
+            cells: Vec::new(),
+            vcpu_cpus: Vec::new(),
         }
     }
 }
@@ -169,6 +177,9 @@ pub enum ConfigError {
         /// Size of the pages that would be cut.
         page: PageSize,
     },
+    /// The cells do not describe the VM.
+    #[error("cannot use these cells (--numa): {0}")]
+    Cells(#[from] CellsError),
     /// The command line does not fit.
     #[error(
         "cannot pass a command line of {bytes} bytes: the guest takes at most {} bytes; shorten --cmdline",
@@ -208,6 +219,7 @@ impl VmConfig {
         if options.vcpus == 0 || options.vcpus as usize > VCPUS_MAX {
             return Err(ConfigError::Vcpus { vcpus: options.vcpus });
         }
+        cells::check(&options.cells, options.memory, options.backing.granule(), options.vcpus)?;
         let slot_bytes = check_slot(&options)?;
         check_cmdline(&options.cmdline)?;
         Ok(VmConfig { options, slot_bytes })
@@ -221,6 +233,16 @@ impl VmConfig {
     /// Places of RAM: `[0, 3 GiB)` and from 4 GiB up, as [`wideleaf_memory::GuestRam::map`] takes them.
     pub fn ram_layout(&self) -> Vec<GpaRange> {
         layout::ram_ranges(self.options.memory)
+    }
+
+    /// NUMA cells that the guest sees.
+    pub fn cells(&self) -> &[GuestCell] {
+        &self.options.cells
+    }
+
+    /// CPUs of the host on which a vCPU may run; empty for all.
+    pub fn cpus_of(&self, vcpu: u32) -> CpuList {
+        self.options.vcpu_cpus.get(vcpu as usize).cloned().unwrap_or_default()
     }
 
     /// Number of vCPUs.

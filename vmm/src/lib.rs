@@ -10,6 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`config`] | the configuration of a VM, validated: once built, it cannot contradict itself |
+//! | [`cells`] | NUMA cells of a guest: its vCPUs, memory and distances by node |
 //! | [`boot`] | the numbered steps from a configuration to a runnable VM; the image formats |
 //! | [`machine`] | a running VM: start, wait, stop, and observations of it |
 //! | [`run_loop`] | the vCPU thread: its states, its exits, pause and resume |
@@ -24,6 +25,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod boot;
+pub mod cells;
 pub mod config;
 pub mod devices;
 pub mod dma;

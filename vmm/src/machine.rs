@@ -107,7 +107,7 @@ impl Machine {
         let prepared = boot::prepare(config, image, hardware, &mut watch)?;
         let msrs = Arc::clone(&prepared.msrs);
         let (mut machine, vcpus) = Machine::assemble(prepared, sandbox.as_ref(), has_devices, started, &mut watch)?;
-        machine.run(vcpus, &msrs, sandbox.as_ref())?;
+        machine.run(config, vcpus, &msrs, sandbox.as_ref())?;
         watch.lap("threads");
         machine.setup = watch.stop();
         Ok(machine)
@@ -175,7 +175,7 @@ impl Machine {
             machine.hold()?;
         }
         // The devices' threads could not end behind a closed gate.
-        let ran = machine.run(vcpus, &msrs, sandbox.as_ref());
+        let ran = machine.run(config, vcpus, &msrs, sandbox.as_ref());
         ran.inspect_err(|_| {
             if is_held {
                 machine.memory.gate().open()
@@ -262,6 +262,7 @@ impl Machine {
     /// Starts the vCPUs' threads.
     fn run(
         &mut self,
+        config: &VmConfig,
         vcpus: Vec<WaitingVcpu>,
         msrs: &Arc<[u32]>,
         sandbox: Option<&Arc<Sandbox>>,
@@ -274,7 +275,8 @@ impl Machine {
                 Arc::clone(&self.control),
                 Arc::clone(&self.bus),
                 Arc::clone(self.memory.memory()),
-            );
+            )
+            .on_cpus(config.cpus_of(index));
             let sandbox = sandbox.cloned();
             let handle = std::thread::Builder::new()
                 .name(format!("vcpu{index}"))

@@ -22,9 +22,11 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_sregs;
 use kvm_ioctls::VcpuExit;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::second_level::{ControlRegisters, PagingMode};
-use wideleaf_policies::Gpa;
+use wideleaf_policies::{CpuList, Gpa};
 
 use crate::devices::{Bus, BusEvent};
 use crate::kvm::saved::{LateState, SavedTsc, SavedVcpu};
@@ -63,6 +65,8 @@ pub(crate) struct VcpuThread {
     control: Arc<RunControl>,
     bus: Arc<Bus>,
     memory: Arc<GuestMemory>,
+    /// CPUs of the host on which it runs; empty for all that the process may use.
+    cpus: CpuList,
 }
 
 /// The result of an exit.
@@ -95,7 +99,12 @@ impl VcpuThread {
         bus: Arc<Bus>,
         memory: Arc<GuestMemory>,
     ) -> VcpuThread {
-        VcpuThread { vcpu, fresh, put_back_at: 0, late, msrs, control, bus, memory }
+        VcpuThread { vcpu, fresh, put_back_at: 0, late, msrs, control, bus, memory, cpus: CpuList::default() }
+    }
+
+    /// The same, on these CPUs of the host; none: on all that the process may use.
+    pub(crate) fn on_cpus(self, cpus: CpuList) -> VcpuThread {
+        VcpuThread { cpus, ..self }
     }
 
     /// Runs the vCPU until it finishes, inside the sandbox if there is one.
@@ -103,6 +112,7 @@ impl VcpuThread {
         let kicker = &self.control.kickers[self.index()];
         kicker.bind_to_this_thread();
         let guard = FinishGuard { control: Arc::clone(&self.control), vcpu: self.vcpu.index() };
+        self.bind_to_cpus();
         if let Some(Err(error)) = sandbox.map(|sandbox| sandbox.enter_thread(ThreadKind::Vcpu)) {
             self.control.stop(GuestExit::NoSandbox { vcpu: self.vcpu.index(), why: error.to_string() });
         }
@@ -123,6 +133,19 @@ impl VcpuThread {
 
     fn index(&self) -> usize {
         self.vcpu.index() as usize
+    }
+
+    /// Has the thread run on its CPUs alone from now on (`sched_setaffinity(2)`). They were there when the run was
+    /// planned: where the kernel refuses them now, the guest runs on others.
+    fn bind_to_cpus(&self) {
+        if self.cpus.is_empty() {
+            return;
+        }
+        let mut set = CpuSet::new();
+        let bound = self.cpus.iter().try_for_each(|cpu| set.set(cpu.into()));
+        if let Err(error) = bound.and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)) {
+            tracing::warn!("cannot bind vCPU {} to the CPUs {} of this host: {error}", self.index(), self.cpus);
+        }
     }
 
     /// Enters the guest until another thread has a request or the guest ends.

@@ -60,6 +60,10 @@ pub struct SandboxConfig {
     pub boots_again: bool,
     /// Whether the VM continues from a snapshot: each vCPU's thread then sets the guest's clock.
     pub continues: bool,
+    /// Whether memory policies are set while the guest runs: on a machine with several NUMA nodes.
+    pub has_nodes: bool,
+    /// Whether threads of vCPUs are bound to CPUs.
+    pub binds_vcpus: bool,
     /// Whether the guest uses this terminal: its settings are restored at the end.
     pub has_console: bool,
     /// Whether to keep the capability for the userfaultfd system call, which hosts without unprivileged userfaultfd

@@ -126,6 +126,19 @@ const FORBIDDEN: &[Attempt] = &[
     ("make_a_namespace", || raw(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0, 0, 0]), |_| Killed("unshare")),
     ("mount", || raw(libc::SYS_mount, [0; 6]), |_| Killed("mount")),
     (
+        "set_a_memory_policy",
+        // Of no bytes: the kernel has nothing to change.
+        || raw(libc::SYS_mbind, [0; 6]),
+        |kind| if matches!(kind, ThreadKind::Manager | ThreadKind::Faults) { Works } else { Killed("mbind") },
+    ),
+    ("move_pages_of_another_process", || raw(libc::SYS_move_pages, [1, 0, 0, 0, 0, 0]), |_| Killed("move_pages")),
+    (
+        "bind_itself_to_no_cpu",
+        || raw(libc::SYS_sched_setaffinity, [0; 6]),
+        |kind| if kind == ThreadKind::Vcpu { Refused } else { Killed("sched_setaffinity") },
+    ),
+    ("bind_another_thread", || raw(libc::SYS_sched_setaffinity, [1, 0, 0, 0, 0, 0]), |_| Killed("sched_setaffinity")),
+    (
         "let_other_threads_run_first",
         || raw(libc::SYS_setpriority, [libc::PRIO_PROCESS.into(), 0, 19, 0, 0, 0]),
         |kind| if kind == ThreadKind::Manager { Works } else { Killed("setpriority") },
@@ -222,6 +235,8 @@ fn config() -> SandboxConfig {
         daemon: Some("/nobody-listens".into()),
         has_control_socket: true,
         has_console: true,
+        has_nodes: true,
+        binds_vcpus: true,
         ..SandboxConfig::default()
     }
 }

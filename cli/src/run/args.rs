@@ -8,6 +8,7 @@ use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_memory::BackingKind;
 use wideleaf_policies::{Bytes, PageSize};
 use wideleaf_run::migration::Address;
+use wideleaf_run::spec::numa::NumaArg;
 use wideleaf_run::spec::{Fallback, Prefetch, RestorePages};
 
 use super::devices::DeviceArgs;
@@ -29,6 +30,10 @@ Examples:
 
   Two vCPUs that check every word of their RAM for 30 seconds, on the hugetlb pool, as JSON:
     wideleaf run pattern --vcpus 2 --cmdline 'seconds=30' --backing hugetlb --host-page 2m --format json
+
+  A Linux guest with two NUMA cells, each on a node of the host:
+    wideleaf run ./vmlinuz --initrd ./initrd.img --memory 8G --vcpus 4 \
+        --numa 'id=0,cpus=[0-1],memory=4G,host-nodes=[0]' --numa 'id=1,cpus=[2-3],memory=4G,host-nodes=[1]'
 
   NPB CG of class B on two vCPUs, in as much RAM as it needs:
     wideleaf run npb.cg --class B --vcpus 2
@@ -165,6 +170,16 @@ pub struct RunArgs {
     /// Number of virtual CPUs; with --native, of threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vcpus: u8,
+
+    /// A NUMA cell that the guest sees, and its place on this host; repeat it for each cell. id=N numbers the cells
+    /// from 0. cpus=[LIST] are its vCPUs, memory=SIZE its RAM: the cells together have all, and the only one may leave
+    /// both out. host-nodes=[LIST] are nodes of the host for its memory, by policy=bind (these alone, the default),
+    /// preferred or interleave. Its vCPUs run on the CPUs of these nodes, or on host-cpus=[LIST].
+    /// distances=[CELL@DISTANCE,...] are 10 to itself and 20 to others by default. `auto` prefers the node of the host
+    /// with the most room for the whole guest, if there are several nodes; `off` leaves memory and vCPUs to the kernel
+    /// [default: auto]
+    #[arg(long, value_name = "CELL|auto|off", conflicts_with = "native")]
+    pub numa: Vec<NumaArg>,
 
     /// Memory that backs guest RAM [default: anon; with --policy reservation memfd]
     #[arg(long, value_enum)]

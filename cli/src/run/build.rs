@@ -10,7 +10,9 @@ use wideleaf_policies::policy::RamStart;
 use wideleaf_policies::{PageSize, PolicyChoice};
 use wideleaf_run::failure::Failure;
 use wideleaf_run::kernel::{self, Pages, RamRequest};
+use wideleaf_run::numa::check_same_cells;
 use wideleaf_run::snapshot;
+use wideleaf_run::spec::numa::{NumaArg, NumaSpec};
 use wideleaf_run::spec::{Console, DeviceSpec, RunSpec, SandboxSpec, Workload};
 use wideleaf_vmm::run_loop::OnReset;
 
@@ -78,6 +80,7 @@ pub(super) fn spec(args: &RunArgs, policy: PolicyChoice) -> Result<RunSpec, Fail
         devices: DeviceSpec::from(&args.devices),
         memory,
         vcpus: args.vcpus,
+        numa: numa(args)?,
         backing,
         guest_page: args.guest_page,
         policy,
@@ -134,6 +137,7 @@ pub(super) fn incoming_spec(args: &RunArgs, sent: &RunSpec, policy: Option<Polic
 /// Specification of a guest that has run, with what these arguments say about this host.
 fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>) -> Result<RunSpec, Failure> {
     Ok(RunSpec {
+        numa: continued_numa(args, &before.numa)?,
         policy: policy.unwrap_or(before.policy),
         guarantee: args.guarantee,
         policy_delay: args.policy_delay,
@@ -153,6 +157,37 @@ fn continued_spec(args: &RunArgs, before: RunSpec, policy: Option<PolicyChoice>)
         sandbox: sandbox(args)?,
         ..before
     })
+}
+
+/// NUMA of the guest.
+///
+/// # Errors
+/// [`Failure::Usage`] for cells beside `auto` or `off`.
+fn numa(args: &RunArgs) -> Result<NumaSpec, Failure> {
+    let cell = |arg: &NumaArg| match arg {
+        NumaArg::Cell(cell) => Ok((**cell).clone()),
+        NumaArg::Auto | NumaArg::Off => {
+            Err(Failure::Usage("cannot use --numa auto or off beside another --numa: leave one out".to_owned()))
+        }
+    };
+    match &args.numa[..] {
+        [] | [NumaArg::Auto] => Ok(NumaSpec::Auto),
+        [NumaArg::Off] => Ok(NumaSpec::Off),
+        cells => cells.iter().map(cell).collect::<Result<_, _>>().map(NumaSpec::Cells),
+    }
+}
+
+/// NUMA of a guest that has run: its own, or what these arguments say, with the cells that the guest knows.
+///
+/// # Errors
+/// [`Failure::Usage`] for other cells.
+fn continued_numa(args: &RunArgs, before: &NumaSpec) -> Result<NumaSpec, Failure> {
+    if args.numa.is_empty() {
+        return Ok(before.clone());
+    }
+    let asked = numa(args)?;
+    check_same_cells(before, &asked)?;
+    Ok(asked)
 }
 
 fn console(args: &RunArgs) -> Console {

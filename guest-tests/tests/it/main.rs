@@ -10,6 +10,7 @@ mod giants_chosen;
 mod mapping_level_observed;
 mod minor_faults;
 mod moved_windows;
+mod numa;
 mod pattern_guest;
 mod reserved_frames;
 mod sensed_and_meddled;

@@ -203,7 +203,7 @@ impl GiantPages {
     pub fn promote_claimed(&self, site: SwapSite<'_>, claim: GiantClaim) -> GiantSwap {
         let swap = Swap::run(site, &claim, self.limits, |swap| {
             check_promotable(site, &claim)?;
-            let page = Arc::new(self.page(site.host)?);
+            let page = Arc::new(self.page(site, claim.giant())?);
             swap.promote(&page)?;
             swap.look_again()
         });
@@ -243,13 +243,15 @@ impl GiantPages {
         end(claim, swap)
     }
 
-    /// A page of the pool, or one that is made.
-    fn page(&self, host: &dyn Kernel) -> Result<GiantPage, Unswapped> {
+    /// A page of the pool, or one that is made, for that giant.
+    fn page(&self, site: SwapSite<'_>, giant: Gpa) -> Result<GiantPage, Unswapped> {
+        let (host, policy) = (site.host, site.ram.placement().giant_policy(giant));
         match self.pools.check(PageSize::Giant1G, GIANT) {
             Ok(()) => {}
             Err(PoolError::Short(_)) if self.grows_pool => {
-                let (file, new) = (host.create_giant()?, NewPages { size: PageSize::Giant1G, pages: 1, node: None });
-                self.pools.with_new_pages(&new, || host.fill_giant(&file))?;
+                let node = policy.and_then(|policy| policy.single_node()).map(|node| u32::from(node.0));
+                let (file, new) = (host.create_giant()?, NewPages { size: PageSize::Giant1G, pages: 1, node });
+                self.pools.with_new_pages(&new, || host.fill_giant(&file, policy.as_ref()))?;
                 return Ok(GiantPage::of_pool(file));
             }
             Err(error) => return Err(error.into()),
@@ -408,9 +410,15 @@ impl<'a> Swap<'a> {
             return Err(OutcomeResult::Refused(Refusal::NotEligible).into());
         }
         // The kernel clears the page here, and not at a touch: that would hold up all faults of the process.
-        host.fill_giant(page.file())?;
+        let policy = ram.placement().giant_policy(giant);
+        host.fill_giant(page.file(), policy.as_ref())?;
         let next = host.map_aside(SideContents::Giant(page.file()))?;
         host.advise(next.start(), GIANT, Advice::PopulateWrite)?;
+        // A page that was made for it may come from any node.
+        if policy.is_some_and(|policy| !policy.permits_page_at(next.start())) {
+            tracing::debug!("{giant}: the page of 1 GiB is on a node that its memory policy excludes");
+            return Err(OutcomeResult::Refused(Refusal::NoHugePage).into());
+        }
         if page.begin_use() {
             next.clear(page.file());
         }
@@ -434,7 +442,7 @@ impl<'a> Swap<'a> {
 
     fn demote(&mut self, page: &GiantFile, advice: Advice) -> Result<(), Unswapped> {
         let (host, ram, giant, claim) = (self.site.host, self.site.ram, self.giant, self.claim);
-        let next = host.map_aside(SideContents::Anonymous)?;
+        let next = host.map_aside(SideContents::Anonymous(ram.placement().policy_at(giant).copied()))?;
         host.advise(next.start(), GIANT, advice)?;
         self.copy_and_exchange(&next, &|| {
             let placed = host.move_in(&next, ram, giant).map(|()| claim.moved_to(None));

@@ -87,7 +87,7 @@ impl Reshape {
             host.advise(start, PageSize::Huge2M.bytes(), self.mark)?;
         }
         if self.to_huge {
-            host.make_huge_page_ready();
+            host.make_huge_page_ready(start);
         }
         let began = host.now();
         let answer = within(&|| host.advise(start, self.over, self.ask));

@@ -38,6 +38,7 @@ use crate::claims::Claimed;
 use crate::detached::Aside;
 use crate::host::{Host, HostError};
 use crate::mover::{ALL_PAGES, Look, Mover, Place, READY_SLOTS, TRIAL_SLOT};
+use crate::numa::placement::Source;
 
 /// A swap that was tried, or found unnecessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +57,10 @@ pub struct Swap {
 #[derive(Debug)]
 pub struct Swapper {
     pub(super) aside: Arc<Aside>,
-    /// Slots with a huge page, filled with zeroes.
-    ready: Vec<u16>,
+    /// Slots with a huge page, filled with zeroes, and the sources of the pages.
+    ready: Vec<(u16, Source)>,
+    /// Source of the latest window, for pages that are made ready in advance.
+    latest: Source,
     /// Slots without a page.
     empty: Vec<u16>,
     /// Pages that vacated windows left, and base pages for the next ones.
@@ -98,17 +101,18 @@ impl Swapper {
 
     fn with_slots(aside: Arc<Aside>, slots: Range<u16>, page_tables: Arc<Mutex<PageTables>>) -> Swapper {
         let vacated = VacatedPages::new(slots.start);
-        Swapper { aside, ready: Vec::new(), empty: slots.collect(), vacated, page_tables }
+        let (ready, latest) = (Vec::new(), Source::default());
+        Swapper { aside, ready, latest, empty: slots.collect(), vacated, page_tables }
     }
 
-    /// Makes huge pages ready in advance for [`Swapper::swap`]: 0.2 ms each, best while waiting for budget. Returns
-    /// the number of ready pages.
+    /// Makes huge pages ready in advance for [`Swapper::swap`], from the nodes of the latest window: 0.2 ms each, best
+    /// while waiting for budget. Returns the number of ready pages.
     ///
     /// # Errors
     /// [`HostError`] if no more are available; `ENOMEM` if the kernel supplied base pages. Ready pages stay ready.
     pub fn refill(&mut self) -> Result<usize, HostError> {
         while !self.empty.is_empty() {
-            self.make_ready()?;
+            self.make_ready(self.latest)?;
         }
         Ok(self.ready.len())
     }
@@ -116,7 +120,7 @@ impl Swapper {
     /// Gives all pages that it has back to the machine.
     pub fn drain(&mut self) {
         self.vacated.give_back(&self.aside);
-        for slot in std::mem::take(&mut self.ready) {
+        for (slot, _) in std::mem::take(&mut self.ready) {
             self.clear(slot);
             self.empty.push(slot);
         }
@@ -148,7 +152,7 @@ impl Swapper {
         if before.is_huge {
             return Err(OutcomeResult::Skipped(Skip::AlreadyDone));
         }
-        let unavailable = match self.vacated.take_huge_page() {
+        let unavailable = match self.vacated.take_huge_page(self.aside.mover().source_of(window)) {
             Some(slot) => self.swap_in_vacated(window, slot, before)?,
             None => self.swap_in(window)?,
         };
@@ -165,7 +169,9 @@ impl Swapper {
     fn swap_in_vacated(&mut self, window: WindowIndex, slot: u16, before: Look) -> Result<Duration, OutcomeResult> {
         let exchanged = self.exchange(window, Place::Aside(slot));
         match exchanged {
-            Ok((_, old)) if before.resident == BASE_PAGES_PER_WINDOW => self.vacated.keep_base_pages(old),
+            Ok((_, old)) if before.resident == BASE_PAGES_PER_WINDOW => {
+                self.vacated.keep_base_pages(old, self.aside.mover().source_of(window));
+            }
             Ok((_, old)) => self.vacated.take_over(old),
             Err(_) => {}
         }
@@ -175,7 +181,7 @@ impl Swapper {
 
     /// Swaps in a page that was ready, or is made now.
     fn swap_in(&mut self, window: WindowIndex) -> Result<Duration, OutcomeResult> {
-        let slot = self.take_ready().map_err(refused)?;
+        let slot = self.take_ready(self.aside.mover().source_of(window)).map_err(refused)?;
         let exchanged = self.exchange(window, Place::Ready(slot)).map(|(unavailable, old)| {
             self.aside.give_back(old);
             unavailable
@@ -186,22 +192,30 @@ impl Swapper {
         exchanged
     }
 
-    /// A slot with a huge page, ready before or made now. It counts as empty from now on: anything left in it is
-    /// discarded before it is populated again.
-    fn take_ready(&mut self) -> Result<u16, HostError> {
-        if self.ready.is_empty() {
-            self.make_ready()?;
+    /// A slot with a huge page of this source, ready before or made now. It counts as empty from now on: anything left
+    /// in it is discarded before it is populated again.
+    fn take_ready(&mut self, from: Source) -> Result<u16, HostError> {
+        self.latest = from;
+        if !self.ready.iter().any(|(_, source)| *source == from) {
+            self.make_ready(from)?;
         }
-        let slot = self.ready.pop().expect("one was made");
+        let at = self.ready.iter().rposition(|(_, source)| *source == from).expect("one was made");
+        let (slot, _) = self.ready.remove(at);
         self.empty.push(slot);
         Ok(slot)
     }
 
-    fn make_ready(&mut self) -> Result<(), HostError> {
+    fn make_ready(&mut self, from: Source) -> Result<(), HostError> {
+        if self.empty.is_empty() && !self.ready.is_empty() {
+            // Pages of other nodes take all slots.
+            let (slot, _) = self.ready.remove(0);
+            self.clear(slot);
+            self.empty.push(slot);
+        }
         let slot = *self.empty.last().expect("each slot is ready or empty");
-        let made = self.check_page_tables(slot).and_then(|()| populate_huge(self.aside.mover(), slot));
+        let made = self.check_page_tables(slot, from).and_then(|()| populate_huge(self.aside.mover(), slot, from));
         match made {
-            Ok(()) => self.ready.extend(self.empty.pop()),
+            Ok(()) => self.ready.extend(self.empty.pop().map(|slot| (slot, from))),
             Err(_) => {
                 self.clear(slot);
                 // Base pages may have left it a page table that stays: the next attempt uses another slot.
@@ -212,11 +226,11 @@ impl Swapper {
     }
 
     /// Checks that page tables are given back. `slot` must have none.
-    fn check_page_tables(&self, slot: u16) -> Result<(), HostError> {
+    fn check_page_tables(&self, slot: u16, from: Source) -> Result<(), HostError> {
         // Changed by one assignment, so it is consistent after a panic elsewhere. Other threads wait for the result.
         let mut known = self.page_tables.lock().unwrap_or_else(PoisonError::into_inner);
         if *known == PageTables::Unknown {
-            *known = find_out_page_tables(self.aside.mover(), slot)?;
+            *known = find_out_page_tables(self.aside.mover(), slot, from)?;
         }
         match *known {
             PageTables::GivenBack => Ok(()),
@@ -264,29 +278,29 @@ struct Swapped {
 
 /// Populates a slot, and returns whether with a huge page. Anything left by an earlier attempt goes first: the holes
 /// of the next window must be zero.
-fn is_populated_huge(mover: &dyn Mover, slot: u16) -> Result<bool, HostError> {
+fn is_populated_huge(mover: &dyn Mover, slot: u16, from: Source) -> Result<bool, HostError> {
     let place = Place::Ready(slot);
     mover.discard(place, ALL_PAGES)?;
-    mover.populate(slot)?;
+    mover.populate(slot, from)?;
     Ok(mover.look(place)?.is_huge)
 }
 
 /// Compares the trial slot, which has had a page table, with `slot`, which has not. The trial slot is empty
 /// afterwards.
-fn find_out_page_tables(mover: &dyn Mover, slot: u16) -> Result<PageTables, HostError> {
-    let found = compare(mover, slot);
+fn find_out_page_tables(mover: &dyn Mover, slot: u16, from: Source) -> Result<PageTables, HostError> {
+    let found = compare(mover, slot, from);
     mover.discard(Place::Ready(TRIAL_SLOT), ALL_PAGES)?;
     found
 }
 
-fn compare(mover: &dyn Mover, slot: u16) -> Result<PageTables, HostError> {
+fn compare(mover: &dyn Mover, slot: u16, from: Source) -> Result<PageTables, HostError> {
     for _ in 0..COMPARISONS {
-        mover.populate(TRIAL_SLOT)?;
+        mover.populate(TRIAL_SLOT, from)?;
         mover.discard(Place::Ready(TRIAL_SLOT), 0..1)?; // a huge page is split by it
-        if is_populated_huge(mover, TRIAL_SLOT)? {
+        if is_populated_huge(mover, TRIAL_SLOT, from)? {
             return Ok(PageTables::GivenBack);
         }
-        if !is_populated_huge(mover, slot)? {
+        if !is_populated_huge(mover, slot, from)? {
             return Ok(PageTables::Unknown);
         }
     }
@@ -298,8 +312,8 @@ fn keeps_page_tables() -> HostError {
     HostError { what: "giving back a page table (Linux 6.14)", source }
 }
 
-fn populate_huge(mover: &dyn Mover, slot: u16) -> Result<(), HostError> {
-    if is_populated_huge(mover, slot)? { Ok(()) } else { Err(no_huge_page()) }
+fn populate_huge(mover: &dyn Mover, slot: u16, from: Source) -> Result<(), HostError> {
+    if is_populated_huge(mover, slot, from)? { Ok(()) } else { Err(no_huge_page()) }
 }
 
 fn no_huge_page() -> HostError {

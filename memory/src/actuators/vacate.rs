@@ -31,6 +31,7 @@ use super::swap::{Swapper, refused};
 use crate::claims::Claimed;
 use crate::host::Host;
 use crate::mover::{Look, Place};
+use crate::numa::placement::Source;
 
 /// An attempt to vacate a window, or the reason why there was none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +87,8 @@ impl Swapper {
             _ if self.keeps_page_tables() => return Err(OutcomeResult::Skipped(Skip::NoMechanism)),
             _ => {}
         }
-        let base = self.vacated.take_base_pages(self.aside.mover()).map_err(refused)?;
+        let source = self.aside.mover().source_of(window);
+        let base = self.vacated.take_base_pages(self.aside.mover(), source).map_err(refused)?;
         self.aside.mover().forbid_huge(window).map_err(refused)?;
         let (unavailable, slot) = self.aside.exchange(window, base)?;
         self.vacated.take_over(slot);
@@ -94,18 +96,18 @@ impl Swapper {
         if self.aside.mover().look(guest).map_err(refused)?.is_huge {
             return Err(OutcomeResult::Refused(Refusal::NotObserved));
         }
-        self.keep_huge_page(slot)
+        self.keep_huge_page(slot, source)
     }
 
     /// Makes the huge page of a slot ready, if there is a free place for it among the ready pages.
-    fn keep_huge_page(&mut self, slot: u16) -> Result<(), OutcomeResult> {
+    fn keep_huge_page(&mut self, slot: u16, of: Source) -> Result<(), OutcomeResult> {
         let (mover, huge) = (self.aside.mover(), Place::Aside(slot));
         if !mover.look(huge).map_err(refused)?.is_huge {
             return Err(OutcomeResult::Refused(Refusal::NotObserved)); // the kernel has split it on the way
         }
         // The host gets the page if it cannot be cleared.
         if self.has_room_for_ready_page() && mover.clear(huge).is_ok() {
-            self.vacated.keep_huge_page(slot);
+            self.vacated.keep_huge_page(slot, of);
         }
         Ok(())
     }

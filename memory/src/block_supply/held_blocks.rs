@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use wideleaf_policies::{Bytes, Hva, PageSize};
+use wideleaf_policies::{Bytes, Hva, NodeSet, PageSize};
 
 use crate::host::{Advice, Host, HostError};
+use crate::numa::placement::{MemoryMode, NodePolicy};
 use crate::sys::mapping::AddressReservation;
 
 const WINDOW: PageSize = PageSize::Huge2M;
@@ -30,20 +31,22 @@ pub(super) trait Blocks {
 /// Blocks of this machine.
 pub(super) struct HeldBlocks {
     host: Arc<dyn Host>,
+    /// NUMA nodes that the blocks come from; empty for any.
+    nodes: NodeSet,
     /// Mapped at the first use.
     windows: Option<AddressReservation>,
     held: u64,
 }
 
 impl HeldBlocks {
-    pub fn new(host: Arc<dyn Host>) -> HeldBlocks {
-        HeldBlocks { host, windows: None, held: 0 }
+    pub fn new(host: Arc<dyn Host>, nodes: NodeSet) -> HeldBlocks {
+        HeldBlocks { host, nodes, windows: None, held: 0 }
     }
 
     fn windows(&mut self) -> Result<&AddressReservation, HostError> {
         let windows = match self.windows.take() {
             Some(windows) => windows,
-            None => mapped()?,
+            None => mapped(&self.nodes)?,
         };
         Ok(self.windows.insert(windows))
     }
@@ -60,10 +63,15 @@ impl HeldBlocks {
     }
 }
 
-fn mapped() -> Result<AddressReservation, HostError> {
+fn mapped(nodes: &NodeSet) -> Result<AddressReservation, HostError> {
     let bytes = WINDOW.bytes() * HELD_MAX;
     let windows = AddressReservation::new(bytes, WINDOW)?;
     windows.map_at(Bytes::ZERO, bytes, None)?;
+    if !nodes.is_empty() {
+        let policy = NodePolicy { mode: MemoryMode::Bind, nodes: *nodes };
+        let placed = policy.apply(windows.base(), bytes);
+        placed.map_err(|source| HostError { what: "mbind of free blocks", source })?;
+    }
     Ok(windows)
 }
 
@@ -115,7 +123,7 @@ mod tests {
 
     #[test]
     fn blocks_are_huge_pages_until_they_are_given_back() {
-        let mut blocks = HeldBlocks::new(Arc::new(LinuxHost::open().expect("/proc is mounted")));
+        let mut blocks = HeldBlocks::new(Arc::new(LinuxHost::open().expect("/proc is mounted")), NodeSet::EMPTY);
         let taken = (0..3).filter(|_| blocks.take().is_ok()).count() as u64;
         // A kernel with no block gives none, and holds nothing for the request.
         assert_eq!((blocks.held(), present(&blocks)), (taken, WINDOW.bytes() * taken));

@@ -16,6 +16,7 @@ use wideleaf_policies::PageSize;
 use crate::giant_maker::GiantMaker;
 use crate::giant_page::{GIANT, GiantPage};
 use crate::kernel::Kernel;
+use crate::numa::placement::NodePolicy;
 use crate::pool::HugetlbPools;
 use crate::sandboxed::{ThreadWork, thread_starts};
 
@@ -39,10 +40,10 @@ pub(super) struct Supplied {
 }
 
 impl GiantSource {
-    /// A cleared page: one of the pool, or else one that is made.
-    pub(super) fn page(&self, kernel: &dyn Kernel) -> Result<Supplied, Obstacle> {
+    /// A cleared page: one of the pool by that memory policy, or else one that is made, on any node.
+    pub(super) fn page(&self, kernel: &dyn Kernel, policy: Option<&NodePolicy>) -> Result<Supplied, Obstacle> {
         if self.pools.check(PageSize::Giant1G, GIANT).is_ok() {
-            let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file).map(|()| file));
+            let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file, policy).map(|()| file));
             match file {
                 Ok(file) => return Ok(Supplied { page: Arc::new(GiantPage::of_pool(file)), is_made: false }),
                 // Another process was faster.
@@ -66,7 +67,7 @@ impl GiantSource {
 /// thread ends.
 #[derive(Debug)]
 pub(super) struct GiantSupply {
-    orders: Sender<()>,
+    orders: Sender<Option<NodePolicy>>,
     pages: Receiver<Result<Supplied, Obstacle>>,
     is_ordered: bool,
 }
@@ -77,8 +78,9 @@ impl GiantSupply {
         let ((orders, ordered), (supply, pages)) = (channel(), channel());
         let work = move || {
             thread_starts(ThreadWork::Loop);
-            for () in ordered {
-                let page = source.page(kernel.as_ref());
+            for policy in ordered {
+                let policy: Option<NodePolicy> = policy;
+                let page = source.page(kernel.as_ref(), policy.as_ref());
                 // The memory that prevented one is still there at the next touch, and a vCPU waits for each attempt.
                 source.maker.take_if(|_| page.as_ref().is_err_and(|why| *why == "giant_not_made"));
                 if supply.send(page).is_err() {
@@ -90,10 +92,10 @@ impl GiantSupply {
         Ok(GiantSupply { orders, pages, is_ordered: false })
     }
 
-    /// Asks for a page, unless one is on its way.
-    pub(super) fn order(&mut self) {
+    /// Asks for a page by that memory policy, unless one is on its way.
+    pub(super) fn order(&mut self, policy: Option<NodePolicy>) {
         // A thread that has ended, after a panic, is noticed by the look.
-        self.is_ordered = self.is_ordered || self.orders.send(()).is_ok();
+        self.is_ordered = self.is_ordered || self.orders.send(policy).is_ok();
     }
 
     /// The ordered page, once it is ready, or why there is none.
@@ -181,7 +183,7 @@ mod tests {
         let (_root, pools) = pools(1);
         let maker = maker(&[true]);
         let source = GiantSource { pools, maker: Some(maker.clone()) };
-        assert!(!source.page(&FakeHost::default()).expect("one is free").is_made);
+        assert!(!source.page(&FakeHost::default(), None).expect("one is free").is_made);
         assert_eq!(maker.asked.load(Ordering::Relaxed), 0);
     }
 
@@ -193,10 +195,10 @@ mod tests {
             let host = FakeHost::default();
             host.fail_call(call, libc::ENOMEM);
             let source = GiantSource { pools: pools.clone(), maker: None };
-            assert_eq!(source.page(&host).expect_err("it is gone"), "giant_no_page", "call {call}");
+            assert_eq!(source.page(&host, None).expect_err("it is gone"), "giant_no_page", "call {call}");
             host.fail_call(call, libc::ENOMEM);
             let source = GiantSource { maker: Some(maker(&[true])), ..source };
-            assert!(source.page(&host).expect("one is made").is_made, "call {call}");
+            assert!(source.page(&host, None).expect("one is made").is_made, "call {call}");
         }
     }
 
@@ -207,8 +209,8 @@ mod tests {
         let source = GiantSource { pools, maker: Some(maker.clone()) };
         let mut supply = GiantSupply::start(Arc::new(FakeHost::default()), source).expect("a thread");
         let mut ordered = || {
-            supply.order();
-            supply.order(); // one is on its way: no second one
+            supply.order(None);
+            supply.order(None); // one is on its way: no second one
             next(&mut supply).expect_err("none is to be had")
         };
         assert_eq!([ordered(), ordered(), ordered()], ["giant_not_made", "giant_no_page", "giant_no_page"]);
@@ -231,9 +233,9 @@ mod tests {
         let (_root, pools) = pools(0);
         let source = GiantSource { pools, maker: Some(Arc::new(Panics)) };
         let mut supply = GiantSupply::start(Arc::new(FakeHost::default()), source).expect("a thread");
-        supply.order();
+        supply.order(None);
         assert_eq!(next(&mut supply).expect_err("it is gone"), "giant_no_thread");
-        supply.order();
+        supply.order(None);
         assert_eq!(next(&mut supply).expect_err("still"), "giant_no_thread");
     }
 }

@@ -76,9 +76,15 @@ impl<D> Deciding<D> {
         };
         self.giants.awaited.pop_front();
         self.end_of_wait(awaited, ended);
-        if !self.giants.awaited.is_empty() {
-            self.giants.supply.iter_mut().for_each(GiantSupply::order);
+        if let Some(next) = self.giants.awaited.front().copied() {
+            self.order_page(next);
         }
+    }
+
+    /// Orders a page for a giant, on its nodes.
+    fn order_page(&mut self, awaited: Awaited) {
+        let policy = self.faults.ram(awaited.touch).placement().giant_policy(awaited.giant);
+        self.giants.supply.iter_mut().for_each(|supply| supply.order(policy));
     }
 
     /// Whether the touch waits for the page of the giant around it.
@@ -99,8 +105,9 @@ impl<D> Deciding<D> {
             Ok(giant) => {
                 self.faults.set_state(touch, State::Deferred);
                 let since = self.host.now();
-                self.giants.awaited.push_back(Awaited { giant, touch, since });
-                self.giants.supply.iter_mut().for_each(GiantSupply::order);
+                let awaited = Awaited { giant, touch, since };
+                self.giants.awaited.push_back(awaited);
+                self.order_page(awaited);
                 true
             }
             Err(why) => {
@@ -114,6 +121,9 @@ impl<D> Deciding<D> {
     fn may_be_giant(&self, touch: Touch) -> Result<Gpa, Obstacle> {
         let ram = self.faults.ram(touch);
         let giant = self.faults.giant(touch).ok_or("giant_not_all_ram")?;
+        if !GpaRange::new(giant, GIANT).is_some_and(|all| ram.placement().is_one(all)) {
+            return Err("giant_in_two_cells");
+        }
         if ram.backing().kind() != BackingKind::Anon {
             return Err("giant_not_anonymous");
         }

@@ -12,6 +12,7 @@ use crate::claims::GiantClaim;
 use crate::giant_page::{GIANT, GiantPage};
 use crate::host::{Advice, HostError};
 use crate::kernel::Kernel;
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::side_mapping::SideContents;
 
@@ -39,7 +40,13 @@ pub(super) fn place(
     let giant = claim.giant();
     let start = ram.base() + (giant - Gpa::new(0));
     // Ready before anything changes: a failed mapping may have removed the one before.
-    let spare = kernel.map_aside(SideContents::Anonymous).map_err(|error| {
+    if let Some(policy) = ram.placement().giant_policy(giant)
+        && !is_on_its_node(kernel, page, &policy)
+    {
+        return Err(NotPlaced::Unchanged("giant_on_other_node"));
+    }
+    let of_part = ram.placement().policy_at(giant).copied();
+    let spare = kernel.map_aside(SideContents::Anonymous(of_part)).map_err(|error| {
         tracing::debug!("{giant}: {error}");
         NotPlaced::Unchanged("giant_not_mapped")
     })?;
@@ -68,6 +75,18 @@ pub(super) fn place(
     Err(NotPlaced::Replaced("giant_not_mapped"))
 }
 
+/// Whether a page, which was perhaps made on any node, is one that the policy permits.
+fn is_on_its_node(kernel: &dyn Kernel, page: &GiantPage, policy: &NodePolicy) -> bool {
+    let looked = kernel.map_aside(SideContents::Giant(page.file())).and_then(|aside| {
+        kernel.advise(aside.start(), PageSize::Base4K.bytes(), Advice::PopulateRead)?;
+        Ok(policy.permits_page_at(aside.start()))
+    });
+    looked.unwrap_or_else(|error| {
+        tracing::debug!("cannot tell the node of a page of 1 GiB: {error}");
+        false
+    })
+}
+
 /// Puts a page of 1 GiB at a giant that no thread has reached yet, before a loader writes to it: the loader's touches
 /// are first touches too, but come before the service. Waits for the page, which may take seconds if it is made.
 ///
@@ -89,7 +108,7 @@ pub fn place_before_loading(
     if ram.backing().kind() != BackingKind::Anon || ram.backing().start_page() != PageSize::Base4K {
         return Err(refused(&"only anonymous RAM on 4k pages can have one"));
     }
-    let Supplied { page, .. } = source.page(kernel).map_err(|_| {
+    let Supplied { page, .. } = source.page(kernel, ram.placement().giant_policy(giant).as_ref()).map_err(|_| {
         let pool = source.pools.check(PageSize::Giant1G, GIANT).err();
         refused(&pool.map_or_else(|| "no page could be taken".to_owned(), |error| error.to_string()))
     })?;

@@ -8,6 +8,7 @@ use wideleaf_policies::{Bytes, Hva, Moment, NodeId};
 
 use super::ready_page::ReadyPage;
 use super::{Advice, Host, HostError, PageRun};
+use crate::numa::host::HostNodes;
 use crate::sys;
 
 /// Address space of this process.
@@ -16,6 +17,8 @@ pub struct LinuxHost {
     pagemap: File,
     opened_at: Instant,
     ready_page: ReadyPage,
+    /// Whether the machine has several NUMA nodes with memory.
+    has_nodes: bool,
 }
 
 impl LinuxHost {
@@ -26,7 +29,8 @@ impl LinuxHost {
     pub fn open() -> Result<LinuxHost, HostError> {
         let pagemap =
             File::open("/proc/self/pagemap").map_err(|source| HostError { what: "open /proc/self/pagemap", source })?;
-        Ok(LinuxHost { pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default() })
+        let has_nodes = HostNodes::are_several(Path::new("/"));
+        Ok(LinuxHost { pagemap, opened_at: Instant::now(), ready_page: ReadyPage::default(), has_nodes })
     }
 }
 
@@ -81,8 +85,9 @@ impl Host for LinuxHost {
         threads_in(Path::new("/proc/self/task"))
     }
 
-    fn make_huge_page_ready(&self) {
-        if let Err(error) = self.ready_page.make() {
+    fn make_huge_page_ready(&self, start: Hva) {
+        let node = self.has_nodes.then(|| sys::mempolicy::node_of(start).ok().flatten()).flatten();
+        if let Err(error) = self.ready_page.make(node) {
             tracing::debug!("no huge page was made ready for a collapse: {error}");
         }
     }

@@ -214,8 +214,8 @@ impl Host for ProcessHost {
         threads
     }
 
-    fn make_huge_page_ready(&self) {
-        if let Err(error) = self.ready_page.make() {
+    fn make_huge_page_ready(&self, _: Hva) {
+        if let Err(error) = self.ready_page.make(None) {
             tracing::debug!("no huge page was made ready for a collapse: {error}");
         }
     }

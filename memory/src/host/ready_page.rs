@@ -13,7 +13,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use wideleaf_policies::{Bytes, PageSize};
+use wideleaf_policies::{Bytes, NodeId, NodeSet, PageSize};
 
 use super::Advice;
 use crate::sys;
@@ -26,15 +26,19 @@ const WINDOW: PageSize = PageSize::Huge2M;
 pub(super) struct ReadyPage(Mutex<Option<AddressReservation>>);
 
 impl ReadyPage {
-    /// Makes a huge page ready. Without one, nothing has happened but one fault of a base page: the collapse finds
-    /// out by itself, and has the error.
-    pub fn make(&self) -> std::io::Result<()> {
+    /// Makes a huge page ready, on this NUMA node if one is named. Without one, nothing has happened but one fault of a
+    /// base page: the collapse finds out by itself, and has the error.
+    pub fn make(&self, node: Option<NodeId>) -> std::io::Result<()> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let reservation = match held.take() {
             Some(reservation) => reservation,
             None => window().map_err(std::io::Error::other)?,
         };
         let reservation = held.insert(reservation);
+        if let Some(node) = node {
+            let nodes = NodeSet::of(node);
+            sys::mempolicy::mbind(reservation.base(), WINDOW.bytes(), libc::MPOL_PREFERRED, &nodes)?;
+        }
         sys::madvise::madvise(reservation.base(), WINDOW.bytes(), Advice::HugePage)?;
         // The fault at one address makes the whole window present, if there is a huge page.
         sys::madvise::madvise(reservation.base(), PageSize::Base4K.bytes(), Advice::PopulateWrite)?;
@@ -59,7 +63,7 @@ mod tests {
         let (ready, host) = (ReadyPage::default(), LinuxHost::open().expect("/proc is mounted"));
         let address_of_one = || {
             // A kernel without THP refuses the mark; the addresses stay mapped all the same.
-            let _ = ready.make();
+            let _ = ready.make(None);
             ready.0.lock().expect("not poisoned").as_ref().expect("mapped at the first use").base()
         };
         let first = address_of_one();

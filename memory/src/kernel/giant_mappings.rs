@@ -5,6 +5,7 @@ use wideleaf_policies::Gpa;
 use crate::host::HostError;
 use crate::host::linux::LinuxHost;
 use crate::host::process::{ProcessHost, unsupported};
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 
@@ -17,11 +18,12 @@ pub trait GiantMappings: Send + Sync {
     /// [`HostError`] with the kernel's errno.
     fn create_giant(&self) -> Result<GiantFile, HostError>;
 
-    /// Has the file take its page, cleared, while the process goes on with faults.
+    /// Has the file take its page, cleared, while the process goes on with faults; by a memory policy, or the kernel's
+    /// own.
     ///
     /// # Errors
     /// [`HostError`] with the kernel's errno, where the pool has no page.
-    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError>;
+    fn fill_giant(&self, page: &GiantFile, policy: Option<&NodePolicy>) -> Result<(), HostError>;
 
     /// Maps addresses beside guest RAM, with these contents.
     ///
@@ -54,8 +56,14 @@ impl GiantMappings for LinuxHost {
         GiantFile::of_pool()
     }
 
-    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
-        page.fill().map_err(|source| HostError { what: "fallocate of a page of 1 GiB", source })
+    fn fill_giant(&self, page: &GiantFile, policy: Option<&NodePolicy>) -> Result<(), HostError> {
+        let filled = match policy {
+            None => page.fill(),
+            Some(policy) => policy
+                .of_thread_during(|| page.fill())
+                .map_err(|source| HostError { what: "set_mempolicy for a page of 1 GiB", source })?,
+        };
+        filled.map_err(|source| HostError { what: "fallocate of a page of 1 GiB", source })
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {
@@ -80,7 +88,7 @@ impl GiantMappings for ProcessHost {
         unsupported("giant pages of another process")
     }
 
-    fn fill_giant(&self, _: &GiantFile) -> Result<(), HostError> {
+    fn fill_giant(&self, _: &GiantFile, _: Option<&NodePolicy>) -> Result<(), HostError> {
         unsupported("giant pages of another process")
     }
 

@@ -9,19 +9,31 @@
 
 use std::sync::Arc;
 
-use wideleaf_policies::{Bids, HugePages};
+use wideleaf_policies::{Bids, HugePages, NodeSet};
 
-use super::{ManagerConfig, ManagerLoop, lock};
+use super::{ManagedVm, ManagerConfig, ManagerLoop, lock};
 use crate::block_supply::{BlockSupply, SupplyDemand};
 use crate::host::Host;
 use crate::kernel::Kernel;
+use crate::numa::placement::Placement;
 use crate::sensors::host_memory::host_memory;
 
-/// The loop's own supply, if it is to have one. Blocks are made in the memory of this process alone.
-pub(super) fn supply_for(host: &Arc<dyn Kernel>, config: &ManagerConfig) -> Option<BlockSupply> {
+/// The loop's own supply, if it is to have one, of blocks on these nodes. Blocks are made in the memory of this process
+/// alone.
+pub(super) fn supply_for(host: &Arc<dyn Kernel>, config: &ManagerConfig, nodes: NodeSet) -> Option<BlockSupply> {
     let rules = config.supply.filter(|_| host.is_own())?;
     let host: Arc<dyn Host> = host.clone();
-    Some(BlockSupply::new(host, rules))
+    Some(BlockSupply::new(host, rules).on_nodes(nodes))
+}
+
+/// The nodes on which RAM of these VMs is placed; empty if some of it may be anywhere.
+pub(super) fn nodes_of(vms: &[ManagedVm]) -> NodeSet {
+    let placements = || vms.iter().map(|vm| vm.ram.as_ref().map(|ram| ram.placement()));
+    if placements().any(|placement| placement.is_none_or(Placement::is_none)) {
+        return NodeSet::EMPTY;
+    }
+    let policies = placements().flatten().flat_map(|placement| placement.parts()).map(|part| part.policy.nodes);
+    policies.fold(NodeSet::EMPTY, |all, nodes| all.union(&nodes))
 }
 
 impl ManagerLoop {
@@ -144,7 +156,9 @@ mod tests {
         let with = ManagerConfig { supply: Some(crate::block_supply::SupplyRules::default()), ..Default::default() };
         let (own, of_another): (Arc<FakeHost>, Arc<FakeHost>) = Default::default();
         of_another.be_of_another_process();
-        let has = |host: &Arc<FakeHost>, config| supply_for(&(host.clone() as Arc<dyn Kernel>), config).is_some();
+        let has = |host: &Arc<FakeHost>, config| {
+            supply_for(&(host.clone() as Arc<dyn Kernel>), config, NodeSet::EMPTY).is_some()
+        };
         assert_eq!([has(&own, &with), has(&of_another, &with)], [true, false]);
         assert!(!has(&own, &ManagerConfig::default()));
     }

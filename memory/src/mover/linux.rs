@@ -1,11 +1,12 @@
 //! The real mover: a userfaultfd, and an area for windows aside, and for huge pages and base pages ready.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
@@ -13,6 +14,7 @@ use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 use super::{ASIDE_SLOTS, BASE_SLOTS, Look, Mover, Place, TRIAL_SLOT};
 use crate::backing::BackingKind;
 use crate::host::{Advice, HostError, PageRun};
+use crate::numa::placement::Source;
 use crate::region::GuestRam;
 use crate::sensors::zero_pages::read_in_search_of_use;
 use crate::sys::mapping::{AddressReservation, MapError, Piece};
@@ -27,6 +29,8 @@ pub struct LinuxMover {
     ram: Arc<GuestRam>,
     /// Slots: first those aside, then the ready ones, then those for base pages.
     area: AddressReservation,
+    /// Source by which each slot is placed now, as far as it is.
+    placed: Mutex<BTreeMap<Place, Source>>,
 }
 
 /// Why windows cannot be moved.
@@ -91,7 +95,19 @@ impl LinuxMover {
         madvise(start + aside, ready, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))?;
         madvise(start + aside + ready, base, Advice::NoHugePage).map_err(host_error("madvise(MADV_NOHUGEPAGE)"))?;
         uffd.register(start, aside, Mode::Missing).map_err(host_error("UFFDIO_REGISTER"))?;
-        Ok(LinuxMover { uffd, pagemap, ram, area })
+        Ok(LinuxMover { uffd, pagemap, ram, area, placed: Mutex::default() })
+    }
+
+    /// Has the pages of an empty slot come from this source from now on. Each change of a mapping holds the lock of all
+    /// mappings, so it is made only if it is one.
+    fn place(&self, place: Place, source: Source) -> Result<(), HostError> {
+        let Some(policy) = self.ram.placement().policy_of(source) else { return Ok(()) };
+        let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        if placed.get(&place) != Some(&source) {
+            policy.apply(self.piece(place, &super::ALL_PAGES).start(), WINDOW).map_err(host_error("mbind"))?;
+            placed.insert(place, source);
+        }
+        Ok(())
     }
 
     fn piece(&self, place: Place, pages: &Range<u16>) -> Piece<'_> {
@@ -241,14 +257,20 @@ impl Mover for LinuxMover {
         madvise(start, bytes, Advice::NoHugePage).map_err(host_error("madvise(MADV_NOHUGEPAGE)"))
     }
 
-    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
+    fn source_of(&self, window: WindowIndex) -> Source {
+        self.ram.placement().source_of(window)
+    }
+
+    fn populate_base(&self, slot: u16, from: Source) -> Result<(), HostError> {
+        self.place(Place::Base(slot), from)?;
         // By touches, for the same reason as below.
         let words = self.piece(Place::Base(slot), &super::ALL_PAGES).words();
         words.iter().step_by(WORDS_PER_PAGE).for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
 
-    fn populate(&self, slot: u16) -> Result<(), HostError> {
+    fn populate(&self, slot: u16, from: Source) -> Result<(), HostError> {
+        self.place(Place::Ready(slot), from)?;
         // By a touch, which holds only the mapping's own lock: MADV_POPULATE_WRITE holds the whole process's
         // (`mmap_lock`) while the kernel clears the page, and other threads that want to watch a window would
         // wait for that.
@@ -306,7 +328,7 @@ mod tests {
     #[test]
     fn base_pages_are_made_as_such_and_a_cleared_place_reads_zero() {
         let Some(mover) = mover() else { return };
-        mover.populate_base(3).expect("memory");
+        mover.populate_base(3, Source::default()).expect("memory");
         let base = Place::Base(3);
         assert_eq!(mover.look(base).expect("scan"), Look { resident: BASE_PAGES_PER_WINDOW, is_huge: false });
         assert_eq!(mover.look(Place::Base(2)).expect("scan").resident, 0, "its neighbour has none");

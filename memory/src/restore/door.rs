@@ -10,6 +10,7 @@ use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
 use crate::host::{Advice, PageRun};
+use crate::numa::placement::Source;
 use crate::region::GuestRam;
 use crate::sys::fill_slot::FillSlot;
 use crate::sys::mapping::Piece;
@@ -45,6 +46,12 @@ pub(super) trait Door: Send + Sync {
 
     /// Wakes the threads that wait in a range; they retry.
     fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()>;
+
+    /// Source of the pages that a window gets.
+    fn source_of(&self, window: WindowIndex) -> Source;
+
+    /// Has the pages of an empty slot come from this source.
+    fn place(&self, slot: &FillSlot, source: Source) -> io::Result<()>;
 
     /// Whether one huge page is mapped at the whole slot or window.
     fn is_huge(&self, start: Hva) -> io::Result<bool>;
@@ -108,6 +115,15 @@ impl Door for LinuxDoor {
 
     fn wake(&self, start: Hva, bytes: Bytes) -> io::Result<()> {
         self.uffd.wake(start, bytes)
+    }
+
+    fn source_of(&self, window: WindowIndex) -> Source {
+        self.ram.placement().source_of(window)
+    }
+
+    fn place(&self, slot: &FillSlot, source: Source) -> io::Result<()> {
+        let policy = self.ram.placement().policy_of(source);
+        policy.map_or(Ok(()), |policy| policy.apply(slot.piece().start(), WINDOW))
     }
 
     fn is_huge(&self, start: Hva) -> io::Result<bool> {

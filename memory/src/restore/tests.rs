@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::backing::BackingConfig;
+use crate::numa::placement::Source;
 use crate::sys::fill_slot::FillSlot;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Gpa, GpaRange, Hva, PageSize};
@@ -90,6 +91,14 @@ impl door::Door for Failing {
     fn copy_in(&self, slot: &FillSlot, window: WindowIndex, pages: Range<u16>) -> io::Result<u16> {
         self.pass(Call::CopyIn)?;
         self.real.copy_in(slot, window, pages)
+    }
+
+    fn source_of(&self, window: WindowIndex) -> Source {
+        self.real.source_of(window)
+    }
+
+    fn place(&self, slot: &FillSlot, source: Source) -> io::Result<()> {
+        self.real.place(slot, source)
     }
 
     fn zero_page(&self, page: Hva) -> io::Result<()> {

@@ -263,7 +263,7 @@ impl<D: Door + 'static> Serving<D> {
         if !is_touched {
             shared.background_began(stored, shared.host.now());
         }
-        let prepared = self.slots.take(filling.is_for_move(), door.as_ref(), shared.host.now());
+        let prepared = self.slots.take(filling.is_for_move(), window, door.as_ref(), shared.host.now());
         let mut prepared = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return self.cannot_read(row, claim, format!("no memory to read it to: {error}")),

@@ -8,6 +8,7 @@ use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Kernel, Userfaultfds};
 use crate::mover::linux::{MoverError, OpenMover};
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::sensors::minor_faults::{MinorFaultsError, OpenMinorFaults};
 use crate::side_mapping::{GiantFile, SideContents, SideMapping};
@@ -128,9 +129,9 @@ impl<H: Kernel> GiantMappings for FailingHost<H> {
         self.real.create_giant()
     }
 
-    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
+    fn fill_giant(&self, page: &GiantFile, policy: Option<&NodePolicy>) -> Result<(), HostError> {
         self.refuse("fill_giant", &[libc::ENOSPC])?;
-        self.real.fill_giant(page)
+        self.real.fill_giant(page, policy)
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {

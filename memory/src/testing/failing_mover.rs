@@ -7,6 +7,7 @@ use wideleaf_policies::{Bytes, WindowIndex};
 
 use crate::host::HostError;
 use crate::mover::{Look, Mover, Place};
+use crate::numa::placement::Source;
 use crate::testing::fault_injection::{Fate, FaultInjection};
 
 /// Wraps a mover; see the module. It never injects `EEXIST`, which says that a page is there, so that a copy
@@ -110,12 +111,16 @@ impl Mover for FailingMover {
         self.perhaps_in_vain("forbid_huge", &[libc::EAGAIN, libc::ENOMEM], || self.real.forbid_huge(window))
     }
 
-    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
-        self.perhaps_in_vain("populate_base", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate_base(slot))
+    fn source_of(&self, window: WindowIndex) -> Source {
+        self.real.source_of(window)
     }
 
-    fn populate(&self, slot: u16) -> Result<(), HostError> {
-        self.perhaps_in_vain("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot))
+    fn populate_base(&self, slot: u16, from: Source) -> Result<(), HostError> {
+        self.perhaps_in_vain("populate_base", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate_base(slot, from))
+    }
+
+    fn populate(&self, slot: u16, from: Source) -> Result<(), HostError> {
+        self.perhaps_in_vain("populate", &[libc::EHWPOISON, libc::ENOMEM], || self.real.populate(slot, from))
     }
 
     /// A late failure has read its messages, as the real one has after a message it does not know. An interrupted

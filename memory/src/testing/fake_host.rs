@@ -12,6 +12,7 @@ use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
 use crate::kernel::{GiantMappings, Userfaultfds};
+use crate::numa::placement::NodePolicy;
 use crate::region::GuestRam;
 use crate::side_mapping::{GiantFile, SideContents, SideMapping, map_giant_over};
 use crate::testing::fake_calls::FakeCalls;
@@ -407,7 +408,7 @@ impl Host for FakeHost {
         Ok(self.enter("fake threads")?.threads.clone())
     }
 
-    fn make_huge_page_ready(&self) {
+    fn make_huge_page_ready(&self, _: Hva) {
         self.state().made_ready += 1;
     }
 
@@ -422,7 +423,7 @@ impl GiantMappings for FakeHost {
         GiantFile::of_ordinary_memory()
     }
 
-    fn fill_giant(&self, _: &GiantFile) -> Result<(), HostError> {
+    fn fill_giant(&self, _: &GiantFile, _: Option<&NodePolicy>) -> Result<(), HostError> {
         self.enter("fake fallocate").map(drop)
     }
 

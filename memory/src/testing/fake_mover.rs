@@ -1,7 +1,7 @@
 //! A mover in memory for tests: a page is a number, the guest's pages are recorded, and every call can be made to
 //! fail. Whenever the guest can see a window, it is compared with the record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +11,7 @@ use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 
 use crate::host::HostError;
 use crate::mover::{self, ALL_PAGES, Look, Mover, Place};
+use crate::numa::placement::Source;
 use crate::testing::fake_calls::FakeCalls;
 use crate::testing::fake_pages::{FakePages, Page};
 
@@ -56,6 +57,12 @@ struct State {
     /// Numbers of the populates that bring base pages.
     short_populates: Range<u64>,
     keeps_tables: bool,
+    /// Source of each window's pages.
+    source_of: fn(WindowIndex) -> Source,
+    /// Sources of the pages in slots.
+    sources: BTreeMap<Place, Source>,
+    /// Number of moves that gave a window pages of another source than its own.
+    misplaced: u64,
     calls: FakeCalls,
     has_failed_for_good: Option<i32>,
 }
@@ -89,6 +96,9 @@ impl Default for FakeMover {
                 base_pages: 0,
                 short_populates: 0..0,
                 keeps_tables: false,
+                source_of: |_| Source::default(),
+                sources: BTreeMap::new(),
+                misplaced: 0,
                 calls: FakeCalls::default(),
                 has_failed_for_good: None,
             }),
@@ -155,6 +165,16 @@ impl FakeMover {
     /// Makes the populates with these numbers, counted from the first of all, bring base pages.
     pub fn run_short(&self, populates: Range<u64>) {
         self.state().short_populates = populates;
+    }
+
+    /// Has windows get their pages from these sources.
+    pub fn place(&self, source_of: fn(WindowIndex) -> Source) {
+        self.state().source_of = source_of;
+    }
+
+    /// Number of moves that gave a window pages of another source than its own.
+    pub fn misplaced(&self) -> u64 {
+        self.state().misplaced
     }
 
     /// Number of populates so far.
@@ -302,6 +322,25 @@ impl State {
         }
     }
 
+    /// Pages that are there already keep their source.
+    fn populate_from(&mut self, place: Place, from: Source) {
+        if ALL_PAGES.clone().all(|page| self.pages.get((place, page)).is_none()) {
+            self.sources.insert(place, from);
+        }
+    }
+
+    /// Follows the source of pages that are moved.
+    fn move_source(&mut self, from: Place, to: Place) {
+        match (from, to) {
+            (Place::Guest(window), _) => drop(self.sources.insert(to, (self.source_of)(window))),
+            (_, Place::Guest(window)) => {
+                let is_its_own = self.sources.get(&from).is_none_or(|source| *source == (self.source_of)(window));
+                self.misplaced += u64::from(!is_its_own);
+            }
+            _ => {}
+        }
+    }
+
     fn move_page(&mut self, from: Page, to: Page) -> Result<(), i32> {
         if self.pages.get(to).is_some() {
             return Err(libc::EEXIST);
@@ -342,6 +381,7 @@ impl Mover for FakeMover {
         if !state.is_watched(to) {
             return fail(WHAT, libc::EINVAL);
         }
+        state.move_source(from, to);
         let is_pinned = state.pinned.iter().any(|(place, _)| *place == from);
         let is_whole = pages == ALL_PAGES && state.is_empty(to) && !state.tables.contains(&to) && !is_pinned;
         if state.huge.remove(&from) && is_whole && state.pages_per_move == BASE_PAGES_PER_WINDOW {
@@ -442,9 +482,14 @@ impl Mover for FakeMover {
         Ok(())
     }
 
-    fn populate_base(&self, slot: u16) -> Result<(), HostError> {
+    fn source_of(&self, window: WindowIndex) -> Source {
+        (self.state().source_of)(window)
+    }
+
+    fn populate_base(&self, slot: u16, from: Source) -> Result<(), HostError> {
         let mut state = self.enter("fake populate of base pages")?;
         let place = Place::Base(slot);
+        state.populate_from(place, from);
         let missing: Vec<u16> = ALL_PAGES.filter(|page| state.pages.get((place, *page)).is_none()).collect();
         state.base_pages += missing.len() as u64;
         missing.into_iter().for_each(|page| state.pages.insert((place, page), UNDEFINED));
@@ -452,9 +497,10 @@ impl Mover for FakeMover {
         Ok(())
     }
 
-    fn populate(&self, slot: u16) -> Result<(), HostError> {
+    fn populate(&self, slot: u16, from: Source) -> Result<(), HostError> {
         let mut state = self.enter("fake populate")?;
         let place = Place::Ready(slot);
+        state.populate_from(place, from);
         for page in ALL_PAGES {
             if state.pages.get((place, page)).is_none() {
                 state.pages.insert((place, page), 0);

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::moving_on_the_fake_mover::{Bed, three_windows, touch, with_every_call_failing};
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::mover::{ALL_PAGES, ASIDE_SLOTS, Place, READY_SLOTS};
+use wideleaf_memory::numa::placement::Source;
 use wideleaf_memory::testing::fake_mover::Touch;
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{Bytes, Gpa, OutcomeResult, Refusal, Skip, WindowIndex};
@@ -60,6 +61,37 @@ fn a_window_with_holes_reads_zero_there_on_the_page_of_another_window() {
     assert_eq!([bed.vacate(&mut swapper, huge), bed.swap(&mut swapper, holed)], [DONE; 2]);
     assert!(bed.is_huge(holed));
     bed.mover.write(holed, ALL_PAGES); // compares each page with its written value, or with zero
+    bed.assert_at_rest();
+}
+
+/// Even windows get their pages from one source, odd ones from another, as on interleaved RAM.
+fn alternate(window: WindowIndex) -> Source {
+    Source::new((window.get() % 2) as u16)
+}
+
+#[test]
+fn windows_of_another_source_get_none_of_the_pages_that_are_ready() {
+    let bed = Bed::new();
+    bed.mover.place(alternate);
+    let mut swapper = bed.swapper();
+    let windows = (0..2 * u64::from(READY_SLOTS)).map(WindowIndex::new);
+    for window in windows.clone() {
+        bed.mover.write(window, ALL_PAGES);
+        swapper.refill().expect("there are huge pages");
+        assert_eq!(bed.swap(&mut swapper, window), DONE, "{window}");
+    }
+    assert_eq!(bed.mover.misplaced(), 0, "each page came from its window's nodes");
+    // Pages of vacated windows, for windows of both sources.
+    for window in windows {
+        let others = [window.get() + 101, window.get() + 200].map(WindowIndex::new);
+        assert_eq!(bed.vacate(&mut swapper, window), DONE, "{window}");
+        for other in others {
+            bed.mover.write(other, ALL_PAGES);
+            assert_eq!(bed.swap(&mut swapper, other), DONE, "{other}");
+        }
+    }
+    assert_eq!(bed.mover.misplaced(), 0, "and so do pages that windows left");
+    drop(swapper);
     bed.assert_at_rest();
 }
 

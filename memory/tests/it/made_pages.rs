@@ -54,7 +54,7 @@ fn a_page_is_made_beside_the_pool_and_goes_back_with_its_file() {
     assert_eq!((with.total, with.surplus, with.free), (before.total + 1, before.surplus + 1, before.free), "{with:?}");
     assert_eq!((with.overcommit, with.persistent()), (before.overcommit, before.persistent()));
     // The page is there: the file takes no other one.
-    LinuxHost::open().unwrap().fill_giant(&file).unwrap();
+    LinuxHost::open().unwrap().fill_giant(&file, None).unwrap();
     assert_eq!(pools.status(SIZE).unwrap(), with);
     drop(file);
     assert_eq!(pools.status(SIZE).unwrap(), before);

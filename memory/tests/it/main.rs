@@ -15,6 +15,7 @@ mod manager_senses;
 mod mixed_sizes;
 mod moves;
 mod moving_windows;
+mod numa;
 mod other_process;
 mod page_nodes;
 mod policy_switch;

@@ -7,8 +7,10 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_kernels::registry::{KernelNames, by_name};
+use wideleaf_memory::numa::placement::MemoryMode;
 use wideleaf_memory::{BackingConfig, BackingKind};
-use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
+use wideleaf_policies::node::ListError;
+use wideleaf_policies::{Bytes, CpuList, NodeSet, PageSize, PolicyChoice};
 use wideleaf_vmm::devices::virtio::net::Mac;
 use wideleaf_vmm::sandbox::User;
 
@@ -101,6 +103,46 @@ impl Scalar for Mac {
 
     fn of(text: String) -> Result<Mac, String> {
         text.parse().map_err(|error: wideleaf_vmm::devices::virtio::net::MacError| error.to_string())
+    }
+}
+
+/// The kernel's list format: `0-1,3`.
+impl Scalar for CpuList {
+    type Form = String;
+
+    fn form(&self) -> String {
+        self.to_string()
+    }
+
+    fn of(text: String) -> Result<CpuList, String> {
+        text.parse().map_err(|error: ListError| error.to_string())
+    }
+}
+
+/// The kernel's list format: `0-1,3`.
+impl Scalar for NodeSet {
+    type Form = String;
+
+    fn form(&self) -> String {
+        self.to_string()
+    }
+
+    fn of(text: String) -> Result<NodeSet, String> {
+        text.parse().map_err(|error: ListError| error.to_string())
+    }
+}
+
+/// `bind`, `preferred` or `interleave`.
+impl Scalar for MemoryMode {
+    type Form = String;
+
+    fn form(&self) -> String {
+        self.name().to_owned()
+    }
+
+    fn of(text: String) -> Result<MemoryMode, String> {
+        let none = || format!("there is no memory policy {text:?}: use bind, preferred or interleave");
+        MemoryMode::by_name(&text).ok_or_else(none)
     }
 }
 

@@ -24,8 +24,9 @@ use crate::config::VmConfig;
 use crate::devices::virtio;
 use crate::kvm::GuestMemory;
 use crate::kvm::guest_memory::GuestView;
+use crate::x86::acpi::{self, Cells};
 use crate::x86::page_tables::{self, IdentityTables};
-use crate::x86::{acpi, fault_report, gdt, layout, mp_table, start_info, zero_page};
+use crate::x86::{fault_report, gdt, layout, mp_table, start_info, zero_page};
 
 /// Facts about the loaded guest that the vCPUs' registers depend on.
 #[derive(Debug)]
@@ -275,7 +276,8 @@ fn write_cmdline(view: &GuestView, cmdline: &str) -> Result<(), BootError> {
 /// ACPI describes devices.
 fn write_machine_tables(config: &VmConfig, view: &GuestView, devices: usize) -> Result<(), BootError> {
     let vcpus = config.vcpus() as u8;
-    write(view, "the ACPI tables", layout::ACPI, &acpi::bytes(vcpus, devices))?;
+    let tables = acpi::bytes(vcpus, devices, &Cells { cells: config.cells(), ram: &config.ram_layout() });
+    write(view, "the ACPI tables", layout::ACPI, &tables)?;
     write(view, "the MP table", layout::MP_TABLE, &mp_table::bytes(vcpus))
 }
 

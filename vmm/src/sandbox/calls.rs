@@ -437,6 +437,18 @@ const ENTERING: Table = &[
     (libc::SYS_userfaultfd, With::Any),
 ];
 
+/// Memory policies of this process, where the machine has several NUMA nodes or the guest is placed on some: of new
+/// memory for guest RAM, and a look at the node of a page of this process (`move_pages(2)` of process 0).
+const NODES: Table = &[
+    (libc::SYS_mbind, With::Any),
+    (libc::SYS_set_mempolicy, With::Any),
+    (libc::SYS_get_mempolicy, With::Any),
+    (libc::SYS_move_pages, With::Is(0, 0)),
+];
+
+/// `sched_setaffinity(2)` of the calling thread: a vCPU that is bound to CPUs.
+const OWN_AFFINITY: Table = &[(libc::SYS_sched_setaffinity, With::Is(0, 0))];
+
 /// Call for the first thread that the process starts.
 const STARTING: Table = &[(libc::SYS_rt_sigaction, With::Is(0, SIGNAL_OF_THE_LIBRARY))];
 
@@ -461,6 +473,12 @@ pub(super) fn rules(kind: ThreadKind, config: &SandboxConfig) -> Result<BTreeMap
             ThreadKind::Main => tables.extend([BOOTING_AGAIN, BUTTON]),
             _ => {}
         }
+    }
+    if config.has_nodes && matches!(kind, ThreadKind::Process | ThreadKind::Manager | ThreadKind::Faults) {
+        tables.push(NODES);
+    }
+    if config.binds_vcpus && matches!(kind, ThreadKind::Process | ThreadKind::Vcpu) {
+        tables.push(OWN_AFFINITY);
     }
     if config.continues && matches!(kind, ThreadKind::Process | ThreadKind::Vcpu) {
         tables.push(CONTINUING);

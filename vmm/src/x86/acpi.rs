@@ -3,7 +3,9 @@
 //!
 //! ```text
 //!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: the sleep state "off", a device for each of ours
-//!                └▶ MADT: a local APIC per vCPU, the IOAPIC
+//!                ├▶ MADT: a local APIC per vCPU, the IOAPIC
+//!                ├▶ SRAT: the NUMA cell of each vCPU and of each range of RAM     where the guest has cells
+//!                └▶ SLIT: the distances between cells
 //! ```
 //!
 //! Kernels without ACPI find the same in the MP table ([`super::mp_table`]); distributions' kernels no
@@ -12,11 +14,14 @@
 use acpi_tables::Aml;
 use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Path, ResourceTemplate, Scope, ZERO};
 
+use wideleaf_policies::GpaRange;
+
 use super::layout::{ACPI, IOAPIC, LOCAL_APIC};
+use crate::cells::{GuestCell, split};
 use crate::devices::virtio::{Place, REGISTERS};
 
 /// Room for the tables, in bytes.
-pub const BYTES_MAX: usize = 0x1000;
+pub const BYTES_MAX: usize = 0x2000;
 
 /// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block
 /// has the port of QEMU's machines, so that guests which do not read these tables find it too.
@@ -36,8 +41,17 @@ pub const RESET_VALUE: u8 = 1 << 1 | 1 << 2;
 const RSDP_BYTES: u64 = 36;
 const HEADER_BYTES: usize = 36;
 
-/// The tables for this number of vCPUs and virtio devices: to be written at [`ACPI`], RSDP first.
-pub fn bytes(vcpus: u8, devices: usize) -> Vec<u8> {
+/// NUMA cells, and the RAM that they divide.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cells<'a> {
+    /// Cells in the order of their numbers; none: the guest has no nodes.
+    pub cells: &'a [GuestCell],
+    /// Ranges of the guest's RAM.
+    pub ram: &'a [GpaRange],
+}
+
+/// The tables for this number of vCPUs and virtio devices, and these cells: to be written at [`ACPI`], RSDP first.
+pub fn bytes(vcpus: u8, devices: usize, cells: &Cells<'_>) -> Vec<u8> {
     let mut tables = Vec::with_capacity(BYTES_MAX);
     tables.resize(RSDP_BYTES.next_multiple_of(16) as usize, 0);
     let mut add = |table: Vec<u8>| -> u64 {
@@ -49,7 +63,12 @@ pub fn bytes(vcpus: u8, devices: usize) -> Vec<u8> {
     let dsdt = add(table(b"DSDT", 2, &dsdt_body(devices)));
     let fadt = add(table(b"FACP", 6, &fadt_body(dsdt)));
     let madt = add(table(b"APIC", 5, &madt_body(vcpus)));
-    let xsdt = add(table(b"XSDT", 1, &[fadt.to_le_bytes(), madt.to_le_bytes()].concat()));
+    let mut listed = [fadt.to_le_bytes(), madt.to_le_bytes()].concat();
+    if !cells.cells.is_empty() {
+        listed.extend(add(table(b"SRAT", 3, &srat_body(cells))).to_le_bytes());
+        listed.extend(add(table(b"SLIT", 1, &slit_body(cells.cells))).to_le_bytes());
+    }
+    let xsdt = add(table(b"XSDT", 1, &listed));
     tables[..RSDP_BYTES as usize].copy_from_slice(&rsdp(xsdt));
     assert!(tables.len() <= BYTES_MAX, "{vcpus} vcpus need {} bytes", tables.len());
     tables
@@ -154,6 +173,42 @@ fn madt_body(vcpus: u8) -> Vec<u8> {
     body
 }
 
+/// The cell of each vCPU and of each range of RAM (ACPI 6.5, 5.2.16). The number of a vCPU is that of its APIC.
+fn srat_body(cells: &Cells<'_>) -> Vec<u8> {
+    const PROCESSOR: u8 = 0;
+    const MEMORY: u8 = 1;
+    const ENABLED: u32 = 1;
+    // Reserved: 1 in 32 bits, and 64 bits of zero.
+    let mut body = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
+    for (number, cell) in cells.cells.iter().enumerate() {
+        for vcpu in cell.vcpus.iter() {
+            body.extend([PROCESSOR, 16, number as u8, vcpu as u8]);
+            body.extend(ENABLED.to_le_bytes());
+            // SAPIC, the other bytes of the number, and the clock domain, of which there is one.
+            body.extend([0; 8]);
+        }
+    }
+    let ranges = split(cells.ram, cells.cells.iter().map(|cell| cell.memory));
+    for (number, range) in ranges.iter().enumerate().flat_map(|(number, of)| of.iter().map(move |one| (number, one))) {
+        body.extend([MEMORY, 40]);
+        body.extend((number as u32).to_le_bytes());
+        body.extend([0; 2]);
+        body.extend(range.start().get().to_le_bytes());
+        body.extend(range.bytes().get().to_le_bytes());
+        body.extend([0; 4]);
+        body.extend(ENABLED.to_le_bytes());
+        body.extend([0; 8]);
+    }
+    body
+}
+
+/// The distances between cells, row by row (ACPI 6.5, 5.2.17).
+fn slit_body(cells: &[GuestCell]) -> Vec<u8> {
+    let mut body = (cells.len() as u64).to_le_bytes().to_vec();
+    body.extend(cells.iter().flat_map(|cell| &cell.distances));
+    body
+}
+
 /// The byte that makes the sum of all bytes zero; its own place must hold zero.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)).wrapping_neg()
@@ -161,7 +216,10 @@ fn checksum(bytes: &[u8]) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::ram_ranges;
     use super::*;
+    use crate::cells::CELLS_MAX;
+    use wideleaf_policies::units::{gib, mib};
 
     fn u32_at(bytes: &[u8], at: usize) -> u32 {
         u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
@@ -176,7 +234,7 @@ mod tests {
 
     #[test]
     fn every_table_is_found_and_sums_to_zero() {
-        let bytes = bytes(3, 0);
+        let bytes = bytes(3, 0, &Cells::default());
         assert_eq!(&bytes[..8], b"RSD PTR ");
         assert_eq!((checksum(&bytes[..20]), checksum(&bytes[..36])), (0, 0));
         let xsdt = follow(&bytes, 24);
@@ -217,6 +275,47 @@ mod tests {
 
     #[test]
     fn the_largest_number_of_vcpus_and_devices_fits() {
-        assert!(bytes(wideleaf_protocol::VCPUS_MAX as u8, crate::devices::virtio::DEVICES_MAX).len() <= BYTES_MAX);
+        let (vcpus, devices) = (wideleaf_protocol::VCPUS_MAX, crate::devices::virtio::DEVICES_MAX);
+        let cell = |number: u16| GuestCell {
+            vcpus: [number].into_iter().collect(),
+            memory: mib(256),
+            distances: vec![10; CELLS_MAX],
+        };
+        let cells: Vec<GuestCell> = (0..CELLS_MAX as u16).map(cell).collect();
+        let cells = Cells { cells: &cells, ram: &ram_ranges(gib(4)) };
+        assert!(bytes(vcpus as u8, devices, &cells).len() <= BYTES_MAX);
+    }
+
+    #[test]
+    fn cells_are_described_with_their_vcpus_their_ranges_and_their_distances() {
+        let cell = |vcpus: &str, memory, distances: [u8; 2]| GuestCell {
+            vcpus: vcpus.parse().unwrap(),
+            memory,
+            distances: distances.to_vec(),
+        };
+        // The second cell lies over the hole.
+        let cells = [cell("0,2", gib(2), [10, 21]), cell("1", gib(2), [31, 10])];
+        let bytes = bytes(3, 0, &Cells { cells: &cells, ram: &ram_ranges(gib(4)) });
+        let xsdt = follow(&bytes, 24);
+        assert_eq!(xsdt.len(), 36 + 4 * 8);
+        let at = |number: usize| {
+            let address = u64::from_le_bytes(xsdt[36 + 8 * number..44 + 8 * number].try_into().unwrap());
+            let start = (address - ACPI.get()) as usize;
+            bytes[start..start + u32_at(&bytes, start + 4) as usize].to_vec()
+        };
+        let (srat, slit) = (at(2), at(3));
+        assert_eq!((&srat[..4], checksum(&srat), &slit[..4], checksum(&slit)), (&b"SRAT"[..], 0, &b"SLIT"[..], 0));
+        // Header, 12 reserved bytes, three processors, three ranges of memory.
+        assert_eq!(srat.len(), 36 + 12 + 3 * 16 + 3 * 40);
+        let processors: Vec<[u8; 8]> = (0..3).map(|i| srat[48 + 16 * i..56 + 16 * i].try_into().unwrap()).collect();
+        assert_eq!(processors, [[0, 16, 0, 0, 1, 0, 0, 0], [0, 16, 0, 2, 1, 0, 0, 0], [0, 16, 1, 1, 1, 0, 0, 0]]);
+        let u64_at = |at: usize| u64::from_le_bytes(srat[at..at + 8].try_into().unwrap());
+        let memory = |number: usize| {
+            let at = 96 + 40 * number;
+            assert_eq!((srat[at], srat[at + 1], u32_at(&srat, at + 28)), (1, 40, 1));
+            (u32_at(&srat, at + 2), u64_at(at + 8) >> 30, u64_at(at + 16) >> 30)
+        };
+        assert_eq!([memory(0), memory(1), memory(2)], [(0, 0, 2), (1, 2, 1), (1, 4, 1)]);
+        assert_eq!(slit[36..], [2, 0, 0, 0, 0, 0, 0, 0, 10, 21, 31, 10]);
     }
 }

@@ -24,7 +24,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSize};
 use wideleaf_protocol::VCPUS_MAX;
 use wideleaf_protocol::direct::DIRECT_BOOT_BYTES;
 
-use super::acpi::POWER_PORTS_LAST;
+use super::acpi::{BYTES_MAX as ACPI_BYTES_MAX, POWER_PORTS_LAST};
 use crate::devices::virtio;
 
 /// Address of the descriptor table. It has one page, because the first page stays empty.
@@ -111,7 +111,7 @@ const _: () = {
     assert!(end(LINUX_PAGE_TABLES, 6 * 0x1000) <= MP_TABLE.get(), "page tables before the MP table");
     assert!(MP_TABLE.get() + 1024 == LOW_RAM_END.get(), "Linux searches exactly this kilobyte");
     assert!(LOW_RAM_END.get() <= ACPI.get(), "ACPI tables are in the range of firmware");
-    assert!(end(ACPI, 0x1000) <= IMAGE_START_MIN.get(), "ACPI tables before the image");
+    assert!(end(ACPI, ACPI_BYTES_MAX as u64) <= IMAGE_START_MIN.get(), "ACPI tables before the image");
     assert!(HOLE_START.is_aligned_to(PageSize::Giant1G) && HOLE_END.is_aligned_to(PageSize::Giant1G), "giants fit");
     assert!(KVM_IDENTITY_MAP.get() + 0x1000 == KVM_TSS.get(), "KVM's own pages do not overlap");
     let devices = virtio::DEVICES_MAX as u64 * virtio::REGISTERS.get();

@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction};
 use super::*;
 
 /// Example values of options; a new kind of value must be added here.
-const CANDIDATES: [&str; 16] = [
+const CANDIDATES: [&str; 17] = [
     "1",
     "95%",
     "64M",
@@ -23,6 +23,7 @@ const CANDIDATES: [&str; 16] = [
     "path=text,file=text",
     "tap=text",
     "cid=3,socket=text",
+    "id=0,cpus=[0-1],host-nodes=[0]",
     "stdio",
 ];
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use wideleaf_guest_image::IMAGE;
+use wideleaf_memory::numa::placement::Placement;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::units::gib;
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
@@ -24,15 +25,20 @@ impl PatternGuest {
     /// Starts the guest. `memory` is all of its RAM, from address zero.
     pub fn start(memory: Bytes) -> PatternGuest {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).unwrap();
+        PatternGuest::start_on(memory, backing, "32M", Placement::default())
+    }
+
+    /// The same on RAM of this kind, with a pattern in that part of it, and with pages on these nodes.
+    pub fn start_on(memory: Bytes, backing: BackingConfig, pattern: &str, placement: Placement) -> PatternGuest {
         let options = VmOptions {
             memory,
             vcpus: 2,
-            cmdline: "kernel=pattern bytes=32M passes=1000000".into(),
+            cmdline: format!("kernel=pattern bytes={pattern} passes=1000000"),
             slot_bytes: Some(gib(1)),
             ..VmOptions::new(ImageSource::Bytes(IMAGE.into()), backing)
         };
         let config = VmConfig::new(options, &HostLimits::none()).unwrap();
-        let ram = GuestRam::map(&config.ram_layout(), backing).unwrap();
+        let ram = GuestRam::map_on(&config.ram_layout(), backing, placement).unwrap();
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let sink = Arc::clone(&lines);
         let sink = move |line: &[u8]| sink.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());

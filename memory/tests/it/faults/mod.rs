@@ -10,6 +10,7 @@ use wideleaf_memory::backing::BackingConfig;
 use wideleaf_memory::first_touch::probe;
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
 use wideleaf_memory::kernel::{GiantMappings, Userfaultfds};
+use wideleaf_memory::numa::placement::NodePolicy;
 use wideleaf_memory::sensors::host_backing::window_backing;
 use wideleaf_memory::side_mapping::{GIANT, GiantFile, SideContents, SideMapping};
 use wideleaf_memory::{GuestRam, LinuxHost};
@@ -174,8 +175,8 @@ impl GiantMappings for Meddling {
         Ok(GiantFile::from_file(file).unwrap())
     }
 
-    fn fill_giant(&self, page: &GiantFile) -> Result<(), HostError> {
-        if self.has_ordinary_giants { Ok(()) } else { self.real.fill_giant(page) }
+    fn fill_giant(&self, page: &GiantFile, policy: Option<&NodePolicy>) -> Result<(), HostError> {
+        if self.has_ordinary_giants { Ok(()) } else { self.real.fill_giant(page, policy) }
     }
 
     fn map_aside(&self, contents: SideContents<'_>) -> Result<SideMapping, HostError> {

@@ -1,0 +1,226 @@
+use super::*;
+
+use wideleaf_policies::units::{gib, mib};
+
+use crate::spec::numa::NumaArg;
+
+/// A host with two nodes of two CPUs: 8 GiB with 2 free and 1 to reclaim, and 4 GiB with 3 free; 512 pages of 2 MiB are
+/// free in the pool of node 1. This process may run on CPUs 0 to 3.
+fn host() -> tempfile::TempDir {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let put = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
+        std::fs::write(path, text).expect("a file");
+    };
+    let node = "sys/devices/system/node";
+    put(&format!("{node}/online"), "0-1\n");
+    put(&format!("{node}/has_memory"), "0-1\n");
+    for (number, cpus, total, free, files, pages) in [(0, "0-1", 8, 2, 1, 0), (1, "2-3", 4, 3, 0, 512)] {
+        put(&format!("{node}/node{number}/cpulist"), cpus);
+        let line = |name: &str, gib: u64| format!("Node {number} {name} {} kB\n", gib << 20);
+        let meminfo = [
+            line("MemTotal:", total),
+            line("MemFree:", free),
+            line("Active(file):", files),
+            line("Inactive(file):", 0),
+            line("SReclaimable:", 0),
+        ];
+        put(&format!("{node}/node{number}/meminfo"), &meminfo.concat());
+        put(&format!("{node}/node{number}/distance"), if number == 0 { "10 21" } else { "21 10" });
+        for folder in [format!("{node}/node{number}/hugepages"), "sys/kernel/mm/hugepages".to_owned()] {
+            let pool = format!("{folder}/hugepages-2048kB");
+            let pages = if folder.starts_with("sys/kernel") { 512 } else { pages };
+            for (name, value) in [("nr_hugepages", pages), ("free_hugepages", pages), ("surplus_hugepages", 0)] {
+                put(&format!("{pool}/{name}"), &format!("{value}\n"));
+            }
+            put(&format!("{pool}/resv_hugepages"), "0\n");
+            put(&format!("{pool}/nr_overcommit_hugepages"), "0\n");
+        }
+    }
+    put("proc/self/status", "Cpus_allowed_list:\t0-3\nMems_allowed_list:\t0-1\n");
+    root
+}
+
+fn backing(kind: BackingKind, page: PageSize) -> BackingConfig {
+    BackingConfig::new(kind, page).expect("it exists")
+}
+
+fn anon() -> BackingConfig {
+    backing(BackingKind::Anon, PageSize::Base4K)
+}
+
+fn spec(memory: Bytes, vcpus: u8, cells: &[&str]) -> RunSpec {
+    let cell = |text: &&str| match text.parse().expect("it is a cell") {
+        NumaArg::Cell(cell) => *cell,
+        other => panic!("{other:?} is no cell"),
+    };
+    let numa = match cells {
+        [] => NumaSpec::Auto,
+        cells => NumaSpec::Cells(cells.iter().map(cell).collect()),
+    };
+    RunSpec { vcpus, numa, ..RunSpec::of_kernel("gups", "", memory, anon()) }
+}
+
+fn planned(spec: &RunSpec) -> NumaPlan {
+    plan(spec, false, anon(), host().path()).expect("the host has it")
+}
+
+fn refused(spec: &RunSpec) -> String {
+    plan(spec, false, anon(), host().path()).expect_err("it is refused").to_string()
+}
+
+fn nodes(plan: &NumaPlan) -> Vec<String> {
+    let of = |part: &PlacedPart| format!("{} {}", part.policy.mode.name(), part.policy.nodes);
+    plan.placement.parts().iter().map(of).collect()
+}
+
+#[test]
+fn a_host_with_one_node_is_left_alone() {
+    let root = host();
+    std::fs::write(root.path().join("sys/devices/system/node/has_memory"), "0\n").expect("a file");
+    let plan = plan(&spec(gib(1), 1, &[]), false, anon(), root.path()).expect("nothing to refuse");
+    assert!(plan.placement.is_none() && plan.said.is_none() && !plan.binds_vcpus() && !plan.has_nodes);
+}
+
+#[test]
+fn without_cells_the_node_with_the_most_room_is_preferred_and_said() {
+    let plan = planned(&spec(gib(1), 2, &[]));
+    // 3 GiB on either: the lower number.
+    assert_eq!(nodes(&plan), ["preferred 0"]);
+    assert_eq!(
+        plan.said.as_deref(),
+        Some(
+            "wideleaf: the guest's memory comes from node 0 as long as that has some (3 GiB available for 1 GiB), and \
+             its vCPUs run on its CPUs 0-1; --numa off leaves both to the kernel"
+        )
+    );
+    assert!(plan.cells.is_empty(), "the guest sees no nodes");
+    for (memory, vcpus) in [(gib(4), 1), (gib(1), 3)] {
+        let plan = planned(&spec(memory, vcpus, &[]));
+        assert!(plan.placement.is_none() && !plan.binds_vcpus());
+        let said = plan.said.expect("it is said");
+        assert!(said.contains("no node of this host has room") && said.contains("node 1 has 3 GiB available of 4 GiB"));
+    }
+    let off = RunSpec { numa: NumaSpec::Off, ..spec(gib(1), 1, &[]) };
+    assert!(planned(&off).placement.is_none() && planned(&off).said.is_none());
+}
+
+#[test]
+fn cells_get_their_nodes_and_vcpus_their_cpus() {
+    let plan = planned(&spec(
+        gib(4),
+        2,
+        &["id=0,cpus=0,memory=2G,host-nodes=0", "id=1,cpus=1,memory=2G,host-nodes=1,policy=preferred,host-cpus=3"],
+    ));
+    // The second cell lies over the hole.
+    assert_eq!(nodes(&plan), ["bind 0", "preferred 1", "preferred 1"]);
+    let cpus: Vec<String> = plan.vcpu_cpus.iter().map(ToString::to_string).collect();
+    assert_eq!(cpus, ["0-1", "3"]);
+    assert_eq!(plan.cells[0].distances, [10, 20]);
+    assert_eq!(plan.only_node(), None);
+}
+
+#[test]
+fn the_only_cell_has_all_that_is_not_said() {
+    let plan = planned(&spec(gib(1), 2, &["id=0,host-nodes=[0-1],policy=interleave"]));
+    assert_eq!((nodes(&plan), plan.cells[0].memory), (vec!["interleave 0-1".to_owned()], gib(1)));
+    assert_eq!(plan.cells[0].vcpus.to_string(), "0-1");
+    let plan = planned(&spec(gib(1), 2, &["id=0"]));
+    assert!(plan.placement.is_none() && !plan.binds_vcpus(), "the guest's own cells alone");
+}
+
+#[test]
+fn a_distance_holds_for_the_way_back_unless_that_has_its_own() {
+    let with = |second: &str| {
+        let second = format!("id=1,cpus=1,memory=512M{second}");
+        let plan = planned(&spec(gib(1), 2, &["id=0,cpus=0,memory=512M,distances=[1@31]", &second]));
+        plan.cells.into_iter().map(|cell| cell.distances).collect::<Vec<_>>()
+    };
+    assert_eq!(with(""), [[10, 31], [31, 10]]);
+    assert_eq!(with(",distances=[0@41]"), [[10, 31], [41, 10]]);
+}
+
+#[test]
+fn what_the_host_does_not_have_is_refused_with_the_numbers() {
+    let one = |more: &str| refused(&spec(gib(1), 1, &[&format!("id=0,{more}")]));
+    assert_eq!(one("host-nodes=3"), "cannot use --numa: cell 0 asks for node 3, and this host has memory on node 0-1");
+    assert_eq!(
+        one("host-nodes=1,host-cpus=9"),
+        "cannot use --numa: cell 0 asks for CPU 9, and this process may run on CPU 0-3"
+    );
+    assert_eq!(
+        refused(&spec(gib(4), 1, &["id=0,host-nodes=1"])),
+        "cannot place cell 0 on node 1: 4 GiB are needed, and 3 GiB are available (node 1: 3 GiB free and 0 B to \
+         reclaim of 4 GiB); use other nodes, less memory, or policy=preferred"
+    );
+    let preferred = spec(gib(4), 1, &["id=0,host-nodes=1,policy=preferred"]);
+    assert_eq!(nodes(&planned(&preferred)), ["preferred 1", "preferred 1"]);
+}
+
+#[test]
+fn cells_that_fit_one_by_one_and_not_together_are_refused() {
+    let two = spec(gib(4), 2, &["id=0,cpus=0,memory=2G,host-nodes=1", "id=1,cpus=1,memory=2G,host-nodes=1"]);
+    assert!(refused(&two).starts_with("cannot place cell 0-1 on node 1: 4 GiB are needed, and 3 GiB are available"));
+    let all = spec(gib(7), 2, &["id=0,cpus=0,memory=3G,host-nodes=1", "id=1,cpus=1,memory=4G,host-nodes=0-1"]);
+    assert!(refused(&all).starts_with("cannot place cell 0-1 on node 0-1: 7 GiB are needed, and 6 GiB are available"));
+}
+
+#[test]
+fn the_pool_is_counted_by_node() {
+    let backing = backing(BackingKind::Hugetlb, PageSize::Huge2M);
+    let on = |node: u16, memory| {
+        let text = format!("id=0,host-nodes={node}");
+        let spec = RunSpec { backing, ..spec(memory, 1, &[&text]) };
+        plan(&spec, false, backing, host().path())
+    };
+    let placed = on(1, gib(1)).expect("512 pages are free there");
+    assert!(placed.must_populate(backing) && !placed.must_populate(anon()));
+    assert_eq!(placed.only_node(), Some(NodeId(1)));
+    let refused = on(0, mib(2)).expect_err("none is free there").to_string();
+    assert!(refused.contains("2 MiB are needed, and 0 B are available (node 0: 0 B in free 2m pages of"), "{refused}");
+}
+
+#[test]
+fn cells_that_contradict_the_run_are_refused() {
+    let two = |first: &str, second: &str| refused(&spec(gib(1), 2, &[first, second]));
+    assert_eq!(
+        two("id=0,cpus=0,memory=1G", "id=1,cpus=1,memory=1G"),
+        "cannot use --numa: the cells have 2 GiB together, and --memory is 1 GiB"
+    );
+    assert_eq!(
+        two("id=0,cpus=0-1,memory=512M", "id=1,cpus=1,memory=512M"),
+        "cannot use --numa: vCPU 1 is in cell 0 and in cell 1: name it once"
+    );
+    assert_eq!(
+        two("id=0,cpus=0,memory=512M", "id=1,memory=512M"),
+        "cannot use --numa: the vCPUs 1 of 2 are in no cell: name them with cpus="
+    );
+    assert!(two("id=0,memory=1G", "id=0").contains("there are two cells 0: number them from 0"));
+    assert!(two("id=0,memory=1G", "id=2").contains("there is a cell 2 and no cell 1: number them from 0"));
+    assert!(
+        two("id=0,memory=1G,distances=[5@20]", "id=1").contains("has a distance to cell 5, and the last cell is 1")
+    );
+}
+
+#[test]
+fn a_vm_that_continues_keeps_its_cells_without_its_nodes() {
+    let spec = spec(gib(1), 1, &["id=0,host-nodes=7"]);
+    let plan = plan(&spec, true, anon(), host().path()).expect("it is said, not refused");
+    assert_eq!((plan.cells.len(), plan.placement.is_none(), plan.binds_vcpus()), (1, true, false));
+    let said = plan.said.expect("it is said");
+    assert!(
+        said.starts_with("wideleaf: cell 0 asks for node 7, and this host has memory on node 0-1; the guest keeps")
+    );
+}
+
+#[test]
+fn a_saved_vms_cells_may_get_other_nodes_but_not_other_memory() {
+    let cells = |text: &str| spec(gib(1), 1, &[text]).numa;
+    let saved = cells("id=0,cpus=0,memory=1G,host-nodes=0");
+    check_same_cells(&saved, &cells("id=0,cpus=0,memory=1G,host-nodes=1,policy=preferred"))
+        .expect("the guest sees the same");
+    let why = check_same_cells(&saved, &cells("id=0,cpus=0,memory=512M")).expect_err("the guest knows its memory");
+    assert!(why.to_string().starts_with("cannot give the VM other cells than it has (1)"), "{why}");
+    assert!(check_same_cells(&NumaSpec::Auto, &NumaSpec::Off).is_ok());
+}

@@ -1,0 +1,216 @@
+//! The written form of a cell: `id=0,cpus=[0-1],memory=2G,host-nodes=[0],policy=bind,host-cpus=[4-7],distances=[1@21]`.
+
+use std::str::FromStr;
+
+use wideleaf_memory::numa::placement::MemoryMode;
+use wideleaf_policies::{Bytes, CpuList, NodeSet};
+
+use super::CellSpec;
+
+/// A value of `--numa`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NumaArg {
+    /// The node with room for the whole guest.
+    Auto,
+    /// The kernel chooses the nodes.
+    Off,
+    /// One of the cells.
+    Cell(Box<CellSpec>),
+}
+
+/// A text that is no cell.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CellError {
+    /// A part that is no `key=value`.
+    #[error("{0:?} is not a key with a value: write it as in id=0,cpus=[0-1],memory=2G,host-nodes=[0]")]
+    NoValue(String),
+    /// A key that no cell has.
+    #[error("there is no key {0:?}: the keys are id, cpus, memory, host-nodes, policy, host-cpus and distances")]
+    UnknownKey(String),
+    /// A key of other programs for something that all RAM has in common here.
+    #[error("{0}= cannot differ between cells: all of a guest's RAM has one backing and page size; use {1}")]
+    OfAllRam(String, &'static str),
+    /// A key twice.
+    #[error("{0}= is there twice")]
+    Twice(&'static str),
+    /// A cell without a number.
+    #[error("id= is missing: number the cells from 0")]
+    NoId,
+    /// A value that its key does not take.
+    #[error("{key}={value}: {why}")]
+    Value {
+        /// Key of the value.
+        key: &'static str,
+        /// Value that is refused.
+        value: String,
+        /// Reason of the refusal.
+        why: String,
+    },
+}
+
+impl FromStr for NumaArg {
+    type Err = CellError;
+
+    fn from_str(text: &str) -> Result<NumaArg, CellError> {
+        match text {
+            "auto" => Ok(NumaArg::Auto),
+            "off" => Ok(NumaArg::Off),
+            text => text.parse().map(Box::new).map(NumaArg::Cell),
+        }
+    }
+}
+
+impl FromStr for CellSpec {
+    type Err = CellError;
+
+    fn from_str(text: &str) -> Result<CellSpec, CellError> {
+        let (mut id, mut cpus, mut memory, mut host_nodes) = (None, None, None, None);
+        let (mut policy, mut host_cpus, mut distances) = (None, None, None);
+        for part in parts(text) {
+            let (key, value) = part.split_once('=').ok_or_else(|| CellError::NoValue(part.to_owned()))?;
+            // The second name of a key is Cloud Hypervisor's or QEMU's.
+            match key {
+                "id" | "guest_numa_id" | "nodeid" => put(&mut id, "id", value, number)?,
+                "cpus" => put(&mut cpus, "cpus", value, list)?,
+                "memory" | "size" | "mem" => put(&mut memory, "memory", value, |text| Bytes::parse(text).map_err(say))?,
+                "host-nodes" | "host_numa_node" => put(&mut host_nodes, "host-nodes", value, some_nodes)?,
+                "policy" => put(&mut policy, "policy", value, mode)?,
+                "host-cpus" => put(&mut host_cpus, "host-cpus", value, some_cpus)?,
+                "distances" => put(&mut distances, "distances", value, distance_list)?,
+                "backing" | "memdev" | "memory_zones" => return Err(of_all_ram(key, "--backing")),
+                "hugepages" | "hugepage_size" | "host-page" => return Err(of_all_ram(key, "--host-page")),
+                other => return Err(CellError::UnknownKey(other.to_owned())),
+            }
+        }
+        let (policy, distances) = (policy.unwrap_or_default(), distances.unwrap_or_default());
+        Ok(CellSpec { id: id.ok_or(CellError::NoId)?, cpus, memory, host_nodes, policy, host_cpus, distances })
+    }
+}
+
+fn of_all_ram(key: &str, option: &'static str) -> CellError {
+    CellError::OfAllRam(key.to_owned(), option)
+}
+
+/// The parts of a text between commas outside brackets.
+fn parts(text: &str) -> Vec<&str> {
+    let mut depth = 0_u32;
+    let is_border = |letter: char| {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        letter == ',' && depth == 0
+    };
+    text.split(is_border).collect()
+}
+
+/// Reads the value of a key that may be there once.
+fn put<T>(
+    to: &mut Option<T>,
+    key: &'static str,
+    value: &str,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<(), CellError> {
+    let read = read(value).map_err(|why| CellError::Value { key, value: value.to_owned(), why })?;
+    if to.replace(read).is_some() { Err(CellError::Twice(key)) } else { Ok(()) }
+}
+
+fn say(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn number(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "write a number from 0".to_owned())
+}
+
+/// The content of brackets, which may be left out around one number or range.
+fn bare(text: &str) -> &str {
+    text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text)
+}
+
+fn list<T: FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, String> {
+    bare(text).parse().map_err(say)
+}
+
+fn some_nodes(text: &str) -> Result<NodeSet, String> {
+    let nodes: NodeSet = list(text)?;
+    if nodes.is_empty() { Err("name at least one node".to_owned()) } else { Ok(nodes) }
+}
+
+fn some_cpus(text: &str) -> Result<CpuList, String> {
+    let cpus: CpuList = list(text)?;
+    if cpus.is_empty() { Err("name at least one CPU".to_owned()) } else { Ok(cpus) }
+}
+
+fn mode(text: &str) -> Result<MemoryMode, String> {
+    MemoryMode::by_name(text).ok_or_else(|| "use bind, preferred or interleave".to_owned())
+}
+
+fn distance_list(text: &str) -> Result<Vec<(u16, u8)>, String> {
+    let distance = |part: &str| {
+        let (to, far) = part.split_once('@').ok_or("write CELL@DISTANCE, as in [1@21]")?;
+        let far = far.parse().map_err(|_| "a distance is a number up to 254")?;
+        Ok((to.parse().map_err(|_| "write CELL@DISTANCE, as in [1@21]")?, far))
+    };
+    let all: Result<Vec<_>, &str> = bare(text).split(',').map(distance).collect();
+    all.map_err(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wideleaf_policies::units::gib;
+
+    fn cell(text: &str) -> CellSpec {
+        text.parse().expect("it is a cell")
+    }
+
+    fn refused(text: &str) -> String {
+        text.parse::<CellSpec>().expect_err("it is no cell").to_string()
+    }
+
+    #[test]
+    fn a_cell_is_read_with_all_its_keys() {
+        let text =
+            "id=1,cpus=[0-1,4],memory=2G,host-nodes=[0,2],policy=interleave,host-cpus=[8-11],distances=[0@21,2@31]";
+        let CellSpec { id, cpus, memory, host_nodes, policy, host_cpus, distances } = cell(text);
+        assert_eq!((id, memory, policy), (1, Some(gib(2)), MemoryMode::Interleave));
+        let shown = [cpus.map(|list| list.to_string()), host_nodes.map(|list| list.to_string())];
+        assert_eq!(shown.map(Option::unwrap_or_default), ["0-1,4", "0,2"]);
+        assert_eq!(host_cpus.map(|list| list.to_string()).as_deref(), Some("8-11"));
+        assert_eq!(distances, [(0, 21), (2, 31)]);
+    }
+
+    #[test]
+    fn names_of_other_programs_mean_the_same() {
+        let ours = cell("id=0,cpus=0-1,memory=1G,host-nodes=1");
+        assert_eq!(cell("guest_numa_id=0,cpus=[0-1],size=1G,host_numa_node=1"), ours);
+        assert_eq!(cell("nodeid=0,cpus=0-1,mem=1G,host-nodes=1,policy=bind"), ours);
+        assert_eq!("off".parse(), Ok(NumaArg::Off));
+        assert_eq!("auto".parse(), Ok(NumaArg::Auto));
+    }
+
+    #[test]
+    fn a_text_that_is_no_cell_is_refused_with_its_part() {
+        let cases = [
+            ("id", "\"id\" is not a key with a value"),
+            ("cpus=0", "id= is missing: number the cells from 0"),
+            ("id=0,id=1", "id= is there twice"),
+            ("id=-1", "id=-1: write a number from 0"),
+            ("id=0,colour=1", "there is no key \"colour\": the keys are id, cpus, memory"),
+            ("id=0,cpus=[a]", "cpus=[a]: \"a\" is not a list of numbers"),
+            ("id=0,memory=much", "memory=much: "),
+            ("id=0,host-nodes=[]", "host-nodes=[]: name at least one node"),
+            ("id=0,host-cpus=[]", "host-cpus=[]: name at least one CPU"),
+            ("id=0,policy=strict", "policy=strict: use bind, preferred or interleave"),
+            ("id=0,distances=[1]", "distances=[1]: write CELL@DISTANCE"),
+            ("id=0,distances=[1@999]", "distances=[1@999]: a distance is a number up to 254"),
+            ("id=0,backing=hugetlb", "backing= cannot differ between cells: all of a guest's RAM has one backing"),
+            ("id=0,hugepages=on", "and page size; use --host-page"),
+        ];
+        for (text, why) in cases {
+            assert!(refused(text).contains(why), "{text}: {}", refused(text));
+        }
+    }
+}
