@@ -220,7 +220,7 @@ impl ManagerLoop {
         // A policy that decides at the fault has the RAM's userfaultfd; there can be only one.
         let needs = Needs { access: policy.needs().access && !policy.decides_at_first_touch(), ..policy.needs() };
         let firsts = sensing::firsts_of_second_levels(&vms);
-        let nodes = supplying::nodes_of(&vms);
+        let nodes_of_guests = supplying::nodes_of(&vms);
         let state = |(vm, first): (ManagedVm, usize)| {
             let giants = |vm: &mut ManagedVm, guard| has_giants.then(|| GiantVm::new(vm, guard, &giants)).flatten();
             VmState::new(&host, vm, first, giants, needs, &config, &mut report.unanswered)
@@ -243,7 +243,7 @@ impl ManagerLoop {
             panics: Mutex::default(),
             shortage: shortage(config.given_back),
             huge_pages: HugePageBackoff::default(),
-            supply: supplying::supply_for(&host, &config, nodes),
+            supply: supplying::supply_for(&host, &config, nodes_of_guests),
             known_unseen: 0,
             promotes: policy.promotes(),
             began_with: policy.name(),

@@ -57,7 +57,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use wideleaf_policies::{Bytes, PageSet, PerTenThousand, WindowIndex};
+use wideleaf_policies::{Bytes, PageSet, PageSize, PerTenThousand, WindowIndex};
 
 use crate::backing::BackingKind;
 use crate::host::{Host, HostError};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use wideleaf_attach::live_view::OwnGuest;
-use wideleaf_attach::numa;
+use wideleaf_attach::numa::of_live as nodes_of_live;
 use wideleaf_control::view::NumaView;
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::block_supply::SupplyRules;
@@ -485,7 +485,7 @@ impl<'a> Running<'a> {
             resets,
             migrated,
             ram_at_end,
-            numa: of.session.live().and_then(|live| numa::of_live(&live)),
+            numa: of.session.live().and_then(|live| nodes_of_live(&live)),
             guarantee,
             console_bytes_lost,
             paging,

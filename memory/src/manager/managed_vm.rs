@@ -81,6 +81,7 @@ impl ManagedVm {
     pub fn new(id: VmId, ram: Arc<GuestRam>, second_level: Option<Arc<dyn SecondLevel>>) -> ManagedVm {
         let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
         ManagedVm {
+            bound_to: ram.placement().bound_to(),
             ram: Some(ram),
             may_collapse_shared: true,
             ..ManagedVm::of_others(id, ranges, backing, second_level)
@@ -144,6 +145,11 @@ impl ManagedVm {
     /// Whether a program provides or observes pages of its RAM (`userfaultfd(2)`), according to the gate.
     pub(super) fn is_watched(&self) -> bool {
         self.keeps_holes() == Some(KeptHoles::Watched)
+    }
+
+    /// Whether the placement of its RAM says where each window lies, so that no policy has a say in it.
+    pub(super) fn fixes_nodes(&self) -> bool {
+        self.ram.as_ref().is_some_and(|ram| ram.placement().fixes_nodes())
     }
 
     /// Whether the RAM is of a kind that must not be collapsed while it is watched.

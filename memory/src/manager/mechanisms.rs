@@ -93,10 +93,11 @@ impl Site<'_, '_> {
         }
     }
 
-    /// Promotes, and moves the huge page if the plan wants it on another node than the one that the kernel chose.
+    /// Promotes, and moves the huge page if the plan wants it on another node than the one that the kernel chose, and
+    /// the placement of the RAM leaves that to the plan.
     fn promote(self, attempt: Attempt, window: WindowIndex) -> Attempt {
         let Site { host, vm, range, .. } = self;
-        let wanted = attempt.planned.node;
+        let wanted = attempt.planned.node.filter(|_| !vm.fixes_nodes());
         let promoted = self.swap_or_collapse(attempt, window);
         match wanted {
             Some(node) if promoted.result == OutcomeResult::Done => {

@@ -11,7 +11,7 @@
 //!   Mems_allowed, policy of the RAM  ──┘        what is kept from one tick to the next: node_sight.rs
 //! ```
 
-use wideleaf_policies::{NodeId, NodeOfVm, Snapshot, VmSnapshot};
+use wideleaf_policies::{NodeId, NodeOfVm, Snapshot, TouchedFrom, VmSnapshot};
 
 use super::ManagerLoop;
 use super::report::ManagerReport;
@@ -47,7 +47,10 @@ impl VmState {
         }
         let sight = &self.node_sight;
         rows.node.copy_from_slice(sight.nodes());
-        rows.touched_from.fill(sight.touched_from());
+        // Where the placement of the RAM names the node of each window, a policy has no choice.
+        let is_fixed = self.managed.fixes_nodes();
+        let touched_from = if is_fixed { TouchedFrom::Unknown } else { sight.touched_from() };
+        rows.touched_from.fill(touched_from);
         let permitted = |node: NodeId| {
             let by_cpuset = sight.allowed().is_empty() || sight.allowed().contains(node);
             by_cpuset && self.managed.bound_to.is_none_or(|bound| bound.contains(node))

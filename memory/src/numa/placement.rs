@@ -154,6 +154,21 @@ impl Placement {
         &self.parts
     }
 
+    /// Nodes to which all of the RAM is bound, if one policy binds it; `None` if it may be anywhere, or if parts differ.
+    pub(crate) fn bound_to(&self) -> Option<NodeSet> {
+        let policy = self.parts.first()?.policy;
+        (policy.mode == MemoryMode::Bind && !self.fixes_nodes()).then_some(policy.nodes)
+    }
+
+    /// Whether it says for each window where its pages lie: by turns of the nodes, or by parts with different policies.
+    /// Nothing is moved to another node then.
+    pub(crate) fn fixes_nodes(&self) -> bool {
+        let mut policies = self.parts.iter().map(|part| part.policy);
+        policies
+            .next()
+            .is_some_and(|first| first.mode == MemoryMode::Interleave || policies.any(|policy| policy != first))
+    }
+
     /// Pieces of a range that have a policy.
     pub(crate) fn pieces(&self, gpa: GpaRange) -> impl Iterator<Item = PlacedPart> + '_ {
         self.parts.iter().filter_map(move |part| {
@@ -241,6 +256,19 @@ mod tests {
             part(0, gib(1), MemoryMode::Bind, "0"),
             part(1 << 30, gib(2), MemoryMode::Interleave, "1-2"),
         ])
+    }
+
+    #[test]
+    fn ram_is_bound_where_one_policy_binds_all_of_it_and_fixed_where_windows_have_nodes_of_their_own() {
+        let of = |parts: &[PlacedPart]| Placement::of(parts.to_vec());
+        let nodes =
+            |placement: &Placement| (placement.bound_to().map(|nodes| nodes.to_string()), placement.fixes_nodes());
+        let [low, high] = [(0, "0"), (1 << 30, "1")].map(|(start, nodes)| part(start, gib(1), MemoryMode::Bind, nodes));
+        assert_eq!(nodes(&of(&[low])), (Some("0".to_owned()), false));
+        assert_eq!(nodes(&of(&[low, high])), (None, true));
+        assert_eq!(nodes(&of(&[part(0, gib(1), MemoryMode::Interleave, "0-1")])), (None, true));
+        assert_eq!(nodes(&of(&[part(0, gib(1), MemoryMode::Preferred, "0")])), (None, false));
+        assert_eq!(nodes(&Placement::default()), (None, false));
     }
 
     #[test]

@@ -209,7 +209,7 @@ impl<D: Door + 'static> Serving<D> {
             self.answer_page(page);
             return true;
         }
-        let Ok(mut prepared) = self.slots.take(false, self.door.as_ref(), now) else { return false };
+        let Ok(mut prepared) = self.slots.take(false, window, self.door.as_ref(), now) else { return false };
         let read = self.shared.saved.read_page(window, number, &mut prepared.slot.bytes()[place_of(number)]);
         let copy = |pages| self.door.copy_in(&prepared.slot, window, pages);
         let is_there = read.is_ok() && in_steps(&self.shared, number..number + 1, copy).is_ok();
