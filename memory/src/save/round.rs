@@ -178,7 +178,8 @@ impl Shared<'_> {
 
     fn save(&self, job: &Job, buffer: &mut [u8]) -> Result<(), SaveError> {
         let pages = job.read.with(job.zero);
-        self.logs.map_or(Ok(()), |logs| logs.clear(job.window, pages))?;
+        // Not of the pages of zeroes: one that was written since is read in the next round.
+        self.logs.map_or(Ok(()), |logs| logs.clear(job.window, job.read))?;
         read(self.saver.ram, job.window, job.read, buffer);
         job.zero.runs().for_each(|run| buffer[bytes_of(&run)].fill(0));
         let written = self.saver.sink.write(job.window, &pages, buffer);

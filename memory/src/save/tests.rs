@@ -487,3 +487,28 @@ fn pages_that_do_not_fit_are_left_with_the_guest_paused() {
     assert_eq!(found, (0..4).map(|window| (window, PageSet::ALL, PageSet::EMPTY)).collect::<Vec<_>>());
     assert!(guest.is_as_before());
 }
+
+#[test]
+fn a_page_that_is_given_back_and_written_again_before_its_turn_is_read_in_a_later_round() {
+    let guest = guest_with_full_logs();
+    (0..300).chain(512..812).for_each(|page| guest.write(page, 1));
+    let at_call = |call| {
+        guest.host.sleep(Duration::from_millis(100));
+        match call {
+            // Window 1, in the first round: the second one has window 0 first, then this page as a zero.
+            1 => {
+                guest.ram.given_back().book().note_release(WindowIndex::new(1), PageSet::from_iter([88]));
+                guest.host.make_absent(guest.ram.base() + kib(4) * 600, kib(4));
+                (0..300).for_each(|page| guest.write(page, 2));
+            }
+            2 => guest.write(600, 9),
+            _ => {}
+        }
+        Ok(())
+    };
+    let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
+    let report = guest.save(&sink, &SaveLimits { beyond: BeyondBound::PauseLonger, ..limits() }).expect("it ends");
+    assert!(report.rounds.len() >= 2, "{report:?}");
+    let pages = sink.pages.lock().expect("no test panics under it");
+    assert_eq!([(0, 0), (1, 88), (1, 89)].map(|place| pages[&place]), [2, 9, 1]);
+}
