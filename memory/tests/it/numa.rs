@@ -305,6 +305,7 @@ impl SavedRam for Saved {
             pages: PageSet::ALL,
             was_huge: (window.get() / 2).is_multiple_of(2),
             heat: PerTenThousand::default(),
+            has_others: false,
         }
     }
 
