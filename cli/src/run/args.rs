@@ -171,13 +171,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vcpus: u8,
 
-    /// A NUMA cell that the guest sees, and its place on this host; repeat it for each cell. id=N numbers the cells
-    /// from 0. cpus=[LIST] are its vCPUs, memory=SIZE its RAM: the cells together have all, and the only one may leave
-    /// both out. host-nodes=[LIST] are nodes of the host for its memory, by policy=bind (these alone, the default),
-    /// preferred or interleave. Its vCPUs run on the CPUs of these nodes, or on host-cpus=[LIST].
-    /// distances=[CELL@DISTANCE,...] are 10 to itself and 20 to others by default. `auto` prefers the node of the host
-    /// with the most room for the whole guest, if there are several nodes; `off` leaves memory and vCPUs to the kernel
-    /// [default: auto]
+    /// A NUMA cell that the guest sees, and its place on this host; repeat it for each cell. `id=N` numbers the cells
+    /// from 0. `cpus=[LIST]` are its vCPUs, `memory=SIZE` its RAM: the cells together have all, and the only one may
+    /// leave both out. `host-nodes=[LIST]` are nodes of the host for its memory, by `policy=bind` (these alone, the
+    /// default), `preferred` or `interleave`. Its vCPUs run on the CPUs of these nodes, or on `host-cpus=[LIST]`.
+    /// `distances=[CELL@DISTANCE,...]` are 10 to itself and 20 to others by default. `auto` prefers the node of the
+    /// host with the most room for the whole guest, if there are several nodes; `off` leaves memory and vCPUs to the
+    /// kernel [default: auto]
     #[arg(long, value_name = "CELL|auto|off", conflicts_with = "native")]
     pub numa: Vec<NumaArg>,
 

@@ -67,7 +67,7 @@ pub struct ManagedVm {
     pub heat: Option<Arc<dyn HeatSource>>,
     /// Readings of the guest's own count of its work; `None`: nothing here hears of it.
     pub progress: Option<Arc<ProgressReadings>>,
-    /// Samples of accesses that another process took of this guest, which continues here; empty for a guest that begins.
+    /// Samples of accesses that another process took of this guest, which continues here; empty for one that begins.
     /// Their ages count from [`Moment::START`](wideleaf_policies::Moment::START).
     pub accesses_before: Vec<AccessesBefore>,
     /// Share of its present memory that has to stay on large pages, which policies give to no other VM; zero: none.

@@ -154,7 +154,7 @@ impl Placement {
         &self.parts
     }
 
-    /// Nodes to which all of the RAM is bound, if one policy binds it; `None` if it may be anywhere, or if parts differ.
+    /// Nodes to which all of the RAM is bound, if one policy binds it; `None` if it may be anywhere or parts differ.
     pub(crate) fn bound_to(&self) -> Option<NodeSet> {
         let policy = self.parts.first()?.policy;
         (policy.mode == MemoryMode::Bind && !self.fixes_nodes()).then_some(policy.nodes)

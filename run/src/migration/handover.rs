@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_whose_pages_are_needed_never_resumes_by_itself() {
+    fn a_source_with_pages_that_are_needed_never_resumes_by_itself() {
         let sent = Source::Sending.after(AtSource::GivingUp).after(AtSource::AllSent);
         let serving = sent.after(AtSource::Ready).after(AtSource::RunningPartly);
         assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));

@@ -211,7 +211,7 @@ impl Vm {
         Ok(log)
     }
 
-    /// Fetches the dirty log of a slot. A VM whose KVM cannot start logs set clears it as well.
+    /// Fetches the dirty log of a slot. Where KVM cannot start logs set, this clears it as well.
     ///
     /// # Errors
     /// [`KvmError::Ioctl`], also where logging is off.
