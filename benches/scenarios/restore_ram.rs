@@ -22,7 +22,7 @@ use wideleaf_memory::testing::page_copies::PageCopies;
 use wideleaf_memory::warming::warm_host_memory;
 use wideleaf_memory::{GuestRam, LinuxHost};
 use wideleaf_policies::units::{gib, mib};
-use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSet, PageSize, PerTenThousand, WindowIndex};
+use wideleaf_policies::{Backing, Bytes, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 
 const WINDOW: Bytes = PageSize::Huge2M.bytes();
 const WORDS_PER_WINDOW: usize = WINDOW.as_usize() / 8;

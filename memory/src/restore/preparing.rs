@@ -25,7 +25,7 @@ use crate::sys::userfaultfd::{Mode, Userfaultfd, UserfaultfdError};
 /// What RAM has at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
-    /// No page.
+    /// No page at all.
     None,
     /// All pages that are not stored.
     Others,

@@ -7,8 +7,8 @@
 //!   on, others'    refused: OfOthers
 //! ```
 //!
-//! Where KVM can ([`SecondLevel::start_dirty_log_set`]), a log begins with all pages set, and switching it on changes no
-//! mapping. A bit is cleared at two places only, so that no write is lost:
+//! Where KVM can ([`SecondLevel::start_dirty_log_set`]), a log begins with all pages set, and switching it on changes
+//! no mapping. A bit is cleared at two places only, so that no write is lost:
 //! - right before its page is copied: a write after that is in the log again;
 //! - at the start, of pages that were not in use, before RAM is scanned for the pages in use.
 //!

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_whose_pages_are_needed_never_resumes_by_itself() {
+    fn a_source_that_has_missing_pages_never_resumes_by_itself() {
         let serving = Source::Sending.after(AtSource::AllSent).after(AtSource::Ready).after(AtSource::RunningPartly);
         assert_eq!((serving, serving.guest()), (Source::Serving, Guest::Waits));
         for event in [AtSource::NeverRan, AtSource::Running, AtSource::Ready, AtSource::Lost] {

@@ -63,7 +63,7 @@ impl KvmSystem {
         Ok(KvmSystem { kvm, clears_logs_at_fetch: false })
     }
 
-    /// The same, with VMs whose dirty logs are those of a KVM before Linux 5.7: for tests and comparisons.
+    /// The same, with VMs that have the dirty logs of a KVM before Linux 5.7: for tests and comparisons.
     #[must_use]
     pub fn with_logs_cleared_at_fetch(self) -> KvmSystem {
         KvmSystem { clears_logs_at_fetch: true, ..self }
