@@ -89,11 +89,14 @@ impl<'a> Serving<'a> {
     ) -> Result<Kind, Lost> {
         let mut content = Vec::new();
         loop {
+            if let Some(window) = self.urgent.pop_front() {
+                on_sent(self.send(window)?);
+                continue;
+            }
             // A touch that has come goes before windows that are only asked for in advance.
-            let has_none = self.urgent.is_empty() && self.others.is_empty();
-            if !has_none && !lock(receiver).has_some() {
-                let window = self.urgent.pop_front().or_else(|| self.others.pop_front());
-                window.map_or(Ok(()), |window| self.send(window).map(on_sent))?;
+            if !self.others.is_empty() && !lock(receiver).has_some() {
+                let window = self.others.pop_front().expect("it is not empty");
+                on_sent(self.send(window)?);
                 continue;
             }
             match lock(receiver).next(&mut content, limit)? {

@@ -288,4 +288,23 @@ mod tests {
         let vm = Vm::create(&system, ram(), mib(2)).expect("the RAM has no owner");
         assert!(vm.ram().exclusive_words(vm.ram().ranges()[0]).is_none());
     }
+
+    #[test]
+    fn a_kvm_that_cannot_begin_a_log_set_says_so_and_its_logs_are_cleared_by_each_fetch() {
+        let system = match KvmSystem::open() {
+            Ok(system) => system.with_logs_cleared_at_fetch(),
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let layout = [GpaRange::new(Gpa::new(0), mib(2)).expect("fits")];
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
+        let ram = GuestRam::map(&layout, backing).expect("2 MiB can be mapped");
+        let vm = Vm::create(&system, ram, mib(2)).expect("the RAM has no owner");
+        let slot = vm.slots()[0];
+        assert_eq!(vm.start_dirty_log_set(slot.id).expect("KVM is not asked"), Some(false));
+        assert!(!vm.slots()[0].is_dirty_logged, "the slot is as it was");
+        vm.set_dirty_log(slot.id, true).expect("it has logs");
+        assert_eq!(vm.start_dirty_log_set(slot.id).expect("KVM is not asked"), None, "it is on");
+        assert!(vm.take_dirty_log(slot).expect("it is on").iter().all(|word| *word == 0), "a log begins empty");
+        assert!(vm.clear_dirty_log(slot, 0, &[u64::MAX; 8]).is_err(), "only a fetch clears it");
+    }
 }
