@@ -273,7 +273,8 @@ impl Restorer {
 
     /// The same for anonymous RAM that has contents already, except for the stored pages: what RAM has in their place
     /// is dropped. A window of which all pages are stored is dropped whole, and comes onto a huge page again; of
-    /// another one, [`SavedWindow::has_others`] says so, and its other pages can be used while the stored ones are missing.
+    /// another one, [`SavedWindow::has_others`] says so, and its other pages can be used while the stored ones are
+    /// missing.
     ///
     /// No thread may use the RAM until this returns.
     ///
