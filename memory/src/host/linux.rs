@@ -86,7 +86,7 @@ impl Host for LinuxHost {
     }
 
     fn make_huge_page_ready(&self, start: Hva) {
-        let node = self.has_nodes.then(|| sys::mempolicy::node_of(start).ok().flatten()).flatten();
+        let node = self.has_nodes.then(|| sys::page_nodes::node_of(start).ok().flatten()).flatten();
         if let Err(error) = self.ready_page.make(node) {
             tracing::debug!("no huge page was made ready for a collapse: {error}");
         }

@@ -16,7 +16,7 @@ use std::io;
 use libc::c_int;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, NodeId, NodeSet, WindowIndex};
 
-use crate::sys::mempolicy;
+use crate::sys::{mempolicy, page_nodes};
 
 /// Strictness with which the kernel takes pages from nodes (`set_mempolicy(2)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -90,7 +90,7 @@ impl NodePolicy {
     /// Whether the present page at an address of this process is one that the policy permits. One of which the kernel
     /// does not tell the node is.
     pub(crate) fn permits_page_at(&self, address: Hva) -> bool {
-        !matches!(mempolicy::node_of(address), Ok(Some(node)) if !self.permits(node))
+        !matches!(page_nodes::node_of(address), Ok(Some(node)) if !self.permits(node))
     }
 
     /// Whether a page on this node is one that the policy permits. One from elsewhere is permitted unless it is strict.

@@ -1,5 +1,4 @@
-//! `mbind(2)`, `set_mempolicy(2)` and `get_mempolicy(2)`: on which NUMA nodes the kernel allocates pages; and
-//! `move_pages(2)` without targets: on which one a page lies.
+//! `mbind(2)`, `set_mempolicy(2)` and `get_mempolicy(2)`: on which NUMA nodes the kernel allocates pages.
 
 use std::io;
 
@@ -43,32 +42,13 @@ pub(crate) fn of_thread() -> io::Result<(c_int, NodeSet)> {
     Ok((mode, nodes.map(NodeId).collect()))
 }
 
-/// The node of the present page at an address of this process; `None` for one that is not present. Brings no page, so
-/// that it waits for no userfaultfd.
-pub(crate) fn node_of(address: Hva) -> io::Result<Option<NodeId>> {
-    let (pages, mut status): ([u64; 1], [c_int; 1]) = ([address.get()], [-libc::ENOENT]);
-    // SAFETY: without targets nothing moves. The kernel reads one address and writes one int; both live until it
-    // returns. What it finds at the address it only looks up in the page tables.
-    result(unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            0_i32,
-            1_usize,
-            pages.as_ptr(),
-            std::ptr::null::<c_int>(),
-            status.as_mut_ptr(),
-            0_i32,
-        )
-    })?;
-    Ok(u16::try_from(status[0]).ok().map(NodeId))
-}
-
 const _: () = assert!(NODE_WORDS * 64 + 1 == MASK_BITS as usize, "the kernel reads no bit behind the mask");
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sys::mapping::AddressReservation;
+    use crate::sys::page_nodes::node_of;
     use wideleaf_policies::PageSize;
 
     /// Whether this kernel has nodes (`CONFIG_NUMA`) and permits policies.

@@ -38,6 +38,14 @@ pub(crate) fn nodes_of(pid: u32, pages: &[Hva], nodes: &mut Vec<Option<NodeId>>)
     Ok(())
 }
 
+/// The node of the page at an address of this process; `None` for one that is not present. Brings no page, so that it
+/// waits for no userfaultfd.
+pub(crate) fn node_of(page: Hva) -> io::Result<Option<NodeId>> {
+    let mut nodes = Vec::with_capacity(1);
+    nodes_of(0, &[page], &mut nodes)?;
+    Ok(nodes.pop().flatten())
+}
+
 /// Moves pages that no other process maps to a node. Their contents stay the same; a page of a huge page moves all of
 /// it. Returns the error of the first page that was not moved.
 pub(crate) fn move_to(pid: u32, pages: &[Hva], node: NodeId) -> io::Result<()> {
