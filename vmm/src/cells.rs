@@ -226,7 +226,7 @@ mod tests {
         );
         assert_eq!(
             refused(&two(("0", gib(1) + kib(4)), ("1", gib(1))), gib(2), 2),
-            "the 1048580 KiB of cell 0 are not a whole number of 2m pages: use 1 GiB or 1026 MiB"
+            "the 1.00 GiB of cell 0 are not a whole number of 2m pages: use 1 GiB or 1026 MiB"
         );
         let none = refused(&two(("0", Bytes::ZERO), ("1", gib(1))), gib(1), 2);
         assert_eq!(none, "cell 0 has no memory: give it some with memory=");

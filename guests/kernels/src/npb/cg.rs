@@ -105,6 +105,7 @@ impl Problem {
 
 fn memory<'a>(parameters: &Parameters<'a>, _vcpus: usize) -> Result<MemoryNeed, KernelError<'a>> {
     let problem = problem(Class::from_parameters(parameters)?);
+    progress_ms(parameters, report::PROGRESS_MS)?;
     Ok(MemoryNeed::of_layout(|layout| Places::new(layout, &problem)))
 }
 
