@@ -74,8 +74,13 @@ pub fn target_with(scratch: &Scratch, address: &str, more: &[&str]) -> (Running,
 
 /// The client of a migration, which may be slow.
 pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
+    client(scratch, to, &[&["--pause=60s"], more].concat())
+}
+
+/// The client of a migration with these options.
+pub fn client(scratch: &Scratch, to: &str, options: &[&str]) -> Child {
     let mut command = Command::new(scratch.program());
-    command.args(["vm", "vm.sock", "migrate", to, "--format=json", "--pause=60s"]).args(more);
+    command.args(["vm", "vm.sock", "migrate", to, "--format=json"]).args(options);
     command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
@@ -179,7 +184,7 @@ fn under_way(scratch: &Scratch) -> (Running, Running, Child) {
 }
 
 /// The source is as if nothing had been, to its end.
-fn goes_on(scratch: &Scratch, source: Running) {
+pub fn goes_on(scratch: &Scratch, source: Running) {
     let state = status(scratch);
     assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
     assert_eq!(source.end(), (Some(0), String::new()));
@@ -260,7 +265,7 @@ pub fn held_at(scratch: &Scratch, cut: u32, before: impl FnOnce() + Send + 'stat
         let target = UnixStream::connect(to).unwrap();
         let before = std::sync::Mutex::new(Some(before));
         let pump = |from: &UnixStream, to: &UnixStream| {
-            if forward(from, to, cut).is_ok()
+            if forward(from, to, |kind| kind != cut).is_ok()
                 && let Some(before) = before.lock().unwrap().take()
             {
                 before();
@@ -278,7 +283,8 @@ pub fn held_at(scratch: &Scratch, cut: u32, before: impl FnOnce() + Send + 'stat
     ("unix:lossy.sock".to_owned(), thread)
 }
 
-fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: u32) -> std::io::Result<()> {
+/// Passes on the first bytes and each message until one comes that does not pass, by its kind.
+pub fn forward(mut from: &UnixStream, mut to: &UnixStream, mut passes: impl FnMut(u32) -> bool) -> std::io::Result<()> {
     let mut message = vec![0; 12];
     from.read_exact(&mut message)?;
     loop {
@@ -287,7 +293,7 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: u32) -> std::io::Res
         from.read_exact(&mut message)?;
         let field = |index: usize| u32::from_le_bytes(message[index..index + 4].try_into().unwrap());
         let (kind, bytes) = (field(0), field(8));
-        if kind == cut {
+        if !passes(kind) {
             return Ok(());
         }
         message.resize(16 + bytes as usize, 0);
@@ -299,11 +305,17 @@ fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: u32) -> std::io::Res
 fn failed_at(scratch: &Scratch, cut: u32) -> (Running, Running, String) {
     let source = source(scratch);
     let (target, _) = target(scratch, "unix:move.sock");
+    let why = fails_at(scratch, cut);
+    (source, target, why)
+}
+
+/// Migrates to the target at `move.sock`, which fails at a message of this kind; returns what the client says.
+pub fn fails_at(scratch: &Scratch, cut: u32) -> String {
     let (place, thread) = lossy(scratch, cut);
     let (code, _, why) = end(migrate(scratch, &place, &[]));
     assert_eq!(code, Some(4), "{why}");
     thread.join().unwrap();
-    (source, target, why)
+    why
 }
 
 #[test]

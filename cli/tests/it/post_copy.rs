@@ -2,9 +2,8 @@
 //! its RAM has, and finds every word; whatever is lost on the way, at most one guest runs. Needs KVM and a userfaultfd
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
-use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -13,33 +12,16 @@ use serde_json::{Value, json};
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
+use crate::migration::{GO, PAGES, client, end, forward, goes_on, has_lost_nothing, report, started, status};
 use crate::program::new_scratch;
 
 /// Kinds of messages (`run/src/migration/frames.rs`).
-const PAGES: u32 = 2;
-const GO: u32 = 4;
 const MISSING: u32 = 6;
 const COMPLETE: u32 = 22;
 
 /// Two vCPUs that write and check 8 MiB again and again, for longer than any test needs to move them.
 fn source(scratch: &Scratch) -> Running {
-    let arguments = [
-        "run",
-        "pattern",
-        "--vcpus=2",
-        "--memory=128M",
-        "--cmdline=bytes=8M passes=3000",
-        "--policy=greedy",
-        "--no-daemon",
-        "--control-socket=vm.sock",
-        "--format=json",
-        "--output=source.json",
-    ];
-    let mut run = Running::start(scratch, &arguments);
-    while !scratch.wideleaf(&["vm", "vm.sock", "status"]).output().unwrap().status.success() {
-        assert_eq!(run.0.try_wait().unwrap(), None, "it ended before it listened");
-    }
-    run
+    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", "--cmdline=bytes=8M passes=3000"])
 }
 
 /// A run that waits at `move.sock`.
@@ -54,45 +36,12 @@ fn target(scratch: &Scratch) -> Running {
 
 /// A migration that sends a page in 2 ms: what the guest writes in a round needs 4 s, and the pause has 2 s for it.
 fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
-    let mut command = Command::new(scratch.program());
-    command.args(["vm", "vm.sock", "migrate", to, "--format=json", "--pause=4s", "--bytes-per-second=2M"]);
-    command.args(more).current_dir(scratch.path(".")).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Exit code, standard output and standard error.
-fn end(child: Child) -> (Option<i32>, String, String) {
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    client(scratch, to, &[&["--pause=4s", "--bytes-per-second=2M"], more].concat())
 }
 
 /// The target says where it waited, and nothing else.
 fn ends_well(target: Running) {
     assert_eq!(target.end(), (Some(0), "wideleaf: waiting for a VM at unix:move.sock\n".to_owned()));
-}
-
-fn report(scratch: &Scratch, name: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(scratch.path(name)).unwrap()).unwrap()
-}
-
-fn status(scratch: &Scratch) -> Value {
-    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).assert().success();
-    serde_json::from_slice(&output.get_output().stdout).unwrap()
-}
-
-/// The guest found every word as it had written it.
-fn has_lost_nothing(report: &Value) {
-    assert_eq!(report["outcome"], "success");
-    assert_eq!((&report["verification"]["passed"], &report["verification"]["errors"]), (&json!(true), &json!(0)));
-}
-
-/// The source is as if nothing had been, to its end.
-fn goes_on(scratch: &Scratch, source: Running) {
-    let state = status(scratch);
-    assert_eq!((&state["state"], &state["doubt"], &state["saving"]), (&json!("running"), &Value::Null, &Value::Null));
-    assert_eq!(source.end(), (Some(0), String::new()));
-    has_lost_nothing(&report(scratch, "source.json"));
 }
 
 #[test]
@@ -178,7 +127,7 @@ fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
         let source = listener.accept().unwrap().0;
         let target = UnixStream::connect(to).unwrap();
         let pump = |from: &UnixStream, to: &UnixStream, hold: &dyn Fn()| {
-            let _ = forward(from, to, cut, hold);
+            let _ = forward_until(cut, from, to, hold);
             // Both directions end.
             for end in [from, to] {
                 let _ = end.shutdown(std::net::Shutdown::Both);
@@ -195,29 +144,21 @@ fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
     Proxy { thread, held, go_on }
 }
 
-fn forward(mut from: &UnixStream, mut to: &UnixStream, cut: Cut, hold: &dyn Fn()) -> std::io::Result<()> {
-    let mut message = vec![0; 12];
-    from.read_exact(&mut message)?;
+/// Passes messages on as `cut` says; calls `hold` before the pages that wait.
+fn forward_until(cut: Cut, from: &UnixStream, to: &UnixStream, hold: &dyn Fn()) -> std::io::Result<()> {
     let (mut runs, mut was_held) = (false, false);
-    loop {
-        to.write_all(&message)?;
-        message.resize(16, 0);
-        from.read_exact(&mut message)?;
-        let field = |index: usize| u32::from_le_bytes(message[index..index + 4].try_into().unwrap());
-        let (kind, bytes) = (field(0), field(8));
+    forward(from, to, |kind| {
         runs |= kind == GO;
-        match cut {
-            Cut::At(cut) if kind == cut => return Ok(()),
-            Cut::AtPagesAfterGo if runs && kind == PAGES => return Ok(()),
-            Cut::HoldPagesAfterGo if runs && kind == PAGES && !was_held => {
-                was_held = true;
-                hold();
-            }
-            _ => {}
+        let comes_after_go = runs && kind == PAGES;
+        if cut == Cut::HoldPagesAfterGo && comes_after_go && !std::mem::replace(&mut was_held, true) {
+            hold();
         }
-        message.resize(16 + bytes as usize, 0);
-        from.read_exact(&mut message[16..])?;
-    }
+        match cut {
+            Cut::At(cut) => kind != cut,
+            Cut::AtPagesAfterGo => !comes_after_go,
+            Cut::HoldPagesAfterGo => true,
+        }
+    })
 }
 
 #[test]
@@ -284,16 +225,30 @@ fn a_complete_that_is_lost_leaves_the_guest_at_the_target_and_a_paused_one_to_be
     has_lost_nothing(&report(&scratch, "target.json"));
 }
 
+/// A migration with a guest that runs at the target and waits for pages that a proxy holds.
+struct Held {
+    source: Running,
+    target: Running,
+    proxy: Proxy,
+    client: Child,
+}
+
+fn held(scratch: &Scratch) -> Held {
+    let (source, target) = (source(scratch), target(scratch));
+    let proxy = proxy(scratch, Cut::HoldPagesAfterGo);
+    let client = migrate(scratch, PROXY, &["--postcopy=1"]);
+    proxy.held.recv().unwrap();
+    Held { source, target, proxy, client }
+}
+
 #[test]
 fn after_the_switch_nothing_cancels_a_migration_and_the_source_is_kept_until_all_has_come() {
     if !has_kvm() {
         return;
     }
     let scratch = new_scratch();
-    let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
-    let client = Running(migrate(&scratch, PROXY, &["--postcopy=1"]));
-    proxy.held.recv().unwrap();
+    let Held { source, target, proxy, client } = held(&scratch);
+    let client = Running(client);
     client.signal(Signal::SIGINT);
     for request in [&["stop", "--how=kill"][..], &["resume"]] {
         let arguments = [&["vm", "vm.sock"], request].concat();
@@ -313,10 +268,7 @@ fn a_target_that_is_killed_while_pages_are_missing_leaves_the_source_to_be_conti
         return;
     }
     let scratch = new_scratch();
-    let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
-    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
-    proxy.held.recv().unwrap();
+    let Held { source, target, proxy, client } = held(&scratch);
     drop(target);
     proxy.go_on.send(()).unwrap();
     let (code, _, why) = end(client);
@@ -331,10 +283,7 @@ fn a_source_that_is_killed_while_pages_are_missing_ends_the_targets_guest_with_t
         return;
     }
     let scratch = new_scratch();
-    let (source, target) = (source(&scratch), target(&scratch));
-    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
-    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
-    proxy.held.recv().unwrap();
+    let Held { source, target, proxy, client } = held(&scratch);
     drop(source);
     proxy.go_on.send(()).unwrap();
     assert_eq!(end(client).0, Some(4));
