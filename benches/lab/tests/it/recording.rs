@@ -146,7 +146,7 @@ fn a_file_that_is_not_a_recording_gives_one_clear_line() {
     refuses(&bytes[..30], &["cut off after byte 8"]);
     let mut other = bytes.clone();
     other[8] = 9;
-    refuses(&other, &["a recording of version 9; this program reads versions 2 to 6"]);
+    refuses(&other, &["a recording of version 9; this program reads versions 2 to 7"]);
     refuses(&[&bytes[..bytes.len() - 2], &[9, 0]].concat(), &["damaged at byte", "9 is not a valid kind of frame"]);
     scratch.refuses(&["simulate", "--recording=gone"], 3, &["--recording gone: No such file"]);
     scratch.refuses(&["simulate", "--recording=."], 3, &["--recording .: it is a folder"]);
