@@ -11,8 +11,9 @@
 
 use std::path::Path;
 
-use wideleaf_memory::numa::host::{HostNode, HostNodes};
+use wideleaf_memory::numa::host::HostNodes;
 use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy, PlacedPart, Placement};
+use wideleaf_memory::numa::seen::NodeSeen;
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::{BackingConfig, BackingKind};
 use wideleaf_policies::{Bytes, CpuList, GpaRange, NodeId, NodeSet, PageSize};
@@ -70,7 +71,8 @@ pub fn plan(spec: &RunSpec, continues: bool, backing: BackingConfig, root: &Path
     if spec.is_native || spec.numa == NumaSpec::Off || (spec.numa.is_auto() && !has_nodes) {
         return Ok(NumaPlan { has_nodes, ..NumaPlan::default() });
     }
-    let host = HostNodes::read(root).map_err(|error| Failure::Host(error.to_string()))?;
+    let host =
+        HostNodes::read(root).map_err(|error| Failure::Host(format!("cannot read the host's nodes: {error}")))?;
     let pages_to_make = if backing.start_page() == PageSize::Giant1G { spec.giant_pages_made_max } else { 0 };
     let host = Seen { host, backing, pools: HugetlbPools::at(root), pages_to_make };
     let plan = match &spec.numa {
@@ -92,7 +94,7 @@ struct Seen {
 impl Seen {
     /// Memory for a new guest on a node: free pages of the pool and those that may be made, or free and reclaimable
     /// memory.
-    fn available(&self, node: &HostNode) -> Bytes {
+    fn available(&self, node: &NodeSeen) -> Bytes {
         if self.backing.kind() != BackingKind::Hugetlb {
             return node.available();
         }
@@ -104,10 +106,10 @@ impl Seen {
 
     /// The node with the most room, preferred for all RAM, with its CPUs if they are as many as the vCPUs.
     fn preferred(&self, spec: &RunSpec) -> NumaPlan {
-        let cpus = |node: &HostNode| self.host.cpus_of(&NodeSet::of(node.id));
+        let cpus = |node: &NodeSeen| self.host.cpus_of(&NodeSet::of(node.id));
         let allowed = self.host.nodes.iter().filter(|node| self.host.allowed.contains(node.id));
         let fits =
-            |node: &&HostNode| self.available(node) >= spec.memory && cpus(node).len() >= usize::from(spec.vcpus);
+            |node: &&NodeSeen| self.available(node) >= spec.memory && cpus(node).len() >= usize::from(spec.vcpus);
         let Some(node) = allowed.filter(fits).max_by_key(|node| (self.available(node), u16::MAX - node.id.0)) else {
             let said = format!(
                 "wideleaf: no node of this host has room for the whole guest ({} and {} vCPUs), so the kernel chooses \
@@ -138,7 +140,7 @@ impl Seen {
 
     /// Memory of each node, for a message.
     fn rooms(&self) -> String {
-        let room = |node: &HostNode| format!("{} has {} available of {}", node.id, self.available(node), node.total);
+        let room = |node: &NodeSeen| format!("{} has {} available of {}", node.id, self.available(node), node.total);
         self.host.nodes.iter().map(room).collect::<Vec<_>>().join(", ")
     }
 
@@ -220,12 +222,12 @@ impl Seen {
         Ok(())
     }
 
-    fn what_nodes_have(&self, nodes: &[&HostNode]) -> String {
+    fn what_nodes_have(&self, nodes: &[&NodeSeen]) -> String {
         let page = self.backing.start_page();
-        let of = |node: &&HostNode| match self.backing.kind() {
+        let of = |node: &&NodeSeen| match self.backing.kind() {
             BackingKind::Hugetlb => format!("{}: {} in free {page} pages of the pool", node.id, self.available(node)),
             BackingKind::Anon | BackingKind::Memfd => {
-                let HostNode { id, free, reclaimable, total, .. } = node;
+                let NodeSeen { id, free, reclaimable, total, .. } = node;
                 format!("{id}: {free} free and {reclaimable} to reclaim of {total}")
             }
         };

@@ -10,6 +10,7 @@ use wideleaf_policies::{Moment, NodeId, NodeSet, TouchedFrom, VmSnapshot, Window
 
 use super::report::ManagerReport;
 use crate::host::{Host, HostError};
+use crate::numa::host::allowed_nodes;
 use crate::numa::seen::NodesSeen;
 use crate::region::RamRange;
 use crate::sensors::vcpu_nodes::VcpuNodes;
@@ -122,7 +123,7 @@ impl VmSight {
             return Ok(());
         }
         self.due = now + VCPUS_EVERY;
-        self.allowed = host.read_text(STATUS).ok().and_then(|text| allowed(&text)).unwrap_or_default();
+        self.allowed = host.read_text(STATUS).ok().and_then(|text| allowed_nodes(&text)).unwrap_or_default();
         let seen = VcpuNodes::look(host, nodes)?;
         if !seen.by_node.is_empty() {
             self.vcpus = seen; // or else the guest has ended, and this is where its vCPUs ran last
@@ -142,9 +143,4 @@ impl VmSight {
             _ => TouchedFrom::Unknown,
         }
     }
-}
-
-/// The nodes in `Mems_allowed_list:` of `/proc/PID/status`.
-fn allowed(status: &str) -> Option<NodeSet> {
-    status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"))?.trim().parse().ok()
 }

@@ -1,54 +1,22 @@
-//! The NUMA nodes of this host: CPUs, memory and distances (`/sys/devices/system/node`,
-//! Documentation/ABI/stable/sysfs-devices-node).
+//! The NUMA nodes of this host, and those that this process may use (`Mems_allowed_list` and `Cpus_allowed_list` of
+//! `/proc/self/status`, proc_pid_status(5)).
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
-use wideleaf_policies::units::kib;
 use wideleaf_policies::{Bytes, CpuList, NodeId, NodeSet};
 
-/// A node of the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostNode {
-    /// Number of the node.
-    pub id: NodeId,
-    /// CPUs of the node that are online.
-    pub cpus: CpuList,
-    /// All memory of the node; zero for a node with CPUs alone.
-    pub total: Bytes,
-    /// Memory that is free now.
-    pub free: Bytes,
-    /// Memory that the kernel can reclaim without writing guests out: its page cache and its slabs of that kind.
-    pub reclaimable: Bytes,
-    /// Distances to all nodes, in the order of the nodes; 10 is the node itself.
-    pub distances: Vec<u8>,
-}
-
-impl HostNode {
-    /// Memory for a new guest.
-    pub fn available(&self) -> Bytes {
-        self.free + self.reclaimable
-    }
-}
+use super::seen::{NodeSeen, NodesSeen};
 
 /// The nodes of a host, and those that this process may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNodes {
     /// The nodes, ascending; none where the kernel does not know nodes.
-    pub nodes: Vec<HostNode>,
+    pub nodes: Vec<NodeSeen>,
     /// Nodes from which this process may have memory, by its cgroups.
     pub allowed: NodeSet,
     /// CPUs on which this process may run, by its cgroups and its affinity.
     pub allowed_cpus: CpuList,
-}
-
-/// A file of the kernel that cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read the host's nodes: {}: {why}", path.display())]
-pub struct HostNodesError {
-    /// Path of the file.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub why: String,
 }
 
 impl HostNodes {
@@ -61,23 +29,22 @@ impl HostNodes {
     /// Reads the nodes of the host with its `/proc` and `/sys` below `root`.
     ///
     /// # Errors
-    /// [`HostNodesError`] for a file that is malformed or disappears. A kernel without nodes has none.
-    pub fn read(root: &Path) -> Result<HostNodes, HostNodesError> {
-        let folder = root.join("sys/devices/system/node");
-        let online = folder.join("online");
-        if !online.exists() {
+    /// Error of the kernel, or of a file that is malformed. A kernel without nodes has none.
+    pub fn read(root: &Path) -> io::Result<HostNodes> {
+        let nodes = NodesSeen::below(root)?.nodes;
+        if nodes.is_empty() {
             return Ok(HostNodes::default());
         }
-        let ids: NodeSet = parsed(&online, |text| text.parse().ok())?;
-        let nodes = ids.iter().map(|id| read_node(&folder, id)).collect::<Result<_, _>>()?;
-        let status = root.join("proc/self/status");
-        let allowed = parsed(&status, |text| field(text, "Mems_allowed_list:")?.parse().ok())?;
-        let allowed_cpus = parsed(&status, |text| field(text, "Cpus_allowed_list:")?.parse().ok())?;
+        let status = std::fs::read_to_string(root.join("proc/self/status"))?;
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/status: its format is unknown");
+        let allowed = allowed_nodes(&status).ok_or_else(unknown)?;
+        let allowed_cpus =
+            field(&status, "Cpus_allowed_list:").and_then(|list| list.parse().ok()).ok_or_else(unknown)?;
         Ok(HostNodes { nodes, allowed, allowed_cpus })
     }
 
     /// The node of this number.
-    pub fn get(&self, id: NodeId) -> Option<&HostNode> {
+    pub fn get(&self, id: NodeId) -> Option<&NodeSeen> {
         self.nodes.iter().find(|node| node.id == id)
     }
 
@@ -94,40 +61,18 @@ impl HostNodes {
 
     /// Memory for a new guest on these nodes together.
     pub fn available(&self, nodes: &NodeSet) -> Bytes {
-        self.nodes.iter().filter(|node| nodes.contains(node.id)).map(HostNode::available).sum()
+        self.nodes.iter().filter(|node| nodes.contains(node.id)).map(NodeSeen::available).sum()
     }
 }
 
-fn read_node(folder: &Path, id: NodeId) -> Result<HostNode, HostNodesError> {
-    let folder = folder.join(format!("node{}", id.0));
-    let cpus = parsed(&folder.join("cpulist"), |text| text.parse().ok())?;
-    let meminfo = folder.join("meminfo");
-    let of = |name: &str| parsed(&meminfo, |text| amount(text, name));
-    let reclaimable = of("Active(file):")? + of("Inactive(file):")? + of("SReclaimable:")?;
-    let distances = parsed(&folder.join("distance"), |text| {
-        text.split_whitespace().map(|distance| distance.parse().ok()).collect()
-    })?;
-    Ok(HostNode { id, cpus, total: of("MemTotal:")?, free: of("MemFree:")?, reclaimable, distances })
-}
-
-fn parsed<T>(path: &Path, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, HostNodesError> {
-    let wrong = |why: String| HostNodesError { path: path.to_owned(), why };
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    parse(&text).ok_or_else(|| wrong("its format is unknown".to_owned()))
+/// Nodes from which a process may have memory, by its `/proc/PID/status`; `None` if it does not tell.
+pub fn allowed_nodes(status: &str) -> Option<NodeSet> {
+    field(status, "Mems_allowed_list:")?.parse().ok()
 }
 
 /// The value of a line `Name: value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
-}
-
-/// The amount of a line `Node 0 Name: 12 kB`.
-fn amount(text: &str, name: &str) -> Option<Bytes> {
-    let mut words = text.lines().map(str::split_whitespace).find_map(|mut words| {
-        words.nth(2).filter(|word| *word == name)?;
-        Some(words)
-    })?;
-    words.next()?.parse().ok().map(kib)
 }
 
 #[cfg(test)]

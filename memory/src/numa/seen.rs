@@ -6,7 +6,7 @@
 //!   node/online             0-1                  numbers of the nodes
 //!   node/nodeN/cpulist      0-15,32-47           CPUs; a node may have none
 //!   node/nodeN/distance     10 21                from N to each online node; 10 is the node itself (ACPI SLIT)
-//!   node/nodeN/meminfo      MemTotal, MemFree, PageTables, SecPageTables
+//!   node/nodeN/meminfo      MemTotal, MemFree, page cache and slabs, PageTables, SecPageTables
 //!   node/nodeN/hugepages    pages of the pools
 //!   buddyinfo               free blocks of 2 MiB and more
 //! ```
@@ -26,6 +26,9 @@ use crate::sensors::free_blocks::{self, BLOCK_ORDER, BUDDYINFO, base_pages_from}
 
 /// Folder of the nodes in sysfs.
 const NODES: &str = "/sys/devices/system/node";
+
+/// Lines of a node's meminfo with memory that can be reclaimed.
+const RECLAIMABLE: [&str; 3] = ["Active(file)", "Inactive(file)", "SReclaimable"];
 
 /// Page sizes with a pool.
 const POOLED: [PageSize; 2] = [PageSize::Huge2M, PageSize::Giant1G];
@@ -48,6 +51,8 @@ pub struct NodeSeen {
     pub total: Bytes,
     /// Free memory of the node.
     pub free: Bytes,
+    /// Memory that the kernel can reclaim without writing guests out: its page cache and its slabs of that kind.
+    pub reclaimable: Bytes,
     /// Distance to each online node, in the order of [`NodesSeen::nodes`]: 10 to itself, 20 if twice as far.
     pub distances: Vec<u32>,
     /// Number of pages of 2 MiB in free blocks of that size or more.
@@ -93,7 +98,7 @@ impl NodesSeen {
     fn from(read: Read<'_>) -> io::Result<NodesSeen> {
         let online = match read(&format!("{NODES}/online")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(NodesSeen::default()),
-            online => online?.trim().parse::<NodeSet>().map_err(|_| unknown_form("online"))?,
+            online => online?.trim().parse::<NodeSet>().map_err(|_| unknown_form(&format!("{NODES}/online")))?,
         };
         let blocks = read(BUDDYINFO).unwrap_or_default();
         let nodes = online.iter().map(|id| NodeSeen::from(id, read, &blocks));
@@ -139,21 +144,27 @@ impl NodesSeen {
 impl NodeSeen {
     fn from(id: NodeId, read: Read<'_>, buddyinfo: &str) -> io::Result<NodeSeen> {
         let folder = folder_of(id);
-        let memory = read(&format!("{folder}/meminfo"))?;
-        let cpus = read(&format!("{folder}/cpulist"))?;
+        let [meminfo, cpulist] = ["meminfo", "cpulist"].map(|name| format!("{folder}/{name}"));
+        let (memory, cpus) = (read(&meminfo)?, read(&cpulist)?);
         let distances = read(&format!("{folder}/distance")).unwrap_or_default();
-        let amount = |name: &str| of_node(&memory, name).ok_or_else(|| unknown_form("meminfo"));
+        let amount = |name: &str| of_node(&memory, name).ok_or_else(|| unknown_form(&meminfo));
         Ok(NodeSeen {
             id,
-            cpus: cpus.trim().parse().map_err(|_| unknown_form("cpulist"))?,
+            cpus: cpus.trim().parse().map_err(|_| unknown_form(&cpulist))?,
             total: amount("MemTotal")?,
             free: amount("MemFree")?,
+            reclaimable: RECLAIMABLE.into_iter().filter_map(|name| of_node(&memory, name)).sum(),
             distances: distances.split_whitespace().map_while(|word| word.parse().ok()).collect(),
             free_2m: free_2m(buddyinfo, id),
             pools: POOLED.into_iter().filter_map(|size| pool(&folder, size, read)).collect(),
             page_tables: of_node(&memory, "PageTables"),
             second_level_tables: of_node(&memory, "SecPageTables"),
         })
+    }
+
+    /// Memory for a new guest.
+    pub fn available(&self) -> Bytes {
+        self.free + self.reclaimable
     }
 
     /// Number of free pages of its pool of 1 GiB.
@@ -166,8 +177,8 @@ fn folder_of(id: NodeId) -> String {
     format!("{NODES}/node{}", id.0)
 }
 
-fn unknown_form(file: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{file} of {NODES} has an unknown form"))
+fn unknown_form(path: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{path}: its format is unknown"))
 }
 
 /// `Node 1 MemFree:  2048 kB`: a line of a node's meminfo is one of `/proc/meminfo` behind two words.

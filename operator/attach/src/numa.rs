@@ -9,6 +9,7 @@
 use wideleaf_control::view::{NodeView, NumaView};
 use wideleaf_memory::host::Host;
 use wideleaf_memory::manager::{Live, LiveNodes};
+use wideleaf_memory::numa::host::allowed_nodes;
 use wideleaf_memory::numa::seen::{NodeSeen, NodesSeen};
 use wideleaf_memory::region::RamRange;
 use wideleaf_memory::sensors::host_backing::WindowBacking;
@@ -38,8 +39,7 @@ pub(crate) fn of_look(
     let nodes = NodesSeen::through(host).ok().filter(NodesSeen::are_several)?;
     let vcpus = VcpuNodes::look(host, &nodes).unwrap_or_default();
     let status = host.read_text("/proc/self/status").unwrap_or_default();
-    let cpuset = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
-    let cpuset: NodeSet = cpuset.and_then(|list| list.trim().parse().ok()).unwrap_or_default();
+    let cpuset = allowed_nodes(&status).unwrap_or_default();
     let limits = LiveNodes { cpuset, bound_to: None, is_complete: true };
     let permitted = |node: &NodeSeen| cpuset.is_empty() || cpuset.contains(node.id);
     let row = |node: &NodeSeen| NodeOfVm {
