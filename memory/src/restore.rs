@@ -389,6 +389,17 @@ impl Restorer {
         self.report()
     }
 
+    /// The same, except after a window that could not be filled: threads that touched it must not read zeroes, so they
+    /// and all else of this stay as they are until the process ends.
+    pub fn abandon_or_leave(self, gone: GuestIsGone) -> RestoreReport {
+        if self.failure().is_none() {
+            return self.abandon(gone);
+        }
+        let report = self.report();
+        std::mem::forget(self);
+        report
+    }
+
     /// Ends the threads, and waits for those that are not in a read that does not end.
     fn end(&mut self) {
         self.shared.stop();

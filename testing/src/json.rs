@@ -5,10 +5,11 @@ use serde_json::Value;
 /// Names of all numbers in `value` without a unit or a sign that they are counts.
 pub fn numbers_without_unit(name: &str, value: &Value) -> Vec<String> {
     const UNITS: [&str; 10] = ["bytes", "_kib", "_gib_per_s", "_per_s", "seconds", "_s", "_ms", "_us", "_ns", "_bp"];
-    // `value` has a `unit` beside it, and the load average has no unit; the rest are counts.
+    // `value` has a `unit` beside it, the load average has no unit, an address is a place; the rest are counts.
     const WITHOUT: &[&str] = &[
         "value",
         "load_1m",
+        "address",
         "vcpus",
         "vcpu",
         "cpus",

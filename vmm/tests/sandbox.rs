@@ -131,7 +131,6 @@ const FORBIDDEN: &[Attempt] = &[
         || raw(libc::SYS_mbind, [0; 6]),
         |kind| if matches!(kind, ThreadKind::Manager | ThreadKind::Faults) { Works } else { Killed("mbind") },
     ),
-    ("move_pages_of_another_process", || raw(libc::SYS_move_pages, [1, 0, 0, 0, 0, 0]), |_| Killed("move_pages")),
     (
         "bind_itself_to_no_cpu",
         || raw(libc::SYS_sched_setaffinity, [0; 6]),
@@ -156,7 +155,7 @@ const FORBIDDEN: &[Attempt] = &[
     (
         "ask_for_the_node_of_its_own_memory",
         || raw(libc::SYS_move_pages, [0; 6]),
-        |kind| if kind == ThreadKind::Manager { Works } else { Killed("move_pages") },
+        |kind| if matches!(kind, ThreadKind::Manager | ThreadKind::Faults) { Works } else { Killed("move_pages") },
     ),
     (
         "ask_for_the_nodes_of_another_process",

@@ -19,9 +19,15 @@ use crate::program::new_scratch;
 const MISSING: u32 = 6;
 const COMPLETE: u32 = 22;
 
-/// Two vCPUs that write and check 8 MiB again and again, for longer than any test needs to move them.
+/// Two vCPUs that write and check 8 MiB again and again, for longer than a migration after one round, of 4 s, needs.
 fn source(scratch: &Scratch) -> Running {
-    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", "--cmdline=bytes=8M passes=3000"])
+    source_for(scratch, 25)
+}
+
+/// The same for this time.
+fn source_for(scratch: &Scratch, seconds: u32) -> Running {
+    let cmdline = format!("--cmdline=bytes=8M seconds={seconds}");
+    started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
 }
 
 /// A run that waits at `move.sock`.
@@ -50,7 +56,8 @@ fn a_guest_that_pre_copy_cannot_move_moves_by_post_copy_onto_huge_pages_and_lose
         return;
     }
     let scratch = new_scratch();
-    let source = source(&scratch);
+    // Pre-copy gives up after four rounds of 4 s, and so do the rounds before post-copy.
+    let source = source_for(&scratch, 75);
     let refused = target(&scratch);
     let (code, _, why) = end(migrate(&scratch, "unix:move.sock", &[]));
     assert!(code == Some(4) && why.contains("pages that the guest keeps writing"), "{code:?}: {why}");

@@ -171,14 +171,7 @@ impl Completing {
     pub fn end(&self) -> Option<PostCopyView> {
         let restorer = lock(&self.restorer).take()?;
         // Pages that are under way still come: no thread of the restorer waits for ever.
-        let report = match restorer.failure() {
-            None => restorer.abandon(GuestIsGone),
-            Some(_) => {
-                let report = restorer.report();
-                std::mem::forget(restorer);
-                report
-            }
-        };
+        let report = restorer.abandon_or_leave(GuestIsGone);
         self.is_over.store(true, Ordering::SeqCst);
         self.far.lose("its guest has ended".to_owned());
         if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {

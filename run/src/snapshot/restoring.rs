@@ -151,14 +151,7 @@ impl Restoring {
         if let Some(Err(error)) = self.recording.as_ref().map(|recording| recording.write(&touches)) {
             tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
         }
-        let report = match restorer.failure() {
-            None => restorer.abandon(GuestIsGone),
-            Some(_) => {
-                let report = restorer.report();
-                std::mem::forget(restorer);
-                report
-            }
-        };
+        let report = restorer.abandon_or_leave(GuestIsGone);
         Some(RestoredReport { touches_recorded: touches.len() as u64, ..self.report(&report) })
     }
 

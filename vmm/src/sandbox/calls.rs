@@ -316,9 +316,6 @@ const SAVING_FILES: Table = &[
     (libc::SYS_fcntl, With::Is(1, libc::F_OFD_SETLK as u64)),
 ];
 
-/// `move_pages(2)` on this process: the nodes of its own pages, and their moves to another one.
-const OWN_PAGES: With = With::Is(0, 0);
-
 /// The manager's changes: giants, and its own threads, of which one makes free blocks of memory and lets all others
 /// run first.
 const MANAGER: Table = &[
@@ -326,7 +323,6 @@ const MANAGER: Table = &[
     (libc::SYS_ftruncate, With::Any),
     (libc::SYS_pipe2, With::Any),
     (libc::SYS_setpriority, OWN_PRIORITY),
-    (libc::SYS_move_pages, OWN_PAGES),
 ];
 
 /// `clone(2)`: a thread of this process, without a new namespace.
@@ -438,7 +434,7 @@ const ENTERING: Table = &[
 ];
 
 /// Memory policies of this process, where the machine has several NUMA nodes or the guest is placed on some: of new
-/// memory for guest RAM, and a look at the node of a page of this process (`move_pages(2)` of process 0).
+/// memory for guest RAM; the nodes of its own pages, and their moves to another one (`move_pages(2)` of process 0).
 const NODES: Table = &[
     (libc::SYS_mbind, With::Any),
     (libc::SYS_set_mempolicy, With::Any),
