@@ -367,7 +367,7 @@ impl<'a> Prepared<'a> {
         if self.socket.is_none() {
             return Ok(None);
         }
-        let pause = Arc::new(UsersPause::new(guest.machine().control()));
+        let pause = Arc::new(UsersPause::new(guest.machine(), watched.locks().clone()));
         let saving = Arc::new(self.start_saving(guest, policy, &pause, watched.locks())?);
         let parts = Controlled {
             pause,

@@ -4,19 +4,31 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_memory::second_level::SecondLevelError;
+use wideleaf_vmm::devices::virtio::block::DiskLocks;
+use wideleaf_vmm::machine::Machine;
 use wideleaf_vmm::run_loop::RunControl;
 
-/// The users' pause. It is one of those that [`RunControl::pause`] counts; the manager has its own.
-#[derive(Debug)]
+/// The users' pause of the vCPUs. It is one of those that [`RunControl::pause`] counts; the manager has its own.
+/// Devices complete what the guest has asked for, except disks at an instant that is saved.
 pub struct UsersPause {
     control: Arc<RunControl>,
+    disks: DiskLocks,
+    /// Makes the devices look at their rings.
+    look: Box<dyn Fn() + Send + Sync>,
     is_held: Mutex<bool>,
+}
+
+impl std::fmt::Debug for UsersPause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "UsersPause {{ is_held: {} }}", self.is_held())
+    }
 }
 
 impl UsersPause {
     /// A VM that runs.
-    pub fn new(control: Arc<RunControl>) -> UsersPause {
-        UsersPause { control, is_held: Mutex::new(false) }
+    pub fn new(machine: &Machine, disks: DiskLocks) -> UsersPause {
+        let look = Box::new(machine.looks());
+        UsersPause { control: machine.control(), disks, look, is_held: Mutex::new(false) }
     }
 
     /// Whether the VM is paused for its users.
@@ -37,6 +49,17 @@ impl UsersPause {
         Ok(())
     }
 
+    /// Leaves what the guest asks of its disks in the rings, until the end of the pause or [`UsersPause::use_disks`].
+    pub fn rest_disks(&self) {
+        self.disks.rest();
+    }
+
+    /// Undoes [`UsersPause::rest_disks`].
+    pub fn use_disks(&self) {
+        self.disks.go_on();
+        (self.look)();
+    }
+
     /// Ends the users' pause, if there is one.
     ///
     /// # Errors
@@ -46,6 +69,7 @@ impl UsersPause {
         if *is_held {
             self.control.resume()?;
             *is_held = false;
+            self.use_disks();
         }
         Ok(())
     }

@@ -295,6 +295,13 @@ impl Machine {
         self.saver().save_state()
     }
 
+    /// Makes the devices look at their rings when it is called, as if their drivers had notified them. Does nothing
+    /// after the machine's end, and does not delay that.
+    pub fn looks(&self) -> impl Fn() + Send + Sync + use<> {
+        let bus = Arc::downgrade(&self.bus);
+        move || bus.upgrade().iter().for_each(|bus| bus.look())
+    }
+
     /// The means to save this machine, for a thread beside the one that waits.
     pub fn saver(&self) -> MachineSaver {
         MachineSaver {

@@ -84,6 +84,23 @@ fn a_disk_that_is_written_moves_with_its_guest_and_back() {
     is_whole(&scratch, "target.json");
 }
 
+#[test]
+fn a_vm_that_is_saved_and_stopped_leaves_its_disk_as_the_snapshot_knows_it() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let mut run = source(&scratch);
+    for _ in 0..5 {
+        scratch.wideleaf(&["vm", "vm.sock", "snapshot", "saved", "--stop", "--pause=60s"]).assert().success();
+        assert_eq!(run.end(), (Some(0), String::new()));
+        // It is refused if the disk was written after the snapshot.
+        run = started(&scratch, &["--restore=saved"]);
+    }
+    assert_eq!(run.end(), (Some(0), String::new()));
+    is_whole(&scratch, "source.json");
+}
+
 /// A source, a target, and a client with a migration that fails at a message of this kind.
 fn failed_at(scratch: &Scratch, cut: u32) -> (Running, Running, String) {
     let (source, target) = (source(scratch), target(scratch));

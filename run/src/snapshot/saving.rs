@@ -143,10 +143,17 @@ fn save_ram(
     let at_pause = |last: LastPages<'_>| {
         parts.second_level.pause()?;
         let paused_at = Instant::now();
+        // Its disks stay as the snapshot knows them: what is in the rings is for the VM that continues.
+        if how.stays {
+            parts.pause.rest_disks();
+        }
         // Devices complete requests in it, and write RAM: so the last pages come after it.
         let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
         let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
         let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(()) };
+        if how.stays && (saved.is_err() || stays.is_err()) {
+            parts.pause.use_disks();
+        }
         parts.second_level.resume()?;
         stays?;
         saved.map(|(state, said)| (state, said, paused_at.elapsed()))

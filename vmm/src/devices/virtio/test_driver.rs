@@ -116,8 +116,13 @@ impl Driver {
         saved: &(SavedDevice, Vec<u8>),
     ) -> Result<Driver, RestoreDeviceError> {
         let driver = self.continued_held(device, saved)?;
-        driver.transport.look();
+        driver.look();
         Ok(driver)
+    }
+
+    /// Makes the device look at its queues.
+    pub fn look(&self) {
+        self.transport.look();
     }
 
     /// The same with a device that was not told to look at its queues.

@@ -56,6 +56,8 @@ pub struct DiskImage {
     has_failed: AtomicBool,
     /// Whether the file is locked for this VM, which may then use it.
     is_ours: AtomicBool,
+    /// Whether requests stay in the ring for now.
+    rests: AtomicBool,
     /// The file when its lock was given up, if it was.
     given_up: Mutex<Option<SavedFile>>,
 }
@@ -204,6 +206,7 @@ impl DiskImage {
             path: path.clone(),
             has_failed: AtomicBool::new(false),
             is_ours: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
             given_up: Mutex::default(),
         })
     }
@@ -211,6 +214,16 @@ impl DiskImage {
     /// Whether the file is locked for this VM. Without that, nothing is read or written.
     pub fn is_ours(&self) -> bool {
         self.is_ours.load(Ordering::Acquire)
+    }
+
+    /// Whether a request may be taken from the ring.
+    pub fn takes_requests(&self) -> bool {
+        self.is_ours() && !self.rests.load(Ordering::Acquire)
+    }
+
+    /// Leaves requests in the ring, or takes them again: then the device must look at its queue.
+    pub fn set_resting(&self, rests: bool) {
+        self.rests.store(rests, Ordering::Release);
     }
 
     /// Unlocks a file that can be written, for another VM. No request is under way, and all writes are durable.

@@ -93,6 +93,18 @@ impl DiskLocks {
         self.0.iter().try_for_each(|image| image.give_up())
     }
 
+    /// Leaves the requests of the guest in the rings, so that the files stay as they are: for a VM that stays paused at
+    /// an instant that is saved. A request that was begun is completed.
+    pub fn rest(&self) {
+        self.0.iter().for_each(|image| image.set_resting(true));
+    }
+
+    /// Undoes [`DiskLocks::rest`]. The devices must look at their rings afterwards
+    /// ([`Machine::looks`](crate::machine::Machine::looks)).
+    pub fn go_on(&self) {
+        self.0.iter().for_each(|image| image.set_resting(false));
+    }
+
     /// Lets no request reach the disks any more. The locks end with the open files, which the devices have.
     pub fn abandon(&self) {
         self.0.iter().for_each(|image| image.abandon());

@@ -328,6 +328,21 @@ fn a_vm_that_ends_while_paused_for_good_does_not_wait_for_its_disk() {
 }
 
 #[test]
+fn a_disk_that_rests_leaves_a_request_in_the_ring_until_it_goes_on() {
+    let mut disk = disk();
+    disk.image.set_resting(true);
+    disk.set_header(VIRTIO_BLK_T_OUT, 1);
+    disk.driver.set_bytes(DATA, &[0xee; 512]);
+    disk.driver.offer(0, 0, &[Piece::read(HEADER, 16), Piece::read(DATA, 512), Piece::write(STATUS, 1)]);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert_eq!((disk.driver.used_index(0), disk.file_bytes(512, 512)), (0, vec![2; 512]));
+    disk.image.set_resting(false);
+    disk.driver.look();
+    disk.driver.wait_used(0);
+    assert_eq!((disk.driver.bytes(STATUS, 1)[0], disk.file_bytes(512, 512)), (OK, vec![0xee; 512]));
+}
+
+#[test]
 fn a_request_after_the_lock_was_given_up_changes_nothing_and_has_no_answer() {
     let mut disk = disk();
     let before = disk.file_bytes(0, 512);

@@ -168,6 +168,9 @@ impl Disk {
 
     /// Serves one request. Returns whether to look for another.
     fn serve_one(&self, queue: &mut ActiveQueue) -> Result<bool, BrokenQueue> {
+        if !self.image.takes_requests() {
+            return Ok(false);
+        }
         let taken = queue.take(&self.memory, |chain| Request::read(chain, self.limits))?;
         let Some((head, request)) = taken else { return Ok(false) };
         let Some(written) = self.answer(request) else { return Ok(false) };
@@ -179,7 +182,8 @@ impl Disk {
     /// written, from the first one on (2.7.8.2); `None` where the driver expects no answer: the device was reset during
     /// the request, or its VM continues elsewhere.
     fn answer(&self, Request { operation, status }: Request) -> Option<u32> {
-        // The gate is open again at the end of a VM that has moved: its requests are the other VM's.
+        // The gate is open again at the end of a VM that has moved: a request for which the thread waited there is the
+        // other VM's.
         if !self.image.is_ours() {
             return None;
         }
