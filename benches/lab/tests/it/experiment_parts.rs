@@ -238,7 +238,7 @@ fn a_guest_is_saved_once_and_continues_in_every_way() {
         }
     };
     let always = [FIRST_PROGRESS_S, WATCHED_S, HOT_MIB];
-    let of_file = [READ_BYTES_PER_S, STORED_MIB, DISK_MIB, PAUSE_MS, SAVE_ROUNDS, SAVE_S];
+    let of_file = [READ_BYTES_PER_S, STORED_MIB, DISK_MIB, SAVE_ROUNDS, SAVE_S];
     tells(&runs[0], &always);
     for run in &runs[1..] {
         // A temporary folder in memory has no cold file.
@@ -246,6 +246,9 @@ fn a_guest_is_saved_once_and_continues_in_every_way() {
             continue;
         }
         tells(run, &[&always[..], &of_file].concat());
+        // QEMU tells its pause in whole milliseconds, and a guest of 8 MiB may be saved in less than one.
+        let pause = measured(run).told.get(PAUSE_MS).copied();
+        assert!(pause.is_some_and(|pause| pause > 0.0 || run.arm == "qemu"), "{}: {pause:?}", run.arm);
     }
     let told = |arm: usize, name: &str| measured(&runs[arm]).told.get(name).copied();
     assert_eq!(told(1, STORED_MIB), told(4, STORED_MIB), "all ways of ours have one snapshot");
