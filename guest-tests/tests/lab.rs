@@ -427,12 +427,7 @@ fn a_linux_guest_that_is_saved_and_stopped_continues_with_its_devices_and_loses_
     }
     let text = script_in_lab(LabKernel::Newest, "snapshot.sh", &[]);
     let said = said_by_guest(&text);
-    assert!(!said.iter().any(|line| line.starts_with("complains") || line.starts_with("wrong")), "{said:?}");
-    for of in ["a", "b"] {
-        let passes = passes(&said, of);
-        let all: Vec<u64> = (1..=passes.len() as u64).collect();
-        assert_eq!(passes, all, "each pass is printed once, whatever the guest was doing when it was saved");
-    }
+    lost_no_pass(&said);
     let after = |name: &str| said.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
     let sum = after("sum");
     assert_eq!(after("kept"), [sum; 3].join(" "), "its files are what it wrote");
@@ -444,6 +439,53 @@ fn a_linux_guest_that_is_saved_and_stopped_continues_with_its_devices_and_loses_
     for restored in [second, third] {
         assert_eq!(restored["restored"]["filled_bytes"], restored["restored"]["stored_bytes"]);
         assert!(counted(restored, "disk disk.img", "written_bytes") > 0);
+    }
+}
+
+/// Each pass of both loops was printed once, and the guest complains of nothing and found no wrong file.
+fn lost_no_pass(said: &[&str]) {
+    assert!(!said.iter().any(|line| line.starts_with("complains") || line.starts_with("wrong")), "{said:?}");
+    for of in ["a", "b"] {
+        let passes = passes(said, of);
+        let all: Vec<u64> = (1..=passes.len() as u64).collect();
+        assert_eq!(passes, all, "whatever the guest was doing when it left");
+    }
+}
+
+#[test]
+fn a_linux_guest_moves_twice_with_its_disk_card_and_connections_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let connect = compiled("connect.c", folder.path());
+    let text = script_in_lab(LabKernel::Newest, "moved.sh", &[(&connect, "connect")]);
+    let said = said_by_guest(&text);
+    lost_no_pass(&said);
+    let of = |name: &str| -> Vec<&str> {
+        said.iter().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
+    };
+    let host = |name: &str| -> Vec<&str> {
+        text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
+    };
+    let [sum] = of("sum")[..] else { panic!("{said:?}") };
+    assert_eq!(of("kept"), [[sum; 3].join(" ")], "its files are what it wrote");
+    // Its devices work in each of the three runs.
+    assert_eq!(of("random"), ["256"; 3]);
+    let [sent] = host("sent")[..] else { panic!("{text}") };
+    assert_eq!((of("net"), of("socket"), host("socket")), (vec![sent; 3], vec![sent; 3], vec![sum; 3]));
+    assert_eq!((of("stream"), of("stream").len()), (host("stream"), 1), "a TCP connection goes with it");
+    assert_eq!(said.iter().filter(|line| **line == "socket ended").count(), 1, "and one of vsock ends");
+    let reports = reports(&text);
+    let [first, second, third] = &reports[..] else { panic!("three runs") };
+    assert_eq!([&first["outcome"], &second["outcome"], &third["outcome"]], ["migrated", "migrated", "success"]);
+    assert!(first["migrated"]["post_copy"].is_null(), "{}", first["migrated"]);
+    let followed = &second["migrated"]["post_copy"];
+    assert!(followed["missing_bytes"].as_u64() > Some(0), "{}", second["migrated"]);
+    assert_eq!(followed["filled_bytes"], followed["missing_bytes"]);
+    for (report, card) in reports.iter().zip(["net wl1", "net wl2", "net wl3"]) {
+        assert!(counted(report, "disk disk.img", "written_bytes") > 0);
+        assert!(counted(report, card, "received_bytes") >= MIB && counted(report, card, "sent_bytes") > 0);
     }
 }
 
