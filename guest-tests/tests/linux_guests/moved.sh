@@ -83,7 +83,7 @@ run() {
     local number=$1
     shift
     wideleaf run "$@" --timeout 20m --control-socket /tmp/vm$number --disk disk.img --rng --balloon \
-        --net tap=wl$number --vsock cid=3,socket=/tmp/vsock$number --console --format json \
+        --net tap=wl$number,mac=02:00:00:00:00:02 --vsock cid=3,socket=/tmp/vsock$number --console --format json \
         --output run$number.json <keys >>console 2>>errors &
     vm=$!
 }
@@ -143,7 +143,7 @@ lines() {
         sleep 1
     done
 }
-lines | tee stream | nc -l -p 90 -s $HOST &
+lines | tee stream | nc -l -p 90 &
 echo stream >&3
 echo work >&3
 works 1

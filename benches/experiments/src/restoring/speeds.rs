@@ -57,6 +57,12 @@ impl Speeds {
         Speeds { begin_s, intervals: marks.windows(2).filter_map(interval).collect() }
     }
 
+    /// Speeds of intervals that are known: the time of the first mark, then the end in seconds since the start and the
+    /// units of work per second of each interval.
+    pub fn of_intervals(begin_s: f64, intervals: Vec<(f64, f64)>) -> Speeds {
+        Speeds { begin_s, intervals }
+    }
+
     /// End in seconds since the start, and units of work per second, of each interval.
     pub fn intervals(&self) -> &[(f64, f64)] {
         &self.intervals
@@ -72,14 +78,30 @@ impl Speeds {
     /// T99; `None` without a steady speed, or if the guest has no five intervals of 99 % that it keeps.
     pub fn t99(&self) -> Option<T99> {
         let steady = self.steady()?;
-        let shares: Vec<f64> = self.intervals.windows(TOGETHER).map(|five| median(five) / steady).collect();
+        let shares = self.shares(steady);
         let in_half = shares.iter().skip(self.first_of_half()).copied();
         let kept = in_half.fold(SHARE, f64::min);
         let after_the_last_below = shares.iter().rposition(|share| *share < kept).map_or(0, |last| last + 1);
-        let is_fast = |first: &usize| shares[*first] >= SHARE && self.intervals[*first].1 >= SHARE * steady;
-        let found = (after_the_last_below..shares.len()).find(is_fast)?;
+        let found = (after_the_last_below..shares.len()).find(|first| self.is_fast(*first, steady, &shares))?;
         let at_s = self.begin_of(found);
         Some(T99 { at_s, lost_s: at_s - self.done_before(found) / steady, kept })
+    }
+
+    /// Begin of the first interval of 99 % that begins five with a median of 99 %, whatever comes after them. On a
+    /// machine with phases of other programs, T99 may be the end of such a phase, and this time is not.
+    pub fn first_s(&self) -> Option<f64> {
+        let steady = self.steady()?;
+        let shares = self.shares(steady);
+        (0..shares.len()).find(|first| self.is_fast(*first, steady, &shares)).map(|first| self.begin_of(first))
+    }
+
+    /// Median speed of each five neighbouring intervals, as a share of the steady one.
+    fn shares(&self, steady: f64) -> Vec<f64> {
+        self.intervals.windows(TOGETHER).map(|five| median(five) / steady).collect()
+    }
+
+    fn is_fast(&self, first: usize, steady: f64, shares: &[f64]) -> bool {
+        shares[first] >= SHARE && self.intervals[first].1 >= SHARE * steady
     }
 
     /// Index of the first interval that begins in the last half of the time.
@@ -144,7 +166,10 @@ mod tests {
         assert_eq!(at(&with_slow_begin(&steady)), Some(55.0));
         steady[10..14].fill(500);
         // The interval after the four slow ones, which are 13 to 16 of all.
-        assert_eq!(at(&with_slow_begin(&steady)), Some(195.0));
+        let slow_later = with_slow_begin(&steady);
+        assert_eq!(at(&slow_later), Some(195.0));
+        let told_again = Speeds::of_intervals(0.25, slow_later.intervals().to_vec());
+        assert_eq!((told_again.first_s().map(|first_s| (first_s * 100.0).round()), told_again), (Some(55.0), slow_later));
     }
 
     #[test]
