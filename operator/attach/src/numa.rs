@@ -32,7 +32,7 @@ pub fn of_live(live: &Live) -> Option<NumaView> {
     Some(view(&parts, nodes, limits))
 }
 
-/// The view of a managed VM of another process, whose backends say this of nodes; `None` on a host with one node.
+/// The view of a managed VM of another process; its backends say this of nodes. `None` on a host with one node.
 pub(crate) fn of_attached(live: &Live, placed: &Placed) -> Option<NumaView> {
     let mut view = of_live(live)?;
     view.limits.extend(placed.sentences.iter().cloned());

@@ -32,8 +32,7 @@ pub struct WindowMap {
     /// Reasons that [`WindowRange::why`] refers to: `A` is the first of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<MapReason>,
-    /// Numbers of the NUMA nodes that [`WindowRange::node`] refers to: `a` is the first of them. Empty on a host with one
-    /// node.
+    /// Numbers of the NUMA nodes that [`WindowRange::node`] refers to: `a` is the first. Empty on a host with one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<u16>,
     /// Time at which the windows were read, in seconds since the epoch; `None` where that is unknown.

@@ -54,7 +54,7 @@ pub(super) fn check(cells: &[CellSpec], guest: &[GuestCell]) -> Result<(), Strin
         let Some(figures) = (kind.of)(cell) else { continue };
         if guest.vcpus.is_empty() {
             return Err(format!(
-                "cell {id} has {key}= and no vCPUs: write {key}= at the cells whose vCPUs use the memory"
+                "cell {id} has {key}= and no vCPUs: write {key}= at the cells with the vCPUs that use its memory"
             ));
         }
         let Figures::Cells(list) = figures else { continue };

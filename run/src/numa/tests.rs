@@ -290,8 +290,8 @@ fn figures_of_no_vcpu_of_no_cell_and_without_the_own_are_refused() {
     );
     assert_eq!(
         two("id=0,cpus=0,memory=512M"),
-        "cannot use --numa: cell 1 has bandwidths= and no vCPUs: write bandwidths= at the cells whose vCPUs use the \
-         memory"
+        "cannot use --numa: cell 1 has bandwidths= and no vCPUs: write bandwidths= at the cells with the vCPUs that \
+         use its memory"
     );
 }
 

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use wideleaf_policies::units::gib;
 
-    /// An access whose writes cost what its reads cost.
+    /// An access with equal figures for reads and writes.
     fn access(latency_ns: u16, bandwidth_mb_s: u32) -> Access {
         Access {
             read_latency_ns: latency_ns,
