@@ -179,8 +179,12 @@ fn a_linux_guest_sees_its_cells_on_the_nodes_that_it_was_given_in_the_lab() {
         "nodes 0-1",
         "node 0 has CPUs 0, distances 10 31",
         "node 0 has 256 MiB",
+        // More than 65534 MB/s is in tens; it is 81920.
+        "node 0 is reached best from node0, in 81 ns, 81 ns, by 81920 MB/s, 81920 MB/s",
         "node 1 has CPUs 1, distances 31 10",
         "node 1 has 256 MiB",
+        // Its own bandwidth is not given, and its latency is.
+        "node 1 is reached best from node1, in 91 ns, 91 ns, by 0 MB/s, 0 MB/s",
         "ready",
     ];
     assert_eq!(said_by_guest(&text), expected, "{text}");
@@ -197,6 +201,7 @@ fn a_linux_guest_sees_its_cells_on_the_nodes_that_it_was_given_in_the_lab() {
     assert!(bad[0].contains("cell 0 asks for node 5, and this host has memory on node 0-1"), "{bad:?}");
     assert!(bad[1].contains("cell 0 asks for CPU 7, and this process may run on CPU 0"), "{bad:?}");
     assert!(bad[2].contains("cannot place cell 0 on node 1: 2 GiB are needed"), "{bad:?}");
+    assert!(bad[3].contains("cell 0 has latencies=host, and this host's kernel tells none"), "{bad:?}");
     assert!(
         lines.iter().any(|line| line.starts_with("auto: wideleaf: the guest's memory comes from node 0")),
         "{text}"

@@ -28,8 +28,8 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, NodeSet, PageSize, WindowInde
 use crate::backing::{BackingConfig, BackingKind, RamFile};
 use crate::claims::Claims;
 use crate::guest_freed::GivenBack;
-use crate::host::HostError;
 use crate::host::linux::LinuxHost;
+use crate::host::{Advice, Host, HostError};
 use crate::numa::placement::Placement;
 pub use crate::ram_range::RamRange;
 use crate::reserved_frames::FramesService;
@@ -161,7 +161,7 @@ impl GuestRam {
             let not_advised = |source| RamError::Advise { size: backing.start_page(), source };
             let host = LinuxHost::open().map_err(not_advised)?;
             for range in &ram.ranges {
-                backing.advise_at_start(&host, range.hva, range.gpa.bytes()).map_err(not_advised)?;
+                ram.mark_for_start(&host, range.gpa).map_err(not_advised)?;
             }
         }
         Ok(Arc::new(ram))
@@ -193,6 +193,15 @@ impl GuestRam {
                 source,
             })
         })
+    }
+
+    /// Marks a part of RAM outside the pool for the pages that it starts with, before a page is there.
+    pub(crate) fn mark_for_start(&self, host: &dyn Host, gpa: GpaRange) -> Result<(), HostError> {
+        let hva = |gpa: GpaRange| self.base() + (gpa.start() - Gpa::new(0));
+        self.backing.advise_at_start(host, hva(gpa), gpa.bytes())?;
+        let starts_small = self.backing.start_page() == PageSize::Base4K;
+        let mut pieces = self.placement.huge_pieces(gpa).filter(|_| starts_small);
+        pieces.try_for_each(|piece| host.advise(hva(piece), piece.bytes(), Advice::HugePage))
     }
 
     /// Claims of threads on parts of it, and the giants on giant pages.

@@ -9,8 +9,9 @@
 //!
 //! Without cells, on a host with several nodes, the node with the most room for the whole guest is preferred.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use wideleaf_memory::numa::access::NodeAccess;
 use wideleaf_memory::numa::host::HostNodes;
 use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy, PlacedPart, Placement};
 use wideleaf_memory::numa::seen::NodeSeen;
@@ -23,6 +24,8 @@ use wideleaf_vmm::x86::layout::ram_ranges;
 use crate::failure::Failure;
 use crate::spec::RunSpec;
 use crate::spec::numa::{CellSpec, NumaSpec};
+
+mod access;
 
 /// NUMA of a guest on this host.
 #[derive(Debug, Default)]
@@ -74,7 +77,7 @@ pub fn plan(spec: &RunSpec, continues: bool, backing: BackingConfig, root: &Path
     let host =
         HostNodes::read(root).map_err(|error| Failure::Host(format!("cannot read the host's nodes: {error}")))?;
     let pages_to_make = if backing.start_page() == PageSize::Giant1G { spec.giant_pages_made_max } else { 0 };
-    let host = Seen { host, backing, pools: HugetlbPools::at(root), pages_to_make };
+    let host = Seen { host, backing, pools: HugetlbPools::at(root), pages_to_make, root: root.to_owned() };
     let plan = match &spec.numa {
         NumaSpec::Auto | NumaSpec::Off => host.preferred(spec),
         NumaSpec::Cells(cells) => host.placed(spec, continues, cells)?,
@@ -89,6 +92,8 @@ struct Seen {
     pools: HugetlbPools,
     /// Number of pages of 1 GiB that may be made where the pool has none.
     pages_to_make: u16,
+    /// Folder above the host's `/sys`.
+    root: PathBuf,
 }
 
 impl Seen {
@@ -145,11 +150,18 @@ impl Seen {
     }
 
     fn placed(&self, spec: &RunSpec, continues: bool, cells: &[CellSpec]) -> Result<NumaPlan, Failure> {
-        let guest = guest_cells(spec, cells)?;
+        let mut guest = guest_cells(spec, cells)?;
+        self.check_page_sizes(spec, cells).map_err(|why| Failure::Usage(format!("cannot use --numa: {why}")))?;
         let checked = cells::check(&guest, spec.memory, self.backing.granule(), u32::from(spec.vcpus));
         checked.map_err(|error| Failure::Usage(format!("cannot use --numa: {error}")))?;
+        access::check(cells, &guest).map_err(|why| Failure::Usage(format!("cannot use --numa: {why}")))?;
+        let vcpu_cpus = self.vcpu_cpus(spec, cells, &guest);
+        let checked = self.check_nodes(cells);
+        let nodes: Vec<NodeSet> = guest.iter().map(|cell| self.nodes_of_vcpus(cell, &vcpu_cpus)).collect();
+        let of_host = |from: usize, to: usize| self.access(&nodes[from], cells[to].host_nodes?);
+        let filled = access::fill(cells, &mut guest, &of_host);
         let plan = NumaPlan { cells: guest, ..NumaPlan::default() };
-        match self.check_nodes(cells) {
+        match checked {
             Ok(()) => {}
             // A VM that continues keeps its cells. Its former host's nodes may not be here.
             Err(why) if continues => {
@@ -161,11 +173,68 @@ impl Seen {
             }
             Err(why) => return Err(Failure::Host(format!("cannot use --numa: {why}"))),
         }
+        let said = match filled {
+            Ok(()) => None,
+            Err(why) if continues => Some(format!("wideleaf: {why}; the guest is told none of them when it resets")),
+            Err(why) => return Err(Failure::Host(format!("cannot use --numa: {why}"))),
+        };
         self.check_memory(cells, &plan.cells)?;
         let ranges = split(&ram_ranges(spec.memory), plan.cells.iter().map(|cell| cell.memory));
-        let placement = Placement::of(joined(cells.iter().zip(ranges).flat_map(|(cell, ranges)| parts(cell, ranges))));
-        let vcpu_cpus = self.vcpu_cpus(spec, cells, &plan.cells);
-        Ok(NumaPlan { placement, vcpu_cpus, ..plan })
+        // A guest that continues has the pages that it had.
+        let starts_huge = cells.iter().zip(&ranges).filter(|(cell, _)| self.starts_huge(cell) && !continues);
+        let starts_huge = starts_huge.flat_map(|(_, ranges)| ranges.iter().copied()).collect();
+        let parts = joined(cells.iter().zip(ranges).flat_map(|(cell, ranges)| parts(cell, ranges)));
+        let placement = Placement::of(parts).with_huge_start(starts_huge);
+        Ok(NumaPlan { placement, vcpu_cpus, said, ..plan })
+    }
+
+    /// Whether a cell starts on huge pages where all other RAM starts on base pages.
+    fn starts_huge(&self, cell: &CellSpec) -> bool {
+        cell.page_size == Some(PageSize::Huge2M) && self.backing.start_page() == PageSize::Base4K
+    }
+
+    /// Checks that RAM of this backing can start on the pages that the cells name.
+    fn check_page_sizes(&self, spec: &RunSpec, cells: &[CellSpec]) -> Result<(), String> {
+        let all = self.backing.start_page();
+        for (cell, size) in cells.iter().filter_map(|cell| Some((cell, cell.page_size?))) {
+            let CellSpec { id, .. } = cell;
+            let why = match (self.backing.kind(), size) {
+                (BackingKind::Hugetlb, _) if size != all => {
+                    format!("and the hugetlb pool of all RAM has {all} pages; use --host-page {size} for all cells")
+                }
+                (_, PageSize::Giant1G) if size != all => {
+                    "which the hugetlb pool alone has; use --backing hugetlb --host-page 1g for all cells".to_owned()
+                }
+                (_, PageSize::Base4K) if size != all => {
+                    format!("and all RAM starts on {all} pages; omit --host-page, and write page-size={all} at others")
+                }
+                _ if self.starts_huge(cell) && self.backing.is_reservable() => {
+                    "and the policy reserves frames for base pages; omit it, or use another --policy".to_owned()
+                }
+                _ if self.starts_huge(cell) && spec.policy.make().answers_faults() => {
+                    "and the policy decides at each first touch; omit it, or use another --policy".to_owned()
+                }
+                _ => continue,
+            };
+            return Err(format!("cell {id} has page-size={size}, {why}"));
+        }
+        Ok(())
+    }
+
+    /// Nodes of the CPUs on which the vCPUs of a cell run; none if one of them may run anywhere.
+    fn nodes_of_vcpus(&self, cell: &GuestCell, vcpu_cpus: &[CpuList]) -> NodeSet {
+        let cpus = || cell.vcpus.iter().map(|vcpu| &vcpu_cpus[usize::from(vcpu)]);
+        if cpus().any(CpuList::is_empty) {
+            return NodeSet::EMPTY;
+        }
+        let runs_there = |node: &&NodeSeen| cpus().any(|cpus| cpus.iter().any(|cpu| node.cpus.contains(cpu)));
+        self.host.nodes.iter().filter(runs_there).map(|node| node.id).collect()
+    }
+
+    /// Figures of the memory of one node for all CPUs of these nodes, where the kernel tells them.
+    fn access(&self, from: &NodeSet, to: NodeSet) -> Option<NodeAccess> {
+        let node = to.iter().next().filter(|_| to.len() == 1 && !from.is_empty())?;
+        NodeAccess::of(node, &self.root).filter(|access| from.without(&access.initiators).is_empty())
     }
 
     /// Checks that all nodes and CPUs exist, and that this process may use them.
@@ -263,7 +332,7 @@ fn guest_cells(spec: &RunSpec, cells: &[CellSpec]) -> Result<Vec<GuestCell>, Fai
         let (all_cpus, all_memory) = ((0..u16::from(spec.vcpus)).collect(), spec.memory);
         let vcpus = cell.cpus.clone().unwrap_or(if is_only { all_cpus } else { CpuList::default() });
         let memory = cell.memory.or(is_only.then_some(all_memory)).unwrap_or(Bytes::ZERO);
-        Ok(GuestCell { vcpus, memory, distances: distances(cells, cell).map_err(wrong)? })
+        Ok(GuestCell { vcpus, memory, distances: distances(cells, cell).map_err(wrong)?, access: Vec::new() })
     });
     guest.collect()
 }

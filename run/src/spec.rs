@@ -355,8 +355,9 @@ mod tests {
             "vcpus": 2,
             "numa": {"cells": [
                 {"id": 0, "cpus": "0", "memory_bytes": 1_u64 << 39, "host_nodes": "0-1", "policy": "interleave",
-                 "host_cpus": "0-3", "distances": [[1, 21]]},
-                {"id": 1, "cpus": "1", "memory_bytes": 1_u64 << 39, "policy": "bind"},
+                 "host_cpus": "0-3", "distances": [[1, 21]], "latencies_ns": {"cells": [[0, 90], [1, 140]]}},
+                {"id": 1, "cpus": "1", "memory_bytes": 1_u64 << 39, "policy": "bind", "page_size": "2m",
+                 "bandwidths_mb_s": "host"},
             ]},
             "backing": {"kind": "memfd", "start_page": "4k", "is_reservable": true},
             "guest_page": "1g",

@@ -18,6 +18,11 @@ pub const DISTANCE_OTHER: u8 = 20;
 /// Largest distance: 255 means that a cell cannot be reached.
 pub const DISTANCE_MAX: u8 = 254;
 
+/// Largest latency, in nanoseconds: one more means that a cell cannot be reached (ACPI 6.5, 5.2.28.4).
+pub const LATENCY_NS_MAX: u16 = 0xfffe;
+/// Largest bandwidth, in MB/s: a thousand times that of today's memory, and in the range of Linux's 32 bits.
+pub const BANDWIDTH_MB_S_MAX: u32 = 1_000_000_000;
+
 /// A cell of the guest. Its number is its place in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestCell {
@@ -27,6 +32,21 @@ pub struct GuestCell {
     pub memory: Bytes,
     /// Distances to all cells, in their order.
     pub distances: Vec<u8>,
+    /// What its vCPUs get from the memory of all cells, in their order; empty where nothing of that is known.
+    pub access: Vec<Access>,
+}
+
+/// What a vCPU gets from the memory of a cell. 0 means that a figure is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Latency of a read, in nanoseconds.
+    pub read_latency_ns: u16,
+    /// Latency of a write, in nanoseconds.
+    pub write_latency_ns: u16,
+    /// Bandwidth of reads, in MB/s.
+    pub read_bandwidth_mb_s: u32,
+    /// Bandwidth of writes, in MB/s.
+    pub write_bandwidth_mb_s: u32,
 }
 
 /// Why cells do not describe a VM.
@@ -162,6 +182,8 @@ fn check_vcpus(cells: &[GuestCell], vcpus: u32) -> Result<(), CellsError> {
 fn check_distances(cells: &[GuestCell], from: usize) -> Result<(), CellsError> {
     let distances = &cells[from].distances;
     assert_eq!(distances.len(), cells.len(), "a cell has a distance to each");
+    let access = cells[from].access.len();
+    assert!(access == 0 || access == cells.len(), "a cell has figures for each or for none");
     let is_valid = |to: usize, distance: u8| match to == from {
         true => distance == DISTANCE_OWN,
         false => (DISTANCE_OWN + 1..=DISTANCE_MAX).contains(&distance),
@@ -198,7 +220,8 @@ mod tests {
     use wideleaf_policies::units::{gib, kib, mib};
 
     fn cell(vcpus: &str, memory: Bytes, distances: &[u8]) -> GuestCell {
-        GuestCell { vcpus: vcpus.parse().expect("a list"), memory, distances: distances.to_vec() }
+        let (vcpus, distances) = (vcpus.parse().expect("a list"), distances.to_vec());
+        GuestCell { vcpus, memory, distances, access: Vec::new() }
     }
 
     fn two(first: (&str, Bytes), second: (&str, Bytes)) -> [GuestCell; 2] {

@@ -485,9 +485,30 @@ pub struct HostFacts {
     pub is_root: bool,
     /// Whether also those runs are wanted that make an experiment take hours (`--long`).
     pub wants_long_runs: bool,
+    /// NUMA nodes with memory, ascending.
+    #[serde(default)]
+    pub nodes: Vec<NodeFacts>,
+}
+
+/// One NUMA node with memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct NodeFacts {
+    /// Number of the node.
+    pub id: u16,
+    /// CPUs of the node on which this process may run, as a list; empty for a node of memory alone.
+    pub cpus: String,
+    /// Memory that is free or can be freed, in MiB.
+    pub memory_available_mib: u64,
 }
 
 impl HostFacts {
+    /// The first node with CPUs and this memory, and another one with this memory, if there are such nodes.
+    pub fn near_and_far(&self, mib: u64) -> Option<[&NodeFacts; 2]> {
+        let with_memory = || self.nodes.iter().filter(|node| node.memory_available_mib >= mib);
+        let near = with_memory().find(|node| !node.cpus.is_empty())?;
+        Some([near, with_memory().find(|node| node.id != near.id)?])
+    }
+
     /// Reason why a run cannot have a page of 1 GiB, if so.
     pub fn why_no_giant(&self) -> Option<String> {
         (self.free_pages_1g == 0 && !self.can_make_1g).then(|| {
@@ -521,13 +542,32 @@ impl HostFacts {
             is_root: true,
             has_daemon: true,
             wants_long_runs: false,
+            nodes: Vec::new(),
         }
+    }
+
+    /// The same with two nodes, of one CPU each.
+    pub(crate) fn with_two_nodes(self) -> HostFacts {
+        let node = |id: u16| NodeFacts { id, cpus: id.to_string(), memory_available_mib: 8 << 10 };
+        HostFacts { nodes: vec![node(0), node(1)], ..self }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn near_has_cpus_and_far_is_another_node_with_memory() {
+        let host = HostFacts::of_a_test();
+        assert_eq!(host.near_and_far(1), None, "one node");
+        let host = host.with_two_nodes();
+        let ids = |host: &HostFacts, mib| host.near_and_far(mib).map(|nodes| nodes.map(|node| node.id));
+        assert_eq!((ids(&host, 1024), ids(&host, 9 << 10)), (Some([0, 1]), None));
+        let mut of_memory = host.clone();
+        of_memory.nodes[0].cpus = String::new();
+        assert_eq!(ids(&of_memory, 1024), Some([1, 0]), "the first node has no CPU");
+    }
 
     #[test]
     fn a_command_can_be_typed_as_it_is_shown() {

@@ -18,8 +18,12 @@ use super::counts::Counts;
 use super::machine::{Fill, Machine};
 use super::sets::{Found, Sets, Shape, by_shape};
 use super::simulator::{Distances, Lines, Options};
+use wideleaf_policies::units::{PageSize, WindowIndex};
 
 mod queue;
+
+/// Number of lines of 64 bytes in a window.
+const LINES_PER_WINDOW: u64 = PageSize::Huge2M.bytes().get() / 64;
 
 /// Largest number of caches that a machine may have.
 const LEVELS_MAX: usize = 3;
@@ -32,6 +36,8 @@ pub(crate) struct Caches {
     /// Cycles by level.
     cycles: [u64; LEVELS_MAX],
     memory: Memory,
+    /// Whether the data of each window lie on another node; empty where all lie where the distances say.
+    is_remote: Vec<bool>,
 }
 
 /// Memory behind the caches, by the purpose of a reference.
@@ -97,7 +103,25 @@ impl Caches {
             *cycles = u64::from(cache.cycles.value);
         }
         let memory = Memory::new(machine.memory_cycles.value.into(), options.distances);
-        Caches { levels, queue: Queue::new(), cycles, memory, are_followed: options.lines != Lines::None }
+        let (are_followed, is_remote) = (options.lines != Lines::None, Vec::new());
+        Caches { levels, queue: Queue::new(), cycles, memory, are_followed, is_remote }
+    }
+
+    /// The data of that window lie on another node, or on the thread's. Where the distances say that all data lie on
+    /// another, nothing changes.
+    pub(crate) fn put_on_node(&mut self, window: WindowIndex, is_remote: bool) {
+        if self.memory.is_remote[Purpose::Data as usize] {
+            return;
+        }
+        let window = window.get() as usize;
+        if window >= self.is_remote.len() {
+            self.is_remote.resize(window + 1, false);
+        }
+        self.is_remote[window] = is_remote;
+    }
+
+    fn is_remote(&self, line: u64) -> bool {
+        self.is_remote.get((line / LINES_PER_WINDOW) as usize).is_some_and(|is_remote| *is_remote)
     }
 
     /// Adds the references of one walk, as [`Caches::refer`] does: `write` writes them and returns their number.
@@ -124,6 +148,9 @@ impl Caches {
             let found = core::array::from_fn(|purpose| sought[purpose] - missed[purpose]);
             counts.add_found(found, [self.cycles[n]; Purpose::ALL], |served| &mut served.caches[n]);
             sought = missed;
+        }
+        if !self.is_remote.is_empty() {
+            counts.remote_data += self.queue.data_lines().filter(|line| self.is_remote(*line)).count() as u64;
         }
         counts.add_found(sought, self.memory.cycles, |served| &mut served.memory);
         counts.add_remote(sought, self.memory.is_remote);

@@ -14,7 +14,8 @@
 //! - for some windows at a time, whether they were touched within an interval, and how soon
 //!   ([`wideleaf_policies::rotation`]);
 //! - the pages that hold only zeroes, which here are those that only a large page added;
-//! - the guest's page size, and the host's memory.
+//! - the guest's page size, and the host's memory;
+//! - the NUMA node of each window, and free blocks by node, if the host has two nodes.
 //!
 //! Columns that the policy does not request stay empty, as on a live host.
 //!
@@ -38,8 +39,10 @@ use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, W
 mod access_samples;
 mod history;
 mod host;
+mod nodes;
 
 pub use history::{History, HistorySample};
+pub use nodes::LocalNode;
 
 use host::StreamHost;
 
@@ -51,6 +54,10 @@ pub trait Mmu {
     /// The host changes the page of that window to this size; for 1 GiB, the page of its whole giant. Cached
     /// translations of the old page are dropped.
     fn remap_host(&mut self, window: WindowIndex, to: PageSize);
+
+    /// The memory of that window lies on the thread's NUMA node or on another, from now on. A unit without nodes has
+    /// nothing to do.
+    fn put_on_node(&mut self, _window: WindowIndex, _is_remote: bool) {}
 
     /// Number of TLB misses to date, for the history.
     fn misses(&self) -> u64;
@@ -70,6 +77,10 @@ impl Mmu for Simulator {
             true => Simulator::remap_host(self, window, to),
             false => self.remap_guest(window, to),
         }
+    }
+
+    fn put_on_node(&mut self, window: WindowIndex, is_remote: bool) {
+        Simulator::put_on_node(self, window, is_remote);
     }
 
     fn misses(&self) -> u64 {
@@ -124,6 +135,9 @@ pub struct HostConfig {
     pub giant_pages: u64,
     /// Number of free blocks of 2 MiB. A huge page takes one, and a window that is vacated gives one back.
     pub huge_pages: u64,
+    /// The thread's NUMA node, of two; `None`: the host has one node. With two of them there is no giant page, and
+    /// `huge_pages` are those of the other node.
+    pub local_node: Option<LocalNode>,
     /// Speed of simulated time.
     pub clock: Clock,
     /// Time between two plans.
@@ -144,6 +158,7 @@ impl HostConfig {
             memory: PageSize::Huge2M.bytes() * (2 * windows_of(arena)),
             giant_pages: 0,
             huge_pages: u64::MAX,
+            local_node: None,
             clock: Clock::default(),
             interval: Duration::from_millis(10),
             limits: BudgetLimits::default(),
@@ -246,7 +261,7 @@ impl Managed {
         self.policy.plan(&seen, now, &mut self.budget, &mut self.plan);
         let mut clock = now;
         for planned in self.plan.actions() {
-            let outcome = self.host.act(planned.action, &seen, clock, mmu);
+            let outcome = self.host.act(planned, &seen, clock, mmu);
             clock = outcome.at;
             self.budget.settle(planned.cost, outcome.cost);
             self.tally.count(&outcome, &seen);

@@ -298,6 +298,12 @@ impl Simulator {
         self.counts.flushes += 1;
     }
 
+    /// The data of that window lie on another node than the thread's from now on, or on its own. Lines that a cache
+    /// holds are as near as ever.
+    pub fn put_on_node(&mut self, window: WindowIndex, is_remote: bool) {
+        self.caches.put_on_node(window, is_remote);
+    }
+
     /// The current mappings of both dimensions.
     pub fn space(&self) -> &AddressSpace {
         &self.space

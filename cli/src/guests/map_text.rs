@@ -19,7 +19,7 @@ pub fn text(map: &WindowMap) -> String {
     let cell = tables::bytes(PageSize::Huge2M.bytes().get() * grid.windows_per_cell as u64);
     let mut out = format!("{}: {} windows of 2 MiB, a letter={cell}\n", clean(&map.name), map.windows());
     for column in grid.known_columns() {
-        let meaning = |letter: char| format!("{letter}={}", clean(&column.meaning(letter, &map.reasons)));
+        let meaning = |letter: char| format!("{letter}={}", clean(&column.meaning(letter, map)));
         let legend: Vec<String> = grid.letters(column).into_iter().map(meaning).collect();
         let _ = writeln!(out, "\n{}: {}", column.title(), legend.join("  "));
         for row in &grid.rows {

@@ -39,6 +39,10 @@ td.number{text-align:right}
 .heat .k9,.heat .k8,.heat .k7{background:#e8604c}
 .heat .k6,.heat .k5,.heat .k4{background:#f0995a}
 .heat .k3,.heat .k2,.heat .k1{background:#f5d08a}
+.node .ka,.node .kA{background:#5aa0e6}
+.node .kb,.node .kB{background:#f2c14e}
+.node .kc,.node .kC{background:#5fd0c5}
+.node .kd,.node .kD{background:#d58ad6}
 ";
 
 /// What a page shows. A part that could not be had is the reason instead.
@@ -130,7 +134,7 @@ fn write_column(out: &mut String, grid: &Grid, column: Column, map: &WindowMap) 
     let title = column.title();
     let _ = writeln!(out, "<h3>{}{}</h3>\n<p class=\"legend map {class}\">", title[..1].to_uppercase(), &title[1..]);
     for letter in grid.letters(column) {
-        let meaning = escaped(&column.meaning(letter, &map.reasons));
+        let meaning = escaped(&column.meaning(letter, map));
         let (class, letter) = (class_of_letter(letter), escaped(&letter.to_string()));
         let _ = writeln!(out, "<span class=\"plain\"><b class=\"{class}\">{letter}</b>{meaning}</span>");
     }
@@ -149,7 +153,7 @@ fn write_row(out: &mut String, row: &Row, column: Column, windows_per_cell: usiz
     let mut gpa = row.gpa;
     for run in letters.chunk_by(|a, b| a == b) {
         let end = gpa.saturating_add(bytes_per_cell * run.len() as u64);
-        let meaning = escaped(&column.meaning(run[0], &map.reasons));
+        let meaning = escaped(&column.meaning(run[0], map));
         let text = escaped(&run.iter().collect::<String>());
         let class = class_of_letter(run[0]);
         let _ = write!(out, "<span class=\"{class}\" title=\"{gpa:#x} to {end:#x}: {meaning}\">{text}</span>");
@@ -168,6 +172,7 @@ const fn class_of_column(column: Column) -> &'static str {
         Column::Guest => "guest",
         Column::Heat => "heat",
         Column::HeatAge => "age",
+        Column::Node => "node",
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   <memory>, <numa><cell>, <devices><memory> ──▶ pieces of RAM, by guest NUMA node
 //!   <memoryBacking><hugepages><page nodeset>  ──▶ page size of each       ├─▶ PoolRequest { page_bytes, pages, node }
-//!   <numatune>, <nodemask>                    ──▶ host node of each
+//!   <numatune>, <nodemask>                    ──▶ host nodes of each
 //!   <metadata><wideleaf:memory …/>            ──▶ Wishes
 //! ```
 //!
@@ -69,13 +69,14 @@ struct Piece {
     node: u32,
     /// Page size, if the piece itself names one.
     page_bytes: Option<u64>,
-    host_node: Option<u32>,
+    /// Nodes of the host that bind it, ascending; none: any.
+    host_nodes: Vec<u32>,
 }
 
 /// Pages of the pools, and bytes of ordinary memory.
 fn memory(domain: &Element, default_page: u64) -> (Vec<PoolRequest>, u64) {
     let rules = PageRules::of(domain, default_page);
-    let mut pages = BTreeMap::<(u64, Option<u32>), u64>::new();
+    let mut pages = BTreeMap::<(u64, Vec<u32>), u64>::new();
     let mut ordinary = 0_u64;
     for piece in initial_memory(domain).into_iter().chain(devices(domain)) {
         let size = piece.page_bytes.or_else(|| rules.page_of(piece.node));
@@ -83,10 +84,14 @@ fn memory(domain: &Element, default_page: u64) -> (Vec<PoolRequest>, u64) {
             ordinary = ordinary.saturating_add(piece.bytes);
             continue;
         };
-        let sum = pages.entry((size, piece.host_node)).or_default();
+        let sum = pages.entry((size, piece.host_nodes)).or_default();
         *sum = sum.saturating_add(piece.bytes.div_ceil(size));
     }
-    let pages = pages.into_iter().map(|((page_bytes, node), pages)| PoolRequest { page_bytes, pages, node });
+    let request = |((page_bytes, nodes), pages): ((u64, Vec<u32>), u64)| match nodes[..] {
+        [node] => PoolRequest { page_bytes, pages, node: Some(node), nodes: Vec::new() },
+        _ => PoolRequest { page_bytes, pages, node: None, nodes },
+    };
+    let pages = pages.into_iter().map(request);
     let left_by_balloon = domain.child("currentMemory").and_then(size).unwrap_or(u64::MAX);
     (pages.collect(), ordinary.min(left_by_balloon))
 }
@@ -135,12 +140,12 @@ fn initial_memory(domain: &Element) -> Vec<Piece> {
         let total = domain.child("memory").and_then(size).unwrap_or(0);
         let in_devices = device_elements(domain).filter_map(|(_, target)| size(target.child("size")?));
         let bytes = total.saturating_sub(in_devices.fold(0, u64::saturating_add));
-        return vec![Piece { bytes, node: 0, page_bytes: None, host_node: placement.host_node(0) }];
+        return vec![Piece { bytes, node: 0, page_bytes: None, host_nodes: placement.host_nodes(0) }];
     }
     let piece = |(index, cell): (u32, &Element)| {
         let node = cell.attribute("id").and_then(|id| id.parse().ok()).unwrap_or(index);
         let bytes = cell.attribute("memory").and_then(|memory| scaled(memory, cell.attribute("unit")))?;
-        Some(Piece { bytes, node, page_bytes: None, host_node: placement.host_node(node) })
+        Some(Piece { bytes, node, page_bytes: None, host_nodes: placement.host_nodes(node) })
     };
     (0..NODES_MAX).zip(cells).filter_map(piece).collect()
 }
@@ -160,46 +165,44 @@ fn devices(domain: &Element) -> Vec<Piece> {
         };
         let source = device.child("source");
         let page_bytes = source.and_then(|source| size(source.child("pagesize")?));
-        let host_nodes = source.and_then(|source| source.child("nodemask")).map(|mask| node_set(&mask.text));
+        let mask = source.and_then(|source| source.child("nodemask")).map(|mask| node_set(&mask.text));
         let node = target.child("node").and_then(|node| node.text.parse().ok()).unwrap_or(0);
-        let host_node = match host_nodes {
-            Some(nodes) => only(&nodes),
-            None => Placement::of(domain).host_node(node),
+        let host_nodes = match mask {
+            Some(nodes) => nodes.into_iter().collect(),
+            None => Placement::of(domain).host_nodes(node),
         };
-        Some(Piece { bytes, node, page_bytes, host_node })
+        Some(Piece { bytes, node, page_bytes, host_nodes })
     };
     device_elements(domain).filter_map(piece).collect()
 }
 
-/// Host nodes of `<numatune>`, if it binds. With several nodes, or a mode that only prefers, a page may come from
-/// any node.
+/// Host nodes of `<numatune>`, if it binds. With a mode that only prefers, or takes turns, a page may come from any
+/// node.
 struct Placement {
-    of_cells: BTreeMap<u32, Option<u32>>,
-    of_others: Option<u32>,
+    of_cells: BTreeMap<u32, Vec<u32>>,
+    of_others: Vec<u32>,
 }
 
 impl Placement {
     fn of(domain: &Element) -> Placement {
         let tune = domain.child("numatune");
-        let of_others = tune.and_then(|tune| tune.child("memory")).and_then(strict_node);
+        let of_others = tune.and_then(|tune| tune.child("memory")).map(strict_nodes).unwrap_or_default();
         let cells = tune.into_iter().flat_map(|tune| tune.all("memnode"));
-        let of_cell = |cell: &Element| Some((cell.attribute("cellid")?.parse().ok()?, strict_node(cell)));
+        let of_cell = |cell: &Element| Some((cell.attribute("cellid")?.parse().ok()?, strict_nodes(cell)));
         Placement { of_cells: cells.filter_map(of_cell).collect(), of_others }
     }
 
-    fn host_node(&self, cell: u32) -> Option<u32> {
-        self.of_cells.get(&cell).copied().unwrap_or(self.of_others)
+    fn host_nodes(&self, cell: u32) -> Vec<u32> {
+        self.of_cells.get(&cell).unwrap_or(&self.of_others).clone()
     }
 }
 
-fn strict_node(tune: &Element) -> Option<u32> {
+/// Nodes that bind; none where the mode does not.
+fn strict_nodes(tune: &Element) -> Vec<u32> {
     // libvirt's default is strict; restrictive also binds, through the control group.
     let binds = matches!(tune.attribute("mode"), None | Some("strict" | "restrictive"));
-    tune.attribute("nodeset").filter(|_| binds).and_then(|nodes| only(&node_set(nodes)))
-}
-
-fn only(nodes: &BTreeSet<u32>) -> Option<u32> {
-    nodes.first().copied().filter(|_| nodes.len() == 1)
+    let nodes = tune.attribute("nodeset").filter(|_| binds).map(node_set).unwrap_or_default();
+    nodes.into_iter().collect()
 }
 
 /// Nodes of a list like `0-3,^2,5`; invalid parts are ignored.
@@ -251,6 +254,13 @@ mod tests {
         domain.pages.iter().map(|want| (want.page_bytes, want.pages, want.node)).collect()
     }
 
+    fn wanted_on_nodes(inside: &str) -> Vec<(u64, u64, Vec<u32>)> {
+        let text = format!("<domain type='kvm'><name>vm</name><uuid>1-2</uuid>{inside}</domain>");
+        let domain = Domain::parse(&text, HUGE).expect("a domain");
+        let nodes = |want: &PoolRequest| want.on_nodes().unwrap_or_default().to_vec();
+        domain.pages.iter().map(|want| (want.page_bytes, want.pages, nodes(want))).collect()
+    }
+
     #[test]
     fn a_domain_without_hugepages_wants_nothing_of_a_pool() {
         assert_eq!(wanted("<memory unit='KiB'>262144</memory>"), []);
@@ -281,7 +291,10 @@ mod tests {
               <cell id='2' memory='1048576'/>
               <cell id='3' memory='1048576'/>
             </numa></cpu>";
-        assert_eq!(wanted(inside), [(HUGE, 1024, None), (GIANT, 1, None), (GIANT, 1, Some(1))]);
+        assert_eq!(
+            wanted_on_nodes(inside),
+            [(HUGE, 512, vec![]), (HUGE, 512, vec![0, 1]), (GIANT, 1, vec![0, 1]), (GIANT, 1, vec![1]),]
+        );
     }
 
     #[test]
@@ -362,7 +375,7 @@ mod tests {
     fn a_live_domain_is_read() {
         let domain = Domain::parse(LIVE, HUGE).expect("a domain");
         assert_eq!(domain.uuid, "8d2f4c5e-0f4b-4c3a-9d38-1f0f5a7c2b11");
-        assert_eq!(domain.pages, [PoolRequest { page_bytes: HUGE, pages: 64, node: None }]);
+        assert_eq!(domain.pages, [PoolRequest { page_bytes: HUGE, pages: 64, node: None, nodes: Vec::new() }]);
         assert_eq!(domain.wishes.settings.guarantee.as_deref(), Some("95%"));
     }
 

@@ -175,9 +175,11 @@ pub struct RunArgs {
     /// from 0. `cpus=[LIST]` are its vCPUs, `memory=SIZE` its RAM: the cells together have all, and the only one may
     /// leave both out. `host-nodes=[LIST]` are nodes of the host for its memory, by `policy=bind` (these alone, the
     /// default), `preferred` or `interleave`. Its vCPUs run on the CPUs of these nodes, or on `host-cpus=[LIST]`.
-    /// `distances=[CELL@DISTANCE,...]` are 10 to itself and 20 to others by default. `auto` prefers the node of the
-    /// host with the most room for the whole guest, if there are several nodes; `off` leaves memory and vCPUs to the
-    /// kernel [default: auto]
+    /// `page-size=2m` lets it start on huge pages where RAM starts on 4k ones.
+    /// `distances=[CELL@DISTANCE,...]` are 10 to itself and 20 to others by default. `latencies=[CELL@NS,...]` and
+    /// `bandwidths=[CELL@MB/S,...]` tell what its vCPUs get from the memory of cells; `host` takes those of the host.
+    /// `auto` prefers the node of the host with the most room for the whole guest, if there are several nodes; `off`
+    /// leaves memory and vCPUs to the kernel [default: auto]
     #[arg(long, value_name = "CELL|auto|off", conflicts_with = "native")]
     pub numa: Vec<NumaArg>,
 

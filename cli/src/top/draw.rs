@@ -288,7 +288,7 @@ fn legend_line(grid: &Grid, map: &WindowMap, column: Column, has_heat: bool) -> 
         let style = cell_style(&MapCell::of_legend(backing));
         [Span::styled(backing.letter().to_string(), style), Span::from(format!("={}  ", backing.meaning()))]
     };
-    let other = |letter: char| Span::from(format!("{letter}={}  ", clean(&column.meaning(letter, &map.reasons))));
+    let other = |letter: char| Span::from(format!("{letter}={}  ", clean(&column.meaning(letter, map))));
     let mut line = match column {
         Column::Backing => Line::from_iter(Backing::ALL.into_iter().filter(is_shown).flat_map(entry)),
         _ => Line::from_iter(grid.letters(column).into_iter().map(other)),

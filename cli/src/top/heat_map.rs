@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use wideleaf_control::map::{self, MapReason, NONE, UNKNOWN, WindowState};
+use wideleaf_control::map::{self, NONE, UNKNOWN, WindowState};
 use wideleaf_control::view::{WindowMap, WindowRange};
 use wideleaf_policies::PageSize;
 
@@ -35,11 +35,13 @@ pub enum Column {
     Heat,
     /// Age of the heat.
     HeatAge,
+    /// NUMA node of its memory.
+    Node,
 }
 
 impl Column {
     /// All columns, in the order in which a key steps through them.
-    pub const ALL: [Column; 8] = [
+    pub const ALL: [Column; 9] = [
         Column::Backing,
         Column::State,
         Column::Why,
@@ -48,11 +50,13 @@ impl Column {
         Column::Guest,
         Column::Heat,
         Column::HeatAge,
+        Column::Node,
     ];
 
-    /// The one after it.
-    pub const fn next(self) -> Column {
-        Column::ALL[(self as usize + 1) % Column::ALL.len()]
+    /// The one after it, for a host with several NUMA nodes or with one: that has no column of nodes.
+    pub const fn next(self, has_nodes: bool) -> Column {
+        let columns = if has_nodes { Column::ALL.len() } else { Column::Node as usize };
+        Column::ALL[(self as usize + 1) % columns]
     }
 
     /// Title, for people.
@@ -66,6 +70,7 @@ impl Column {
             Column::Guest => "guest's own pages",
             Column::Heat => "heat",
             Column::HeatAge => "age of the heat",
+            Column::Node => "NUMA node",
         }
     }
 
@@ -75,19 +80,22 @@ impl Column {
             Column::SecondLevel => "second level",
             Column::Guest => "guest's pages",
             Column::Heat | Column::HeatAge => "heat",
+            Column::Node => "nodes",
             Column::Backing | Column::State | Column::Why | Column::Until => return false,
         };
         note.starts_with(beginning)
     }
 
     /// Meaning of a letter of it, for a legend.
-    pub fn meaning(self, letter: char, reasons: &[MapReason]) -> String {
+    pub fn meaning(self, letter: char, map: &WindowMap) -> String {
         let of_time =
             || map::time_of_letter(letter).map_or("unknown".to_owned(), |seconds| format!("up to {seconds} s"));
-        let of_reason = || map::reason_of_letter(letter).and_then(|index| reasons.get(index));
+        let of_reason = || map::reason_of_letter(letter).and_then(|index| map.reasons.get(index));
         match (self, letter) {
             (_, UNKNOWN) => "unknown".to_owned(),
             (_, MIXED) => "mixed".to_owned(),
+            (Column::Node, NONE) => "nothing present".to_owned(),
+            (Column::Node, _) => meaning_of_node(letter, &map.nodes),
             (Column::Until, NONE) => "not waiting".to_owned(),
             (Column::Why, NONE) => "large".to_owned(),
             (Column::Why, _) => of_reason().map_or("unknown".to_owned(), |reason| reason.name.clone()),
@@ -113,7 +121,7 @@ impl Column {
             Column::Backing | Column::SecondLevel => letter == '.',
             Column::State => letter == 'e',
             Column::Guest => letter == 'u',
-            Column::Why => letter == NONE,
+            Column::Why | Column::Node => letter == NONE,
             Column::Until | Column::Heat | Column::HeatAge => !letter.is_ascii_alphanumeric(),
         };
         match (one, other) {
@@ -122,6 +130,15 @@ impl Column {
             (one, other) if matches!(self, Column::Until | Column::Heat | Column::HeatAge) => one.max(other),
             _ => MIXED,
         }
+    }
+}
+
+fn meaning_of_node(letter: char, nodes: &[u16]) -> String {
+    let known = map::node_of_letter(letter).and_then(|(index, elsewhere)| Some((nodes.get(index)?, elsewhere)));
+    match known {
+        Some((node, false)) => format!("node {node}"),
+        Some((node, true)) => format!("node {node} mostly"),
+        None => "unknown".to_owned(),
     }
 }
 
@@ -346,6 +363,7 @@ fn windows_of(range: &WindowRange, before: Option<&WindowMap>) -> Vec<MapCell> {
         (Column::Until, &range.until),
         (Column::Guest, &range.guest),
         (Column::HeatAge, &range.heat_age),
+        (Column::Node, &range.node),
     ];
     for (column, text) in shortened {
         for (cell, letter) in cells.iter_mut().zip(map::letters(text, windows)) {
@@ -362,6 +380,7 @@ fn digit(character: u8) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wideleaf_control::map::MapReason;
 
     fn range(gpa: u64, backing: &str, second_level: &str, heat: &str) -> WindowRange {
         WindowRange {
@@ -441,6 +460,7 @@ mod tests {
             until: "-3c".into(),
             guest: "hubb".into(),
             heat_age: "ab?2".into(),
+            node: "a-bB".into(),
             ..range(0, "2244", "2244", "09?3")
         };
         let map = map(vec![columns]);
@@ -451,11 +471,13 @@ mod tests {
         assert_eq!((of(Column::Backing), of(Column::State), of(Column::Why)), ("24".into(), "l+".into(), "-+".into()));
         assert_eq!((of(Column::Until), of(Column::Heat), of(Column::HeatAge)), ("-c".into(), "93".into(), "b?".into()));
         assert_eq!(of(Column::Guest), "hb", "a window that is not mapped says nothing");
+        assert_eq!(of(Column::Node), "a+", "a window without memory says nothing");
     }
 
     #[test]
     fn every_letter_of_every_column_has_a_meaning() {
-        let reasons = [MapReason { name: "not_chosen".into(), text: String::new() }];
+        let reasons = vec![MapReason { name: "not_chosen".into(), text: String::new() }];
+        let of = WindowMap { reasons, nodes: vec![0, 2], ..WindowMap::default() };
         let letters = [
             (Column::Backing, ".4+s21"),
             (Column::State, "lrwhmkane+?"),
@@ -464,14 +486,17 @@ mod tests {
             (Column::Guest, "bhgmu?+"),
             (Column::Heat, "0123456789?"),
             (Column::HeatAge, "az?"),
+            (Column::Node, "abAB-?+"),
         ];
         for (column, letters) in letters {
             for letter in letters.chars().filter(|letter| *letter != UNKNOWN) {
-                let meaning = column.meaning(letter, &reasons);
+                let meaning = column.meaning(letter, &of);
                 assert!(!meaning.is_empty() && meaning != "unknown", "{column:?} {letter}: {meaning:?}");
             }
         }
-        let why = |letter| Column::Why.meaning(letter, &reasons);
+        let node = |letter| Column::Node.meaning(letter, &of);
+        assert_eq!([node('b'), node('A'), node('c')], ["node 2", "node 0 mostly", "unknown"]);
+        let why = |letter| Column::Why.meaning(letter, &of);
         assert_eq!((why('A'), why('B'), why('-')), ("not_chosen".into(), "unknown".into(), "large".into()));
     }
 

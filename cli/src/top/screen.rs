@@ -210,7 +210,8 @@ impl Screen {
     /// From another tab it opens the map as it was.
     fn show_next_column(&mut self) -> Effect {
         if self.tab == Tab::Map {
-            self.column = self.column.next();
+            let map = self.chosen_detail().and_then(|detail| detail.windows.as_ref().ok());
+            self.column = self.column.next(map.is_some_and(|map| !map.nodes.is_empty()));
         }
         self.show(Tab::Map)
     }

@@ -228,7 +228,7 @@ fn prepare_requests_the_pages_of_the_domain_and_waits_for_them() {
     let daemon = daemon(&socket, done());
     let output = call(&script(&scratch, &socket), "prepare", LIVE);
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
-    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 64, node: None }];
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 64, node: None, nodes: Vec::new() }];
     let wanted = Request::Prepare { domain: "-t1".into(), uuid: UUID.into(), pages, ordinary: None };
     assert_eq!(daemon.join().unwrap(), wanted);
 }

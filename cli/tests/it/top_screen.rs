@@ -153,7 +153,7 @@ fn with_all_columns() -> WindowMap {
     let reason = |name: &str| MapReason { name: name.into(), text: String::new() };
     let reasons = vec![reason("backing_off_busy"), reason("not_chosen")];
     let notes = vec!["heat: some are not sampled".into(), "second level: it needs root".into()];
-    WindowMap { name: "web".into(), ranges: vec![range], reasons, notes, at_s: None }
+    WindowMap { name: "web".into(), ranges: vec![range], reasons, notes, ..WindowMap::default() }
 }
 
 #[test]
@@ -178,6 +178,19 @@ fn a_key_steps_through_the_columns_of_the_map_and_each_has_its_legend_and_its_no
         assert_eq!(lines.iter().filter(|line| line.contains(": it needs root")).count(), 1);
         press(&mut screen, KeyCode::Char('m'));
     }
+}
+
+#[test]
+fn a_host_with_several_nodes_has_one_more_column() {
+    let mut screen = Screen::new(Some(host::web().pid));
+    let mut map = with_all_columns();
+    (map.ranges[0].node, map.nodes) = ("a2B-".into(), vec![0, 3]);
+    screen.take(seen(map));
+    (0..8).for_each(|_| drop(press(&mut screen, KeyCode::Char('m'))));
+    let lines = lines(&screen, 80, 24);
+    assert!(lines[1].starts_with("NUMA node of web:"), "{lines:?}");
+    assert_eq!(lines[2], "0x000000000 a9a?B?-?");
+    assert!(lines[3].contains("B=node 3 mostly") && lines[3].contains("a=node 0"), "{lines:?}");
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn release(host: &dyn Host, ram: &GuestRam, stretch: RamRange) -> Result<(), Hos
     };
     done.map_err(|source| HostError { what, source })?;
     // Windows were marked one by one since the start.
-    host.advise(stretch.hva, stretch.gpa.bytes(), ram.backing().advice_at_start())
+    ram.mark_for_start(host, stretch.gpa)
 }
 
 fn write_zeroes(ram: &GuestRam, gpa: GpaRange) {

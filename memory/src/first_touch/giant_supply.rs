@@ -40,7 +40,7 @@ pub(super) struct Supplied {
 }
 
 impl GiantSource {
-    /// A cleared page: one of the pool by that memory policy, or else one that is made, on any node.
+    /// A cleared page by that memory policy: one of the pool, or else one that is made.
     pub(super) fn page(&self, kernel: &dyn Kernel, policy: Option<&NodePolicy>) -> Result<Supplied, Obstacle> {
         if self.pools.check(PageSize::Giant1G, GIANT).is_ok() {
             let file = kernel.create_giant().and_then(|file| kernel.fill_giant(&file, policy).map(|()| file));
@@ -52,7 +52,7 @@ impl GiantSource {
         }
         match &self.maker {
             Some(maker) if maker.left() > 0 => {
-                let made = maker.make().inspect_err(|error| tracing::info!("pages of 1 GiB: {error}"));
+                let made = maker.make(policy.copied()).inspect_err(|error| tracing::info!("pages of 1 GiB: {error}"));
                 let file = made.map_err(|_| "giant_not_made")?;
                 // The manager counts the end of pages that it has made itself.
                 let page = Arc::new(GiantPage::made(file, &Arc::<AtomicU64>::default()));
@@ -146,6 +146,8 @@ mod tests {
     #[derive(Debug)]
     struct Maker {
         asked: AtomicU64,
+        /// Policy of the latest page.
+        policy: Mutex<Option<NodePolicy>>,
         answers: Mutex<Vec<bool>>,
     }
 
@@ -154,7 +156,8 @@ mod tests {
             1
         }
 
-        fn make(&self) -> Result<GiantFile, NotMade> {
+        fn make(&self, policy: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
+            *self.policy.lock().expect("no panic") = policy;
             self.asked.fetch_add(1, Ordering::Relaxed);
             match self.answers.lock().expect("no panic").pop() {
                 Some(true) => Ok(GiantFile::of_ordinary_memory().expect("it takes no memory yet")),
@@ -164,7 +167,7 @@ mod tests {
     }
 
     fn maker(answers: &[bool]) -> Arc<Maker> {
-        Arc::new(Maker { asked: AtomicU64::new(0), answers: Mutex::new(answers.to_vec()) })
+        Arc::new(Maker { asked: AtomicU64::new(0), policy: Mutex::default(), answers: Mutex::new(answers.to_vec()) })
     }
 
     fn next(supply: &mut GiantSupply) -> Result<Supplied, Obstacle> {
@@ -185,6 +188,15 @@ mod tests {
         let source = GiantSource { pools, maker: Some(maker.clone()) };
         assert!(!source.page(&FakeHost::default(), None).expect("one is free").is_made);
         assert_eq!(maker.asked.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_page_that_is_made_is_asked_for_by_the_giants_policy() {
+        let (_root, pools) = pools(0);
+        let (maker, policy) = (maker(&[true]), NodePolicy::preferring(1));
+        let source = GiantSource { pools, maker: Some(maker.clone()) };
+        assert!(source.page(&FakeHost::default(), policy.as_ref()).expect("one is made").is_made);
+        assert_eq!(*maker.policy.lock().expect("no panic"), policy);
     }
 
     #[test]
@@ -226,7 +238,7 @@ mod tests {
                 1
             }
 
-            fn make(&self) -> Result<GiantFile, NotMade> {
+            fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
                 panic!("this panic is part of the test")
             }
         }

@@ -105,7 +105,7 @@ impl Means<'_> {
         let grounds = held.grounds;
         drop(held);
         if let Some(grounds) = grounds {
-            huge_pages.learn(host, grounds, ended.result, ended.cost.cpu);
+            huge_pages.learn(host, ended.node_of_page(), grounds, ended.result, ended.cost.cpu);
         }
         ended
     }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use wideleaf_policies::window::WindowState;
-use wideleaf_policies::{Action, Bytes, Cost, Moment, OutcomeResult, PlannedAction, Skip};
+use wideleaf_policies::{Action, Bytes, Cost, Moment, NodeId, OutcomeResult, PlannedAction, Skip};
 
 /// Mechanisms of actions; reports count under the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +114,11 @@ impl Attempt {
     pub fn needs_huge_page(&self) -> bool {
         let is_promotion = matches!(self.planned.action, Action::Promote { .. });
         is_promotion && self.target.is_some_and(|target| !target.is_held)
+    }
+
+    /// NUMA node from which it wants its huge page; `None`: from any.
+    pub fn node_of_page(&self) -> Option<NodeId> {
+        self.planned.node
     }
 
     /// Whether it vacates a window.

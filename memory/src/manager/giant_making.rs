@@ -20,6 +20,7 @@ use wideleaf_policies::Moment;
 
 use crate::giant_maker::GiantMaker;
 use crate::giant_page::{GiantFile, GiantPage};
+use crate::numa::placement::NodePolicy;
 use crate::pool::NotMade;
 
 /// Wait after the first failure; each further one in a row doubles it. An attempt moves up to a gibibyte of other
@@ -49,8 +50,15 @@ pub(super) struct GiantMaking {
 #[derive(Debug)]
 enum State {
     Waiting,
-    Making(JoinHandle<Result<GiantFile, NotMade>>),
-    Ready { page: Arc<GiantPage>, since: Moment },
+    Making { thread: JoinHandle<Result<GiantFile, NotMade>>, policy: Option<NodePolicy> },
+    Ready { page: Made, since: Moment },
+}
+
+/// A page that was made, and the memory policy by which it was.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    pub page: Arc<GiantPage>,
+    pub policy: Option<NodePolicy>,
 }
 
 /// What became of a page since the last look.
@@ -91,7 +99,7 @@ impl GiantMaking {
         match self.state {
             State::Ready { .. } => 1,
             State::Waiting => u64::from(self.may_begin(now)),
-            State::Making(_) => 0,
+            State::Making { .. } => 0,
         }
     }
 
@@ -100,10 +108,10 @@ impl GiantMaking {
         self.given_back.load(Ordering::Relaxed)
     }
 
-    /// The page that is ready, for a giant that is to be moved onto it.
-    pub fn take(&mut self) -> Option<Arc<GiantPage>> {
+    /// The page that is ready, for a giant with this memory policy that is to be moved onto it.
+    pub fn take(&mut self, policy: Option<NodePolicy>) -> Option<Made> {
         match std::mem::replace(&mut self.state, State::Waiting) {
-            State::Ready { page, .. } => Some(page),
+            State::Ready { page, .. } if page.policy == policy => Some(page),
             other => {
                 self.state = other;
                 None
@@ -112,8 +120,8 @@ impl GiantMaking {
     }
 
     /// Takes back a page, unless a giant was moved onto it: the claims of its RAM hold it then.
-    pub fn put_back(&mut self, page: Arc<GiantPage>, now: Moment) {
-        let is_free = Arc::strong_count(&page) == 1;
+    pub fn put_back(&mut self, page: Made, now: Moment) {
+        let is_free = Arc::strong_count(&page.page) == 1;
         if is_free && matches!(self.state, State::Waiting) {
             self.state = State::Ready { page, since: now };
         }
@@ -124,21 +132,23 @@ impl GiantMaking {
         has_left && self.failures < FAILURES_MAX && now >= self.next_attempt
     }
 
-    /// Begins to make a page, if one may be made now. Returns whether one is being made.
-    pub fn begin(&mut self, now: Moment) -> bool {
+    /// Begins to make a page by this memory policy, if one may be made now. Returns whether one is being made, or is
+    /// ready for a giant with another policy: it goes back first if that one does not come.
+    pub fn begin(&mut self, policy: Option<NodePolicy>, now: Moment) -> bool {
         match (&self.state, &self.maker) {
-            (State::Making(_), _) => true,
+            (State::Making { .. } | State::Ready { .. }, _) => true,
             (State::Waiting, Some(maker)) if self.may_begin(now) => {
                 let maker = maker.clone();
-                let thread = std::thread::Builder::new().name("giant-maker".into()).spawn(move || maker.make());
+                let work = move || maker.make(policy);
+                let thread = std::thread::Builder::new().name("giant-maker".into()).spawn(work);
                 match thread {
-                    Ok(thread) => self.state = State::Making(thread),
+                    Ok(thread) => self.state = State::Making { thread, policy },
                     Err(error) => {
                         tracing::warn!("cannot start the thread that makes a page of 1 GiB: {error}");
                         self.failed(now);
                     }
                 }
-                matches!(self.state, State::Making(_))
+                matches!(self.state, State::Making { .. })
             }
             _ => false,
         }
@@ -147,16 +157,16 @@ impl GiantMaking {
     /// Looks whether a page is ready, or has been ready for too long.
     pub fn look(&mut self, now: Moment) -> Option<News> {
         match &self.state {
-            State::Making(thread) if thread.is_finished() => {}
+            State::Making { thread, .. } if thread.is_finished() => {}
             State::Ready { since, .. } if now.since(*since) > UNUSED_MAX => {}
             _ => return None,
         }
         match std::mem::replace(&mut self.state, State::Waiting) {
-            State::Making(thread) => {
+            State::Making { thread, policy } => {
                 let panicked = |_| Err(NotMade::elsewhere("other", "the thread that makes a page of 1 GiB panicked"));
                 Some(match thread.join().unwrap_or_else(panicked) {
                     Ok(file) => {
-                        let page = Arc::new(GiantPage::made(file, &self.given_back));
+                        let page = Made { page: Arc::new(GiantPage::made(file, &self.given_back)), policy };
                         self.failures = 0;
                         self.state = State::Ready { page, since: now };
                         News::Made
@@ -204,7 +214,7 @@ mod tests {
             self.left
         }
 
-        fn make(&self) -> Result<GiantFile, NotMade> {
+        fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
             let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
             answers.recv().expect("the test sends an answer")
         }
@@ -240,28 +250,42 @@ mod tests {
     fn a_page_counts_as_free_until_it_is_asked_for_and_again_when_it_is_ready() {
         let (mut making, answer) = making(1);
         assert_eq!(making.pages(at(0)), 1);
-        assert!(making.begin(at(0)) && making.begin(at(0)));
-        assert_eq!((making.pages(at(0)), making.take().is_some()), (0, false));
+        assert!(making.begin(None, at(0)) && making.begin(None, at(0)));
+        assert_eq!((making.pages(at(0)), making.take(None).is_some()), (0, false));
         answer.send(a_page()).expect("it waits");
         assert!(matches!(news(&mut making, at(3)), News::Made));
         assert_eq!(making.pages(at(3)), 1);
-        let page = making.take().expect("ready");
+        let page = making.take(None).expect("ready");
         making.put_back(page.clone(), at(4));
-        assert!(making.take().is_none(), "a giant is on it");
+        assert!(making.take(None).is_none(), "a giant is on it");
         making.put_back(page, at(4));
-        drop(making.take().expect("no giant is on it"));
+        drop(making.take(None).expect("no giant is on it"));
         assert_eq!(making.given_back(), 1);
+    }
+
+    #[test]
+    fn a_page_of_one_node_waits_for_a_giant_of_that_node() {
+        let (mut making, answer) = making(2);
+        let [first, second] = [0, 1].map(NodePolicy::preferring);
+        assert!(making.begin(first, at(0)));
+        answer.send(a_page()).expect("it waits");
+        assert!(matches!(news(&mut making, at(3)), News::Made));
+        assert!(making.take(second).is_none() && making.begin(second, at(3)), "the other giant waits");
+        assert_eq!(making.take(first).expect("it is ready").policy, first);
+        assert!(making.begin(second, at(4)) && making.take(second).is_none(), "now its page is made");
+        answer.send(a_page()).expect("it waits");
+        assert!(matches!(news(&mut making, at(5)), News::Made) && making.take(second).is_some());
     }
 
     #[test]
     fn a_page_that_no_plan_wants_goes_back() {
         let (mut making, answer) = making(1);
-        making.begin(at(0));
+        making.begin(None, at(0));
         answer.send(a_page()).expect("it waits");
         assert!(matches!(news(&mut making, at(3)), News::Made));
         assert!(making.look(at(63)).is_none() && making.given_back() == 0);
         assert!(matches!(making.look(at(64)), Some(News::Unused)));
-        assert_eq!((making.given_back(), making.take().is_some()), (1, false));
+        assert_eq!((making.given_back(), making.take(None).is_some()), (1, false));
     }
 
     #[test]
@@ -269,7 +293,7 @@ mod tests {
         let (mut making, answer) = making(1);
         let (mut now, mut waits) = (0, Vec::new());
         for _ in 0..FAILURES_MAX {
-            assert!(making.begin(at(now)), "at {now}");
+            assert!(making.begin(None, at(now)), "at {now}");
             answer.send(no_page()).expect("it waits");
             assert!(matches!(news(&mut making, at(now)), News::NotMade(error) if error.reason() == "no_room"));
             let wait = (1..10_000).find(|wait| making.pages(at(now + wait)) > 0);
@@ -283,14 +307,14 @@ mod tests {
     #[test]
     fn a_maker_with_nothing_left_is_not_asked() {
         let (mut making, _answer) = making(0);
-        assert_eq!((making.pages(at(0)), making.begin(at(0))), (0, false));
-        assert_eq!((GiantMaking::none().pages(at(0)), GiantMaking::none().begin(at(0))), (0, false));
+        assert_eq!((making.pages(at(0)), making.begin(None, at(0))), (0, false));
+        assert_eq!((GiantMaking::none().pages(at(0)), GiantMaking::none().begin(None, at(0))), (0, false));
     }
 
     #[test]
     fn the_end_waits_for_no_page() {
         let (mut making, answer) = making(1);
-        making.begin(at(0));
+        making.begin(None, at(0));
         making.end();
         assert!(making.look(at(1)).is_none());
         answer.send(a_page()).expect("the thread still waits for it, and then lets it go");

@@ -22,7 +22,7 @@ use wideleaf_policies::{
 };
 
 use super::attempt::{Attempt, Mechanism};
-use super::giant_making::{GiantMaking, News};
+use super::giant_making::{GiantMaking, Made, News};
 use super::managed_vm::ManagedVm;
 use super::{ManagerLoop, NEVER};
 use crate::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
@@ -32,12 +32,13 @@ use crate::first_touch::GiantSource;
 use crate::gate::GateState;
 use crate::giant_maker::GiantMaker;
 use crate::kernel::Kernel;
+use crate::numa::placement::NodePolicy;
 use crate::panicked::Panicked;
 use crate::pool::HugetlbPools;
 use crate::region::GuestRam;
 use crate::second_level::SecondLevel;
 use crate::second_level::guard::SecondLevelGuard;
-use crate::side_mapping::{GIANT, GiantPage};
+use crate::side_mapping::GIANT;
 
 /// Names under which pages that are made are counted.
 const GIANT_PAGE: &str = "giant_page";
@@ -92,7 +93,7 @@ pub(super) struct GiantVm {
 struct UnderWay {
     request: Request,
     /// The page that was made for it; `None`: one of the pool.
-    made: Option<Arc<GiantPage>>,
+    made: Option<Made>,
     thread: JoinHandle<GiantSwap>,
 }
 
@@ -175,8 +176,9 @@ impl Giants {
         }
         let vm = vm.clone();
         let claim = vm.ram.claims().giant(request.first.start()).map_err(Claimed::result)?;
-        let made = if request.way == Way::Promote { self.made_page(host.now())? } else { None };
-        let (host, page) = (Arc::clone(host), made.clone());
+        let policy = vm.ram.placement().giant_policy(request.first.start());
+        let made = if request.way == Way::Promote { self.made_page(policy, host.now())? } else { None };
+        let (host, page) = (Arc::clone(host), made.as_ref().map(|made| made.page.clone()));
         let work = move || {
             let site = SwapSite { host: host.as_ref(), ram: &vm.ram, second_level: vm.second_level.as_ref() };
             match (request.way, page) {
@@ -196,13 +198,13 @@ impl Giants {
     ///
     /// # Errors
     /// A page is being made, and this request came too early.
-    fn made_page(&mut self, now: Moment) -> Result<Option<Arc<GiantPage>>, OutcomeResult> {
-        if let Some(page) = self.making.take() {
-            return Ok(Some(page));
+    fn made_page(&mut self, policy: Option<NodePolicy>, now: Moment) -> Result<Option<Made>, OutcomeResult> {
+        if let Some(made) = self.making.take(policy) {
+            return Ok(Some(made));
         }
         // The pool says what it lacks where no page is made either.
         let is_short = self.pools.check(PageSize::Giant1G, GIANT).is_err();
-        let is_being_made = is_short && self.making.begin(now);
+        let is_being_made = is_short && self.making.begin(policy, now);
         if is_being_made { Err(OutcomeResult::Skipped(Skip::PageBeingMade)) } else { Ok(None) }
     }
 
@@ -233,7 +235,7 @@ fn no_page(why: &dyn std::fmt::Display) -> String {
 const NO_PAGE: &str = "pages of 1 GiB: ";
 
 impl UnderWay {
-    fn join(self) -> (Request, GiantSwap, Option<Arc<GiantPage>>) {
+    fn join(self) -> (Request, GiantSwap, Option<Made>) {
         // The swap catches its own panics; after a panic elsewhere in the thread, the claim stays.
         let panicked = |payload: Box<dyn Any + Send>| GiantSwap::ended_by(Panicked::new(payload.as_ref()));
         (self.request, self.thread.join().unwrap_or_else(panicked), self.made)

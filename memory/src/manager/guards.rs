@@ -117,7 +117,8 @@ fn watched<'a>(guarded: &Guarded<'a>, _: &mut Held<'a>) -> Result<(), Objection>
 /// The host cannot supply a huge page for a copy, and no window has left one.
 fn huge_page<'a>(guarded: &Guarded<'a>, held: &mut Held<'a>) -> Result<(), Objection> {
     if guarded.attempt.needs_huge_page() && !guarded.has_vacated {
-        held.grounds = Some(guarded.huge_pages.may_ask(guarded.host).ok_or(Skip::NoHugePage)?);
+        let grounds = guarded.huge_pages.may_ask(guarded.host, guarded.attempt.node_of_page());
+        held.grounds = Some(grounds.ok_or(Skip::NoHugePage)?);
     }
     Ok(())
 }
@@ -197,7 +198,7 @@ mod tests {
         let (host, huge_pages) = (FakeHost::default(), HugePageBackoff::default());
         host.set_text(BUDDYINFO, "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 0 0\n");
         let refused = OutcomeResult::Refused(Refusal::NoHugePage);
-        huge_pages.learn(&host, Grounds::Plenty, refused, Duration::ZERO);
+        huge_pages.learn(&host, None, Grounds::Plenty, refused, Duration::ZERO);
         let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(2)).expect("fits"), hva: Hva::new(1 << 40) };
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
         let vm = ManagedVm::of_others(VmId(0), vec![range], backing, None);

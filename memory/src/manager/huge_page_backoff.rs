@@ -13,6 +13,9 @@
 //! Until then windows still count as waiting, so the supply of free blocks ([`block_supply`](crate::block_supply)) goes
 //! on. After one success it would rest, and all loops would compact for themselves until the next refusal.
 //!
+//! Each NUMA node that a plan names has a state of its own: a node without huge pages does not stop promotions on
+//! another one. Requests that name no node share one state, which counts the free blocks of all nodes.
+//!
 //! While windows wait for huge pages, each pulse of the loop counts the free blocks, and a new one is a reason for a
 //! tick at once. Ticks of the manager of an external guest are up to 10 s apart while nothing is done, and khugepaged
 //! would be as fast.
@@ -24,10 +27,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use wideleaf_policies::{HugePages, Moment, OutcomeResult, Refusal};
+use wideleaf_policies::{HugePages, Moment, NodeId, OutcomeResult, Refusal};
 
 use crate::host::Host;
-use crate::sensors::free_blocks::free_now;
+use crate::sensors::free_blocks::{free_now, free_now_on};
 
 /// Wait after the first refusal, as a multiple of its CPU time: failed requests use at most 0.2 % of a core. Each
 /// further one doubles it.
@@ -41,13 +44,16 @@ const PLENTY_AFTER: u64 = 32;
 /// Longest pulse while a window waits for a huge page. Counting the free blocks takes some 30 us.
 pub(super) const SHORTAGE_PULSE: Duration = Duration::from_millis(500);
 
-/// State of the host's huge pages, shared by the threads that copy.
+/// State of the host's huge pages, shared by the threads that copy: the nodes that had none, at most all of them and
+/// the state without a node.
 #[derive(Debug, Default)]
-pub(super) struct HugePageBackoff(Mutex<Option<Scarce>>);
+pub(super) struct HugePageBackoff(Mutex<Vec<Scarce>>);
 
-/// State of a host that had no huge page.
+/// State of a node, or a host, that had no huge page.
 #[derive(Clone, Copy, Debug)]
 struct Scarce {
+    /// NUMA node of the requests; `None`: the plan names none.
+    node: Option<NodeId>,
     /// Time between two attempts.
     pause: Duration,
     /// Moment of the next attempt without a free block.
@@ -80,7 +86,7 @@ pub(super) enum Grounds {
 impl HugePageBackoff {
     /// Lets the next request count the free blocks again.
     pub fn begin_tick(&self) {
-        if let Some(scarce) = &mut *self.lock() {
+        for scarce in self.lock().iter_mut() {
             (scarce.left, scarce.waiting, scarce.attempts) = (None, 0, scarce.made);
         }
     }
@@ -92,40 +98,60 @@ impl HugePageBackoff {
 
     /// Number of windows that were not promoted at the latest tick, for want of a huge page.
     pub fn waiting(&self) -> u64 {
-        self.lock().map_or(0, |scarce| scarce.waiting)
+        self.lock().iter().map(|scarce| scarce.waiting).sum()
     }
 
-    /// Notes free pages that `/proc/buddyinfo` does not count: on the lists of the CPUs.
+    /// Notes free pages that `/proc/buddyinfo` does not count: on the lists of the CPUs. Their node is not known: they
+    /// are tried where most windows wait.
     pub fn promise(&self, pages: u64) {
-        if let Some(scarce) = &mut *self.lock() {
+        if let Some(scarce) = self.lock().iter_mut().max_by_key(|scarce| scarce.waiting) {
             scarce.promised = scarce.promised.saturating_add(pages);
         }
     }
 
     /// Whether a window waits for a huge page and a block has become free since.
     pub fn has_new_block(&self, host: &dyn Host) -> bool {
-        self.lock().as_mut().is_some_and(|scarce| scarce.waiting > 0 && scarce.new_blocks(host) > 0)
+        self.lock().iter_mut().any(|scarce| scarce.waiting > 0 && scarce.new_blocks(host) > 0)
     }
 
-    /// The host's supply of huge pages, as the requests of this manager found it.
+    /// The host's supply of huge pages, as the requests of this manager found it: with the free blocks of nodes that
+    /// had their pages.
     pub fn supply(&self, host: &dyn Host) -> HugePages {
-        match &mut *self.lock() {
-            None => HugePages::Plenty,
-            Some(scarce) => HugePages::Scarce { free: scarce.new_blocks(host).saturating_add(scarce.promised) },
+        match self.shortage(host) {
+            HugePages::Scarce { free } => {
+                let states = self.lock();
+                let is_of_all = states.iter().any(|scarce| scarce.node.is_none());
+                let of_short = || states.iter().map(|scarce| free_now_on(host, scarce.node)).sum::<u64>();
+                let of_others = if is_of_all { 0 } else { free_now(host).saturating_sub(of_short()) };
+                HugePages::Scarce { free: free.saturating_add(of_others) }
+            }
+            plenty => plenty,
         }
     }
 
-    /// Whether the manager may ask the kernel for one huge page.
-    pub fn may_ask(&self, host: &dyn Host) -> Option<Grounds> {
-        match &mut *self.lock() {
+    /// The supply of the nodes that had no huge page, or of the host if the plans name no node.
+    pub fn shortage(&self, host: &dyn Host) -> HugePages {
+        let mut states = self.lock();
+        if states.is_empty() {
+            return HugePages::Plenty;
+        }
+        let free = |scarce: &mut Scarce| scarce.new_blocks(host).saturating_add(scarce.promised);
+        HugePages::Scarce { free: states.iter_mut().map(free).fold(0, u64::saturating_add) }
+    }
+
+    /// Whether the manager may ask the kernel for one huge page, of that node if the plan names one.
+    pub fn may_ask(&self, host: &dyn Host, node: Option<NodeId>) -> Option<Grounds> {
+        match self.lock().iter_mut().find(|scarce| scarce.node == node) {
             None => Some(Grounds::Plenty),
             Some(scarce) => scarce.may_ask(host),
         }
     }
 
     /// Learns the result of a request and its CPU time.
-    pub fn learn(&self, host: &dyn Host, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
-        let mut state = self.lock();
+    pub fn learn(&self, host: &dyn Host, node: Option<NodeId>, grounds: Grounds, result: OutcomeResult, cpu: Duration) {
+        let mut states = self.lock();
+        let place = states.iter().position(|scarce| scarce.node == node);
+        let state = place.map(|place| states[place]);
         match (result, grounds) {
             (OutcomeResult::Refused(Refusal::NoHugePage), _) => {
                 // Several threads may have asked before the first refusal: theirs count as one refusal.
@@ -133,19 +159,20 @@ impl HugePageBackoff {
                 let before = state.filter(|_| grounds != Grounds::Plenty).map_or(Duration::ZERO, |scarce| scarce.pause);
                 let pause = (before * 2).max(cpu.saturating_mul(PAUSE_TIMES)).clamp(PAUSE_SHORTEST, PAUSE_LONGEST);
                 let next_attempt = host.now() + pause;
-                let kept = free_now(host);
+                let kept = free_now_on(host, node);
                 let (made, attempts, left, promised) = (0, 0, Some(0), 0);
-                *state = Some(Scarce { pause, next_attempt, made, attempts, kept, left, waiting, promised });
+                states.retain(|scarce| scarce.node != node);
+                states.push(Scarce { node, pause, next_attempt, made, attempts, kept, left, waiting, promised });
             }
             (OutcomeResult::Done, Grounds::Attempt) => {
-                let one_more = |scarce: Scarce| Scarce { made: scarce.made + 1, ..scarce };
-                *state = state.map(one_more).filter(|scarce| scarce.made < PLENTY_AFTER);
+                states.iter_mut().filter(|scarce| scarce.node == node).for_each(|scarce| scarce.made += 1);
+                states.retain(|scarce| scarce.node != node || scarce.made < PLENTY_AFTER);
             }
             _ => {}
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Scarce>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Scarce>> {
         // Replaced as a whole, or in one field that a tick resets.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,7 +181,7 @@ impl HugePageBackoff {
 impl Scarce {
     /// Number of blocks that have become free since the last refusal.
     fn new_blocks(&mut self, host: &dyn Host) -> u64 {
-        let free = free_now(host);
+        let free = free_now_on(host, self.node);
         self.kept = self.kept.min(free);
         free - self.kept
     }
@@ -207,8 +234,8 @@ mod tests {
     fn scarce(kept: u64) -> (FakeHost, HugePageBackoff) {
         let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
         set_free(&host, kept);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
-        backoff.learn(&host, Grounds::Plenty, NO, CHEAP);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
+        backoff.learn(&host, None, Grounds::Plenty, NO, CHEAP);
         (host, backoff)
     }
 
@@ -216,32 +243,32 @@ mod tests {
     fn every_request_is_allowed_before_a_refusal_for_want_of_a_page() {
         let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
         for result in [OutcomeResult::Done, OutcomeResult::Refused(Refusal::Busy)] {
-            assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
-            backoff.learn(&host, Grounds::Plenty, result, CHEAP);
+            assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
+            backoff.learn(&host, None, Grounds::Plenty, result, CHEAP);
         }
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Plenty));
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
         assert_eq!(host.calls(), 0, "and nothing is looked at");
     }
 
     #[test]
     fn after_a_refusal_there_are_as_many_requests_as_newly_free_blocks() {
         let (host, backoff) = scarce(3);
-        assert_eq!(backoff.may_ask(&host), None);
+        assert_eq!(backoff.may_ask(&host, None), None);
         set_free(&host, 5);
-        assert_eq!(backoff.may_ask(&host), None, "counted once a tick");
+        assert_eq!(backoff.may_ask(&host, None), None, "counted once a tick");
         backoff.begin_tick();
         assert_eq!(
-            [(); 3].map(|()| backoff.may_ask(&host)),
+            [(); 3].map(|()| backoff.may_ask(&host, None)),
             [Some(Grounds::FreeBlock), Some(Grounds::FreeBlock), None]
         );
         // The kernel gave those, and one that it had kept: now it has fewer to keep.
         set_free(&host, 2);
-        backoff.learn(&host, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
+        backoff.learn(&host, None, Grounds::FreeBlock, OutcomeResult::Done, CHEAP);
         backoff.begin_tick();
-        assert_eq!(backoff.may_ask(&host), None);
+        assert_eq!(backoff.may_ask(&host, None), None);
         set_free(&host, 3);
         backoff.begin_tick();
-        assert_eq!([(); 2].map(|()| backoff.may_ask(&host)), [Some(Grounds::FreeBlock), None]);
+        assert_eq!([(); 2].map(|()| backoff.may_ask(&host, None)), [Some(Grounds::FreeBlock), None]);
     }
 
     #[test]
@@ -264,15 +291,15 @@ mod tests {
         set_free(&host, 4);
         assert!(!backoff.has_new_block(&host));
         set_free(&host, 3);
-        assert_eq!(backoff.may_ask(&host), None);
+        assert_eq!(backoff.may_ask(&host, None), None);
         assert!(backoff.is_waited_for() && !backoff.has_new_block(&host));
         set_free(&host, 2);
         assert!(!backoff.has_new_block(&host), "another program took one");
         set_free(&host, 3);
         assert!(backoff.has_new_block(&host), "and gave it back");
         backoff.begin_tick();
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
-        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+        backoff.learn(&host, None, Grounds::FreeBlock, NO, CHEAP);
         assert!(backoff.is_waited_for() && !backoff.has_new_block(&host), "the kernel keeps it");
     }
 
@@ -284,11 +311,11 @@ mod tests {
         let (host, backoff) = scarce(3);
         backoff.promise(2);
         assert_eq!(backoff.supply(&host), HugePages::Scarce { free: 2 });
-        let may_ask = || [(); 3].map(|()| backoff.may_ask(&host).is_some());
+        let may_ask = || [(); 3].map(|()| backoff.may_ask(&host, None).is_some());
         assert_eq!(may_ask(), [true, true, false]);
         backoff.promise(9);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
-        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+        backoff.learn(&host, None, Grounds::FreeBlock, NO, CHEAP);
         assert_eq!(may_ask(), [false; 3]);
     }
 
@@ -297,10 +324,10 @@ mod tests {
         let (host, backoff) = scarce(0);
         set_free(&host, 7);
         backoff.begin_tick();
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::FreeBlock));
-        backoff.learn(&host, Grounds::FreeBlock, NO, CHEAP);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+        backoff.learn(&host, None, Grounds::FreeBlock, NO, CHEAP);
         for _ in 0..3 {
-            assert_eq!(backoff.may_ask(&host), None);
+            assert_eq!(backoff.may_ask(&host, None), None);
             backoff.begin_tick();
         }
     }
@@ -310,9 +337,9 @@ mod tests {
         let (host, backoff) = scarce(0);
         let mut asked_at = Vec::new();
         for second in 0..200 {
-            if let Some(grounds) = backoff.may_ask(&host) {
-                assert_eq!((grounds, backoff.may_ask(&host)), (Grounds::Attempt, None), "one at a time");
-                backoff.learn(&host, grounds, NO, CHEAP);
+            if let Some(grounds) = backoff.may_ask(&host, None) {
+                assert_eq!((grounds, backoff.may_ask(&host, None)), (Grounds::Attempt, None), "one at a time");
+                backoff.learn(&host, None, grounds, NO, CHEAP);
                 asked_at.push(second);
             }
             backoff.begin_tick();
@@ -325,11 +352,11 @@ mod tests {
     fn an_expensive_refusal_means_a_longer_wait_up_to_a_minute() {
         for (cpu_ms, second_attempt) in [(20, 10), (40, 20), (1000, 60)] {
             let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
-            backoff.learn(&host, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
+            backoff.learn(&host, None, Grounds::Plenty, NO, Duration::from_millis(cpu_ms));
             host.sleep(Duration::from_millis(second_attempt * 1000 - 1));
-            assert_eq!(backoff.may_ask(&host), None, "{cpu_ms} ms");
+            assert_eq!(backoff.may_ask(&host, None), None, "{cpu_ms} ms");
             host.sleep(Duration::from_millis(1));
-            assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt), "{cpu_ms} ms");
+            assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt), "{cpu_ms} ms");
         }
     }
 
@@ -337,11 +364,11 @@ mod tests {
     fn an_attempt_that_was_not_made_waits_and_counts_as_no_refusal() {
         let (host, backoff) = scarce(0);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
-        backoff.learn(&host, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy), CHEAP);
-        assert_eq!(backoff.may_ask(&host), None);
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt));
+        backoff.learn(&host, None, Grounds::Attempt, OutcomeResult::Refused(Refusal::Busy), CHEAP);
+        assert_eq!(backoff.may_ask(&host, None), None);
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt));
     }
 
     /// Number of requests of each tick that are allowed, at most 100. `result`: that of the n-th of all.
@@ -350,8 +377,8 @@ mod tests {
         [(); 8].map(|()| {
             let before = all;
             backoff.begin_tick();
-            while let Some(grounds) = backoff.may_ask(host).filter(|_| all < before + 100) {
-                backoff.learn(host, grounds, result(all), CHEAP);
+            while let Some(grounds) = backoff.may_ask(host, None).filter(|_| all < before + 100) {
+                backoff.learn(host, None, grounds, result(all), CHEAP);
                 all += 1;
             }
             all - before
@@ -380,8 +407,35 @@ mod tests {
     #[test]
     fn threads_that_were_refused_together_wait_as_for_one() {
         let (host, backoff) = scarce(0);
-        (0..8).for_each(|_| backoff.learn(&host, Grounds::Plenty, NO, CHEAP));
+        (0..8).for_each(|_| backoff.learn(&host, None, Grounds::Plenty, NO, CHEAP));
         host.sleep(PAUSE_SHORTEST);
-        assert_eq!(backoff.may_ask(&host), Some(Grounds::Attempt));
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt));
+    }
+
+    #[test]
+    fn a_node_without_huge_pages_does_not_stop_another() {
+        let (host, backoff) = (FakeHost::default(), HugePageBackoff::default());
+        let set = |first: u64, second: u64| {
+            let zone = |node, pages| format!("Node {node}, zone Normal 9 9 9 9 9 9 9 9 9 {pages} 0\n");
+            host.set_text(BUDDYINFO, &(zone(0, first) + &zone(1, second)));
+        };
+        let [first, second] = [Some(NodeId(0)), Some(NodeId(1))];
+        set(40, 2);
+        backoff.learn(&host, second, Grounds::Plenty, NO, CHEAP);
+        assert_eq!((backoff.may_ask(&host, first), backoff.may_ask(&host, second)), (Some(Grounds::Plenty), None));
+        // Policies may plan with the blocks of the first node; a supply of blocks is wanted for the second.
+        assert_eq!((backoff.supply(&host), backoff.shortage(&host)), (free(40), free(0)));
+        set(60, 2);
+        assert!(!backoff.has_new_block(&host), "a block of the other node is no reason to ask again");
+        set(60, 3);
+        assert!(backoff.has_new_block(&host));
+        backoff.begin_tick();
+        assert_eq!(backoff.may_ask(&host, second), Some(Grounds::FreeBlock));
+        backoff.learn(&host, first, Grounds::Plenty, NO, CHEAP);
+        assert_eq!((backoff.supply(&host), backoff.shortage(&host)), (free(1), free(1)), "now both are short");
+    }
+
+    fn free(free: u64) -> HugePages {
+        HugePages::Scarce { free }
     }
 }

@@ -287,7 +287,7 @@ impl ManagerLoop {
             recoveries: report.recoveries.clone(),
             panics: report.panics.clone(),
             unanswered: report.unanswered.clone(),
-            huge_pages: self.huge_pages.supply(self.host.as_ref()),
+            huge_pages: self.huge_pages.shortage(self.host.as_ref()),
             nodes: self.nodes.as_ref().map(HostSight::seen),
             bids: lock(&self.policy).bids().cloned().map(Arc::new),
             latest: self.publisher.latest.clone(),

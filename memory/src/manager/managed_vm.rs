@@ -74,6 +74,8 @@ pub struct ManagedVm {
     pub guarantee: PerTenThousand,
     /// NUMA nodes to which the policy of its memory binds it (mbind(2)); `None`: not bound, or not known.
     pub bound_to: Option<NodeSet>,
+    /// Whether the placement of its RAM says where each window lies, so that no policy has a say in it.
+    pub fixes_nodes: bool,
 }
 
 impl ManagedVm {
@@ -82,6 +84,7 @@ impl ManagedVm {
         let (ranges, backing) = (ram.ranges().to_vec(), ram.backing());
         ManagedVm {
             bound_to: ram.placement().bound_to(),
+            fixes_nodes: ram.placement().fixes_nodes(),
             ram: Some(ram),
             may_collapse_shared: true,
             ..ManagedVm::of_others(id, ranges, backing, second_level)
@@ -117,6 +120,7 @@ impl ManagedVm {
             accesses_before: Vec::new(),
             guarantee: PerTenThousand::new(0),
             bound_to: None,
+            fixes_nodes: false,
         }
     }
 
@@ -145,11 +149,6 @@ impl ManagedVm {
     /// Whether a program provides or observes pages of its RAM (`userfaultfd(2)`), according to the gate.
     pub(super) fn is_watched(&self) -> bool {
         self.keeps_holes() == Some(KeptHoles::Watched)
-    }
-
-    /// Whether the placement of its RAM says where each window lies, so that no policy has a say in it.
-    pub(super) fn fixes_nodes(&self) -> bool {
-        self.ram.as_ref().is_some_and(|ram| ram.placement().fixes_nodes())
     }
 
     /// Whether the RAM is of a kind that must not be collapsed while it is watched.

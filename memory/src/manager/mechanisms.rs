@@ -97,7 +97,7 @@ impl Site<'_, '_> {
     /// the placement of the RAM leaves that to the plan.
     fn promote(self, attempt: Attempt, window: WindowIndex) -> Attempt {
         let Site { host, vm, range, .. } = self;
-        let wanted = attempt.planned.node.filter(|_| !vm.fixes_nodes());
+        let wanted = attempt.planned.node.filter(|_| !vm.fixes_nodes);
         let promoted = self.swap_or_collapse(attempt, window);
         match wanted {
             Some(node) if promoted.result == OutcomeResult::Done => {

@@ -48,7 +48,7 @@ impl VmState {
         let sight = &self.node_sight;
         rows.node.copy_from_slice(sight.nodes());
         // Where the placement of the RAM names the node of each window, a policy has no choice.
-        let is_fixed = self.managed.fixes_nodes();
+        let is_fixed = self.managed.fixes_nodes;
         let touched_from = if is_fixed { TouchedFrom::Unknown } else { sight.touched_from() };
         rows.touched_from.fill(touched_from);
         let permitted = |node: NodeId| {

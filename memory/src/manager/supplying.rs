@@ -71,7 +71,7 @@ impl ManagerLoop {
         if waiting == 0 || self.steering.is_supplied() {
             return SupplyDemand::default();
         }
-        let HugePages::Scarce { free } = self.huge_pages.supply(self.host.as_ref()) else {
+        let HugePages::Scarce { free } = self.huge_pages.shortage(self.host.as_ref()) else {
             return SupplyDemand::default();
         };
         // A policy that bids plans only for the windows that the free pages suffice for.

@@ -56,6 +56,12 @@ pub struct NodePolicy {
 }
 
 impl NodePolicy {
+    /// A policy that prefers this node; `None` for a number that no kernel has.
+    pub fn preferring(node: u16) -> Option<NodePolicy> {
+        let nodes: NodeSet = node.to_string().parse().ok()?;
+        Some(NodePolicy { mode: MemoryMode::Preferred, nodes })
+    }
+
     /// Number of the kernel's mode. `MPOL_PREFERRED` takes one node, and is older than its form for several.
     fn number(&self) -> c_int {
         match self.mode {
@@ -125,6 +131,8 @@ pub struct Placement {
     parts: Vec<PlacedPart>,
     /// Policies for staging areas, by number of the source.
     sources: Vec<NodePolicy>,
+    /// Parts of RAM on base pages that start on huge ones.
+    starts_huge: Vec<GpaRange>,
 }
 
 impl Placement {
@@ -141,7 +149,18 @@ impl Placement {
                 sources.push(policy);
             }
         }
-        Placement { parts, sources }
+        Placement { parts, sources, starts_huge: Vec::new() }
+    }
+
+    /// The same, with parts that start on huge pages of THP, where RAM starts on base pages.
+    #[must_use]
+    pub fn with_huge_start(self, starts_huge: Vec<GpaRange>) -> Placement {
+        Placement { starts_huge, ..self }
+    }
+
+    /// Pieces of a range that start on huge pages although RAM starts on base pages.
+    pub(crate) fn huge_pieces(&self, gpa: GpaRange) -> impl Iterator<Item = GpaRange> + '_ {
+        self.starts_huge.iter().filter_map(move |part| common(*part, gpa))
     }
 
     /// Whether the kernel's policy is that of all RAM.
@@ -171,11 +190,7 @@ impl Placement {
 
     /// Pieces of a range that have a policy.
     pub(crate) fn pieces(&self, gpa: GpaRange) -> impl Iterator<Item = PlacedPart> + '_ {
-        self.parts.iter().filter_map(move |part| {
-            let (start, end) = (part.gpa.start().max(gpa.start()), part.gpa.end().min(gpa.end()));
-            let piece = (start < end).then(|| GpaRange::new(start, end - start)).flatten()?;
-            Some(PlacedPart { gpa: piece, policy: part.policy })
-        })
+        self.parts.iter().filter_map(move |part| Some(PlacedPart { gpa: common(part.gpa, gpa)?, policy: part.policy }))
     }
 
     /// Policy of the page at an address.
@@ -217,6 +232,12 @@ impl Placement {
             (Some(_), Some(_)) => false,
         }
     }
+}
+
+/// The addresses that two ranges share, if there are some.
+fn common(one: GpaRange, other: GpaRange) -> Option<GpaRange> {
+    let (start, end) = (one.start().max(other.start()), one.end().min(other.end()));
+    (start < end).then(|| GpaRange::new(start, end - start)).flatten()
 }
 
 /// The sources of windows under a policy: one, or each of the nodes in turn.

@@ -6,6 +6,7 @@
 //!                           4 KiB 8 KiB   2 MiB 4 MiB
 //! ```
 
+use wideleaf_policies::NodeId;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
 use crate::host::Host;
@@ -32,6 +33,14 @@ pub fn free_huge_pages(buddyinfo: &str) -> u64 {
 /// Pages of 2 MiB in free blocks now, as [`free_huge_pages`] counts them; 0 where the kernel does not report them.
 pub(crate) fn free_now(host: &dyn Host) -> u64 {
     host.read_text(BUDDYINFO).map_or(0, |text| free_huge_pages(&text))
+}
+
+/// The same on one node; `None`: on all of them.
+pub(crate) fn free_now_on(host: &dyn Host, node: Option<NodeId>) -> u64 {
+    let Some(node) = node else { return free_now(host) };
+    let text = host.read_text(BUDDYINFO).unwrap_or_default();
+    let zones = text.lines().filter_map(zone).filter(|(number, _)| *number == u32::from(node.0));
+    zones.fold(0, |sum, (_, free)| sum.saturating_add(base_pages_from(&free, BLOCK_ORDER) >> BLOCK_ORDER))
 }
 
 /// Parses `Node 0, zone   Normal   4  3 …` into the node, and free blocks by order.

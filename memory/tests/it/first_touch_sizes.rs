@@ -13,6 +13,7 @@ use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::first_touch::{GiantSource, PageCounts, PagesNow, place_before_loading};
 use wideleaf_memory::giant_maker::GiantMaker;
 use wideleaf_memory::kernel::GiantMappings as _;
+use wideleaf_memory::numa::placement::NodePolicy;
 use wideleaf_memory::pool::{HugetlbPools, NotMade};
 use wideleaf_memory::side_mapping::GiantFile;
 use wideleaf_memory::{FirstTouch, FirstTouchReport, GuestRam, Kernel, LinuxHost};
@@ -86,7 +87,7 @@ impl GiantMaker for Prompted {
         1
     }
 
-    fn make(&self) -> Result<GiantFile, NotMade> {
+    fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
         self.0.lock().unwrap().recv().unwrap_or_else(|_| Err(NotMade::elsewhere("other", "the test has ended")))
     }
 }

@@ -10,6 +10,7 @@ use wideleaf_memory::Host as _;
 use wideleaf_memory::giant_maker::GiantMaker;
 use wideleaf_memory::kernel::GiantMappings as _;
 use wideleaf_memory::manager::ManagerReport;
+use wideleaf_memory::numa::placement::NodePolicy;
 use wideleaf_memory::pool::NotMade;
 use wideleaf_memory::side_mapping::GiantFile;
 use wideleaf_memory::testing::fake_host::FakeHost;
@@ -29,7 +30,7 @@ impl GiantMaker for Prompted {
         self.left
     }
 
-    fn make(&self) -> Result<GiantFile, NotMade> {
+    fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
         self.prompts.lock().unwrap().recv().unwrap()
     }
 }

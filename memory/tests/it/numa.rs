@@ -19,10 +19,12 @@ use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::detached::WindowMover;
+use wideleaf_memory::giant_maker::make_in;
 use wideleaf_memory::numa::host::HostNodes;
 use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy, PlacedPart, Placement};
 use wideleaf_memory::pool::HugetlbPools;
 use wideleaf_memory::restore::{ReadError, RestoreConfig, Restorer, SavedRam, SavedWindow};
+use wideleaf_memory::side_mapping::GiantFile;
 use wideleaf_memory::{BackingConfig, BackingKind, FirstTouch, GuestRam, LinuxHost, ReservedFrames};
 use wideleaf_policies::units::mib;
 use wideleaf_policies::{
@@ -140,6 +142,45 @@ fn pages_of_the_pool_come_from_the_node_of_the_part() {
     let ram = two_parts(nodes, BackingConfig::new(BackingKind::Hugetlb, PageSize::Huge2M).unwrap());
     touch_all(&ram);
     assert_placed(&ram, nodes, ALL, "the pool");
+}
+
+#[test]
+fn a_part_that_starts_on_huge_pages_is_huge_after_its_first_touch_and_its_neighbour_is_not() {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    if enabled.is_empty() || enabled.contains("[never]") {
+        println!("skipped: THP is off on this host: {enabled:?}");
+        return;
+    }
+    let placement = Placement::default().with_huge_start(vec![range(WINDOWS, WINDOWS)]);
+    let ram = GuestRam::map_on(&[range(0, 2 * WINDOWS)], anon(), placement).unwrap();
+    touch_all(&ram);
+    let huge =
+        |windows: std::ops::Range<u64>| windows.filter(|window| backing(&ram, *window).1 == Backing::Huge2M).count();
+    // The kernel may have no block for some of them.
+    assert!(huge(WINDOWS..2 * WINDOWS) > 0, "none of the second part is huge");
+    assert_eq!(huge(0..WINDOWS), 0);
+}
+
+#[test]
+fn a_giant_page_that_is_made_is_on_the_node_of_its_policy() {
+    let Some([last, first]) = nodes() else { return };
+    let _turn = turn_at_the_pools();
+    let pools = HugetlbPools::of_this_machine();
+    let in_use = |node: NodeId| {
+        let pool = pools.status(PageSize::Giant1G).expect("the kernel has such a pool");
+        pool.nodes.iter().find(|of| of.node == u32::from(node.0)).map_or(0, |of| of.total - of.free)
+    };
+    for (node, other) in [(last, first), (first, last)] {
+        let before = [in_use(node), in_use(other)];
+        let file = GiantFile::of_pool().unwrap();
+        let policy = NodePolicy { mode: MemoryMode::Bind, nodes: NodeSet::of(node) };
+        match make_in(&pools, &file, Some(policy)) {
+            Ok(()) => assert_eq!([in_use(node), in_use(other)], [before[0] + 1, before[1]], "{node}"),
+            Err(error) => println!("skipped: no page on {node}: {error}"),
+        }
+        drop(file);
+        assert_eq!([in_use(node), in_use(other)], before, "it goes back");
+    }
 }
 
 #[test]

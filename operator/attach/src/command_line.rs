@@ -10,8 +10,11 @@
 //! ```
 
 use serde_json::Value;
+use wideleaf_memory::numa::placement::NodePolicy;
 use wideleaf_policies::Bytes;
 use wideleaf_policies::units::mib;
+
+use crate::placed;
 
 /// Default of `-m` (qemu(1)).
 const RAM_DEFAULT: Bytes = mib(128);
@@ -55,6 +58,8 @@ pub struct Backend {
     pub path: Option<String>,
     /// Whether it is a memfd.
     pub is_memfd: bool,
+    /// NUMA nodes of its memory, from `host-nodes=` and `policy=`; `None` where the kernel chooses.
+    pub nodes: Option<NodePolicy>,
 }
 
 /// Devices by which a guest gives memory back.
@@ -126,7 +131,8 @@ impl CommandLine {
         let size = settings.get("size").and_then(|size| size_of(&size, Unit::Bytes));
         if let (true, Some(id), Some(bytes)) = (kind.starts_with("memory-backend-"), settings.get("id"), size) {
             let (path, is_memfd) = (settings.get("mem-path"), kind == "memory-backend-memfd");
-            self.backends.push(Backend { id, bytes, path, is_memfd });
+            let nodes = placed::policy(settings.all("host-nodes"), settings.get("policy").as_deref());
+            self.backends.push(Backend { id, bytes, path, is_memfd, nodes });
         }
     }
 
@@ -148,7 +154,7 @@ impl CommandLine {
         if !of_nodes.is_empty() {
             return of_nodes;
         }
-        let own = Backend { id: "ram".to_owned(), bytes: self.ram, path: None, is_memfd: false };
+        let own = Backend { id: "ram".to_owned(), bytes: self.ram, path: None, is_memfd: false, nodes: None };
         vec![self.main_backend.as_ref().and_then(by_id).unwrap_or(own)]
     }
 }
@@ -170,7 +176,8 @@ impl Default for CommandLine {
     }
 }
 
-/// Settings of the form `first,key=value,…`, with `,,` for a comma, or the same as a JSON object.
+/// Settings of the form `first,key=value,…`, with `,,` for a comma, or the same as a JSON object. A list in JSON is a
+/// text with commas.
 struct Settings(Vec<(String, String)>);
 
 impl Settings {
@@ -185,6 +192,11 @@ impl Settings {
 
     fn get(&self, key: &str) -> Option<String> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    }
+
+    /// Each value of a key that may be there several times.
+    fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
     /// The value without a key in first place.
@@ -207,7 +219,11 @@ fn scalar(value: Value) -> Option<String> {
         Value::String(text) => Some(text),
         Value::Number(number) => Some(number.to_string()),
         Value::Bool(is_on) => Some(is_on.to_string()),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
+        Value::Array(values) => {
+            let values: Option<Vec<String>> = values.into_iter().map(scalar).collect();
+            Some(values?.join(","))
+        }
+        Value::Null | Value::Object(_) => None,
     }
 }
 
@@ -260,7 +276,7 @@ mod tests {
         assert_eq!(line.name.as_deref(), Some("t1"));
         assert_eq!(line.uuid.as_deref(), Some("5f6e5dd0-6f5c-4d4f-8f2c-0e8a7e6a0001"));
         assert_eq!((line.machine.as_str(), line.ram), ("pc-q35-7.2", mib(256)));
-        let backend = Backend { id: "pc.ram".into(), bytes: mib(256), path: None, is_memfd: false };
+        let backend = Backend { id: "pc.ram".into(), bytes: mib(256), path: None, is_memfd: false, nodes: None };
         assert_eq!(line.start_backends(), [backend]);
         assert_eq!(line.returns, Returns { balloon: true, free_page_reporting: true, virtio_mem: false });
         assert!(!line.is_encrypted);
@@ -275,6 +291,18 @@ mod tests {
         );
         let of_nodes: Vec<_> = line.start_backends().into_iter().map(|b| (b.id, b.path, b.is_memfd)).collect();
         assert_eq!(of_nodes, [("a".into(), Some("/dev/hugepages".into()), false), ("b".into(), None, true)]);
+    }
+
+    #[test]
+    fn the_nodes_of_a_backend_are_read_from_both_forms_of_its_options() {
+        let line = parse(
+            r#"qemu -object memory-backend-ram,id=a,size=1G,host-nodes=0,host-nodes=2-3,policy=bind
+               -object {"qom-type":"memory-backend-memfd","id":"b","size":1048576,"host-nodes":[1],"policy":"preferred"}
+               -object memory-backend-ram,id=c,size=1G,policy=default"#,
+        );
+        let nodes = |backend: &Backend| backend.nodes.map(|of| format!("{} {}", of.mode.name(), of.nodes));
+        let of_each: Vec<Option<String>> = line.backends.iter().map(nodes).collect();
+        assert_eq!(of_each, [Some("bind 0,2-3".into()), Some("preferred 1".into()), None]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub mod monitor;
 pub mod mtree;
 pub mod numa;
 mod other_vmms;
+mod placed;
 pub mod process;
 pub mod qmp;
 pub mod ram;

@@ -18,6 +18,7 @@ use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Backing, Bytes, GuestMapping, HugePages, MappingStats, PageSize, WindowIndex};
 
 use crate::numa;
+use crate::placed::Placed;
 use crate::process::{Places, VmProcess};
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
@@ -40,7 +41,7 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         backing: Some(backing(ram, live)),
         mapping: None,
         page_tables: None,
-        numa: numa::of_live(live),
+        numa: numa::of_attached(live, &ram.placed()),
         guest_pages: guest_pages(live),
         saved: SavedView { swapped: swapped(live), merged: None },
         work: Some(work),
@@ -65,13 +66,13 @@ fn swapped(live: &Live) -> Option<u64> {
 }
 
 /// Reasons why windows are not huge. The caller adds the notes about the VM.
-pub(crate) fn explanation(name: &str, live: &Live, notes: Vec<String>) -> Explanation {
+pub(crate) fn explanation(name: &str, live: &Live, placed: &Placed, notes: Vec<String>) -> Explanation {
     let mut counts = BTreeMap::<WhyNot, u64>::new();
     for (why, windows) in live.vms.iter().flat_map(|vm| &vm.why_not) {
         *counts.entry(*why).or_default() += windows;
     }
     let huge = live.snapshot.vms.iter().flat_map(|vm| &vm.backing).filter(|backing| backing.is_large()).count();
-    let nodes = numa::of_live(live).map(|numa| numa.explanation()).unwrap_or_default();
+    let nodes = numa::of_attached(live, placed).map(|numa| numa.explanation()).unwrap_or_default();
     Explanation {
         name: name.to_owned(),
         windows: Some(live.snapshot.vms.iter().map(|vm| vm.len() as u64).sum()),
@@ -155,7 +156,8 @@ impl OwnGuest {
 
     /// Reasons why windows are not huge.
     pub fn explanation(&self, live: &Live) -> Explanation {
-        explanation(&self.process.name, live, live.panics.iter().chain(&live.unanswered).cloned().collect())
+        let notes = live.panics.iter().chain(&live.unanswered).cloned().collect();
+        explanation(&self.process.name, live, &self.ram.placed(), notes)
     }
 
     /// The map of all its windows.
@@ -179,6 +181,14 @@ fn map_of(ram: &GuestRam) -> RamMap {
         BackingKind::Memfd => RamKind::Shmem,
         BackingKind::Hugetlb => RamKind::Hugetlb(backing.start_page()),
     };
-    let piece = |range: &_| RamPiece { name: "ram".to_owned(), range: *range, kind, never_huge: None, is_guess: false };
+    let piece = |range: &_| RamPiece {
+        name: "ram".to_owned(),
+        range: *range,
+        kind,
+        never_huge: None,
+        is_guess: false,
+        // The manager has the placement of RAM that is mapped here.
+        nodes: None,
+    };
     RamMap { pieces: ram.ranges().iter().map(piece).collect(), ..RamMap::default() }
 }

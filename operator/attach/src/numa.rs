@@ -17,7 +17,9 @@ use wideleaf_memory::sensors::numa_maps;
 use wideleaf_memory::sensors::vcpu_nodes::VcpuNodes;
 use wideleaf_memory::sensors::window_nodes::WindowNodes;
 use wideleaf_policies::locality::MemoryByNode;
-use wideleaf_policies::{Bytes, NodeOfVm, NodeSet, PageSize, VmId, VmSnapshot, WindowRow};
+use wideleaf_policies::{Bytes, NodeOfVm, NodeSet, PageSize, VmId, VmSnapshot, WindowNode, WindowRow};
+
+use crate::placed::Placed;
 
 /// Maximum number of batches of one look: windows of 64 GiB. The figures of a larger guest are incomplete, and say so.
 const LOOKS_MAX: usize = 64;
@@ -30,18 +32,30 @@ pub fn of_live(live: &Live) -> Option<NumaView> {
     Some(view(&parts, nodes, limits))
 }
 
-/// The view of a VM without a manager; `None` on a host with one node. Notes say what is missing.
+/// The view of a managed VM of another process; its backends say this of nodes. `None` on a host with one node.
+pub(crate) fn of_attached(live: &Live, placed: &Placed) -> Option<NumaView> {
+    let mut view = of_live(live)?;
+    view.limits.extend(placed.sentences.iter().cloned());
+    Some(view)
+}
+
+/// The view of a VM without a manager, and the node of each window by piece; `None` on a host with one node. Notes say
+/// what is missing.
 pub(crate) fn of_look(
     host: &dyn Host,
     pieces: &[(RamRange, &[WindowBacking])],
+    placed: &Placed,
     notes: &mut Vec<String>,
-) -> Option<NumaView> {
+) -> Option<(NumaView, Vec<Vec<WindowNode>>)> {
     let nodes = NodesSeen::through(host).ok().filter(NodesSeen::are_several)?;
     let vcpus = VcpuNodes::look(host, &nodes).unwrap_or_default();
     let status = host.read_text("/proc/self/status").unwrap_or_default();
     let cpuset = allowed_nodes(&status).unwrap_or_default();
-    let limits = LiveNodes { cpuset, bound_to: None, is_complete: true };
-    let permitted = |node: &NodeSeen| cpuset.is_empty() || cpuset.contains(node.id);
+    let limits = LiveNodes { cpuset, bound_to: placed.bound_to, is_complete: true };
+    let permitted = |node: &NodeSeen| {
+        let is_bound_there = placed.bound_to.is_none_or(|bound| bound.contains(node.id));
+        is_bound_there && (cpuset.is_empty() || cpuset.contains(node.id))
+    };
     let row = |node: &NodeSeen| NodeOfVm {
         node: node.id,
         may_use: permitted(node),
@@ -65,13 +79,15 @@ pub(crate) fn of_look(
         rows.node.copy_from_slice(sensor.nodes());
         parts.push(rows);
     }
+    let of_windows = parts.iter().map(|rows| rows.node.clone()).collect();
     let parts: Vec<&VmSnapshot> = parts.iter().collect();
-    let mut view = view(&parts, &nodes, limits_of(&limits, &nodes));
+    let limits = limits_of(&limits, &nodes).into_iter().chain(placed.sentences.iter().cloned());
+    let mut view = view(&parts, &nodes, limits.collect());
     if let Some(error) = refused {
         notes.push(format!("the nodes of its pages are those of numa_maps, without page sizes: {error}"));
         from_numa_maps(&mut view, host, pieces);
     }
-    Some(view)
+    Some((view, of_windows))
 }
 
 /// Memory by node as the kernel has it by mapping, where single pages cannot be asked for.
@@ -141,6 +157,7 @@ fn named(set: &NodeSet) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy};
     use wideleaf_memory::testing::fake_host::FakeHost;
     use wideleaf_memory::testing::two_nodes::TWO_NODES;
     use wideleaf_policies::units::mib;
@@ -167,13 +184,17 @@ mod tests {
     }
 
     fn look(host: &FakeHost) -> (Option<NumaView>, Vec<String>) {
+        look_at(host, &Placed::default())
+    }
+
+    fn look_at(host: &FakeHost, placed: &Placed) -> (Option<NumaView>, Vec<String>) {
         let range = RamRange { gpa: GpaRange::new(Gpa::new(0), mib(10)).expect("fits"), hva: BASE };
         let backing = |window| if [0, 4].contains(&window) { Backing::Huge2M } else { Backing::Base4K };
         let windows: Vec<WindowBacking> = (0..5)
             .map(|window| WindowBacking { window: WindowIndex::new(window), resident: 512, backing: backing(window) })
             .collect();
         let mut notes = Vec::new();
-        (of_look(host, &[(range, &windows)], &mut notes), notes)
+        (of_look(host, &[(range, &windows)], placed, &mut notes).map(|(view, _)| view), notes)
     }
 
     #[test]
@@ -195,6 +216,23 @@ mod tests {
         assert!(view.limits[0].starts_with("its cpuset permits memory of node 1 alone"), "{:?}", view.limits);
         host.set_text("/proc/self/status", "Mems_allowed_list:\t0-1\n");
         assert_eq!(look(&host).0.expect("two nodes").limits, Vec::<String>::new());
+    }
+
+    #[test]
+    fn backends_that_bind_memory_are_named_as_a_limit() {
+        let policy = |node: u16| Some(NodePolicy { mode: MemoryMode::Bind, nodes: NodeSet::of(NodeId(node)) });
+        let limits = |backends: &[(&str, Option<NodePolicy>)]| {
+            let placed = Placed::of(backends.iter().copied());
+            let view = look_at(&host(), &placed).0.expect("two nodes");
+            (view.nodes.iter().map(|row| row.may_use).collect::<Vec<_>>(), view.limits)
+        };
+        let (may_use, said) = limits(&[("ram", policy(1))]);
+        assert_eq!(may_use, [false, true]);
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("its memory is bound to node 1 (mbind:"), "{said:?}");
+        let (may_use, said) = limits(&[("m0", policy(0)), ("m1", policy(1))]);
+        assert_eq!((may_use, said.len()), (vec![true, true], 2));
+        assert!(said[1].starts_with("its memory m1 comes from node 1 alone"), "{said:?}");
     }
 
     #[test]

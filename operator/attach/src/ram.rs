@@ -16,6 +16,7 @@ use std::fmt;
 use serde_json::Value;
 use wideleaf_control::view::{RamView, Vmm};
 use wideleaf_memory::explain::CannotBeHuge;
+use wideleaf_memory::numa::placement::NodePolicy;
 use wideleaf_memory::{BackingKind, RamRange};
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::units::{gib, mib};
@@ -24,6 +25,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, PageSize};
 use crate::command_line::{Backend, CommandLine};
 use crate::mtree::{PIECES_MAX, ram_pieces};
 use crate::other_vmms;
+use crate::placed::{self, Placed as PlacedOnNodes};
 use crate::process::{Mapping, VmProcess};
 use crate::qmp::{Qmp, QmpError, Question};
 
@@ -51,6 +53,8 @@ pub struct RamPiece {
     pub never_huge: Option<NeverHuge>,
     /// Whether its guest-physical addresses are a guess.
     pub is_guess: bool,
+    /// NUMA nodes that its backend names; `None` where the kernel chooses.
+    pub nodes: Option<NodePolicy>,
 }
 
 /// Backing of RAM.
@@ -150,6 +154,11 @@ impl RamMap {
         self.pieces.iter().map(|piece| piece.range.gpa.bytes()).sum()
     }
 
+    /// What the policies of its backends say of NUMA nodes.
+    pub(crate) fn placed(&self) -> PlacedOnNodes {
+        PlacedOnNodes::of(self.pieces.iter().map(|piece| (piece.name.as_str(), piece.nodes)))
+    }
+
     /// Reason why the RAM is too large to examine. Every window takes memory of this process, and a process may map
     /// more than the host has.
     fn excess(&self, host: Option<Bytes>) -> Option<String> {
@@ -194,6 +203,7 @@ const ADDRESSES: Bytes = Bytes::new(1 << 52);
 struct Placed {
     name: String,
     range: RamRange,
+    nodes: Option<NodePolicy>,
 }
 
 /// Finds a guest's RAM: with its monitor if it has one, else by a guess.
@@ -248,14 +258,15 @@ fn from_monitor(qmp: &mut Qmp) -> Result<Vec<Placed>, QmpError> {
     let is_ram = |block: &str| block.rsplit('/').next().is_some_and(|name| ids.contains(&name));
     let pieces = ram_pieces(tree.as_str().unwrap_or_default(), is_ram);
     let questions: Vec<_> = pieces.iter().map(|piece| Question::HostAddress(piece.gpa.start())).collect();
-    let mut placed = Vec::with_capacity(pieces.len());
+    let mut found = Vec::with_capacity(pieces.len());
     for (piece, answer) in pieces.into_iter().zip(qmp.ask_all(&questions)?) {
         let answer = answer.unwrap_or_default();
         let hva = host_address(&answer).filter(|hva| hva.checked_add(piece.gpa.bytes()).is_some());
         let hva = hva.ok_or_else(|| QmpError::NotQmp(format!("gpa2hva answered {answer}")))?;
-        placed.push(Placed { name: piece.block, range: RamRange { gpa: piece.gpa, hva } });
+        let nodes = piece.block.rsplit('/').next().and_then(|name| placed::policy_of(&backends, name));
+        found.push(Placed { name: piece.block, range: RamRange { gpa: piece.gpa, hva }, nodes });
     }
-    if placed.is_empty() { Err(QmpError::NotQmp("a memory tree without RAM".into())) } else { Ok(placed) }
+    if found.is_empty() { Err(QmpError::NotQmp("a memory tree without RAM".into())) } else { Ok(found) }
 }
 
 /// Parses `Host virtual address for 0x0 (pc.ram) is 0x7fc247e00000`.
@@ -272,7 +283,7 @@ fn guess(process: &VmProcess, mappings: &[Mapping], notes: &mut Vec<String>) -> 
         Vmm::Other => guess_of_others(mappings),
         vmm => {
             let placed = other_vmms::guess(vmm, process.command_line.ram, mappings);
-            placed.into_iter().map(|(name, range)| Placed { name, range }).collect()
+            placed.into_iter().map(|(name, range)| Placed { name, range, nodes: None }).collect()
         }
     };
     if placed.is_empty() {
@@ -313,7 +324,8 @@ fn guess_of_qemu(line: &CommandLine, mappings: &[Mapping]) -> Vec<Placed> {
             placed.extend(
                 halves(ram_offset, backend.bytes, below)
                     .into_iter()
-                    .map(|(gpa, at)| Placed { name: backend.id.clone(), range: RamRange { gpa, hva: start + at } }),
+                    .map(|(gpa, at)| (RamRange { gpa, hva: start + at }, backend.id.clone()))
+                    .map(|(range, name)| Placed { name, range, nodes: backend.nodes }),
             );
         }
         // A backend that was not found keeps its place all the same.
@@ -381,7 +393,7 @@ fn guess_of_our_own(mappings: &[Mapping]) -> Vec<Placed> {
     let high = base.checked_add(gib(4)).and_then(|start| Some((start, run(start)?)));
     let parts = [Some((Gpa::new(0), base, low.min(gib(3)))), high.map(|(hva, bytes)| (Gpa::new(4 << 30), hva, bytes))];
     let placed = |(gpa, hva, bytes)| {
-        Some(Placed { name: "ram".into(), range: RamRange { gpa: GpaRange::new(gpa, bytes)?, hva } })
+        Some(Placed { name: "ram".into(), range: RamRange { gpa: GpaRange::new(gpa, bytes)?, hva }, nodes: None })
     };
     parts.into_iter().flatten().filter_map(placed).collect()
 }
@@ -394,6 +406,7 @@ fn guess_of_others(mappings: &[Mapping]) -> Vec<Placed> {
         Some(Placed {
             name: mapping.path.clone().unwrap_or_else(|| "ram".into()),
             range: RamRange { gpa, hva: mapping.start },
+            nodes: None,
         })
     };
     largest.and_then(placed).into_iter().collect()
@@ -424,7 +437,10 @@ fn cut(part: &Placed, mappings: &[Mapping], is_thp_off: bool, is_guess: bool) ->
                 let bytes = last.range.gpa.bytes() + gpa.bytes();
                 last.range.gpa = GpaRange::new(last.range.gpa.start(), bytes).expect("it ends where a range ends");
             }
-            _ => pieces.push(RamPiece { name: part.name.clone(), range, kind, never_huge, is_guess }),
+            _ => {
+                let (name, nodes) = (part.name.clone(), part.nodes);
+                pieces.push(RamPiece { name, range, kind, never_huge, is_guess, nodes });
+            }
         }
     }
     pieces
@@ -578,7 +594,7 @@ mod tests {
 
     fn verdict(mapping: &Mapping, gpa: u64, is_thp_off: bool) -> (RamKind, Option<NeverHuge>) {
         let range = GpaRange::new(Gpa::new(gpa), mapping.bytes).expect("fits");
-        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: mapping.start } };
+        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: mapping.start }, nodes: None };
         let pieces = cut(&part, std::slice::from_ref(mapping), is_thp_off, false);
         (pieces[0].kind, pieces[0].never_huge.clone())
     }
@@ -637,7 +653,7 @@ mod tests {
         ];
         mappings[2].is_kept_small = true;
         let range = GpaRange::new(Gpa::new(0), mib(256)).expect("fits");
-        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: Hva::new(start) } };
+        let part = Placed { name: "ram".into(), range: RamRange { gpa: range, hva: Hva::new(start) }, nodes: None };
         let pieces = cut(&part, &mappings, false, true);
         let seen: Vec<_> = pieces
             .iter()

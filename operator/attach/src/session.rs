@@ -35,6 +35,7 @@ use crate::guest_pages::OutsideTables;
 use crate::heat::WatchedRam;
 use crate::live_view;
 use crate::monitor::Monitor;
+use crate::placed::Placed;
 use crate::process::{NEEDED_TO_ACT, VmProcess};
 use crate::ram::{RamKind, RamMap, RamPiece};
 use crate::ram_watch::{self, RamWatch, Watched};
@@ -393,7 +394,7 @@ impl Attached {
         let tables_note = self.guest().now().tables_note();
         let guest = self.guest();
         let notes = guest.notes.iter().chain(&ram.notes).cloned().chain(tables_note).chain(guest.gate.note()).collect();
-        live_view::explanation(&guest.process.name, &live, notes)
+        live_view::explanation(&guest.process.name, &live, &ram.placed(), notes)
     }
 
     /// The map of all its windows.
@@ -665,6 +666,7 @@ impl Parts<'_> {
             let pieces: Vec<_> = self.ram.pieces.iter().filter(|piece| backing_of(piece.kind) == backing).collect();
             let ranges = pieces.iter().map(|piece| piece.range).collect();
             let kvm = self.kvm.map(|kvm| Arc::clone(kvm) as Arc<dyn SecondLevel>);
+            let placed = Placed::of(pieces.iter().map(|piece| (piece.name.as_str(), piece.nodes)));
             // KSM merges anonymous memory alone.
             let merged = (backing.kind() == BackingKind::Anon).then(|| MergedPages::open(self.host).ok()).flatten();
             ManagedVm {
@@ -674,6 +676,8 @@ impl Parts<'_> {
                 heat: self.heat.map(WatchedRam::source),
                 may_collapse_shared,
                 barred: pieces.into_iter().filter_map(barred).collect(),
+                bound_to: placed.bound_to,
+                fixes_nodes: placed.fixes_nodes,
                 recovery: Some(self.recoveries.of(backing, settings.recovery)),
                 ..ManagedVm::of_others(VmId(number as u32), ranges, backing, kvm)
             }
@@ -750,8 +754,9 @@ mod tests {
     use super::*;
     use crate::process::tests::{add_process, fake_places};
     use wideleaf_memory::RamRange;
+    use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy};
     use wideleaf_policies::units::mib;
-    use wideleaf_policies::{Gpa, GpaRange, Hva};
+    use wideleaf_policies::{Gpa, GpaRange, Hva, NodeId, NodeSet};
 
     #[test]
     fn a_vmm_that_manages_its_guest_itself_is_refused() {
@@ -780,7 +785,7 @@ mod tests {
         let piece = |name: &str, start: u64, kind| {
             let gpa = GpaRange::new(Gpa::new(start), mib(128)).expect("small");
             let range = RamRange { gpa, hva: Hva::new((1 << 40) + start) };
-            RamPiece { name: name.to_owned(), range, kind, never_huge: None, is_guess: false }
+            RamPiece { name: name.to_owned(), range, kind, never_huge: None, is_guess: false, nodes: None }
         };
         let (first, plugged) = (piece("ram", 0, RamKind::Anonymous), piece("dimm", 4 << 30, RamKind::Shmem));
         let managed = |pieces: Vec<RamPiece>| {
@@ -792,5 +797,30 @@ mod tests {
         };
         assert_eq!(managed(vec![first.clone(), plugged]), [0, 4 << 30]);
         assert_eq!(managed(vec![first]), [0]);
+    }
+
+    #[test]
+    fn the_nodes_of_backends_bind_the_manager() {
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let process = VmProcess::look(&places, 7).expect("it is there").expect("a VM");
+        let gate = Arc::new(GuestGate::new(process, None));
+        let host = Arc::new(ProcessHost::open(std::process::id()).expect("a process may open itself"));
+        let piece = |start: u64, node: u16| {
+            let gpa = GpaRange::new(Gpa::new(start), mib(128)).expect("small");
+            let range = RamRange { gpa, hva: Hva::new((1 << 40) + start) };
+            let nodes = Some(NodePolicy { mode: MemoryMode::Bind, nodes: NodeSet::of(NodeId(node)) });
+            let (name, kind) = (format!("m{node}"), RamKind::Anonymous);
+            RamPiece { name, range, kind, never_huge: None, is_guess: false, nodes }
+        };
+        let nodes = |pieces: Vec<RamPiece>| {
+            let ram = RamMap { pieces, ..RamMap::default() };
+            let recoveries = &Recoveries::default();
+            let parts = Parts { ram: &ram, gate: &gate, kvm: None, host: &host, tables: None, heat: None, recoveries };
+            let vms = parts.vms(&Settings::default());
+            vms.iter().map(|vm| (vm.bound_to.map(|nodes| nodes.to_string()), vm.fixes_nodes)).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes(vec![piece(0, 1), piece(4 << 30, 1)]), [(Some("1".to_owned()), false)]);
+        assert_eq!(nodes(vec![piece(0, 0), piece(4 << 30, 1)]), [(Some("0-1".to_owned()), true)]);
     }
 }

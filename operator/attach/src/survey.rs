@@ -20,7 +20,7 @@ use wideleaf_memory::sensors::page_tables::{TableMemory, table_memory};
 use wideleaf_memory::sensors::swapped::swapped;
 use wideleaf_memory::{Paging, SecondLevel as _};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
-use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize};
+use wideleaf_policies::{Backing, Bytes, MappingStats, PageSize, WindowNode};
 
 use crate::gate::GuestGate;
 use crate::monitor::Monitor;
@@ -56,6 +56,8 @@ pub struct Survey {
     mapping: Option<MappingStats>,
     page_tables: Option<PageTablesView>,
     numa: Option<NumaView>,
+    /// Nodes of the windows, as `windows`; none on a host with one node.
+    nodes: Vec<Vec<WindowNode>>,
     saved: SavedView,
     left_alone: Option<LeftAlone>,
     keeps_holes: Option<KeptHoles>,
@@ -86,6 +88,7 @@ impl Survey {
             mapping: None,
             page_tables: None,
             numa: None,
+            nodes: Vec::new(),
             saved: SavedView::default(),
             left_alone: None,
             keeps_holes: None,
@@ -121,11 +124,26 @@ impl Survey {
         let host = ProcessHost::open(process.pid).ok();
         let page_tables = host.as_ref().map(|host| tables_view(table_memory(host)));
         let numa = host.as_ref().and_then(|host| numa(host, &ram, &windows, &mut notes));
+        let (numa, nodes) = numa.map_or((None, Vec::new()), |(view, nodes)| (Some(view), nodes));
         let saved = host.map(|host| saved(&host, &ram, &windows)).unwrap_or_default();
         let process = process.clone();
         notes.extend(unknown_savings(&saved).filter(|_| backing.is_some()));
         let at = SystemTime::now();
-        Survey { process, ram, windows, backing, mapping, page_tables, numa, saved, left_alone, keeps_holes, notes, at }
+        Survey {
+            process,
+            ram,
+            windows,
+            backing,
+            mapping,
+            page_tables,
+            numa,
+            nodes,
+            saved,
+            left_alone,
+            keeps_holes,
+            notes,
+            at,
+        }
     }
 
     /// Full description of the VM.
@@ -161,12 +179,18 @@ impl Survey {
             is_shadowed: paging(&self.process.places) == Paging::Shadow,
             no_tables: None,
         };
-        let row = |piece, row: &WindowBacking| {
-            Row::seen(row.window, row.backing, self.why_not(piece, row, false, WhyNot::Unmanaged))
+        let row = |piece, (row, node): (&WindowBacking, WindowNode)| Row {
+            node,
+            ..Row::seen(row.window, row.backing, self.why_not(piece, row, false, WhyNot::Unmanaged))
         };
-        let pieces = self.ram.pieces.iter().zip(&self.windows);
-        let rows: Vec<Vec<Row>> =
-            pieces.map(|(piece, rows)| rows.iter().map(|known| row(piece, known)).collect()).collect();
+        let no_nodes = Vec::new();
+        let nodes = self.nodes.iter().chain(std::iter::repeat(&no_nodes));
+        let pieces = self.ram.pieces.iter().zip(&self.windows).zip(nodes);
+        let of_piece = |((piece, rows), nodes): ((_, &Vec<WindowBacking>), &Vec<WindowNode>)| {
+            let nodes = nodes.iter().copied().chain(std::iter::repeat(WindowNode::Unknown));
+            rows.iter().zip(nodes).map(|known| row(piece, known)).collect()
+        };
+        let rows: Vec<Vec<Row>> = pieces.map(of_piece).collect();
         let mut map = window_map::of_rows(&about, &rows);
         map.at_s = self.at.duration_since(UNIX_EPOCH).ok().map(|at| at.as_secs_f64());
         if map.ranges.is_empty() {
@@ -280,9 +304,14 @@ fn saved(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>]) -> Sa
     SavedView { swapped: swapped.filter(|_| !ram.pieces.is_empty()).map(Bytes::get), merged: merged(host) }
 }
 
-fn numa(host: &ProcessHost, ram: &RamMap, windows: &[Vec<WindowBacking>], notes: &mut Vec<String>) -> Option<NumaView> {
+fn numa(
+    host: &ProcessHost,
+    ram: &RamMap,
+    windows: &[Vec<WindowBacking>],
+    notes: &mut Vec<String>,
+) -> Option<(NumaView, Vec<Vec<WindowNode>>)> {
     let pieces = ram.pieces.iter().zip(windows).map(|(piece, rows)| (piece.range, rows.as_slice()));
-    numa::of_look(host, &pieces.collect::<Vec<_>>(), notes)
+    numa::of_look(host, &pieces.collect::<Vec<_>>(), &ram.placed(), notes)
 }
 
 type Looked = (Vec<Vec<WindowBacking>>, BackingView);
@@ -333,7 +362,7 @@ mod tests {
     fn piece(gpa: u64, kind: RamKind, never_huge: Option<NeverHuge>) -> RamPiece {
         let range =
             RamRange { gpa: GpaRange::new(Gpa::new(gpa), mib(8)).expect("fits"), hva: Hva::new((1 << 40) + gpa) };
-        RamPiece { name: "ram".into(), range, kind, never_huge, is_guess: false }
+        RamPiece { name: "ram".into(), range, kind, never_huge, is_guess: false, nodes: None }
     }
 
     fn survey() -> Survey {
@@ -361,6 +390,7 @@ mod tests {
             mapping: None,
             page_tables: None,
             numa: None,
+            nodes: Vec::new(),
             saved: SavedView::default(),
             left_alone: None,
             keeps_holes: Some(KeptHoles::GivenBack),

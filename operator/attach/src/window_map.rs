@@ -6,14 +6,14 @@
 //!   KVM's totals ──────────────────────────────────────────────────────────────▲  and on what is inferred
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use wideleaf_control::map::{self, MapReason, NONE, UNKNOWN, WindowMap, WindowRange, WindowState};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::manager::{Live, LiveVm};
 use wideleaf_policies::{
-    AccessHistory, Backing, GuestMapping, MappingStats, Moment, PageSize, VmSnapshot, WindowIndex,
+    AccessHistory, Backing, GuestMapping, MappingStats, Moment, NodeId, PageSize, VmSnapshot, WindowIndex, WindowNode,
 };
 
 /// Question of the access sensor in [`Live::unanswered`].
@@ -54,6 +54,8 @@ pub(crate) struct Row {
     pub why: Option<WhyNot>,
     /// Time until its next attempt.
     pub until: Option<Duration>,
+    /// NUMA node of its memory.
+    pub node: WindowNode,
 }
 
 impl Row {
@@ -68,6 +70,7 @@ impl Row {
             access_age: None,
             why,
             until: None,
+            node: WindowNode::Unknown,
         }
     }
 
@@ -83,6 +86,17 @@ impl Row {
             Backing::Giant1G | Backing::Huge2M => Backing::Base4K,
             smaller => smaller,
         })
+    }
+
+    fn node_letter(&self, nodes: &[NodeId]) -> char {
+        let place = |node| nodes.iter().position(|known| *known == node);
+        let letter = |node, elsewhere| place(node).map_or(UNKNOWN, |index| map::letter_of_node(index, elsewhere));
+        match self.node {
+            _ if self.backing == Backing::Unbacked => NONE,
+            WindowNode::Unknown => UNKNOWN,
+            WindowNode::On(node) => letter(node, false),
+            WindowNode::Spread(node) => letter(node, true),
+        }
     }
 
     fn until_letter(&self) -> char {
@@ -111,7 +125,9 @@ pub(crate) fn of_live(about: &About<'_>, live: &Live) -> WindowMap {
         None => unasked(live, live.needs.guest_mapping, "guest's pages", ABOUT_GUEST_PAGES),
     };
     let of = |column: fn(&WindowRange) -> &str| has_unknown(&map, column);
-    let notes = [(of(|range| &range.heat), heat), (of(|range| &range.guest), guest)];
+    let node = format!("nodes: windows with {UNKNOWN} were not looked at yet; a pass over all begins every 10 s");
+    let has_node = !map.nodes.is_empty() && of(|range| &range.node);
+    let notes = [(of(|range| &range.heat), heat), (of(|range| &range.guest), guest), (has_node, node)];
     map.notes.extend(notes.into_iter().filter_map(|(is_unknown, note)| is_unknown.then_some(note)));
     map
 }
@@ -149,6 +165,7 @@ fn rows_of(rows: &VmSnapshot, vm: &LiveVm, now: Moment) -> Vec<Row> {
         access_age: age(row),
         why,
         until: (rows.ready_at[row] > now).then(|| rows.ready_at[row].since(now)),
+        node: rows.node[row],
     };
     (0..rows.len()).zip(reasons).map(row).collect()
 }
@@ -157,16 +174,24 @@ fn rows_of(rows: &VmSnapshot, vm: &LiveVm, now: Moment) -> Vec<Row> {
 /// side.
 pub(crate) fn of_rows(about: &About<'_>, pieces: &[Vec<Row>]) -> WindowMap {
     let letters = Letters::of(pieces.iter().flatten());
+    let nodes = nodes_of(pieces.iter().flatten());
     let follows = |a: &Row, b: &Row| a.window.get() + 1 == b.window.get();
     let stretches = pieces.iter().flat_map(|rows| rows.chunk_by(follows));
-    let mut ranges: Vec<WindowRange> = stretches.map(|rows| range_of(about, rows, &letters)).collect();
+    let mut ranges: Vec<WindowRange> = stretches.map(|rows| range_of(about, rows, &letters, &nodes)).collect();
     ranges.sort_by_key(|range| range.gpa);
     let notes = if ranges.is_empty() { Vec::new() } else { vec![note_on_second_level(about, &ranges)] };
-    WindowMap { name: about.name.to_owned(), ranges, reasons: letters.reasons(), at_s: None, notes }
+    let nodes = nodes.iter().map(|node| node.0).collect();
+    WindowMap { name: about.name.to_owned(), ranges, reasons: letters.reasons(), nodes, at_s: None, notes }
+}
+
+/// The nodes on which a window is, ascending; none on a host with one node.
+fn nodes_of<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<NodeId> {
+    let nodes: BTreeSet<NodeId> = rows.filter_map(|row| row.node.most()).collect();
+    nodes.into_iter().collect()
 }
 
 /// Columns of adjacent windows.
-fn range_of(about: &About<'_>, rows: &[Row], letters: &Letters) -> WindowRange {
+fn range_of(about: &About<'_>, rows: &[Row], letters: &Letters, nodes: &[NodeId]) -> WindowRange {
     let shortened = |letter: &dyn Fn(&Row) -> char| map::shortened(rows.iter().map(letter));
     let known =
         |column: String| if column.starts_with(UNKNOWN) && is_one_letter(&column) { String::new() } else { column };
@@ -180,6 +205,7 @@ fn range_of(about: &About<'_>, rows: &[Row], letters: &Letters) -> WindowRange {
         state: shortened(&|row| row.why.map_or(WindowState::Large, state_of).letter()),
         until: shortened(&Row::until_letter),
         why: shortened(&|row| letters.letter(row.why)),
+        node: if nodes.is_empty() { String::new() } else { known(shortened(&|row| row.node_letter(nodes))) },
     }
 }
 
@@ -325,6 +351,7 @@ mod tests {
             state: "lkwr2".into(),
             until: "-2a-2".into(),
             why: "-CDA2".into(),
+            node: String::new(),
         };
         assert_eq!(map.ranges[0], expected);
         let far = &map.ranges[1];
@@ -332,6 +359,23 @@ mod tests {
         assert_eq!((far.guest.as_str(), far.heat_age.as_str()), ("", ""), "unknown for all of its windows");
         let names: Vec<&str> = map.reasons.iter().map(|reason| reason.name.as_str()).collect();
         assert_eq!(names, ["not_chosen", "never_touched", "held", "backing_off_busy"]);
+    }
+
+    #[test]
+    fn the_node_of_a_window_is_a_letter_of_the_maps_nodes() {
+        let on = |index, node| Row { node, ..row(index, Backing::Huge2M, None) };
+        let (first, third) = (NodeId(0), NodeId(2));
+        let rows = vec![
+            on(0, WindowNode::On(third)),
+            on(1, WindowNode::On(first)),
+            on(2, WindowNode::Spread(third)),
+            on(3, WindowNode::Unknown),
+            row(4, Backing::Unbacked, Some(WhyNot::NeverTouched)),
+        ];
+        let map = of_rows(&about(Ok(TOTALS)), &[rows]);
+        assert_eq!((map.nodes, map.ranges[0].node.as_str()), (vec![0, 2], "baB?-"));
+        let without = of_rows(&about(Ok(TOTALS)), &[self::rows()]);
+        assert_eq!((without.nodes.len(), without.ranges[0].node.as_str()), (0, ""), "a host with one node");
     }
 
     #[test]

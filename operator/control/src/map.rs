@@ -32,6 +32,9 @@ pub struct WindowMap {
     /// Reasons that [`WindowRange::why`] refers to: `A` is the first of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<MapReason>,
+    /// Numbers of the NUMA nodes that [`WindowRange::node`] refers to: `a` is the first. Empty on a host with one node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<u16>,
     /// Time at which the windows were read, in seconds since the epoch; `None` where that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_s: Option<f64>,
@@ -89,6 +92,10 @@ pub struct WindowRange {
     /// `a`; `-` for windows in large pages.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
+    /// NUMA node of each window's memory, shortened: `a` is the first of [`WindowMap::nodes`], `A` if most of the pages
+    /// are there and some elsewhere; `-` for windows with nothing present.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node: String,
 }
 
 impl WindowRange {
@@ -98,8 +105,8 @@ impl WindowRange {
     }
 
     fn bytes(&self) -> usize {
-        let WindowRange { gpa: _, backing, second_level, heat, heat_age, guest, state, until, why } = self;
-        [backing, second_level, heat, heat_age, guest, state, until, why].map(String::len).iter().sum()
+        let WindowRange { gpa: _, backing, second_level, heat, heat_age, guest, state, until, why, node } = self;
+        [backing, second_level, heat, heat_age, guest, state, until, why, node].map(String::len).iter().sum()
     }
 }
 
@@ -242,6 +249,23 @@ pub fn reason_of_letter(letter: char) -> Option<usize> {
     (0..REASONS_MAX).find(|index| letter_of_reason(*index) == letter)
 }
 
+/// Letter of a window on a map's node with that index, and whether some of its pages are `elsewhere`; `?` for nodes
+/// beyond the alphabet.
+pub fn letter_of_node(index: usize, elsewhere: bool) -> char {
+    let letter = u8::try_from(index).ok().and_then(|index| b'a'.checked_add(index)).filter(u8::is_ascii_lowercase);
+    match letter.map(char::from) {
+        Some(letter) if elsewhere => letter.to_ascii_uppercase(),
+        Some(letter) => letter,
+        None => UNKNOWN,
+    }
+}
+
+/// Index of the node with that letter, and whether some of the pages are elsewhere.
+pub fn node_of_letter(letter: char) -> Option<(usize, bool)> {
+    let small = letter.to_ascii_lowercase();
+    small.is_ascii_lowercase().then(|| (usize::from(small as u8 - b'a'), letter.is_ascii_uppercase()))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -287,6 +311,18 @@ mod tests {
             assert_eq!(WindowState::of(state.letter()), Some(state));
         }
         assert_eq!(WindowState::of(UNKNOWN), None);
+    }
+
+    #[test]
+    fn a_node_has_a_small_letter_and_a_capital_where_pages_are_elsewhere() {
+        assert_eq!([(0, false), (1, true), (25, false)].map(|(at, far)| letter_of_node(at, far)), ['a', 'B', 'z']);
+        assert_eq!((letter_of_node(26, false), letter_of_node(usize::MAX, true)), (UNKNOWN, UNKNOWN));
+        for index in 0..26 {
+            for elsewhere in [false, true] {
+                assert_eq!(node_of_letter(letter_of_node(index, elsewhere)), Some((index, elsewhere)));
+            }
+        }
+        assert_eq!((node_of_letter(NONE), node_of_letter(UNKNOWN)), (None, None));
     }
 
     #[test]

@@ -186,16 +186,37 @@ pub struct OrdinaryMemory {
     pub large_bytes: ByteCount,
 }
 
-/// Pages of a pool, on one NUMA node or on any.
+/// Pages of a pool, on one NUMA node, on some, or on any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRequest {
     /// Size of a page in bytes: 2 MiB or 1 GiB.
     pub page_bytes: u64,
     /// Number of pages.
     pub pages: u64,
-    /// NUMA node of the pages; `None`: any node.
+    /// NUMA node of the pages; `None`: those of `nodes`, or any node.
     #[serde(default)]
     pub node: Option<u32>,
+    /// NUMA nodes that may have the pages together, without `node`; empty: any node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<u32>,
+}
+
+impl PoolRequest {
+    /// Nodes that may have the pages; `None`: any node.
+    pub fn on_nodes(&self) -> Option<&[u32]> {
+        match &self.node {
+            Some(node) => Some(std::slice::from_ref(node)),
+            None => Some(self.nodes.as_slice()).filter(|nodes| !nodes.is_empty()),
+        }
+    }
+
+    /// Whether a page of these nodes may be for it; `None`: of any node.
+    pub fn may_be_on(&self, nodes: Option<&[u32]>) -> bool {
+        match (self.on_nodes(), nodes) {
+            (Some(own), Some(others)) => own.iter().any(|node| others.contains(node)),
+            (None, _) | (_, None) => true,
+        }
+    }
 }
 
 /// Room in the pools for one libvirt domain. The daemon's state file has rooms with the same fields, and more.
@@ -214,7 +235,8 @@ pub struct RoomView {
 impl RoomView {
     /// Free pages of that size that are kept for the domain and may be on that node; `None`: on any.
     pub fn kept(&self, page_bytes: u64, node: Option<u32>) -> u64 {
-        let may_be_there = |of: &&PoolRequest| of.node == node || of.node.is_none() || node.is_none();
+        let node = node.as_ref().map(std::slice::from_ref);
+        let may_be_there = |of: &&PoolRequest| of.may_be_on(node);
         let wanted = self.wanted.iter().filter(|of| !self.has_started && of.page_bytes == page_bytes);
         wanted.filter(may_be_there).fold(0, |sum: u64, of| sum.saturating_add(of.pages))
     }

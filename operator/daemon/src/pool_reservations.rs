@@ -62,12 +62,12 @@ impl From<PoolError> for Refusal {
 
 /// The daemon's interface to the pools.
 pub trait Pools: Send + Sync {
-    /// Makes room for `request` in addition to the present pages: all of it or nothing. A change is noted before
-    /// it is made.
+    /// Makes room for `request` in addition to the present pages: all of it or nothing, unless `on_shortage` says to
+    /// take fewer. A change is noted before it is made.
     ///
     /// # Errors
     /// [`Refusal`]: what is missing, in numbers, and what would help.
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal>;
+    fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal>;
 
     /// Takes back a part of the growth by [`Pools::grow`], noted before, and removes it from `granted`.
     ///
@@ -89,10 +89,10 @@ pub trait Pools: Send + Sync {
 }
 
 impl Pools for HugetlbPools {
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
+    fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal> {
         let PoolRequest { pages, node, .. } = *request;
         let size = size_of(request).map_err(Refusal::AsBefore)?;
-        Ok(self.reserve_noting(&Request { size, pages, node, on_shortage: OnShortage::Refuse }, note)?)
+        Ok(self.reserve_noting(&Request { size, pages, node, on_shortage }, note)?)
     }
 
     /// Pages in use become ordinary memory when they are unmapped, so there is no need to wait for them.
@@ -108,9 +108,9 @@ impl Pools for HugetlbPools {
     /// The kernel does not keep reservations by node, so each node counts all of them.
     fn available(&self, request: &PoolRequest) -> u64 {
         let Some(pool) = size_of(request).ok().and_then(|size| HugetlbPools::status(self, size).ok()) else { return 0 };
-        let Some(node) = request.node else { return pool.available() };
-        let free = pool.nodes.iter().find(|on_node| on_node.node == node).map_or(0, |on_node| on_node.free);
-        free.saturating_sub(pool.reserved)
+        let Some(nodes) = request.on_nodes() else { return pool.available() };
+        let there = pool.nodes.iter().filter(|on_node| nodes.contains(&on_node.node));
+        there.map(|on_node| on_node.free).sum::<u64>().saturating_sub(pool.reserved)
     }
 
     /// A size that this kernel does not support has no pool.
@@ -154,7 +154,7 @@ pub fn fill(
         if missing.pages == 0 {
             continue;
         }
-        if let Err(error) = take(&missing, &mut spare).and_then(|()| grow(pools, room, &missing, book)) {
+        if let Err(error) = take(&missing, &mut spare).and_then(|()| grow_on_its_nodes(pools, room, &missing, book)) {
             empty(pools, room, book);
             return Err(error);
         }
@@ -162,14 +162,51 @@ pub fn fill(
     Ok(())
 }
 
-fn grow(pools: &dyn Pools, room: &mut Room, missing: &PoolRequest, book: Book<'_>) -> Result<(), String> {
-    let grown = pools.grow(missing, &mut |intent| {
+/// Makes the missing pages on the nodes that may have them: an even share on each, then what a node could not give on
+/// the others.
+fn grow_on_its_nodes(pools: &dyn Pools, room: &mut Room, missing: &PoolRequest, book: Book<'_>) -> Result<(), String> {
+    let of_node = |node: u32, pages| PoolRequest { pages, node: Some(node), nodes: Vec::new(), ..*missing };
+    let Some(nodes @ [.., last]) = missing.on_nodes().filter(|nodes| nodes.len() > 1) else {
+        return grow(pools, room, missing, OnShortage::Refuse, book).map(drop);
+    };
+    let mut left = missing.pages;
+    let shares = nodes.iter().enumerate().map(|(number, node)| (node, (nodes.len() - number) as u64));
+    for (node, nodes_left) in shares.chain(nodes.iter().map(|node| (node, 1))) {
+        let share = left.div_ceil(nodes_left);
+        if share > 0 {
+            left -= grow(pools, room, &of_node(*node, share), OnShortage::TakeFewer, book)?.min(left);
+        }
+    }
+    if left == 0 {
+        return Ok(());
+    }
+    let why = grow(pools, room, &of_node(*last, left), OnShortage::Refuse, book);
+    why.map(drop).map_err(|error| {
+        let nodes = nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        format!("{left} of {} pages are missing on its nodes ({nodes}): {error}", missing.pages)
+    })
+}
+
+/// Makes pages, and returns their number. None is no failure where fewer may be taken.
+fn grow(
+    pools: &dyn Pools,
+    room: &mut Room,
+    missing: &PoolRequest,
+    on_shortage: OnShortage,
+    book: Book<'_>,
+) -> Result<u64, String> {
+    let grown = pools.grow(missing, on_shortage, &mut |intent| {
         room.open = Some(intent.clone());
         book(room)
     });
+    if on_shortage == OnShortage::TakeFewer && matches!(grown, Err(Refusal::AsBefore(_))) {
+        room.open = None;
+        return Ok(0);
+    }
     let granted = closed(room, grown)?;
+    let pages = granted.pages();
     room.grown.push(granted);
-    Ok(())
+    Ok(pages)
 }
 
 /// Result of a change. Its intent stays open only if the result is unknown.
@@ -234,7 +271,7 @@ pub fn settle(pools: &dyn Pools, room: &mut Room) -> Result<(), String> {
 /// Free pages are available to any process, except those that are promised to a domain. A promise that names no node
 /// may be kept on any, so it counts on each.
 fn missing(pools: &dyn Pools, request: &PoolRequest, promised: &[PoolRequest]) -> u64 {
-    let may_be_there = |of: &PoolRequest| of.node == request.node || of.node.is_none() || request.node.is_none();
+    let may_be_there = |of: &PoolRequest| of.may_be_on(request.on_nodes());
     let rival = promised.iter().filter(|of| of.page_bytes == request.page_bytes && may_be_there(of));
     let promised = rival.fold(0, |sum: u64, of| sum.saturating_add(of.pages));
     request.pages.saturating_add(promised).saturating_sub(pools.available(request)).min(request.pages)
@@ -337,7 +374,12 @@ const FAKE_BOOT: &str = "of a test";
 
 impl Pools for std::sync::Arc<FakePools> {
     /// Acts as a kernel that knows only when it has tried.
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
+    fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal> {
+        let most = if on_shortage == OnShortage::TakeFewer { self.now().growth_left } else { request.pages };
+        let request = PoolRequest { pages: request.pages.min(most), ..request.clone() };
+        if request.pages == 0 {
+            return Err(Refusal::AsBefore("0 pages can be made".to_owned()));
+        }
         let before = FAKE_PAGES_MAX - self.now().growth_left;
         let after = before + request.pages;
         let intent = Intent::new(PageSize::Huge2M, None, before, after, FAKE_BOOT);
@@ -387,7 +429,7 @@ mod tests {
     use wideleaf_policies::units::mib;
 
     fn pages(pages: u64) -> PoolRequest {
-        PoolRequest { page_bytes: 2 << 20, pages, node: None }
+        PoolRequest { page_bytes: 2 << 20, pages, node: None, nodes: Vec::new() }
     }
 
     fn room(wanted: u64, has_started: bool) -> Room {
@@ -496,6 +538,72 @@ mod tests {
     }
 
     #[test]
+    fn promises_on_other_nodes_do_not_count() {
+        let on = |nodes: &[u32]| PoolRequest { nodes: nodes.to_vec(), ..pages(6) };
+        let grown =
+            |wanted: &PoolRequest, other: &PoolRequest| missing(&pools(6, 0), wanted, std::slice::from_ref(other));
+        assert_eq!(grown(&on(&[0, 1]), &PoolRequest { node: Some(2), ..pages(6) }), 0);
+        assert_eq!(grown(&on(&[0, 1]), &PoolRequest { node: Some(1), ..pages(6) }), 6);
+        assert_eq!(grown(&on(&[0, 1]), &on(&[1, 2])), 6);
+        assert_eq!(grown(&on(&[0, 1]), &pages(6)), 6, "it may take them anywhere");
+    }
+
+    /// Number of pages that each node can still make.
+    struct ByNode(std::sync::Mutex<std::collections::BTreeMap<u32, u64>>);
+
+    impl Pools for ByNode {
+        fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal> {
+            let mut nodes = self.0.lock().expect("no panic");
+            let left = nodes.get_mut(&request.node.expect("a node is named")).expect("it exists");
+            let takes_fewer = on_shortage == OnShortage::TakeFewer;
+            let taken = if takes_fewer { request.pages.min(*left) } else { request.pages };
+            if taken == 0 || taken > *left {
+                return Err(Refusal::AsBefore(format!("{taken} pages are missing, {left} can be made")));
+            }
+            let intent = Intent::new(PageSize::Huge2M, request.node, 0, taken, FAKE_BOOT);
+            note(&intent).map_err(Refusal::AsBefore)?;
+            *left -= taken;
+            let mut granted = Vec::new();
+            intent.settle(taken, &[], FAKE_BOOT, &mut granted);
+            Ok(granted.remove(0))
+        }
+
+        fn shrink(&self, granted: &mut Granted, _: Note<'_>) -> Result<(), Refusal> {
+            Err(Refusal::AsBefore(format!("{} pages stay: the test looks at them", granted.pages())))
+        }
+
+        fn settle(&self, _: &Intent, _: &mut Vec<Granted>) -> Result<Settled, String> {
+            Ok(Settled::Undone)
+        }
+
+        fn available(&self, _: &PoolRequest) -> u64 {
+            0
+        }
+
+        fn status(&self) -> Vec<PoolStatus> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn a_domain_that_several_nodes_bind_gets_an_even_share_of_each_and_the_rest_where_there_is_some() {
+        // Number of pages that nodes 0, 1 and 2 have left, after a domain on nodes 0 and 1 got its pages.
+        let left = |of: [u64; 3], wanted| {
+            let nodes = ByNode(std::sync::Mutex::new((0..).zip(of).collect()));
+            let wanted = PoolRequest { nodes: vec![0, 1], ..pages(wanted) };
+            let mut room = Room::new("u".into(), "web".into(), vec![wanted], 1_000);
+            let filled = fill(&nodes, &mut room, &[], None, &mut |_| Ok(()));
+            let left: Vec<u64> = nodes.0.lock().expect("no panic").values().copied().collect();
+            filled.map(|()| left)
+        };
+        assert_eq!(left([9, 9, 9], 7), Ok(vec![5, 6, 9]));
+        assert_eq!(left([2, 9, 9], 8), Ok(vec![0, 3, 9]));
+        assert_eq!(left([9, 0, 9], 8), Ok(vec![1, 0, 9]));
+        let why = left([2, 3, 9], 8).expect_err("three are missing");
+        assert!(why.starts_with("3 of 8 pages are missing on its nodes (0, 1): 3 pages are missing, 0"), "{why}");
+    }
+
+    #[test]
     fn a_domain_does_not_get_the_hosts_reserve() {
         let room = |wanted: &[PoolRequest]| make(&pools(0, 100), wanted, &[], Some(mib(20)));
         assert_eq!(room(&[pages(10)]).expect("twenty mebibytes").len(), 1);
@@ -505,8 +613,10 @@ mod tests {
 
     #[test]
     fn a_size_without_a_pool_is_refused() {
-        let request = PoolRequest { page_bytes: 64 << 10, pages: 1, node: None };
-        let error = HugetlbPools::of_this_machine().grow(&request, &mut |_| Ok(())).expect_err("no such pool");
+        let request = PoolRequest { page_bytes: 64 << 10, pages: 1, node: None, nodes: Vec::new() };
+        let error = HugetlbPools::of_this_machine()
+            .grow(&request, OnShortage::Refuse, &mut |_| Ok(()))
+            .expect_err("no such pool");
         assert!(error.to_string().contains("65536 bytes: only of 2 MiB and 1 GiB"), "{error}");
     }
 

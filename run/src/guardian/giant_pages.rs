@@ -4,7 +4,8 @@
 //! ```text
 //!   wideleaf run                        wideleaf make-giant-pages, outside the sandbox
 //!     memfds, one for each page ───────▶ opens them at its start (/proc/PID/fd)
-//!     giant-maker: "make" ─────────────▶ makes a page, has the next memfd hold it, restores the pool, closes its own
+//!     giant-maker: "make bind 1" ──────▶ makes a page there, has the next memfd hold it, restores the pool, closes
+//!                                        its own
 //!                  "made" ◀────────────  or the reason why not
 //!     ends: the kernel closes the pipe ▶ ends, after the attempt in progress
 //! ```
@@ -23,10 +24,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wideleaf_memory::giant_maker::{GiantMaker, make_in};
+use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy};
 use wideleaf_memory::pool::{HugetlbPools, NotMade};
 use wideleaf_memory::sensors::numa_maps::fullest_node;
 use wideleaf_memory::side_mapping::GiantFile;
-use wideleaf_policies::PageSize;
+use wideleaf_policies::{NodeSet, PageSize};
 
 use crate::failure::Failure;
 use crate::guards::Noted;
@@ -113,9 +115,9 @@ impl ChildMaker {
         }
     }
 
-    fn ask(&self) -> io::Result<String> {
+    fn ask(&self, policy: Option<NodePolicy>) -> io::Result<String> {
         match lock(&self.requests).as_mut() {
-            Some(requests) => writeln!(requests, "{MAKE}")?,
+            Some(requests) => writeln!(requests, "{}", request(policy))?,
             None => return Err(io::Error::other("the run ends")),
         }
         self.answer()
@@ -127,12 +129,12 @@ impl GiantMaker for ChildMaker {
         lock(&self.files).len() as u64
     }
 
-    fn make(&self) -> Result<GiantFile, NotMade> {
+    fn make(&self, policy: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
         let ended = |error: io::Error| {
             lock(&self.files).clear();
             NotMade::elsewhere("other", format!("cannot make a page of 1g: {error}"))
         };
-        let answer = self.ask().map_err(ended)?;
+        let answer = self.ask(policy).map_err(ended)?;
         match answer.strip_prefix(NOT).and_then(|why| why.split_once(' ')) {
             None if answer == MADE => {
                 let file = lock(&self.files).pop_front();
@@ -163,10 +165,10 @@ pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
     let io_failed = |error: io::Error| Failure::Host(format!("cannot talk to the process that started this: {error}"));
     say(READY).map_err(io_failed)?;
     for line in io::stdin().lines() {
-        if line.map_err(io_failed)? != MAKE {
-            return Err(Failure::Host(format!("standard input has another line than {MAKE:?}")));
-        }
-        let answer = match files.front().map(|file| make_in(&pools, file, node_of(&pools, parent))) {
+        let line = line.map_err(io_failed)?;
+        let asked = policy_of(&line).map_err(|line| Failure::Host(format!("standard input has the line {line:?}")))?;
+        let policy = asked.or_else(|| NodePolicy::preferring(node_of(&pools, parent)?.try_into().ok()?));
+        let answer = match files.front().map(|file| make_in(&pools, file, policy)) {
             Some(Ok(())) => {
                 files.pop_front();
                 MADE.to_owned()
@@ -183,6 +185,23 @@ pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The line that asks for a page by that memory policy.
+fn request(policy: Option<NodePolicy>) -> String {
+    policy.map_or(MAKE.to_owned(), |policy| format!("{MAKE} {} {}", policy.mode.name(), policy.nodes))
+}
+
+/// The policy of such a line; or else the line.
+fn policy_of(line: &str) -> Result<Option<NodePolicy>, &str> {
+    let mut words = line.split(' ');
+    let policy = match (words.next(), words.next(), words.next(), words.next()) {
+        (Some(MAKE), None, ..) => return Ok(None),
+        (Some(MAKE), Some(mode), Some(nodes), None) => MemoryMode::by_name(mode).zip(nodes.parse().ok()),
+        _ => None,
+    };
+    let named = policy.filter(|(_, nodes): &(MemoryMode, NodeSet)| !nodes.is_empty());
+    named.map(|(mode, nodes)| Some(NodePolicy { mode, nodes })).ok_or(line)
+}
+
 fn say(line: &str) -> io::Result<()> {
     let mut output = io::stdout();
     writeln!(output, "{line}").and_then(|()| output.flush())
@@ -193,4 +212,20 @@ fn node_of(pools: &HugetlbPools, parent: u32) -> Option<u32> {
     let has_nodes = pools.status(PageSize::Giant1G).is_ok_and(|pool| pool.nodes.len() > 1);
     let maps = has_nodes.then(|| fs::read_to_string(format!("/proc/{parent}/numa_maps")));
     fullest_node(&maps?.ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_carries_the_policy_and_any_other_line_is_refused() {
+        let policy = |mode, nodes: &str| Some(NodePolicy { mode, nodes: nodes.parse().expect("a list") });
+        for asked in [None, policy(MemoryMode::Bind, "0-1,5"), policy(MemoryMode::Preferred, "1")] {
+            assert_eq!(policy_of(&request(asked)), Ok(asked), "{}", request(asked));
+        }
+        for wrong in ["", "make ", "make bind", "make bind x", "make strict 0", "make bind 0 1", "take"] {
+            assert_eq!(policy_of(wrong), Err(wrong));
+        }
+    }
 }

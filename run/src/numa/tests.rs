@@ -224,3 +224,98 @@ fn a_saved_vms_cells_may_get_other_nodes_but_not_other_memory() {
     assert!(why.to_string().starts_with("cannot give the VM other cells than it has (1)"), "{why}");
     assert!(check_same_cells(&NumaSpec::Auto, &NumaSpec::Off).is_ok());
 }
+
+/// Latencies of reads and writes from each cell to each, in nanoseconds; none for a cell without figures.
+fn latencies_ns(plan: &NumaPlan) -> Vec<Vec<[u16; 2]>> {
+    let of = |access: &wideleaf_vmm::cells::Access| [access.read_latency_ns, access.write_latency_ns];
+    plan.cells.iter().map(|cell| cell.access.iter().map(of).collect()).collect()
+}
+
+#[test]
+fn written_figures_hold_for_the_way_back_unless_that_has_its_own() {
+    let with = |second: &str| {
+        let second = format!("id=1,cpus=1,memory=512M{second}");
+        planned(&spec(gib(1), 2, &["id=0,cpus=0,memory=512M,latencies=[0@90,1@140],bandwidths=[0@4]", &second]))
+    };
+    let plan = with("");
+    assert_eq!(latencies_ns(&plan), [[[90, 90], [140, 140]], [[140, 140], [0, 0]]]);
+    let bandwidths: Vec<u32> = plan.cells[0].access.iter().map(|access| access.read_bandwidth_mb_s).collect();
+    assert_eq!(bandwidths, [4, 0], "what no cell names is unknown");
+    assert_eq!(latencies_ns(&with(",latencies=[0@150,1@91]")), [[[90, 90], [140, 140]], [[150, 150], [91, 91]]]);
+    assert!(planned(&spec(gib(1), 1, &["id=0"])).cells[0].access.is_empty(), "nothing is told without figures");
+}
+
+#[test]
+fn the_hosts_figures_are_those_of_the_nodes_of_vcpus_and_memory() {
+    let host = host();
+    for (name, text) in [("node1", ""), ("read_latency", "95\n"), ("write_latency", "99\n")] {
+        let folder = host.path().join("sys/devices/system/node/node1/access1/initiators");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join(name), text).expect("a file");
+    }
+    let plan = |spec: &RunSpec, continues| plan(spec, continues, anon(), host.path());
+    let two = |first: &str, second: &str| {
+        let first = format!("id=0,cpus=0,memory=512M,host-nodes=0{first}");
+        spec(gib(1), 2, &[&first, &format!("id=1,cpus=1,memory=512M,host-nodes=1{second}")])
+    };
+    // Node 1 tells its figure for its own CPUs; from node 0 nothing is known.
+    let known = plan(&two("", ",latencies=host"), false).expect("the host tells it");
+    assert_eq!(latencies_ns(&known), [vec![], vec![[0, 0], [95, 99]]]);
+    let remote = two(",latencies=host", "");
+    let why = plan(&remote, false).expect_err("nothing is known").to_string();
+    assert_eq!(
+        why,
+        "cannot use --numa: cell 0 has latencies=host, and this host's kernel tells none from the CPUs of its vCPUs to \
+         the node of a cell (node*/access*/initiators in sysfs); write them, as in latencies=[0@90]"
+    );
+    let kept = plan(&remote, true).expect("a guest that continues goes on");
+    assert!(kept.said.as_ref().is_some_and(|said| said.contains("the guest is told none of them when it resets")));
+    assert_eq!(nodes(&kept), ["bind 0", "bind 1"]);
+    // vCPUs on CPUs of both nodes, and vCPUs that may run anywhere, are of no node that the figure is for.
+    assert!(plan(&two("", ",latencies=host,host-cpus=[1-2]"), false).is_err());
+    let anywhere = spec(gib(1), 1, &["id=0,latencies=host"]);
+    assert!(plan(&anywhere, false).is_err());
+    assert!(plan(&two("", ",bandwidths=host"), false).is_err(), "the host has no bandwidth");
+}
+
+#[test]
+fn figures_of_no_vcpu_of_no_cell_and_without_the_own_are_refused() {
+    let first = |more: &str| refused(&spec(gib(1), 1, &[&format!("id=0,{more}")]));
+    assert_eq!(first("latencies=[1@9]"), "cannot use --numa: cell 0 has latencies= for cell 1, and the last cell is 0");
+    assert_eq!(first("latencies=[0@9,0@8]"), "cannot use --numa: cell 0 has latencies= for cell 0 twice");
+    let two = |first: &str| refused(&spec(gib(1), 1, &[first, "id=1,memory=512M,bandwidths=[1@9]"]));
+    assert_eq!(
+        two("id=0,cpus=0,memory=512M,latencies=[1@9]"),
+        "cannot use --numa: cell 0 has latencies= without its own memory: add 0@90, with its figure"
+    );
+    assert_eq!(
+        two("id=0,cpus=0,memory=512M"),
+        "cannot use --numa: cell 1 has bandwidths= and no vCPUs: write bandwidths= at the cells with the vCPUs that \
+         use its memory"
+    );
+}
+
+#[test]
+fn a_cell_may_start_on_huge_pages_beside_one_on_base_pages() {
+    let two = |first: &str, policy: &str| {
+        let first = format!("id=0,cpus=0,memory=512M,host-nodes=0{first}");
+        let policy = wideleaf_policies::PolicyChoice::parse(policy).expect("it exists");
+        RunSpec { policy, ..spec(gib(1), 1, &[&first, "id=1,memory=512M,page-size=4k"]) }
+    };
+    plan(&two(",page-size=2m", "auto"), false, anon(), host().path()).expect("it is possible");
+    let why = |first: &str, policy: &str, backing: BackingConfig| {
+        let spec = two(first, policy);
+        plan(&spec, false, backing, host().path()).expect_err("it is refused").to_string()
+    };
+    assert_eq!(
+        why(",page-size=1g", "auto", anon()),
+        "cannot use --numa: cell 0 has page-size=1g, which the hugetlb pool alone has; use --backing hugetlb \
+         --host-page 1g for all cells"
+    );
+    let at_fault = why(",page-size=2m", "at-fault", anon());
+    assert!(at_fault.contains("cell 0 has page-size=2m, and the policy decides at each first touch"), "{at_fault}");
+    let huge = why("", "auto", backing(BackingKind::Anon, PageSize::Huge2M));
+    assert!(huge.contains("cell 1 has page-size=4k, and all RAM starts on 2m pages"), "{huge}");
+    let pool = why(",page-size=2m", "auto", backing(BackingKind::Hugetlb, PageSize::Giant1G));
+    assert!(pool.contains("cell 0 has page-size=2m, and the hugetlb pool of all RAM has 1g pages"), "{pool}");
+}

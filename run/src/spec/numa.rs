@@ -2,13 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 use wideleaf_memory::numa::placement::MemoryMode;
-use wideleaf_policies::{Bytes, CpuList, NodeSet};
+use wideleaf_policies::{Bytes, CpuList, NodeSet, PageSize};
 
 use super::form;
 
 mod text;
 
 pub use text::{CellError, NumaArg};
+
+/// Figures of a cell's vCPUs at the memory of cells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Figures {
+    /// Those that this host's firmware tells of the nodes of the cells.
+    Host,
+    /// A figure for each of these cells, by their numbers.
+    Cells(Vec<(u16, u32)>),
+}
 
 /// NUMA of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +69,16 @@ pub struct CellSpec {
     /// CPUs of the host for its vCPUs; `None`: those of its nodes, if it has nodes.
     #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none")]
     pub host_cpus: Option<CpuList>,
+    /// Page size that its memory starts with; `None`: that of all RAM.
+    #[serde(default, with = "form::optional", skip_serializing_if = "Option::is_none")]
+    pub page_size: Option<PageSize>,
     /// Distances to other cells, by their numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub distances: Vec<(u16, u8)>,
+    /// Latencies from its vCPUs to the memory of cells, in nanoseconds; `None`: the guest is told none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latencies_ns: Option<Figures>,
+    /// Bandwidths between its vCPUs and the memory of cells, in MB/s; `None`: the guest is told none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidths_mb_s: Option<Figures>,
 }

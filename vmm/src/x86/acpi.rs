@@ -5,7 +5,8 @@
 //!   RSDP ─▶ XSDT ─▶ FADT ─▶ DSDT: the sleep state "off", a device for each of ours
 //!                ├▶ MADT: a local APIC per vCPU, the IOAPIC
 //!                ├▶ SRAT: the NUMA cell of each vCPU and of each range of RAM     where the guest has cells
-//!                └▶ SLIT: the distances between cells
+//!                ├▶ SLIT: the distances between cells
+//!                └▶ HMAT: latencies and bandwidths between them               where they are known
 //! ```
 //!
 //! Kernels without ACPI find the same in the MP table ([`super::mp_table`]); distributions' kernels no
@@ -16,12 +17,13 @@ use acpi_tables::aml::{Device, Interrupt, Memory32Fixed, Name, ONE, Package, Pat
 
 use wideleaf_policies::GpaRange;
 
+use super::hmat;
 use super::layout::{ACPI, IOAPIC, LOCAL_APIC};
 use crate::cells::{GuestCell, split};
 use crate::devices::virtio::{Place, REGISTERS};
 
 /// Room for the tables, in bytes.
-pub const BYTES_MAX: usize = 0x2000;
+pub const BYTES_MAX: usize = 0x4000;
 
 /// First of the power management ports: event block (4 bytes: status, enable), control block (2). The control block
 /// has the port of QEMU's machines, so that guests which do not read these tables find it too.
@@ -67,6 +69,9 @@ pub fn bytes(vcpus: u8, devices: usize, cells: &Cells<'_>) -> Vec<u8> {
     if !cells.cells.is_empty() {
         listed.extend(add(table(b"SRAT", 3, &srat_body(cells))).to_le_bytes());
         listed.extend(add(table(b"SLIT", 1, &slit_body(cells.cells))).to_le_bytes());
+        if let Some(body) = hmat::body(cells.cells) {
+            listed.extend(add(table(b"HMAT", hmat::REVISION, &body)).to_le_bytes());
+        }
     }
     let xsdt = add(table(b"XSDT", 1, &listed));
     tables[..RSDP_BYTES as usize].copy_from_slice(&rsdp(xsdt));
@@ -218,7 +223,7 @@ fn checksum(bytes: &[u8]) -> u8 {
 mod tests {
     use super::super::layout::ram_ranges;
     use super::*;
-    use crate::cells::CELLS_MAX;
+    use crate::cells::{Access, CELLS_MAX};
     use wideleaf_policies::units::{gib, mib};
 
     fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -276,10 +281,14 @@ mod tests {
     #[test]
     fn the_largest_number_of_vcpus_and_devices_fits() {
         let (vcpus, devices) = (wideleaf_protocol::VCPUS_MAX, crate::devices::virtio::DEVICES_MAX);
+        // Reads and writes differ, so that there are four matrices.
+        let access =
+            Access { read_latency_ns: 1, write_latency_ns: 2, read_bandwidth_mb_s: 3, write_bandwidth_mb_s: 4 };
         let cell = |number: u16| GuestCell {
             vcpus: [number].into_iter().collect(),
             memory: mib(256),
             distances: vec![10; CELLS_MAX],
+            access: vec![access; CELLS_MAX],
         };
         let cells: Vec<GuestCell> = (0..CELLS_MAX as u16).map(cell).collect();
         let cells = Cells { cells: &cells, ram: &ram_ranges(gib(4)) };
@@ -292,6 +301,7 @@ mod tests {
             vcpus: vcpus.parse().unwrap(),
             memory,
             distances: distances.to_vec(),
+            access: Vec::new(),
         };
         // The second cell lies over the hole.
         let cells = [cell("0,2", gib(2), [10, 21]), cell("1", gib(2), [31, 10])];
@@ -317,5 +327,18 @@ mod tests {
         };
         assert_eq!([memory(0), memory(1), memory(2)], [(0, 0, 2), (1, 2, 1), (1, 4, 1)]);
         assert_eq!(slit[36..], [2, 0, 0, 0, 0, 0, 0, 0, 10, 21, 31, 10]);
+    }
+    #[test]
+    fn figures_between_cells_are_one_more_table() {
+        let access = Access { read_latency_ns: 90, ..Access::default() };
+        let cell = GuestCell { vcpus: "0".parse().unwrap(), memory: gib(1), distances: vec![10], access: vec![access] };
+        let bytes = bytes(1, 0, &Cells { cells: &[cell], ram: &ram_ranges(gib(1)) });
+        let xsdt = follow(&bytes, 24);
+        assert_eq!(xsdt.len(), 36 + 5 * 8);
+        let start = (u64::from_le_bytes(xsdt[68..76].try_into().unwrap()) - ACPI.get()) as usize;
+        let hmat = &bytes[start..start + u32_at(&bytes, start + 4) as usize];
+        assert_eq!((&hmat[..4], hmat[8], checksum(hmat)), (&b"HMAT"[..], 2, 0));
+        // Header, 4 reserved bytes, one proximity structure, one matrix of one entry.
+        assert_eq!(hmat.len(), 36 + 4 + 40 + 32 + 8 + 2);
     }
 }

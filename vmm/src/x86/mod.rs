@@ -10,6 +10,7 @@ pub mod acpi;
 pub mod cpuid;
 pub mod fault_report;
 pub mod gdt;
+mod hmat;
 pub mod layout;
 pub mod mp_table;
 pub mod page_tables;

@@ -7,12 +7,13 @@
 //! | the gain of a larger page on one side depends on the page of the other side | GUPS, guest page by host page |
 //! | a guest that starts on base pages reaches that gain while it runs | arm promoted |
 //! | the CPU itself counts the walks | predicted, if there is a PMU |
+//! | memory of another NUMA node is slower, on any page | arms local and remote, on a host with several nodes |
 
 use std::time::Duration;
 
 use crate::catalogue::two_dimensional::absence;
 use crate::catalogue::{Catalogued, grid};
-use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job};
+use crate::definition::{Arm, Case, Cell, Experiment, HostFacts, Job, NodeFacts};
 use crate::metric::{Better, Metric};
 use crate::report::{Column, Grid, Section, common_sections};
 use crate::results::{Environment, Results};
@@ -37,6 +38,11 @@ const ARMS: [(&str, &str); 7] = [
          saving",
     ),
 ];
+/// Arms of a host with several NUMA nodes, in addition.
+const NODE_ARMS: [(&str, &str); 2] = [
+    ("local", "a guest with its vCPU and its memory on one NUMA node"),
+    ("remote", "a guest with its vCPU on the same NUMA node and its memory on another"),
+];
 const GUEST_PAGES: [&str; 3] = ["4k", "2m", "1g"];
 /// Budget: one minute of a quarter of an hour remains for the last round, which may take longer
 /// than the rounds before.
@@ -48,6 +54,10 @@ const GUPS: [&str; 3] = ["gups", "--cmdline", "log2_words=25 seconds=1"];
 const RAM: [&str; 2] = ["--memory", "1G"];
 const RAM_MIB: u64 = 1024;
 const GUPS_MIB: u64 = 256 + 64;
+/// Pages of GUPS by node, of the host and of the guest.
+const NODE_PAGES: [(&str, &str); 2] = [("4k", "4k"), ("2m", "2m")];
+/// A pointer chase with a load in each base page, beyond all caches.
+const LATENCY: [&str; 3] = ["latency", "--cmdline", "bytes=256M rounds=2"];
 /// Duration of a pointer chase until three runs agree: 6 to 36 s under shadow paging on a quiet machine, twice that
 /// on a busy one.
 const CHASE_S: f64 = 25.0;
@@ -81,6 +91,14 @@ impl Catalogued for Evidence {
             working_set_mib: GUPS_MIB,
             cells: gups_cells(host, guest),
         });
+        let both = || misses.iter().chain(&gups).cloned().map(with_node_arms);
+        let (arms, cases) = match host.near_and_far(RAM_MIB) {
+            None => (Arm::all(&ARMS), misses.iter().chain(&gups).cloned().collect()),
+            Some(nodes) => {
+                let arms = [Arm::all(&ARMS), Arm::all(&NODE_ARMS)].concat();
+                (arms, both().chain(node_cases(host, nodes)).collect())
+            }
+        };
         Experiment {
             name: self.name().into(),
             title: "Evidence from one machine".into(),
@@ -89,14 +107,86 @@ impl Catalogued for Evidence {
                 .into(),
             source: None,
             rounds: ROUNDS,
-            arms: Arm::all(&ARMS),
-            cases: misses.into_iter().chain(gups).collect(),
+            arms,
+            cases,
         }
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
-        [vec![claims(results), misses(results), to_repeat()], grid::embedded()].concat()
+        [vec![claims(results), misses(results), by_node(results), to_repeat()], grid::embedded()].concat()
     }
+}
+
+/// A case of all other arms on a host with several nodes.
+fn with_node_arms(case: Case) -> Case {
+    let absent = NODE_ARMS.map(|_| Cell::Absent("placed on nodes in cases of its own".into()));
+    Case { cells: case.cells.into_iter().chain(absent).collect(), ..case }
+}
+
+/// Name of the case of GUPS by node with these pages of the host.
+fn gups_by_node(page: &str) -> String {
+    format!("GUPS 2^25 by node, host {page}")
+}
+
+const CHASE_BY_NODE: &str = "pointer chase by node";
+
+/// The cases of the arms local and remote: the vCPU runs on the first of these nodes, the memory is there or on the
+/// other one. KVM's tables lie where the vCPU runs, and the guest's own tables with its memory.
+fn node_cases(host: &HostFacts, [near, far]: [&NodeFacts; 2]) -> Vec<Case> {
+    let cells = |kernel: &[&str], (page, guest): (&str, &str), seconds: f64| {
+        let elsewhere = ARMS.map(|_| Cell::Absent("on whichever node the kernel chooses: not compared here".into()));
+        let on_node = [near, far].map(|memory| match absence(host, guest, page) {
+            Some(why) => Cell::Absent(why),
+            None => {
+                let numa = format!("id=0,host-nodes=[{}],host-cpus=[{}]", memory.id, near.cpus);
+                let pages = ["--guest-page", guest, "--backing", "anon", "--host-page", page, "--policy", "never"];
+                Cell::of(Job::run(&[kernel, &RAM, &pages, &["--no-daemon", "--numa", &numa]].concat(), seconds))
+            }
+        });
+        elsewhere.into_iter().chain(on_node).collect()
+    };
+    let gups = NODE_PAGES.map(|(page, guest)| Case {
+        name: gups_by_node(page),
+        unit: "GUP/s".into(),
+        working_set_mib: GUPS_MIB,
+        cells: cells(&GUPS, (page, guest), RUN_S),
+    });
+    let chase = Case {
+        name: CHASE_BY_NODE.into(),
+        unit: "ns".into(),
+        working_set_mib: RAM_MIB,
+        cells: cells(&LATENCY, ("2m", "2m"), 2.0 * RUN_S),
+    };
+    gups.into_iter().chain([chase]).collect()
+}
+
+/// Local and remote memory, or why none was compared.
+fn by_node(results: &Results) -> Section {
+    let title = "Memory near and far".into();
+    if !results.experiment.arms.iter().any(|arm| arm.name == NODE_ARMS[1].0) {
+        let why = match results.environment.numa_nodes {
+            0 | 1 => "This host has memory on one NUMA node: none of it is remote.".to_owned(),
+            nodes => format!(
+                "This host has {nodes} NUMA nodes, and no two of them have {RAM_MIB} MiB available, one of them with \
+                 CPUs: local and remote memory were not compared."
+            ),
+        };
+        return Section { title, paragraphs: vec![why], ..Section::default() };
+    }
+    let columns = ["the guest's work", "remote against local"].map(Column::text).into_iter();
+    let row = |case: &str, better: Better| {
+        let comparison = Comparison::of(&results.ratios(case, "remote", "local", Metric::Figure), better);
+        let said =
+            comparison.map_or("cannot be shown on this machine".to_owned(), |of| of.verdict.in_words().to_owned());
+        vec![case.to_owned(), said, comparison.map_or("-".into(), |comparison| comparison.to_string())]
+    };
+    let gups = NODE_PAGES.map(|(page, _)| row(&gups_by_node(page), Better::Higher)).into_iter();
+    let rows = gups.chain([row(CHASE_BY_NODE, Better::Lower)]).collect();
+    let columns = columns.chain([Column::number("ratio, 95 %")]).collect();
+    let tables = vec![Grid { caption: "Speed on remote memory".into(), columns, rows }];
+    let how = "The vCPU runs on one node in both arms, and so KVM's tables are there; the guest's own tables lie with \
+               its memory.";
+    Section { title, paragraphs: vec![how.into()], tables, plots: vec![] }
 }
 
 /// Cells of the miss cost: a pointer chase natively and in guests.
@@ -249,6 +339,40 @@ mod tests {
         let absent = |case: &Case| case.cells.iter().filter(|cell| matches!(cell, Cell::Absent(_))).count();
         let absent: Vec<usize> = experiment.cases.iter().map(absent).collect();
         assert_eq!(absent, [3, 3, 4, 1, 0, 2], "only cells that make no sense on any host");
+    }
+
+    #[test]
+    fn a_host_with_nodes_compares_local_and_remote_memory_in_the_same_time() {
+        let host = HostFacts { free_pages_1g: 1, ..host() }.with_two_nodes();
+        let mut experiment = Evidence.define(&host);
+        experiment.rounds = 6;
+        assert!(expected_of_all(&experiment, &[], &turns(&experiment)) <= BUDGET);
+        assert!(experiment.cases.iter().all(|case| case.cells.len() == experiment.arms.len()));
+        let case = experiment.cases.iter().find(|case| case.name == gups_by_node("2m")).expect("it is there");
+        let command = |cell: &Cell| match cell {
+            Cell::Job(job) => job.command(),
+            Cell::Absent(why) => why.clone(),
+        };
+        let [.., local, remote] = &case.cells[..] else { panic!("two arms by node") };
+        assert!(command(local).contains("host-nodes=[0],host-cpus=[0]"), "{}", command(local));
+        assert!(command(remote).contains("host-nodes=[1],host-cpus=[0]"), "{}", command(remote));
+        let speed = |case: &str, arm: &str, round: u32| {
+            let is_slower = arm == "remote";
+            let factor = if case == CHASE_BY_NODE { 2.0 } else { 0.5 };
+            Some((Metric::Figure, if is_slower { factor } else { 1.0 } + f64::from(round) / 1000.0))
+        };
+        let told = by_node(&results_of(experiment, speed));
+        assert_eq!(told.tables[0].rows.len(), 3);
+        assert!(told.tables[0].rows.iter().all(|row| row[1] == "worse"), "{told:?}");
+    }
+
+    #[test]
+    fn a_host_with_one_node_says_why_nothing_was_compared() {
+        let mut results = results_of(Evidence.define(&host()), |_, _, _| None);
+        results.environment.numa_nodes = 1;
+        assert_eq!(by_node(&results).paragraphs, ["This host has memory on one NUMA node: none of it is remote."]);
+        results.environment.numa_nodes = 2;
+        assert!(by_node(&results).paragraphs[0].contains("no two of them have 1024 MiB available"));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! The facts about this host that an experiment is made for.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::experiment::jobs;
-use wideleaf_experiments::definition::HostFacts;
+use wideleaf_experiments::definition::{HostFacts, NodeFacts};
 use wideleaf_measure::environment::Environment;
+use wideleaf_memory::numa::host::HostNodes;
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_policies::PageSize;
+use wideleaf_policies::{NodeSet, PageSize};
 use wideleaf_run::guest;
 
 /// Minimum available memory of a host on which a page of 1 GiB is made for a run of 1 GiB, in MiB. The kernel moves
@@ -32,5 +34,18 @@ pub(super) fn facts(wants_long_runs: bool) -> HostFacts {
         free_pages_1g: pool_1g.map_or(0, |pool| pool.available()),
         is_root,
         wants_long_runs,
+        nodes: nodes(Path::new("/")),
     }
+}
+
+/// NUMA nodes with memory that this process may use; none where the kernel tells none.
+fn nodes(root: &Path) -> Vec<NodeFacts> {
+    let host = HostNodes::read(root).unwrap_or_default();
+    let usable = host.with_memory().iter().filter(|node| host.allowed.contains(*node)).collect::<Vec<_>>();
+    let facts = |id| {
+        let set = NodeSet::of(id);
+        let memory_available_mib = host.available(&set).get() >> 20;
+        NodeFacts { id: id.0, cpus: host.cpus_of(&set).to_string(), memory_available_mib }
+    };
+    usable.into_iter().map(facts).collect()
 }

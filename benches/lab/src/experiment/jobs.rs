@@ -50,13 +50,14 @@ pub(super) fn run(job: &Job, kept: &mut KeptState, interrupts: &Interrupts) -> R
 mod tests {
     use clap::Parser as _;
     use wideleaf_experiments::catalogue;
-    use wideleaf_experiments::definition::{Cell, HostFacts};
+    use wideleaf_experiments::definition::{Cell, HostFacts, NodeFacts};
     use wideleaf_kernels::registry::{MemoryNeed, by_name};
 
     use super::*;
     use wideleaf::args::{Cli, Command};
 
     fn host_with_everything() -> HostFacts {
+        let node = |id: u16| NodeFacts { id, cpus: id.to_string(), memory_available_mib: 8 << 10 };
         HostFacts {
             cpus: 4,
             memory_available_mib: 16 << 10,
@@ -69,6 +70,7 @@ mod tests {
             can_make_1g: false,
             is_root: true,
             wants_long_runs: true,
+            nodes: vec![node(0), node(1)],
         }
     }
 

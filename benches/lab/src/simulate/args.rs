@@ -26,6 +26,9 @@ Examples:
   GUPS with 256 MiB on an Opteron, natively, on base pages and on huge ones:
     wideleaf-lab simulate --trace gups:log2_words=25 --machine k8 --native --host-page 4k,2m
 
+  GUPS in a guest that began on the wrong NUMA node, under two policies:
+    wideleaf-lab simulate --trace gups:log2_words=24 --machine skylake-sp --policy greedy,auto --local-memory 0
+
   A recorded kernel in a guest with base pages, under two policies on two machines, with a plot over time:
     wideleaf-lab simulate --trace cg.A.trace --machine skylake-sp,zen4 --policy reservation,auto --plot cg.svg";
 
@@ -88,6 +91,16 @@ pub struct SimulateArgs {
     /// What lies on the NUMA node of the other socket, 2.1 times as far away, separated by commas
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', conflicts_with = "recording")]
     pub remote: Vec<Remote>,
+
+    /// Simulate a host with two NUMA nodes: the thread's has this memory for the trace, filled by first touches, and
+    /// the other one has the rest. Policies see where windows lie
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::parse, requires = "policy",
+          conflicts_with_all = ["recording", "host_page", "remote", "giant_pages"])]
+    pub local_memory: Option<Bytes>,
+
+    /// Number of free blocks of 2 MiB on the thread's node [default: never short]
+    #[arg(long, value_name = "N", requires = "local_memory")]
+    pub local_huge_pages: Option<u64>,
 
     /// Simulated time between two plans of a policy
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_timeout,

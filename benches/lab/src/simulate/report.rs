@@ -57,6 +57,8 @@ pub struct TracedSetup {
     pub levels: u8,
     /// Whether another thread uses half of the core.
     pub is_core_shared: bool,
+    /// Memory of the thread's NUMA node, of two, in bytes; `None`: the host has one node.
+    pub local_memory_bytes: Option<u64>,
     /// Simulated time between two plans, in seconds.
     pub interval_s: f64,
     /// Cycles of simulated time, at 2 GHz, from one access to the next.
@@ -178,6 +180,7 @@ impl TracedSetup {
             guest_page: (!args.native).then(|| args.guest_page.name()),
             levels: args.levels,
             is_core_shared: args.smt,
+            local_memory_bytes: args.local_memory.map(Bytes::get),
             interval_s: args.interval.as_secs_f64(),
             cycles_per_access: args.cycles_per_access,
         }
@@ -316,6 +319,9 @@ impl TracedReport {
         }
         row("walk cycles per access", &|result| format!("{:.3}", result.cycles_of_walks_per_access));
         row("  share of the host's tables", &|result| format!("{:.1} %", 100.0 * result.host_share_of_walk_cycles));
+        if self.results.iter().any(|result| result.remote_data > 0) {
+            row("data from the other node", &|result| per(result.remote_data, result.accesses));
+        }
         if self.results.iter().any(|result| result.policy.is_some()) {
             let mut of_policy = |name: &str, value: &dyn Fn(&PolicySide) -> String| {
                 row(name, &|result| result.policy.as_ref().map_or("-".to_owned(), value));

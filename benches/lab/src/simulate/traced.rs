@@ -17,7 +17,7 @@ use wideleaf_policies::policy::RamStart;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Bytes, PageSize, PolicyChoice};
 use wideleaf_simulator::calibrated::{Calibration, walk_cost};
-use wideleaf_simulator::simulated::{Clock, HostConfig, Managed};
+use wideleaf_simulator::simulated::{Clock, HostConfig, LocalNode, Managed};
 use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::space::ARENA_MAX;
 use wideleaf_simulator::{AddressSpace, Machine, Paging, Simulator, streams};
@@ -217,7 +217,9 @@ impl Setting<'_> {
         // A policy changes a process's own pages: there are no larger guest pages to consider.
         let guest_page = if args.native { PageSize::Huge2M } else { args.guest_page };
         let config = HostConfig::new(self.arena, guest_page);
+        let huge_pages = args.local_huge_pages.unwrap_or(u64::MAX);
         HostConfig {
+            local_node: args.local_memory.map(|memory| LocalNode { memory, huge_pages }),
             memory: args.memory.unwrap_or(config.memory),
             giant_pages: args.giant_pages,
             clock: Clock { cycles_per_access: args.cycles_per_access },

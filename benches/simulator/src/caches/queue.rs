@@ -132,6 +132,12 @@ impl Queue {
         tally.by_purpose()
     }
 
+    /// Lines of loads and stores that are still sought.
+    pub(crate) fn data_lines(&self) -> impl Iterator<Item = u64> + '_ {
+        let is_data = |of: &&Reference| of.is_sought() && of.0 & COMPLETES == 0 && of.purpose() == Purpose::Data;
+        self.waiting[..self.len].iter().filter(is_data).map(|reference| reference.line())
+    }
+
     pub(crate) fn clear(&mut self) {
         self.len = 0;
     }

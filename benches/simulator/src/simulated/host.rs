@@ -15,11 +15,13 @@ use core::time::Duration;
 
 use super::access_samples::AccessSamples;
 use super::history::HistorySample;
+use super::nodes::{LOCAL, Nodes};
 use super::{HostConfig, Mmu, guest_mapping, windows_of};
 use crate::replay::feasible::{Ram, feasible};
 use crate::replay::{Costs, Tally, rows_of_page};
-use wideleaf_policies::action::Action;
+use wideleaf_policies::action::{Action, PlannedAction};
 use wideleaf_policies::budget::Cost;
+use wideleaf_policies::node::NodeId;
 use wideleaf_policies::outcome::{Outcome, OutcomeResult, Refusal, Skip};
 use wideleaf_policies::policy::{Needs, Policy, RamStart};
 use wideleaf_policies::reservations::Reservations;
@@ -28,6 +30,7 @@ use wideleaf_policies::snapshot::{
 };
 use wideleaf_policies::units::{BASE_PAGES_PER_WINDOW, Bytes, Moment, PageSize, WindowIndex};
 use wideleaf_policies::window::WindowState;
+use wideleaf_policies::window_node::{TouchedFrom, WindowNode};
 
 /// Id of the only guest.
 const GUEST: VmId = VmId(0);
@@ -50,19 +53,31 @@ pub(super) struct StreamHost {
     arena: Bytes,
     memory: Bytes,
     giant_pages_free: u64,
-    /// Free blocks of 2 MiB.
+    /// Free blocks of 2 MiB; of the second node, if there are two.
     huge_pages_free: u64,
+    /// Nodes of the windows, if the host has two.
+    nodes: Option<Nodes>,
     guest: GuestMapping,
     costs: Costs,
 }
 
 impl StreamHost {
     pub fn new(config: &HostConfig, policy: &dyn Policy, mmu: &mut dyn Mmu) -> StreamHost {
+        assert!(config.local_node.is_none() || config.giant_pages == 0, "a giant of two nodes is not simulated");
         let windows = windows_of(config.arena);
         let rows = windows as usize;
         let is_prefaulted = policy.ram_start() == RamStart::HugeAndPrefaulted;
         if is_prefaulted {
             (0..windows).for_each(|window| mmu.map_host(WindowIndex::new(window), PageSize::Huge2M));
+        }
+        let mut nodes = config.local_node.map(|local| Nodes::new(local, rows));
+        let mut of_other_nodes = if is_prefaulted { windows } else { 0 };
+        if let Some(nodes) = nodes.as_mut().filter(|_| is_prefaulted) {
+            for row in 0..rows {
+                let is_local = nodes.take_block();
+                nodes.move_huge_page(row, is_local, mmu);
+                of_other_nodes -= u64::from(is_local);
+            }
         }
         StreamHost {
             backing: vec![if is_prefaulted { Backing::Huge2M } else { Backing::Unbacked }; rows],
@@ -76,7 +91,8 @@ impl StreamHost {
             arena: config.arena,
             memory: config.memory,
             giant_pages_free: config.giant_pages,
-            huge_pages_free: config.huge_pages.saturating_sub(if is_prefaulted { windows } else { 0 }),
+            huge_pages_free: config.huge_pages.saturating_sub(of_other_nodes),
+            nodes,
             guest: guest_mapping(config.guest_page),
             costs: config.costs,
         }
@@ -109,15 +125,17 @@ impl StreamHost {
         let window = WindowIndex::new(row as u64);
         if self.backing[row] == Backing::Unbacked {
             self.backing[row] = Backing::Base4K;
+            self.nodes.iter_mut().for_each(|nodes| nodes.first_touch(row, mmu));
             if policy.decides_at_first_touch() {
-                let is_large = policy.first_touch(GUEST, window) != PageSize::Base4K && self.take_huge_page();
+                let is_large = policy.first_touch(GUEST, window) != PageSize::Base4K && self.take_huge_page(row, None);
                 if is_large {
                     self.backing[row] = Backing::Huge2M;
+                    self.is_on_huge_page(row, None, mmu);
                     mmu.map_host(window, PageSize::Huge2M);
                 }
                 tally.count_first_touch(if is_large { PageSize::Huge2M } else { PageSize::Base4K }, 0);
             }
-            if self.reservations.is_some() && self.take_huge_page() {
+            if self.reservations.is_some() && self.take_huge_page(row, None) {
                 self.reservations.iter_mut().for_each(|book| book.reserve(GUEST, window, now));
                 tally.count_done("reserve_2m");
             }
@@ -131,20 +149,32 @@ impl StreamHost {
         let Some(book) = &mut self.reservations else { return };
         if book.populated(GUEST, window).is_some() && book.populate(GUEST, window, 1, now) {
             tally.count_in_place(self.touched_pages[row]);
-            self.make_huge(row, mmu);
+            self.make_huge(row, None, mmu);
         }
     }
 
-    /// Takes a free block of 2 MiB, if there is one.
-    fn take_huge_page(&mut self) -> bool {
+    /// Takes a free block of 2 MiB for a window, if there is one on the node that the plan names, or else on its own.
+    fn take_huge_page(&mut self, row: usize, node: Option<NodeId>) -> bool {
+        if let Some(nodes) = self.nodes.as_mut().filter(|nodes| nodes.is_from_local(row, node)) {
+            return nodes.take_block();
+        }
         let is_free = self.huge_pages_free > 0;
         self.huge_pages_free -= u64::from(is_free);
         is_free
     }
 
-    fn make_huge(&mut self, row: usize, mmu: &mut dyn Mmu) {
+    /// Notes that a window has the huge page that was taken for it.
+    fn is_on_huge_page(&mut self, row: usize, node: Option<NodeId>, mmu: &mut dyn Mmu) {
+        if let Some(nodes) = &mut self.nodes {
+            let is_local = nodes.is_from_local(row, node);
+            nodes.on_huge_page_of(row, is_local, mmu);
+        }
+    }
+
+    fn make_huge(&mut self, row: usize, node: Option<NodeId>, mmu: &mut dyn Mmu) {
         self.backing[row] = Backing::Huge2M;
         self.is_full[row] = false;
+        self.is_on_huge_page(row, node, mmu);
         mmu.remap_host(WindowIndex::new(row as u64), PageSize::Huge2M);
     }
 
@@ -178,13 +208,17 @@ impl StreamHost {
         for row in 0..self.backing.len() {
             vm.push(self.row(row, needs));
         }
+        vm.nodes = self.nodes.as_ref().map(|nodes| nodes.table(self.huge_pages_free)).unwrap_or_default();
         Snapshot { host: needs.host_memory.then(|| self.host_memory()), vms: Vec::from([vm]) }
     }
 
     fn row(&self, row: usize, needs: Needs) -> WindowRow {
         let resident = self.resident(row);
         let untouched = resident - self.touched_pages[row].min(resident);
+        let node = self.nodes.as_ref().filter(|_| resident > 0).map_or(WindowNode::Unknown, |nodes| nodes.of(row));
         WindowRow {
+            node,
+            touched_from: self.nodes.as_ref().map_or(TouchedFrom::Unknown, Nodes::touched_from),
             ready_at: self.states[row].ready_at(),
             access: if needs.access { self.looks.history(row) } else { AccessHistory::default() },
             zero: (needs.zero && resident > 0).then_some(untouched),
@@ -230,7 +264,8 @@ impl StreamHost {
     }
 
     /// Performs an action that was planned on `seen`.
-    pub fn act(&mut self, action: Action, seen: &Snapshot, now: Moment, mmu: &mut dyn Mmu) -> Outcome {
+    pub fn act(&mut self, planned: &PlannedAction, seen: &Snapshot, now: Moment, mmu: &mut dyn Mmu) -> Outcome {
+        let PlannedAction { action, node, .. } = *planned;
         let skipped = |skip| Outcome {
             action,
             at: now,
@@ -249,8 +284,9 @@ impl StreamHost {
         // The plan may request more pages than the snapshot shows, and a policy may not have checked.
         let is_to_be_had = match action {
             Action::Promote { to: PageSize::Giant1G, .. } => self.giant_pages_free > 0,
-            Action::Promote { .. } => self.huge_pages_free > 0,
-            Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } | Action::Move { .. } => true,
+            Action::Promote { .. } => self.has_huge_page(row, node),
+            Action::Move { node, .. } => self.has_room_to_move(row, node),
+            Action::Demote { .. } | Action::Release { .. } | Action::Vacate { .. } => true,
         };
         let (result, cost) = match is_to_be_had || result != OutcomeResult::Done {
             true => (result, cost),
@@ -263,12 +299,31 @@ impl StreamHost {
         };
         self.states[row] = next.expect("a window that is being acted on may be done or refused");
         if result == OutcomeResult::Done {
-            self.change(action, vm, mmu);
+            self.change(planned, vm, mmu);
         }
         Outcome { at, cost, unavailable: cost.cpu, result, ..skipped(Skip::NotResident) }
     }
 
-    fn change(&mut self, action: Action, vm: &VmSnapshot, mmu: &mut dyn Mmu) {
+    /// Whether a huge page is free for a window, as [`StreamHost::take_huge_page`] takes it.
+    fn has_huge_page(&self, row: usize, node: Option<NodeId>) -> bool {
+        match self.nodes.as_ref().filter(|nodes| nodes.is_from_local(row, node)) {
+            Some(nodes) => nodes.has_block(),
+            None => self.huge_pages_free > 0,
+        }
+    }
+
+    /// Whether that node has room for the window's pages.
+    fn has_room_to_move(&self, row: usize, node: NodeId) -> bool {
+        let is_huge = self.backing[row] == Backing::Huge2M;
+        match &self.nodes {
+            Some(_) if is_huge => self.has_huge_page(row, Some(node)),
+            Some(nodes) => node != LOCAL || nodes.has_memory(),
+            None => true,
+        }
+    }
+
+    fn change(&mut self, planned: &PlannedAction, vm: &VmSnapshot, mmu: &mut dyn Mmu) {
+        let PlannedAction { action, node, .. } = *planned;
         let row = action.window().get() as usize;
         match action {
             Action::Promote { to: PageSize::Giant1G, window, .. } => {
@@ -280,17 +335,17 @@ impl StreamHost {
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Giant1G);
             }
             Action::Promote { .. } => {
-                self.take_huge_page();
-                self.make_huge(row, mmu);
+                self.take_huge_page(row, node);
+                self.make_huge(row, node, mmu);
             }
             Action::Vacate { .. } => {
                 self.free_huge_page(row);
+                self.is_on_base_pages(row);
                 self.backing[row] = Backing::Base4K;
                 self.is_full[row] = true;
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
-            // The simulated host has one node.
-            Action::Move { .. } => {}
+            Action::Move { node, .. } => self.move_to(row, node, mmu),
             Action::Demote { to: PageSize::Huge2M, window, .. } => {
                 self.giant_pages_free += 1;
                 for row in rows_of_page(vm, window, PageSize::Giant1G) {
@@ -298,9 +353,13 @@ impl StreamHost {
                 }
             }
             Action::Demote { .. } | Action::Release { .. } => {
+                if self.backing[row] == Backing::Huge2M {
+                    self.is_on_base_pages(row);
+                }
                 self.is_full[row] = false;
                 let is_empty = self.touched_pages[row] == 0;
                 self.backing[row] = if is_empty { Backing::Unbacked } else { Backing::Base4K };
+                self.nodes.iter_mut().filter(|_| is_empty).for_each(|nodes| nodes.leave_base_pages(row));
                 mmu.remap_host(WindowIndex::new(row as u64), PageSize::Base4K);
             }
         }
@@ -310,7 +369,7 @@ impl StreamHost {
     fn leave_giant(&mut self, row: usize, mmu: &mut dyn Mmu) {
         self.is_full[row] = false;
         let is_touched = self.touched_pages[row] > 0;
-        self.backing[row] = match is_touched && self.take_huge_page() {
+        self.backing[row] = match is_touched && self.take_huge_page(row, None) {
             true => Backing::Huge2M,
             false if is_touched => Backing::Base4K,
             false => Backing::Unbacked,
@@ -322,7 +381,30 @@ impl StreamHost {
     /// Frees the block of 2 MiB of a window that is about to leave its huge page, if it has one.
     fn free_huge_page(&mut self, row: usize) {
         let is_huge = self.backing[row] == Backing::Huge2M;
-        self.huge_pages_free = self.huge_pages_free.saturating_add(u64::from(is_huge));
+        let is_of_local = is_huge && self.nodes.as_mut().is_some_and(|nodes| nodes.free_block(row));
+        self.huge_pages_free = self.huge_pages_free.saturating_add(u64::from(is_huge && !is_of_local));
+    }
+
+    /// Notes that a window leaves its huge page for base pages.
+    fn is_on_base_pages(&mut self, row: usize) {
+        self.nodes.iter_mut().for_each(|nodes| nodes.on_base_pages(row));
+    }
+
+    /// Moves the pages of a window to a node that has room for them. On a host with one node they are there.
+    fn move_to(&mut self, row: usize, node: NodeId, mmu: &mut dyn Mmu) {
+        if self.nodes.is_none() {
+            return;
+        }
+        if self.backing[row] == Backing::Huge2M {
+            self.take_huge_page(row, Some(node));
+            self.free_huge_page(row);
+        }
+        let is_huge = self.backing[row] == Backing::Huge2M;
+        let Some(nodes) = &mut self.nodes else { return };
+        match is_huge {
+            true => nodes.move_huge_page(row, node == LOCAL, mmu),
+            false => nodes.move_base_pages(row, node, mmu),
+        }
     }
 
     pub fn sample(&self, at: Moment, accesses: u64, misses: u64) -> HistorySample {

@@ -1,16 +1,17 @@
 //! Policies at work on streams of accesses: their input, the outcomes of their plans, the course of
 //! coverage and bloat.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use wideleaf_policies::units::mib;
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{
-    Action, Budget, Bytes, Cost, Moment, PageSize, Plan, Policy, PolicyChoice, Snapshot, VmId, WindowIndex,
+    Action, Budget, Bytes, Cost, Moment, NodeId, PageSize, Plan, Policy, PolicyChoice, Snapshot, TouchedFrom, VmId,
+    WindowIndex, WindowNode,
 };
 use wideleaf_simulator::calibrated::{Calibration, walk_cost};
-use wideleaf_simulator::simulated::{Clock, HostConfig, Managed, Mmu, windows_of};
+use wideleaf_simulator::simulated::{Clock, HostConfig, LocalNode, Managed, Mmu, windows_of};
 use wideleaf_simulator::simulator::Options;
 use wideleaf_simulator::{AddressSpace, Counts, Paging, Simulator, machine};
 
@@ -22,6 +23,8 @@ const WINDOW: u64 = 512 * PAGE;
 struct Remembered {
     sizes: BTreeMap<u64, PageSize>,
     remaps: u64,
+    /// Windows on another NUMA node.
+    remote: BTreeSet<u64>,
 }
 
 impl Mmu for Remembered {
@@ -33,6 +36,13 @@ impl Mmu for Remembered {
         let windows = if to == PageSize::Giant1G { 512 } else { 1 };
         self.sizes.extend((window.get()..).take(windows).map(|window| (window, to)));
         self.remaps += 1;
+    }
+
+    fn put_on_node(&mut self, window: WindowIndex, is_remote: bool) {
+        match is_remote {
+            true => self.remote.insert(window.get()),
+            false => self.remote.remove(&window.get()),
+        };
     }
 
     fn misses(&self) -> u64 {
@@ -218,6 +228,103 @@ fn a_vacated_window_gives_its_huge_page_to_a_promotion_of_the_same_plan() {
     assert_eq!((count("vacate", "done"), mmu.large()), (1, vec![2]));
     let end = managed.history().samples().last().unwrap();
     assert_eq!(end.bloat(), Bytes::new(504 * PAGE), "the untouched pages of window 1 were copied too");
+}
+
+/// Two nodes: the thread's has memory for half of the windows, and this number of free blocks.
+fn two_nodes(huge_pages: u64) -> HostConfig {
+    HostConfig { local_node: Some(LocalNode { memory: mib(16), huge_pages }), ..config() }
+}
+
+fn upper_half() -> BTreeSet<u64> {
+    (8..16).collect()
+}
+
+#[test]
+fn first_touches_fill_the_threads_node_and_then_the_other() {
+    assert_eq!(run(two_nodes(u64::MAX), "never", 2).1.remote, upper_half());
+    assert_eq!(run(config(), "never", 2).1.remote, BTreeSet::new());
+}
+
+#[test]
+fn a_promotion_that_names_no_node_stays_on_the_windows_and_needs_a_block_there() {
+    let (managed, mmu) = run(two_nodes(3), "greedy", 3);
+    assert_eq!(mmu.remote, upper_half());
+    assert_eq!(mmu.large().len(), 3 + 8, "three of the first node, all of the other");
+    assert!(managed.tally().count_of("promote_2m", "refused_no_huge_page") >= 5, "{:?}", managed.tally().actions);
+}
+
+#[test]
+fn auto_brings_windows_home_while_the_home_has_blocks() {
+    let brought = |blocks| {
+        let (managed, mmu) = run(two_nodes(blocks), "auto", 60);
+        let figures: BTreeMap<_, _> = managed.policy().figures().into_iter().collect();
+        (mmu.remote, figures["promoted_home"])
+    };
+    // The even windows are full, so that they are promoted; the odd ones stay where they are.
+    let (remote, promoted_home) = brought(100);
+    assert_eq!((remote, promoted_home), ([9, 11, 13, 15].into(), 4));
+    let (remote, _) = brought(0);
+    assert_eq!(remote, upper_half(), "the thread's node has no block");
+}
+
+#[test]
+fn a_policy_sees_nodes_and_moves_windows_as_far_as_there_is_room() {
+    struct Moves(VecDeque<Vec<(Action, Option<NodeId>)>>);
+
+    impl Policy for Moves {
+        fn name(&self) -> &'static str {
+            "moves"
+        }
+
+        fn plan(&mut self, seen: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
+            let vm = &seen.vms[0];
+            let vcpus: Vec<(NodeId, u16)> = vm.nodes.iter().map(|row| (row.node, row.vcpus)).collect();
+            assert_eq!(vcpus, [(NodeId(0), 1), (NodeId(1), 0)]);
+            assert_eq!(vm.touched_from[0], TouchedFrom::Node(NodeId(0)));
+            assert_eq!(vm.node[0], WindowNode::On(NodeId(0)), "touched first, and never moved");
+            for (action, node) in self.0.pop_front().into_iter().flatten() {
+                plan.push_on(node, action, Cost::default());
+            }
+        }
+    }
+    let (vm, to) = (VmId(0), PageSize::Huge2M);
+    let promote = |window, node| (Action::Promote { vm, window: WindowIndex::new(window), to }, Some(NodeId(node)));
+    let go = |window, node| (Action::Move { vm, window: WindowIndex::new(window), node: NodeId(node) }, None);
+    // The first plan comes before all windows are touched. The thread's node is full of base pages and has one block:
+    // window 14 gets it, and gives it back when it moves away again; then window 8 has it. Window 2 makes room, which
+    // window 13 takes.
+    let plans = [
+        Vec::new(),
+        vec![promote(14, 0), promote(12, 0)],
+        vec![go(14, 1), promote(8, 0)],
+        vec![go(10, 0), go(2, 1)],
+        vec![go(13, 0)],
+    ];
+    let mut mmu = Remembered::default();
+    let mut managed = Managed::new(two_nodes(1), Box::new(Moves(plans.into())), &mut mmu);
+    (0..9).for_each(|_| half_sparse().for_each(|address| managed.access(address, 1, &mut mmu)));
+    managed.end(&mmu);
+    let count = |action, result| managed.tally().count_of(action, result);
+    assert_eq!((count("promote_2m", "done"), count("promote_2m", "refused_no_huge_page")), (2, 1));
+    assert_eq!(mmu.remote, [2, 9, 10, 11, 12, 14, 15].into(), "{:?}", managed.tally().actions);
+}
+
+#[test]
+fn data_of_remote_windows_are_counted_where_they_miss_the_caches() {
+    // 16 MiB on either node, once each line of a page: nothing of it is in a cache of a K8.
+    let remote_data = |config: HostConfig| {
+        let mut simulator = Simulator::new(machine("k8").unwrap(), AddressSpace::native(ARENA, PageSize::Base4K));
+        let policy = PolicyChoice::parse("never").unwrap().make();
+        let mut managed = Managed::new(config, policy, &mut simulator);
+        for address in half_sparse() {
+            managed.access(address, 1, &mut simulator);
+            simulator.access(address, true);
+        }
+        managed.end(&simulator);
+        simulator.counts().remote_data
+    };
+    assert_eq!(remote_data(config()), 0);
+    assert_eq!(remote_data(two_nodes(0)), 4 * 512 + 4 * 8, "a line of each page of the upper half");
 }
 
 #[test]

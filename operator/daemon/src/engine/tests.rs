@@ -173,7 +173,7 @@ fn prepare(uuid: &str, pages: u64) -> Request {
 }
 
 fn prepare_domain(domain: &str, uuid: &str, pages: u64) -> Request {
-    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None }];
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages, node: None, nodes: Vec::new() }];
     Request::Prepare { domain: domain.into(), uuid: uuid.into(), pages, ordinary: None }
 }
 

@@ -67,7 +67,7 @@ fn room_that_is_refused_is_a_warning_in_the_log_with_the_domain_and_the_reason()
     let place = Place::new();
     let _daemon = place.start();
     // 2 EiB: more than any host has, so that no pool is touched.
-    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 1 << 40, node: None }];
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 1 << 40, node: None, nodes: Vec::new() }];
     let request = Request::Prepare { domain: "bigno".into(), uuid: "u".into(), pages, ordinary: None };
     let refused = ask(&place.socket(), request).unwrap_err().to_string();
     assert!(refused.contains("no room for bigno: ") && refused.contains("are above host.low_free"), "{refused}");
@@ -88,7 +88,7 @@ fn an_unread_log_delays_neither_the_answers_nor_the_end() {
     eventually("the daemon answers", || ask(&place.socket(), Request::Daemon).is_ok());
     // Each refusal is a line of the log.
     for _ in 0..100 {
-        let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 1 << 40, node: None }];
+        let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 1 << 40, node: None, nodes: Vec::new() }];
         let request = Request::Prepare { domain: "bigno".into(), uuid: "u".into(), pages, ordinary: None };
         let refused = ask(&place.socket(), request).unwrap_err().to_string();
         assert!(refused.contains("no room for bigno: "), "{refused}");

@@ -1,11 +1,13 @@
-//! The written form of a cell: `id=0,cpus=[0-1],memory=2G,host-nodes=[0],policy=bind,host-cpus=[4-7],distances=[1@21]`.
+//! The written form of a cell: `id=0,cpus=[0-1],memory=2G,host-nodes=[0],policy=bind,host-cpus=[4-7],distances=[1@21]`,
+//! `latencies=[0@90,1@140]` and `bandwidths=host`.
 
 use std::str::FromStr;
 
 use wideleaf_memory::numa::placement::MemoryMode;
-use wideleaf_policies::{Bytes, CpuList, NodeSet};
+use wideleaf_policies::{Bytes, CpuList, NodeSet, PageSize};
+use wideleaf_vmm::cells::{BANDWIDTH_MB_S_MAX, LATENCY_NS_MAX};
 
-use super::CellSpec;
+use super::{CellSpec, Figures};
 
 /// A value of `--numa`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,11 +27,14 @@ pub enum CellError {
     #[error("{0:?} is not a key with a value: write it as in id=0,cpus=[0-1],memory=2G,host-nodes=[0]")]
     NoValue(String),
     /// A key that no cell has.
-    #[error("there is no key {0:?}: the keys are id, cpus, memory, host-nodes, policy, host-cpus and distances")]
+    #[error(
+        "there is no key {0:?}: the keys are id, cpus, memory, host-nodes, policy, host-cpus, page-size, distances, \
+         latencies and bandwidths"
+    )]
     UnknownKey(String),
     /// A key of other programs for something that all RAM has in common here.
-    #[error("{0}= cannot differ between cells: all of a guest's RAM has one backing and page size; use {1}")]
-    OfAllRam(String, &'static str),
+    #[error("{0}= cannot differ between cells: all of a guest's RAM has one backing; use --backing and --host-page")]
+    OfAllRam(String),
     /// A key twice.
     #[error("{0}= is there twice")]
     Twice(&'static str),
@@ -66,6 +71,7 @@ impl FromStr for CellSpec {
     fn from_str(text: &str) -> Result<CellSpec, CellError> {
         let (mut id, mut cpus, mut memory, mut host_nodes) = (None, None, None, None);
         let (mut policy, mut host_cpus, mut distances) = (None, None, None);
+        let (mut page_size, mut latencies_ns, mut bandwidths_mb_s) = (None, None, None);
         for part in parts(text) {
             let (key, value) = part.split_once('=').ok_or_else(|| CellError::NoValue(part.to_owned()))?;
             // The second name of a key is Cloud Hypervisor's or QEMU's.
@@ -77,18 +83,29 @@ impl FromStr for CellSpec {
                 "policy" => put(&mut policy, "policy", value, mode)?,
                 "host-cpus" => put(&mut host_cpus, "host-cpus", value, some_cpus)?,
                 "distances" => put(&mut distances, "distances", value, distance_list)?,
-                "backing" | "memdev" | "memory_zones" => return Err(of_all_ram(key, "--backing")),
-                "hugepages" | "hugepage_size" | "host-page" => return Err(of_all_ram(key, "--host-page")),
+                "latencies" => put(&mut latencies_ns, "latencies", value, latencies)?,
+                "bandwidths" => put(&mut bandwidths_mb_s, "bandwidths", value, bandwidths)?,
+                "page-size" => put(&mut page_size, "page-size", value, |text| PageSize::parse(text).map_err(say))?,
+                "backing" | "memdev" | "memory_zones" | "hugepages" | "hugepage_size" | "host-page" => {
+                    return Err(CellError::OfAllRam(key.to_owned()));
+                }
                 other => return Err(CellError::UnknownKey(other.to_owned())),
             }
         }
         let (policy, distances) = (policy.unwrap_or_default(), distances.unwrap_or_default());
-        Ok(CellSpec { id: id.ok_or(CellError::NoId)?, cpus, memory, host_nodes, policy, host_cpus, distances })
+        Ok(CellSpec {
+            id: id.ok_or(CellError::NoId)?,
+            cpus,
+            memory,
+            host_nodes,
+            policy,
+            host_cpus,
+            page_size,
+            distances,
+            latencies_ns,
+            bandwidths_mb_s,
+        })
     }
-}
-
-fn of_all_ram(key: &str, option: &'static str) -> CellError {
-    CellError::OfAllRam(key.to_owned(), option)
 }
 
 /// The parts of a text between commas outside brackets.
@@ -157,6 +174,29 @@ fn distance_list(text: &str) -> Result<Vec<(u16, u8)>, String> {
     all.map_err(str::to_owned)
 }
 
+fn latencies(text: &str) -> Result<Figures, String> {
+    figures(text, u32::from(LATENCY_NS_MAX))
+        .ok_or_else(|| format!("write host, or CELL@NS with 1 to {LATENCY_NS_MAX} nanoseconds, as in [0@90,1@140]"))
+}
+
+fn bandwidths(text: &str) -> Result<Figures, String> {
+    figures(text, BANDWIDTH_MB_S_MAX)
+        .ok_or_else(|| format!("write host, or CELL@MB with 1 to {BANDWIDTH_MB_S_MAX} MB/s, as in [0@40000,1@20000]"))
+}
+
+/// The figures of a list `[CELL@FIGURE,...]`, each from 1 to `max`.
+fn figures(text: &str, max: u32) -> Option<Figures> {
+    if text == "host" {
+        return Some(Figures::Host);
+    }
+    let figure = |part: &str| {
+        let (to, figure) = part.split_once('@')?;
+        let figure = figure.parse().ok().filter(|figure| (1..=max).contains(figure))?;
+        Some((to.parse().ok()?, figure))
+    };
+    bare(text).split(',').map(figure).collect::<Option<_>>().map(Figures::Cells)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,12 +214,20 @@ mod tests {
     fn a_cell_is_read_with_all_its_keys() {
         let text =
             "id=1,cpus=[0-1,4],memory=2G,host-nodes=[0,2],policy=interleave,host-cpus=[8-11],distances=[0@21,2@31]";
-        let CellSpec { id, cpus, memory, host_nodes, policy, host_cpus, distances } = cell(text);
+        let CellSpec { id, cpus, memory, host_nodes, policy, host_cpus, distances, latencies_ns, .. } = cell(text);
         assert_eq!((id, memory, policy), (1, Some(gib(2)), MemoryMode::Interleave));
         let shown = [cpus.map(|list| list.to_string()), host_nodes.map(|list| list.to_string())];
         assert_eq!(shown.map(Option::unwrap_or_default), ["0-1,4", "0,2"]);
         assert_eq!(host_cpus.map(|list| list.to_string()).as_deref(), Some("8-11"));
-        assert_eq!(distances, [(0, 21), (2, 31)]);
+        assert_eq!((distances, latencies_ns), (vec![(0, 21), (2, 31)], None));
+    }
+
+    #[test]
+    fn figures_are_a_list_or_the_hosts() {
+        let CellSpec { latencies_ns, bandwidths_mb_s, .. } = cell("id=0,latencies=[0@90,1@140],bandwidths=host");
+        assert_eq!(latencies_ns, Some(Figures::Cells(vec![(0, 90), (1, 140)])));
+        assert_eq!(bandwidths_mb_s, Some(Figures::Host));
+        assert_eq!(cell("id=0,page-size=2m").page_size, Some(PageSize::Huge2M));
     }
 
     #[test]
@@ -206,8 +254,14 @@ mod tests {
             ("id=0,policy=strict", "policy=strict: use bind, preferred or interleave"),
             ("id=0,distances=[1]", "distances=[1]: write CELL@DISTANCE"),
             ("id=0,distances=[1@999]", "distances=[1@999]: a distance is a number up to 254"),
+            ("id=0,latencies=[0]", "latencies=[0]: write host, or CELL@NS with 1 to 65534 nanoseconds, as in [0@90"),
+            ("id=0,latencies=[0@0]", "latencies=[0@0]: write host, or"),
+            ("id=0,latencies=[0@65535]", "latencies=[0@65535]: write host, or"),
+            ("id=0,bandwidths=fast", "bandwidths=fast: write host, or CELL@MB with 1 to 1000000000 MB/s"),
+            ("id=0,latencies=host,latencies=host", "latencies= is there twice"),
             ("id=0,backing=hugetlb", "backing= cannot differ between cells: all of a guest's RAM has one backing"),
-            ("id=0,hugepages=on", "and page size; use --host-page"),
+            ("id=0,hugepages=on", "one backing; use --backing and --host-page"),
+            ("id=0,page-size=3m", "page-size=3m: "),
         ];
         for (text, why) in cases {
             assert!(refused(text).contains(why), "{text}: {}", refused(text));

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU32;
 
-use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, PoolStatus, Settled};
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolStatus, Settled};
 
 use super::*;
 use crate::block_supply::NoSupply;
@@ -50,9 +50,9 @@ impl Mortal {
 }
 
 impl Pools for Mortal {
-    fn grow(&self, request: &PoolRequest, note: Note<'_>) -> Result<Granted, Refusal> {
+    fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal> {
         self.step();
-        let granted = Pools::grow(&self.pools, request, &mut |intent| {
+        let granted = Pools::grow(&self.pools, request, on_shortage, &mut |intent| {
             note(intent)?;
             self.noted(intent);
             Ok(())
@@ -133,7 +133,7 @@ fn ask(service: &Service, request: Request) {
 /// Makes two rooms, the first in two parts, and gives them back; `true` where all steps were done.
 fn lives(root: &Path, steps: u32, is_half_done: bool) -> bool {
     let two_parts = || {
-        let part = |pages| PoolRequest { page_bytes: 2 << 20, pages, node: None };
+        let part = |pages| PoolRequest { page_bytes: 2 << 20, pages, node: None, nodes: Vec::new() };
         Request::Prepare { domain: "web".into(), uuid: "u".into(), pages: vec![part(6), part(10)], ordinary: None }
     };
     let all = || {

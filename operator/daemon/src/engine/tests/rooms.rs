@@ -176,7 +176,7 @@ fn a_guarantee_beyond_the_hosts_ordinary_memory_is_refused_and_leaves_nothing() 
     assert_eq!(bench.state().rooms, []);
     assert_eq!(of_gib(25, 24, Vec::new()), Ok(Answer::Done));
     // Pages of the pool are made of the remaining memory.
-    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 10, node: None }];
+    let pages = vec![PoolRequest { page_bytes: 2 << 20, pages: 10, node: None, nodes: Vec::new() }];
     let error = of_gib(25, 24, pages).expect_err("nothing is left");
     assert!(error.contains("20 MiB are needed and 0 B are above host.low_free"), "{error}");
 }
