@@ -266,7 +266,8 @@ impl Default for Defaults {
 pub struct VmRule {
     /// Pattern for the names. A rule without it has a pattern for the flavor.
     pub name: Option<Pattern>,
-    /// Pattern for OpenStack Nova's flavor of an instance, which libvirt's hook reports. VMs without a flavor match none.
+    /// Pattern for OpenStack Nova's flavor of an instance, which libvirt's hook reports. A VM without a flavor matches
+    /// none.
     pub flavor: Option<Pattern>,
     /// Policy, as in [`Defaults`].
     pub policy: Option<PolicySetting>,

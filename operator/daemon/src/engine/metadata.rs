@@ -1,7 +1,8 @@
-//! What the metadata of running libvirt domains say: Nova's flavor, and mistakes. A domain may have started without the hook or the daemon,
-//! or its metadata may have changed since. At `reconnect` libvirtd would kill a guest that its hook refuses, so the
-//! daemon only reports them: once in the log, and in the view of the VM as long as it runs or until libvirt reports
-//! metadata without them.
+//! What the metadata of running libvirt domains say: Nova's flavor, and mistakes.
+//!
+//! A domain may have started without the hook or the daemon, or its metadata may have changed since. At `reconnect`
+//! libvirtd would kill a guest that its hook refuses, so the daemon only reports mistakes: once in the log, and in the
+//! view of the VM as long as it runs or until libvirt reports metadata without them.
 
 use wideleaf_control::protocol::{Answer, Target};
 
