@@ -5,6 +5,7 @@
 #   make check  checks formatting and lints, and runs the tests that need no guest: the short loop
 #   make build  builds wideleaf
 #   make deb    builds a Debian package in target/debian
+#   make image  builds a container image and its list of parts (SBOM) in target/image
 #   make lab    the mapping tables and the tests of moving memory, in both labs
 #   make bench  runs the benchmarks
 #   make fuzz   runs each fuzz target for a minute
@@ -15,7 +16,7 @@ BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
 	cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
-.PHONY: build demo check test lab bench fuzz tools deb
+.PHONY: build demo check test lab bench fuzz tools deb image
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -26,6 +27,9 @@ demo: build
 deb:
 	@packaging/build-deb
 	@packaging/build-deb --package wideleaf-lab
+
+image:
+	@packaging/build-image
 
 # Tools that the tests need besides Rust. As root this installs them, otherwise it lists the missing ones.
 tools:

@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`call`] | actions when libvirt calls |
 //! | [`domain`], [`wishes`], [`xml`] | a domain's request, from its XML |
+//! | [`nova`] | the flavor of an OpenStack instance |
 //! | `called`, `libvirtd` | the libvirtd that has run the hook |
 //! | `journal` | a line in the host's log |
 //! | [`script`] | the script: written and removed |
@@ -29,6 +30,7 @@ mod called;
 pub mod domain;
 mod journal;
 mod libvirtd;
+pub mod nova;
 pub mod script;
 pub mod status;
 pub mod wishes;

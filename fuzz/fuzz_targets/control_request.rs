@@ -16,7 +16,7 @@ fuzz_target!(|line: &[u8]| {
     | Request::Attach { settings: said, .. }
     | Request::Started { settings: said, .. } = &request
     {
-        let _ = Config::default().wanted("web", said);
+        let _ = Config::default().wanted("web", None, said);
     }
     let _ = is_reading(&request);
     let again = serde_json::to_vec(&Envelope::from(request)).expect("it came as JSON");

@@ -59,6 +59,12 @@ pub enum Need {
     NoSwap,
     /// A host with several NUMA nodes that have memory.
     Nodes,
+    /// `tar`, `gzip`, `jq` and `strip`, which make a container image.
+    Image,
+    /// Prometheus' `promtool`.
+    Promtool,
+    /// Ansible, and root to give it a root file system of its own.
+    Ansible,
 }
 
 impl Need {
@@ -79,6 +85,9 @@ impl Need {
             Need::Swap => "swap",
             Need::NoSwap => "no_swap",
             Need::Nodes => "nodes",
+            Need::Image => "image",
+            Need::Promtool => "promtool",
+            Need::Ansible => "ansible",
         }
     }
 }

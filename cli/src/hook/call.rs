@@ -135,9 +135,9 @@ fn started_without(args: &RunArgs, guarantee: Guarantee, why: &str) {
 /// The daemon decides whether to manage the guest: it knows its configuration and the detached guests.
 fn started(args: &RunArgs) -> Result<(), Trouble> {
     let domain = domain_on_stdin()?;
-    let (settings, mistakes) = (domain.wishes.settings, domain.wishes.mistakes);
+    let (settings, mistakes, flavor) = (domain.wishes.settings, domain.wishes.mistakes, domain.flavor);
     let (name, uuid, pid) = (args.name.clone(), domain.uuid, pid_of(&args.root, &args.name)?);
-    ask(&args.socket, Request::Started { domain: name, uuid, pid, settings, mistakes }, WAIT)
+    ask(&args.socket, Request::Started { domain: name, uuid, pid, settings, mistakes, flavor }, WAIT)
 }
 
 fn release(args: &RunArgs) -> Result<(), Trouble> {

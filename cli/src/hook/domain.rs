@@ -5,6 +5,7 @@
 //!   <memoryBacking><hugepages><page nodeset>  ──▶ page size of each       ├─▶ PoolRequest { page_bytes, pages, node }
 //!   <numatune>, <nodemask>                    ──▶ host nodes of each
 //!   <metadata><wideleaf:memory …/>            ──▶ Wishes
+//!   <metadata><nova:instance …/>              ──▶ flavor
 //! ```
 //!
 //! Elements and units: libvirt's "Domain XML format" (formatdomain). `<currentMemory>` is the part that the balloon
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
 
+use super::nova;
 use super::wishes::Wishes;
 use super::xml::{Element, XmlError};
 
@@ -34,6 +36,8 @@ pub struct Domain {
     pub ordinary_bytes: u64,
     /// Wishes in its metadata.
     pub wishes: Wishes,
+    /// OpenStack Nova's flavor of the instance; `None` for other domains.
+    pub flavor: Option<String>,
 }
 
 impl Domain {
@@ -45,7 +49,7 @@ impl Domain {
         let root = Element::parse(text)?;
         let uuid = root.child("uuid").map(|uuid| uuid.text.clone()).unwrap_or_default();
         let (pages, ordinary_bytes) = memory(&root, default_page);
-        Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root) })
+        Ok(Domain { uuid, pages, ordinary_bytes, wishes: Wishes::of(&root), flavor: nova::flavor(&root) })
     }
 
     /// The amount of ordinary memory that its guarantee needs in large pages, also where that does not prevent a start:

@@ -369,6 +369,22 @@ fn a_running_guest_with_a_mistake_in_its_metadata_runs_on_and_the_daemon_learns_
     }
 }
 
+/// The domain of an OpenStack instance, as Nova writes it.
+const INSTANCE: &str = include_str!("../domains/nova.xml");
+
+#[test]
+fn the_daemon_learns_the_flavor_of_an_instance_of_nova() {
+    for (xml, expected) in [(INSTANCE, Some("db.large")), (LIVE, None)] {
+        let scratch = new_scratch();
+        let socket = scratch.path("control.sock");
+        let daemon = daemon(&socket, done());
+        let output = call_on(&scratch, &socket, "started", xml);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let Request::Started { flavor, mistakes, .. } = daemon.join().unwrap() else { panic!("no Started") };
+        assert_eq!((flavor.as_deref(), mistakes.len()), (expected, 0));
+    }
+}
+
 /// Log of that host: all lines sent before the hook ended.
 fn log(scratch: &Scratch) -> UnixDatagram {
     fs::create_dir_all(scratch.path("host/dev")).unwrap();

@@ -128,6 +128,9 @@ pub enum Request {
         /// Mistakes in the domain's metadata, a line each. They are not in `settings`.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mistakes: Vec<String>,
+        /// OpenStack Nova's flavor of the instance, from the domain's metadata; `None` for other domains.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        flavor: Option<String>,
     },
     /// A libvirt domain is gone: the room that was made for it goes back. Answer: [`Answer::Done`].
     Release {

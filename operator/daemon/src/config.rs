@@ -54,7 +54,7 @@ pub struct Config {
     pub attach: AttachConfig,
     /// Settings of VMs without other ones.
     pub defaults: Defaults,
-    /// Settings of VMs by name.
+    /// Settings of VMs by name or flavor.
     pub vm: Vec<VmRule>,
 }
 
@@ -260,12 +260,15 @@ impl Default for Defaults {
     }
 }
 
-/// Section `[[vm]]`: settings of VMs with a name that matches the pattern. A later rule overrides an earlier one.
+/// Section `[[vm]]`: settings of VMs that match its patterns, all that it has. A later rule overrides an earlier one.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRule {
-    /// Pattern for the names.
-    pub name: Pattern,
+    /// Pattern for the names. A rule without it has a pattern for the flavor.
+    pub name: Option<Pattern>,
+    /// Pattern for OpenStack Nova's flavor of an instance, which libvirt's hook reports. A VM without a flavor matches
+    /// none.
+    pub flavor: Option<Pattern>,
     /// Policy, as in [`Defaults`].
     pub policy: Option<PolicySetting>,
     /// Guarantee, as in [`Defaults`].
@@ -330,16 +333,21 @@ impl Config {
 
     fn contradiction(&self) -> Option<String> {
         let HostConfig { low_free, high_free } = self.host;
-        (high_free < low_free).then(|| {
-            format!("host.high_free ({high_free}) is below host.low_free ({low_free}): make it at least as large")
-        })
+        if high_free < low_free {
+            return Some(format!(
+                "host.high_free ({high_free}) is below host.low_free ({low_free}): make it at least as large"
+            ));
+        }
+        let unnamed = self.vm.iter().position(|rule| rule.name.is_none() && rule.flavor.is_none())?;
+        Some(format!("[[vm]] number {} says of no VM that it is for it: add name or flavor", unnamed + 1))
     }
 
-    /// Effective settings of a VM with that name and with `said`, its settings over the socket.
+    /// Effective settings of a VM with that name, with Nova's flavor if it has one, and with `said`, its settings over
+    /// the socket.
     ///
     /// # Errors
     /// The mistake in `said`.
-    pub fn wanted(&self, name: &str, said: &Settings) -> Result<Wanted, String> {
+    pub fn wanted(&self, name: &str, flavor: Option<&str>, said: &Settings) -> Result<Wanted, String> {
         let mut wanted = Wanted {
             policy: self.defaults.policy.clone(),
             guarantee: self.defaults.guarantee,
@@ -350,13 +358,18 @@ impl Config {
             bloat_max: None,
             recovery: self.recovery.limits(),
         };
-        self.vm.iter().filter(|rule| rule.name.is_match(name)).for_each(|rule| rule.apply(&mut wanted));
+        self.vm.iter().filter(|rule| rule.is_for(name, flavor)).for_each(|rule| rule.apply(&mut wanted));
         apply_said(said, &mut wanted)?;
         Ok(wanted)
     }
 }
 
 impl VmRule {
+    fn is_for(&self, name: &str, flavor: Option<&str>) -> bool {
+        let has_flavor = |pattern: &Pattern| flavor.is_some_and(|flavor| pattern.is_match(flavor));
+        self.name.as_ref().is_none_or(|pattern| pattern.is_match(name)) && self.flavor.as_ref().is_none_or(has_flavor)
+    }
+
     fn apply(&self, wanted: &mut Wanted) {
         set(&mut wanted.policy, self.policy.clone());
         set(&mut wanted.guarantee, self.guarantee);
@@ -468,8 +481,10 @@ mod tests {
             .flat_map(|line| [line, "\n"])
             .collect();
         let config = Config::parse(&said).expect("nothing is wrong");
-        assert_eq!((config.vm.len(), config.socket.group.as_deref()), (1, Some("wideleaf")));
-        let wanted = config.wanted("web-1", &Settings::default()).expect("it makes sense");
+        assert_eq!((config.vm.len(), config.socket.group.as_deref()), (2, Some("wideleaf")));
+        let of_flavor = config.wanted("instance-0000000e", Some("db.large"), &Settings::default());
+        assert_eq!(of_flavor.expect("it makes sense").guarantee, Guarantee::Coverage(9_500));
+        let wanted = config.wanted("web-1", None, &Settings::default()).expect("it makes sense");
         assert_eq!((wanted.weight, wanted.bloat_max, wanted.collapse_shared), (2, Some(mib(256)), true));
     }
 
@@ -515,7 +530,7 @@ mod tests {
         let text = "[defaults]\nguarantee = \"90%\"\n[[vm]]\nname = \"web*\"\npolicy = \"off\"\nweight = 2\n\
                     [[vm]]\nname = \"web-1\"\npolicy = \"greedy\"\nbloat_max = \"64M\"\n";
         let config = Config::parse(text).expect("all of it makes sense");
-        let of = |name: &str, said: &Settings| config.wanted(name, said).expect("it is what the file says");
+        let of = |name: &str, said: &Settings| config.wanted(name, None, said).expect("it is what the file says");
         let silent = Settings::default();
         assert_eq!(of("db", &silent).policy.to_string(), "auto");
         assert_eq!(of("db", &silent).guarantee, Guarantee::Coverage(9_000));
@@ -526,7 +541,30 @@ mod tests {
         assert_eq!(of("web-1", &said).policy.to_string(), "never");
         assert_eq!(of("web-1", &said).guarantee, Guarantee::BestEffort);
         let said = Settings { policy: Some("nope".into()), ..Settings::default() };
-        assert!(config.wanted("web-1", &said).expect_err("no such policy").contains("no policy \"nope\""));
+        assert!(config.wanted("web-1", None, &said).expect_err("no such policy").contains("no policy \"nope\""));
+    }
+
+    #[test]
+    fn a_rule_by_flavor_is_for_instances_of_that_flavor_alone() {
+        let text = "[[vm]]\nflavor = \"db.*\"\npolicy = \"greedy\"\n\
+                    [[vm]]\nname = \"instance-*\"\nflavor = \"db.large\"\nguarantee = \"95%\"\n";
+        let config = Config::parse(text).expect("all of it makes sense");
+        let of = |name: &str, flavor: Option<&str>| {
+            let wanted = config.wanted(name, flavor, &Settings::default()).expect("it is what the file says");
+            (wanted.policy.to_string(), wanted.guarantee)
+        };
+        let (best, most) = (Guarantee::BestEffort, Guarantee::Coverage(9_500));
+        assert_eq!(of("instance-1", None), ("auto".into(), best), "no flavor");
+        assert_eq!(of("instance-1", Some("web.large")), ("auto".into(), best), "another flavor");
+        assert_eq!(of("instance-1", Some("db.small")), ("greedy".into(), best));
+        assert_eq!(of("instance-1", Some("db.large")), ("greedy".into(), most), "both patterns match");
+        assert_eq!(of("db-1", Some("db.large")), ("greedy".into(), best), "the name does not match");
+    }
+
+    #[test]
+    fn a_rule_for_no_vm_is_a_mistake() {
+        let text = mistake("[[vm]]\nname = \"a\"\n[[vm]]\nweight = 2\n");
+        assert!(text.contains("[[vm]] number 2") && text.contains("add name or flavor"), "{text}");
     }
 
     proptest! {

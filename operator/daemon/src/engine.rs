@@ -21,8 +21,8 @@ use wideleaf_memory::deadline::{self, Questions};
 use wideleaf_policies::Bytes;
 
 use crate::block_supply::Supply;
-use crate::config::{Config, ConfigError};
-use crate::guests::{Care, Guests, ProcessId, WindowCounts};
+use crate::config::{Config, ConfigError, Wanted};
+use crate::guests::{Care, Found, Guests, ProcessId, WindowCounts};
 use crate::host_memory::HostMemoryWatch;
 use crate::metrics::{Scrape, ScrapedVm};
 use crate::pool_reservations::{Pools, Room};
@@ -116,6 +116,8 @@ struct Table {
     refused: BTreeMap<ProcessId, String>,
     /// Mistakes in the metadata of running domains.
     mistakes: BTreeMap<ProcessId, Vec<String>>,
+    /// Nova's flavors of running domains, which rules of the configuration may name.
+    flavors: BTreeMap<ProcessId, String>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
     market: Market,
@@ -134,6 +136,12 @@ impl Table {
     /// An earlier daemon's record of a guest that is not taken up again yet.
     fn remembered(&self, process: ProcessId) -> Option<Remembered> {
         self.pending.iter().find(|guest| guest.process == process).cloned()
+    }
+
+    /// Effective settings of a guest with `said`, its settings over the socket.
+    fn wanted(&self, found: &Found, said: &Settings) -> Result<Wanted, String> {
+        let flavor = self.flavors.get(&found.process).map(String::as_str);
+        self.config.wanted(&found.believed_name(), flavor, said)
     }
 }
 
@@ -164,6 +172,7 @@ impl Engine {
             silent: BTreeSet::new(),
             refused: BTreeMap::new(),
             mistakes: BTreeMap::new(),
+            flavors: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             market: Market::default(),
@@ -203,11 +212,12 @@ impl Engine {
     /// Takes over an earlier daemon's state, which may be overwritten from then on. It is called once,
     /// before any request.
     pub fn adopt(&self, state: State) {
-        let State { guests, left, rooms, mistakes, .. } = state;
+        let State { guests, left, rooms, mistakes, flavors, .. } = state;
         let mut table = self.table();
         table.left.extend(left);
         table.rooms.extend(rooms);
         table.mistakes.extend(mistakes);
+        table.flavors.extend(flavors);
         table.pending = guests;
         drop(table);
         *locked(&self.saved) = Saved::Old;
@@ -310,6 +320,7 @@ impl Engine {
             left: table.left.iter().take(LEFT_MAX).copied().collect(),
             rooms: table.rooms.clone(),
             mistakes: table.mistakes.iter().map(|(process, lines)| (*process, lines.clone())).collect(),
+            flavors: table.flavors.iter().map(|(process, flavor)| (*process, flavor.clone())).collect(),
         }
     }
 

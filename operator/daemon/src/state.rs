@@ -41,6 +41,9 @@ pub struct State {
     /// Mistakes in the metadata of running domains, a line each.
     #[serde(default)]
     pub mistakes: Vec<(ProcessId, Vec<String>)>,
+    /// Nova's flavors of running domains.
+    #[serde(default)]
+    pub flavors: Vec<(ProcessId, String)>,
 }
 
 /// Record of a guest under management.

@@ -79,9 +79,10 @@ impl Words {
     }
 
     fn rule(&mut self, rule: &VmRule) {
-        let VmRule { name, policy, guarantee, collapse_shared, qmp, weight, copy_per_second, bloat_max } = rule;
+        let VmRule { name, flavor, policy, guarantee, collapse_shared, qmp, weight, copy_per_second, bloat_max } = rule;
         self.section("[[vm]]");
-        self.say("name", quoted(name));
+        self.say_if("name", name.as_ref().map(quoted));
+        self.say_if("flavor", flavor.as_ref().map(quoted));
         self.say_if("policy", policy.as_ref().map(quoted));
         self.say_if("guarantee", guarantee.as_ref().map(quoted));
         self.say_if("collapse_shared", *collapse_shared);
@@ -167,6 +168,8 @@ mod tests {
             bloat_max = "1536K"
             [[vm]]
             name = "*"
+            [[vm]]
+            flavor = "m1.*"
         "#;
         reads_the_same(&Config::parse(all).expect("nothing is wrong"));
     }

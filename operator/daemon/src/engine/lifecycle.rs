@@ -77,6 +77,7 @@ impl Engine {
             table.left.retain(is_running);
             table.refused.retain(|process, _| is_running(process));
             table.mistakes.retain(|process, _| is_running(process));
+            table.flavors.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
             // A guest that does not answer may have a name with other rules in the configuration.
@@ -123,7 +124,7 @@ impl Engine {
                 drop(table);
                 return self.set(found.process, &said);
             }
-            let wanted = table.config.wanted(&found.believed_name(), &said)?;
+            let wanted = table.wanted(&found, &said)?;
             if !table.being_attached.insert(found.process) {
                 return Err("the guest is being attached already; ask again in a moment".into());
             }
@@ -161,7 +162,7 @@ impl Engine {
             let mut table = self.table();
             let Some(vm) = table.vms.get(&found.process) else { return Ok(false) };
             let (Some(key), Some(earlier)) = (vm.settled_otherwise(said), vm.remembered()) else { return Ok(false) };
-            let wanted = table.config.wanted(&vm.found.believed_name(), said)?;
+            let wanted = table.wanted(&vm.found, said)?;
             if !table.being_attached.insert(found.process) {
                 return Err("the guest is being attached already; ask again in a moment".into());
             }
@@ -189,7 +190,7 @@ impl Engine {
             let table = self.table();
             let vm = table.vms.get(&process).ok_or("the VM has just ended")?;
             let said = vm::merged(&vm.said, changes);
-            let wanted = vm.keeping_settled(changes, table.config.wanted(&vm.found.believed_name(), &said)?)?;
+            let wanted = vm.keeping_settled(changes, table.wanted(&vm.found, &said)?)?;
             if (&vm.said, &vm.wanted) == (&said, &wanted) {
                 return Ok(());
             }

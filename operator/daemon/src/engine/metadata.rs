@@ -1,7 +1,8 @@
-//! Mistakes in the metadata of running libvirt domains. A domain may have started without the hook or the daemon,
-//! or its metadata may have changed since. At `reconnect` libvirtd would kill a guest that its hook refuses, so the
-//! daemon only reports them: once in the log, and in the view of the VM as long as it runs or until libvirt reports
-//! metadata without them.
+//! What the metadata of running libvirt domains say: Nova's flavor, and mistakes.
+//!
+//! A domain may have started without the hook or the daemon, or its metadata may have changed since. At `reconnect`
+//! libvirtd would kill a guest that its hook refuses, so the daemon only reports mistakes: once in the log, and in the
+//! view of the VM as long as it runs or until libvirt reports metadata without them.
 
 use wideleaf_control::protocol::{Answer, Target};
 
@@ -25,6 +26,20 @@ impl Engine {
         } else {
             table.mistakes.insert(process, mistakes);
         }
+        Ok(())
+    }
+
+    /// Remembers Nova's flavor of a running domain, for as long as its process runs.
+    pub(super) fn note_flavor(&self, pid: u32, flavor: Option<String>) -> Result<(), String> {
+        if flavor.is_none() && self.table().flavors.is_empty() {
+            return Ok(());
+        }
+        let process = self.doors.guests.resolve(&Target::Pid(pid))?.process;
+        let mut table = self.table();
+        match flavor {
+            Some(flavor) => table.flavors.insert(process, flavor),
+            None => table.flavors.remove(&process),
+        };
         Ok(())
     }
 

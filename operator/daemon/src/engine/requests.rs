@@ -119,8 +119,9 @@ impl Engine {
             Request::Prepare { domain, uuid, pages, ordinary } => {
                 self.prepare(domain, uuid, pages, ordinary).inspect_err(|why| tracing::warn!("{why}"))
             }
-            Request::Started { domain, uuid, pid, settings, mistakes } => {
+            Request::Started { domain, uuid, pid, settings, mistakes, flavor } => {
                 self.note_mistakes(&domain, pid, mistakes)?;
+                self.note_flavor(pid, flavor)?;
                 self.started(domain, &uuid, pid, &settings)
             }
             Request::Release { domain: _, uuid } => {
@@ -176,7 +177,7 @@ impl Engine {
     fn say_if_pending(&self, found: &Found, view: &mut VmView) {
         let table = self.table();
         let Some(pending) = table.remembered(found.process) else { return };
-        let wanted = table.config.wanted(&found.believed_name(), &pending.said).ok();
+        let wanted = table.wanted(&found, &pending.said).ok();
         let why = found.no_answer.as_ref().map_or_else(|| IS_STARTING.to_owned(), |why| format!("it {why}"));
         view.care = view::Care::LeftAlone { reason: why };
         view.policy = wanted.map(|wanted| wanted.policy.to_string());
@@ -367,7 +368,7 @@ impl Engine {
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
             }
-            let wanted = table.config.wanted(&found.believed_name(), &Settings::default())?;
+            let wanted = table.wanted(&found, &Settings::default())?;
             tracing::info!("{} (pid {}) has registered", found.name, process.pid);
             let hands = Hands::Registered(connection);
             let mut vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);

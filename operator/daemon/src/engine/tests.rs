@@ -274,7 +274,14 @@ fn a_detached_guest_is_taken_again_only_on_request() {
 
 fn started(pid: u32, domain: &str, policy: Option<&str>) -> Request {
     let settings = Settings { policy: policy.map(str::to_owned), ..Settings::default() };
-    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings, mistakes: Vec::new() }
+    Request::Started {
+        domain: domain.into(),
+        uuid: format!("u-{domain}"),
+        pid,
+        settings,
+        mistakes: Vec::new(),
+        flavor: None,
+    }
 }
 
 #[test]
@@ -678,7 +685,14 @@ fn the_last_shares_sent_are_the_last_ones_computed() {
 /// Metadata that ask for a monitor.
 fn started_with_monitor(pid: u32, domain: &str, policy: &str) -> Request {
     let settings = Settings { policy: Some(policy.into()), qmp: Some(monitor_of(domain)), ..Settings::default() };
-    Request::Started { domain: domain.into(), uuid: format!("u-{domain}"), pid, settings, mistakes: Vec::new() }
+    Request::Started {
+        domain: domain.into(),
+        uuid: format!("u-{domain}"),
+        pid,
+        settings,
+        mistakes: Vec::new(),
+        flavor: None,
+    }
 }
 
 #[test]

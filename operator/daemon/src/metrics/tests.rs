@@ -276,6 +276,20 @@ fn every_metric_of_the_dashboard_exists_and_every_metric_is_on_it() {
 }
 
 #[test]
+fn every_metric_of_the_fleet_s_dashboard_and_of_the_alerts_exists() {
+    let _: serde_json::Value = serde_json::from_str(&file("../../packaging/grafana-fleet.json")).expect("it is JSON");
+    for path in
+        ["../../packaging/grafana-fleet.json", "../../packaging/alerts.yaml", "../../packaging/alerts-test.yaml"]
+    {
+        let text = file(path);
+        let used: BTreeSet<String> =
+            named(&text).iter().map(|name| name.trim_end_matches("_bucket").to_owned()).collect();
+        assert!(used.len() >= 8, "{path} uses {used:?}");
+        assert_eq!(used.difference(&row_names()).collect::<Vec<_>>(), [""; 0], "{path}");
+    }
+}
+
+#[test]
 fn the_readme_lists_every_metric() {
     let text = file("README.md");
     let listed: BTreeSet<String> =

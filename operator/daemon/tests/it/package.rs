@@ -125,6 +125,9 @@ fn every_file_is_there_with_its_rights(package: &Package) {
         ("usr/share/doc/wideleaf/copyright", file),
         ("usr/share/doc/wideleaf/libvirt.md", file),
         ("usr/share/doc/wideleaf/grafana.json", file),
+        ("usr/share/doc/wideleaf/grafana-fleet.json", file),
+        ("usr/share/doc/wideleaf/alerts.yaml", file),
+        ("usr/share/doc/wideleaf/examples/wideleaf-hookscript", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(rights), "{path}");
     }

@@ -1,11 +1,11 @@
-//! Mistakes in the metadata of running domains.
+//! What the metadata of running domains say: flavors, and mistakes.
 
 use super::*;
 
 fn started_with(pid: u32, domain: &str, mistakes: &[&str]) -> Request {
     let mistakes = mistakes.iter().map(|mistake| (*mistake).to_owned()).collect();
     let Request::Started { domain, uuid, pid, settings, .. } = started(pid, domain, None) else { unreachable!() };
-    Request::Started { domain, uuid, pid, settings, mistakes }
+    Request::Started { domain, uuid, pid, settings, mistakes, flavor: None }
 }
 
 #[test]
@@ -33,4 +33,47 @@ fn mistakes_are_forgotten_with_the_process() {
     bench.guests.change(10, |guest| guest.has_ended = true);
     bench.scout();
     assert_eq!(bench.state().mistakes, []);
+}
+
+fn started_by_nova(pid: u32, domain: &str, flavor: &str) -> Request {
+    let Request::Started { domain, uuid, pid, settings, mistakes, .. } = started(pid, domain, None) else {
+        unreachable!()
+    };
+    Request::Started { domain, uuid, pid, settings, mistakes, flavor: Some(flavor.into()) }
+}
+
+#[test]
+fn a_rule_by_flavor_holds_for_an_instance_also_after_a_restart_and_a_reload() {
+    let policies = |bench: &Bench| {
+        let views = bench.list();
+        views.iter().map(|view| view.policy.clone().expect("it is managed")).collect::<Vec<_>>()
+    };
+    let rule = |policy: &str| format!("[[vm]]\nflavor = \"db.*\"\npolicy = \"{policy}\"\n");
+    let bench = Bench::new(&rule("greedy"));
+    for (pid, name, flavor) in [(10, "instance-1", "db.large"), (11, "instance-2", "web.large")] {
+        bench.guests.start_domain(pid, name);
+        bench.ask(started_by_nova(pid, name, flavor)).expect("it runs");
+    }
+    assert_eq!(policies(&bench), ["greedy", "auto"]);
+    bench.configure(&rule("thp"));
+    bench.ask(Request::Reload).expect("nothing is wrong");
+    assert_eq!(policies(&bench), ["thp", "auto"]);
+    let bench = bench.restarted();
+    assert_eq!(bench.state().flavors.len(), 2);
+    bench.configure(&rule("coverage"));
+    bench.ask(Request::Reload).expect("nothing is wrong");
+    assert_eq!(policies(&bench), ["coverage", "auto"]);
+}
+
+#[test]
+fn a_flavor_is_forgotten_with_the_process_or_when_libvirt_reports_none() {
+    let bench = Bench::new("");
+    for (pid, name) in [(10, "instance-1"), (11, "instance-2")] {
+        bench.guests.start_domain(pid, name);
+        bench.ask(started_by_nova(pid, name, "db.large")).expect("it runs");
+    }
+    bench.ask(started(11, "instance-2", None)).expect("libvirtd was restarted, and the metadata changed");
+    bench.guests.change(10, |guest| guest.has_ended = true);
+    bench.scout();
+    assert_eq!(bench.state().flavors, []);
 }
