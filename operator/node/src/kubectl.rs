@@ -23,7 +23,7 @@ use crate::PREFIX;
 use crate::amounts::{NOTHING, UNKNOWN, bytes};
 use crate::details::{Details, STATUS};
 use crate::figures::{RESOURCE, label_names};
-use crate::objects::vmi_resource;
+use crate::objects::{quantity_bytes, vmi_resource};
 use crate::table::{number, prose_table, table};
 use crate::verdict::CONDITION;
 
@@ -91,7 +91,7 @@ pub enum Format {
     Json,
 }
 
-/// One VM.
+/// One VM as it is published.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VmRow {
     /// Namespace of the VM.
@@ -110,7 +110,7 @@ pub struct VmRow {
     pub details: Option<Details>,
 }
 
-/// One node.
+/// One node as it is published.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeRow {
     /// Name of the node.
@@ -258,7 +258,7 @@ fn node_row(node: &Node) -> NodeRow {
     NodeRow {
         name: node.name_any(),
         labels_gib: label_names().filter_map(label).collect(),
-        huge_gib: capacity.and_then(|quantity| quantity.0.parse().ok()),
+        huge_gib: capacity.and_then(|quantity| quantity_bytes(&quantity.0)),
     }
 }
 

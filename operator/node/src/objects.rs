@@ -66,10 +66,10 @@ pub struct VmiOfPod {
     pub name: Option<String>,
 }
 
-/// A pod.
+/// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
-    /// Its identity.
+    /// Identity of the pod.
     pub identity: Identity,
     /// Its annotations of this project.
     pub annotations: Annotations,
@@ -110,10 +110,10 @@ fn requested_gib(pod: &Pod) -> u64 {
     requests.filter_map(|quantity| quantity_bytes(&quantity.0)).fold(0, u64::saturating_add)
 }
 
-/// A VMI.
+/// A VirtualMachineInstance (VMI).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmiFacts {
-    /// Its identity.
+    /// Identity of the VMI.
     pub identity: Identity,
     /// Its annotations of this project.
     pub annotations: Annotations,

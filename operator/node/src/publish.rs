@@ -10,8 +10,8 @@
 //!
 //! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). The conditions
 //! of a VMI are one field for all writers in KubeVirt's definition (a list without `x-kubernetes-list-type`), which
-//! apply would take away from KubeVirt. There one element is added or replaced by a JSON patch (RFC 6902) whose
-//! `test` operations make it fail if the object has changed.
+//! apply would take away from KubeVirt. There one element is added or replaced by a JSON patch (RFC 6902) with `test`
+//! operations, which make it fail if the object has changed.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -30,11 +30,11 @@ use serde_json::{Value, json};
 use crate::counters::Counters;
 use crate::details::{Details, STATUS};
 use crate::figures::{Figures, RESOURCE, label_names};
-use crate::objects::{Identity, VMI_API, VMI_KIND, vmi_resource};
+use crate::objects::{Identity, VMI_API, VMI_KIND, quantity_bytes, vmi_resource};
 use crate::verdict::{CONDITION, Verdict};
 use crate::{MANAGER, PREFIX};
 
-/// Least time between two writes to an object whose condition keeps its status.
+/// Least time between two writes to an object with a condition that keeps its status.
 const OBJECT_EVERY: Duration = Duration::from_secs(30);
 
 /// Least time between two writes to the node.
@@ -92,12 +92,12 @@ impl From<kube::Error> for ApiError {
 /// Kind of an object that has a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A VMI.
+    /// A VirtualMachineInstance (VMI).
     Vmi {
         /// Whether its status is a resource of its own.
         has_status: bool,
     },
-    /// A pod.
+    /// A pod without a VMI.
     Pod,
 }
 
@@ -499,7 +499,9 @@ impl Publisher {
         let status = node.status.clone().unwrap_or_default();
         let wanted = figures.huge_gib.to_string();
         let has = |of: &Option<BTreeMap<String, Quantity>>| {
-            of.as_ref().and_then(|of| of.get(RESOURCE)).is_some_and(|quantity| quantity.0 == wanted)
+            let quantity = of.as_ref().and_then(|of| of.get(RESOURCE));
+            // The API server writes 1000 as `1k`.
+            quantity.is_some_and(|quantity| quantity_bytes(&quantity.0) == Some(figures.huge_gib))
         };
         let (is_capacity, is_allocatable) = (has(&status.capacity), has(&status.allocatable));
         // A kubelet copies the capacity within some seconds. Where it has not done so since the last write, or there is
@@ -543,7 +545,7 @@ fn is_new_to(state: &NodeState) -> bool {
 fn figures_of(node: &Node) -> Option<Figures> {
     let label = |name: &'static str| Some((name, node.labels().get(name)?.parse().ok()?));
     let labels = label_names().map(label).collect::<Option<BTreeMap<_, _>>>()?;
-    let huge_gib = node.status.as_ref()?.capacity.as_ref()?.get(RESOURCE)?.0.parse().ok()?;
+    let huge_gib = quantity_bytes(&node.status.as_ref()?.capacity.as_ref()?.get(RESOURCE)?.0)?;
     Some(Figures { labels, huge_gib })
 }
 

@@ -136,7 +136,7 @@ pub struct Summary {
     pub covered: usize,
 }
 
-/// The loop.
+/// The loop of the agent.
 pub struct Rounds {
     node: String,
     daemon: Daemon,

@@ -60,7 +60,7 @@ impl<T: PartialEq> Mirror<T> {
         self.now.get(uid)
     }
 
-    /// All objects.
+    /// All objects by UID.
     pub fn all(&self) -> impl Iterator<Item = &T> {
         self.now.values()
     }

@@ -26,7 +26,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends it for guests whose time is over. A guest that is busy with another request has its end at a later tick.
+    /// Ends it for guests that were left alone long enough. A guest that is busy with another request has its end at a
+    /// later tick.
     pub(super) fn end_of_leaving_alone(&self, now: Instant) {
         let over: Vec<_> = {
             let table = self.table();

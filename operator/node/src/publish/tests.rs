@@ -257,6 +257,21 @@ async fn a_node_has_labels_and_the_resource_and_one_write_a_minute() {
 }
 
 #[tokio::test]
+async fn a_thousand_gibibytes_are_the_same_number_in_the_api_servers_form() {
+    let mut bench = Bench::new();
+    bench.api.put(NODE, node(""));
+    bench.node(1000 * GIB, 0, 0).await;
+    let mut as_stored = bench.api.object(NODE);
+    for field in ["capacity", "allocatable"] {
+        as_stored["status"][field][RESOURCE] = "1k".into();
+    }
+    bench.api.put(NODE, as_stored);
+    bench.api.writes();
+    bench.node(1000 * GIB, 0, 300).await;
+    assert!(bench.api.writes().is_empty());
+}
+
+#[tokio::test]
 async fn without_a_kubelet_the_agent_writes_what_it_would_copy() {
     let mut bench = Bench::new();
     bench.api.put(NODE, node(""));
