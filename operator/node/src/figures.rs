@@ -10,8 +10,11 @@ use std::collections::BTreeMap;
 
 use wideleaf_control::view::PromotableView;
 
+/// A figure of the daemon's answer, in bytes.
+type FigureOf = fn(&PromotableView) -> u64;
+
 /// Labels of the node, and the field of the daemon's answer that each shows.
-const LABELS: [(&str, fn(&PromotableView) -> u64); 4] = [
+const LABELS: [(&str, FigureOf); 4] = [
     ("wideleaf.io/promotable-2m-gib", |view| view.now_2m),
     ("wideleaf.io/promotable-1g-gib", |view| view.now_1g),
     ("wideleaf.io/compactable-2m-gib", |view| view.compacted_2m),
@@ -39,7 +42,7 @@ impl Figures {
     /// Figures after `before`. `held`: memory in large pages of guests of pods that request the resource, in bytes. The
     /// scheduler subtracts what these pods request, so that it must be in the sum.
     pub fn after(before: Option<&Figures>, promotable: &PromotableView, held: u64) -> Figures {
-        let label = |(name, of): (&'static str, fn(&PromotableView) -> u64)| {
+        let label = |(name, of): (&'static str, FigureOf)| {
             let published = before.and_then(|before| before.labels.get(name)).copied();
             (name, whole_gib(published, of(promotable)))
         };

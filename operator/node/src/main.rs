@@ -88,7 +88,8 @@ async fn run(options: Options) -> Result<(), Failure> {
     let (pods, vmis) = (tokio::spawn(watch_pods), tokio::spawn(watch_vmis));
     if options.once {
         let done = once(&options.node, &store, &mut rounds).await;
-        (pods.abort(), vmis.abort());
+        pods.abort();
+        vmis.abort();
         return done;
     }
     let socket = options.hooks.as_deref().map(HookSocket::bind).transpose().map_err(|error| host(&error))?;

@@ -156,7 +156,7 @@ pub(crate) mod tests {
         let guest = guest("shop_db", Some(&in_pod()));
         assert_eq!(place(&guest, &facts), Some(Place::Pod(Box::new(pod(None)))), "its name does not count");
         let named = pod(of(Some("v-1"), None));
-        let without = objects(&[named.clone()], &[], VmiApi::Absent);
+        let without = objects(std::slice::from_ref(&named), &[], VmiApi::Absent);
         assert_eq!(place(&guest, &without), Some(Place::Pod(Box::new(named))), "the cluster has no VMIs");
     }
 
@@ -164,7 +164,7 @@ pub(crate) mod tests {
     fn while_a_migration_has_not_arrived_the_vmi_is_elsewhere() {
         for named in [of(Some("v-2"), None), of(None, Some("web"))] {
             let facts = pod(named);
-            let objects = objects(&[facts.clone()], &[vmi()], WITH_VMIS);
+            let objects = objects(std::slice::from_ref(&facts), &[vmi()], WITH_VMIS);
             let place = place(&guest("shop_web", Some(&in_pod())), &objects);
             assert_eq!(place, Some(Place::Elsewhere(Box::new(facts))));
         }
@@ -174,7 +174,7 @@ pub(crate) mod tests {
     fn a_label_cannot_claim_a_vmi_of_another_namespace() {
         let mut other = pod(of(Some("v-1"), Some("db")));
         other.identity.namespace = "evil".into();
-        let objects = objects(&[other.clone()], &[vmi()], WITH_VMIS);
+        let objects = objects(std::slice::from_ref(&other), &[vmi()], WITH_VMIS);
         assert_eq!(place(&guest("shop_db", Some(&in_pod())), &objects), Some(Place::Elsewhere(Box::new(other))));
     }
 

@@ -16,7 +16,7 @@ fn api() -> FakeApi {
     };
     let object = |name: &str, conditions: Value, annotations: Value| {
         let metadata = json!({"name": name, "namespace": "shop", "annotations": annotations});
-        json!({"apiVersion": "v1", "kind": "Any", "metadata": metadata, "status": {"conditions": conditions}})
+        json!({"metadata": metadata, "status": {"conditions": conditions}})
     };
     let told = json!({STATUS: details.text()});
     let base = "/apis/kubevirt.io/v1/virtualmachineinstances";

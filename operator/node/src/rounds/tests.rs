@@ -174,7 +174,7 @@ async fn annotations_are_passed_on_once_and_unset_when_they_are_over() {
 async fn an_unmanaged_guest_is_attached_for_its_annotations_and_left_alone_without() {
     let unmanaged = VmView { care: Care::Unmanaged, ..with_coverage(96) };
     let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
-    bench.guests(&[unmanaged.clone()]);
+    bench.guests(std::slice::from_ref(&unmanaged));
     bench.rounds.once().await.expect("all is there");
     assert_eq!(bench.changes(), []);
     *bench.store.objects() = objects(&[launcher()], &[annotated(&[(GUARANTEE, "90%")])], WITH_VMIS);
