@@ -231,6 +231,7 @@ mod tests {
             pid: 7,
             started_at: 1,
             vmm: Vmm::Wideleaf,
+            cgroup: None,
             care: Care::LeftAlone { reason: name.into() },
             policy: Some(name.into()),
             guarantee: Guarantee::BestEffort,

@@ -34,6 +34,7 @@ pub(crate) fn view(process: &VmProcess, ram: &RamMap, live: &Live, work: WorkVie
         pid: process.pid,
         started_at: process.started_at,
         vmm: process.vmm,
+        cgroup: process.cgroup(),
         care: Care::Managed,
         policy: Some(live.policy.to_owned()),
         guarantee: Guarantee::BestEffort,

@@ -314,6 +314,13 @@ impl VmProcess {
         stat.is_ok_and(|stat| stat.starttime == self.started_at && !matches!(stat.state, 'Z' | 'X'))
     }
 
+    /// Path of its control group below the root: of the unified hierarchy, else of that of the memory controller
+    /// (cgroups(7)). `None` where the process has ended, or the kernel has neither.
+    pub fn cgroup(&self) -> Option<String> {
+        let text = fs::read_to_string(self.places.proc.join(self.pid.to_string()).join("cgroup")).ok()?;
+        cgroup_of(&text)
+    }
+
     /// Findings from its open files now.
     ///
     /// # Errors
@@ -482,6 +489,23 @@ impl Seen {
             places: places.clone(),
         }))
     }
+}
+
+/// The path in a file like `0::/kubepods.slice/…`, one line per hierarchy. The root says nothing about a process: on
+/// hosts with both versions, the unified hierarchy often has all processes there.
+fn cgroup_of(text: &str) -> Option<String> {
+    let lines = text.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        rest.split_once(':')
+    });
+    let is_told = |(_, path): &(&str, &str)| *path != "/" && !path.is_empty();
+    let rank = |controllers: &str| match controllers {
+        "" => 0,
+        several if several.split(',').any(|one| one == "memory") => 1,
+        _ => 2,
+    };
+    let (_, path) = lines.filter(is_told).min_by_key(|(controllers, _)| rank(controllers))?;
+    Some(path.to_owned())
 }
 
 fn open(places: &Places, pid: u32) -> Result<Process, ProcError> {
@@ -682,6 +706,23 @@ pub(crate) mod tests {
         add_process(&places, 8, &["/usr/bin/qemu-system-x86_64", "-name", "web"], &["anon_inode:kvm-vm"]);
         let is_anothers = |pid| VmProcess::look(&places, pid).expect("there").expect("a VM").is_name_anothers;
         assert_eq!([7, 8].map(is_anothers), [true, false]);
+    }
+
+    #[test]
+    fn the_control_group_is_that_of_the_unified_hierarchy_else_of_the_memory_controller() {
+        let both = "12:memory:/kubepods/pod1/c\n3:cpu,cpuacct:/other\n1:name=systemd:/named\n0::/\n";
+        assert_eq!(cgroup_of(both).as_deref(), Some("/kubepods/pod1/c"));
+        assert_eq!(cgroup_of("5:cpu:/c\n0::/kubepods.slice/a:b.scope\n").as_deref(), Some("/kubepods.slice/a:b.scope"));
+        assert_eq!(cgroup_of("4:cpu:/only\n").as_deref(), Some("/only"));
+        for text in ["", "0::/\n", "nonsense\n", "1:memory:\n"] {
+            assert_eq!(cgroup_of(text), None, "{text:?}");
+        }
+        let (_folder, places) = fake_places();
+        add_process(&places, 7, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
+        let guest = VmProcess::look(&places, 7).expect("it is there").expect("it is a VM");
+        assert_eq!(guest.cgroup(), None, "the kernel has no such file");
+        fs::write(places.proc.join("7/cgroup"), "0::/machine.slice/web\n").expect("written");
+        assert_eq!(guest.cgroup().as_deref(), Some("/machine.slice/web"));
     }
 
     #[test]

@@ -154,6 +154,7 @@ impl Survey {
             pid: self.process.pid,
             started_at: self.process.started_at,
             vmm: self.process.vmm,
+            cgroup: self.process.cgroup(),
             care: Care::Unmanaged,
             policy: None,
             guarantee: Guarantee::BestEffort,

@@ -159,6 +159,7 @@ pub fn parse(line: &[u8]) -> Result<Reply, ClientError> {
 fn timeout_of(request: &Request) -> Duration {
     match request {
         Request::Set { .. } | Request::Attach { .. } | Request::Detach { .. } | Request::Reload => CHANGE_TIMEOUT,
+        Request::LeaveAlone { .. } => CHANGE_TIMEOUT,
         // The kernel may have to move memory for it.
         Request::Prepare { .. } => CHANGE_TIMEOUT,
         Request::Started { .. } => CHANGE_TIMEOUT,

@@ -16,6 +16,9 @@ pub const SOCKET_PATH: &str = "/run/wideleaf/control.sock";
 /// ends the connection with a longer one.
 pub const LINE_BYTES_MAX: usize = 8 << 20;
 
+/// Longest time for which a client may have a guest left alone, in seconds: an hour, more than a migration takes.
+pub const LEFT_ALONE_S_MAX: u64 = 3600;
+
 /// One line from a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<R = Request> {
@@ -77,6 +80,14 @@ pub enum Request {
     Detach {
         /// Name, process id or UUID of the VM.
         vm: String,
+    },
+    /// Leaves a managed guest alone for a time: its manager changes no page until then. A later request replaces an
+    /// earlier one, and the end of the daemon ends it. Answer: [`Answer::Vm`], as it is afterwards.
+    LeaveAlone {
+        /// Name, process id or UUID of the VM.
+        vm: String,
+        /// Time in seconds, at most [`LEFT_ALONE_S_MAX`]; 0 ends it now.
+        for_s: u64,
     },
     /// Reads the configuration file again. Answer: [`Answer::Done`]. A mistake in the file is the reply instead,
     /// and nothing changes.

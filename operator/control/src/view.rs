@@ -34,6 +34,24 @@ pub struct DaemonView {
     pub host_free: ByteCount,
     /// Whether free memory is below the watermark, so that no promotion may take more memory.
     pub is_host_short: bool,
+    /// Memory that can become large pages; `None` where the kernel does not tell, and from daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promotable: Option<PromotableView>,
+}
+
+/// Free memory of the host that can become large pages, in bytes. The memory that the daemon keeps free on the host
+/// is not in it. Only an attempt is certain: a page in use can be pinned or freed at any time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromotableView {
+    /// Memory in free blocks of 2 MiB and more.
+    pub now_2m: ByteCount,
+    /// Memory in pages of the pool of 1 GiB that are neither in use nor reserved.
+    pub now_1g: ByteCount,
+    /// Memory that may be in free blocks of 2 MiB after compaction, with those that are free now.
+    pub compacted_2m: ByteCount,
+    /// Upper bound on memory in pages of 1 GiB after compaction, with those that are free now. The kernel does not tell
+    /// which gibibytes can be emptied.
+    pub compacted_1g: ByteCount,
 }
 
 /// Program that runs a VM.
@@ -87,6 +105,9 @@ pub struct VmView {
     pub started_at: u64,
     /// Program that runs the VM.
     pub vmm: Vmm,
+    /// Path of its control group below the root (cgroups(7)); `None` where it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// Management of its pages.
     #[serde(flatten)]
     pub care: Care,

@@ -29,10 +29,12 @@ use crate::pool_reservations::{Pools, Room};
 use crate::state::{self, Remembered, State};
 use crate::usage;
 
+mod left_alone;
 mod lifecycle;
 mod market;
 mod metadata;
 mod offer;
+mod promotable;
 mod reported;
 mod requests;
 mod reservations;
@@ -44,6 +46,7 @@ mod vm;
 
 use market::Market;
 use offer::Offer;
+use promotable::Promotable;
 pub use requests::Service;
 use starting::Starting;
 use surveys::Surveys;
@@ -90,6 +93,7 @@ pub struct Engine {
     /// A registered VM has reported; waited for with the table.
     reported: Condvar,
     starting: Starting,
+    promotable: Mutex<Promotable>,
 }
 
 /// Relation of the state file to the table.
@@ -192,6 +196,7 @@ impl Engine {
             looks,
             reported: Condvar::new(),
             starting: Starting::default(),
+            promotable: Mutex::default(),
         }
     }
 
@@ -244,6 +249,7 @@ impl Engine {
                 None => {}
             }
         }
+        self.end_of_leaving_alone(Instant::now());
         self.table().vms.values_mut().for_each(Vm::count_activity);
         self.watch_guarantees(now);
         self.pursue_guarantees();

@@ -150,6 +150,9 @@ pub trait Care: Send {
     /// Tells its manager of free huge pages that `/proc/buddyinfo` does not count.
     fn promise_huge_pages(&mut self, pages: u64);
 
+    /// Leaves the guest alone for now, or ends that.
+    fn leave_alone(&mut self, is_asked: bool);
+
     /// Whether the guest has ended.
     fn has_ended(&self) -> bool;
 

@@ -88,6 +88,7 @@ pub fn is_reading(request: &Request) -> bool {
         Request::Set { .. }
         | Request::Attach { .. }
         | Request::Detach { .. }
+        | Request::LeaveAlone { .. }
         | Request::Reload
         | Request::Register { .. }
         | Request::Status { .. }

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use wideleaf_control::protocol::{OrdinaryMemory, PoolRequest};
-use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolError, PoolStatus, Request, Settled};
+use wideleaf_memory::pool::{
+    Granted, HugetlbPools, Intent, NodeRoom, Note, OnShortage, PoolError, PoolStatus, Request, Settled,
+};
 use wideleaf_policies::{Bytes, PageSize};
 
 use crate::guests::{Found, ProcessId};
@@ -86,6 +88,9 @@ pub trait Pools: Send + Sync {
 
     /// State of the pools.
     fn status(&self) -> Vec<PoolStatus>;
+
+    /// Free memory by node and block, as far as the kernel tells.
+    fn room(&self) -> Vec<NodeRoom>;
 }
 
 impl Pools for HugetlbPools {
@@ -116,6 +121,10 @@ impl Pools for HugetlbPools {
     /// A size that this kernel does not support has no pool.
     fn status(&self) -> Vec<PoolStatus> {
         POOL_SIZES.iter().filter_map(|size| HugetlbPools::status(self, *size).ok()).collect()
+    }
+
+    fn room(&self) -> Vec<NodeRoom> {
+        HugetlbPools::room(self, None).unwrap_or_default()
     }
 }
 
@@ -419,6 +428,13 @@ impl Pools for std::sync::Arc<FakePools> {
         let FakePool { free, .. } = self.now();
         let size = PageSize::Huge2M;
         vec![PoolStatus { size, total: free, free, reserved: 0, surplus: 0, overcommit: 0, nodes: Vec::new() }]
+    }
+
+    /// One node with a free block for each page that the pool can grow by.
+    fn room(&self) -> Vec<NodeRoom> {
+        let whole_blocks = self.now().growth_left;
+        let free = Bytes::new(whole_blocks * PageSize::Huge2M.bytes().get());
+        vec![NodeRoom { free, whole_blocks, ..NodeRoom::default() }]
     }
 }
 

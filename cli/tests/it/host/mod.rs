@@ -23,6 +23,7 @@ pub fn daemon() -> DaemonView {
         cpu_s: 0.5,
         host_free: 3 << 30,
         is_host_short: false,
+        promotable: None,
     }
 }
 
@@ -49,6 +50,7 @@ pub fn web() -> VmView {
         pid: 4711,
         started_at: 123,
         vmm: Vmm::Qemu,
+        cgroup: None,
         care: Care::Managed,
         policy: Some("coverage".into()),
         guarantee: Guarantee::Coverage(9_500),
@@ -98,6 +100,7 @@ pub fn gups() -> VmView {
         uuid: None,
         pid: 99,
         vmm: Vmm::Wideleaf,
+        cgroup: None,
         care: Care::LeftAlone { reason: "it is being saved".into() },
         policy: Some("giant".into()),
         guarantee: Guarantee::Coverage(5_000),

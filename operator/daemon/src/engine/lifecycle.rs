@@ -211,7 +211,7 @@ impl Engine {
     }
 
     /// Reads the view of one VM now, so that the client sees its change.
-    fn refresh(&self, process: ProcessId) {
+    pub(super) fn refresh(&self, process: ProcessId) {
         let care = self.table().vms.get(&process).and_then(Vm::care);
         let view = care.and_then(|care| told(&care, |care| care.view()));
         if let (Some(view), Some(vm)) = (view, self.table().vms.get_mut(&process)) {

@@ -29,7 +29,8 @@ fn is_about_guests(request: &Request) -> bool {
         | Request::Windows { .. }
         | Request::Set { .. }
         | Request::Attach { .. }
-        | Request::Detach { .. } => true,
+        | Request::Detach { .. }
+        | Request::LeaveAlone { .. } => true,
         Request::Daemon | Request::Rooms | Request::Reload => false,
         Request::Register { .. } | Request::Status { .. } => false,
         // libvirt waits for its hook, and these requests also cover guests that are not taken up yet.
@@ -112,6 +113,11 @@ impl Engine {
                 self.view_of(found.process)
             }
             Request::Detach { vm } => self.detach(&vm),
+            Request::LeaveAlone { vm, for_s } => {
+                let process = self.managed(&vm)?;
+                self.leave_alone(process, for_s)?;
+                self.view_of(process)
+            }
             Request::Reload => self.reload().map(|()| Answer::Done).map_err(|error| error.to_string()),
             Request::Register { vm, live } => self.register(connection, peer, *vm, live).map(Answer::Limits),
             Request::Status { vm, live } => self.status(connection, *vm, live).map(Answer::Limits),
@@ -134,6 +140,7 @@ impl Engine {
 
     /// View of the daemon itself.
     pub fn daemon_view(&self) -> DaemonView {
+        let promotable = self.promotable();
         let table = self.table();
         DaemonView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -145,6 +152,7 @@ impl Engine {
             cpu_s: usage::cpu().as_secs_f64(),
             host_free: table.host.available.get(),
             is_host_short: table.host.is_short,
+            promotable,
         }
     }
 

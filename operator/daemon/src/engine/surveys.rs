@@ -232,6 +232,7 @@ fn by_name(found: &Found) -> VmView {
         pid: found.process.pid,
         started_at: found.process.started_at,
         vmm: found.vmm,
+        cgroup: None,
         care: Care::Unmanaged,
         policy: None,
         guarantee: Guarantee::BestEffort,

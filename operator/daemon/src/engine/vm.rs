@@ -58,6 +58,8 @@ pub(super) struct Vm {
     pub(super) price: Option<HugePagePrice>,
     /// Number of free huge pages that `/proc/buddyinfo` does not count, until its process is told of them.
     pub(super) promised: u64,
+    /// Time at which it is no longer left alone as a client asked; `None` where no client asked.
+    pub(super) left_alone_until: Option<Instant>,
     watch: GuaranteeWatch,
     activity: Activity,
     is_busy: bool,
@@ -96,6 +98,7 @@ impl Vm {
             offer: None,
             price: None,
             promised: 0,
+            left_alone_until: None,
             watch: GuaranteeWatch::default(),
             is_busy: false,
         }

@@ -65,6 +65,7 @@ impl FakeGuest {
             pid: self.found.process.pid,
             started_at: self.found.process.started_at,
             vmm: self.found.vmm,
+            cgroup: None,
             care,
             work: self.policy.is_some().then_some(self.work),
             policy: self.policy.map(|policy| policy.to_string()),
@@ -289,6 +290,11 @@ impl Care for FakeCare {
 
     fn promise_huge_pages(&mut self, pages: u64) {
         self.guests.change(self.pid, |guest| guest.promised += pages);
+    }
+
+    fn leave_alone(&mut self, is_asked: bool) {
+        let reason = is_asked.then(|| "this was asked for".to_owned());
+        self.guests.change(self.pid, |guest| guest.left_alone = reason);
     }
 
     fn has_ended(&self) -> bool {

@@ -160,6 +160,10 @@ impl Care for RealCare {
         self.attached.promise_huge_pages(pages);
     }
 
+    fn leave_alone(&mut self, is_asked: bool) {
+        self.attached.leave_alone(is_asked);
+    }
+
     fn has_ended(&self) -> bool {
         self.attached.has_ended()
     }

@@ -26,6 +26,7 @@ fn vm(pid: u32) -> VmView {
         pid,
         started_at: 7,
         vmm: Vmm::Qemu,
+        cgroup: None,
         care: Care::LeftAlone { reason: "it is being migrated".into() },
         policy: Some("auto".into()),
         guarantee: Guarantee::Coverage(9_500),

@@ -56,6 +56,7 @@ fn lane(request: &Request) -> Lane {
         Request::Set { .. }
         | Request::Attach { .. }
         | Request::Detach { .. }
+        | Request::LeaveAlone { .. }
         | Request::Reload
         | Request::Prepare { .. }
         | Request::Started { .. }

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU32;
 
-use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, Note, OnShortage, PoolStatus, Settled};
+use wideleaf_memory::pool::{Granted, HugetlbPools, Intent, NodeRoom, Note, OnShortage, PoolStatus, Settled};
 
 use super::*;
 use crate::block_supply::NoSupply;
@@ -82,6 +82,10 @@ impl Pools for Mortal {
 
     fn status(&self) -> Vec<PoolStatus> {
         Pools::status(&self.pools)
+    }
+
+    fn room(&self) -> Vec<NodeRoom> {
+        Vec::new()
     }
 }
 

@@ -1,0 +1,166 @@
+//! The annotation `wideleaf.io/status` of a VMI or a pod: facts about its guest for programs, as compact JSON.
+
+use serde::{Deserialize, Serialize};
+use wideleaf_control::view::{Care, Explanation, Guarantee, VmView};
+
+use crate::verdict::{Verdict, first_reason};
+use crate::wishes::Wishes;
+
+/// Name of the annotation.
+pub const STATUS: &str = "wideleaf.io/status";
+
+/// Change of the coverage that is news, in percent points.
+const NEWS_PERCENT: f64 = 1.0;
+
+/// Facts about a guest. Readers ignore unknown fields, and fields may be added.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Details {
+    /// Name of the guest for wideleafd.
+    pub guest: String,
+    /// Node that runs the guest.
+    pub node: String,
+    /// Share of its present memory in huge pages, in percent with one decimal; left out where it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage_percent: Option<f64>,
+    /// Share of its present memory that is enough, in percent.
+    pub goal_percent: f64,
+    /// Memory in pages of 4 KiB, in MiB rounded down.
+    #[serde(default)]
+    pub base_4k_mib: u64,
+    /// Memory in pages of 2 MiB, in MiB.
+    #[serde(default)]
+    pub huge_2m_mib: u64,
+    /// Memory in pages of 1 GiB, in MiB.
+    #[serde(default)]
+    pub giant_1g_mib: u64,
+    /// Reason of the condition, for programs.
+    pub reason: String,
+    /// First reason for memory that is not in huge pages, and what would change it; left out where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<String>,
+    /// `managed`, `off`, `unmanaged`, or why it is left alone.
+    pub care: String,
+    /// Policy in force; left out where wideleafd does not manage the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Guarantee in force.
+    pub guarantee: String,
+    /// Policy that annotations ask for; the agent unsets it when they no longer do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_policy: Option<String>,
+    /// Guarantee that annotations ask for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_guarantee: Option<String>,
+    /// Time at which the condition's status changed last, RFC 3339; left out by programs that have no condition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<String>,
+}
+
+impl Details {
+    /// Facts about a guest. Memory is rounded so that a guest at rest has the same text.
+    pub fn of(
+        node: &str,
+        guest: &VmView,
+        explanation: Option<&Explanation>,
+        verdict: &Verdict,
+        asked: &Wishes,
+    ) -> Details {
+        let percent = |share: u32| f64::from(share / 10) / 10.0;
+        let backing = guest.backing.unwrap_or_default();
+        let why = explanation.and_then(first_reason);
+        Details {
+            guest: guest.name.clone(),
+            node: node.to_owned(),
+            coverage_percent: guest.coverage().map(percent),
+            goal_percent: percent(crate::verdict::goal(guest.guarantee)),
+            base_4k_mib: backing.base_4k >> 20,
+            huge_2m_mib: backing.huge_2m >> 20,
+            giant_1g_mib: backing.giant_1g >> 20,
+            reason: verdict.reason.clone(),
+            explanation: why.map(|reason| format!("{} windows: {}", reason.windows, reason.text)),
+            care: match &guest.care {
+                Care::Unmanaged => "unmanaged".into(),
+                Care::Managed => "managed".into(),
+                Care::Off => "off".into(),
+                Care::LeftAlone { reason } => format!("left alone: {reason}"),
+            },
+            policy: guest.policy.clone(),
+            guarantee: guest.guarantee.to_string(),
+            asked_policy: asked.policy.clone(),
+            asked_guarantee: asked.guarantee.map(|guarantee| guarantee.to_string()),
+            changed: None,
+        }
+    }
+
+    /// Wishes that an earlier agent has passed on for this guest.
+    pub fn asked(&self) -> Wishes {
+        let guarantee = self.asked_guarantee.as_deref().and_then(|text| text.parse::<Guarantee>().ok());
+        Wishes { policy: self.asked_policy.clone(), guarantee }
+    }
+
+    /// Whether a reader learns something new after `before`: amounts that moved a little are not news.
+    pub fn is_news_after(&self, before: &Details) -> bool {
+        let resident = |of: &Details| of.base_4k_mib + of.huge_2m_mib + of.giant_1g_mib;
+        let (now, was) = (resident(self), resident(before));
+        let percent = |of: &Details| of.coverage_percent.unwrap_or(-1.0);
+        let has_moved = (percent(self) - percent(before)).abs() >= NEWS_PERCENT || now.abs_diff(was) * 20 > was;
+        let words = |of: &Details| {
+            let Details { guest, node, reason, care, policy, guarantee, asked_policy, asked_guarantee, .. } =
+                of.clone();
+            (guest, node, reason, care, policy, guarantee, asked_policy, asked_guarantee)
+        };
+        has_moved || words(self) != words(before)
+    }
+
+    /// The annotation's value.
+    pub fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Parses an annotation's value; `None` for that of another program.
+    pub fn parse(text: &str) -> Option<Details> {
+        serde_json::from_str(text).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matching::tests::guest;
+
+    #[test]
+    fn an_annotation_comes_back_as_it_was_written() {
+        let asked = Wishes { policy: Some("auto".into()), guarantee: Some(Guarantee::Coverage(9_500)) };
+        let guest = guest("shop_db", None);
+        let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &asked);
+        assert_eq!(Details::parse(&details.text()), Some(details.clone()));
+        assert_eq!(details.asked(), asked);
+        assert_eq!((details.coverage_percent, details.huge_2m_mib, details.base_4k_mib), (Some(75.0), 3072, 1024));
+        assert!(details.text().len() < 512 && !details.text().contains('\n'), "{}", details.text());
+    }
+
+    #[test]
+    fn a_percent_or_a_twentieth_of_the_memory_is_news_and_less_is_not() {
+        let guest = guest("shop_db", None);
+        let before = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Wishes::default());
+        let with = |change: &dyn Fn(&mut Details)| {
+            let mut after = before.clone();
+            change(&mut after);
+            after.is_news_after(&before)
+        };
+        assert!(!with(&|_| {}));
+        assert!(!with(&|after| after.coverage_percent = Some(75.9)));
+        assert!(with(&|after| after.coverage_percent = Some(76.0)) && with(&|after| after.coverage_percent = None));
+        assert!(!with(&|after| after.base_4k_mib += 204) && with(&|after| after.base_4k_mib += 205));
+        assert!(with(&|after| after.reason = "Holes".into()) && with(&|after| after.policy = None));
+        assert!(with(&|after| after.asked_guarantee = Some("95%".into())));
+        assert!(!with(&|after| after.explanation = Some("513 windows: of 512".into())));
+    }
+
+    #[test]
+    fn text_of_other_programs_is_not_read() {
+        for text in ["", "{}", "[]", "{\"guest\":1}"] {
+            assert_eq!(Details::parse(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+use super::*;
+use crate::matching::tests::guest;
+use crate::testing::FakeApi;
+use crate::verdict::Verdict;
+use crate::wishes::Wishes;
+use serde_json::json;
+
+fn api() -> FakeApi {
+    let api = FakeApi::default();
+    let guest = guest("shop_db", None);
+    let details = Details::of("n1", &guest, None, &Verdict::of(&guest, None), &Wishes::default());
+    let details = Details { explanation: Some("512 windows: none is free".into()), ..details };
+    let condition = |type_: &str| {
+        json!([{"type": "Ready", "status": "True"},
+            {"type": type_, "status": "False", "reason": "NoHugePage", "message": "75 % of present memory"}])
+    };
+    let object = |name: &str, conditions: Value, annotations: Value| {
+        let metadata = json!({"name": name, "namespace": "shop", "annotations": annotations});
+        json!({"metadata": metadata, "status": {"conditions": conditions}})
+    };
+    let told = json!({STATUS: details.text()});
+    let base = "/apis/kubevirt.io/v1/virtualmachineinstances";
+    api.put(&format!("{base}/db"), object("db", condition(CONDITION), told.clone()));
+    api.put(&format!("{base}/new"), object("new", json!([]), json!({})));
+    api.put("/api/v1/pods/kata", object("kata", condition("wideleaf.io/HugePagesCovered"), told));
+    api.put("/api/v1/pods/web", object("web", json!([]), json!({})));
+    let labels: std::collections::BTreeMap<_, _> = label_names().map(|name| (name, "3")).collect();
+    api.put(
+        "/api/v1/nodes/n1",
+        json!({"metadata": {"name": "n1", "labels": labels},
+        "status": {"capacity": {RESOURCE: "5"}}}),
+    );
+    api
+}
+
+use serde_json::Value;
+
+#[tokio::test]
+async fn vmis_are_listed_and_pods_with_the_annotation() {
+    let rows = vms(&api().client(), None).await.expect("it answers");
+    let names: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.covered.as_deref())).collect();
+    assert_eq!(names, [("db", Some("False")), ("kata", Some("False")), ("new", None)]);
+    let text = list_text(&rows, true);
+    for part in ["namespace", "shop", "75.0 %", "3 GiB", "NoHugePage", "kata", "95 %"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_without_kubevirt_has_pods_alone() {
+    let api = api();
+    api.remove("/apis/kubevirt.io/v1/virtualmachineinstances/db");
+    api.remove("/apis/kubevirt.io/v1/virtualmachineinstances/new");
+    let rows = vms(&api.client(), None).await.expect("it answers");
+    assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["kata"]);
+    api.fail(Some(403));
+    assert!(vms(&api.client(), None).await.expect_err("forbidden").contains("kubectl auth can-i"));
+}
+
+#[tokio::test]
+async fn an_explanation_has_the_reason_and_what_annotations_ask_for() {
+    let rows = vms(&api().client(), None).await.expect("it answers");
+    let text = explain_text(&rows[0]);
+    for part in ["shop/db", "NoHugePage", "75.0 % of present memory", "3 GiB in 2 MiB", "512 windows: none is free"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert!(text.contains("nothing, by annotations"), "{text}");
+    assert!(explain_text(&rows[2]).contains("no agent has published facts about it"));
+}
+
+#[tokio::test]
+async fn top_has_the_nodes_and_the_vms_with_most_memory_in_base_pages() {
+    let api = api();
+    let nodes = all(&Api::<Node>::all(api.client())).await.expect("it answers");
+    let nodes: Vec<NodeRow> = nodes.iter().map(node_row).collect();
+    assert_eq!((nodes[0].huge_gib, nodes[0].labels_gib.len()), (Some(5), 4));
+    let vms = most_in_base_pages(vms(&api.client(), None).await.expect("it answers"));
+    assert_eq!(vms.last().map(|row| row.name.as_str()), Some("new"));
+    let text = top_text(&Top { nodes, vms }, true);
+    assert!(text.contains("promotable-2m") && text.contains("huge-gib"), "{text}");
+}
+
+#[test]
+fn text_of_other_programs_does_not_control_the_terminal() {
+    let row = VmRow {
+        namespace: "shop".into(),
+        name: "db\u{1b}[2J".into(),
+        kind: "Pod".into(),
+        covered: Some("True".into()),
+        reason: Some("a\nb".into()),
+        message: Some("\u{7}".into()),
+        details: None,
+    };
+    let text = list_text(std::slice::from_ref(&row), false) + &explain_text(&row);
+    assert!(!text.contains(['\u{1b}', '\u{7}']), "{text:?}");
+    assert_eq!(list_text(&[], false), NO_VM);
+}
+
+#[test]
+fn options_go_before_and_after_the_command() {
+    for line in [&["list", "-A", "-o", "json"][..], &["-n", "shop", "explain", "db"], &["top", "-n", "shop"]] {
+        Arguments::try_parse_from([&["kubectl-wideleaf"], line].concat()).expect("valid");
+    }
+    for line in [&[][..], &["explain"], &["list", "-o", "yaml"]] {
+        assert!(Arguments::try_parse_from([&["kubectl-wideleaf"], line].concat()).is_err(), "{line:?}");
+    }
+}

@@ -1,0 +1,659 @@
+//! Writes to the API server: the condition and the annotation of a VMI or pod, the figures of the node, events.
+//!
+//! ```text
+//!   due? ── no ─▶ nothing        status changed: at once · news: 30 s after the last write · else a look each 5 min
+//!    │ yes
+//!    ▼
+//!   GET ──▶ as it should be: nothing · else one patch for each part that differs
+//!            conflict: said once, and left to the other writer · not reachable: all writes rest, 1 s to 60 s
+//! ```
+//!
+//! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). The conditions
+//! of a VMI are one field for all writers in KubeVirt's definition (a list without `x-kubernetes-list-type`), which
+//! apply would take away from KubeVirt. There one element is added or replaced by a JSON patch (RFC 6902) with `test`
+//! operations, which make it fail if the object has changed.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::{ApiResource, DynamicObject};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+
+use crate::counters::Counters;
+use crate::details::{Details, STATUS};
+use crate::figures::{Figures, RESOURCE, label_names};
+use crate::objects::{Identity, VMI_API, VMI_KIND, quantity_bytes, vmi_resource};
+use crate::verdict::{CONDITION, Verdict};
+use crate::{MANAGER, PREFIX};
+
+/// Least time between two writes to an object with a condition that keeps its status.
+const OBJECT_EVERY: Duration = Duration::from_secs(30);
+
+/// Least time between two writes to the node.
+const NODE_EVERY: Duration = Duration::from_secs(60);
+
+/// Interval between looks at an object or a node that had no news: another writer may have removed what was written.
+const LOOK_EVERY: Duration = Duration::from_secs(300);
+
+/// Time that one call may take.
+const CALL_WITHIN: Duration = Duration::from_secs(10);
+
+/// Shortest and longest rest after a failed call.
+const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Number of times that another writer may replace a VMI's condition before it is left to that writer.
+const FOREIGN_MAX: u32 = 3;
+
+/// Upper bound on a note of an event, in bytes (events.k8s.io/v1).
+const NOTE_MAX: usize = 1_000;
+
+/// Reason for a write that was not made.
+#[derive(Debug, thiserror::Error)]
+enum ApiError {
+    /// Another manager owns the field, or the object has changed.
+    #[error("{0}")]
+    Conflict(String),
+    /// The object does not exist.
+    #[error("it does not exist")]
+    Gone,
+    /// The API server refuses, and will refuse the same again.
+    #[error("{0}")]
+    Refused(String),
+    /// The API server cannot be reached, or cannot answer now.
+    #[error("{0}")]
+    Down(String),
+}
+
+impl From<kube::Error> for ApiError {
+    fn from(error: kube::Error) -> ApiError {
+        match error {
+            kube::Error::Api(status) => {
+                let text = format!("{} ({})", status.message, status.code);
+                match status.code {
+                    404 => ApiError::Gone,
+                    409 => ApiError::Conflict(text),
+                    429 | 500.. => ApiError::Down(text),
+                    _ => ApiError::Refused(text),
+                }
+            }
+            other => ApiError::Down(other.to_string()),
+        }
+    }
+}
+
+/// Kind of an object that has a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A VirtualMachineInstance (VMI).
+    Vmi {
+        /// Whether its status is a resource of its own.
+        has_status: bool,
+    },
+    /// A pod without a VMI.
+    Pod,
+}
+
+impl Kind {
+    const fn word(self) -> &'static str {
+        match self {
+            Kind::Vmi { .. } => "vmi",
+            Kind::Pod => "pod",
+        }
+    }
+
+    fn resource(self) -> ApiResource {
+        match self {
+            Kind::Vmi { .. } => vmi_resource(),
+            Kind::Pod => ApiResource::erase::<Pod>(&()),
+        }
+    }
+
+    /// Group, version and kind in a body.
+    const fn types(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::Vmi { .. } => (VMI_API, VMI_KIND),
+            Kind::Pod => ("v1", "Pod"),
+        }
+    }
+
+    fn condition(self) -> String {
+        match self {
+            Kind::Vmi { .. } => CONDITION.to_owned(),
+            Kind::Pod => format!("{PREFIX}{CONDITION}"),
+        }
+    }
+}
+
+/// An object that has a condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Kind of the object.
+    pub kind: Kind,
+    /// Identity of the object.
+    pub identity: Identity,
+}
+
+/// State of one object's writes.
+#[derive(Debug, Default)]
+struct Published {
+    latest: Option<(Verdict, Option<Details>)>,
+    looked_at: Option<Instant>,
+    /// Not before this time, after a refusal.
+    not_before: Option<Instant>,
+    foreign: u32,
+    is_condition_left: bool,
+    is_annotation_left: bool,
+    complaint: Option<String>,
+}
+
+impl Published {
+    fn is_due(&self, verdict: &Verdict, details: Option<&Details>, now: Instant) -> bool {
+        if self.not_before.is_some_and(|until| now < until) || self.is_condition_left && self.is_annotation_left {
+            return false;
+        }
+        let (Some((before, told)), Some(looked_at)) = (&self.latest, self.looked_at) else { return true };
+        let since = now.saturating_duration_since(looked_at);
+        let is_news = before.reason != verdict.reason
+            || match (details, told) {
+                (Some(details), Some(told)) => details.is_news_after(told),
+                (Some(_), None) => true,
+                (None, _) => before.message != verdict.message,
+            };
+        before.status != verdict.status || is_news && since >= OBJECT_EVERY || since >= LOOK_EVERY
+    }
+}
+
+/// State of the node's writes.
+#[derive(Debug, Default)]
+struct NodeState {
+    figures: Option<Figures>,
+    /// What the node had at the latest look.
+    seen: Option<Figures>,
+    looked_at: Option<Instant>,
+    written_at: Option<Instant>,
+    /// Whether the kubelet has still to copy what was written.
+    is_copy_expected: bool,
+    is_left: bool,
+    is_allocatable_left: bool,
+    complaint: Option<String>,
+}
+
+/// Pauses of all writes while the API server cannot be reached.
+#[derive(Debug, Default)]
+struct Rest {
+    until: Option<Instant>,
+    length: Duration,
+}
+
+impl Rest {
+    fn begin(&mut self, now: Instant) {
+        self.length = (self.length * 2).clamp(REST.0, REST.1);
+        self.until = Some(now + self.length);
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now >= until)
+    }
+}
+
+/// Writes of one agent.
+pub struct Publisher {
+    client: Client,
+    node: String,
+    counters: Arc<Counters>,
+    recorder: Recorder,
+    objects: BTreeMap<String, Published>,
+    of_node: NodeState,
+    rest: Rest,
+    /// The latest failure to reach the API server; `None` while it answers.
+    trouble: Option<String>,
+}
+
+impl Publisher {
+    /// Writes about `node` through `client`.
+    pub fn new(client: Client, node: &str, counters: Arc<Counters>) -> Publisher {
+        let reporter = Reporter { controller: MANAGER.into(), instance: Some(format!("{MANAGER}-{node}")) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        let (objects, of_node, rest) = (BTreeMap::new(), NodeState::default(), Rest::default());
+        Publisher { client, node: node.to_owned(), counters, recorder, objects, of_node, rest, trouble: None }
+    }
+
+    /// The latest failure to reach the API server; `None` while it answers.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Whether writes are possible now: not while they rest after a failure.
+    pub fn is_ready(&self, now: Instant) -> bool {
+        self.rest.is_over(now)
+    }
+
+    /// Forgets objects that are no longer there.
+    pub fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.objects.retain(|uid, _| is_there(uid));
+    }
+
+    /// UIDs of objects that have a condition by this agent.
+    pub fn published(&self) -> impl Iterator<Item = &str> {
+        self.objects.iter().filter(|(_, state)| state.latest.is_some()).map(|(uid, _)| uid.as_str())
+    }
+
+    fn answered(&mut self) {
+        self.rest = Rest::default();
+        if self.trouble.take().is_some() {
+            tracing::info!("the API server takes writes again");
+        }
+    }
+
+    fn failed(&mut self, error: &str, now: Instant) {
+        self.rest.begin(now);
+        if self.trouble.as_deref() != Some(error) {
+            tracing::warn!("cannot write to the API server: {error}; it is tried again");
+        }
+        self.trouble = Some(error.to_owned());
+    }
+
+    /// Writes the condition and the annotation of an object where that is due. `details`: `None` leaves the annotation
+    /// as it is. Returns whether the condition's status has changed.
+    pub async fn object(
+        &mut self,
+        target: &Target,
+        verdict: &Verdict,
+        details: Option<&Details>,
+        now: Instant,
+    ) -> bool {
+        let uid = &target.identity.uid;
+        let mut state = self.objects.remove(uid).unwrap_or_default();
+        let mut has_changed = false;
+        if self.is_ready(now) && state.is_due(verdict, details, now) {
+            match self.write_object(target, &mut state, verdict, details).await {
+                Ok(()) => {
+                    self.answered();
+                    has_changed = state.latest.as_ref().is_some_and(|(before, _)| before.status != verdict.status);
+                    let told = details.cloned().or_else(|| state.latest.take().and_then(|(_, told)| told));
+                    state.latest = Some((verdict.clone(), told));
+                    (state.looked_at, state.complaint) = (Some(now), None);
+                }
+                Err(ApiError::Down(error)) => self.failed(&error, now),
+                Err(error) => {
+                    self.answered();
+                    state.not_before = Some(now + OBJECT_EVERY);
+                    complain(
+                        &mut state.complaint,
+                        &format!("{}/{}", target.identity.namespace, target.identity.name),
+                        &error,
+                    );
+                }
+            }
+        }
+        self.objects.insert(uid.clone(), state);
+        has_changed
+    }
+
+    async fn write_object(
+        &self,
+        target: &Target,
+        state: &mut Published,
+        verdict: &Verdict,
+        details: Option<&Details>,
+    ) -> Result<(), ApiError> {
+        let Target { kind, identity } = target;
+        let resource = kind.resource();
+        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &identity.namespace, &resource);
+        let seen = called(api.get(&identity.name)).await?;
+        if seen.uid().as_ref() != Some(&identity.uid) {
+            return Err(ApiError::Gone);
+        }
+        let condition = Condition::of(*kind, verdict, &seen.data);
+        if !state.is_condition_left {
+            self.write_condition(&api, target, state, &seen, &condition).await?;
+        }
+        let Some(details) = details.filter(|_| !state.is_annotation_left) else { return Ok(()) };
+        let text = Details { changed: Some(condition.changed), ..details.clone() }.text();
+        if seen.annotations().get(STATUS) == Some(&text) {
+            return Ok(());
+        }
+        let body = body(*kind, identity, json!({"annotations": {STATUS: text}}), &json!({}));
+        match called(api.patch(&identity.name, &PatchParams::apply(MANAGER), &Patch::Apply(&body))).await {
+            Ok(_) => self.counters.write("annotation", "done"),
+            Err(ApiError::Conflict(why)) => {
+                state.is_annotation_left = true;
+                self.leave(target, STATUS, &why).await;
+            }
+            Err(error) => return Err(self.counted("annotation", error)),
+        }
+        Ok(())
+    }
+
+    async fn write_condition(
+        &self,
+        api: &Api<DynamicObject>,
+        target: &Target,
+        state: &mut Published,
+        seen: &DynamicObject,
+        condition: &Condition,
+    ) -> Result<(), ApiError> {
+        let Target { kind, identity } = target;
+        let what = kind.word();
+        if condition.is_there {
+            self.counters.write(what, "same");
+            return Ok(());
+        }
+        if condition.is_foreign(state.latest.as_ref().map(|(verdict, _)| verdict)) {
+            state.foreign += 1;
+            if state.foreign >= FOREIGN_MAX && matches!(kind, Kind::Vmi { .. }) {
+                state.is_condition_left = true;
+                self.leave(target, &kind.condition(), "another writer replaces it again and again").await;
+                return Ok(());
+            }
+        }
+        let written = match kind {
+            Kind::Pod => {
+                let status = json!({"status": {"conditions": [condition.value]}});
+                let body = body(*kind, identity, json!({}), &status);
+                called(api.patch_status(&identity.name, &PatchParams::apply(MANAGER), &Patch::Apply(&body))).await
+            }
+            Kind::Vmi { has_status } => {
+                let Some(operations) = condition.operations(seen) else {
+                    // Its controllers have not seen it yet.
+                    return Err(ApiError::Refused("it has no status yet".into()));
+                };
+                let patch = serde_json::from_value(operations).map_err(|error| ApiError::Refused(error.to_string()))?;
+                let (params, patch) = (patched_by(), Patch::<()>::Json(patch));
+                match has_status {
+                    true => called(api.patch_status(&identity.name, &params, &patch)).await,
+                    false => called(api.patch(&identity.name, &params, &patch)).await,
+                }
+            }
+        };
+        match written {
+            Ok(_) => {
+                self.counters.write(what, "done");
+                Ok(())
+            }
+            Err(ApiError::Conflict(why)) if *kind == Kind::Pod => {
+                state.is_condition_left = true;
+                self.leave(target, &kind.condition(), &why).await;
+                Ok(())
+            }
+            Err(error) => Err(self.counted(what, error)),
+        }
+    }
+
+    fn counted(&self, what: &'static str, error: ApiError) -> ApiError {
+        self.counters.write(what, if matches!(error, ApiError::Conflict(_)) { "conflict" } else { "failed" });
+        error
+    }
+
+    /// Says once that a field belongs to another writer.
+    async fn leave(&self, target: &Target, field: &str, why: &str) {
+        self.counters.write(target.kind.word(), "conflict");
+        let note = format!("{field} is left to its other writer: {why}");
+        self.event(target, EventType::Warning, "FieldOwnedByOther", &note).await;
+        tracing::warn!("{}/{}: {note}", target.identity.namespace, target.identity.name);
+    }
+
+    /// Publishes an event on an object. A failure is logged and not tried again.
+    pub async fn event(&self, target: &Target, type_: EventType, reason: &str, note: &str) {
+        let (api_version, kind) = target.kind.types();
+        let Identity { namespace, name, uid } = target.identity.clone();
+        let about = ObjectReference {
+            api_version: Some(api_version.into()),
+            kind: Some(kind.into()),
+            namespace: Some(namespace),
+            name: Some(name),
+            uid: Some(uid),
+            ..ObjectReference::default()
+        };
+        let end = (0..=note.len().min(NOTE_MAX)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+        let note = Some(note[..end].to_owned());
+        let event = Event { type_, reason: reason.into(), note, action: "Observe".into(), secondary: None };
+        match called(self.recorder.publish(&event, &about)).await {
+            Ok(()) => self.counters.write("event", "done"),
+            Err(error) => {
+                self.counters.write("event", "failed");
+                tracing::warn!("cannot publish the event {reason}: {error}");
+            }
+        }
+    }
+
+    /// Writes the node's figures where that is due.
+    pub async fn node(&mut self, promotable: &wideleaf_control::view::PromotableView, held: u64, now: Instant) {
+        let state = &mut self.of_node;
+        let figures = Figures::after(state.figures.as_ref().or(state.seen.as_ref()), promotable, held);
+        let is_new = state.figures.as_ref() != Some(&figures);
+        state.figures = Some(figures);
+        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
+        let is_write_due = is_new_to(state) && since(state.written_at).is_none_or(|since| since >= NODE_EVERY);
+        let look_every = if state.is_copy_expected { NODE_EVERY } else { LOOK_EVERY };
+        let is_look_due = since(state.looked_at).is_none_or(|since| since >= look_every);
+        if state.is_left || !(is_write_due || is_look_due) || !self.rest.is_over(now) {
+            if is_new {
+                tracing::debug!("the node's figures have changed");
+            }
+            return;
+        }
+        let mut state = std::mem::take(&mut self.of_node);
+        match self.write_node(&mut state, promotable, held, now).await {
+            Ok(()) => {
+                self.answered();
+                state.complaint = None;
+            }
+            Err(ApiError::Down(error)) => self.failed(&error, now),
+            Err(ApiError::Conflict(why)) => {
+                self.answered();
+                tracing::warn!("labels and resources of node {} are left to their other writer: {why}", self.node);
+                state.is_left = true;
+            }
+            Err(error) => {
+                self.answered();
+                (state.looked_at, state.written_at) = (Some(now), Some(now));
+                complain(&mut state.complaint, &format!("node {}", self.node), &error);
+            }
+        }
+        self.of_node = state;
+    }
+
+    async fn write_node(
+        &self,
+        state: &mut NodeState,
+        promotable: &wideleaf_control::view::PromotableView,
+        held: u64,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        let api = Api::<Node>::all(self.client.clone());
+        let node = called(api.get(&self.node)).await?;
+        if state.looked_at.is_none() {
+            // Figures that an earlier agent has published are held as if they were this one's.
+            state.figures = Some(Figures::after(figures_of(&node).as_ref(), promotable, held));
+        }
+        state.looked_at = Some(now);
+        let Some(figures) = state.figures.clone() else { return Ok(()) };
+        let uid = node.uid().unwrap_or_default();
+        let apply = PatchParams::apply(MANAGER);
+        let body = |metadata: Value, rest: &Value| {
+            let mut body = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node, "uid": uid}});
+            merge(&mut body["metadata"], &metadata);
+            merge(&mut body, rest);
+            body
+        };
+        let mut has_written = false;
+        let has = |(name, gib): (&&str, &u64)| node.labels().get(*name) == Some(&gib.to_string());
+        if !figures.labels.iter().all(has) {
+            let labels: BTreeMap<&str, String> =
+                figures.labels.iter().map(|(name, gib)| (*name, gib.to_string())).collect();
+            let body = body(json!({"labels": labels}), &json!({}));
+            called(api.patch(&self.node, &apply, &Patch::Apply(&body)))
+                .await
+                .map_err(|error| self.counted("node", error))?;
+            has_written = true;
+        }
+        let status = node.status.clone().unwrap_or_default();
+        let wanted = figures.huge_gib.to_string();
+        let has = |of: &Option<BTreeMap<String, Quantity>>| {
+            let quantity = of.as_ref().and_then(|of| of.get(RESOURCE));
+            // The API server writes 1000 as `1k`.
+            quantity.is_some_and(|quantity| quantity_bytes(&quantity.0) == Some(figures.huge_gib))
+        };
+        let (is_capacity, is_allocatable) = (has(&status.capacity), has(&status.allocatable));
+        // A kubelet copies the capacity within some seconds. Where it has not done so since the last write, or there is
+        // none, the agent writes both.
+        let has_kubelet = status.node_info.as_ref().is_some_and(|info| !info.kubelet_version.is_empty());
+        let is_both = (!has_kubelet || is_capacity && !is_allocatable) && !state.is_allocatable_left;
+        state.is_copy_expected = false;
+        if !is_capacity || is_both && !is_allocatable {
+            state.is_copy_expected = !is_both && !state.is_allocatable_left;
+            let capacity = json!({RESOURCE: wanted});
+            let both = json!({"status": {"capacity": capacity, "allocatable": capacity}});
+            let alone = json!({"status": {"capacity": capacity}});
+            let write = async |rest: &Value| {
+                let body = body(json!({}), rest);
+                called(api.patch_status(&self.node, &apply, &Patch::Apply(&body))).await
+            };
+            let mut written = write(if is_both { &both } else { &alone }).await;
+            if let (Err(ApiError::Conflict(why)), true) = (&written, is_both) {
+                tracing::warn!("allocatable of node {} is left to the kubelet: {why}", self.node);
+                state.is_allocatable_left = true;
+                written = write(&alone).await;
+            }
+            written.map_err(|error| self.counted("node", error))?;
+            has_written = true;
+        }
+        if has_written {
+            state.written_at = Some(now);
+        }
+        self.counters.write("node", if has_written { "done" } else { "same" });
+        state.seen = Some(figures);
+        Ok(())
+    }
+}
+
+/// Whether the node does not have the figures yet, as far as the agent knows.
+fn is_new_to(state: &NodeState) -> bool {
+    state.figures != state.seen
+}
+
+/// Figures that a node has, where it has all of them.
+fn figures_of(node: &Node) -> Option<Figures> {
+    let label = |name: &'static str| Some((name, node.labels().get(name)?.parse().ok()?));
+    let labels = label_names().map(label).collect::<Option<BTreeMap<_, _>>>()?;
+    let huge_gib = quantity_bytes(&node.status.as_ref()?.capacity.as_ref()?.get(RESOURCE)?.0)?;
+    Some(Figures { labels, huge_gib })
+}
+
+/// Logs a refusal once.
+fn complain(latest: &mut Option<String>, what: &str, error: &ApiError) {
+    let text = error.to_string();
+    if latest.as_ref() != Some(&text) {
+        tracing::warn!("cannot write the state of {what}: {text}");
+        *latest = Some(text);
+    }
+}
+
+/// One call, with a limit on its time.
+async fn called<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
+    match tokio::time::timeout(CALL_WITHIN, call).await {
+        Ok(answer) => answer.map_err(ApiError::from),
+        Err(_) => Err(ApiError::Down(format!("no answer within {} s", CALL_WITHIN.as_secs()))),
+    }
+}
+
+/// Parameters of a patch that is not an apply, with the same manager.
+fn patched_by() -> PatchParams {
+    PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() }
+}
+
+/// Body of an apply. The UID keeps the API server from making an object anew that was deleted in between.
+fn body(kind: Kind, identity: &Identity, metadata: Value, rest: &Value) -> Value {
+    let (api_version, kind) = kind.types();
+    let Identity { namespace, name, uid } = identity;
+    let named = json!({"namespace": namespace, "name": name, "uid": uid});
+    let mut body = json!({"apiVersion": api_version, "kind": kind, "metadata": named});
+    merge(&mut body["metadata"], &metadata);
+    merge(&mut body, rest);
+    body
+}
+
+fn merge(into: &mut Value, fields: &Value) {
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        into[name.as_str()] = value.clone();
+    }
+}
+
+/// The condition as it should be, beside that of the object.
+struct Condition {
+    value: Value,
+    /// Time at which its status changed last, RFC 3339.
+    changed: String,
+    /// Place of the present one among the object's conditions.
+    index: Option<usize>,
+    /// The present one, without times.
+    present: Option<(String, String, String)>,
+    /// Whether the object has it so.
+    is_there: bool,
+}
+
+impl Condition {
+    fn of(kind: Kind, verdict: &Verdict, data: &Value) -> Condition {
+        let type_ = kind.condition();
+        let conditions = data["status"]["conditions"].as_array();
+        let index = conditions.and_then(|all| all.iter().position(|one| one["type"] == *type_));
+        let now = index.and_then(|index| conditions?.get(index));
+        let text = |name: &str| now.and_then(|now| now[name].as_str()).unwrap_or_default().to_owned();
+        let present = now.map(|_| (text("status"), text("reason"), text("message")));
+        let wanted = (verdict.status.word().to_owned(), verdict.reason.clone(), verdict.message.clone());
+        let is_there = present.as_ref() == Some(&wanted);
+        let keeps_time = present.as_ref().is_some_and(|(status, ..)| *status == wanted.0);
+        let changed = Some(text("lastTransitionTime")).filter(|time| keeps_time && !time.is_empty());
+        let changed = changed.unwrap_or_else(now_text);
+        let (status, reason, message) = wanted;
+        let value = json!({
+            "type": type_,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": changed,
+        });
+        Condition { value, changed, index, present, is_there }
+    }
+
+    /// Whether another writer has replaced what was written last.
+    fn is_foreign(&self, latest: Option<&Verdict>) -> bool {
+        let (Some((status, reason, message)), Some(latest)) = (&self.present, latest) else { return false };
+        (status.as_str(), reason, message) != (latest.status.word(), &latest.reason, &latest.message)
+    }
+
+    /// JSON patch that changes this one element, and fails where the object has another form by then; `None` for an
+    /// object without a status.
+    fn operations(&self, seen: &DynamicObject) -> Option<Value> {
+        let status = seen.data["status"].as_object()?;
+        let unchanged = || json!({"op": "test", "path": "/metadata/resourceVersion", "value": seen.resource_version()});
+        Some(match (self.index, status.get("conditions").is_some_and(Value::is_array)) {
+            (Some(index), _) => json!([
+                {"op": "test", "path": format!("/status/conditions/{index}/type"), "value": self.value["type"]},
+                {"op": "replace", "path": format!("/status/conditions/{index}"), "value": self.value},
+            ]),
+            (None, true) => json!([unchanged(), {"op": "add", "path": "/status/conditions/-", "value": self.value}]),
+            (None, false) => {
+                json!([unchanged(), {"op": "add", "path": "/status/conditions", "value": [self.value]}])
+            }
+        })
+    }
+}
+
+/// The time of this machine, in whole seconds, RFC 3339. Durations never use it.
+fn now_text() -> String {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,480 @@
+//! The loop of the agent.
+//!
+//! ```text
+//!   guests of wideleafd ─▶ place of each ─▶ wishes passed on ─▶ verdicts ─▶ objects written where due
+//!        └── silent: rounds go on, and conditions become Unknown after a minute
+//!   figures of wideleafd ─▶ node written where due
+//! ```
+//!
+//! A round begins after each period, and soon after a change of a pod, a VMI or a call of a hook. Nothing is kept for
+//! an API server that is away: each round begins from what is true then.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::runtime::events::EventType;
+use wideleaf_control::client::ClientError;
+use wideleaf_control::protocol::Request;
+use wideleaf_control::view::{Care, Explanation, VmView, Vmm};
+
+use crate::counters::Counters;
+use crate::daemon::Daemon;
+use crate::details::{Details, STATUS};
+use crate::matching::{Place, place};
+use crate::publish::{Kind, Publisher, Target};
+use crate::store::{Store, VmiApi};
+use crate::verdict::{Status, Verdict};
+use crate::wishes::Wishes;
+
+/// Time that a question to wideleafd may take.
+const QUESTION_WITHIN: Duration = Duration::from_secs(5);
+
+/// Time that a change by wideleafd may take.
+const CHANGE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Maximum age of the reasons why a guest is not covered.
+const EXPLANATION_AGE_MAX: Duration = Duration::from_secs(30);
+
+/// Time for which wideleafd may be silent, or a guest not there, before its condition becomes unknown: a restart takes
+/// less.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Pause after a refused setting before it is tried again. New wishes are tried at once.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
+
+/// Time for which changes are gathered before a round.
+const GATHER: Duration = Duration::from_millis(200);
+
+/// Least time between the begins of two rounds, which bounds their cost while many objects change.
+const ROUND_EVERY: Duration = Duration::from_secs(1);
+
+/// Upper bound on the mistakes in annotations that are remembered for a guest, so that each is one event.
+const MISTAKES_MAX: usize = 8;
+
+/// Time after which a migration that is over ends the hold of its guest, also where its begin was not seen.
+const HOLD_MIN: Duration = Duration::from_secs(15);
+
+/// Guest that is left alone for a migration.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    pid: u32,
+    since: Instant,
+    is_under_way: bool,
+}
+
+/// Guests that are left alone for their migration, by UID of the VMI: written by hooks, ended by rounds.
+#[derive(Debug, Default)]
+pub struct Holds(Mutex<BTreeMap<String, Hold>>);
+
+impl Holds {
+    /// Remembers that the guest of a VMI is left alone.
+    pub fn add(&self, uid: &str, pid: u32, now: Instant) {
+        self.all().insert(uid.to_owned(), Hold { pid, since: now, is_under_way: false });
+    }
+
+    /// Takes the guests out that need not be left alone any more: their migration is over.
+    fn over(&self, is_over: impl Fn(&str) -> Option<bool>, now: Instant) -> Vec<u32> {
+        let mut ended = Vec::new();
+        self.all().retain(|uid, hold| {
+            let state = is_over(uid);
+            hold.is_under_way |= state == Some(false);
+            let is_known = hold.is_under_way || now.saturating_duration_since(hold.since) >= HOLD_MIN;
+            // A VMI that is gone or has moved has no guest here.
+            let is_ended = state != Some(false) && is_known;
+            if is_ended {
+                ended.push(hold.pid);
+            }
+            !is_ended
+        });
+        ended
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Hold>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// State of the loop for `/healthz`.
+#[derive(Debug, Default)]
+pub struct Health {
+    /// End of the latest round.
+    pub round_at: Option<Instant>,
+    /// Why wideleafd gave no answer at the latest round.
+    pub daemon: Option<String>,
+    /// Why the API server could not be written to.
+    pub api: Option<String>,
+}
+
+/// Health that several tasks share.
+pub type SharedHealth = Arc<Mutex<Health>>;
+
+/// What is known of one guest between rounds.
+#[derive(Debug, Default)]
+struct Known {
+    /// Wishes that wideleafd has received.
+    passed: Option<Wishes>,
+    refused: Option<(Wishes, Instant)>,
+    explained: Option<(Explanation, Instant)>,
+}
+
+/// What is known of one object between rounds.
+#[derive(Debug, Default)]
+struct Seen {
+    guest_at: Option<Instant>,
+    mistakes: Vec<String>,
+}
+
+/// Summary of one round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Guests of wideleafd.
+    pub guests: usize,
+    /// Guests that belong to a VMI or a pod of this node.
+    pub placed: usize,
+    /// Guests among them that are covered.
+    pub covered: usize,
+}
+
+/// The loop of the agent.
+pub struct Rounds {
+    node: String,
+    daemon: Daemon,
+    store: Arc<Store>,
+    holds: Arc<Holds>,
+    counters: Arc<Counters>,
+    health: SharedHealth,
+    publisher: Publisher,
+    guests: BTreeMap<(u32, u64), Known>,
+    objects: BTreeMap<String, Seen>,
+    silent_since: Option<Instant>,
+    complaint: Option<String>,
+}
+
+/// A guest and the object that has its condition.
+struct Placed {
+    guest: VmView,
+    target: Target,
+    wishes: Wishes,
+    mistakes: Vec<String>,
+    /// Wishes that an earlier agent has passed on.
+    asked_before: Wishes,
+}
+
+impl Rounds {
+    /// A loop that has not begun.
+    pub fn new(
+        node: &str,
+        daemon: Daemon,
+        store: Arc<Store>,
+        holds: Arc<Holds>,
+        counters: Arc<Counters>,
+        health: SharedHealth,
+        publisher: Publisher,
+    ) -> Rounds {
+        Rounds {
+            node: node.to_owned(),
+            daemon,
+            store,
+            holds,
+            counters,
+            health,
+            publisher,
+            guests: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            silent_since: None,
+            complaint: None,
+        }
+    }
+
+    /// Runs for ever.
+    pub async fn run(mut self, period: Duration) {
+        loop {
+            let begun = Instant::now();
+            self.round().await;
+            let store = Arc::clone(&self.store);
+            tokio::select! {
+                () = tokio::time::sleep(period.saturating_sub(begun.elapsed())) => {}
+                () = store.woken() => {
+                    let since = begun.elapsed();
+                    tokio::time::sleep(ROUND_EVERY.saturating_sub(since).max(GATHER)).await;
+                }
+            }
+        }
+    }
+
+    /// One round.
+    ///
+    /// # Errors
+    /// wideleafd gave no answer, or the API server did not take a write: the round is over all the same.
+    pub async fn once(&mut self) -> Result<Summary, String> {
+        let summary = self.round().await;
+        let health = locked(&self.health);
+        match (&health.daemon, &health.api) {
+            (Some(why), _) => Err(why.clone()),
+            (None, Some(why)) => Err(format!("cannot write to the API server: {why}")),
+            (None, None) => Ok(summary),
+        }
+    }
+
+    async fn round(&mut self) -> Summary {
+        let now = Instant::now();
+        let listed = self.daemon.guests(QUESTION_WITHIN).await;
+        let (summary, daemon) = match listed {
+            Ok(guests) => (self.with_guests(guests, now).await, None),
+            Err(error) => {
+                self.without_daemon(&error, now).await;
+                (Summary::default(), Some(error.to_string()))
+            }
+        };
+        self.counters.round(if daemon.is_some() { "no_daemon" } else { "done" });
+        let api = self.publisher.trouble().map(str::to_owned);
+        *locked(&self.health) = Health { round_at: Some(Instant::now()), daemon, api };
+        summary
+    }
+
+    async fn without_daemon(&mut self, error: &ClientError, now: Instant) {
+        let text = error.to_string();
+        if self.complaint.as_ref() != Some(&text) {
+            tracing::warn!("{text}");
+            self.complaint = Some(text.clone());
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        // A new daemon has forgotten nothing, but one without its state file has.
+        self.guests.values_mut().for_each(|known| known.passed = None);
+        if now.saturating_duration_since(since) < SILENCE_MAX {
+            return;
+        }
+        for target in self.published_targets() {
+            self.publisher.object(&target, &Verdict::silent(&text), None, now).await;
+        }
+    }
+
+    async fn with_guests(&mut self, guests: Vec<VmView>, now: Instant) -> Summary {
+        if self.complaint.take().is_some() {
+            tracing::info!("wideleafd answers again");
+        }
+        self.silent_since = None;
+        self.end_holds(now).await;
+        let keys: Vec<(u32, u64)> = guests.iter().map(|guest| (guest.pid, guest.started_at)).collect();
+        self.guests.retain(|key, _| keys.contains(key));
+        let mut summary = Summary { guests: guests.len(), ..Summary::default() };
+        let Some((placed, held)) = self.places(guests) else { return summary };
+        summary.placed = placed.len();
+        for placed in &placed {
+            self.pass_on(placed, now).await;
+        }
+        for placed in placed {
+            summary.covered += usize::from(self.judge(placed, now).await == Status::True);
+        }
+        self.guests_that_ended(now).await;
+        self.figures(held, now).await;
+        summary
+    }
+
+    /// Guests with their objects, and the memory in large pages of guests of pods that request the node's resource.
+    /// `None` while pods and VMIs are not known.
+    fn places(&mut self, guests: Vec<VmView>) -> Option<(Vec<Placed>, u64)> {
+        let objects = self.store.objects();
+        if !objects.are_known() {
+            return None;
+        }
+        let mut placed: BTreeMap<String, Placed> = BTreeMap::new();
+        let (mut held, mut counts) = (0_u64, [("vmi", 0), ("pod", 0), ("elsewhere", 0), ("none", 0)]);
+        for guest in guests {
+            let found = place(&guest, &objects);
+            let pod = found.as_ref().and_then(Place::pod);
+            if pod.is_some_and(|pod| pod.requested_gib > 0 && !pod.has_ended) {
+                held = held.saturating_add(guest.backing.map_or(0, |backing| backing.huge_2m + backing.giant_1g));
+            }
+            let (of_vmi, of_pod) = match &found {
+                Some(Place::Vmi(vmi, _)) => (Some(&vmi.annotations), pod.map(|pod| &pod.annotations)),
+                _ => (None, pod.map(|pod| &pod.annotations)),
+            };
+            let (wishes, mistakes) = Wishes::of(of_vmi, of_pod);
+            let before = of_vmi.or(of_pod).and_then(|annotations| Details::parse(annotations.get(STATUS)?));
+            let asked_before = before.filter(|before| before.node == self.node).map(|before| before.asked());
+            let (index, target) = match found {
+                Some(Place::Vmi(vmi, _)) => {
+                    let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
+                    (0, Target { kind: Kind::Vmi { has_status }, identity: vmi.identity })
+                }
+                Some(Place::Pod(pod)) => (1, Target { kind: Kind::Pod, identity: pod.identity }),
+                Some(Place::Elsewhere(_)) => {
+                    counts[2].1 += 1;
+                    continue;
+                }
+                None => {
+                    counts[3].1 += 1;
+                    continue;
+                }
+            };
+            counts[index].1 += 1;
+            let asked_before = asked_before.unwrap_or_default();
+            let candidate = Placed { guest, target, wishes, mistakes, asked_before };
+            let uid = candidate.target.identity.uid.clone();
+            // A pod may run several guests, and has one condition: that of the largest.
+            if placed.get(&uid).is_none_or(|known| size(&known.guest) < size(&candidate.guest)) {
+                placed.insert(uid, candidate);
+            }
+        }
+        let is_there = |uid: &str| objects.pods.get(uid).is_some() || objects.vmis.get(uid).is_some();
+        self.publisher.keep(is_there);
+        self.objects.retain(|uid, _| is_there(uid));
+        counts.into_iter().for_each(|(place, number)| self.counters.guests(place, number));
+        Some((placed.into_values().collect(), held))
+    }
+
+    /// Passes the wishes of annotations on to wideleafd, once.
+    async fn pass_on(&mut self, placed: &Placed, now: Instant) {
+        let Placed { guest, target, wishes, mistakes, asked_before } = placed;
+        self.report_mistakes(target, mistakes).await;
+        let known = self.guests.entry((guest.pid, guest.started_at)).or_default();
+        let passed = known.passed.clone().unwrap_or_else(|| asked_before.clone());
+        let is_refused = known
+            .refused
+            .as_ref()
+            .is_some_and(|(refused, at)| refused == wishes && now.saturating_duration_since(*at) < REFUSAL_PAUSE);
+        if known.passed.as_ref() == Some(wishes) || is_refused || guest.vmm == Vmm::Wideleaf {
+            return;
+        }
+        if !wishes.is_any() && !passed.is_any() || !wishes.is_any() && guest.care == Care::Unmanaged {
+            known.passed = Some(wishes.clone());
+            return;
+        }
+        match self.daemon.settle(guest, wishes.settings(&passed), CHANGE_WITHIN).await {
+            Ok(()) => {
+                tracing::info!("{}: its annotations are in force", guest.name);
+                (known.passed, known.refused) = (Some(wishes.clone()), None);
+            }
+            Err(ClientError::Refused(why)) => {
+                let is_new = known.refused.as_ref().is_none_or(|(refused, _)| refused != wishes);
+                known.refused = Some((wishes.clone(), now));
+                if is_new {
+                    let note = format!("wideleafd refuses what the annotations ask for: {why}");
+                    tracing::warn!("{}: {note}", guest.name);
+                    self.publisher.event(target, EventType::Warning, "AnnotationRefused", &note).await;
+                }
+            }
+            Err(error) => tracing::warn!("{}: cannot pass its annotations on: {error}", guest.name),
+        }
+    }
+
+    async fn report_mistakes(&mut self, target: &Target, mistakes: &[String]) {
+        let seen = self.objects.entry(target.identity.uid.clone()).or_default();
+        let new: Vec<String> = mistakes.iter().filter(|mistake| !seen.mistakes.contains(mistake)).cloned().collect();
+        seen.mistakes.retain(|known| mistakes.contains(known));
+        seen.mistakes.extend(new.iter().cloned());
+        seen.mistakes.truncate(MISTAKES_MAX);
+        for mistake in new {
+            tracing::warn!("{}/{}: {mistake}", target.identity.namespace, target.identity.name);
+            self.publisher.event(target, EventType::Warning, "AnnotationInvalid", &mistake).await;
+        }
+    }
+
+    /// Writes the condition of a guest where that is due.
+    async fn judge(&mut self, placed: Placed, now: Instant) -> Status {
+        let Placed { guest, target, wishes, .. } = placed;
+        self.objects.entry(target.identity.uid.clone()).or_default().guest_at = Some(now);
+        let verdict = Verdict::of(&guest, None);
+        let explanation = if verdict.status == Status::False { self.explanation(&guest, now).await } else { None };
+        let verdict = if explanation.is_some() { Verdict::of(&guest, explanation.as_ref()) } else { verdict };
+        let known = self.guests.get(&(guest.pid, guest.started_at));
+        let asked = known.and_then(|known| known.passed.clone()).unwrap_or(wishes);
+        let details = Details::of(&self.node, &guest, explanation.as_ref(), &verdict, &asked);
+        if self.publisher.object(&target, &verdict, Some(&details), now).await {
+            let (type_, reason) = match verdict.status {
+                Status::True => (EventType::Normal, "HugePagesCovered"),
+                Status::False => (EventType::Warning, "HugePagesNotCovered"),
+                Status::Unknown => (EventType::Warning, "HugePagesUnknown"),
+            };
+            self.publisher.event(&target, type_, reason, &verdict.message).await;
+        }
+        verdict.status
+    }
+
+    /// Reasons why a guest is not covered, from some seconds ago.
+    async fn explanation(&mut self, guest: &VmView, now: Instant) -> Option<Explanation> {
+        let known = self.guests.entry((guest.pid, guest.started_at)).or_default();
+        if let Some((explanation, at)) = &known.explained
+            && now.saturating_duration_since(*at) < EXPLANATION_AGE_MAX
+        {
+            return Some(explanation.clone());
+        }
+        match self.daemon.explain(guest.pid, QUESTION_WITHIN).await {
+            Ok(explanation) => {
+                known.explained = Some((explanation.clone(), now));
+                Some(explanation)
+            }
+            Err(error) => {
+                tracing::debug!("{}: no explanation: {error}", guest.name);
+                known.explained.as_ref().map(|(explanation, _)| explanation.clone())
+            }
+        }
+    }
+
+    /// Objects that had a guest, and have none for a while.
+    async fn guests_that_ended(&mut self, now: Instant) {
+        for target in self.published_targets() {
+            let guest_at = self.objects.get(&target.identity.uid).and_then(|seen| seen.guest_at);
+            if guest_at.is_some_and(|at| now.saturating_duration_since(at) >= SILENCE_MAX) {
+                self.publisher.object(&target, &Verdict::no_guest(), None, now).await;
+            }
+        }
+    }
+
+    /// Objects of the store that have a condition by this agent.
+    fn published_targets(&self) -> Vec<Target> {
+        let objects = self.store.objects();
+        let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
+        let target = |uid: &str| {
+            let vmi = objects.vmis.get(uid).map(|vmi| (Kind::Vmi { has_status }, vmi.identity.clone()));
+            let pod = || objects.pods.get(uid).map(|pod| (Kind::Pod, pod.identity.clone()));
+            vmi.or_else(pod).map(|(kind, identity)| Target { kind, identity })
+        };
+        self.publisher.published().filter_map(target).collect()
+    }
+
+    async fn figures(&mut self, held: u64, now: Instant) {
+        let view = match self.daemon.view(QUESTION_WITHIN).await {
+            Ok(view) => view,
+            Err(error) => return tracing::debug!("no figures of the node: {error}"),
+        };
+        // A daemon of an earlier release, or a kernel that does not tell: no figure is better than a wrong one.
+        let Some(promotable) = view.promotable else { return };
+        for (which, bytes) in [
+            ("now_2m", promotable.now_2m),
+            ("now_1g", promotable.now_1g),
+            ("compacted_2m", promotable.compacted_2m),
+            ("compacted_1g", promotable.compacted_1g),
+        ] {
+            self.counters.promotable(which, bytes);
+        }
+        self.publisher.node(&promotable, held, now).await;
+    }
+
+    /// Ends the holds of guests with a migration that is over.
+    async fn end_holds(&self, now: Instant) {
+        let over = {
+            let objects = self.store.objects();
+            self.holds.over(|uid| objects.vmis.get(uid).and_then(|vmi| vmi.is_migration_over), now)
+        };
+        for pid in over {
+            let end = Request::LeaveAlone { vm: pid.to_string(), for_s: 0 };
+            if let Err(error) = self.daemon.ask(end, CHANGE_WITHIN).await {
+                tracing::debug!("process {pid} is left alone until its time is over: {error}");
+            }
+        }
+    }
+}
+
+fn size(guest: &VmView) -> u64 {
+    guest.ram.iter().map(|ram| ram.bytes).sum()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+use super::*;
+use crate::matching::tests::{POD, guest, objects, pod, vmi};
+use crate::objects::{PodFacts, VmiFacts, VmiOfPod};
+use crate::testing::{FakeApi, FakeDaemon, ok, refusal};
+use crate::verdict::CONDITION;
+use crate::wishes::{GUARANTEE, POLICY};
+use serde_json::{Value, json};
+use wideleaf_control::protocol::{Answer, Reply};
+use wideleaf_control::view::{BackingView, DaemonView, PromotableView, Reason};
+
+const VMI: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/db";
+const NODE: &str = "/api/v1/nodes/n1";
+const WITH_VMIS: VmiApi = VmiApi::Present { has_status: false };
+
+/// Guests of the fake daemon, which a test changes between rounds.
+type Guests = Arc<Mutex<Vec<VmView>>>;
+
+struct Bench {
+    folder: tempfile::TempDir,
+    api: FakeApi,
+    daemon: Option<FakeDaemon>,
+    guests: Guests,
+    store: Arc<Store>,
+    holds: Arc<Holds>,
+    health: SharedHealth,
+    rounds: Rounds,
+}
+
+fn launcher() -> PodFacts {
+    pod(Some(VmiOfPod { uid: Some("v-1".into()), name: Some("db".into()) }))
+}
+
+fn in_pod() -> VmView {
+    guest("shop_db", Some(&format!("/kubepods/burstable/pod{POD}/c")))
+}
+
+fn with_coverage(percent: u64) -> VmView {
+    let backing = BackingView { huge_2m: percent << 30, base_4k: (100 - percent) << 30, ..BackingView::default() };
+    VmView { backing: Some(backing), ..in_pod() }
+}
+
+fn annotated(pairs: &[(&str, &str)]) -> VmiFacts {
+    let annotations = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    VmiFacts { annotations, ..vmi() }
+}
+
+fn answers(guests: &Guests, request: &Request) -> Option<Reply> {
+    let reason = Reason { name: "no_huge_page".into(), windows: 7, text: "none is free".into() };
+    match request {
+        Request::List => ok(Answer::Vms(guests.lock().expect("no panic").clone())),
+        Request::Daemon => {
+            let promotable = PromotableView { now_2m: 3 << 30, compacted_2m: 4 << 30, ..PromotableView::default() };
+            ok(Answer::Daemon(DaemonView { promotable: Some(promotable), ..DaemonView::default() }))
+        }
+        Request::Explain { .. } => {
+            ok(Answer::Explanation(Explanation { reasons: vec![reason], ..Explanation::default() }))
+        }
+        Request::Set { changes, .. } if changes.policy.as_deref() == Some("nonsense") => refusal("no such policy"),
+        Request::Set { .. } | Request::Attach { .. } | Request::LeaveAlone { .. } => ok(Answer::Done),
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Bench {
+    fn new(pods: &[PodFacts], vmis: &[VmiFacts], vmi_api: VmiApi) -> Bench {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let socket = folder.path().join("control.sock");
+        let (api, store, holds) = (FakeApi::default(), Arc::new(Store::default()), Arc::new(Holds::default()));
+        let (counters, health) = (Arc::new(Counters::default()), SharedHealth::default());
+        *store.objects() = objects(pods, vmis, vmi_api);
+        let publisher = Publisher::new(api.client(), "n1", Arc::clone(&counters));
+        let rounds = Rounds::new(
+            "n1",
+            Daemon::at(&socket),
+            Arc::clone(&store),
+            Arc::clone(&holds),
+            counters,
+            Arc::clone(&health),
+            publisher,
+        );
+        let meta = json!({"name": "db", "namespace": "shop", "uid": "v-1"});
+        api.put(VMI, json!({"apiVersion": "v1", "kind": "Any", "metadata": meta, "status": {"conditions": []}}));
+        api.put(NODE, json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "n-1"}}));
+        let mut bench = Bench { folder, api, daemon: None, guests: Guests::default(), store, holds, health, rounds };
+        bench.start_daemon();
+        bench
+    }
+
+    fn start_daemon(&mut self) {
+        self.daemon = None;
+        let guests = Arc::clone(&self.guests);
+        let socket = self.folder.path().join("control.sock");
+        self.daemon = Some(FakeDaemon::at(&socket, move |request| answers(&guests, request)));
+    }
+
+    async fn end_daemon(&mut self) {
+        self.daemon = None;
+        // Its task ends when it is its turn.
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn guests(&self, guests: &[VmView]) {
+        *self.guests.lock().expect("no panic") = guests.to_vec();
+    }
+
+    /// Changes that the daemon was asked for since the last call.
+    fn changes(&self) -> Vec<Request> {
+        let asked = self.daemon.as_ref().expect("it runs").asked();
+        let is_change = |request: &Request| {
+            matches!(request, Request::Set { .. } | Request::Attach { .. } | Request::LeaveAlone { .. })
+        };
+        asked.into_iter().filter(is_change).collect()
+    }
+
+    fn condition(&self) -> Value {
+        let conditions = self.api.object(VMI)["status"]["conditions"].clone();
+        conditions.as_array().into_iter().flatten().find(|one| one["type"] == CONDITION).cloned().unwrap_or(Value::Null)
+    }
+
+    fn events(&self) -> Vec<String> {
+        let writes = self.api.writes().into_iter().filter(|write| write.path.ends_with("/events"));
+        writes.map(|write| write.body["reason"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_round_publishes_the_guest_and_the_node() {
+    let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
+    bench.guests(&[with_coverage(10), guest("other", None)]);
+    let summary = bench.rounds.once().await.expect("all is there");
+    assert_eq!(summary, Summary { guests: 2, placed: 1, covered: 0 });
+    let condition = bench.condition();
+    assert_eq!((condition["status"].as_str(), condition["reason"].as_str()), (Some("False"), Some("NoHugePage")));
+    assert!(condition["message"].as_str().expect("text").ends_with("7 windows: none is free"));
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"]["wideleaf.io/promotable-2m-gib"], "3");
+    bench.events();
+    bench.guests(&[with_coverage(96)]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["status"], "True");
+    assert_eq!(bench.events(), ["HugePagesCovered"]);
+}
+
+#[tokio::test]
+async fn memory_of_guests_that_request_the_resource_is_added_and_that_of_others_is_not() {
+    for (requested_gib, expected) in [(0, "3"), (40, "43")] {
+        let mut bench = Bench::new(&[PodFacts { requested_gib, ..launcher() }], &[vmi()], WITH_VMIS);
+        bench.guests(&[with_coverage(40)]);
+        bench.rounds.once().await.expect("all is there");
+        assert_eq!(bench.api.object(NODE)["status"]["capacity"][crate::figures::RESOURCE], expected);
+    }
+}
+
+#[tokio::test]
+async fn annotations_are_passed_on_once_and_unset_when_they_are_over() {
+    let mut bench = Bench::new(&[launcher()], &[annotated(&[(GUARANTEE, "90%"), (POLICY, "coverage")])], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    for _ in 0..3 {
+        bench.rounds.once().await.expect("all is there");
+    }
+    let changes = bench.changes();
+    let [Request::Set { vm, changes }] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!((vm.as_str(), changes.policy.as_deref()), ("4711", Some("coverage")));
+    assert_eq!(changes.guarantee.as_deref(), Some("90%"));
+    *bench.store.objects() = objects(&[launcher()], &[annotated(&[(GUARANTEE, "90%")])], WITH_VMIS);
+    bench.rounds.once().await.expect("all is there");
+    let changes = bench.changes();
+    let [Request::Set { changes, .. }] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!(changes.unset, [wideleaf_control::protocol::SettingName::Policy]);
+}
+
+#[tokio::test]
+async fn an_unmanaged_guest_is_attached_for_its_annotations_and_left_alone_without() {
+    let unmanaged = VmView { care: Care::Unmanaged, ..with_coverage(96) };
+    let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
+    bench.guests(std::slice::from_ref(&unmanaged));
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), []);
+    *bench.store.objects() = objects(&[launcher()], &[annotated(&[(GUARANTEE, "90%")])], WITH_VMIS);
+    bench.rounds.once().await.expect("all is there");
+    assert!(matches!(&bench.changes()[..], [Request::Attach { .. }]));
+}
+
+#[tokio::test]
+async fn an_agent_that_restarts_unsets_what_an_earlier_one_has_passed_on() {
+    let asked = Wishes { policy: Some("coverage".into()), guarantee: None };
+    let verdict = Verdict::of(&in_pod(), None);
+    let before = Details::of("n1", &in_pod(), None, &verdict, &asked);
+    let elsewhere = Details { node: "n2".into(), ..before.clone() };
+    for (details, expected) in [(before, 1), (elsewhere, 0)] {
+        let mut bench = Bench::new(&[launcher()], &[annotated(&[(STATUS, &details.text())])], WITH_VMIS);
+        bench.guests(&[with_coverage(96)]);
+        bench.rounds.once().await.expect("all is there");
+        assert_eq!(bench.changes().len(), expected, "settings of another node's daemon are not here");
+    }
+}
+
+#[tokio::test]
+async fn invalid_and_refused_annotations_are_one_event_each() {
+    let mut bench = Bench::new(&[launcher()], &[annotated(&[(GUARANTEE, "lots"), (POLICY, "nonsense")])], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    for _ in 0..3 {
+        bench.rounds.once().await.expect("all is there");
+    }
+    assert_eq!(bench.events(), ["AnnotationInvalid", "AnnotationRefused"]);
+    assert_eq!(bench.changes().len(), 1, "the refused setting is not tried again at once");
+    assert_eq!(bench.condition()["status"], "True", "the guest is treated as without it");
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new_one_knows_again() {
+    let mut bench = Bench::new(&[launcher()], &[annotated(&[(GUARANTEE, "90%")])], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    bench.rounds.once().await.expect("all is there");
+    bench.changes();
+    bench.end_daemon().await;
+    let error = bench.rounds.once().await.expect_err("no daemon");
+    assert!(error.starts_with("no wideleafd listens at"), "{error}");
+    assert_eq!(bench.condition()["status"], "True", "a restart takes less than a minute");
+    let health = || bench.health.lock().expect("no panic").daemon.clone();
+    assert_eq!(health(), Some(error));
+    bench.rounds.silent_since = Instant::now().checked_sub(SILENCE_MAX);
+    let _ = bench.rounds.once().await;
+    let condition = bench.condition();
+    assert_eq!(
+        (condition["status"].as_str(), condition["reason"].as_str()),
+        (Some("Unknown"), Some("WideleafdSilent"))
+    );
+    bench.start_daemon();
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["status"], "True");
+    assert_eq!(bench.changes().len(), 1, "a new daemon may have lost its settings");
+}
+
+#[tokio::test]
+async fn a_guest_that_is_gone_leaves_an_unknown_condition_on_its_object() {
+    let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    bench.rounds.once().await.expect("all is there");
+    bench.guests(&[]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["status"], "True");
+    bench.rounds.objects.get_mut("v-1").expect("it is known").guest_at = Instant::now().checked_sub(SILENCE_MAX);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["reason"], "NoGuest");
+}
+
+#[tokio::test]
+async fn nothing_is_published_before_pods_and_vmis_are_known_nor_about_a_guest_that_is_still_elsewhere() {
+    let mut bench = Bench::new(&[launcher()], &[], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition(), Value::Null, "the VMI runs on the source yet");
+    *bench.store.objects() = objects(&[launcher()], &[vmi()], VmiApi::Unknown);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition(), Value::Null);
+}
+
+#[tokio::test]
+async fn of_several_guests_in_a_pod_the_largest_has_the_condition() {
+    let sized = |bytes: u64, percent| {
+        let ram = wideleaf_control::view::RamView {
+            name: "pc.ram".into(),
+            gpa: 0,
+            bytes,
+            hva: 0,
+            kind: "anonymous".into(),
+            is_guess: false,
+            never_huge: None,
+        };
+        VmView { ram: vec![ram], ..with_coverage(percent) }
+    };
+    let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
+    bench.guests(&[sized(1 << 30, 10), sized(2 << 30, 99), sized(1 << 20, 20)]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.condition()["status"], "True");
+}
+
+#[test]
+fn a_hold_ends_with_its_migration() {
+    let (holds, now) = (Holds::default(), Instant::now());
+    let later = |seconds| now + Duration::from_secs(seconds);
+    holds.add("v-1", 4711, now);
+    assert_eq!(holds.over(|_| Some(true), later(1)), [] as [u32; 0], "of an earlier migration");
+    assert_eq!(holds.over(|_| Some(false), later(2)), [] as [u32; 0]);
+    assert_eq!(holds.over(|_| Some(false), later(500)), [] as [u32; 0]);
+    assert_eq!(holds.over(|_| Some(true), later(501)), [4711]);
+    assert_eq!(holds.over(|_| Some(true), later(502)), [] as [u32; 0]);
+    holds.add("v-1", 4711, now);
+    assert_eq!(holds.over(|_| None, later(16)), [4711], "the VMI runs elsewhere now");
+}
+
+#[tokio::test]
+async fn a_guest_is_no_longer_left_alone_once_its_migration_is_over() {
+    let over = VmiFacts { is_migration_over: Some(true), ..vmi() };
+    let mut bench = Bench::new(&[launcher()], &[over], WITH_VMIS);
+    let Some(long_ago) = Instant::now().checked_sub(HOLD_MIN) else { return };
+    bench.holds.add("v-1", 4711, long_ago);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.changes(), [Request::LeaveAlone { vm: "4711".into(), for_s: 0 }]);
+}
