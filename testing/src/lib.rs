@@ -59,6 +59,8 @@ pub enum Need {
     NoSwap,
     /// A host with several NUMA nodes that have memory.
     Nodes,
+    /// The control plane of Kubernetes that `fleet/build` has built.
+    Fleet,
 }
 
 impl Need {
@@ -79,6 +81,7 @@ impl Need {
             Need::Swap => "swap",
             Need::NoSwap => "no_swap",
             Need::Nodes => "nodes",
+            Need::Fleet => "fleet",
         }
     }
 }
