@@ -7,6 +7,7 @@
 #   make deb    builds a Debian package in target/debian
 #   make image  builds a container image and its list of parts (SBOM) in target/image
 #   make lab    the mapping tables and the tests of moving memory, in both labs
+#   make fleet-lab  builds a control plane of Kubernetes for this machine and runs all tests of a fleet with it
 #   make bench  runs the benchmarks
 #   make fuzz   runs each fuzz target for a minute
 
@@ -16,7 +17,7 @@ BIN := target/x86_64-unknown-linux-gnu/release/wideleaf
 FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
 	cargo check --manifest-path fuzz/Cargo.toml --locked --target-dir target
 
-.PHONY: build demo check test lab bench fuzz tools deb image
+.PHONY: build demo check test lab fleet-lab bench fuzz tools deb image
 
 build:
 	cargo build --release --locked -p wideleaf
@@ -54,6 +55,13 @@ test: tools
 lab:
 	guest-tests/lab/lab update
 	guest-tests/lab/run-all npt; npt=$$?; guest-tests/lab/run-all ept && exit $$npt
+
+# API server, scheduler and Helm are real, nodes are on paper (docs/fleet-lab.md). One test at a time: some of them
+# measure memory and processor time.
+fleet-lab: tools
+	@fleet/build
+	WIDELEAF_REQUIRE=fleet,kvm,qemu cargo test --locked -p wideleaf-fleet --test fleet -- \
+		--include-ignored --show-output --test-threads=1
 
 bench: build
 	cargo bench --locked -p wideleaf-benches

@@ -65,6 +65,8 @@ pub enum Need {
     Promtool,
     /// Ansible, and root to give it a root file system of its own.
     Ansible,
+    /// The control plane of Kubernetes that `fleet/build` has built.
+    Fleet,
 }
 
 impl Need {
@@ -88,6 +90,7 @@ impl Need {
             Need::Image => "image",
             Need::Promtool => "promtool",
             Need::Ansible => "ansible",
+            Need::Fleet => "fleet",
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::root;
 
 /// The floors of the house, from the ground up: a crate may use what is in its own folder and in folders before it.
-const FLOORS: [&str; 13] = [
+const FLOORS: [&str; 14] = [
     "policies",
     "memory",
     "snapshot",
@@ -17,6 +17,7 @@ const FLOORS: [&str; 13] = [
     "run",
     "cli",
     "guest-tests",
+    "fleet",
     "benches",
     "fuzz",
 ];
