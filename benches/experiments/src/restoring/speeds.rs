@@ -169,7 +169,10 @@ mod tests {
         let slow_later = with_slow_begin(&steady);
         assert_eq!(at(&slow_later), Some(195.0));
         let told_again = Speeds::of_intervals(0.25, slow_later.intervals().to_vec());
-        assert_eq!((told_again.first_s().map(|first_s| (first_s * 100.0).round()), told_again), (Some(55.0), slow_later));
+        assert_eq!(
+            (told_again.first_s().map(|first_s| (first_s * 100.0).round()), told_again),
+            (Some(55.0), slow_later)
+        );
     }
 
     #[test]

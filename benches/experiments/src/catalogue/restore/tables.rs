@@ -6,11 +6,11 @@ use crate::definition::{Arm, Case};
 use crate::metric::{Better, Metric};
 use crate::report::common_sections::interval;
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
+use crate::restoring::speeds::Speeds;
 use crate::restoring::{
     CACHED_PERCENT, DISK_MIB, FILLED_S, FIRST_PROGRESS_S, HOT_MIB, HUGE_AT_T99_PERCENT, KEPT_SHARE, LOST_S, PAUSE_MS,
     READ_BYTES_PER_S, SAVE_ROUNDS, SAVE_S, STORED_MIB, WAIT_MAX_US, WAIT_P50_US, WAIT_P99_US,
 };
-use crate::restoring::speeds::Speeds;
 use crate::results::{Measured, Results, Run};
 use wideleaf_measure::statistics::{Comparison, Verdict, bootstrap_median};
 
