@@ -12,6 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch as flag;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use wideleaf_node::counters::Counters;
@@ -44,7 +45,10 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).without_time();
     let lines = lines.with_target(false).with_ansi(false).log_internal_errors(false);
-    tracing_subscriber::registry().with(options.log_level).with(lines).init();
+    // The client logs each failed call, and the agent says once what is wrong.
+    let of_client = if options.log_level >= LevelFilter::DEBUG { options.log_level } else { LevelFilter::OFF };
+    let levels = Targets::new().with_default(options.log_level).with_target("kube_client", of_client);
+    tracing_subscriber::registry().with(levels).with(lines).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => {

@@ -139,7 +139,10 @@ impl Complaint {
     ) -> Option<watcher::Event<K>> {
         match event {
             Ok(event) => {
-                self.ends();
+                // The begin of a list is no answer yet.
+                if !matches!(event, watcher::Event::Init) {
+                    self.ends();
+                }
                 Some(event)
             }
             Err(error) => {
