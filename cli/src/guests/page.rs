@@ -273,6 +273,7 @@ mod tests {
             ranges: vec![range],
             reasons: vec![MapReason { name: name.into(), text: name.into() }],
             notes: vec![name.into()],
+            nodes: vec![0, 1],
             at_s: None,
         }
     }

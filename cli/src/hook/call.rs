@@ -173,7 +173,10 @@ fn pid_of(root: &Path, domain: &str) -> Result<u32, String> {
 fn ask(socket: &Path, request: Request, wait: Duration) -> Result<(), Trouble> {
     let (answer, answered) = mpsc::channel();
     let socket = socket.to_owned();
-    thread::spawn(move || answer.send(client::ask(&socket, request)));
+    thread::spawn(move || {
+        // An answer that comes too late has no reader.
+        let _ = answer.send(client::ask(&socket, request));
+    });
     match answered.recv_timeout(wait) {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error @ ClientError::Refused(_))) => Err(Trouble::Refused(error.to_string())),

@@ -599,6 +599,10 @@ mod tests {
         fn status(&self) -> Vec<PoolStatus> {
             Vec::new()
         }
+
+        fn room(&self) -> Vec<NodeRoom> {
+            Vec::new()
+        }
     }
 
     #[test]
