@@ -124,7 +124,7 @@ impl Engine {
                 drop(table);
                 return self.set(found.process, &said);
             }
-            let wanted = table.wanted(&found, &said)?;
+            let wanted = table.wanted(found, &said)?;
             if !table.being_attached.insert(found.process) {
                 return Err("the guest is being attached already; ask again in a moment".into());
             }

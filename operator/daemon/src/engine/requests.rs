@@ -177,7 +177,7 @@ impl Engine {
     fn say_if_pending(&self, found: &Found, view: &mut VmView) {
         let table = self.table();
         let Some(pending) = table.remembered(found.process) else { return };
-        let wanted = table.wanted(&found, &pending.said).ok();
+        let wanted = table.wanted(found, &pending.said).ok();
         let why = found.no_answer.as_ref().map_or_else(|| IS_STARTING.to_owned(), |why| format!("it {why}"));
         view.care = view::Care::LeftAlone { reason: why };
         view.policy = wanted.map(|wanted| wanted.policy.to_string());
