@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -77,6 +78,7 @@ type server struct {
 	began     time.Time
 	authority *pki
 	etcd      *embed.Etcd
+	closing   sync.Once
 	listener  net.Listener
 	admin     *rest.Config
 	ready     ready
@@ -103,9 +105,7 @@ func serve(ctx context.Context, arguments []string) (err error) {
 	}
 	// Only of a folder that is ours: claim makes sure of that. A start that fails keeps what an earlier server left.
 	defer func() {
-		if s.etcd != nil {
-			s.etcd.Close()
-		}
+		s.closeStore()
 		if err == nil || !s.isResumed {
 			err = errors.Join(err, removeContents(s.dir))
 		}
@@ -139,6 +139,15 @@ func serve(ctx context.Context, arguments []string) (err error) {
 		}
 	}
 	return nil
+}
+
+// closeStore ends etcd, which may be closed once only.
+func (s *server) closeStore() {
+	s.closing.Do(func() {
+		if s.etcd != nil {
+			s.etcd.Close()
+		}
+	})
 }
 
 // claim makes the folder, or takes over the one of a server that was killed.
@@ -275,7 +284,7 @@ func (s *server) start(ctx context.Context) (<-chan error, error) {
 	done := make(chan error, 1)
 	go func() {
 		err := app.Run(ctx, completed)
-		s.etcd.Close()
+		s.closeStore()
 		done <- err
 	}()
 	return done, nil
