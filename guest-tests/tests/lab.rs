@@ -484,10 +484,6 @@ fn a_linux_guest_moves_twice_with_its_disk_card_and_connections_in_the_lab() {
     let reports = reports(&text);
     let [first, second, third] = &reports[..] else { panic!("three runs") };
     assert_eq!([&first["outcome"], &second["outcome"], &third["outcome"]], ["migrated", "migrated", "success"]);
-    assert!(first["migrated"]["post_copy"].is_null(), "{}", first["migrated"]);
-    let followed = &second["migrated"]["post_copy"];
-    assert!(followed["missing_bytes"].as_u64() > Some(0), "{}", second["migrated"]);
-    assert_eq!(followed["filled_bytes"], followed["missing_bytes"]);
     for (report, card) in reports.iter().zip(["net wl1", "net wl2", "net wl3"]) {
         assert!(counted(report, "disk disk.img", "written_bytes") > 0);
         assert!(counted(report, card, "received_bytes") >= MIB && counted(report, card, "sent_bytes") > 0);

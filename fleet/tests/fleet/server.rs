@@ -95,7 +95,7 @@ impl Drop for Process {
 /// What a server says about itself.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ready {
-    /// Its address.
+    /// Address of the API server.
     pub server: String,
     /// Path of the administrator's kubeconfig.
     pub kubeconfig: PathBuf,
@@ -162,7 +162,7 @@ impl Server {
         command.arg("--kubeconfig").arg(&self.ready.kubeconfig).args(arguments).output().unwrap()
     }
 
-    /// The scheduler.
+    /// Starts the scheduler of Kubernetes.
     pub fn schedule(&self) -> Process {
         let mut command = self.command("schedule");
         command.arg("--kubeconfig").arg(&self.ready.scheduler_kubeconfig);

@@ -1,7 +1,7 @@
 # Inside the NPT lab: a Linux guest of ours moves to another run, and on to a third one, while it works with its disk,
-# its card and a socket. The second move is a post-copy.
+# its card and a socket.
 #
-#   boot ── pass 1, 2, … ── migrate ══ pass … ── migrate --postcopy ══ pass … ── power off
+#   boot ── pass 1, 2, … ── migrate ══ pass … ── migrate ══ pass … ── power off
 #
 # A file in its memory is copied to the disk and compared in each pass, on both vCPUs; a TCP connection lasts from the
 # first run to the last one. Answers of the guest are printed behind `guest: `, the reports of the three runs behind
@@ -42,7 +42,7 @@ while read -r what; do
             ;;
         random) says "random $(dd if=/dev/hwrng bs=64 count=4 2>/dev/null | wc -c)" ;;
         free) says "free $(awk '/MemFree/ { print $2 }' /proc/meminfo)" ;;
-        # A connection whose input never ends.
+        # A connection with an input that never ends.
         hold)
             mkfifo /tmp/open
             {
@@ -120,10 +120,9 @@ works() {
 # Moves the VM from the run of this number to the next one.
 moves() {
     local from=$1 to=$(($1 + 1)) source=$vm
-    shift
     run $to --incoming unix:/tmp/move
     wait_for [ -S /tmp/move ]
-    wideleaf vm /tmp/vm$from migrate unix:/tmp/move "$@" >&2 || exit
+    wideleaf vm /tmp/vm$from migrate unix:/tmp/move --pause 60s >&2 || exit
     wait $source
     echo "report: $(tr -d '\n' <run$from.json)"
     card_is $to
@@ -152,12 +151,11 @@ tail -f /dev/null | connect listen-unix /tmp/vsock1_1000 2>held >/dev/null &
 wait_for grep -q listens held
 echo hold >&3
 wait_for_more "pass .* of b"
-moves 1 --pause 60s
+moves 1
 works 2
 wideleaf vm /tmp/vm2 balloon 16M >/dev/null
 tell free
-# What the passes write in a round, 8 MiB, needs 16 s at this speed. That is more than half of the pause.
-moves 2 --pause 16s --bytes-per-second 512K --postcopy 1
+moves 2
 works 3
 : >over
 wait_for has_more_than 0 stream

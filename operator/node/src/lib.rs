@@ -17,6 +17,7 @@
 //! | [`figures`] | whole GiB of a node that change seldom |
 //! | [`publish`] | writes to the API server: seldom, and never over fields of other writers |
 //! | [`rounds`] | the loop |
+//! | [`forget`] | takes back what was written, after an uninstall
 //! | [`hooks`] | KubeVirt's node hooks |
 //! | [`health`], [`counters`] | `/healthz` and metrics |
 //! | [`kubectl`] | the plugin |
@@ -32,6 +33,7 @@ pub mod counters;
 pub mod daemon;
 pub mod details;
 pub mod figures;
+pub mod forget;
 pub mod health;
 pub mod hooks;
 pub mod kubectl;

@@ -17,6 +17,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use wideleaf_node::counters::Counters;
 use wideleaf_node::daemon::Daemon;
+use wideleaf_node::forget::{Forgotten, forget};
 use wideleaf_node::health::{self, Pages};
 use wideleaf_node::hooks::{HookSocket, Hooks};
 use wideleaf_node::options::Options;
@@ -73,25 +74,23 @@ async fn run(options: Options) -> Result<(), Failure> {
     // Before anything that has to be undone at the end.
     let mut signals = Signals::new().map_err(|error| host(&error))?;
     let client = client(options.kubeconfig.as_deref()).await.map_err(|line| Failure(EXIT_INPUT, line))?;
+    let Some(node) = options.node.clone().filter(|_| !options.forget) else {
+        let Forgotten { nodes, pods, vmis } = forget(&client).await.map_err(|line| Failure(EXIT_HOST, line))?;
+        println!("took back what agents had written on {nodes} nodes, {pods} pods and {vmis} VMIs");
+        return Ok(());
+    };
     let (store, holds) = (Arc::new(Store::default()), Arc::new(Holds::default()));
     let (counters, health) = (Arc::new(Counters::default()), SharedHealth::default());
     let daemon = Daemon::at(&options.daemon);
-    let publisher = Publisher::new(client.clone(), &options.node, Arc::clone(&counters));
+    let publisher = Publisher::new(client.clone(), &node, Arc::clone(&counters));
     let hooks = Hooks::new(daemon.clone(), Arc::clone(&store), Arc::clone(&holds), Arc::clone(&counters));
-    let mut rounds = Rounds::new(
-        &options.node,
-        daemon,
-        Arc::clone(&store),
-        holds,
-        Arc::clone(&counters),
-        Arc::clone(&health),
-        publisher,
-    );
-    let watch_pods = watch::pods(client.clone(), options.node.clone(), Arc::clone(&store), Arc::clone(&counters));
-    let watch_vmis = watch::vmis(client, options.node.clone(), Arc::clone(&store), Arc::clone(&counters));
+    let mut rounds =
+        Rounds::new(&node, daemon, Arc::clone(&store), holds, Arc::clone(&counters), Arc::clone(&health), publisher);
+    let watch_pods = watch::pods(client.clone(), node.clone(), Arc::clone(&store), Arc::clone(&counters));
+    let watch_vmis = watch::vmis(client, node.clone(), Arc::clone(&store), Arc::clone(&counters));
     let (pods, vmis) = (tokio::spawn(watch_pods), tokio::spawn(watch_vmis));
     if options.once {
-        let done = once(&options.node, &store, &mut rounds).await;
+        let done = once(&node, &store, &mut rounds).await;
         pods.abort();
         vmis.abort();
         return done;
@@ -107,7 +106,7 @@ async fn run(options: Options) -> Result<(), Failure> {
         let Some(address) = options.listen else { return pending().await };
         health::serve(address, Pages::new(health, counters)).await
     };
-    tracing::info!("wideleaf-node {} publishes node {}", env!("CARGO_PKG_VERSION"), options.node);
+    tracing::info!("wideleaf-node {} publishes node {}", env!("CARGO_PKG_VERSION"), node);
     let mut served = std::pin::pin!(served);
     let ended = tokio::select! {
         result = &mut served => result.map_err(|error| host(&error)),

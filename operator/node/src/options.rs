@@ -24,8 +24,8 @@ Signals: SIGTERM and SIGINT end it."
 )]
 pub struct Options {
     /// Name of this node's object
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = node_name)]
-    pub node: String,
+    #[arg(long, value_name = "NAME", env = "NODE_NAME", value_parser = node_name, required_unless_present = "forget")]
+    pub node: Option<String>,
     /// wideleafd's control socket
     #[arg(long, value_name = "SOCKET", env = "WIDELEAF_NODE_DAEMON", default_value = SOCKET_PATH)]
     pub daemon: PathBuf,
@@ -42,6 +42,9 @@ pub struct Options {
     /// Publish once, print what was found, and end
     #[arg(long)]
     pub once: bool,
+    /// Take back what agents have written on all nodes, pods and VMIs, once no agent is left, and end
+    #[arg(long)]
+    pub forget: bool,
     /// File that names the API server; without it KUBECONFIG, then the service account of the pod
     #[arg(long, value_name = "FILE", env = "WIDELEAF_NODE_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
@@ -80,6 +83,7 @@ mod tests {
         assert_eq!(options.daemon.to_str(), Some("/run/wideleaf/control.sock"));
         assert_eq!((options.interval, options.period(), options.once), (5, Duration::from_secs(4), false));
         assert_eq!((options.hooks, options.listen, options.log_level), (None, None, LevelFilter::INFO));
+        assert!(!options.forget && parse(&["--forget"]).is_ok_and(|options| options.forget), "of all nodes");
     }
 
     #[test]
