@@ -104,6 +104,19 @@ func applyKinds(ctx context.Context, config *rest.Config, kinds [][]byte) error 
 		if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, isServed); err != nil {
 			return fmt.Errorf("%s is not established: %w", object.GetName(), err)
 		}
+		// For a moment after that its storage is still made, and requests get 429.
+		names, _, _ := unstructured.NestedString(object.Object, "spec", "names", "plural")
+		served, _, _ := unstructured.NestedString(object.Object, "spec", "group")
+		versions, _, _ := unstructured.NestedSlice(object.Object, "spec", "versions")
+		version, _, _ := unstructured.NestedString(versions[0].(map[string]any), "name")
+		objects := client.Resource(schema.GroupVersionResource{Group: served, Version: version, Resource: names})
+		isListed := func(ctx context.Context) (bool, error) {
+			_, err := objects.List(ctx, metav1.ListOptions{})
+			return err == nil, nil
+		}
+		if err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, isListed); err != nil {
+			return fmt.Errorf("%s cannot be listed: %w", object.GetName(), err)
+		}
 	}
 	return nil
 }

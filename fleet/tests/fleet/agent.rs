@@ -58,6 +58,7 @@ pub struct Node {
     program: PathBuf,
     folder: tempfile::TempDir,
     _paper: Process,
+    _scheduler: Process,
 }
 
 impl Node {
@@ -69,11 +70,14 @@ impl Node {
         arguments.extend(if nodes.is_empty() { &["--count", "1"] } else { nodes });
         let (paper, made) = server.nodes(&arguments);
         println!("nodes and guests on paper: {made}");
+        // It also places the pods of the DaemonSet.
+        let scheduler = server.schedule();
         install(&server);
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mark = format!("fleet{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
-        let mut node = Node { server, agent: None, daemon: None, mark, program, folder, _paper: paper };
+        let mut node =
+            Node { server, agent: None, daemon: None, mark, program, folder, _paper: paper, _scheduler: scheduler };
         node.write_kubeconfig();
         node.start_daemon();
         node.start_agent(&[]);
@@ -335,7 +339,6 @@ fn the_scheduler_counts_the_node_s_memory_that_can_become_large() {
     let all = gib(&object, "allocatable").unwrap();
     println!("{RESOURCE}: {all}");
     assert!(all > 0, "this machine has no free blocks of 2 MiB: {object}");
-    let _scheduler = node.server.schedule();
     let space = namespace(&node.server, "placed");
     node.server.admin().post(&core(&space, "pods"), &pod("fits", 1)).done();
     let read = |name: &str| node.server.admin().get(&format!("{}/{name}", core(&space, "pods"))).done();

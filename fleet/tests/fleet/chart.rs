@@ -55,6 +55,7 @@ fn the_chart_is_installed_upgraded_and_uninstalled_and_leaves_nothing() {
     let Some(_) = agent() else { return };
     let Some(server) = Server::start(&[]) else { return };
     let _paper = server.nodes(&["--count", "3"]);
+    let _scheduler = server.schedule();
     let before: Vec<_> = KINDS.iter().map(|kind| objects(&server, kind)).collect();
     install(&server);
     let pods = || server.admin().get(&core(NAMESPACE, "pods")).done()["items"].as_array().cloned().unwrap();
