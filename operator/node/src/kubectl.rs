@@ -7,6 +7,7 @@
 //!   rows ──▶ a table as of `wideleaf list`, or JSON
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -23,7 +24,7 @@ use crate::PREFIX;
 use crate::amounts::{NOTHING, UNKNOWN, bytes};
 use crate::details::{Details, STATUS};
 use crate::figures::{RESOURCE, label_names};
-use crate::objects::{quantity_bytes, vmi_resource};
+use crate::objects::{CREATED_BY, quantity_bytes, vmi_resource};
 use crate::table::{number, prose_table, table};
 use crate::verdict::CONDITION;
 
@@ -116,7 +117,7 @@ pub struct NodeRow {
     /// Name of the node.
     pub name: String,
     /// Labels of the agent, whole GiB.
-    pub labels_gib: std::collections::BTreeMap<String, u64>,
+    pub labels_gib: BTreeMap<String, u64>,
     /// Value of the extended resource, in GiB.
     pub huge_gib: Option<u64>,
 }
@@ -211,15 +212,16 @@ where
     }
 }
 
-/// VMIs with their conditions, and pods that have the annotation without being a VMI's.
+/// VMIs with their conditions, which are on their pods where KubeVirt keeps the status to itself, and pods that have
+/// the annotation without being a VMI's.
 async fn vms(client: &Client, namespace: Option<&str>) -> Result<Vec<VmRow>, String> {
     let resource = vmi_resource();
     let vmis = match namespace {
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource),
         None => Api::<DynamicObject>::all_with(client.clone(), &resource),
     };
-    let mut rows: Vec<VmRow> = match list(&vmis).await {
-        Ok(vmis) => vmis.iter().map(|vmi| row(vmi, "VirtualMachineInstance", CONDITION)).collect(),
+    let vmis = match list(&vmis).await {
+        Ok(vmis) => vmis,
         // The cluster has no KubeVirt.
         Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
         Err(error) => return Err(format!("cannot list VMs: {error}; check it with `kubectl auth can-i list vmi`")),
@@ -228,10 +230,24 @@ async fn vms(client: &Client, namespace: Option<&str>) -> Result<Vec<VmRow>, Str
         Some(namespace) => Api::<Pod>::namespaced(client.clone(), namespace),
         None => Api::<Pod>::all(client.clone()),
     };
-    for pod in all(&pods).await?.into_iter().filter(|pod| pod.annotations().contains_key(STATUS)) {
+    let (mut rows, mut of_vmis) = (Vec::new(), BTreeMap::new());
+    for pod in all(&pods).await? {
         let pod = serde_json::to_value(pod).and_then(serde_json::from_value::<DynamicObject>);
         let pod = pod.map_err(|error| format!("cannot read a pod: {error}"))?;
-        rows.push(row(&pod, "Pod", &format!("{PREFIX}{CONDITION}")));
+        let row = row(&pod, "Pod", &format!("{PREFIX}{CONDITION}"));
+        if let (Some(uid), Some(_)) = (pod.labels().get(CREATED_BY), &row.covered) {
+            of_vmis.insert(uid.clone(), row);
+        } else if row.details.is_some() {
+            rows.push(row);
+        }
+    }
+    for vmi in vmis {
+        let mut row = row(&vmi, "VirtualMachineInstance", CONDITION);
+        let of_pod = vmi.uid().and_then(|uid| of_vmis.remove(&uid)).filter(|_| row.covered.is_none());
+        if let Some(VmRow { covered, reason, message, .. }) = of_pod {
+            (row.covered, row.reason, row.message) = (covered, reason, message);
+        }
+        rows.push(row);
     }
     rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     Ok(rows)

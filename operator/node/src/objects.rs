@@ -16,7 +16,7 @@ use crate::wishes::Annotations;
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
 
 /// Label of a pod with the UID of its VMI (KubeVirt, `CreatedByLabel`).
-const CREATED_BY: &str = "kubevirt.io/created-by";
+pub(crate) const CREATED_BY: &str = "kubevirt.io/created-by";
 
 /// Annotation of a pod with the name of its VMI (KubeVirt, `DomainAnnotation`).
 const DOMAIN: &str = "kubevirt.io/domain";

@@ -8,8 +8,9 @@
 //!            conflict: said once, and left to the other writer · not reachable: all writes rest, 1 s to 60 s
 //! ```
 //!
-//! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). The conditions
-//! of a VMI are one field for all writers in KubeVirt's definition (a list without `x-kubernetes-list-type`), which
+//! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). KubeVirt's VMIs
+//! have no resource for their status, and KubeVirt puts back what others write there: the condition is then on the pod
+//! of the guest, and the annotation on the VMI. The conditions of a VMI are one field for all writers in KubeVirt's definition (a list without `x-kubernetes-list-type`), which
 //! apply would take away from KubeVirt. There one element is added or replaced by a JSON patch (RFC 6902) with `test`
 //! operations, which make it fail if the object has changed.
 
@@ -139,6 +140,21 @@ pub struct Target {
     pub kind: Kind,
     /// Identity of the object.
     pub identity: Identity,
+    /// Pod of a VMI. It has the condition where the status of VMIs is not a resource of its own: KubeVirt then puts
+    /// back what others write there.
+    pub pod: Option<Identity>,
+}
+
+impl Target {
+    /// Object that has the condition, and the kind of it.
+    fn of_condition(&self) -> Target {
+        match (&self.kind, &self.pod) {
+            (Kind::Vmi { has_status: false }, Some(pod)) => {
+                Target { kind: Kind::Pod, identity: pod.clone(), pod: None }
+            }
+            _ => self.clone(),
+        }
+    }
 }
 
 /// State of one object's writes.
@@ -305,16 +321,14 @@ impl Publisher {
         verdict: &Verdict,
         details: Option<&Details>,
     ) -> Result<(), ApiError> {
-        let Target { kind, identity } = target;
-        let resource = kind.resource();
-        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &identity.namespace, &resource);
-        let seen = called(api.get(&identity.name)).await?;
-        if seen.uid().as_ref() != Some(&identity.uid) {
-            return Err(ApiError::Gone);
-        }
-        let condition = Condition::of(*kind, verdict, &seen.data);
+        let Target { kind, identity, .. } = target;
+        let (api, seen) = self.look(target).await?;
+        let of_condition = target.of_condition();
+        let elsewhere = if of_condition == *target { None } else { Some(self.look(&of_condition).await?) };
+        let (api_there, seen_there) = elsewhere.as_ref().map_or((&api, &seen), |(api, seen)| (api, seen));
+        let condition = Condition::of(of_condition.kind, verdict, &seen_there.data);
         if !state.is_condition_left {
-            self.write_condition(&api, target, state, &seen, &condition).await?;
+            self.write_condition(api_there, &of_condition, state, seen_there, &condition).await?;
         }
         let Some(details) = details.filter(|_| !state.is_annotation_left) else { return Ok(()) };
         let text = Details { changed: Some(condition.changed), ..details.clone() }.text();
@@ -333,6 +347,15 @@ impl Publisher {
         Ok(())
     }
 
+    /// The object as it is now.
+    async fn look(&self, target: &Target) -> Result<(Api<DynamicObject>, DynamicObject), ApiError> {
+        let Target { kind, identity, .. } = target;
+        let resource = kind.resource();
+        let api = Api::<DynamicObject>::namespaced_with(self.client.clone(), &identity.namespace, &resource);
+        let seen = called(api.get(&identity.name)).await?;
+        if seen.uid().as_ref() == Some(&identity.uid) { Ok((api, seen)) } else { Err(ApiError::Gone) }
+    }
+
     async fn write_condition(
         &self,
         api: &Api<DynamicObject>,
@@ -341,7 +364,7 @@ impl Publisher {
         seen: &DynamicObject,
         condition: &Condition,
     ) -> Result<(), ApiError> {
-        let Target { kind, identity } = target;
+        let Target { kind, identity, .. } = target;
         let what = kind.word();
         if condition.is_there {
             self.counters.write(what, "same");

@@ -294,12 +294,13 @@ impl Rounds {
             let (wishes, mistakes) = Wishes::of(of_vmi, of_pod);
             let before = of_vmi.or(of_pod).and_then(|annotations| Details::parse(annotations.get(STATUS)?));
             let asked_before = before.filter(|before| before.node == self.node).map(|before| before.asked());
+            let pod_identity = pod.map(|pod| pod.identity.clone());
             let (index, target) = match found {
                 Some(Place::Vmi(vmi, _)) => {
                     let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
-                    (0, Target { kind: Kind::Vmi { has_status }, identity: vmi.identity })
+                    (0, Target { kind: Kind::Vmi { has_status }, identity: vmi.identity, pod: pod_identity })
                 }
-                Some(Place::Pod(pod)) => (1, Target { kind: Kind::Pod, identity: pod.identity }),
+                Some(Place::Pod(pod)) => (1, Target { kind: Kind::Pod, identity: pod.identity, pod: None }),
                 Some(Place::Elsewhere(_)) => {
                     counts[2].1 += 1;
                     continue;
@@ -428,9 +429,14 @@ impl Rounds {
         let objects = self.store.objects();
         let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
         let target = |uid: &str| {
-            let vmi = objects.vmis.get(uid).map(|vmi| (Kind::Vmi { has_status }, vmi.identity.clone()));
-            let pod = || objects.pods.get(uid).map(|pod| (Kind::Pod, pod.identity.clone()));
-            vmi.or_else(pod).map(|(kind, identity)| Target { kind, identity })
+            let pod = |uid: &String| objects.pods.get(uid).map(|pod| pod.identity.clone());
+            let vmi = objects.vmis.get(uid).map(|vmi| Target {
+                kind: Kind::Vmi { has_status },
+                identity: vmi.identity.clone(),
+                pod: vmi.pods.iter().find_map(pod),
+            });
+            let of_pod = || pod(&uid.to_owned()).map(|identity| Target { kind: Kind::Pod, identity, pod: None });
+            vmi.or_else(of_pod)
         };
         self.publisher.published().filter_map(target).collect()
     }

@@ -45,11 +45,11 @@ impl Bench {
 }
 
 fn vmi_target() -> Target {
-    Target { kind: Kind::Vmi { has_status: false }, identity: identity("db", "v-1") }
+    Target { kind: Kind::Vmi { has_status: false }, identity: identity("db", "v-1"), pod: None }
 }
 
 fn pod_target() -> Target {
-    Target { kind: Kind::Pod, identity: identity("db", "p-1") }
+    Target { kind: Kind::Pod, identity: identity("db", "p-1"), pod: None }
 }
 
 fn object(uid: &str, status: &Value) -> Value {
@@ -86,6 +86,19 @@ async fn a_vmis_condition_is_added_beside_those_of_others_and_replaced_alone() {
         (details.coverage_percent, details.changed.as_deref()),
         (Some(10.0), second["lastTransitionTime"].as_str())
     );
+}
+
+#[tokio::test]
+async fn a_vmi_without_a_resource_for_its_status_has_the_annotation_and_its_pod_the_condition() {
+    let mut bench = Bench::new();
+    bench.api.put(VMI, object("v-1", &json!({"conditions": [ready()]})));
+    bench.api.put(POD, object("p-1", &json!({"conditions": [ready()]})));
+    let target = Target { pod: Some(pod_target().identity), ..vmi_target() };
+    bench.publish(&target, 96, 0).await;
+    let [condition, annotation] = &bench.api.writes()[..] else { panic!("two writes") };
+    assert_eq!((condition.path.as_str(), annotation.path.as_str()), (&*format!("{POD}/status"), VMI));
+    assert_eq!(bench.condition(POD, &format!("{PREFIX}{CONDITION}"))["status"], "True");
+    assert_eq!(bench.condition(VMI, CONDITION), Value::Null, "KubeVirt would put it back");
 }
 
 #[tokio::test]

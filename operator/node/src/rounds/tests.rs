@@ -10,7 +10,7 @@ use wideleaf_control::view::{BackingView, DaemonView, PromotableView, Reason};
 
 const VMI: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/db";
 const NODE: &str = "/api/v1/nodes/n1";
-const WITH_VMIS: VmiApi = VmiApi::Present { has_status: false };
+const WITH_VMIS: VmiApi = VmiApi::Present { has_status: true };
 
 /// Guests of the fake daemon, which a test changes between rounds.
 type Guests = Arc<Mutex<Vec<VmView>>>;
