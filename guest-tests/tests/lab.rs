@@ -480,7 +480,7 @@ fn a_linux_guest_moves_twice_with_its_disk_card_and_connections_in_the_lab() {
     let [sent] = host("sent")[..] else { panic!("{text}") };
     assert_eq!((of("net"), of("socket"), host("socket")), (vec![sent; 3], vec![sent; 3], vec![sum; 3]));
     assert_eq!((of("stream"), of("stream").len()), (host("stream"), 1), "a TCP connection goes with it");
-    assert_eq!(said.iter().filter(|line| **line == "socket ended").count(), 1, "and one of vsock ends");
+    assert_eq!(said.iter().filter(|line| **line == "connection ended").count(), 1, "and one of vsock ends");
     let reports = reports(&text);
     let [first, second, third] = &reports[..] else { panic!("three runs") };
     assert_eq!([&first["outcome"], &second["outcome"], &third["outcome"]], ["migrated", "migrated", "success"]);

@@ -47,7 +47,7 @@ while read -r what; do
             mkfifo /tmp/open
             {
                 connect vsock 2 1000 <>/tmp/open >/dev/null 2>&1
-                says "socket ended"
+                says "connection ended"
             } &
             ;;
         stream)
