@@ -36,14 +36,14 @@ const PAGE: u32 = 100;
 /// Number of tries for an object that others change at the same time.
 const TRIES: usize = 5;
 
-/// Number of objects of each kind from which something was removed.
+/// Objects from which something was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
-    /// Pods.
+    /// Number of pods.
     pub pods: usize,
-    /// VMIs.
+    /// Number of VMIs.
     pub vmis: usize,
 }
 

@@ -10,9 +10,10 @@
 //!
 //! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). KubeVirt's VMIs
 //! have no resource for their status, and KubeVirt puts back what others write there: the condition is then on the pod
-//! of the guest, and the annotation on the VMI. The conditions of a VMI are one field for all writers in KubeVirt's definition (a list without `x-kubernetes-list-type`), which
-//! apply would take away from KubeVirt. There one element is added or replaced by a JSON patch (RFC 6902) with `test`
-//! operations, which make it fail if the object has changed.
+//! of the guest, and the annotation on the VMI. The conditions of a VMI are one field for all writers in KubeVirt's
+//! definition (a list without `x-kubernetes-list-type`), which apply would take away from KubeVirt. There one element
+//! is added or replaced by a JSON patch (RFC 6902) with `test` operations, which make it fail if the object has
+//! changed.
 
 use std::collections::BTreeMap;
 use std::future::Future;
