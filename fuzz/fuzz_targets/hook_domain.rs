@@ -8,6 +8,8 @@ use libfuzzer_sys::fuzz_target;
 // instrumentation.
 #[path = "../../cli/src/hook/domain.rs"]
 mod domain;
+#[path = "../../cli/src/hook/nova.rs"]
+mod nova;
 #[path = "../../cli/src/hook/wishes.rs"]
 mod wishes;
 #[path = "../../cli/src/hook/xml.rs"]
