@@ -9,7 +9,9 @@ fuzz_target!(|text: &str| match Config::parse(text) {
     Ok(config) => {
         let _ = config.budget.limits();
         let _ = config.attach.automatic.takes_domain("web-1", &Settings::default());
-        config.wanted("web-1", &Settings::default()).expect("empty settings are valid");
+        for flavor in [None, Some("m1.large")] {
+            config.wanted("web-1", flavor, &Settings::default()).expect("empty settings are valid");
+        }
     }
     Err(mistake) => assert!(!mistake.to_string().trim_end().contains('\n'), "an error is one line: {mistake}"),
 });
