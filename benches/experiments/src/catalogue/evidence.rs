@@ -342,11 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_with_nodes_compares_local_and_remote_memory_in_the_same_time() {
+    fn a_host_with_nodes_compares_local_and_remote_memory_in_some_minutes_more() {
         let host = HostFacts { free_pages_1g: 1, ..host() }.with_two_nodes();
         let mut experiment = Evidence.define(&host);
         experiment.rounds = 6;
-        assert!(expected_of_all(&experiment, &[], &turns(&experiment)) <= BUDGET);
+        let expected = expected_of_all(&experiment, &[], &turns(&experiment));
+        // The README says so: the default time begins fewer rounds.
+        assert!(expected > BUDGET && expected <= Duration::from_secs(18 * 60), "{expected:?}");
         assert!(experiment.cases.iter().all(|case| case.cells.len() == experiment.arms.len()));
         let case = experiment.cases.iter().find(|case| case.name == gups_by_node("2m")).expect("it is there");
         let command = |cell: &Cell| match cell {
