@@ -457,39 +457,6 @@ fn lost_no_pass(said: &[&str]) {
     }
 }
 
-#[test]
-fn a_linux_guest_moves_twice_with_its_disk_card_and_connections_in_the_lab() {
-    if !has_lab(LabKernel::Newest) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let connect = compiled("connect.c", folder.path());
-    let text = script_in_lab(LabKernel::Newest, "moved.sh", &[(&connect, "connect")]);
-    let said = said_by_guest(&text);
-    lost_no_pass(&said);
-    let of = |name: &str| -> Vec<&str> {
-        said.iter().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
-    };
-    let host = |name: &str| -> Vec<&str> {
-        text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
-    };
-    let [sum] = of("sum")[..] else { panic!("{said:?}") };
-    assert_eq!(of("kept"), [[sum; 3].join(" ")], "its files are what it wrote");
-    // Its devices work in each of the three runs.
-    assert_eq!(of("random"), ["256"; 3]);
-    let [sent] = host("sent")[..] else { panic!("{text}") };
-    assert_eq!((of("net"), of("socket"), host("socket")), (vec![sent; 3], vec![sent; 3], vec![sum; 3]));
-    assert_eq!((of("stream"), of("stream").len()), (host("stream"), 1), "a TCP connection goes with it");
-    assert_eq!(said.iter().filter(|line| **line == "connection ended").count(), 1, "and one of vsock ends");
-    let reports = reports(&text);
-    let [first, second, third] = &reports[..] else { panic!("three runs") };
-    assert_eq!([&first["outcome"], &second["outcome"], &third["outcome"]], ["migrated", "migrated", "success"]);
-    for (report, card) in reports.iter().zip(["net wl1", "net wl2", "net wl3"]) {
-        assert!(counted(report, "disk disk.img", "written_bytes") > 0);
-        assert!(counted(report, card, "received_bytes") >= MIB && counted(report, card, "sent_bytes") > 0);
-    }
-}
-
 /// What the guest's process with pages of this size said of itself: windows on huge pages by its smaps, and windows of
 /// physical memory.
 fn own_pages(said: &[&str], size: &str) -> (u64, u64) {
