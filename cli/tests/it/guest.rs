@@ -133,7 +133,8 @@ fn fails_with_a_report(scratch: &Scratch, arguments: &[&str], code: i32, said: &
     let json = ["--format=json", "--output=result"];
     let run = scratch.wideleaf(&[arguments, &json].concat()).assert().code(code).stdout("");
     let stderr = String::from_utf8(run.get_output().stderr.clone()).unwrap();
-    assert!(stderr.starts_with(&format!("wideleaf: {said}")), "{stderr}");
+    // A busy machine may be warned about before.
+    assert!(stderr.lines().any(|line| line.starts_with(&format!("wideleaf: {said}"))), "{stderr}");
     let report: Value = serde_json::from_slice(&fs::read(scratch.path("result")).unwrap()).unwrap();
     assert!(report["headline"].as_str().unwrap().starts_with(report["outcome"].as_str().unwrap()), "{report}");
     fs::remove_file(scratch.path("result")).unwrap();
