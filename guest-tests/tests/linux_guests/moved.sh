@@ -94,16 +94,6 @@ card_is() {
     ip link set dev wl$1 up
     ip route add $GUEST/32 dev wl$1 src $HOST
 }
-answers() { grep -ac "guest: $1" console; }
-has_more_than() { [ "$(answers "$2")" -gt "$1" ]; }
-# Waits for one more answer that begins with this.
-wait_for_more() { wait_for has_more_than "$(answers "$1")" "$1"; }
-tell() {
-    local before
-    before=$(answers "$1")
-    echo "$1" >&3
-    wait_for has_more_than "$before" "$1"
-}
 # All devices work in the run of this number.
 works() {
     wait_for_more "pass .* of a"

@@ -48,16 +48,6 @@ truncate -s 32M disk.img && mkfifo keys && exec 3<>keys || exit
 run() {
     wideleaf run "$@" --policy auto --timeout 20m --control-socket /tmp/vm --console --format json --output run.json
 }
-answers() { grep -ac "guest: $1" console; }
-has_more_than() { [ "$(answers "$2")" -gt "$1" ]; }
-# Waits for one more answer that begins with this.
-wait_for_more() { wait_for has_more_than "$(answers "$1")" "$1"; }
-tell() {
-    local before
-    before=$(answers "$1")
-    echo "$1" >&3
-    wait_for has_more_than "$before" "$1"
-}
 # Saves the VM while it works, and stops it there.
 save_and_stop() {
     wideleaf vm /tmp/vm snapshot saved --stop --pause 60s || exit

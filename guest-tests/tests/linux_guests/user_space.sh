@@ -47,3 +47,16 @@ wait_for() {
         sleep 1
     done
 }
+
+# A conversation of a script with its guest: lines go to file descriptor 3, the guest's console is the file `console`.
+answers() { grep -ac "guest: $1" console; }
+has_more_than() { [ "$(answers "$2")" -gt "$1" ]; }
+# Waits for one more answer that begins with this.
+wait_for_more() { wait_for has_more_than "$(answers "$1")" "$1"; }
+# Says this to the guest, and waits for an answer that begins with the same word.
+tell() {
+    local before
+    before=$(answers "$1")
+    echo "$1" >&3
+    wait_for has_more_than "$before" "$1"
+}
