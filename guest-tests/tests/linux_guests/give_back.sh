@@ -59,8 +59,6 @@ tell() {
     echo "$1" >&3
     wait_for has_more_than "$answers" "$2"
 }
-answers() { grep -ac "guest: $1" console; }
-has_more_than() { [ "$(answers "$2")" -gt "$1" ]; }
 
 # Resident memory of the VM's process, and its RAM on huge pages.
 resident_kib() { awk '/VmRSS/ { print $2 }' /proc/$vm/status; }
