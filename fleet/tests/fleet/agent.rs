@@ -305,10 +305,11 @@ fn a_guest_s_coverage_is_on_its_pod_and_its_vmi_seconds_after_it_changed() {
     let status = eventually("the VMI has it for programs", || guest.status(&node));
     println!("annotation: {status}");
     assert_eq!(guest.condition(&node, &guest.vmi, VMI_CONDITION), None, "KubeVirt would have put it back");
-    let events = node.server.admin().get(&core(&guest.space, "events")).done();
-    let events = events["items"].as_array().unwrap();
-    let is_ours = |event: &&Value| event["reportingComponent"] == MANAGER || event["source"]["component"] == MANAGER;
-    assert!(events.iter().any(|event| is_ours(&event)), "{events:?}");
+    let is_ours = |event: &Value| event["reportingComponent"] == MANAGER || event["source"]["component"] == MANAGER;
+    eventually("there is an event of it", || {
+        let events = node.server.admin().get(&core(&guest.space, "events")).done();
+        events["items"].as_array().unwrap().iter().any(is_ours).then_some(())
+    });
 }
 
 #[test]
