@@ -229,6 +229,16 @@ impl Guest {
         conditions.into_iter().find(|condition| condition["type"] == name)
     }
 
+    /// Whether the agent has published an event with this reason in its namespace.
+    pub fn has_event(&self, node: &Node, reason: &str) -> bool {
+        let events = node.server.admin().get(&core(&self.space, "events")).done();
+        let is_it = |event: &Value| {
+            let by = [&event["reportingComponent"], &event["source"]["component"]];
+            event["reason"] == reason && by.into_iter().any(|name| name == MANAGER)
+        };
+        events["items"].as_array().unwrap().iter().any(is_it)
+    }
+
     /// The condition of its pod.
     pub fn pod_condition(&self, node: &Node) -> Option<Value> {
         self.condition(node, &self.pod, POD_CONDITION)
@@ -305,11 +315,9 @@ fn a_guest_s_coverage_is_on_its_pod_and_its_vmi_seconds_after_it_changed() {
     let status = eventually("the VMI has it for programs", || guest.status(&node));
     println!("annotation: {status}");
     assert_eq!(guest.condition(&node, &guest.vmi, VMI_CONDITION), None, "KubeVirt would have put it back");
-    let is_ours = |event: &Value| event["reportingComponent"] == MANAGER || event["source"]["component"] == MANAGER;
-    eventually("there is an event of it", || {
-        let events = node.server.admin().get(&core(&guest.space, "events")).done();
-        events["items"].as_array().unwrap().iter().any(is_ours).then_some(())
-    });
+    let wish = json!({"metadata": {"annotations": {GUARANTEE: "much"}}});
+    node.server.admin().patch(&guest.vmi, MERGE, &wish).done();
+    eventually("there is an event of the mistake", || guest.has_event(&node, "AnnotationInvalid").then_some(()));
 }
 
 #[test]

@@ -91,6 +91,21 @@ fn agents_and_daemons_that_are_killed_at_random_end_with_the_right_condition() {
     guest.qemu.check_all_words();
 }
 
+#[test]
+#[ignore = "a minute; make fleet-lab"]
+fn a_daemon_that_is_gone_makes_the_condition_unknown_and_its_return_is_an_event() {
+    let Some(mut node) = Node::start(&[], &[]) else { return };
+    let Some(guest) = Guest::start(&node, "db") else { return };
+    eventually("it is covered", || is_covered(&node, &guest));
+    drop(node.daemon.take());
+    eventually("the pod says so", || {
+        guest.pod_condition(&node).filter(|condition| condition["reason"] == "WideleafdSilent")
+    });
+    node.start_daemon();
+    eventually("it is covered", || is_covered(&node, &guest));
+    eventually("there is an event", || guest.has_event(&node, "HugePagesCovered").then_some(()));
+}
+
 /// Resident memory of a process, in KiB (proc_pid_status(5)).
 pub fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

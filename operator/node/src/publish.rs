@@ -161,6 +161,8 @@ impl Target {
 /// State of one object's writes.
 #[derive(Debug, Default)]
 struct Published {
+    /// The object. The pod of a VMI may have been found by its labels alone.
+    target: Option<Target>,
     latest: Option<(Verdict, Option<Details>)>,
     looked_at: Option<Instant>,
     /// Not before this time, after a refusal.
@@ -258,9 +260,9 @@ impl Publisher {
         self.objects.retain(|uid, _| is_there(uid));
     }
 
-    /// UIDs of objects that have a condition by this agent.
-    pub fn published(&self) -> impl Iterator<Item = &str> {
-        self.objects.iter().filter(|(_, state)| state.latest.is_some()).map(|(uid, _)| uid.as_str())
+    /// Objects that have a condition by this agent.
+    pub fn published(&self) -> impl Iterator<Item = &Target> {
+        self.objects.values().filter(|state| state.latest.is_some()).filter_map(|state| state.target.as_ref())
     }
 
     fn answered(&mut self) {
@@ -289,6 +291,7 @@ impl Publisher {
     ) -> bool {
         let uid = &target.identity.uid;
         let mut state = self.objects.remove(uid).unwrap_or_default();
+        state.target = Some(target.clone());
         let mut has_changed = false;
         if self.is_ready(now) && state.is_due(verdict, details, now) {
             match self.write_object(target, &mut state, verdict, details).await {

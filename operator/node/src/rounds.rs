@@ -319,9 +319,8 @@ impl Rounds {
                 placed.insert(uid, candidate);
             }
         }
-        let is_there = |uid: &str| objects.pods.get(uid).is_some() || objects.vmis.get(uid).is_some();
-        self.publisher.keep(is_there);
-        self.objects.retain(|uid, _| is_there(uid));
+        self.publisher.keep(|uid| objects.has(uid));
+        self.objects.retain(|uid, _| objects.has(uid));
         counts.into_iter().for_each(|(place, number)| self.counters.guests(place, number));
         Some((placed.into_values().collect(), held))
     }
@@ -427,18 +426,8 @@ impl Rounds {
     /// Objects of the store that have a condition by this agent.
     fn published_targets(&self) -> Vec<Target> {
         let objects = self.store.objects();
-        let has_status = matches!(objects.vmi_api, VmiApi::Present { has_status: true });
-        let target = |uid: &str| {
-            let pod = |uid: &String| objects.pods.get(uid).map(|pod| pod.identity.clone());
-            let vmi = objects.vmis.get(uid).map(|vmi| Target {
-                kind: Kind::Vmi { has_status },
-                identity: vmi.identity.clone(),
-                pod: vmi.pods.iter().find_map(pod),
-            });
-            let of_pod = || pod(&uid.to_owned()).map(|identity| Target { kind: Kind::Pod, identity, pod: None });
-            vmi.or_else(of_pod)
-        };
-        self.publisher.published().filter_map(target).collect()
+        let is_there = |target: &&Target| objects.has(&target.identity.uid);
+        self.publisher.published().filter(is_there).cloned().collect()
     }
 
     async fn figures(&mut self, held: u64, now: Instant) {

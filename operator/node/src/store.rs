@@ -93,6 +93,11 @@ pub struct Objects {
 }
 
 impl Objects {
+    /// Whether there is a pod or a VMI of this UID.
+    pub fn has(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some() || self.vmis.get(uid).is_some()
+    }
+
     /// Whether everything was listed once: before, a guest could be assigned to the wrong object.
     pub fn are_known(&self) -> bool {
         let are_vmis_known = match self.vmi_api {

@@ -234,6 +234,24 @@ async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new
 }
 
 #[tokio::test]
+async fn where_a_vmi_names_no_pod_and_keeps_its_status_its_pod_says_that_the_daemon_is_gone() {
+    let vmi = VmiFacts { pods: Vec::new(), ..vmi() };
+    let mut bench = Bench::new(&[launcher()], &[vmi], VmiApi::Present { has_status: false });
+    let path = "/api/v1/namespaces/shop/pods/virt-launcher-db-x";
+    let meta = json!({"name": "virt-launcher-db-x", "namespace": "shop", "uid": POD});
+    bench.api.put(path, json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"conditions": []}}));
+    bench.guests(&[with_coverage(96)]);
+    bench.rounds.once().await.expect("all is there");
+    let status = |bench: &Bench| bench.api.object(path)["status"]["conditions"][0]["status"].clone();
+    assert_eq!(status(&bench), "True");
+    bench.end_daemon().await;
+    bench.rounds.silent_since = Instant::now().checked_sub(SILENCE_MAX);
+    let _ = bench.rounds.once().await;
+    assert_eq!(status(&bench), "Unknown");
+    assert_eq!(bench.condition(), Value::Null, "KubeVirt would put it back");
+}
+
+#[tokio::test]
 async fn a_guest_that_is_gone_leaves_an_unknown_condition_on_its_object() {
     let mut bench = Bench::new(&[launcher()], &[vmi()], WITH_VMIS);
     bench.guests(&[with_coverage(96)]);
