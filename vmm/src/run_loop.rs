@@ -67,6 +67,8 @@ pub(crate) struct VcpuThread {
     memory: Arc<GuestMemory>,
     /// CPUs of the host on which it runs; empty for all that the process may use.
     cpus: CpuList,
+    /// Whether the latest entry tries an access again.
+    is_second_try: bool,
 }
 
 /// The result of an exit.
@@ -99,7 +101,8 @@ impl VcpuThread {
         bus: Arc<Bus>,
         memory: Arc<GuestMemory>,
     ) -> VcpuThread {
-        VcpuThread { vcpu, fresh, put_back_at: 0, late, msrs, control, bus, memory, cpus: CpuList::default() }
+        let (cpus, is_second_try) = (CpuList::default(), false);
+        VcpuThread { vcpu, fresh, put_back_at: 0, late, msrs, control, bus, memory, cpus, is_second_try }
     }
 
     /// The same, on these CPUs of the host; none: on all that the process may use.
@@ -250,6 +253,7 @@ impl VcpuThread {
     }
 
     fn enter_once(&mut self) -> Next {
+        let was_second_try = std::mem::take(&mut self.is_second_try);
         let ending = match self.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => match self.bus.write_port(port, data) {
                 BusEvent::None => return Next::Enter,
@@ -279,7 +283,26 @@ impl VcpuThread {
             Ok(other) => Ending::Unexpected(format!("{other:?}")),
             Err(errno) => Ending::RunFailed { errno: errno.errno() },
         };
+        if matches!(ending, Ending::InternalError) && !was_second_try && self.has_mistaken_delivery() {
+            tracing::debug!(
+                "vCPU {}: KVM took a delivered event for one in delivery; it is entered again",
+                self.index()
+            );
+            self.is_second_try = true;
+            return Next::Enter;
+        }
         Next::End(self.explain(ending))
+    }
+
+    /// Whether KVM reports an event that it could not deliver, and has none: then the guest's access, which has had no
+    /// effect, may be tried again.
+    ///
+    /// KVM from 6.14 on looks at the event's type in a VMCB's EXITINTINFO and not at the valid bit
+    /// (`svm_check_emulate_instruction` in arch/x86/kvm/svm/svm.c). QEMU as a host with SVM leaves the type of a
+    /// delivered event there (`cpu_vmexit` in target/i386/tcg). A device's register that is the next thing to be accessed
+    /// after an exception of KVM's, such as a late page's, would end the guest.
+    fn has_mistaken_delivery(&mut self) -> bool {
+        self.vcpu.internal_error().is_delivery() && self.vcpu.is_event_in_delivery().is_ok_and(|is_there| !is_there)
     }
 
     fn explain(&mut self, ending: Ending) -> GuestExit {

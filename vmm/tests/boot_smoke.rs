@@ -186,6 +186,28 @@ fn a_pvh_guest_finds_its_start_info() {
 }
 
 #[test]
+fn a_device_may_be_accessed_right_after_an_exception_that_kvm_injects() {
+    if !has_kvm() {
+        return;
+    }
+    const DEVICE: u32 = 0xd000_0000;
+    const TABLES_AT: usize = 0x80;
+    let at = |offset: usize| (CODE as u32 + offset as u32).to_le_bytes();
+    // 32-bit code: mov esp; lgdt; lidt; ud2, which KVM intercepts and then injects; the gate's code: mov [DEVICE], eax
+    let mut code = [&[0xbc][..], &at(0x1000), &[0x0f, 0x01, 0x15], &at(TABLES_AT)].concat();
+    code.extend([&[0x0f, 0x01, 0x1d][..], &at(TABLES_AT + 8), &[0x0f, 0x0b]].concat());
+    let [low, high] = [0, 2].map(|part| [at(code.len())[part], at(code.len())[part + 1]]);
+    code.extend([&[0xa3][..], &DEVICE.to_le_bytes(), &exit(7)].concat());
+    code.resize(TABLES_AT, 0);
+    // Limits and addresses of the two tables; one segment of code; six empty gates and that of #UD.
+    code.extend([&[15, 0][..], &at(TABLES_AT + 16), &[0, 0, 55, 0], &at(TABLES_AT + 32), &[0, 0]].concat());
+    code.extend([0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0x9b, 0xcf, 0]);
+    code.extend([&[0; 48][..], &low, &[8, 0, 0, 0x8e], &high].concat());
+    let (end, _) = run(VmOptions { entry: EntryChoice::Pvh, ..options(&code) });
+    assert_eq!(end, GuestExit::ExitPort(7));
+}
+
+#[test]
 fn a_stray_access_is_reported_with_its_address_and_registers() {
     if !has_kvm() {
         return;

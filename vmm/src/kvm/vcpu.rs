@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kvm_bindings::{
-    CpuId, KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, Msrs, kvm_fpu, kvm_regs,
-    kvm_run, kvm_sregs, kvm_xcrs,
+    CpuId, KVM_INTERNAL_ERROR_DELIVERY_EV, KVM_INTERNAL_ERROR_EMULATION,
+    KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES, Msrs, kvm_fpu, kvm_regs, kvm_run, kvm_sregs, kvm_xcrs,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -35,6 +35,12 @@ pub struct InternalError {
 }
 
 impl InternalError {
+    /// Whether KVM reports that the guest accessed a device, or other memory that KVM emulates, while an event was
+    /// delivered.
+    pub fn is_delivery(&self) -> bool {
+        self.suberror == KVM_INTERNAL_ERROR_DELIVERY_EV
+    }
+
     /// The usual cause of the error, if it is known.
     pub fn hint(&self) -> Option<&'static str> {
         (self.suberror == KVM_INTERNAL_ERROR_EMULATION).then_some(
@@ -187,6 +193,16 @@ impl Vcpu {
     pub fn translate(&self, gva: u64) -> Result<Option<u64>, KvmError> {
         let translation = self.fd.translate_gva(gva).map_err(KvmError::ioctl("KVM_TRANSLATE"))?;
         Ok((translation.valid != 0).then_some(translation.physical_address))
+    }
+
+    /// Whether KVM has an exception or interrupt whose delivery the latest exit interrupted, and which it delivers at
+    /// the next entry.
+    ///
+    /// # Errors
+    /// [`KvmError::Ioctl`] where KVM refuses the call.
+    pub fn is_event_in_delivery(&self) -> Result<bool, KvmError> {
+        let events = self.fd.get_vcpu_events().map_err(KvmError::ioctl("KVM_GET_VCPU_EVENTS"))?;
+        Ok([events.exception.injected, events.interrupt.injected, events.nmi.injected].contains(&1))
     }
 
     /// Runs guest code until KVM needs the VMM.

@@ -216,6 +216,8 @@ const KVM_RUN: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x81, size_of::<kvm_regs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x83, size_of::<kvm_sregs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x85, size_of::<kvm_translation>()))),
+    // Asks whether an event is in delivery; also for a snapshot.
+    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x9f, size_of::<kvm_vcpu_events>()))),
     // Marks the guest's clock as stopped, after a long pause.
     (libc::SYS_ioctl, With::Is(1, nix::request_code_none!(KVM, 0xad))),
 ];
@@ -228,7 +230,6 @@ const SAVING_VCPU: Table = &[
     (libc::SYS_ioctl, With::Is(1, nix::request_code_readwrite!(KVM, 0x88, size_of::<kvm_msrs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x8e, size_of::<kvm_lapic_state>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x98, size_of::<kvm_mp_state>()))),
-    (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0x9f, size_of::<kvm_vcpu_events>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa1, size_of::<kvm_debugregs>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa4, size_of::<kvm_xsave>()))),
     (libc::SYS_ioctl, With::Is(1, nix::request_code_read!(KVM, 0xa6, size_of::<kvm_xcrs>()))),
