@@ -55,6 +55,7 @@ test: tools
 lab:
 	guest-tests/lab/lab update
 	guest-tests/lab/run-all npt; npt=$$?; guest-tests/lab/run-all ept && exit $$npt
+	WIDELEAF_REQUIRE=lab cargo test --locked -p wideleaf-guest-tests --test lab -- --ignored
 
 # API server, scheduler and Helm are real, nodes are on paper (docs/fleet-lab.md). One test at a time: some of them
 # measure memory and processor time.

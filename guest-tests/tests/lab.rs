@@ -447,6 +447,35 @@ fn a_linux_guest_that_is_saved_and_stopped_continues_with_its_devices_and_loses_
     }
 }
 
+#[test]
+#[ignore = "six minutes; make lab"]
+fn a_linux_guest_moves_twice_with_its_devices_and_a_connection_in_the_lab() {
+    if !has_lab(LabKernel::Newest) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let connect = compiled("connect.c", folder.path());
+    let text = script_in_lab(LabKernel::Newest, "moved.sh", &[(&connect, "connect")]);
+    let said = said_by_guest(&text);
+    lost_no_pass(&said);
+    let guest = |name: &str| -> Vec<&str> {
+        said.iter().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
+    };
+    let host = |name: &str| -> Vec<&str> {
+        text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).collect()
+    };
+    let ([sum], [sent]) = (&guest("sum")[..], &host("sent")[..]) else { panic!("one sum each: {said:?}") };
+    assert_eq!(guest("kept"), [[*sum; 3].join(" ")], "its files are what it wrote");
+    assert_eq!((guest("random"), guest("net")), (vec!["256"; 3], vec![*sent; 3]), "its devices work in every run");
+    assert_eq!((guest("socket"), host("socket")), (vec![*sent; 3], vec![*sum; 3]), "both ways, whatever its run");
+    assert_eq!(guest("connection"), ["ended"], "a socket to the host does not move");
+    assert_eq!(guest("stream"), host("stream"), "the connection over its card does, and lost nothing");
+    let reports = reports(&text);
+    let outcomes: Vec<&Value> = reports.iter().map(|report| &report["outcome"]).collect();
+    assert_eq!(outcomes, ["migrated", "migrated", "success"]);
+    assert!(counted(&reports[1], "balloon", "pages_inflated_at_most") >= 16 * MIB / 4096);
+}
+
 /// Each pass of both loops was printed once, and the guest complains of nothing and found no wrong file.
 fn lost_no_pass(said: &[&str]) {
     assert!(!said.iter().any(|line| line.starts_with("complains") || line.starts_with("wrong")), "{said:?}");
