@@ -7,8 +7,9 @@
 //! | `PreMigrationSource` | the guest is left alone until its migration is over | no |
 //! | `PreVMStop`, `PostVMStop` | the room goes back | no |
 //!
-//! Each call is answered some seconds before virt-handler's limit, whatever wideleafd does. virt-handler calls a hook
-//! again after its own failures, so each call may come several times.
+//! A call that may fail the VM is answered some seconds before virt-handler's limit, whatever wideleafd does. virt-handler
+//! waits for the others too, so they are answered within two seconds, and go on without it. It calls a hook again after
+//! its own failures, so each call may come several times.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::core::DynamicObject;
+use tokio::sync::Semaphore;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status};
 use wideleaf_control::client::ClientError;
@@ -42,13 +44,17 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// Time that is left when a call is answered at the latest.
 const MARGIN: Duration = Duration::from_secs(5);
 
+/// Time within which a call that cannot fail the VM is answered.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
 /// Interval between looks for a guest that has just started.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Time for which a guest is left alone for its migration, where nothing tells that it is over, in seconds.
 const HOLD_S: u64 = 600;
 
-/// Number of calls at one time; further ones wait.
+/// Number of calls at one time; further ones wait. Also the number of those that go on after their answer: further ones
+/// are ignored.
 const CALLS_MAX: usize = 16;
 
 /// Carries out the hooks.
@@ -57,6 +63,8 @@ pub struct Hooks {
     store: Arc<Store>,
     holds: Arc<Holds>,
     counters: Arc<Counters>,
+    /// Room for calls that may go on after their answer.
+    asides: Arc<Semaphore>,
 }
 
 /// Result of a call.
@@ -72,14 +80,15 @@ enum Outcome {
 impl Hooks {
     /// Hooks that talk to that daemon.
     pub fn new(daemon: Daemon, store: Arc<Store>, holds: Arc<Holds>, counters: Arc<Counters>) -> Hooks {
-        Hooks { daemon, store, holds, counters }
+        Hooks { daemon, store, holds, counters, asides: Arc::new(Semaphore::new(CALLS_MAX)) }
     }
 
-    /// Carries out one call, and answers within `limit` less a margin.
+    /// Carries out one call, and answers within `limit` less a margin. A call that cannot fail the VM is answered soon,
+    /// and may go on.
     ///
     /// # Errors
     /// A status for virt-handler, only for a VM that asks for `guaranteed`.
-    pub async fn call(&self, point: &str, vmi: &[u8], limit: Duration) -> Result<(), Status> {
+    pub async fn call(self: &Arc<Self>, point: &str, vmi: &[u8], limit: Duration) -> Result<(), Status> {
         let known = point_named(point);
         let parsed = serde_json::from_slice::<DynamicObject>(vmi).ok().and_then(|vmi| VmiFacts::of(&vmi));
         let Some(vmi) = parsed else {
@@ -87,25 +96,53 @@ impl Hooks {
             self.counters.hook(known, "ignored");
             return Ok(());
         };
-        let within = limit.saturating_sub(MARGIN).max(limit / 2);
         let (wishes, _) = Wishes::of(Some(&vmi.annotations), None);
-        let called = tokio::time::timeout(within, self.act(known, &vmi, &wishes, within)).await;
+        let within = limit.saturating_sub(MARGIN).max(limit / 2);
+        if can_refuse(known) && wishes.prevents_start() {
+            return self.carry_out(known, &vmi, &wishes, within).await;
+        }
+        let Ok(room) = Arc::clone(&self.asides).try_acquire_owned() else {
+            return self.ended(known, &vmi, Outcome::Ignored(format!("{CALLS_MAX} calls are under way")));
+        };
+        let hooks = Arc::clone(self);
+        let aside = tokio::spawn(async move {
+            // It has no result for the caller, which may have its answer already.
+            let _ = hooks.carry_out(known, &vmi, &wishes, within).await;
+            drop(room);
+        });
+        let _ = tokio::time::timeout(ANSWER_WITHIN.min(within), aside).await;
+        Ok(())
+    }
+
+    /// Carries out one call within that time.
+    async fn carry_out(
+        &self,
+        point: &'static str,
+        vmi: &VmiFacts,
+        wishes: &Wishes,
+        within: Duration,
+    ) -> Result<(), Status> {
+        let called = tokio::time::timeout(within, self.act(point, vmi, wishes, within)).await;
         let late = format!("wideleafd gave no answer within {} s", within.as_secs());
-        let outcome = called.unwrap_or_else(|_| refused_if(can_refuse(known) && wishes.prevents_start(), late));
+        let outcome = called.unwrap_or_else(|_| refused_if(can_refuse(point) && wishes.prevents_start(), late));
         self.store.wake();
+        self.ended(point, vmi, outcome)
+    }
+
+    fn ended(&self, point: &'static str, vmi: &VmiFacts, outcome: Outcome) -> Result<(), Status> {
         let name = vmi.guest_name();
         match outcome {
             Outcome::Done => {
-                self.counters.hook(known, "done");
+                self.counters.hook(point, "done");
                 Ok(())
             }
             Outcome::Ignored(why) => {
-                self.counters.hook(known, "ignored");
+                self.counters.hook(point, "ignored");
                 tracing::warn!("{point} of {name}: {why}; the VM goes on");
                 Ok(())
             }
             Outcome::Refused(why) => {
-                self.counters.hook(known, "refused");
+                self.counters.hook(point, "refused");
                 tracing::warn!("{point} of {name} is refused: {why}");
                 let remedy = "free memory on this node, or set the annotation wideleaf.io/huge-pages to bestEffort";
                 Err(Status::new(Code::FailedPrecondition, format!("no huge pages for {name}: {why}; {remedy}")))

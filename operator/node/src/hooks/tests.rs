@@ -3,6 +3,7 @@ use crate::matching::tests::{POD, guest};
 use crate::testing::{FakeDaemon, ok, refusal};
 use crate::wishes::{GUARANTEE, HUGE_PAGES, POLICY};
 use serde_json::{Value, json};
+use std::sync::Mutex;
 use wideleaf_control::protocol::{Answer, Reply, Settings, Target};
 use wideleaf_control::view::{DaemonView, PromotableView};
 
@@ -125,9 +126,48 @@ async fn a_silent_daemon_delays_no_call_past_its_limit_and_fails_only_what_asks_
 }
 
 #[tokio::test]
+async fn a_guest_that_appears_after_the_answer_is_managed_all_the_same() {
+    let guests = Arc::new(Mutex::new(Vec::new()));
+    let listed = Arc::clone(&guests);
+    let bench = Bench::new(move |request| match request {
+        Ask::List => ok(Answer::Vms(listed.lock().expect("no panic").clone())),
+        _ => ok(Answer::Done),
+    });
+    bench.call("PostVMStart", &plain()).await.expect("it runs");
+    assert!(bench.daemon.asked().iter().all(|ask| *ask == Ask::List), "virt-handler does not wait for the guest");
+    guests.lock().expect("no panic").push(unmanaged());
+    let is_managed = async {
+        while !bench.daemon.asked().iter().any(|ask| matches!(ask, Ask::Attach { target: Target::Pid(4711), .. })) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, is_managed).await.expect("at the next look");
+}
+
+#[tokio::test]
+async fn calls_that_go_on_after_their_answer_are_bounded() {
+    let bench = Bench::new(|_| None);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..CALLS_MAX {
+        let hooks = Arc::clone(&bench.hooks);
+        calls.spawn(async move { hooks.call("PreMigrationSource", &plain(), LIMIT).await });
+    }
+    while let Some(answer) = calls.join_next().await {
+        answer.expect("no panic").expect("it runs");
+    }
+    let mut asked = bench.daemon.asked().len();
+    while asked < CALLS_MAX {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        asked += bench.daemon.asked().len();
+    }
+    bench.call("PreMigrationSource", &plain()).await.expect("it runs");
+    assert_eq!(bench.daemon.asked(), [], "there is no room for one more");
+}
+
+#[tokio::test]
 async fn without_a_daemon_only_guaranteed_fails() {
-    let hooks =
-        Hooks::new(Daemon::at(Path::new("/nowhere/control.sock")), Arc::default(), Arc::default(), Arc::default());
+    let daemon = Daemon::at(Path::new("/nowhere/control.sock"));
+    let hooks = Arc::new(Hooks::new(daemon, Arc::default(), Arc::default(), Arc::default()));
     hooks.call("PreVMStart", &plain(), LIMIT).await.expect("best effort");
     let status = hooks.call("PreVMStart", &guaranteed(), LIMIT).await.expect_err("no daemon");
     assert!(status.message().contains("no wideleafd listens at /nowhere/control.sock: start it"), "{status}");
