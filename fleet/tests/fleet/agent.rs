@@ -18,7 +18,7 @@ use wideleaf_testing::{Need, has_kvm, is_there};
 
 use crate::chart::{ACCOUNT, NAMESPACE, install};
 use crate::control_plane::pod;
-use crate::server::{APPLY, Client, MERGE, Process, Server, core, eventually, namespace, root, vmis};
+use crate::server::{APPLY, Client, MERGE, Process, Server, core, eventually, namespace, vmis};
 
 /// Field manager and reporting component of the agent.
 const MANAGER: &str = "wideleaf-node";
@@ -34,13 +34,6 @@ const VMI_CONDITION: &str = "HugePagesCovered";
 const RESOURCE: &str = "wideleaf.io/huge-gib";
 /// The node that this machine is.
 pub const NODE: &str = "here-0000";
-
-/// The agent's program; `None` if the test is to be skipped.
-pub fn agent() -> Option<PathBuf> {
-    let is_here = root().join("operator/node/Cargo.toml").exists() && root().join("packaging/helm/wideleaf").exists();
-    let found = if is_here { Ok(()) } else { Err("this clone has no node agent, or no chart".to_owned()) };
-    is_there(Need::Fleet, found).then(|| built(&["build", "-p", "wideleaf-node", "--bin", "wideleaf-node"], false))
-}
 
 /// Whether guests of QEMU run here.
 fn has_guests() -> bool {
@@ -64,7 +57,6 @@ pub struct Node {
 impl Node {
     /// A node on which nothing runs yet; `None` if the test is to be skipped.
     pub fn start(options: &[&str], nodes: &[&str]) -> Option<Node> {
-        let program = agent()?;
         let server = Server::start(options)?;
         let mut arguments = vec!["--prefix", "here"];
         arguments.extend(if nodes.is_empty() { &["--count", "1"] } else { nodes });
@@ -73,6 +65,7 @@ impl Node {
         // It also places the pods of the DaemonSet.
         let scheduler = server.schedule();
         install(&server);
+        let program = built(&["build", "-p", "wideleaf-node", "--bin", "wideleaf-node"], false);
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mark = format!("fleet{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();

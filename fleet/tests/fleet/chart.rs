@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 
-use crate::agent::agent;
 use crate::server::{Server, core, eventually, root};
 
 /// Namespace of the release.
@@ -52,7 +51,6 @@ const KINDS: [&str; 6] = [
 
 #[test]
 fn the_chart_is_installed_upgraded_and_uninstalled_and_leaves_nothing() {
-    let Some(_) = agent() else { return };
     let Some(server) = Server::start(&[]) else { return };
     let _paper = server.nodes(&["--count", "3"]);
     let _scheduler = server.schedule();
@@ -87,7 +85,6 @@ fn the_chart_is_installed_upgraded_and_uninstalled_and_leaves_nothing() {
 
 #[test]
 fn a_chart_with_a_wrong_value_is_refused_before_anything_is_made() {
-    let Some(_) = agent() else { return };
     let Some(server) = Server::shared() else { return };
     let chart = chart();
     let wrong = ["install", "bad", &chart, "--namespace", "bad", "--set", "agent.intervalSeconds=soon"];

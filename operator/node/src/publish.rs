@@ -456,16 +456,12 @@ impl Publisher {
     pub async fn node(&mut self, promotable: &wideleaf_control::view::PromotableView, held: u64, now: Instant) {
         let state = &mut self.of_node;
         let figures = Figures::after(state.figures.as_ref().or(state.seen.as_ref()), promotable, held);
-        let is_new = state.figures.as_ref() != Some(&figures);
         state.figures = Some(figures);
         let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at));
         let is_write_due = is_new_to(state) && since(state.written_at).is_none_or(|since| since >= NODE_EVERY);
         let look_every = if state.is_copy_expected { NODE_EVERY } else { LOOK_EVERY };
         let is_look_due = since(state.looked_at).is_none_or(|since| since >= look_every);
         if state.is_left || !(is_write_due || is_look_due) || !self.rest.is_over(now) {
-            if is_new {
-                tracing::debug!("the node's figures have changed");
-            }
             return;
         }
         let mut state = std::mem::take(&mut self.of_node);
