@@ -47,8 +47,8 @@
 //! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
 //! read is named, and another one reads its window. Each calls [`crate::sandboxed`]'s hook with
 //! [`ThreadWork::Faults`](crate::sandboxed::ThreadWork::Faults) and needs no call beyond those of that kind:
-//! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` for the
-//! file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
+//! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` and
+//! `fadvise64` for the file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -102,6 +102,10 @@ pub struct SavedWindow {
 pub trait SavedRam: Send + Sync {
     /// What is stored of a window. Called for each window at the start, so it answers from memory.
     fn window(&self, window: WindowIndex) -> SavedWindow;
+
+    /// The window will be read soon: what is slow about that may begin. It does not wait. Unless it is replaced, it does
+    /// nothing.
+    fn will_read(&self, _window: WindowIndex) {}
 
     /// Reads the stored pages of a window to their places in `into` (2 MiB), checked against their checksums; other
     /// bytes of `into` stay as they are. Called by several threads at the same time, for a window that guests wait

@@ -134,6 +134,8 @@ struct Table {
     /// Windows in the order in which the background fills them, if that is known.
     order: Option<Vec<u32>>,
     next: usize,
+    /// Place in the order up to which windows were announced.
+    announced: usize,
     /// Windows that a thread gave back without filling them.
     returned: VecDeque<Row>,
     background: Option<Worker>,
@@ -168,6 +170,7 @@ impl Board {
             placing: 0,
             order: None,
             next: 0,
+            announced: 0,
             returned: VecDeque::new(),
             background: None,
             is_closed: false,
@@ -221,6 +224,18 @@ impl Board {
         let mut table = self.table();
         table.order = Some(order);
         table.next_waiting().map(|row| (row, table.claim(row, worker, now)))
+    }
+
+    /// Windows that are among the next `count` of the background and are returned for the first time.
+    pub(super) fn coming(&self, count: usize) -> Vec<Row> {
+        let mut table = self.table();
+        let Some(order) = &table.order else { return Vec::new() };
+        let until = (table.next + count).min(order.len());
+        let coming = order.get(table.announced.max(table.next)..until).unwrap_or_default();
+        let rows = coming.iter().map(|row| *row as usize);
+        let rows = rows.filter(|row| table.states[*row] == State::Waiting).collect();
+        table.announced = table.announced.max(until);
+        rows
     }
 
     /// Whether the claim still holds. If so, it becomes the right to place the window's pages, which no other thread

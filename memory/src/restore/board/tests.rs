@@ -40,6 +40,19 @@ fn each_window_is_filled_by_one_thread() {
 }
 
 #[test]
+fn windows_that_come_next_are_told_once_and_only_those_that_wait() {
+    let board = Board::new(6, vec![0], std::slice::from_ref(&(0..6)), |_| true, Mapping::Base);
+    assert_eq!(board.coming(4), [], "there is no order yet");
+    let next = || board.next_of_background(0, NOW, || vec![5, 4, 3, 2, 1, 0]).map(|(row, _)| row);
+    assert_eq!(next(), Some(5));
+    assert!(matches!(board.touched(3, 1, NOW), Touched::Fill(_)));
+    assert_eq!(board.coming(3), [4, 2], "and not the one that was touched");
+    assert_eq!((next(), board.coming(3)), (Some(4), vec![1]));
+    assert_eq!((next(), board.coming(9)), (Some(2), vec![0]));
+    assert_eq!(board.coming(9), []);
+}
+
+#[test]
 fn the_background_is_one_thread_and_skips_what_is_filled() {
     let board = board();
     fill(&board, 1, Settled::LetGo(Mapping::Huge));
