@@ -43,7 +43,7 @@
 //! be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not be woken while a device
 //! could still write their memory elsewhere: the process ends with them asleep.
 //!
-//! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
+//! **Threads.** All of them answer touches; all but one also fill the background, and look for a touch before each
 //! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
 //! read is named, and another one reads its window. Each calls [`crate::sandboxed`]'s hook with
 //! [`ThreadWork::Faults`](crate::sandboxed::ThreadWork::Faults) and needs no call beyond those of that kind:
@@ -170,7 +170,8 @@ pub type OnFailure = Box<dyn Fn(&FillFailure) + Send + Sync>;
 
 /// Options of a restore.
 pub struct RestoreConfig {
-    /// Number of threads that answer touches. One more fills the background, unless that is off.
+    /// Number of threads that fill the background, and answer touches between two windows. One more answers touches
+    /// alone. Where there is no background, it is the number of those that answer touches.
     pub threads: NonZeroUsize,
     /// Speed at which windows are filled that no thread waits for.
     pub background: Background,

@@ -138,19 +138,22 @@ struct Table {
     announced: usize,
     /// Windows that a thread gave back without filling them.
     returned: VecDeque<Row>,
-    background: Option<Worker>,
+    /// Threads that fill the background, and how many may.
+    background: Vec<Worker>,
+    background_max: usize,
     is_closed: bool,
 }
 
 impl Board {
     /// A table of `count` windows: those in `registered` are registered, and of these `stored` have contents. The
-    /// others have the mapping `other`.
+    /// others have the mapping `other`. At most `background_max` threads fill the background.
     pub(super) fn new(
         count: usize,
         firsts: Vec<Row>,
         registered: &[Range<Row>],
         stored: impl Fn(Row) -> bool,
         other: Mapping,
+        background_max: usize,
     ) -> Board {
         let (mut states, mut mappings) = (vec![State::LetGo; count], vec![other; count]);
         for row in registered.iter().cloned().flatten() {
@@ -172,7 +175,8 @@ impl Board {
             next: 0,
             announced: 0,
             returned: VecDeque::new(),
-            background: None,
+            background: Vec::new(),
+            background_max,
             is_closed: false,
         };
         table.borders = (0..count).map(|row| table.borders_at(row)).sum();
@@ -211,10 +215,9 @@ impl Board {
     ) -> Option<(Row, Claim)> {
         {
             let mut table = self.table();
-            if table.is_closed || table.left == 0 || table.background.is_some_and(|other| other != worker) {
+            if table.is_closed || table.left == 0 || !table.may_fill_background(worker) {
                 return None;
             }
-            table.background = Some(worker);
             if table.order.is_some() {
                 return table.next_waiting().map(|row| (row, table.claim(row, worker, now)));
             }
@@ -317,9 +320,7 @@ impl Board {
             } else if let Some(reader) = table.readers.get_mut(&claim) {
                 reader.is_named = true;
             }
-            if table.background == Some(reader.worker) {
-                table.background = None;
-            }
+            table.background.retain(|worker| *worker != reader.worker);
             taken.push(Overdue { row: reader.row, worker: reader.worker, waited: now.since(reader.since) });
         }
         taken
@@ -328,9 +329,7 @@ impl Board {
     /// A thread has ended: another one may do the work of the background.
     pub(super) fn worker_ended(&self, worker: Worker) {
         let mut table = self.table();
-        if table.background == Some(worker) {
-            table.background = None;
-        }
+        table.background.retain(|of| *of != worker);
     }
 
     /// Number of stored windows that are neither filled nor failed.
@@ -369,6 +368,15 @@ impl Table {
         self.states[row] = State::Reading(claim);
         self.readers.insert(claim, Reader { row, worker, since, is_named: false });
         claim
+    }
+
+    /// Whether this thread is one of those that fill the background: it stays one once it is.
+    fn may_fill_background(&mut self, worker: Worker) -> bool {
+        let is_new = !self.background.contains(&worker);
+        if is_new && self.background.len() < self.background_max {
+            self.background.push(worker);
+        }
+        self.background.contains(&worker)
     }
 
     fn begin_placing(&mut self, row: Row, is_stored: bool) {
