@@ -94,6 +94,9 @@ impl LinuxMover {
         let start = area.map_at(Bytes::ZERO, aside + ready + base, None)?;
         madvise(start + aside, ready, Advice::HugePage).map_err(host_error("madvise(MADV_HUGEPAGE)"))?;
         madvise(start + aside + ready, base, Advice::NoHugePage).map_err(host_error("madvise(MADV_NOHUGEPAGE)"))?;
+        if let Some(policy) = ram.placement().policy_of_all() {
+            policy.apply(start, aside).map_err(host_error("mbind"))?;
+        }
         uffd.register(start, aside, Mode::Missing).map_err(host_error("UFFDIO_REGISTER"))?;
         Ok(LinuxMover { uffd, pagemap, ram, area, placed: Mutex::default() })
     }

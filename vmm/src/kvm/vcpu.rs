@@ -195,8 +195,8 @@ impl Vcpu {
         Ok((translation.valid != 0).then_some(translation.physical_address))
     }
 
-    /// Whether KVM has an exception or interrupt whose delivery the latest exit interrupted, and which it delivers at
-    /// the next entry.
+    /// Whether KVM has an exception or interrupt that the latest exit interrupted on its way to the guest: KVM delivers
+    /// it at the next entry.
     ///
     /// # Errors
     /// [`KvmError::Ioctl`] where KVM refuses the call.

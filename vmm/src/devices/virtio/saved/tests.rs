@@ -397,8 +397,8 @@ fn a_balloon_has_its_pages_and_the_statistics_buffer_on_the_other_machine() {
     driver.start(1 << feature::MUST_TELL_HOST | 1 << feature::STATS_VQ | 1 << feature::PAGE_REPORTING | EVENT_IDX);
     handle.set_target(mib(1)).unwrap();
     give(&mut driver, INFLATE, (1024..1030).chain(1536..1540));
-    // A change of the size asks for statistics. That is served before the first buffer of them: the deflate queue, which
-    // is ready later and for the first time, comes after it.
+    // A change of the size asks for statistics. That is served before the first buffer of them: the deflate queue,
+    // which is ready later and for the first time, comes after it.
     driver.set_register(virtio_bindings::virtio_mmio::VIRTIO_MMIO_CONFIG + 4, 10);
     give(&mut driver, DEFLATE, [1024]);
     give(&mut driver, INFLATE, [1024]);
