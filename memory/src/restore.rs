@@ -103,8 +103,8 @@ pub trait SavedRam: Send + Sync {
     /// What is stored of a window. Called for each window at the start, so it answers from memory.
     fn window(&self, window: WindowIndex) -> SavedWindow;
 
-    /// The window will be read soon: what is slow about that may begin. It does not wait. Unless it is replaced, it does
-    /// nothing.
+    /// The window will be read soon: what is slow about that may begin. It does not wait. Unless it is replaced, it
+    /// does nothing.
     fn will_read(&self, _window: WindowIndex) {}
 
     /// Reads the stored pages of a window to their places in `into` (2 MiB), checked against their checksums; other

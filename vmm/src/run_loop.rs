@@ -299,8 +299,8 @@ impl VcpuThread {
     ///
     /// KVM from 6.14 on looks at the event's type in a VMCB's EXITINTINFO and not at the valid bit
     /// (`svm_check_emulate_instruction` in arch/x86/kvm/svm/svm.c). QEMU as a host with SVM leaves the type of a
-    /// delivered event there (`cpu_vmexit` in target/i386/tcg). A device's register that is the next thing to be accessed
-    /// after an exception of KVM's, such as a late page's, would end the guest.
+    /// delivered event there (`cpu_vmexit` in target/i386/tcg). A device's register that is the next thing to be
+    /// accessed after an exception of KVM's, such as a late page's, would end the guest.
     fn has_mistaken_delivery(&mut self) -> bool {
         self.vcpu.internal_error().is_delivery() && self.vcpu.is_event_in_delivery().is_ok_and(|is_there| !is_there)
     }

@@ -163,8 +163,9 @@ impl Placement {
         self.starts_huge.iter().filter_map(move |part| common(*part, gpa))
     }
 
-    /// Policy for memory that pages of any part are moved to, and none is made in; `None` where RAM has no policy. Under
-    /// the kernel's own policy its NUMA balancing would move such pages to the node of the thread that reads them.
+    /// Policy for memory that pages of any part are moved to, and none is made in; `None` where RAM has no policy.
+    /// Under the kernel's own policy its NUMA balancing would move such pages to the node of the thread that reads
+    /// them.
     pub(crate) fn policy_of_all(&self) -> Option<NodePolicy> {
         let nodes = self.parts.iter().flat_map(|part| part.policy.nodes.iter()).collect();
         (!self.is_none()).then_some(NodePolicy { mode: MemoryMode::Bind, nodes })

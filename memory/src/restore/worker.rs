@@ -41,8 +41,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// Maximum number of errors in a row of reading messages: one may be an accident, many are not.
 const READ_ERRORS_MAX: u32 = 20;
 
-/// Number of windows that the disk reads ahead of the background. A touched window waits for them at the disk: with 4, a
-/// millisecond or two at 4 GB/s, and none of the work on a window waits for the disk.
+/// Number of windows that the disk reads ahead of the background: work on a window then waits for no disk. A touched
+/// window waits for them at the disk, for two milliseconds at 4 GB/s.
 const WINDOWS_AHEAD: usize = 4;
 
 /// Maximum number of collapses of a window: a guest that fills its memory keeps a window busy.

@@ -153,8 +153,8 @@ fn a_part_that_starts_on_huge_pages_is_huge_after_its_first_touch_and_its_neighb
     }
     let placement = Placement::default().with_huge_start(vec![range(WINDOWS, WINDOWS)]);
     let ram = GuestRam::map_on(&[range(0, 2 * WINDOWS)], anon(), placement).unwrap();
-    // By writes: a window that is read first has the kernel's huge page of zeroes, for which Linux 6.12 makes base pages
-    // at the first write.
+    // By writes: a window that is read first has the kernel's huge page of zeroes, for which Linux 6.12 makes base
+    // pages at the first write.
     for (window, page) in (0..2 * WINDOWS).flat_map(|window| (0..PAGES).map(move |page| (window, page))) {
         word(&ram, window, page).store(1, Ordering::Relaxed);
     }

@@ -7,9 +7,9 @@
 //! | `PreMigrationSource` | the guest is left alone until its migration is over | no |
 //! | `PreVMStop`, `PostVMStop` | the room goes back | no |
 //!
-//! A call that may fail the VM is answered some seconds before virt-handler's limit, whatever wideleafd does. virt-handler
-//! waits for the others too, so they are answered within two seconds, and go on without it. It calls a hook again after
-//! its own failures, so each call may come several times.
+//! A call that may fail the VM is answered some seconds before virt-handler's limit, whatever wideleafd does.
+//! virt-handler waits for the others too, so they are answered within two seconds, and go on without it. It calls a
+//! hook again after its own failures, so each call may come several times.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
