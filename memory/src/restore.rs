@@ -43,12 +43,12 @@
 //! be read is named ([`FillFailure`]), and threads that touch it stay asleep. They must not be woken while a device
 //! could still write their memory elsewhere: the process ends with them asleep.
 //!
-//! **Threads.** All of them answer touches; all but one also fill the background, and look for a touch before each
+//! **Threads.** All of them answer touches; one at a time also fills the background, and looks for a touch before each
 //! window. A thread that panics is named and ends, unless it is the last one; a thread that does not come back from a
 //! read is named, and another one reads its window. Each calls [`crate::sandboxed`]'s hook with
 //! [`ThreadWork::Faults`](crate::sandboxed::ThreadWork::Faults) and needs no call beyond those of that kind:
-//! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` and
-//! `fadvise64` for the file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
+//! `ioctl` of the userfaultfd and of the pagemap, `madvise`, `mmap`, `munmap`, `poll`, `read`, and `pread64` for the
+//! file. No serving thread touches guest RAM. [`SavedRam::read`] must not, either.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -102,10 +102,6 @@ pub struct SavedWindow {
 pub trait SavedRam: Send + Sync {
     /// What is stored of a window. Called for each window at the start, so it answers from memory.
     fn window(&self, window: WindowIndex) -> SavedWindow;
-
-    /// The window will be read soon: what is slow about that may begin. It does not wait. Unless it is replaced, it
-    /// does nothing.
-    fn will_read(&self, _window: WindowIndex) {}
 
     /// Reads the stored pages of a window to their places in `into` (2 MiB), checked against their checksums; other
     /// bytes of `into` stay as they are. Called by several threads at the same time, for a window that guests wait
@@ -170,8 +166,7 @@ pub type OnFailure = Box<dyn Fn(&FillFailure) + Send + Sync>;
 
 /// Options of a restore.
 pub struct RestoreConfig {
-    /// Number of threads that fill the background, and answer touches between two windows. One more answers touches
-    /// alone. Where there is no background, it is the number of those that answer touches.
+    /// Number of threads that answer touches. One more fills the background, unless that is off.
     pub threads: NonZeroUsize,
     /// Speed at which windows are filled that no thread waits for.
     pub background: Background,

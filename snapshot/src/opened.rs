@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use nix::fcntl::{FcntlArg, OFlag, PosixFadviseAdvice, fcntl, posix_fadvise};
 use wideleaf_policies::{Bytes, GpaRange, PageSet, PageSize, WindowIndex};
 
 use crate::error::{OpenError, Problem, ReadError, WindowProblem};
@@ -31,8 +30,6 @@ struct OpenedLayer {
     index: Index,
     windows: File,
     memory: File,
-    /// Whether `memory` is read past the page cache.
-    is_direct: bool,
 }
 
 /// What a snapshot has of one window.
@@ -124,21 +121,6 @@ impl Opened {
         self.read_pages(window, &PageSet::ALL, into)
     }
 
-    /// Has the kernel begin to read a window's pages from the disk (`posix_fadvise(2)`, `POSIX_FADV_WILLNEED`), where
-    /// they go through its page cache. A hint: the kernel may leave it.
-    pub fn will_read(&self, window: WindowIndex) {
-        for layer in self.layers.iter().filter(|layer| !layer.is_direct) {
-            let own = layer.index.find(window).map_or(PageSet::EMPTY, |(record, _)| record.own);
-            let mut runs = own.runs();
-            let Some(first) = runs.next() else { continue };
-            // Holes between stored pages are holes of the file: reading them costs the disk nothing.
-            let end = runs.last().map_or(first.end, |last| last.end);
-            let bytes = bytes_of(&(first.start..end)).len();
-            let (Ok(from), Ok(bytes)) = (offset_of(window, first.start).try_into(), bytes.try_into()) else { continue };
-            let _ = posix_fadvise(&layer.memory, from, bytes, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
-        }
-    }
-
     /// Reads one stored page of a window to `into`, 4 KiB. A page that is not stored leaves `into` as it is.
     ///
     /// # Errors
@@ -226,8 +208,7 @@ impl OpenedLayer {
         if found < expected {
             return Err(Problem::Length { file: MEMORY_FILE, found, expected });
         }
-        let flags = fcntl(&memory, FcntlArg::F_GETFL).map_or(OFlag::empty(), OFlag::from_bits_retain);
-        Ok(OpenedLayer { name, index, windows, memory, is_direct: flags.contains(OFlag::O_DIRECT) })
+        Ok(OpenedLayer { name, index, windows, memory })
     }
 
     fn read_own(&self, window: WindowIndex, own: PageSet, into: &mut [u8]) -> Result<(), WindowProblem> {

@@ -134,26 +134,21 @@ struct Table {
     /// Windows in the order in which the background fills them, if that is known.
     order: Option<Vec<u32>>,
     next: usize,
-    /// Place in the order up to which windows were announced.
-    announced: usize,
     /// Windows that a thread gave back without filling them.
     returned: VecDeque<Row>,
-    /// Threads that fill the background, and how many may.
-    background: Vec<Worker>,
-    background_max: usize,
+    background: Option<Worker>,
     is_closed: bool,
 }
 
 impl Board {
     /// A table of `count` windows: those in `registered` are registered, and of these `stored` have contents. The
-    /// others have the mapping `other`. At most `background_max` threads fill the background.
+    /// others have the mapping `other`.
     pub(super) fn new(
         count: usize,
         firsts: Vec<Row>,
         registered: &[Range<Row>],
         stored: impl Fn(Row) -> bool,
         other: Mapping,
-        background_max: usize,
     ) -> Board {
         let (mut states, mut mappings) = (vec![State::LetGo; count], vec![other; count]);
         for row in registered.iter().cloned().flatten() {
@@ -173,10 +168,8 @@ impl Board {
             placing: 0,
             order: None,
             next: 0,
-            announced: 0,
             returned: VecDeque::new(),
-            background: Vec::new(),
-            background_max,
+            background: None,
             is_closed: false,
         };
         table.borders = (0..count).map(|row| table.borders_at(row)).sum();
@@ -215,9 +208,10 @@ impl Board {
     ) -> Option<(Row, Claim)> {
         {
             let mut table = self.table();
-            if table.is_closed || table.left == 0 || !table.may_fill_background(worker) {
+            if table.is_closed || table.left == 0 || table.background.is_some_and(|other| other != worker) {
                 return None;
             }
+            table.background = Some(worker);
             if table.order.is_some() {
                 return table.next_waiting().map(|row| (row, table.claim(row, worker, now)));
             }
@@ -227,18 +221,6 @@ impl Board {
         let mut table = self.table();
         table.order = Some(order);
         table.next_waiting().map(|row| (row, table.claim(row, worker, now)))
-    }
-
-    /// Windows that are among the next `count` of the background and are returned for the first time.
-    pub(super) fn coming(&self, count: usize) -> Vec<Row> {
-        let mut table = self.table();
-        let Some(order) = &table.order else { return Vec::new() };
-        let until = (table.next + count).min(order.len());
-        let coming = order.get(table.announced.max(table.next)..until).unwrap_or_default();
-        let rows = coming.iter().map(|row| *row as usize);
-        let rows = rows.filter(|row| table.states[*row] == State::Waiting).collect();
-        table.announced = table.announced.max(until);
-        rows
     }
 
     /// Whether the claim still holds. If so, it becomes the right to place the window's pages, which no other thread
@@ -320,7 +302,9 @@ impl Board {
             } else if let Some(reader) = table.readers.get_mut(&claim) {
                 reader.is_named = true;
             }
-            table.background.retain(|worker| *worker != reader.worker);
+            if table.background == Some(reader.worker) {
+                table.background = None;
+            }
             taken.push(Overdue { row: reader.row, worker: reader.worker, waited: now.since(reader.since) });
         }
         taken
@@ -329,7 +313,9 @@ impl Board {
     /// A thread has ended: another one may do the work of the background.
     pub(super) fn worker_ended(&self, worker: Worker) {
         let mut table = self.table();
-        table.background.retain(|of| *of != worker);
+        if table.background == Some(worker) {
+            table.background = None;
+        }
     }
 
     /// Number of stored windows that are neither filled nor failed.
@@ -368,15 +354,6 @@ impl Table {
         self.states[row] = State::Reading(claim);
         self.readers.insert(claim, Reader { row, worker, since, is_named: false });
         claim
-    }
-
-    /// Whether this thread is one of those that fill the background: it stays one once it is.
-    fn may_fill_background(&mut self, worker: Worker) -> bool {
-        let is_new = !self.background.contains(&worker);
-        if is_new && self.background.len() < self.background_max {
-            self.background.push(worker);
-        }
-        self.background.contains(&worker)
     }
 
     fn begin_placing(&mut self, row: Row, is_stored: bool) {

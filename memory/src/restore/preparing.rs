@@ -74,7 +74,7 @@ pub(super) fn prepare(
 
     let other = if ram.backing().start_page() == PageSize::Base4K { Mapping::Base } else { Mapping::Huge };
     let firsts = ram.ranges().iter().filter_map(|range| rows.row_at(range.hva)).collect();
-    let board = Board::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other, config.threads.get());
+    let board = Board::new(rows.count(), firsts, &stretches, |row| stored[row] > 0, other);
     let registered: usize = stretches.iter().map(Range::len).sum();
     let progress = Progress {
         stored_windows: board.left() as u64,

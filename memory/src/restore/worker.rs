@@ -41,10 +41,6 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// Maximum number of errors in a row of reading messages: one may be an accident, many are not.
 const READ_ERRORS_MAX: u32 = 20;
 
-/// Number of windows that the disk reads ahead of the background: work on a window then waits for no disk. A touched
-/// window waits for them at the disk, for two milliseconds at 4 GB/s.
-const WINDOWS_AHEAD: usize = 4;
-
 /// Maximum number of collapses of a window: a guest that fills its memory keeps a window busy.
 const COLLAPSES_MAX: u32 = 5;
 
@@ -264,12 +260,8 @@ impl<D: Door + 'static> Serving<D> {
         let is_touched = touched.is_some();
         let filling = Filling { shared: &shared, door: door.as_ref(), row, window, saved, is_touched };
         let stored = PageSize::Base4K.bytes() * u64::from(saved.pages.len());
-        if is_touched {
-            shared.saved.will_read(window);
-        } else {
+        if !is_touched {
             shared.background_began(stored, shared.host.now());
-            let coming = shared.board.coming(WINDOWS_AHEAD);
-            coming.into_iter().for_each(|row| shared.saved.will_read(shared.rows.window(row)));
         }
         let prepared = self.slots.take(filling.is_for_move(), window, door.as_ref(), shared.host.now());
         let mut prepared = match prepared {

@@ -257,10 +257,6 @@ impl SavedRam for StoredRam {
         })
     }
 
-    fn will_read(&self, window: WindowIndex) {
-        self.0.will_read(window);
-    }
-
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
         self.0.read(window, into).map_err(|error| unreadable(window, &error))
     }

@@ -189,7 +189,6 @@ const READING: Table = &[
     (libc::SYS_fstat, With::Any),
     (libc::SYS_lseek, With::Any),
     (libc::SYS_pread64, With::Any),
-    (libc::SYS_fadvise64, With::Any),
     (libc::SYS_getdents64, With::Any),
     (libc::SYS_readlink, With::Any),
     (libc::SYS_readlinkat, With::Any),

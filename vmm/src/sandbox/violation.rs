@@ -42,7 +42,6 @@ const NAMES: &[(libc::c_long, &str)] = &[
     (libc::SYS_dup3, "dup3"),
     (libc::SYS_execve, "execve"),
     (libc::SYS_execveat, "execveat"),
-    (libc::SYS_fadvise64, "fadvise64"),
     (libc::SYS_fallocate, "fallocate"),
     (libc::SYS_fcntl, "fcntl"),
     (libc::SYS_flock, "flock"),

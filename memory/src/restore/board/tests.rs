@@ -8,7 +8,7 @@ fn at(ms: u64) -> Moment {
 
 /// Windows 0 to 3 are registered, 4 is not; 2 has no contents.
 fn board() -> Board {
-    Board::new(5, vec![0], std::slice::from_ref(&(0..4)), |row| row != 2, Mapping::Base, 1)
+    Board::new(5, vec![0], std::slice::from_ref(&(0..4)), |row| row != 2, Mapping::Base)
 }
 
 fn claim(board: &Board, row: Row, worker: Worker) -> Claim {
@@ -37,30 +37,6 @@ fn each_window_is_filled_by_one_thread() {
     assert_eq!(board.touched(2, 0, NOW), Touched::LetGo);
     board.settle(2, Settled::Kept);
     assert_eq!((board.left(), board.touched(2, 0, NOW)), (2, Touched::Page));
-}
-
-#[test]
-fn windows_that_come_next_are_told_once_and_only_those_that_wait() {
-    let board = Board::new(6, vec![0], std::slice::from_ref(&(0..6)), |_| true, Mapping::Base, 1);
-    assert!(board.coming(4).is_empty(), "there is no order yet");
-    let next = || board.next_of_background(0, NOW, || vec![5, 4, 3, 2, 1, 0]).map(|(row, _)| row);
-    assert_eq!(next(), Some(5));
-    assert!(matches!(board.touched(3, 1, NOW), Touched::Fill(_)));
-    assert_eq!(board.coming(3), [4, 2], "and not the one that was touched");
-    assert_eq!((next(), board.coming(3)), (Some(4), vec![1]));
-    assert_eq!((next(), board.coming(9)), (Some(2), vec![0]));
-    assert!(board.coming(9).is_empty());
-}
-
-#[test]
-fn a_set_number_of_threads_fills_the_background_and_another_takes_the_place_of_one_that_ended() {
-    let board = Board::new(9, vec![0], std::slice::from_ref(&(0..9)), |_| true, Mapping::Base, 2);
-    let next = |worker| board.next_of_background(worker, NOW, || (0..9).collect()).map(|(row, _)| row);
-    assert_eq!((next(0), next(1), next(2), next(0)), (Some(0), Some(1), None, Some(2)));
-    board.worker_ended(1);
-    assert_eq!((next(2), next(3), next(0)), (Some(3), None, Some(4)));
-    board.take_overdue(at(9), Duration::from_millis(5));
-    assert_eq!((next(4), next(5), next(0)), (Some(0), Some(1), None), "what they read is read by others");
 }
 
 #[test]
