@@ -54,8 +54,11 @@ test: tools
 # Debian. The labs show function, not speed. A part that fails does not keep the others from running.
 lab:
 	guest-tests/lab/lab update
-	guest-tests/lab/run-all npt; npt=$$?; guest-tests/lab/run-all ept && exit $$npt
-	WIDELEAF_REQUIRE=lab cargo test --locked -p wideleaf-guest-tests --test lab -- --ignored
+	failed=0; \
+	guest-tests/lab/run-all npt || failed=1; \
+	guest-tests/lab/run-all ept || failed=1; \
+	WIDELEAF_REQUIRE=lab cargo test --locked -p wideleaf-guest-tests --test lab -- --ignored || failed=1; \
+	exit $$failed
 
 # API server, scheduler and Helm are real, nodes are on paper (docs/fleet-lab.md). One test at a time: some of them
 # measure memory and processor time.

@@ -134,9 +134,8 @@ fn fails_with_a_report(scratch: &Scratch, arguments: &[&str], code: i32, said: &
     let run = scratch.wideleaf(&[arguments, &json].concat()).assert().code(code).stdout("");
     let stderr = String::from_utf8(run.get_output().stderr.clone()).unwrap();
     // A busy machine may be warned about before.
-    let said = format!("wideleaf: {said}");
-    let begins = stderr.match_indices(&said).map(|(at, _)| at).find(|at| *at == 0 || stderr[..*at].ends_with('\n'));
-    let stderr = stderr[begins.unwrap_or_else(|| panic!("no {said:?}: {stderr}"))..].to_owned();
+    let begins = format!("\n{stderr}").find(&format!("\nwideleaf: {said}"));
+    let stderr = stderr[begins.unwrap_or_else(|| panic!("no line begins with {said:?}: {stderr}"))..].to_owned();
     let report: Value = serde_json::from_slice(&fs::read(scratch.path("result")).unwrap()).unwrap();
     assert!(report["headline"].as_str().unwrap().starts_with(report["outcome"].as_str().unwrap()), "{report}");
     fs::remove_file(scratch.path("result")).unwrap();
