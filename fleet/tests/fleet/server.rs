@@ -338,12 +338,12 @@ impl Client<'_> {
         let length = body.len();
         let mut stream = UnixStream::connect(self.socket).unwrap();
         let user = &self.user;
-        write!(
-            stream,
+        // In one piece: the server may answer, and end the connection, before it has read all of a request.
+        let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: lab\r\nAccept: application/json\r\n{user}{kind}Content-Length: \
              {length}\r\n\r\n{body}"
-        )
-        .unwrap();
+        );
+        stream.write_all(request.as_bytes()).unwrap();
         stream
     }
 
