@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::details::STATUS;
 use crate::figures::{RESOURCE, label_names};
 use crate::objects::vmi_resource;
+use crate::reason::with_causes;
 use crate::verdict::CONDITION;
 use crate::{MANAGER, PREFIX};
 
@@ -90,7 +91,7 @@ fn failed(what: &str) -> impl Fn(kube::Error) -> Failed {
     move |error| {
         let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
         Failed {
-            line: format!("cannot {what}: {error}; run `wideleaf-node --forget` again"),
+            line: format!("cannot {what}: {}; run `wideleaf-node --forget` again", with_causes(&error)),
             is_unknown_kind: code == 404,
             // A `test` that does not hold is 422.
             has_changed: matches!(code, 409 | 422),

@@ -25,6 +25,7 @@ use crate::amounts::{NOTHING, UNKNOWN, bytes};
 use crate::details::{Details, STATUS};
 use crate::figures::{RESOURCE, label_names};
 use crate::objects::{CREATED_BY, quantity_bytes, vmi_resource};
+use crate::reason::with_causes;
 use crate::table::{number, prose_table, table};
 use crate::verdict::CONDITION;
 
@@ -193,7 +194,9 @@ async fn all<K>(api: &Api<K>) -> Result<Vec<K>, String>
 where
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
-    list(api).await.map_err(|error| format!("the API server does not answer: {error}; check it with `kubectl version`"))
+    list(api).await.map_err(|error| {
+        format!("the API server does not answer: {}; check it with `kubectl version`", with_causes(&error))
+    })
 }
 
 async fn list<K>(api: &Api<K>) -> Result<Vec<K>, kube::Error>
@@ -224,7 +227,10 @@ async fn vms(client: &Client, namespace: Option<&str>) -> Result<Vec<VmRow>, Str
         Ok(vmis) => vmis,
         // The cluster has no KubeVirt.
         Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
-        Err(error) => return Err(format!("cannot list VMs: {error}; check it with `kubectl auth can-i list vmi`")),
+        Err(error) => {
+            let why = with_causes(&error);
+            return Err(format!("cannot list VMs: {why}; check it with `kubectl auth can-i list vmi`"));
+        }
     };
     let pods = match namespace {
         Some(namespace) => Api::<Pod>::namespaced(client.clone(), namespace),

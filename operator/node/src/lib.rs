@@ -17,7 +17,8 @@
 //! | [`figures`] | whole GiB of a node that change seldom |
 //! | [`publish`] | writes to the API server: seldom, and never over fields of other writers |
 //! | [`rounds`] | the loop |
-//! | [`forget`] | takes back what was written, after an uninstall
+//! | [`forget`] | takes back what was written, after an uninstall |
+//! | [`reason`] | why the API server could not be reached |
 //! | [`hooks`] | KubeVirt's node hooks |
 //! | [`health`], [`counters`] | `/healthz` and metrics |
 //! | [`kubectl`] | the plugin |
@@ -41,6 +42,7 @@ pub mod matching;
 pub mod objects;
 pub mod options;
 pub mod publish;
+pub mod reason;
 pub mod rounds;
 pub mod store;
 #[path = "../../../cli/src/table.rs"]

@@ -33,6 +33,7 @@ use crate::counters::Counters;
 use crate::details::{Details, STATUS};
 use crate::figures::{Figures, RESOURCE, label_names};
 use crate::objects::{Identity, VMI_API, VMI_KIND, quantity_bytes, vmi_resource};
+use crate::reason::with_causes;
 use crate::verdict::{CONDITION, Verdict};
 use crate::{MANAGER, PREFIX};
 
@@ -86,7 +87,7 @@ impl From<kube::Error> for ApiError {
                     _ => ApiError::Refused(text),
                 }
             }
-            other => ApiError::Down(other.to_string()),
+            other => ApiError::Down(with_causes(&other)),
         }
     }
 }

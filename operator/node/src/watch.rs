@@ -13,6 +13,7 @@ use kube::{Api, Client};
 
 use crate::counters::Counters;
 use crate::objects::{NODE_LABEL, PodFacts, VMI_API, VMI_PLURAL, VmiFacts, vmi_resource};
+use crate::reason::with_causes;
 use crate::store::{Mirror, Store, VmiApi};
 
 /// Number of objects in a page of a list: a page of pods is less than a MiB.
@@ -61,7 +62,7 @@ pub async fn vmis(client: Client, node: String, store: Arc<Store>, counters: Arc
                 }
             }
             Err(error) => {
-                complaint.about(&error.to_string(), &counters);
+                complaint.about(&with_causes(&error), &counters);
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         }
@@ -146,7 +147,7 @@ impl Complaint {
                 Some(event)
             }
             Err(error) => {
-                self.about(&error.to_string(), counters);
+                self.about(&with_causes(&error), counters);
                 None
             }
         }

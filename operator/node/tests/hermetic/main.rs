@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod clock;
+
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
