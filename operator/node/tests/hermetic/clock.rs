@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-use super::{Running, agent, failed, plugin, until};
+use super::{Running, agent, failed, kubeconfig, plugin, until};
 
 const KEY: &[u8] = include_bytes!("clock/key.pem");
 const EXPIRED: &[u8] = include_bytes!("clock/expired.pem");
@@ -36,16 +36,9 @@ fn serve(folder: &Path, certificate: &'static [u8]) -> String {
             while connection.is_handshaking() && connection.complete_io(&mut stream.as_ref().unwrap()).is_ok() {}
         }
     });
-    let [authority, file] = ["authority.pem", "kubeconfig"].map(|name| folder.join(name));
+    let authority = folder.join("authority.pem");
     fs::write(&authority, certificate).unwrap();
-    let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {{server: \
-         'https://{address}', certificate-authority: '{}'}}\ncontexts:\n- name: c\n  context: {{cluster: c, user: \
-         u}}\nusers:\n- name: u\n  user: {{}}\n",
-        authority.display()
-    );
-    fs::write(&file, text).unwrap();
-    file.to_str().unwrap().to_owned()
+    kubeconfig(folder, &format!("server: 'https://{address}', certificate-authority: '{}'", authority.display()))
 }
 
 #[test]
@@ -64,6 +57,7 @@ fn a_certificate_that_is_not_valid_at_this_nodes_time_names_the_clocks() {
         command.args(["--daemon", daemon.to_str().unwrap()]).stderr(Stdio::from(fs::File::create(&log).unwrap()));
         let mut running = Running(command.spawn().unwrap());
         until("the agent's line", || fs::read_to_string(&log).unwrap().lines().any(says_so));
-        assert!(hooks.exists() && running.0.try_wait().unwrap().is_none(), "the agent serves hooks all the same");
+        until("the socket for hooks", || hooks.exists());
+        assert!(running.0.try_wait().unwrap().is_none(), "the agent serves hooks all the same");
     }
 }

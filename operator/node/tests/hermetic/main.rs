@@ -74,12 +74,13 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// An API server that does not listen.
-fn kubeconfig(folder: &Path) -> String {
+/// Path of a file that names an API server, by the fields of its cluster.
+fn kubeconfig(folder: &Path, cluster: &str) -> String {
     let path = folder.join("kubeconfig");
-    let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {server: \
-                'http://127.0.0.1:1'}\ncontexts:\n- name: c\n  context: {cluster: c, user: u}\nusers:\n- name: u\n  \
-                user: {}\n";
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {{{cluster}}}\ncontexts:\n- \
+         name: c\n  context: {{cluster: c, user: u}}\nusers:\n- name: u\n  user: {{}}\n"
+    );
     std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
@@ -89,7 +90,9 @@ fn an_agent_without_api_server_or_daemon_serves_hooks_and_ends_at_sigterm_with_n
     let folder = tempfile::tempdir().unwrap();
     let [hooks, daemon] = ["hooks.sock", "control.sock"].map(|name| folder.path().join(name));
     let mut command = agent();
-    command.args(["--node", "n1", "--kubeconfig", &kubeconfig(folder.path()), "--hooks", hooks.to_str().unwrap()]);
+    // It does not listen.
+    let config = kubeconfig(folder.path(), "server: 'http://127.0.0.1:1'");
+    command.args(["--node", "n1", "--kubeconfig", &config, "--hooks", hooks.to_str().unwrap()]);
     command.args(["--daemon", daemon.to_str().unwrap()]).stderr(Stdio::piped());
     let mut running = Running(command.spawn().unwrap());
     until("the socket", || hooks.exists() || running.0.try_wait().unwrap().is_some());
