@@ -78,8 +78,8 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn kubeconfig(folder: &Path, cluster: &str) -> String {
     let path = folder.join("kubeconfig");
     let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {{{cluster}}}\ncontexts:\n- \
-         name: c\n  context: {{cluster: c, user: u}}\nusers:\n- name: u\n  user: {{}}\n"
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: c\n  cluster: {{{cluster}}}\n\
+         contexts:\n- name: c\n  context: {{cluster: c, user: u}}\nusers:\n- name: u\n  user: {{}}\n"
     );
     std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
