@@ -17,6 +17,7 @@ use crate::faults::{ServiceReport, answer_times};
 use crate::host::Host;
 use crate::region::GuestRam;
 use crate::sensors::host_backing::HostBackingSensor;
+use crate::sensors::swapped::swapped;
 
 /// Counters of the service.
 #[derive(Clone)]
@@ -101,7 +102,7 @@ pub struct PagesNow {
     pub demoted_2m: u64,
     /// Giants with a giant page at the first touch and smaller pages now.
     pub demoted_1g: u64,
-    /// Windows with a page at the first touch and none now: the guest gave them back.
+    /// Windows with a large page at the first touch and none now, also none swapped out: the guest gave them back.
     pub given_back: u64,
 }
 
@@ -218,12 +219,15 @@ impl RegionReport {
         let range = *ram.ranges().iter().find(|range| range.gpa == self.gpa)?;
         let mut sensor = HostBackingSensor::default();
         let seen: Vec<_> = sensor.sample(host, range, ram.backing().fixed_page()).ok()?.collect();
+        let resident: Vec<u16> = seen.iter().map(|seen| seen.resident).collect();
+        let swapped = swapped(host, ram.backing().kind(), &[range], &resident).ok()?;
         let mut now = PagesNow::default();
         let mut giant_windows = [0, 0];
-        for (seen, first) in seen.into_iter().zip(&self.first) {
+        for (row, (seen, first)) in seen.into_iter().zip(&self.first).enumerate() {
             let backing = ram.claims().known(seen).backing;
+            let was_large = first.is_some_and(|size| size > PageSize::Base4K);
             match backing {
-                Backing::Unbacked => now.given_back += u64::from(first.is_some_and(|size| size > PageSize::Base4K)),
+                Backing::Unbacked => now.given_back += u64::from(was_large && swapped.of_row(row) == 0),
                 Backing::Base4K => now.pages_4k += u64::from(seen.resident),
                 Backing::Huge2M => now.pages_2m += 1,
                 Backing::Giant1G => giant_windows[0] += 1,
@@ -259,19 +263,21 @@ mod tests {
 
     #[test]
     fn a_window_that_lost_its_huge_page_is_demoted_and_an_empty_one_given_back() {
-        // first     2m   2m   2m   4k   -
-        // now       2m   4k   -    4k   -
-        let range = GpaRange::new(Gpa::new(0), mib(10)).expect("fits");
+        // first     2m   2m   2m   4k   -    2m
+        // now       2m   4k   -    4k   -    swapped out
+        let range = GpaRange::new(Gpa::new(0), mib(12)).expect("fits");
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous RAM has base pages");
-        let ram = GuestRam::map(&[range], backing).expect("10 MiB can be mapped");
+        let ram = GuestRam::map(&[range], backing).expect("12 MiB can be mapped");
         let host = FakeHost::default();
         host.make_present(ram.base(), mib(2), true);
         host.make_present(ram.base() + mib(2), mib(1), false);
         host.make_present(ram.base() + mib(6), PageSize::Base4K.bytes(), false);
+        host.swap_out(ram.base() + mib(10), mib(2));
+        host.set_text("/proc/self/status", "VmSwap:\t2048 kB\n");
         let mut region = RegionReport::new(VmId(0), range);
-        (0..3).for_each(|window| region.begin(Gpa::new(0) + mib(2) * window, PageSize::Huge2M));
+        [0, 1, 2, 5].into_iter().for_each(|window| region.begin(Gpa::new(0) + mib(2) * window, PageSize::Huge2M));
         region.begin(Gpa::new(0) + mib(6), PageSize::Base4K);
-        assert_eq!(region.at_first, PageCounts { windows_4k: 1, windows_2m: 3, giants: 0 });
+        assert_eq!(region.at_first, PageCounts { windows_4k: 1, windows_2m: 4, giants: 0 });
         let expected = PagesNow { pages_4k: 256 + 1, pages_2m: 1, demoted_2m: 1, given_back: 1, ..PagesNow::default() };
         let mut report = FirstTouchReport { regions: vec![region], ..FirstTouchReport::default() };
         report.look(&host, |_| Some(&*ram));
