@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use wideleaf_attach::process::Places;
+use wideleaf_attach::Places;
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::{find, ram};
 use wideleaf_benches::cpu::Threads;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use wideleaf_attach::find;
-use wideleaf_attach::process::Places;
+use wideleaf_attach::Places;
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::client::ClientError;
 use wideleaf_control::protocol::Settings;

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 use wideleaf_control::protocol::Target;
 
-use crate::process::{Places, ProcessError, VmProcess};
+use crate::places::Places;
+use crate::process::{ProcessError, VmProcess};
 use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
 
 /// VMs that were found, and reasons for missing ones.
@@ -167,7 +168,8 @@ pub fn named(places: &Places, name: &str) -> Result<VmProcess, FindError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places, say_domain};
+    use crate::places::tests::{fake_places, say_domain};
+    use crate::process::tests::add_process;
 
     const VM: &[&str] = &["/dev/kvm", "anon_inode:kvm-vm"];
 

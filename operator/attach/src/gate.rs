@@ -459,7 +459,8 @@ fn is_snapshot(job: &Value) -> bool {
 mod tests {
     use super::*;
     use crate::command_line::CommandLine;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
     use serde_json::json;
 
     /// Reason to leave the guest alone after answers about status, migration, dirty rate, dump and jobs.

@@ -27,6 +27,7 @@ pub mod mtree;
 pub mod numa;
 mod other_vmms;
 mod placed;
+pub mod places;
 pub mod process;
 pub mod qmp;
 pub mod ram;
@@ -41,6 +42,7 @@ pub mod virsh;
 mod window_map;
 mod work;
 
-pub use process::{Places, VmProcess};
+pub use places::Places;
+pub use process::VmProcess;
 pub use session::{AttachError, Attached, Settings};
 pub use survey::Survey;

@@ -19,7 +19,8 @@ use wideleaf_policies::{Backing, Bytes, GuestMapping, HugePages, MappingStats, P
 
 use crate::numa;
 use crate::placed::Placed;
-use crate::process::{Places, VmProcess};
+use crate::places::Places;
+use crate::process::VmProcess;
 use crate::ram::{NeverHuge, RamKind, RamMap, RamPiece};
 use crate::reasons::reasons;
 use crate::survey;

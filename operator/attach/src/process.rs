@@ -13,129 +13,33 @@
 //! ([`wideleaf_memory::deadline`]). A process that does not answer is listed all the same, with libvirt's name for
 //! it or its process id.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps, Process, Stat, VmFlags};
-use procfs::{FromBufRead as _, ProcError};
+use procfs::ProcError;
+use procfs::process::{Process, Stat};
 use wideleaf_control::view::Vmm;
 use wideleaf_memory::deadline::{self, NoAnswer, ProcessKey};
-use wideleaf_policies::{Bytes, Hva, PageSize};
+use wideleaf_policies::Bytes;
 
 use crate::arguments::{self, Place};
 use crate::command_line::CommandLine;
 use crate::other_vmms;
+use crate::places::Places;
 
-/// Paths of the files of the kernel and of libvirt; tests have their own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
-    /// Folder of the processes, `/proc`.
-    pub proc: PathBuf,
-    /// libvirt's files about running domains, `NAME.pid` and `NAME.xml`.
-    pub libvirt: PathBuf,
-    /// Folder of the devices, `/sys`.
-    pub sys: PathBuf,
-    /// User that libvirt runs as: root. Files of other users in its folder are ignored.
-    pub libvirt_uid: u32,
-}
+mod mappings;
 
-impl Default for Places {
-    fn default() -> Places {
-        Places { proc: "/proc".into(), libvirt: "/run/libvirt/qemu".into(), sys: "/sys".into(), libvirt_uid: 0 }
-    }
-}
-
-impl Places {
-    /// Path of libvirt's file about a domain; `None` where no file can have such a name.
-    pub fn domain_file(&self, domain: &str, suffix: &str) -> Option<PathBuf> {
-        (!domain.is_empty() && !domain.contains(['/', '\0'])).then(|| self.libvirt.join(format!("{domain}.{suffix}")))
-    }
-
-    /// Memory of the host in bytes (proc_meminfo(5)); `None` where it is not readable.
-    pub fn host_memory(&self) -> Option<Bytes> {
-        let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
-        let kibibytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?.trim().strip_suffix(" kB")?;
-        kibibytes.parse::<u64>().ok()?.checked_mul(1 << 10).map(Bytes::new)
-    }
-
-    /// Whether the host's THP setting is `never` (transhuge.rst).
-    pub fn is_thp_never(&self) -> bool {
-        let setting = fs::read_to_string(self.sys.join("kernel/mm/transparent_hugepage/enabled"));
-        setting.is_ok_and(|setting| setting.contains("[never]"))
-    }
-
-    /// Sizes between 4 KiB and 2 MiB in which this host also makes pages (multi-size THP, transhuge.rst), ascending:
-    /// those that are not `never`, or inherit a setting that is not.
-    pub fn smaller_folios(&self) -> Vec<Bytes> {
-        let folder = self.sys.join("kernel/mm/transparent_hugepage");
-        let is_on = |name: &str| match chosen(&folder.join(name).join("enabled")).as_deref() {
-            Some("inherit") => chosen(&folder.join("enabled")).is_some_and(|setting| setting != "never"),
-            Some(setting) => setting != "never",
-            None => false,
-        };
-        let size = |name: &str| {
-            let kibibytes = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
-            kibibytes.checked_mul(1 << 10).map(Bytes::new).filter(|size| *size < PageSize::Huge2M.bytes())
-        };
-        let names = fs::read_dir(&folder).into_iter().flatten();
-        let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut sizes: Vec<Bytes> = names.filter(|name| is_on(name)).filter_map(|name| size(&name)).collect();
-        sizes.sort_unstable();
-        sizes
-    }
-
-    /// The process of a running domain according to libvirt. `None` also where another user may have written the
-    /// file: a link, a file of another user, or one that other users can write or replace.
-    pub fn domain_pid(&self, domain: &str) -> Option<u32> {
-        let path = self.domain_file(domain, "pid")?;
-        // A FIFO in its place would make this call wait.
-        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        let file = fs::File::options().read(true).custom_flags(flags).open(path).ok()?;
-        let is_libvirts = |of: &fs::Metadata| of.uid() == self.libvirt_uid && of.mode() & WRITABLE_BY_OTHERS == 0;
-        let folder = fs::metadata(&self.libvirt).ok().filter(is_libvirts)?;
-        file.metadata().ok().filter(is_libvirts).filter(|file| file.is_file() && folder.is_dir())?;
-        let mut text = String::new();
-        file.take(PID_BYTES_MAX).read_to_string(&mut text).ok()?;
-        text.trim().parse().ok()
-    }
-
-    /// The libvirt domain of a process, for one that does not answer.
-    fn domain_of(&self, pid: u32) -> Option<String> {
-        let names = fs::read_dir(&self.libvirt).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut domains = names.filter_map(|name| name.strip_suffix(".pid").map(str::to_owned));
-        domains.find(|domain| self.domain_pid(domain) == Some(pid))
-    }
-
-    /// Whether libvirt assigns that domain to another process, which lives.
-    fn is_domain_of_another(&self, domain: &str, pid: u32) -> bool {
-        self.domain_pid(domain).is_some_and(|other| other != pid && self.proc.join(other.to_string()).exists())
-    }
-}
-
-/// The chosen word of a setting like `always [madvise] never`.
-fn chosen(setting: &Path) -> Option<String> {
-    let text = fs::read_to_string(setting).ok()?;
-    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
-}
+pub use mappings::Mapping;
 
 /// Privileges for examining another process.
 pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH";
 
 /// Privileges for managing another process.
 pub(crate) const NEEDED_TO_ACT: &str = "root, or the user of the process and CAP_SYS_NICE";
-/// Write permission for the group and other users (inode(7)).
-const WRITABLE_BY_OTHERS: u32 = 0o022;
-
-/// Upper bound on a file with a process id, in bytes. A process id has seven digits (proc_sys_kernel(5), `pid_max`).
-const PID_BYTES_MAX: u64 = 32;
-
 /// A figure that is not available, and the privilege that would provide it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
@@ -227,38 +131,6 @@ pub struct Status {
     pub is_thp_off: bool,
 }
 
-/// One mapping of a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    /// First address of the mapping.
-    pub start: Hva,
-    /// Length in bytes.
-    pub bytes: Bytes,
-    /// Offset in the file.
-    pub offset: Bytes,
-    /// Whether the process may write it.
-    pub is_writable: bool,
-    /// Whether writes stay private to this process.
-    pub is_private: bool,
-    /// Path of the file; `None` for anonymous memory.
-    pub path: Option<String>,
-    /// Type of the file's file system, where a mount of the process shows it.
-    pub file_system: Option<String>,
-    /// Size of the kernel's pages, more than 4 KiB only for hugetlb.
-    pub kernel_page: Bytes,
-    /// Whether it is marked `MADV_NOHUGEPAGE`.
-    pub is_kept_small: bool,
-    /// Whether its faults or writes are reported to a userfaultfd, which may be open in another process.
-    pub is_watched: bool,
-}
-
-impl Mapping {
-    /// First address after the mapping.
-    pub fn end(&self) -> Hva {
-        self.start + self.bytes
-    }
-}
-
 impl VmProcess {
     /// Examines a process; `None` where it runs no VM. Takes at most [`deadline::BRIEF`].
     ///
@@ -343,43 +215,7 @@ impl VmProcess {
             is_thp_off: status.thp_enabled == Some(false),
         })
     }
-
-    /// Its mappings, ascending. The kernel walks the process's page tables for this: a few milliseconds per
-    /// gibibyte in base pages. Takes at most `MAPPINGS_WITHIN`.
-    ///
-    /// # Errors
-    /// [`Lost`] without the permission or an answer.
-    pub fn mappings(&self) -> Result<Vec<Mapping>, Lost> {
-        let lost = |error: ProcError| Lost { what: MAPPINGS, why: short(&error), needs: NEEDED_TO_LOOK };
-        let silent = |no_answer: NoAnswer| Lost { what: MAPPINGS, why: format!("it {no_answer}"), needs: ANSWER };
-        let (places, pid) = (self.places.clone(), self.pid);
-        let read = move || {
-            let process = open(&places, pid)?;
-            let file_systems = file_systems(&process);
-            let maps = smaps(&process)?;
-            Ok(maps.into_iter().map(|map| mapping(&map, &file_systems)).collect())
-        };
-        deadline::ask(self.key(), MAPPINGS_WITHIN, read).map_err(silent)?.map_err(lost)
-    }
-
-    /// Its mappings as `maps` has them, a line each, which costs no walk of page tables. Takes at most
-    /// [`deadline::BRIEF`]; `None` where they are not readable for now.
-    pub(crate) fn maps(&self) -> Option<String> {
-        let (places, pid) = (self.places.clone(), self.pid);
-        let read = move || bounded(&open(&places, pid)?, "maps", MAPS_BYTES_MAX);
-        let bytes = deadline::ask(self.key(), deadline::BRIEF, read).ok()?.ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    }
 }
-
-/// Figure of [`Lost`] for the mappings.
-const MAPPINGS: &str = "its mappings (smaps)";
-
-/// Remedy for a process that hangs.
-const ANSWER: &str = "the process to answer";
-
-/// Time for the mappings: a guest of a terabyte in base pages takes seconds.
-const MAPPINGS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Number of processes examined at once. More would delay a small host's other work for a moment.
 const AT_ONCE: usize = 16;
@@ -521,25 +357,9 @@ fn process_error(pid: u32, source: ProcError) -> ProcessError {
     }
 }
 
-/// The kernel's error without the path, which does not help a reader.
-fn short(error: &ProcError) -> String {
-    match error {
-        ProcError::PermissionDenied(_) => "permission denied".into(),
-        ProcError::NotFound(_) => "the process has ended".into(),
-        other => other.to_string(),
-    }
-}
-
 /// Upper bound on the arguments, in bytes: `execve(2)` takes 2 MiB unless an operator raised the limit of the
 /// stack. A process may declare any of its memory as its arguments (`PR_SET_MM_MAP`), gigabytes of it.
 const ARGUMENTS_BYTES_MAX: usize = 2 << 20;
-
-/// Upper bound on `smaps`, in bytes: forty thousand mappings, of which a QEMU with a thousand threads has a tenth.
-/// The kernel allows a million, with long names.
-const SMAPS_BYTES_MAX: usize = 32 << 20;
-
-/// Upper bound on `maps`, in bytes: a twelfth of `smaps` for the same mappings.
-const MAPS_BYTES_MAX: usize = 4 << 20;
 
 /// Reads a file with a length that the process chooses.
 fn bounded(process: &Process, name: &str, bytes_max: usize) -> Result<Vec<u8>, ProcError> {
@@ -556,13 +376,6 @@ fn read_arguments(process: &Process) -> Result<Vec<String>, ProcError> {
     let bytes = bounded(process, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let arguments = bytes.split(|byte| *byte == 0).filter(|argument| !argument.is_empty());
     Ok(arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
-}
-
-/// The process chooses the names in there. Names like those of System V shared memory are changed to lower case,
-/// since the parser trusts their form.
-fn smaps(process: &Process) -> Result<MemoryMaps, ProcError> {
-    let bytes = bounded(process, "smaps", SMAPS_BYTES_MAX)?;
-    MemoryMaps::from_buf_read(String::from_utf8_lossy(&bytes).replace("/SYSV", "/sysv").as_bytes())
 }
 
 /// Name of the program: of its file, else its own name for itself.
@@ -605,67 +418,11 @@ fn descriptors(places: &Places, pid: u32) -> Result<Descriptors, Lost> {
     Ok(found)
 }
 
-/// File systems by device, as the process has them mounted; empty where that is not readable.
-fn file_systems(process: &Process) -> HashMap<String, String> {
-    let mounts = process.mountinfo().map(|mounts| mounts.0).unwrap_or_default();
-    mounts.into_iter().map(|mount| (mount.majmin, mount.fs_type)).collect()
-}
-
-fn mapping(map: &MemoryMap, file_systems: &HashMap<String, String>) -> Mapping {
-    let flags = map.extension.vm_flags;
-    let path = match &map.pathname {
-        MMapPath::Anonymous | MMapPath::Heap | MMapPath::Stack => None,
-        // Anonymous memory that its process has named (PR_SET_VMA_ANON_NAME).
-        MMapPath::Other(name) if name.starts_with("anon:") => None,
-        MMapPath::Path(path) => Some(path.to_string_lossy().into_owned()),
-        other => Some(format!("{other:?}")),
-    };
-    Mapping {
-        start: Hva::new(map.address.0),
-        bytes: Bytes::new(map.address.1.saturating_sub(map.address.0)),
-        offset: Bytes::new(map.offset),
-        is_writable: map.perms.contains(MMPermissions::WRITE),
-        is_private: map.perms.contains(MMPermissions::PRIVATE),
-        file_system: path.as_ref().and_then(|_| file_systems.get(&format!("{}:{}", map.dev.0, map.dev.1)).cloned()),
-        path,
-        kernel_page: map
-            .extension
-            .map
-            .get("KernelPageSize")
-            .map_or(PageSize::Base4K.bytes(), |bytes| Bytes::new(*bytes)),
-        is_kept_small: flags.contains(VmFlags::NH),
-        is_watched: flags.intersects(VmFlags::UM | VmFlags::UW),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::fs::Permissions;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    /// A `/proc` with one process, and a folder of libvirt's.
-    pub(crate) fn fake_places() -> (tempfile::TempDir, Places) {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let places = Places {
-            proc: folder.path().join("proc"),
-            libvirt: folder.path().join("libvirt"),
-            sys: folder.path().join("sys"),
-            libvirt_uid: nix::unistd::geteuid().as_raw(),
-        };
-        for path in [&places.proc, &places.libvirt, &places.sys] {
-            fs::create_dir(path).expect("the folder is new");
-        }
-        fs::set_permissions(&places.libvirt, Permissions::from_mode(0o755)).expect("its owner's");
-        (folder, places)
-    }
-
-    /// Assigns a process to a domain, as libvirt does.
-    pub(crate) fn say_domain(places: &Places, name: &str, pid: u32) {
-        let file = places.libvirt.join(format!("{name}.pid"));
-        fs::write(&file, pid.to_string()).expect("written");
-        fs::set_permissions(&file, Permissions::from_mode(0o644)).expect("its owner's");
-    }
+    use crate::places::tests::{fake_places, say_domain};
+    use std::os::unix::fs::symlink;
 
     pub(crate) fn add_process(places: &Places, pid: u32, arguments: &[&str], files: &[&str]) {
         let home = places.proc.join(pid.to_string());
@@ -723,34 +480,6 @@ pub(crate) mod tests {
         assert_eq!(guest.cgroup(), None, "the kernel has no such file");
         fs::write(places.proc.join("7/cgroup"), "0::/machine.slice/web\n").expect("written");
         assert_eq!(guest.cgroup().as_deref(), Some("/machine.slice/web"));
-    }
-
-    #[test]
-    fn only_a_file_that_libvirt_alone_can_write_says_which_process_a_domain_is() {
-        let (folder, places) = fake_places();
-        let file = places.libvirt.join("web.pid");
-        let chmod = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).expect("its owner's");
-        say_domain(&places, "web", 7);
-        assert_eq!(places.domain_pid("web"), Some(7));
-        assert_eq!(
-            Places { libvirt_uid: places.libvirt_uid + 1, ..places.clone() }.domain_pid("web"),
-            None,
-            "another user"
-        );
-        for path in [&file, &places.libvirt] {
-            let before = fs::metadata(path).expect("it is there").permissions();
-            for mode in [0o775, 0o757] {
-                chmod(path, mode);
-                assert_eq!(places.domain_pid("web"), None, "{} is {mode:o}", path.display());
-            }
-            fs::set_permissions(path, before).expect("its owner's");
-        }
-        fs::rename(&file, folder.path().join("elsewhere")).expect("it was there");
-        symlink(folder.path().join("elsewhere"), &file).expect("the link is new");
-        assert_eq!(places.domain_pid("web"), None, "a link");
-        fs::remove_file(&file).expect("it was there");
-        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRUSR).expect("a FIFO");
-        assert_eq!(places.domain_pid("web"), None, "the read does not wait for a writer");
     }
 
     #[test]
@@ -833,53 +562,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn mappings_that_hang_or_never_end_are_lost_within_the_deadline() {
-        let (_folder, places) = fake_places();
-        add_process(&places, 74, &["qemu-system-x86_64"], &["anon_inode:kvm-vm"]);
-        let guest = VmProcess::look(&places, 74).expect("it is there").expect("a VM");
-        symlink("/dev/zero", places.proc.join("74/maps")).expect("the link is new");
-        assert_eq!(guest.maps(), None);
-        hang(&places, 74, "maps");
-        assert_eq!(guest.maps(), None);
-        // The kernel holds one lock for both files.
-        let lost = guest.mappings().expect_err("it hangs").to_string();
-        assert!(lost.contains("it does not answer"), "{lost}");
-        end_of(&places, 74, "maps");
-    }
-
-    #[test]
-    fn anonymous_memory_with_a_name_is_anonymous() {
-        let (_folder, places) = fake_places();
-        add_process(&places, 14, &["firecracker"], &["anon_inode:kvm-vm"]);
-        let text = "7f0000000000-7f0000200000 rw-p 00000000 00:00 0    [anon:guest ram]\nSize: 2048 kB\n";
-        fs::write(places.proc.join("14/smaps"), text).expect("written");
-        let guest = VmProcess::look(&places, 14).expect("it is there").expect("a VM");
-        assert_eq!(guest.mappings().expect("readable")[0].path, None);
-    }
-
-    #[test]
-    fn sizes_between_4k_and_2m_are_those_that_the_host_has_switched_on() {
-        let (_folder, places) = fake_places();
-        assert!(places.smaller_folios().is_empty(), "an old kernel");
-        let folder = places.sys.join("kernel/mm/transparent_hugepage");
-        for (name, setting) in [
-            ("hugepages-64kB", "always inherit [madvise] never"),
-            ("hugepages-16kB", "always [inherit] madvise never"),
-            ("hugepages-32kB", "always inherit madvise [never]"),
-            ("hugepages-2048kB", "always [inherit] madvise never"),
-            ("hugepages-xkB", "[always]"),
-        ] {
-            fs::create_dir_all(folder.join(name)).expect("the folder is new");
-            fs::write(folder.join(name).join("enabled"), setting).expect("written");
-        }
-        let kib = |sizes: Vec<Bytes>| sizes.iter().map(|size| size.get() >> 10).collect::<Vec<_>>();
-        for (all, expected) in [("always [madvise] never", &[16, 64][..]), ("always madvise [never]", &[64])] {
-            fs::write(folder.join("enabled"), all).expect("written");
-            assert_eq!(kib(places.smaller_folios()), expected, "{all}");
-        }
-    }
-
-    #[test]
     fn memory_that_is_private_to_the_guest_is_seen_in_the_open_files() {
         for name in ["anon_inode:[kvm-gmem]", "/[kvm-gmem] (deleted)", "anon_inode:[guest_memfd]"] {
             let (_folder, places) = fake_places();
@@ -896,13 +578,5 @@ pub(crate) mod tests {
         let mut guest = VmProcess::look(&places, 11).expect("it is there").expect("a VM");
         guest.started_at -= 1;
         assert!(!guest.is_alive());
-    }
-
-    #[test]
-    fn no_file_of_libvirts_is_outside_its_folder() {
-        let places = Places::default();
-        assert_eq!(places.domain_file("../../etc/shadow", "pid"), None);
-        assert_eq!(places.domain_file("", "pid"), None);
-        assert_eq!(places.domain_file("web", "pid"), Some("/run/libvirt/qemu/web.pid".into()));
     }
 }

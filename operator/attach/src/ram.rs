@@ -479,7 +479,8 @@ fn never_huge(range: RamRange, kind: RamKind, mapping: &Mapping, is_thp_off: boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
     use proptest::prelude::*;
 
     fn mapping(start: u64, bytes: Bytes, path: Option<&str>) -> Mapping {

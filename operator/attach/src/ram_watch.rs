@@ -137,7 +137,8 @@ fn large_mapping(line: &str) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
 
     const BEFORE: &str = "\
 7f0000000000-7f0010000000 rw-p 00000000 00:00 0

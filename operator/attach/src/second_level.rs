@@ -22,7 +22,8 @@ use wideleaf_memory::{Paging, SecondLevel};
 use wideleaf_policies::MappingStats;
 
 use crate::monitor::Monitor;
-use crate::process::{Places, VmProcess};
+use crate::places::Places;
+use crate::process::VmProcess;
 use crate::qmp::Question;
 use crate::virsh::Virsh;
 
@@ -240,7 +241,8 @@ pub(crate) fn paging(places: &Places) -> Paging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
     use serde_json::json;
 
     fn guest_with_debugfs() -> (tempfile::TempDir, VmProcess, PathBuf) {

@@ -752,7 +752,8 @@ impl Drop for Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, fake_places};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::add_process;
     use wideleaf_memory::RamRange;
     use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy};
     use wideleaf_policies::units::mib;

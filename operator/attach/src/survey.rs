@@ -353,7 +353,8 @@ pub(crate) fn add(backing: &mut BackingView, piece: &RamPiece, runs: &[PageRun])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::tests::{add_process, end_of, fake_places, hang};
+    use crate::places::tests::fake_places;
+    use crate::process::tests::{add_process, end_of, hang};
     use crate::ram::NeverHuge;
     use crate::session::{Attached, Settings};
     use wideleaf_memory::RamRange;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use wideleaf_attach::find;
-use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::view::RecoveriesView;

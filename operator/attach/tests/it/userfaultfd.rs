@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use wideleaf_attach::find;
 use wideleaf_attach::gate::GuestGate;
 use wideleaf_attach::monitor::Monitor;
-use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::view::{Care, Explanation, Vmm};

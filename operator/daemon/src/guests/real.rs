@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use wideleaf_attach::find;
-use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::protocol::{BidsReport, Target};

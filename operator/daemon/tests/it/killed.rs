@@ -10,7 +10,7 @@ use crate::place::{Place, eventually};
 use crate::wideleafd::has_qemu;
 use nix::sys::signal::Signal;
 use wideleaf_attach::find;
-use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::client::ask;
 use wideleaf_control::protocol::{Request, Settings, Target};

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use wideleaf_attach::find;
-use wideleaf_attach::process::{Places, VmProcess};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_testing::qemu_guest::{QEMU, QemuGuest};
 use wideleaf_testing::{Need, has_kvm, is_there};
 
