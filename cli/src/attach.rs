@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use clap::Args;
 use wideleaf_attach::find;
-use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{self, Attached};
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::protocol::{Request, Settings, Target};
 use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
 use wideleaf_policies::PolicyChoice;

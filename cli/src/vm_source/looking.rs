@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use wideleaf_attach::find;
 use wideleaf_attach::Places;
+use wideleaf_attach::find;
 use wideleaf_attach::survey::Survey;
 use wideleaf_control::client::ClientError;
 use wideleaf_control::protocol::Settings;

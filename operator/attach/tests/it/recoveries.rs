@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use wideleaf_attach::find;
-use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{Attached, Settings};
 use wideleaf_attach::survey::Survey;
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::view::RecoveriesView;
 use wideleaf_memory::host::process::ProcessHost;
 use wideleaf_memory::host::{Advice, Host as _};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use wideleaf_attach::Places;
 use wideleaf_attach::find;
 use wideleaf_attach::gate::GuestGate;
 use wideleaf_attach::monitor::Monitor;
-use wideleaf_attach::Places;
 use wideleaf_attach::qmp::Qmp;
 use wideleaf_attach::ram::{self, NeverHuge, RamKind, RamMap};
 use wideleaf_attach::survey::Survey;

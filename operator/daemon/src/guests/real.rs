@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use wideleaf_attach::find;
-use wideleaf_attach::{Places, VmProcess};
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::survey::Survey;
+use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{Explanation, VmView, WindowMap};
 use wideleaf_memory::sensors::damon;

@@ -12,8 +12,8 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use wideleaf_attach::find;
 use wideleaf_attach::Places;
+use wideleaf_attach::find;
 use wideleaf_attach::ram::{self, RamPiece};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::peers::{Guest, QEMU, QemuRam};
