@@ -23,8 +23,7 @@
 //!
 //! ```text
 //!   window_in_place   give back: balloon, reports, reserved frames    any number, if no pages are aside
-//!   window_aside      swap, release, access sensors; the first        any number, if none is in place
-//!                     touch until its huge page is there
+//!   window_aside      swap, release, access sensors                   any number, if none is in place
 //! ```
 //!
 //! Apart from that, claims on windows are counted, not exclusive: they exclude giants from windows and windows from

@@ -369,10 +369,6 @@ impl<D: FnMut(VmId, WindowIndex) -> PageSize> Deciding<D> {
         if let Err(error) = ram.window(touch.window).discard() {
             tracing::debug!("{}: its page table stays, so a collapse is needed: {error}", touch.window);
         }
-        // The touch goes on as soon as the window is let go. If its guest then gives pages back, they wait for the end
-        // of a collapse, which would bring them again. Without the claim another user has the window, and gives back
-        // nothing of an empty one.
-        let _claim = ram.claims().window_aside(touch.window);
         self.faults.let_go_huge(self.host.as_ref(), touch)
     }
 

@@ -92,8 +92,6 @@ pub struct Meddling {
     has_ordinary_giants: bool,
     /// Number of the next mappings over guest RAM that fail, with the mapping before removed.
     pub map_over_fails: AtomicU64,
-    /// Happens before the next page is populated.
-    before_populating: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Meddling {
@@ -104,14 +102,7 @@ impl Meddling {
             swallow: Mutex::default(),
             has_ordinary_giants: false,
             map_over_fails: AtomicU64::new(0),
-            before_populating: Mutex::default(),
         }
-    }
-
-    pub fn before_populating(happens: impl FnOnce() + Send + 'static) -> Arc<Meddling> {
-        let meddling = Meddling::with_memory(Meminfo::AsItIs);
-        *meddling.before_populating.lock().unwrap() = Some(Box::new(happens));
-        Arc::new(meddling)
     }
 
     /// Ordinary memory stands for giant pages: a page appears where it is touched, so that a test needs no pool.
@@ -135,11 +126,6 @@ impl Host for Meddling {
     }
 
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
-        if advice == Advice::PopulateWrite
-            && let Some(happens) = self.before_populating.lock().unwrap().take()
-        {
-            happens();
-        }
         match &mut *self.swallow.lock().unwrap() {
             Some((of, times, errno)) if *of == advice && *times > 0 => {
                 *times -= 1;
