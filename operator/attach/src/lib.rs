@@ -4,6 +4,7 @@
 //!   find ──▶ VmProcess ─┬─▶ survey    one look: view, windows, explanation; changes nothing
 //!   name, pid, socket   └─▶ session   a manager's loop over its address space, its gate watched once a second
 //!
+//!   places   paths of what follows
 //!   process  /proc              ┐           ┌─ ram           where RAM is, of what kind, whether it can be huge
 //!   monitor  QEMU's, questions  ├─ read by ─┼─ gate          whether it is to be left alone
 //!   virsh    libvirt's          ┘           ├─ second_level  what KVM maps

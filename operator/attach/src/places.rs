@@ -43,8 +43,7 @@ impl Places {
 
     /// Whether the host's THP setting is `never` (transhuge.rst).
     pub fn is_thp_never(&self) -> bool {
-        let setting = fs::read_to_string(self.sys.join("kernel/mm/transparent_hugepage/enabled"));
-        setting.is_ok_and(|setting| setting.contains("[never]"))
+        chosen(&self.sys.join("kernel/mm/transparent_hugepage/enabled")).as_deref() == Some("never")
     }
 
     /// Sizes between 4 KiB and 2 MiB in which this host also makes pages (multi-size THP, transhuge.rst), ascending:

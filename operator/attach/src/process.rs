@@ -40,6 +40,7 @@ pub(crate) const NEEDED_TO_LOOK: &str = "root, or the user of the process, or CA
 
 /// Privileges for managing another process.
 pub(crate) const NEEDED_TO_ACT: &str = "root, or the user of the process and CAP_SYS_NICE";
+
 /// A figure that is not available, and the privilege that would provide it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
