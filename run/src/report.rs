@@ -475,8 +475,8 @@ pub struct FirstTouchNow {
     pub demoted_2m: u64,
     /// Giant pages of a first touch that are smaller pages now.
     pub demoted_1g: u64,
-    /// Windows with a large page at their first touch and no page now, neither present nor swapped out: the guest gave
-    /// them back.
+    /// Windows with a large page at their first touch and no page now, neither present nor, as far as the kernel tells,
+    /// swapped out: the guest gave them back.
     pub windows_given_back: u64,
 }
 

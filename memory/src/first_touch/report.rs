@@ -102,7 +102,8 @@ pub struct PagesNow {
     pub demoted_2m: u64,
     /// Giants with a giant page at the first touch and smaller pages now.
     pub demoted_1g: u64,
-    /// Windows with a large page at the first touch and none now, also none swapped out: the guest gave them back.
+    /// Windows with a large page at the first touch and none now: the guest gave them back. None of them is swapped out
+    /// as far as the kernel tells: it does not for a file where the host's swap is in use.
     pub given_back: u64,
 }
 
