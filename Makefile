@@ -20,6 +20,7 @@ FUZZ_CHECK := CUSTOM_LIBFUZZER_PATH=not/linked/libfuzzer.a \
 .PHONY: build demo check test lab fleet-lab bench fuzz tools deb image
 
 build:
+	@guest-tests/install-tools build
 	cargo build --release --locked -p wideleaf
 
 demo: build
