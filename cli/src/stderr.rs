@@ -16,12 +16,13 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use console::Term;
 use indicatif::TermLike;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 
 use wideleaf_run::queued::{PIECE, QueuedWriter};
 use wideleaf_run::text::clean;
@@ -155,7 +156,7 @@ pub(crate) struct BarTerminal(Mutex<String>);
 impl BarTerminal {
     fn add(&self, text: impl Display) -> io::Result<()> {
         use std::fmt::Write as _;
-        let _ = write!(self.0.lock().unwrap_or_else(PoisonError::into_inner), "{text}");
+        let _ = write!(self.0.lock(), "{text}");
         Ok(())
     }
 }
@@ -198,7 +199,7 @@ impl TermLike for BarTerminal {
     }
 
     fn flush(&self) -> io::Result<()> {
-        let picture = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let picture = std::mem::take(&mut *self.0.lock());
         match QUEUE.get() {
             None => io::stderr().write_all(picture.as_bytes()),
             Some(queue) => {

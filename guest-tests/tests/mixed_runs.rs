@@ -19,11 +19,11 @@ use std::io::Read as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tempfile::TempDir;
 use wideleaf_memory::pool::HugetlbPools;
@@ -132,7 +132,7 @@ impl Lane<'_> {
         let end = run.end();
         self.judge(kind, fate, is_unprepared, &end, &arguments);
         assert_nothing_is_left(&folder, &arguments);
-        self.tally.lock().unwrap().add(kind, end.status, end.report.as_ref());
+        self.tally.lock().add(kind, end.status, end.report.as_ref());
     }
 
     fn pattern(&mut self) -> Vec<String> {
@@ -334,7 +334,7 @@ fn runs_that_are_killed_at_random_beside_hostile_guests_lose_and_leave_nothing()
         }
     });
 
-    let tally = tally.into_inner().unwrap();
+    let tally = tally.into_inner();
     println!("{tally:#?}");
     assert!(tally.words_checked > 0, "guests checked their memory");
     wait_until(|| pool() == pool_before, || format!("the pool was {pool_before:?} and is {:?}", pool()));

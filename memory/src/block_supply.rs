@@ -23,10 +23,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_policies::{NodeSet, PerTenThousand};
 
 use crate::host::Host;
@@ -183,18 +184,18 @@ impl BlockSupply {
 
     /// Counters so far.
     pub fn report(&self) -> SupplyReport {
-        self.shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.report.lock().clone()
     }
 
     /// Ends the thread, after its request under way, and returns its counters. All blocks are given back.
     pub fn stop(self) -> SupplyReport {
         let shared = self.shared.clone();
         drop(self);
-        shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        shared.report.lock().clone()
     }
 
     fn start(&self) -> io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_none() {
             let (host, nodes, shared) = (self.host.clone(), self.nodes, self.shared.clone());
             *thread = Some(thread::Builder::new().name("block-supply".into()).spawn(move || shared.work(host, nodes))?);
@@ -208,7 +209,7 @@ impl Drop for BlockSupply {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.changed.notify_all();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().take();
         // A panic has left a message; the blocks went with its stack.
         let _ = thread.map(JoinHandle::join);
     }
@@ -217,7 +218,7 @@ impl Drop for BlockSupply {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Wanted> {
         // Replaced field by field, each of which is consistent alone.
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.lock()
     }
 
     /// The thread, from start to end.
@@ -228,18 +229,17 @@ impl Shared {
         let mut supplier = Supplier::new(host.clone(), HeldBlocks::new(host, nodes));
         while let Some(wanted) = self.next(supplier.pause(), supplier.is_holding()) {
             supplier.step(wanted.demand, wanted.rules);
-            self.report.lock().unwrap_or_else(PoisonError::into_inner).clone_from(supplier.report());
+            self.report.lock().clone_from(supplier.report());
         }
     }
 
     /// Waits for this time, and while no window waits for a huge page, unless blocks are still held. `None` once it is
     /// over.
     fn next(&self, pause: Duration, is_holding: bool) -> Option<Wanted> {
-        let wanted = self.lock();
-        let paused = self.changed.wait_timeout_while(wanted, pause, |wanted| !wanted.is_over);
-        let (wanted, _) = paused.unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = self.lock();
+        self.changed.wait_while_for(&mut wanted, |wanted| !wanted.is_over, pause);
         let has_nothing_to_do = |wanted: &mut Wanted| !wanted.is_over && wanted.demand.windows == 0 && !is_holding;
-        let wanted = self.changed.wait_while(wanted, has_nothing_to_do).unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait_while(&mut wanted, has_nothing_to_do);
         (!wanted.is_over).then_some(*wanted)
     }
 }

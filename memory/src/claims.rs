@@ -38,9 +38,10 @@
 //! - A release, a balloon and a reset, which discard pages: a lock ([`crate::guest_freed::GivenBack`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
 use crate::giant_page::{GIANT, GiantPage};
@@ -299,12 +300,12 @@ impl Claims {
     /// The memslots with a dirty log of a manager; locked against switching.
     pub(crate) fn own_logs(&self) -> MutexGuard<'_, BTreeSet<SlotId>> {
         // Every change is complete in itself, so the set is consistent after a panic elsewhere.
-        self.own_logs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own_logs.lock()
     }
 
     fn giants(&self) -> MutexGuard<'_, BTreeMap<Gpa, Giant>> {
         // Every change is one assignment, so the table is consistent after a panic elsewhere.
-        self.giants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.giants.lock()
     }
 }
 

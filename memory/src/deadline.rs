@@ -25,9 +25,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::panicked::{Panicked, caught};
 
@@ -192,7 +194,7 @@ pub fn leave_behind(name: &str, within: Duration, work: impl FnOnce() + Send + '
 
 impl Questions {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Like the function [`silence_of`].
@@ -262,7 +264,7 @@ impl Questions {
                 None if is_hopeless || left.is_zero() => return Err(NoAnswer::TooMany),
                 _ => {}
             }
-            state = self.returned.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.returned.wait_for(&mut state, left);
         }
     }
 

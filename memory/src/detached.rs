@@ -38,12 +38,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_policies::{Moment, OutcomeResult, Refusal, Skip, WindowIndex};
 
 use crate::claims::{Claimed, Claims, PartClaim};
@@ -269,8 +270,7 @@ impl Aside {
         let mut rooms = self.rooms();
         rooms.is_closed = true;
         // First, since some of them will be aside or stuck then.
-        let let_go = self.let_go.wait_while(rooms, |rooms| rooms.has_in_hand());
-        rooms = let_go.unwrap_or_else(PoisonError::into_inner);
+        self.let_go.wait_while(&mut rooms, |rooms| rooms.has_in_hand());
         for (window, stay) in rooms.stays.clone() {
             if let Stay::Away(slot) | Stay::Stuck { slot, .. } = stay {
                 let _ = self.restore(&mut rooms, window, slot, false); // on an error it is stuck, and counted
@@ -380,7 +380,7 @@ impl Aside {
 
     /// A panic under the lock leaves the map as it was between two steps; the pages must come back all the same.
     fn rooms(&self) -> MutexGuard<'_, Rooms> {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rooms.lock()
     }
 
     fn answer_all(&self, rooms: &mut Rooms) -> Result<(), HostError> {

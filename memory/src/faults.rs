@@ -12,12 +12,13 @@
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 use wideleaf_policies::{
     Backing, Bytes, Gpa, GpaRange, Hva, OutcomeResult, PageSize, Refusal, Skip, VmId, WindowIndex,
 };
@@ -95,7 +96,7 @@ impl<R: Default> Default for Counted<R> {
 impl<R: Clone> Counted<R> {
     /// Changes the report.
     pub(crate) fn count(&self, count: impl FnOnce(&mut R)) {
-        count(&mut self.0.lock().expect("nothing panics under this lock"));
+        count(&mut self.0.lock());
     }
 
     fn now(&self) -> R {
@@ -104,7 +105,7 @@ impl<R: Clone> Counted<R> {
 
     /// Reads a part of the report.
     pub(crate) fn read<T>(&self, part: impl FnOnce(&R) -> T) -> T {
-        part(&self.0.lock().expect("nothing panics under this lock"))
+        part(&self.0.lock())
     }
 }
 

@@ -18,8 +18,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{GivenBackRules, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 
@@ -89,13 +89,13 @@ impl GivenBack {
     /// Locks the book.
     pub fn book(&self) -> MutexGuard<'_, Book> {
         // Each bit has a meaning of its own, so the book is consistent after a panic elsewhere.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock()
     }
 
     /// Excludes all other threads from releasing memory of this RAM while the guard exists. Taken before the book,
     /// never by its holder.
     pub(crate) fn discarding(&self) -> MutexGuard<'_, ()> {
-        self.discarding.lock().unwrap_or_else(PoisonError::into_inner)
+        self.discarding.lock()
     }
 
     /// Whether the host is short of memory, as the manager reports it.

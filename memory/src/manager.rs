@@ -14,10 +14,11 @@
 //! No failure ends the loop. It is counted under its own name, and the loop asks the window or the sensor again
 //! later.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
@@ -150,13 +151,8 @@ impl ManagerConfig {
 const NEVER: Moment = Moment::after_start(Duration::MAX);
 
 /// Shared by the loop, which plans with it, and by the thread that answers first touches. Locked only while it
-/// decides or learns, never during an action.
+/// decides or learns, never during an action. A panic in the policy ends only its own thread; the other one continues.
 type SharedPolicy = Arc<Mutex<Box<dyn Policy>>>;
-
-/// A panic in the policy ends only its own thread; the other one continues.
-fn lock(policy: &SharedPolicy) -> MutexGuard<'_, Box<dyn Policy>> {
-    policy.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// State of the loop. [`Manager::spawn`] runs it in a thread; tests call [`ManagerLoop::tick`] themselves.
 pub struct ManagerLoop {
@@ -274,7 +270,7 @@ impl ManagerLoop {
 
     /// Starts the service for a policy that decides at the fault; `None` for all others.
     fn first_touch(&self) -> Result<Option<FirstTouch>, FirstTouchError> {
-        if !lock(&self.policy).decides_at_first_touch() {
+        if !self.policy.lock().decides_at_first_touch() {
             return Ok(None);
         }
         let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(FirstTouchError::NotMapped(vm.id))?));
@@ -287,15 +283,15 @@ impl ManagerLoop {
         };
         let decide = move |vm, window| match is_given_back(vm, window) {
             true => PageSize::Base4K,
-            false => lock(&policy).first_touch(vm, window),
+            false => policy.lock().first_touch(vm, window),
         };
-        let has_giants = lock(&self.policy).largest_page() == PageSize::Giant1G;
+        let has_giants = self.policy.lock().largest_page() == PageSize::Giant1G;
         FirstTouch::start(self.host.clone(), vms, has_giants.then(|| self.giants.source()), decide).map(Some)
     }
 
     /// Starts the service for a policy that reserves frames; `None` for all others.
     fn reserved_frames(&self) -> Result<Option<ReservedFrames>, ReservedFramesError> {
-        let Some(rules) = lock(&self.policy).reserves() else {
+        let Some(rules) = self.policy.lock().reserves() else {
             return Ok(None);
         };
         let mapped = |vm: &ManagedVm| Ok((vm.id, vm.ram.clone().ok_or(ReservedFramesError::NotMapped(vm.id))?));
@@ -325,7 +321,7 @@ impl ManagerLoop {
         let now = self.host.now();
         let refusals_before = self.budget.refusals();
         self.recover(&mut snapshot, &mut plan);
-        lock(&self.policy).plan(&snapshot, now, &mut self.budget, &mut plan);
+        self.policy.lock().plan(&snapshot, now, &mut self.budget, &mut plan);
         if let Some(recorder) = &mut self.recorder {
             recorder.snapshot(began_at, &snapshot);
             recorder.plan(now, plan.actions());
@@ -352,10 +348,10 @@ impl ManagerLoop {
 
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
-        let uses_zero = lock(&self.policy).uses_zero();
+        let uses_zero = self.policy.lock().uses_zero();
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
             let access = |row| {
-                let policy = lock(&self.policy);
+                let policy = self.policy.lock();
                 match policy.uses_access(rows, row) {
                     true if policy.hurries(rows, row) => Wish::Urgent,
                     true => Wish::Useful,
@@ -388,7 +384,7 @@ impl ManagerLoop {
     fn is_busy(&self, done: u64) -> bool {
         done > 0
             || self.is_recovering()
-            || lock(&self.policy).is_measuring()
+            || self.policy.lock().is_measuring()
             || self.vms.iter().any(|vm| vm.may_be_disturbed() && vm.sampling.is_bursting())
     }
 
@@ -412,7 +408,7 @@ impl ManagerLoop {
         self.finish_samples();
         let mut snapshot = self.sense();
         self.sense_nodes(&mut snapshot);
-        self.report.policy_figures = lock(&self.policy).figures();
+        self.report.policy_figures = self.policy.lock().figures();
         self.report.recording = self.recorder.take().map(|mut recorder| {
             recorder.snapshot(at, &snapshot);
             recorder.finish()

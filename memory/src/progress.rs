@@ -7,8 +7,8 @@
 //! The CPU time is read together with the count, not at the tick: between the two a guest does a tenth more work.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::GuestProgress;
 
 /// Number of readings that are kept for a tick that comes late: three seconds of a guest that reports at 20 Hz. The
@@ -35,7 +35,7 @@ impl ProgressReadings {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<GuestProgress>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

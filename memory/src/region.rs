@@ -16,12 +16,13 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
+use parking_lot::Mutex;
 use wideleaf_policies::geometry::is_congruent;
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Hva, NodeSet, PageSize, WindowIndex};
 
@@ -388,12 +389,12 @@ impl GuestRam {
 
     /// Way to the service that maps its reserved frames. The service may have ended since.
     pub(crate) fn frames_service(&self) -> Option<Arc<FramesService>> {
-        self.frames_service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.frames_service.lock().clone()
     }
 
     /// Sets the way to the service that maps its reserved frames from now on.
     pub(crate) fn set_frames_service(&self, service: FramesService) {
-        *self.frames_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(service));
+        *self.frames_service.lock() = Some(Arc::new(service));
     }
 
     /// The giants that are wholly RAM with one memory policy, ascending: each could be one giant page.

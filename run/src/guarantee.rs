@@ -10,10 +10,11 @@
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
 use wideleaf_control::view::Guarantee;
 use wideleaf_memory::manager::Live;
@@ -113,8 +114,7 @@ impl Kept {
 
     /// The guarantee's part of the report.
     pub fn report(&self, at_end: Option<&RamAtEnd>) -> GuaranteeReport {
-        let History { first_met, met_since, below, pursued } =
-            *self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let History { first_met, met_since, below, pursued } = *self.history.lock();
         let coverage = at_end.and_then(RamAtEnd::coverage);
         GuaranteeReport {
             wanted: self.guarantee.to_string(),
@@ -181,7 +181,7 @@ impl Keeper {
         let coverage = coverage(live);
         let is_met = coverage.zip(self.guarantee.share()).map(|(coverage, wanted)| coverage >= wanted);
         let event = self.watch.update(self.guarantee, coverage, now, GRACE);
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = self.history.lock();
         history.add(is_met, self.watch.is_pursued(), now, since_last);
         drop(history);
         let percent = PerTenThousand::new(coverage.unwrap_or_default());

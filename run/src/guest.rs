@@ -1,9 +1,10 @@
 //! The guest of a run: from its specification to a machine, and from a machine's end to its meaning.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::capabilities::Capability;
 use wideleaf_memory::input_file::InputFile;
@@ -74,7 +75,7 @@ impl Held {
     }
 
     fn take(&self) -> Option<HeldParts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

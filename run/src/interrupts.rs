@@ -11,10 +11,11 @@
 //! handler.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -107,20 +108,20 @@ impl Interrupts {
         for signal in BOTH {
             let is_end = self.state.is_next_the_end.clone();
             let id = signal_hook::flag::register_conditional_shutdown(signal, Failure::INTERRUPTED, is_end)?;
-            self.at_once.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+            self.at_once.lock().push(id);
             signal_hook::flag::register(signal, self.state.flag.clone())?;
         }
         let signals = Signals::new(BOTH)?;
         let (handle, state) = (signals.handle(), self.state.clone());
         let thread = std::thread::Builder::new().name("signals".into()).spawn(move || watch(signals, &state))?;
-        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(Watch { handle, thread });
+        *self.watch.lock() = Some(Watch { handle, thread });
         Ok(())
     }
 
     /// From here on no thread ends the process for an unchecked flag: what follows may take a long time, or run in
     /// a sandbox. The second signal ends the process at once.
     pub fn stand_down(&self) {
-        let Some(Watch { handle, thread }) = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(Watch { handle, thread }) = self.watch.lock().take() else {
             return;
         };
         handle.close();
@@ -128,7 +129,7 @@ impl Interrupts {
         let _ = thread.join();
         // The first signal still only sets the flag.
         match end_at_the_second_of(&BOTH, Failure::INTERRUPTED) {
-            Ok(handlers) => self.at_once.lock().unwrap_or_else(PoisonError::into_inner).extend(handlers),
+            Ok(handlers) => self.at_once.lock().extend(handlers),
             Err(error) => tracing::warn!("cannot let a second signal end the process: {error}"),
         }
         if self.state.flag.load(Ordering::Relaxed) {
@@ -144,7 +145,7 @@ impl Interrupts {
 
     /// The second signal no longer ends the process: another handler does, after it has restored its state.
     pub fn leave_the_second_to_others(&self) {
-        for id in self.at_once.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for id in self.at_once.lock().drain(..) {
             signal_hook::low_level::unregister(id);
         }
     }

@@ -1,7 +1,7 @@
 //! Sets a run's policy while it runs, or switches it off, for wideleafd or for a client of the VM's control socket.
 //! The latest request counts.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Policy, PolicyChoice};
@@ -95,7 +95,7 @@ impl PolicySwitch {
 
     fn lock(&self) -> MutexGuard<'_, Set> {
         // Both fields are set after the calls that may fail.
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set.lock()
     }
 }
 

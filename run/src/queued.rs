@@ -12,8 +12,10 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Size of one write for bytes that come in lines or singly: a pipe takes it whole or not at all (`PIPE_BUF`, pipe(7)).
 pub const PIECE: usize = 4096;
@@ -122,7 +124,7 @@ impl QueuedWriter {
                     return taken;
                 }
             }
-            (queue, _) = self.changed.wait_timeout(queue, look_every).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut queue, look_every);
         }
     }
 
@@ -153,7 +155,7 @@ impl QueuedWriter {
             } else if since.elapsed() >= patience() {
                 return false;
             }
-            (queue, _) = self.changed.wait_timeout(queue, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut queue, LOOK_EVERY);
         }
         queue.is_empty()
     }
@@ -233,9 +235,8 @@ impl QueuedWriter {
 
     /// Waits for the next piece; `false` if no more will come.
     fn next(&self, piece: &mut Vec<u8>) -> bool {
-        let queue = self.lock();
-        let queue = self.changed.wait_while(queue, |queue| queue.waiting.is_empty() && !queue.is_over);
-        let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.lock();
+        self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty() && !queue.is_over);
         let count = queue.waiting.len().min(self.piece);
         piece.clear();
         piece.extend(queue.waiting.drain(..count));
@@ -244,7 +245,7 @@ impl QueuedWriter {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

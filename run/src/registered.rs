@@ -225,7 +225,7 @@ fn limits_of(said: &Limits) -> BudgetLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use wideleaf_memory::manager::Manager;
     use wideleaf_memory::{BackingConfig, BackingKind, GuestRam, LinuxHost};
     use wideleaf_policies::policy::{Needs, Policy};
@@ -248,7 +248,7 @@ mod tests {
         }
 
         fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
-            *self.0.lock().expect("nothing panics") = snapshot.host.expect("it has memory").huge_pages;
+            *self.0.lock() = snapshot.host.expect("it has memory").huge_pages;
         }
     }
 
@@ -281,7 +281,7 @@ mod tests {
     fn a_run_without_its_daemon_has_its_own_limits_and_price_again() {
         let (session, seen) = session();
         let limits = || session.live().expect("the manager is at work").limits;
-        let is_priced = || matches!(*seen.lock().expect("nothing panics"), HugePages::Priced(_));
+        let is_priced = || matches!(*seen.lock(), HugePages::Priced(_));
         let mut said_limits = SaidLimits::default();
         let said = Limits {
             copy_per_second: 7 << 20,

@@ -21,7 +21,7 @@ use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
 use crate::migration::source::{self, Departing, End};
-use crate::snapshot::parts::{SavedParts, Shared, lock};
+use crate::snapshot::parts::{SavedParts, Shared};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
 /// A client's request to save.
@@ -99,7 +99,7 @@ impl SavingThread {
 
     /// Progress of the save under way.
     pub fn progress(&self) -> Option<SavingView> {
-        *lock(&self.shared.progress)
+        *self.shared.progress.lock()
     }
 
     /// Fails while the guest runs at a target that needs RAM of this process.
@@ -107,7 +107,7 @@ impl SavingThread {
     /// # Errors
     /// One line.
     pub fn check_not_needed(&self) -> Result<(), String> {
-        match lock(&self.shared.serves).as_deref() {
+        match self.shared.serves.lock().as_deref() {
             None => Ok(()),
             Some(to) => Err(format!(
                 "cannot end or continue the VM here: it runs at {to}, and a part of its RAM is still here; wait until \
@@ -118,7 +118,7 @@ impl SavingThread {
 
     /// Why the VM is paused, if a migration was not answered.
     pub fn doubt(&self) -> Option<String> {
-        lock(&self.shared.doubt).clone()
+        self.shared.doubt.lock().clone()
     }
 
     /// Resumes a VM that an unanswered migration left paused: an operator has seen that it does not run elsewhere.
@@ -126,7 +126,7 @@ impl SavingThread {
     /// # Errors
     /// One line; it stays paused. Where it runs elsewhere, its disks are locked there.
     pub fn resume_after_doubt(&self) -> Result<(), String> {
-        let mut doubt = lock(&self.shared.doubt);
+        let mut doubt = self.shared.doubt.lock();
         if doubt.is_some() {
             self.disks.take().map_err(|error| format!("cannot resume the VM: {error}; does it run elsewhere?"))?;
             self.second_level.resume().map_err(|error| error.to_string())?;
@@ -147,7 +147,7 @@ impl SavingThread {
             }
             std::thread::yield_now();
         }
-        lock(&shared.migrated).take()
+        shared.migrated.lock().take()
     }
 }
 
@@ -160,7 +160,7 @@ impl Drop for SavingThread {
             tracing::warn!("the thread that saves the VM panicked");
         }
         // The devices' threads could not end before. Disks that were given up do nothing.
-        if lock(&self.shared.doubt).take().is_some() {
+        if self.shared.doubt.lock().take().is_some() {
             self.second_level.resume().unwrap_or_else(|error| tracing::warn!("{error}"));
         }
     }
@@ -179,7 +179,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
                 migrate(parts, Departing { to: address, pause_max, limits, post_copy, files }, shared)
             }
         };
-        *lock(&shared.progress) = None;
+        *shared.progress.lock() = None;
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),
@@ -189,7 +189,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
 }
 
 fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnswer, String> {
-    if let Some(doubt) = lock(&shared.doubt).clone() {
+    if let Some(doubt) = shared.doubt.lock().clone() {
         return Err(doubt);
     }
     if parts.is_filling() {
@@ -197,11 +197,11 @@ fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnsw
     }
     match source::migrate(parts, job, shared)? {
         End::Left(view) => {
-            *lock(&shared.migrated) = Some(view.clone());
+            *shared.migrated.lock() = Some(view.clone());
             Ok(VmAnswer::Migrated(view))
         }
         End::InDoubt(why) => {
-            *lock(&shared.doubt) = Some(why.clone());
+            *shared.doubt.lock() = Some(why.clone());
             Err(why)
         }
     }

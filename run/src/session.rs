@@ -9,9 +9,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::manager::{Live, ManagerReport, PolicyAnswer, RestAnswer, SwitchError};
 use wideleaf_memory::progress::ProgressReadings;
 use wideleaf_memory::sensors::host_backing::{HostBackingSensor, WindowBacking};
@@ -68,7 +69,7 @@ struct Attached {
 impl Attached {
     /// Calls `look` while the manager's access sensor has no window of the guest detached.
     fn in_place<T>(&self, look: impl FnOnce() -> T) -> T {
-        match self.manager.lock().expect("nothing panics under this lock").as_ref() {
+        match self.manager.lock().as_ref() {
             Some((manager, _)) => manager.with_all_in_place(look),
             None => look(),
         }
@@ -192,7 +193,7 @@ impl Session {
 
     /// Ends the manager and returns its report; `None` the second time, or if none was attached.
     pub fn stop_manager(&self) -> Option<ManagerReport> {
-        let manager = self.attached.get()?.manager.lock().expect("nothing panics under this lock").take();
+        let manager = self.attached.get()?.manager.lock().take();
         manager.map(|(manager, _noted)| manager.stop())
     }
 
@@ -273,13 +274,7 @@ impl Session {
     }
 
     fn with_manager<T>(&self, tell: impl FnOnce(&Manager) -> T) -> Option<T> {
-        self.attached
-            .get()?
-            .manager
-            .lock()
-            .expect("nothing panics under this lock")
-            .as_ref()
-            .map(|(manager, _)| tell(manager))
+        self.attached.get()?.manager.lock().as_ref().map(|(manager, _)| tell(manager))
     }
 
     /// Processes a line of the guest's console, without its end. Returns `false` if it is not a protocol line.
@@ -500,11 +495,11 @@ impl Session {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.log.lock()
     }
 
     fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.looks.lock()
     }
 
     /// Whether a line may cause an observation of the host now. A refused line is counted, and uses the latest

@@ -8,10 +8,10 @@
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use parking_lot::{Mutex, MutexGuard};
 use tempfile::{NamedTempFile, TempDir};
 
 /// Time limit of all of it: a file on a file system that hangs cannot be removed.
@@ -22,7 +22,7 @@ type Work = Box<dyn FnOnce() + Send>;
 static ALL: Mutex<Vec<(u64, Work)>> = Mutex::new(Vec::new());
 
 fn list() -> MutexGuard<'static, Vec<(u64, Work)>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    ALL.lock()
 }
 
 /// An entry in the list.
@@ -55,10 +55,9 @@ pub fn all() {
     // A thread that makes a file on a file system that hangs keeps the lock.
     let mut locked = loop {
         match ALL.try_lock() {
-            Ok(list) => break list,
-            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) if began.elapsed() >= UNDONE_WITHIN => return,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            Some(list) => break list,
+            None if began.elapsed() >= UNDONE_WITHIN => return,
+            None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
     let works = std::mem::take(&mut *locked);

@@ -1,8 +1,9 @@
 //! The pause of a VM that its users share: any of them can end it, so that the pause of a client that died can be
 //! undone.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::second_level::SecondLevelError;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::machine::Machine;
@@ -75,6 +76,6 @@ impl UsersPause {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.is_held.lock()
     }
 }

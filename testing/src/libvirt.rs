@@ -16,9 +16,9 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
 
 use crate::qemu_guest::base_pages_library;
@@ -59,7 +59,7 @@ impl Libvirt {
         if !is_there(Need::Libvirt, what_is_missing().map_or(Ok(()), Err)) {
             return None;
         }
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock();
         let folder = tempfile::tempdir().expect("a temporary folder");
         for name in ["run", "images"] {
             fs::create_dir(folder.path().join(name)).expect("a folder");

@@ -1,9 +1,10 @@
 //! A guest with vCPUs that check and rewrite every word of its RAM, and its reports. A lost word is reported at
 //! most two passes later.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
 use wideleaf_policies::{Bytes, PageSize};
@@ -130,5 +131,5 @@ impl Said {
 }
 
 fn locked(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
-    said.lock().unwrap_or_else(PoisonError::into_inner)
+    said.lock()
 }

@@ -15,10 +15,11 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Bytes, Gpa, GpaRange};
 use wideleaf_protocol::{Message, Status, parse};
 
@@ -216,7 +217,7 @@ impl QemuGuest {
 
     /// Its output so far.
     pub fn said(&self) -> MutexGuard<'_, QemuSaid> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.said.lock()
     }
 
     /// Waits until its output fulfils `is_there`.
@@ -322,7 +323,7 @@ fn listen(console: ChildStdout, said: Arc<Mutex<QemuSaid>>) -> io::Result<JoinHa
     std::thread::Builder::new().name("console".into()).spawn(move || {
         for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line);
-            said.lock().unwrap_or_else(PoisonError::into_inner).hear(line.trim_end());
+            said.lock().hear(line.trim_end());
         }
     })
 }

@@ -14,12 +14,13 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tempfile::TempDir;
 
 use crate::{Need, is_there};
@@ -107,12 +108,8 @@ impl SlowDisk {
     /// # Panics
     /// Panics if no transfer comes within a minute.
     pub fn wait_for_a_transfer(&self) {
-        let (state, waited) = self
-            .shared
-            .changed
-            .wait_timeout_while(self.shared.lock(), TRANSFER_BEGINS_MAX, |state| state.waiting == 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        drop(state);
+        let none_waits = |state: &mut State| state.waiting == 0;
+        let waited = self.shared.changed.wait_while_for(&mut self.shared.lock(), none_waits, TRANSFER_BEGINS_MAX);
         assert!(!waited.timed_out(), "no transfer has begun");
     }
 
@@ -160,7 +157,7 @@ impl Drop for Hold<'_> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Sleeps for the duration of a transfer.
@@ -169,7 +166,7 @@ impl Shared {
         state.waiting += 1;
         self.changed.notify_all();
         let held = |state: &mut State| state.holds > 0 && !state.is_over;
-        state = self.changed.wait_while(state, held).unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait_while(&mut state, held);
         state.waiting -= 1;
         drop(state);
         std::thread::sleep(self.delay);

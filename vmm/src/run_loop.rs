@@ -17,7 +17,7 @@
 pub(crate) mod control;
 mod exit;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::kvm_sregs;
@@ -201,7 +201,7 @@ impl VcpuThread {
                 inner.vcpus[index].paging = None;
                 return next;
             }
-            inner = control.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            control.changed.wait(&mut inner);
         }
     }
 

@@ -8,10 +8,11 @@
 mod tiny;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tiny::{CODE, has_kvm, image};
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::second_level::{FaultCounters, PagingMode, SecondLevelError, TableLevels};
@@ -104,7 +105,7 @@ fn start(options: VmOptions) -> (Machine, Lines) {
             if is_shown {
                 eprintln!("  | {line}");
             }
-            sink.lock().expect("no holder panics").push(line);
+            sink.lock().push(line);
         }),
     )
     .expect("the VM starts");
@@ -114,7 +115,7 @@ fn start(options: VmOptions) -> (Machine, Lines) {
 fn run(options: VmOptions) -> (GuestExit, Vec<String>) {
     let (machine, lines) = start(options);
     let exit = machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None });
-    let lines = lines.lock().expect("no holder panics").clone();
+    let lines = lines.lock().clone();
     (exit, lines)
 }
 
@@ -145,7 +146,7 @@ fn a_direct_guest_prints_and_ends_with_its_code() {
     let (machine, lines) = start(options(&[print("hi\r\nthere"), exit(7)].concat()));
     let end = machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None });
     assert_eq!(end, GuestExit::ExitPort(7));
-    assert_eq!(*lines.lock().unwrap(), ["hi", "there"]);
+    assert_eq!(*lines.lock(), ["hi", "there"]);
     assert_eq!(machine.entry_name(), "direct");
     assert_eq!(machine.vcpu_states(), [VcpuState::Finished]);
     eprintln!("first byte after {:?}, of that {:?} setup:", machine.first_byte_after(), machine.setup_times().total());
@@ -366,15 +367,15 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
     let door: Arc<Mutex<Option<Arc<dyn SecondLevel>>>> = Arc::default();
     let seen = Arc::new(Mutex::new(None));
     let (sink_door, sink_seen) = (Arc::clone(&door), Arc::clone(&seen));
-    let held = door.lock().unwrap();
+    let held = door.lock();
     let machine = Machine::start(
         &config,
         ram,
         Box::new(move |_| {
-            let door = sink_door.lock().unwrap();
+            let door = sink_door.lock();
             let second_level = door.as_ref().expect("it was set before the lock was released");
             second_level.pause().unwrap();
-            *sink_seen.lock().unwrap() = Some(second_level.mapping_stats().unwrap());
+            *sink_seen.lock() = Some(second_level.mapping_stats().unwrap());
             second_level.resume().unwrap();
         }),
     )
@@ -383,7 +384,7 @@ fn a_sink_may_pause_the_vm_and_read_its_counters() {
     *held = Some(machine.second_level());
     drop(held);
     assert_eq!(machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None }), GuestExit::ExitPort(0));
-    let stats = seen.lock().unwrap().expect("the sink ran");
+    let stats = seen.lock().expect("the sink ran");
     assert!(stats.pages_4k + stats.pages_2m > 0, "{stats:?}");
 }
 

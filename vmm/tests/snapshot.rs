@@ -6,10 +6,11 @@
 mod tiny;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tiny::{has_kvm, image};
 use vm_memory::{Bytes as _, GuestAddress};
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
@@ -102,19 +103,19 @@ impl Printed {
         SerialOutput {
             lines: Box::new(move |line| {
                 if of_lines.load(Ordering::SeqCst) == number {
-                    lines.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+                    lines.lock().push(String::from_utf8_lossy(line).into_owned());
                 }
             }),
             bytes: Some(Box::new(move |bytes| {
                 if of_bytes.load(Ordering::SeqCst) == number {
-                    all.lock().unwrap().extend_from_slice(bytes);
+                    all.lock().extend_from_slice(bytes);
                 }
             })),
         }
     }
 
     fn lines(&self) -> Vec<String> {
-        self.lines.lock().unwrap().clone()
+        self.lines.lock().clone()
     }
 }
 
@@ -162,7 +163,7 @@ fn wait(machine: &Machine) -> GuestExit {
 /// Waits until the guest has printed this number of lines in all.
 fn wait_for_lines(printed: &Printed, lines: usize) {
     let deadline = Instant::now() + WAIT_MAX;
-    while printed.lines.lock().unwrap().len() < lines {
+    while printed.lines.lock().len() < lines {
         assert!(Instant::now() < deadline, "the guest prints no more after {} lines", printed.lines().len());
         std::thread::yield_now();
     }
@@ -189,7 +190,7 @@ fn assert_printed_all(printed: &Printed) {
     }
     assert_eq!(lines.len(), 2 * LINES as usize);
     let bytes: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
-    assert_eq!(String::from_utf8_lossy(&printed.bytes.lock().unwrap()), bytes);
+    assert_eq!(String::from_utf8_lossy(&printed.bytes.lock()), bytes);
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn the_saved_guest_itself_continues_as_if_nothing_had_happened() {
     let printed = Printed::default();
     let machine = start(&config, &printed);
     let mut saves = 0;
-    while printed.lines.lock().unwrap().len() < LINES as usize {
+    while printed.lines.lock().len() < LINES as usize {
         let _ = saved(&machine);
         machine.second_level().resume().unwrap();
         saves += 1;
@@ -266,7 +267,7 @@ fn a_guest_with_interrupt_controllers_continues_in_the_middle_of_a_line() {
     let mut machine = start(&config, &printed);
     for stop in [1, 100, 200, 300] {
         let deadline = Instant::now() + WAIT_MAX;
-        while printed.bytes.lock().unwrap().len() < stop {
+        while printed.bytes.lock().len() < stop {
             assert!(Instant::now() < deadline, "the guest prints no more");
             std::thread::yield_now();
         }

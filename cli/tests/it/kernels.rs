@@ -3,7 +3,7 @@
 //! new kernel is covered by its entry. Without KVM, its tests say that they were skipped, which
 //! `WIDELEAF_REQUIRE=kvm` makes a failure.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use crate::program::new_scratch;
 use nix::sys::signal::Signal;
@@ -34,7 +34,7 @@ fn report_of(scratch: &Scratch, arguments: &[&str]) -> Value {
 
 /// Runs all kernels with each of these numbers of vCPUs; `how` is the rest of the command line.
 fn all_are_verified(vcpus: &[usize], how: &[&str]) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let scratch = new_scratch();
     for (kernel, run) in KERNELS.iter().flat_map(|kernel| runs_of(kernel).into_iter().map(move |run| (kernel, run))) {
         for vcpus in vcpus.iter().filter(|vcpus| **vcpus <= kernel.vcpus_max) {

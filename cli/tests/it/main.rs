@@ -32,10 +32,10 @@ mod tlbcost;
 mod top_screen;
 mod unread;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The machine's hugetlb pool of 2 MiB pages: tests that take pages of it or compare its counters take turns.
 fn turn_at_the_pool() -> MutexGuard<'static, ()> {
     static POOL: Mutex<()> = Mutex::new(());
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+    POOL.lock()
 }

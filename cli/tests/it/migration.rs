@@ -263,10 +263,10 @@ pub fn held_at(scratch: &Scratch, cut: u32, before: impl FnOnce() + Send + 'stat
     let thread = std::thread::spawn(move || {
         let source = listener.accept().unwrap().0;
         let target = UnixStream::connect(to).unwrap();
-        let before = std::sync::Mutex::new(Some(before));
+        let before = parking_lot::Mutex::new(Some(before));
         let pump = |from: &UnixStream, to: &UnixStream| {
             if forward(from, to, |kind| kind != cut).is_ok()
-                && let Some(before) = before.lock().unwrap().take()
+                && let Some(before) = before.lock().take()
             {
                 before();
             }

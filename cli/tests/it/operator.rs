@@ -7,8 +7,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
 
 use crate::host;
 use crate::program::new_scratch;
@@ -52,7 +54,7 @@ impl FakeDaemon {
 
     /// The last request to the daemon.
     fn last_asked(&self) -> Request {
-        self.asked.lock().unwrap().last().cloned().unwrap()
+        self.asked.lock().last().cloned().unwrap()
     }
 }
 
@@ -77,7 +79,7 @@ fn serve(listener: &UnixListener, asked: &Mutex<Vec<Request>>, reply: impl Fn(&R
         }
         let envelope: Envelope = serde_json::from_slice(&line).unwrap();
         assert_eq!(envelope.version, VERSION);
-        asked.lock().unwrap().push(envelope.request.clone());
+        asked.lock().push(envelope.request.clone());
         // A client may close before it has read a long reply.
         let _ = (&stream).write_all(reply(&envelope.request).as_bytes());
     }
@@ -418,7 +420,7 @@ fn a_policy_chosen_in_top_reaches_the_daemon() {
     terminal.type_in(b"\x1b[B\r");
     terminal.wait_for("MISSED");
     let changes = Settings { policy: Some("aligned".into()), ..Settings::default() };
-    assert!(daemon.asked.lock().unwrap().contains(&Request::Set { vm: "4711".into(), changes }));
+    assert!(daemon.asked.lock().contains(&Request::Set { vm: "4711".into(), changes }));
 }
 
 #[test]

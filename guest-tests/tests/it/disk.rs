@@ -12,10 +12,11 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_kernels::words::{FIRST_GENERATION, origin, word};
@@ -211,7 +212,7 @@ impl DiskGuest {
         let lines = Arc::new(Mutex::new(String::new()));
         let sink = {
             let lines = lines.clone();
-            Box::new(move |line: &[u8]| lines.lock().unwrap().push_str(&String::from_utf8_lossy(line)))
+            Box::new(move |line: &[u8]| lines.lock().push_str(&String::from_utf8_lossy(line)))
         };
         let hardware = Hardware {
             ram: ram.clone(),
@@ -234,7 +235,7 @@ impl DiskGuest {
         });
         let statistics = self.counters.statistics();
         println!("{statistics:?}");
-        assert_eq!(exit, GuestExit::ExitPort(0), "{}", self.lines.lock().unwrap());
+        assert_eq!(exit, GuestExit::ExitPort(0), "{}", self.lines.lock());
         assert_eq!((statistics.failed_host, statistics.failed_no_ram, statistics.failed_short), (0, 0, 0));
         assert!(statistics.reads > 0 && statistics.writes > 0);
         self.image.check();

@@ -2,9 +2,10 @@
 //! of it back, the giant is demoted under the running guest, once and for good. Needs KVM, a userfaultfd for kernel
 //! faults and a page of 1 GiB.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::actuators::give_back::GiveBack;
@@ -71,7 +72,7 @@ struct Said {
 }
 
 fn hear(said: &Mutex<Said>, line: &str) {
-    let mut said = said.lock().unwrap();
+    let mut said = said.lock();
     match parse(line) {
         Some(Ok(Message::Mismatch(_) | Message::Panic { .. })) => said.bad_news.push(line.to_owned()),
         Some(Ok(Message::Verify { errors: 0, .. })) => said.passed = true,
@@ -150,7 +151,7 @@ fn a_vcpu_finds_a_giant_at_its_first_touch_and_survives_its_demotion() {
     let exit = machine.wait(WaitLimits { timeout: Some(WAIT_MAX), stop: None });
     let report = manager.stop();
     println!("{exit:?} {:?} {:?}", report.outcomes, report.first_touch);
-    let said = said.lock().unwrap();
+    let said = said.lock();
     assert!(said.passed && said.bad_news.is_empty(), "{exit:?}, {:?}", said.bad_news);
     assert_eq!((done(&report, "giant_demote"), done(&report, "giant_promote")), (1, 0), "{:?}", report.outcomes);
     assert_eq!(report.kvm_checks[0].unwrap().contradictions, 0);

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
@@ -117,7 +118,7 @@ fn sampled_under_a_pattern(kind: BackingKind) {
     let lines = Arc::new(Mutex::new(String::new()));
     let sink = {
         let lines = lines.clone();
-        Box::new(move |line: &[u8]| lines.lock().unwrap().push_str(&String::from_utf8_lossy(line)))
+        Box::new(move |line: &[u8]| lines.lock().push_str(&String::from_utf8_lossy(line)))
     };
     let machine = Machine::start(&config, ram, sink).unwrap();
     wait_for_large_mappings(&machine);
@@ -126,7 +127,7 @@ fn sampled_under_a_pattern(kind: BackingKind) {
     let exit = machine.wait(WaitLimits { timeout: Some(TIMEOUT), stop: None });
     println!("{}: {counted:?}", kind.name());
     // The guest ends with 0 only if no word was ever wrong.
-    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock().unwrap());
+    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock());
     assert!(counted.unknown.is_empty(), "{counted:?}");
     assert!(counted.touched >= PATTERN_WINDOWS, "{counted:?}");
     assert!(counted.untouched >= WINDOWS, "most of its RAM is idle: {counted:?}");

@@ -2,10 +2,11 @@
 //! rewrites every word of its RAM runs while its windows are sampled and swapped. Needs KVM and `UFFDIO_MOVE`.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::actuators::prefault::prefault;
 use wideleaf_memory::actuators::swap::Swapper;
@@ -66,7 +67,7 @@ fn moved_under_a_pattern(vcpus: u32) {
     let lines = Arc::new(Mutex::new(String::new()));
     let sink = {
         let lines = lines.clone();
-        Box::new(move |line: &[u8]| lines.lock().unwrap().push_str(&String::from_utf8_lossy(line)))
+        Box::new(move |line: &[u8]| lines.lock().push_str(&String::from_utf8_lossy(line)))
     };
     let machine = Machine::start(&config, ram.clone(), sink).unwrap();
     let is_over = AtomicBool::new(false);
@@ -78,7 +79,7 @@ fn moved_under_a_pattern(vcpus: u32) {
     });
     println!("{moved:?}");
     // The guest ends with 0 only if no word was ever wrong.
-    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock().unwrap());
+    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock());
     assert!(moved.touched > 0, "{moved:?}");
     assert!(moved.swapped >= 16 && moved.not_observed == 0 || !can_swap(), "{moved:?}");
 }

@@ -3,9 +3,10 @@
 //! and takes it back: windows get base pages again and become large again. Needs KVM and a userfaultfd for kernel
 //! faults.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::host::Host;
 use wideleaf_memory::sensors::smaps::resident_memory;
@@ -183,7 +184,7 @@ fn promotions_and_demotions_are_the_same_for_the_service_for_smaps_and_for_kvm()
     let balloon = Balloon::new(mib(96), Bytes::ZERO).unwrap();
     let lines = Arc::<Mutex<String>>::default();
     let sink = Arc::clone(&lines);
-    let sink = move |line: &[u8]| sink.lock().unwrap().push_str(&String::from_utf8_lossy(line));
+    let sink = move |line: &[u8]| sink.lock().push_str(&String::from_utf8_lossy(line));
     let hardware = Hardware {
         ram: ram.clone(),
         output: SerialOutput { lines: Box::new(sink), bytes: None },
@@ -208,7 +209,7 @@ fn promotions_and_demotions_are_the_same_for_the_service_for_smaps_and_for_kvm()
     drop(machine);
     let report = service.stop();
     println!("{} looks, at the end {at_end:?}, fewest {fewest}; {report:?}", looks.len());
-    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock().unwrap());
+    assert_eq!(exit, GuestExit::ExitPort(0), "{}", lines.lock());
     assert_eq!(report.gave_up, None);
     assert_eq!(report.demoted, PASSES * GIVEN_WINDOWS);
     assert!(at_end[0] >= 2 * GIVEN_WINDOWS && at_end == [at_end[0]; 3], "{at_end:?}");

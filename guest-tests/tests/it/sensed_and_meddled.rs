@@ -3,9 +3,10 @@
 //! KVM.
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::actuators::collapse::collapse_window;
 use wideleaf_memory::actuators::prefault::prefault;
@@ -63,7 +64,7 @@ impl Guest {
 
     fn wait_until_it_works(&self) {
         let began = Instant::now();
-        while !self.said.lock().unwrap().has_begun {
+        while !self.said.lock().has_begun {
             assert!(began.elapsed() < GUEST_TIMEOUT, "the guest does not begin");
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -72,12 +73,12 @@ impl Guest {
     fn assert_passes(&self) {
         let exit = self.machine.wait(WaitLimits { timeout: Some(GUEST_TIMEOUT), stop: None });
         assert_eq!(exit, GuestExit::ExitPort(0));
-        assert_eq!(self.said.lock().unwrap().verdict, Some((Status::Pass, 0)), "the guest lost a word");
+        assert_eq!(self.said.lock().verdict, Some((Status::Pass, 0)), "the guest lost a word");
     }
 }
 
 fn listen(said: &Mutex<Said>, line: &str) {
-    let mut said = said.lock().unwrap();
+    let mut said = said.lock();
     match parse(line) {
         Some(Ok(Message::Region { .. })) => said.has_begun = true,
         Some(Ok(Message::Verify { status, errors, .. })) => said.verdict = Some((status, errors)),

@@ -27,9 +27,10 @@
 //! allocated.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Cost, OutcomeResult, PageSize, Refusal, Skip, WindowIndex};
 
@@ -228,7 +229,7 @@ impl Swapper {
     /// Checks that page tables are given back. `slot` must have none.
     fn check_page_tables(&self, slot: u16, from: Source) -> Result<(), HostError> {
         // Changed by one assignment, so it is consistent after a panic elsewhere. Other threads wait for the result.
-        let mut known = self.page_tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.page_tables.lock();
         if *known == PageTables::Unknown {
             *known = find_out_page_tables(self.aside.mover(), slot, from)?;
         }
@@ -249,7 +250,7 @@ impl Swapper {
 
     /// Whether the kernel is known to keep page tables, so that no huge page arrives whole.
     pub(super) fn keeps_page_tables(&self) -> bool {
-        *self.page_tables.lock().unwrap_or_else(PoisonError::into_inner) == PageTables::Kept
+        *self.page_tables.lock() == PageTables::Kept
     }
 
     /// Whether the swapper has fewer huge pages than slots for ready ones.

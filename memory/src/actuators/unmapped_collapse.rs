@@ -14,8 +14,9 @@
 //! a panic. If the kernel refuses to wake them, the descriptor is closed, which does. Another process's memory cannot
 //! be unmapped from outside (`process_madvise_remote_valid`, mm/madvise.c).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{PageSize, WindowIndex};
 
 use super::collapse::{Collapse, collapse};
@@ -64,8 +65,8 @@ impl UnmappedCollapse {
         Some(unmapped)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn MinorFaults>>> {
-        self.door.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Option<Arc<dyn MinorFaults>>> {
+        self.door.lock()
     }
 }
 

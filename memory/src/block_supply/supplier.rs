@@ -240,7 +240,7 @@ impl Credit {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use wideleaf_policies::PerTenThousand;
 
@@ -269,8 +269,8 @@ mod tests {
     struct FakeBlocks(Arc<FakeHost>, Arc<Mutex<Memory>>);
 
     impl FakeBlocks {
-        fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
-            self.1.lock().expect("not poisoned")
+        fn memory(&self) -> parking_lot::MutexGuard<'_, Memory> {
+            self.1.lock()
         }
 
         fn tell(&self) {

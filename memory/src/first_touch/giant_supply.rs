@@ -114,9 +114,10 @@ impl GiantSupply {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::Ordering;
     use std::time::{Duration, Instant};
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::giant_page::GiantFile;
@@ -157,9 +158,9 @@ mod tests {
         }
 
         fn make(&self, policy: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
-            *self.policy.lock().expect("no panic") = policy;
+            *self.policy.lock() = policy;
             self.asked.fetch_add(1, Ordering::Relaxed);
-            match self.answers.lock().expect("no panic").pop() {
+            match self.answers.lock().pop() {
                 Some(true) => Ok(GiantFile::of_ordinary_memory().expect("it takes no memory yet")),
                 _ => Err(NotMade::elsewhere("no_room", "no room")),
             }
@@ -196,7 +197,7 @@ mod tests {
         let (maker, policy) = (maker(&[true]), NodePolicy::preferring(1));
         let source = GiantSource { pools, maker: Some(maker.clone()) };
         assert!(source.page(&FakeHost::default(), policy.as_ref()).expect("one is made").is_made);
-        assert_eq!(*maker.policy.lock().expect("no panic"), policy);
+        assert_eq!(*maker.policy.lock(), policy);
     }
 
     #[test]

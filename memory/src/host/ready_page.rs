@@ -11,7 +11,7 @@
 //! of the CPU, the last one first (mm/page_alloc.c, `pcp_allowed_order`); if this thread moves to another CPU or
 //! another process takes the page, a collapse is as slow as without.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use wideleaf_policies::{Bytes, NodeId, NodeSet, PageSize};
 
@@ -29,7 +29,7 @@ impl ReadyPage {
     /// Makes a huge page ready, on this NUMA node if one is named. Without one, nothing has happened but one fault of a
     /// base page: the collapse finds out by itself, and has the error.
     pub fn make(&self, node: Option<NodeId>) -> std::io::Result<()> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.0.lock();
         let reservation = match held.take() {
             Some(reservation) => reservation,
             None => window().map_err(std::io::Error::other)?,
@@ -64,7 +64,7 @@ mod tests {
         let address_of_one = || {
             // A kernel without THP refuses the mark; the addresses stay mapped all the same.
             let _ = ready.make(None);
-            ready.0.lock().expect("not poisoned").as_ref().expect("mapped at the first use").base()
+            ready.0.lock().as_ref().expect("mapped at the first use").base()
         };
         let first = address_of_one();
         assert_eq!(address_of_one(), first);

@@ -10,11 +10,12 @@
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{Action, Outcome, OutcomeResult, PlannedAction, Refusal, Skip, Snapshot, VmId};
 
+use super::ManagerLoop;
 use super::attempt::{Attempt, Target};
 use super::guards::Guarded;
 use super::huge_page_backoff::HugePageBackoff;
@@ -24,7 +25,6 @@ use super::steering::Steering;
 use super::swaps::{SwapHand, Swaps};
 use super::trades::{Unit, units};
 use super::vm_state::{SharedParts, VmState};
-use super::{ManagerLoop, lock};
 use crate::host::Host;
 use crate::panicked::{Panicked, caught};
 
@@ -56,7 +56,7 @@ impl Means<'_> {
         // alone (`VmState::is_left_alone`).
         caught(|| self.guarded(requested, target, hands)).unwrap_or_else(|panicked| {
             let panicked = (requested.planned.action.vm(), panicked);
-            self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(panicked);
+            self.panics.lock().push(panicked);
             let refused = OutcomeResult::Refused(Refusal::Other(0));
             Attempt { result: refused, at: self.host.now(), ..requested }
         })
@@ -166,7 +166,7 @@ impl ManagerLoop {
     }
 
     fn leave_alone_what_panicked(&mut self) {
-        let panics = std::mem::take(self.panics.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let panics = std::mem::take(self.panics.get_mut());
         for (vm, panicked) in panics {
             self.leave_alone(vm, &format!("an action {panicked}"));
         }
@@ -244,7 +244,7 @@ impl ManagerLoop {
         if let Some(recorder) = &mut self.recorder {
             recorder.outcome(mechanism.name(), &outcome);
         }
-        lock(&self.policy).learn(&outcome);
+        self.policy.lock().learn(&outcome);
         self.learn_for_recovery(&outcome);
     }
 }

@@ -198,7 +198,8 @@ impl GiantMaking {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::sync::{Mutex, PoisonError};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -215,7 +216,7 @@ mod tests {
         }
 
         fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
-            let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+            let answers = self.answers.lock();
             answers.recv().expect("the test sends an answer")
         }
     }

@@ -9,9 +9,9 @@
 //!
 //! A giant has guards of its own, in the order of `ManagerLoop::begin_giant`.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::MutexGuard;
 use wideleaf_policies::{Action, OutcomeResult, Refusal, Skip};
 
 use super::attempt::{Attempt, Mechanism, Target};

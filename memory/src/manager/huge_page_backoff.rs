@@ -24,9 +24,9 @@
 //! Documentation/admin-guide/mm/transhuge.rst). The cost of a request depends on the kernel: after a compaction
 //! without success, it refuses at once for a while (mm/compaction.c, `defer_compaction`).
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{HugePages, Moment, NodeId, OutcomeResult, Refusal};
 
 use crate::host::Host;
@@ -174,7 +174,7 @@ impl HugePageBackoff {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Scarce>> {
         // Replaced as a whole, or in one field that a tick resets.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -9,10 +9,11 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 use wideleaf_policies::policy::{Needs, Policy};
 use wideleaf_policies::recovery::Progress;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
@@ -29,7 +30,7 @@ use super::recoveries::RecoveriesByCause;
 use super::report::UNAVAILABLE_NS_MAX;
 use super::sensing::has_hole;
 use super::vm_state::VmState;
-use super::{KvmCheck, ManagerLoop, NEVER, lock};
+use super::{KvmCheck, ManagerLoop, NEVER};
 use crate::explain::{CannotBeHuge, WhyNot};
 use crate::gate::{GateState, KeptHoles};
 use crate::numa::seen::NodesSeen;
@@ -152,7 +153,7 @@ pub(super) type LiveSlot = Arc<Mutex<Arc<Live>>>;
 
 /// The latest published value.
 pub(super) fn latest(slot: &LiveSlot) -> Arc<Live> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    slot.lock().clone()
 }
 
 /// Publishes the values; the loop's side.
@@ -258,7 +259,7 @@ impl ManagerLoop {
         self.publisher.bring_up_to_date(&mut snapshot);
         let of_vms = self.vms.iter().zip(&snapshot.vms).zip(&self.report.kvm_checks).enumerate();
         // A policy that answers faults is not kept from them, and has no reasons of its own.
-        let policy = Some(lock(&self.policy)).filter(|policy| !policy.decides_at_first_touch());
+        let policy = Some(self.policy.lock()).filter(|policy| !policy.decides_at_first_touch());
         let live_vm = |(index, ((vm, rows), check)): (usize, ((&VmState, &VmSnapshot), &Option<KvmCheck>))| {
             let own_reason = |row| policy.as_ref().and_then(|policy| own_reason(policy.as_ref(), index, rows, row));
             self.live_vm(vm, rows, *check, budget_refusals, &own_reason)
@@ -289,11 +290,11 @@ impl ManagerLoop {
             unanswered: report.unanswered.clone(),
             huge_pages: self.huge_pages.shortage(self.host.as_ref()),
             nodes: self.nodes.as_ref().map(HostSight::seen),
-            bids: lock(&self.policy).bids().cloned().map(Arc::new),
+            bids: self.policy.lock().bids().cloned().map(Arc::new),
             latest: self.publisher.latest.clone(),
         };
         self.publisher.short_of_pages.clear();
-        *self.publisher.slot.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(live);
+        *self.publisher.slot.lock() = Arc::new(live);
     }
 
     fn outcomes_with_reservations(&self) -> BTreeMap<(&'static str, &'static str), u64> {

@@ -12,9 +12,9 @@
 //! Windows that are out of reach at the same time count once. The last window before a sleep may exceed the credit;
 //! the debt is earned before the next one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Moment, PerTenThousand};
 
 use crate::sensors::share::nanoseconds;
@@ -83,7 +83,7 @@ impl Reach {
 
     fn lock(&self) -> MutexGuard<'_, Account> {
         // Every change is complete after each statement, so the account is consistent after a panic elsewhere.
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        self.account.lock()
     }
 }
 

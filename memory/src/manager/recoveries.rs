@@ -1,9 +1,10 @@
 //! What recoveries share between managers, and how many there were.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::recovery::Recovery;
 
 /// Recoveries of a VM. Managers that follow each other share them, so that a change of policy forgets nothing.
@@ -39,8 +40,3 @@ impl RecoveryCounts {
 
 /// Counts by name of the event.
 pub type RecoveriesByCause = BTreeMap<&'static str, RecoveryCounts>;
-
-/// Locks the recoveries; a panic in another loop leaves them as they are.
-pub(super) fn locked(recovery: &SharedRecovery) -> MutexGuard<'_, Recovery> {
-    recovery.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -3,13 +3,12 @@
 //!
 //! A recorded loop has no recoveries: a recording holds the plans of one policy.
 
-use std::sync::MutexGuard;
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
 use wideleaf_policies::recovery::{Cause, Events, Progress, Recovered, Recovery};
 use wideleaf_policies::{Outcome, Plan, Snapshot};
 
-use super::recoveries::locked;
 use super::vm_state::VmState;
 use super::{ManagerLoop, NEVER};
 
@@ -18,7 +17,7 @@ pub(super) const EVENT_PULSE: Duration = Duration::from_millis(250);
 
 impl VmState {
     fn recovery(&self) -> Option<MutexGuard<'_, Recovery>> {
-        self.managed.recovery.as_ref().map(locked)
+        self.managed.recovery.as_ref().map(|recovery| recovery.lock())
     }
 
     /// The recovery under way.

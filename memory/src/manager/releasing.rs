@@ -2,8 +2,9 @@
 //! release, since few policies plan any, and then kept. A host that cannot move pages releases none, and the report
 //! gives the reason once.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{OutcomeResult, Refusal, Skip, VmId};
 
 use crate::detached::{Aside, WindowMover};
@@ -60,7 +61,7 @@ impl Releasing {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Every change is one assignment, so the state is consistent after a panic elsewhere.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

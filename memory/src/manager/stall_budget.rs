@@ -12,9 +12,9 @@
 //!
 //! A guest that wakes up while windows are collapsed stalls for 0.2 s at most before the budget applies.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::Moment;
 
 use crate::host::Host;
@@ -76,7 +76,7 @@ impl StallBudget {
 
     fn lock(&self) -> MutexGuard<'_, Account> {
         // Every change is complete after each statement, so the account is consistent after a panic elsewhere.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -2,8 +2,8 @@
 //! and before each action.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use wideleaf_policies::{BudgetLimits, HugePagePrice};
 
 use super::ManagedVm;
@@ -61,12 +61,12 @@ impl Steering {
     }
 
     pub fn set_limits(&self, limits: BudgetLimits) {
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
+        *self.limits.lock() = Some(limits);
     }
 
     /// Takes the new limits, once.
     pub fn take_limits(&self) -> Option<BudgetLimits> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.limits.lock().take()
     }
 
     /// Sets the price. What is left of an earlier allowance stays until there is another, or no price.
@@ -102,18 +102,18 @@ impl Steering {
     }
 
     fn lock_price(&self) -> MutexGuard<'_, Price> {
-        self.price.lock().unwrap_or_else(PoisonError::into_inner)
+        self.price.lock()
     }
 
     /// Calls `collapse` while no caller needs every window in its place. Several threads may collapse at the same time.
     pub fn unseen<T>(&self, collapse: impl FnOnce() -> T) -> T {
-        let _turn = self.collapses.read().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.collapses.read();
         collapse()
     }
 
     /// While the returned value exists, no window is unmapped for its collapse.
     pub fn in_place(&self) -> RwLockWriteGuard<'_, ()> {
-        self.collapses.write().unwrap_or_else(PoisonError::into_inner)
+        self.collapses.write()
     }
 
     /// Whether a VM may be acted on now: its gate's state, or closed while the manager is paused.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use wideleaf_policies::{Bids, HugePages, NodeSet};
 
-use super::{ManagedVm, ManagerConfig, ManagerLoop, lock};
+use super::{ManagedVm, ManagerConfig, ManagerLoop};
 use crate::block_supply::{BlockSupply, SupplyDemand};
 use crate::host::Host;
 use crate::kernel::Kernel;
@@ -75,7 +75,7 @@ impl ManagerLoop {
             return SupplyDemand::default();
         };
         // A policy that bids plans only for the windows that the free pages suffice for.
-        let windows = lock(&self.policy).bids().map_or(0, Bids::wanted).max(waiting);
+        let windows = self.policy.lock().bids().map_or(0, Bids::wanted).max(waiting);
         let is_host_short = self.shortage.update(host_memory(self.host.as_ref()).ok());
         SupplyDemand { windows, free, is_host_short }
     }

@@ -12,7 +12,7 @@
 //! The policy that a run began with can always come back under the conditions of the start: without a sensor that
 //! was missing then.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use wideleaf_policies::policy::{Needs, RamStart};
 use wideleaf_policies::{Gpa, PageSize, Policy};
@@ -20,7 +20,7 @@ use wideleaf_policies::{Gpa, PageSize, Policy};
 use super::sampling::Unanswered;
 use super::swaps::Swaps;
 use super::vm_state::VmState;
-use super::{ManagedVm, ManagerLoop, lock};
+use super::{ManagedVm, ManagerLoop};
 use crate::second_level::Slot;
 use crate::side_mapping::GIANT;
 
@@ -87,7 +87,7 @@ impl ManagerLoop {
         self.promotes = policy.promotes();
         self.report.policy = policy.name();
         self.report.policy_changes.push((self.host.now(), policy.name()));
-        *lock(&self.policy) = policy;
+        *self.policy.lock() = policy;
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl ManagerLoop {
     /// except for the moments of the first and last promotion, which belong to the guest. A VM that was left alone
     /// after a panic still is.
     pub(super) fn begin_anew(&mut self, policy: Box<dyn Policy>) {
-        *lock(&self.policy) = policy;
+        *self.policy.lock() = policy;
         self.vms.iter_mut().for_each(VmState::forget);
         (self.report.first_done_at, self.report.last_done_at) = (None, None);
     }
@@ -112,7 +112,7 @@ impl ManagerLoop {
         if self.recorder.is_some() {
             return Err(SwitchError::Recorded);
         }
-        if lock(&self.policy).answers_faults() {
+        if self.policy.lock().answers_faults() {
             return Err(SwitchError::AnswersFaults(present));
         }
         if policy.answers_faults() {
@@ -183,7 +183,7 @@ impl ManagerLoop {
     /// Ends the sensors that `needs` does not name. No sample is under way, so no window is aside.
     fn keep_sensors(&mut self, needs: Needs) {
         let access = Arc::clone(&self.access);
-        let mut shared = access.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = access.lock();
         // A shared sensor does not end while another part holds it.
         shared.clear();
         for vm in &mut self.vms {

@@ -9,12 +9,13 @@
 //! rest works the same way: the loop stays idle until it is released.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use wideleaf_policies::{BudgetLimits, HugePagePrice, Policy};
 
 use super::huge_page_backoff::SHORTAGE_PULSE;
@@ -246,7 +247,7 @@ impl Manager {
     /// aside, and a collapse may have unmapped one: these look unbacked.
     pub fn with_all_in_place<T>(&self, look: impl FnOnce() -> T) -> T {
         // Locked until `look` returns: no sensor begins or ends during it.
-        let access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
+        let access = self.access.lock();
         let _in_place: Vec<_> = access.iter().map(|access| access.in_place(self.host.as_ref())).collect();
         let _mapped = self.steering.in_place();
         look()
@@ -342,7 +343,7 @@ impl Drop for Manager {
 
 impl Shared {
     fn set(&self, state: RunState) {
-        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
+        let mut wanted = self.wanted.lock();
         if wanted.run != RunState::Stopping {
             wanted.run = state;
         }
@@ -351,7 +352,7 @@ impl Shared {
 
     /// Queues the wish. A loop that ends drops it, which answers the requester.
     fn wish(&self, wish: Wish) {
-        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
+        let mut wanted = self.wanted.lock();
         if wanted.run != RunState::Stopping {
             wanted.wishes.push_back(wish);
         }
@@ -361,7 +362,7 @@ impl Shared {
     /// Waits for the next tick, a wish, or the order to stop. `is_urgent` is asked at each pulse and can bring the
     /// tick forward. While not active, waits for any order.
     fn next(&self, pause: Duration, pulse: Option<Duration>, mut is_urgent: impl FnMut() -> bool) -> Next {
-        let mut wanted = self.wanted.lock().expect("nothing panics under this lock");
+        let mut wanted = self.wanted.lock();
         let (mut has_paused, mut left) = (false, pause);
         loop {
             match wanted.run {
@@ -372,14 +373,14 @@ impl Shared {
                     }
                     return Next::Do(wanted.wishes.pop_front().expect("it was looked at under this lock"));
                 }
-                RunState::Waiting => wanted = self.changed.wait(wanted).expect("nothing panics under this lock"),
+                RunState::Waiting => self.changed.wait(&mut wanted),
                 RunState::Called => {
                     wanted.run = RunState::Active;
                     has_paused = true;
                 }
                 RunState::Active if !has_paused => {
                     let step = left.min(pulse.unwrap_or(left));
-                    (wanted, _) = self.changed.wait_timeout(wanted, step).expect("nothing panics under this lock");
+                    self.changed.wait_for(&mut wanted, step);
                     left -= step;
                     has_paused = left.is_zero() || (wanted.run == RunState::Active && is_urgent());
                 }
@@ -394,7 +395,7 @@ struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
-        let mut wanted = self.0.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = self.0.wanted.lock();
         wanted.run = RunState::Stopping;
         wanted.wishes.clear();
     }

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex};
 
@@ -105,7 +106,7 @@ impl LinuxMover {
     /// mappings, so it is made only if it is one.
     fn place(&self, place: Place, source: Source) -> Result<(), HostError> {
         let Some(policy) = self.ram.placement().policy_of(source) else { return Ok(()) };
-        let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut placed = self.placed.lock();
         if placed.get(&place) != Some(&source) {
             policy.apply(self.piece(place, &super::ALL_PAGES).start(), WINDOW).map_err(host_error("mbind"))?;
             placed.insert(place, source);

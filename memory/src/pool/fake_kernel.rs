@@ -5,7 +5,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::HugetlbPools;
 use super::files::{KernelFiles, PoolFiles};
@@ -100,10 +102,6 @@ impl std::fmt::Debug for FakeKernel {
     }
 }
 
-fn of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no thread panicked with it")
-}
-
 impl FakeKernel {
     pub(crate) fn new(state: State) -> Arc<FakeKernel> {
         let tree = Tree::new();
@@ -123,38 +121,38 @@ impl FakeKernel {
     }
 
     pub(crate) fn state(&self) -> State {
-        of(&self.state).clone()
+        self.state.lock().clone()
     }
 
     pub(crate) fn written(&self) -> Vec<(String, String)> {
-        of(&self.written).clone()
+        self.written.lock().clone()
     }
 
     pub(crate) fn after_next_write(&self, change: impl FnOnce(&mut State) + Send + 'static) {
-        *of(&self.then) = Some(Box::new(change));
+        *self.then.lock() = Some(Box::new(change));
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut of(&self.state));
+        change(&mut self.state.lock());
         self.show();
     }
 
     pub(crate) fn refuse_writes_to(&self, end: &'static str) {
-        *of(&self.refused) = Some(end);
+        *self.refused.lock() = Some(end);
     }
 
     /// The call after `calls` further ones fails.
     pub(crate) fn fail_after(&self, calls: usize, how: Failing) {
-        *of(&self.failing) = Some((calls, how));
+        *self.failing.lock() = Some((calls, how));
     }
 
     /// Whether that call has not come yet; no call fails from now on.
     pub(crate) fn stop_failing(&self) -> bool {
-        of(&self.failing).take().is_some()
+        self.failing.lock().take().is_some()
     }
 
     fn failing_now(&self) -> Option<Failing> {
-        let mut failing = of(&self.failing);
+        let mut failing = self.failing.lock();
         match failing.as_mut()? {
             (0, how) => {
                 let how = *how;
@@ -254,7 +252,7 @@ impl PoolFiles for FakeKernel {
     }
 
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        if of(&self.refused).is_some_and(|end| path.ends_with(end)) {
+        if self.refused.lock().is_some_and(|end| path.ends_with(end)) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let failing = self.failing_now();
@@ -270,7 +268,7 @@ impl PoolFiles for FakeKernel {
         }
         let node =
             name.strip_prefix("sys/devices/system/node/node").and_then(|rest| rest.split('/').next()?.parse().ok());
-        of(&self.written).push((name.clone(), text.to_owned()));
+        self.written.lock().push((name.clone(), text.to_owned()));
         self.change(|state| {
             if name.contains("compact") {
                 state.compact(node);
@@ -279,7 +277,7 @@ impl PoolFiles for FakeKernel {
             } else {
                 state.resize(node, text.parse().expect("a number"));
             }
-            if let Some(change) = of(&self.then).take() {
+            if let Some(change) = self.then.lock().take() {
                 change(state);
             }
         });

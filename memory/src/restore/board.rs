@@ -17,9 +17,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_policies::Moment;
 
 use super::rows::Row;
@@ -337,13 +337,13 @@ impl Board {
     pub(super) fn close(&self) -> Vec<Row> {
         let mut table = self.table();
         table.is_closed = true;
-        let table = self.placed.wait_while(table, |table| table.placing > 0).unwrap_or_else(PoisonError::into_inner);
+        self.placed.wait_while(&mut table, |table| table.placing > 0);
         (0..table.states.len()).filter(|row| table.states[*row] != State::LetGo).collect()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // Nothing under this lock calls code of others, and each step leaves the table consistent.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -1,10 +1,11 @@
 //! What the threads of one restore share.
 
 use std::io::{self, PipeReader, PipeWriter};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{Bytes, Moment, PerTenThousand, WindowIndex};
 
 use super::board::Board;
@@ -54,11 +55,6 @@ pub(super) struct Shared {
     has_let_go: AtomicBool,
     stopped: PipeReader,
     stop: Mutex<Option<PipeWriter>>,
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Under these locks nothing is done in two steps.
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
@@ -114,12 +110,12 @@ impl Shared {
 
     /// Ends the threads after their present window.
     pub(super) fn stop(&self) {
-        drop(lock(&self.stop).take());
+        drop(self.stop.lock().take());
     }
 
     /// Whether all windows are filled or failed, or the threads were told to end.
     pub(super) fn must_end(&self) -> bool {
-        lock(&self.stop).is_none()
+        self.stop.lock().is_none()
     }
 
     /// Whether every window is filled or has failed.
@@ -139,13 +135,13 @@ impl Shared {
 
     /// Windows in the order of their first touches.
     pub(super) fn first_touches(&self) -> Vec<WindowIndex> {
-        lock(&self.touches).order.clone()
+        self.touches.lock().order.clone()
     }
 
     /// Records a touch, if that was asked for.
     pub(super) fn record(&self, window: WindowIndex, at: Moment) {
         if self.config.record {
-            lock(&self.touches).touched(window, at);
+            self.touches.lock().touched(window, at);
         }
     }
 
@@ -155,16 +151,16 @@ impl Shared {
             return BACKGROUND_LOOKS_EVERY;
         }
         let of_recording = || {
-            let quiet_from = lock(&self.touches).latest + RECORDING_ENDS_AFTER;
+            let quiet_from = self.touches.lock().latest + RECORDING_ENDS_AFTER;
             quiet_from.since_start().saturating_sub(now.since_start())
         };
         let recording = if self.config.record { of_recording() } else { Duration::ZERO };
-        recording.max(lock(&self.pace).wait(now))
+        recording.max(self.pace.lock().wait(now))
     }
 
     /// The background begins a window with this size of stored pages.
     pub(super) fn background_began(&self, bytes: Bytes, now: Moment) {
-        lock(&self.pace).began(self.config.background, bytes, now);
+        self.pace.lock().began(self.config.background, bytes, now);
     }
 
     /// Rows in the order of the background.
@@ -213,12 +209,12 @@ impl Shared {
 
     /// A window that was to be huge and is not: an idle thread will collapse it.
     pub(super) fn is_not_huge(&self, row: Row, attempts: u32) {
-        lock(&self.not_huge).push((row, attempts));
+        self.not_huge.lock().push((row, attempts));
     }
 
     /// A window to collapse, with the number of collapses that were tried.
     pub(super) fn next_to_collapse(&self) -> Option<(Row, u32)> {
-        lock(&self.not_huge).pop()
+        self.not_huge.lock().pop()
     }
 
     /// Lets rows go in as few calls as possible, and wakes all threads that wait there. An error is harmless once the

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{GpaRange, Moment, PageSet, PageSize, WindowIndex};
 
 use super::logs::Logs;
@@ -152,7 +152,7 @@ impl<'a> Rounds<'a> {
         if helpers > 0 {
             report(shared.done.load(Ordering::Relaxed));
         }
-        match shared.failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match shared.failed.into_inner() {
             Some(error) => Err(error),
             None => {
                 let duration = self.saver.host.now().since(shared.began);
@@ -193,7 +193,7 @@ impl Shared<'_> {
     /// The first error counts.
     fn fail(&self, error: SaveError) {
         self.is_over.store(true, Ordering::Relaxed);
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.failed.lock().get_or_insert(error);
     }
 
     /// Sleeps until the round may have done this many pages.

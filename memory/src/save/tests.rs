@@ -1,8 +1,9 @@
 //! The saver on a fake host and a fake second level, with real memory for RAM.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use wideleaf_policies::units::{kib, mib};
 use wideleaf_policies::{Gpa, GpaRange};
 
@@ -31,10 +32,7 @@ impl SaveSink for Kept<'_> {
     fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
         assert_eq!(data.len(), 2 << 20);
         for page in pages.iter() {
-            self.pages
-                .lock()
-                .expect("no test panics under it")
-                .insert((window.get(), page), data[usize::from(page) * 4096]);
+            self.pages.lock().insert((window.get(), page), data[usize::from(page) * 4096]);
         }
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         self.at_call.map_or(Ok(()), |at_call| at_call(call))
@@ -117,7 +115,7 @@ fn only_pages_in_use_are_read_and_swapped_ones_are_among_them() {
     let sink = Kept::default();
     let report = guest.save(&sink, &limits()).expect("nothing fails");
     let expected = [((0, 0), 1), ((1, 88), 3), ((1, 511), 2), ((2, 476), 0), ((2, 477), 0)];
-    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
+    assert_eq!(*sink.pages.lock(), kept(&expected));
     assert_eq!((report.rounds.len(), report.rounds[0].pages, report.rounds[0].windows), (1, 5, 3));
     assert_eq!((report.last.pages, report.is_bound_met, report.read()), (0, true, kib(20)));
     assert!(guest.is_as_before());
@@ -139,7 +137,7 @@ fn a_page_that_is_written_during_the_save_is_saved_again() {
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &limits()).expect("nothing fails");
     let expected = [((0, 0), 2), ((1, 0), 1), ((1, 188), 4), ((2, 0), 1), ((3, 0), 3)];
-    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
+    assert_eq!(*sink.pages.lock(), kept(&expected));
     assert_eq!((report.rounds.len(), report.last.pages), (1, 3));
 }
 
@@ -159,7 +157,7 @@ fn a_page_that_is_given_back_during_the_save_becomes_zero() {
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &limits()).expect("nothing fails");
-    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&[((0, 0), 0), ((0, 1), 2)]));
+    assert_eq!(*sink.pages.lock(), kept(&[((0, 0), 0), ((0, 1), 2)]));
     assert_eq!(report.last.pages, 2);
     assert!(guest.is_as_before());
 }
@@ -281,7 +279,7 @@ fn a_pause_before_which_the_guest_wrote_too_much_is_broken_off() {
             last.write()
         });
         assert!(guest.is_as_before());
-        (pauses, saved.map(|((), report)| (report, sink.pages.into_inner().expect("no panic"))))
+        (pauses, saved.map(|((), report)| (report, sink.pages.into_inner())))
     };
     let (pauses, saved) = run(2, BeyondBound::Refuse);
     let (report, pages) = saved.expect("the third pause is calm");
@@ -317,12 +315,10 @@ fn progress_counts_the_pages_of_each_round() {
         Ok(())
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
-    let progress = |progress: SaveProgress| {
-        seen.lock().expect("no test panics under it").push((progress.round, progress.done, progress.of))
-    };
+    let progress = |progress: SaveProgress| seen.lock().push((progress.round, progress.done, progress.of));
     let cancel = AtomicBool::new(false);
     guest.saver(&sink).save(&limits(), &cancel, &progress, |last| last.write()).expect("nothing fails");
-    assert_eq!(*seen.lock().expect("no test panics under it"), [(1, 1, 3), (1, 3, 3), (2, 1, 1)]);
+    assert_eq!(*seen.lock(), [(1, 1, 3), (1, 3, 3), (2, 1, 1)]);
 }
 
 #[test]
@@ -416,7 +412,7 @@ fn a_log_that_begins_set_is_cleared_window_by_window_as_they_are_copied() {
     guest.write(1, 1);
     let seen = Mutex::new(Vec::new());
     let at_call = |call| {
-        seen.lock().expect("no test panics under it").push(guest.second_level.logged_pages());
+        seen.lock().push(guest.second_level.logged_pages());
         if call == 0 {
             // One page that was copied, one that was not in use, one that is still to come.
             [0, 1700, 1024].into_iter().for_each(|page| guest.write(page, 2));
@@ -426,10 +422,10 @@ fn a_log_that_begins_set_is_cleared_window_by_window_as_they_are_copied() {
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &limits()).expect("nothing fails");
     // Unused pages were cleared at the start, and each window's right before its copy; the last two are in the pause.
-    assert_eq!(*seen.lock().expect("no test panics under it"), [2, 3, 2, 2, 2]);
+    assert_eq!(*seen.lock(), [2, 3, 2, 2, 2]);
     assert_eq!((report.logs_began_set, report.last.pages), (2, 2));
     let expected = [((0, 0), 2), ((0, 1), 1), ((1, 0), 1), ((2, 0), 2), ((3, 164), 2)];
-    assert_eq!(*sink.pages.lock().expect("no test panics under it"), kept(&expected));
+    assert_eq!(*sink.pages.lock(), kept(&expected));
     assert!(guest.is_as_before());
 }
 
@@ -460,7 +456,7 @@ fn slots_that_begin_inside_a_window_are_cleared_there_alone() {
     };
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     guest.save(&sink, &limits()).expect("nothing fails");
-    let pages = sink.pages.lock().expect("no test panics under it");
+    let pages = sink.pages.lock();
     let written = pages.iter().filter(|(_, byte)| **byte == 2).map(|(place, _)| *place).collect::<Vec<_>>();
     assert_eq!((pages.len(), written), (1024, vec![(0, 0), (1, 255), (1, 256), (1, 511)]));
 }
@@ -509,6 +505,6 @@ fn a_page_that_is_given_back_and_written_again_before_its_turn_is_read_in_a_late
     let sink = Kept { at_call: Some(&at_call), ..Kept::default() };
     let report = guest.save(&sink, &SaveLimits { beyond: BeyondBound::PauseLonger, ..limits() }).expect("it ends");
     assert!(report.rounds.len() >= 2, "{report:?}");
-    let pages = sink.pages.lock().expect("no test panics under it");
+    let pages = sink.pages.lock();
     assert_eq!([(0, 0), (1, 88), (1, 89)].map(|place| pages[&place]), [2, 9, 1]);
 }

@@ -24,11 +24,12 @@ use std::fmt;
 use std::io::{self, PipeReader, PipeWriter};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Bytes, Hva, PageSize, WindowIndex, sampled_pages};
 
 use crate::claims::{Claims, PartClaim};
@@ -159,7 +160,7 @@ impl Watched {
 
     fn windows(&self) -> MutexGuard<'_, Windows> {
         // A thread that panicked under this lock left at most one window watched; its touch is answered all the same.
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.windows.lock()
     }
 }
 

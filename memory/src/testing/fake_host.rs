@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
@@ -208,12 +208,12 @@ impl FakeHost {
         self.state().pages.values().filter(|is_huge| **is_huge).count() as u64 * PAGE / WINDOW
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
         // A call that panics has changed nothing yet.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    fn enter(&self, what: &'static str) -> Result<std::sync::MutexGuard<'_, State>, HostError> {
+    fn enter(&self, what: &'static str) -> Result<parking_lot::MutexGuard<'_, State>, HostError> {
         let mut state = self.state();
         state.calls.enter().map_err(|source| HostError { what, source })?;
         Ok(state)

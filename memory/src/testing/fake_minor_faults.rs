@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Hva, PageSize, WindowIndex};
 
 use crate::host::{Host, HostError, PageRun};
@@ -115,7 +116,7 @@ impl FakeMinorFaults {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no test panics while it holds the fake minor faults")
+        self.state.lock()
     }
 
     fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {

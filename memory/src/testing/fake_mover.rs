@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 use wideleaf_policies::{Bytes, PageSize, WindowIndex};
 
@@ -220,7 +221,7 @@ impl FakeMover {
 
     /// Runs `work` once, when the next search for zero pages has ended.
     pub fn after_looking_for_zeroes(&self, work: impl FnOnce() + Send + 'static) {
-        *self.after_search.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(work));
+        *self.after_search.lock() = Some(Box::new(work));
     }
 
     /// Whether a page of the guest is present.
@@ -270,15 +271,15 @@ impl FakeMover {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no test panics while it holds the fake mover")
+        self.state.lock()
     }
 
     fn meanwhile(&self) -> MutexGuard<'_, Option<Meanwhile>> {
-        self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner)
+        self.meanwhile.lock()
     }
 
     fn emptying(&self) -> MutexGuard<'_, Option<Emptying>> {
-        self.emptying.lock().unwrap_or_else(PoisonError::into_inner)
+        self.emptying.lock()
     }
 
     fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
@@ -461,7 +462,7 @@ impl Mover for FakeMover {
         let runs = mover::runs_of(zeroes.map(|(page, _)| page));
         let read = PageSize::Base4K.bytes() * state.pages.of(place).count() as u64;
         drop(state);
-        let after = self.after_search.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let after = self.after_search.lock().take();
         after.into_iter().for_each(|work| work());
         Ok((runs, read))
     }

@@ -15,7 +15,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Decides which calls fail. Shared by the doors of one manager, from any thread. The same seed gives the same
 /// numbers; which call gets which number depends on the threads.
@@ -82,7 +83,7 @@ impl FaultInjection {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nothing panics while it holds the dice")
+        self.state.lock()
     }
 }
 

@@ -2,9 +2,10 @@
 //! fail.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::WhyNot;
 use wideleaf_memory::host::{Advice, Host};
@@ -311,7 +312,7 @@ fn several_threads_copy_each_window_once_and_record_in_the_order_of_the_plan() {
     assert_eq!((work.tick(), host.huge_windows()), (WINDOWS, WINDOWS));
     assert_eq!(count(work.report(), "collapse", "done"), WINDOWS);
     let in_order: Vec<_> = (0..WINDOWS).map(WindowIndex::new).collect();
-    assert_eq!(*heard.lock().unwrap(), in_order);
+    assert_eq!(*heard.lock(), in_order);
 }
 
 /// A wrapped policy, and the windows that it was notified of, in order.
@@ -327,7 +328,7 @@ impl Policy for Heard {
     }
 
     fn learn(&mut self, outcome: &Outcome) {
-        self.1.lock().unwrap().push(outcome.action.window());
+        self.1.lock().push(outcome.action.window());
     }
 }
 
@@ -342,7 +343,7 @@ fn a_panic_of_a_thread_that_copies_is_an_error_of_the_report_and_ends_no_other_c
             Manager::spawn(host.clone(), vec![vm(None)], policy, ManagerConfig { copy_threads, ..plenty() }).unwrap();
         manager.activate();
         for _ in 0..LOOKS_MAX {
-            if heard.lock().unwrap().len() as u64 == WINDOWS {
+            if heard.lock().len() as u64 == WINDOWS {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -425,7 +426,7 @@ impl Policy for SeesAccess {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, _: &mut Plan) {
-        *self.0.lock().unwrap() = snapshot.clone();
+        *self.0.lock() = snapshot.clone();
     }
 }
 
@@ -435,7 +436,7 @@ struct Outside(Mutex<Option<LatestHeat<Arc<Heat>>>>);
 
 impl HeatSource for Outside {
     fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 
     fn why_not(&self) -> Option<String> {
@@ -457,9 +458,9 @@ fn heat_seen_from_outside_reaches_the_policy_with_its_age_and_error() {
     let heat = Arc::new(Heat::new(vec![region(0, 1, 10_000), region(1, 5, 0)]));
     let mut tell = |number, age| {
         let age = Duration::from_secs(age);
-        *outside.0.lock().unwrap() = Some(LatestHeat { number, age, heat: heat.clone() });
+        *outside.0.lock() = Some(LatestHeat { number, age, heat: heat.clone() });
         run(&mut work, &host, 2);
-        let vm = seen.lock().unwrap().vms[0].clone();
+        let vm = seen.lock().vms[0].clone();
         let row = |row: usize| (vm.access[row].touched(), vm.access[row].samples(), vm.access_quality[row]);
         [0, 4, 5].map(row)
     };

@@ -1,8 +1,9 @@
 //! Huge pages that are short: the policy sees their supply or price, and its bids are seen from outside.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host as _};
 use wideleaf_memory::manager::{ManagedVm, Manager, ManagerConfig, ManagerLoop};
@@ -58,7 +59,7 @@ impl Policy for SeesSupply {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, now: Moment, budget: &mut Budget, plan: &mut Plan) {
-        let mut seen = self.1.lock().unwrap();
+        let mut seen = self.1.lock();
         if let Some(host) = snapshot.host.filter(|host| seen.last() != Some(&host.huge_pages)) {
             seen.push(host.huge_pages);
         }
@@ -115,14 +116,14 @@ fn a_policy_sees_plenty_until_a_refusal_then_the_new_blocks_and_a_price_from_out
     // The supplies from the first that is like this on.
     let sees = |is_it: fn(&HugePages) -> bool| {
         for _ in 0..60_000 {
-            let seen = seen.lock().unwrap();
+            let seen = seen.lock();
             if let Some(first) = seen.iter().position(is_it) {
                 return seen[..=first].to_vec();
             }
             drop(seen);
             std::thread::sleep(Duration::from_millis(1));
         }
-        panic!("not seen, but {:?}", seen.lock().unwrap());
+        panic!("not seen, but {:?}", seen.lock());
     };
     // The three blocks are the kernel's reserve.
     assert_eq!(sees(|now| *now != HugePages::Plenty), [HugePages::Plenty, HugePages::Scarce { free: 0 }]);
@@ -137,7 +138,7 @@ fn a_policy_sees_plenty_until_a_refusal_then_the_new_blocks_and_a_price_from_out
     assert!(seen_price.free.is_some_and(|free| free <= 2), "{seen_price:?}");
     assert_eq!(HugePagePrice { free: price.free, ..seen_price }, price);
     assert!(matches!(manager.live().huge_pages, HugePages::Scarce { .. }), "its own supply is told all the same");
-    seen.lock().unwrap().clear();
+    seen.lock().clear();
     manager.set_huge_page_price(None);
     sees(|now| matches!(now, HugePages::Scarce { .. }));
 }

@@ -2,12 +2,13 @@
 //! mover, which fails at every single call.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use parking_lot::{Condvar, Mutex};
 use wideleaf_memory::actuators::swap::Swapper;
 use wideleaf_memory::claims::{Claimed, Claims};
 use wideleaf_memory::detached::{Aside, AsideError};
@@ -493,10 +494,10 @@ impl Meeting {
     /// Waits until `expected` threads are here. A wait beyond the time limit fails the test instead of hanging it.
     fn of(&self, expected: usize) {
         const PATIENCE: Duration = Duration::from_secs(60);
-        let mut here = self.here.lock().unwrap();
+        let mut here = self.here.lock();
         *here += 1;
         self.came.notify_all();
-        let (_here, waited) = self.came.wait_timeout_while(here, PATIENCE, |here| *here < expected).unwrap();
+        let waited = self.came.wait_while_for(&mut here, |here| *here < expected, PATIENCE);
         assert!(!waited.timed_out(), "the others cannot come while one is here");
     }
 }
@@ -563,7 +564,7 @@ fn a_service_that_ends_during_a_swap_waits_for_the_window_and_brings_it_back_if_
         let (mover, aside, closes) = (bed.mover.clone(), bed.aside.clone(), closing.clone());
         bed.mover.while_copying(move || {
             let aside_too = aside.clone();
-            *closes.lock().unwrap() = Some(std::thread::spawn(move || aside_too.close()));
+            *closes.lock() = Some(std::thread::spawn(move || aside_too.close()));
             // `Closed` comes before all other results: then it has begun, and waits.
             while !matches!(aside.set_aside(WindowIndex::new(99)), Err(AsideError::Closed)) {
                 let _ = aside.bring_back(WindowIndex::new(99));
@@ -578,7 +579,7 @@ fn a_service_that_ends_during_a_swap_waits_for_the_window_and_brings_it_back_if_
         });
         let result = swapper.swap(bed.host.as_ref(), W).result;
         assert_eq!(result == OutcomeResult::Done, does_move_in, "{result:?}");
-        closing.lock().unwrap().take().unwrap().join().unwrap();
+        closing.lock().take().unwrap().join().unwrap();
         assert_eq!(bed.aside.report().stuck, u64::from(!does_move_in));
         bed.assert_at_rest();
     }

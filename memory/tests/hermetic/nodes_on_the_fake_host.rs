@@ -1,9 +1,10 @@
 //! NUMA nodes under the loop on a host in memory: what the policy sees, and what its moves do.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::Host as _;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -37,7 +38,7 @@ impl Policy for Scripted {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
-        self.seen.lock().unwrap().push(snapshot.vms[0].clone());
+        self.seen.lock().push(snapshot.vms[0].clone());
         if !self.script.is_empty() {
             self.script.remove(0).into_iter().for_each(|(action, node)| plan.push_on(node, action, Cost::default()));
         }
@@ -81,7 +82,7 @@ impl Bench {
             self.work.tick();
             self.host.sleep(Duration::from_secs(1));
         }
-        self.seen.lock().unwrap().last().unwrap().clone()
+        self.seen.lock().last().unwrap().clone()
     }
 
     fn done(&self, mechanism: &str) -> u64 {

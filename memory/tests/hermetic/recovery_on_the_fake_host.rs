@@ -1,8 +1,9 @@
 //! Recoveries after events of a guest, under a policy that plans nothing by itself.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::Host as _;
@@ -37,7 +38,7 @@ struct TestGate(Mutex<(GateState, Events)>);
 
 impl Gate for TestGate {
     fn state(&self) -> GateState {
-        self.0.lock().unwrap().0
+        self.0.lock().0
     }
 
     fn keeps_holes(&self) -> Option<KeptHoles> {
@@ -45,7 +46,7 @@ impl Gate for TestGate {
     }
 
     fn events(&self, _: Moment) -> Events {
-        self.0.lock().unwrap().1
+        self.0.lock().1
     }
 }
 
@@ -79,7 +80,7 @@ impl Guest {
     }
 
     fn change(&self, change: impl FnOnce(&mut GateState, &mut Events)) {
-        let (state, events) = &mut *self.gate.0.lock().unwrap();
+        let (state, events) = &mut *self.gate.0.lock();
         change(state, events);
     }
 

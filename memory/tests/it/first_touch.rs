@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::faults::{self, Meddling, Meminfo, PATIENCE, VM, WORDS_PER_WINDOW, backing, join, mark, skip, touch, word};
 use crate::turn_at_the_pools;
@@ -66,7 +68,7 @@ fn the_policy_is_asked_once_for_each_window_and_its_answer_is_used() {
         let asked = asked.clone();
         start(&ram, move |vm, window| {
             assert_eq!(vm, VM);
-            *asked.lock().unwrap().entry(window.get()).or_default() += 1;
+            *asked.lock().entry(window.get()).or_default() += 1;
             even_windows_huge(vm, window)
         })
         .unwrap()
@@ -86,7 +88,7 @@ fn the_policy_is_asked_once_for_each_window_and_its_answer_is_used() {
         })
         .collect();
     assert_eq!(threads.into_iter().map(join).sum::<u64>(), 0, "memory that was never touched reads zero");
-    assert_eq!(*asked.lock().unwrap(), (0..TOUCHED).map(|window| (window, 1)).collect());
+    assert_eq!(*asked.lock(), (0..TOUCHED).map(|window| (window, 1)).collect());
     for window in 0..TOUCHED {
         let expected = if window % 2 == 0 { (512, Backing::Huge2M) } else { (3, Backing::Base4K) };
         assert_eq!(backing(&ram, window), expected, "window {window}");
@@ -187,7 +189,7 @@ fn all_ranges_of_all_vms_are_served() {
         let asked = asked.clone();
         let vms = vec![(VmId(0), first.clone()), (VmId(1), second.clone())];
         FirstTouch::start(host(), vms, None, move |vm, window| {
-            asked.lock().unwrap().push((vm, window.get()));
+            asked.lock().push((vm, window.get()));
             PageSize::Huge2M
         })
         .unwrap()
@@ -202,7 +204,7 @@ fn all_ranges_of_all_vms_are_served() {
     }
     stop(service);
     // 4 GiB is window 2048, the one behind it 2049.
-    assert_eq!(*asked.lock().unwrap(), [(VmId(0), 2049), (VmId(1), 1), (VmId(0), 0)]);
+    assert_eq!(*asked.lock(), [(VmId(0), 2049), (VmId(1), 1), (VmId(0), 0)]);
     assert_eq!(backing(&first, 2049), (512, Backing::Huge2M));
     assert_eq!(backing(&first, 2048), (0, Backing::Unbacked));
 }

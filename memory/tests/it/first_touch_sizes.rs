@@ -2,9 +2,11 @@
 //! them. Ordinary memory stands for giant pages in the tests of all that may go wrong; one test takes a real one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+
+use parking_lot::Mutex;
 
 use crate::faults::{self, Meddling, VM, backing, join, mark, skip, touch, wait_for, word};
 use crate::turn_at_the_pools;
@@ -88,7 +90,7 @@ impl GiantMaker for Prompted {
     }
 
     fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
-        self.0.lock().unwrap().recv().unwrap_or_else(|_| Err(NotMade::elsewhere("other", "the test has ended")))
+        self.0.lock().recv().unwrap_or_else(|_| Err(NotMade::elsewhere("other", "the test has ended")))
     }
 }
 

@@ -3,9 +3,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::turn_at_the_pools;
 use wideleaf_memory::actuators::giant::{GiantPages, GiantSwap, SwapLimits, SwapSite};
@@ -404,7 +406,8 @@ impl Writers {
 
     /// Increments the word at `place`, which must be `expected`.
     fn count_up(&self, place: Gpa, expected: u64) {
-        let mut state = self.resumed.wait_while(self.state.lock().unwrap(), |state| state.pauses > 0).unwrap();
+        let mut state = self.state.lock();
+        self.resumed.wait_while(&mut state, |state| state.pauses > 0);
         let page = (place - GIANT).pages(PAGE_SIZE);
         state.written[(page / 64) as usize] |= 1 << (page % 64);
         assert_eq!(word(&self.ram, place).fetch_add(1, Ordering::Relaxed), expected, "the word at {place}");
@@ -422,25 +425,25 @@ impl SecondLevel for Writers {
 
     fn slots(&self) -> Vec<Slot> {
         let range = GpaRange::new(GIANT, gib(1)).unwrap();
-        vec![Slot { id: SlotId(0), range, is_dirty_logged: self.state.lock().unwrap().is_logged }]
+        vec![Slot { id: SlotId(0), range, is_dirty_logged: self.state.lock().is_logged }]
     }
 
     fn set_dirty_log(&self, _: SlotId, is_on: bool) -> Result<(), SecondLevelError> {
-        self.state.lock().unwrap().is_logged = is_on;
+        self.state.lock().is_logged = is_on;
         Ok(())
     }
 
     fn take_dirty_log(&self, _: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        Ok(self.state.lock().unwrap().written.clone())
+        Ok(self.state.lock().written.clone())
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {
-        self.state.lock().unwrap().pauses += 1;
+        self.state.lock().pauses += 1;
         Ok(())
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
-        self.state.lock().unwrap().pauses -= 1;
+        self.state.lock().pauses -= 1;
         self.resumed.notify_all();
         Ok(())
     }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::explain::{Barred, CannotBeHuge, WhyNot};
 use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
@@ -58,26 +59,26 @@ impl TestGate {
     }
 
     fn set(&self, state: GateState) {
-        *self.state.lock().unwrap() = state;
+        *self.state.lock() = state;
     }
 
     fn keep_holes(&self, why: Option<KeptHoles>) {
-        *self.keeps_holes.lock().unwrap() = why;
+        *self.keeps_holes.lock() = why;
     }
 }
 
 impl Gate for TestGate {
     fn state(&self) -> GateState {
-        let mut open_for = self.open_for.lock().unwrap();
+        let mut open_for = self.open_for.lock();
         if *open_for > 0 {
             *open_for -= 1;
             return GateState::Open;
         }
-        *self.state.lock().unwrap()
+        *self.state.lock()
     }
 
     fn keeps_holes(&self) -> Option<KeptHoles> {
-        *self.keeps_holes.lock().unwrap()
+        *self.keeps_holes.lock()
     }
 }
 
@@ -162,7 +163,7 @@ fn a_gate_that_opens_is_seen_at_the_next_pulse() {
 #[test]
 fn a_gate_that_closes_during_a_tick_stops_the_remaining_actions() {
     let (host, gate) = (host(), TestGate::new(GateState::Closed(LeftAlone::Snapshot)));
-    *gate.open_for.lock().unwrap() = 4; // one for the tick, three for windows
+    *gate.open_for.lock() = 4; // one for the tick, three for windows
     let mut work = greedy(&host, behind(&gate));
     assert_eq!((work.tick(), host.huge_windows()), (3, 3));
     assert_eq!(work.report().outcomes[&("none", "skipped_left_alone")], WINDOWS - 3);
@@ -560,7 +561,7 @@ impl TableSource for TestTables {
     }
 
     fn sample(&self) -> Result<Walked, NoTables> {
-        self.0.lock().unwrap().pop().unwrap_or_else(|| Err(NoTables::NotNow("no table is left".into())))
+        self.0.lock().pop().unwrap_or_else(|| Err(NoTables::NotNow("no table is left".into())))
     }
 }
 
@@ -587,7 +588,7 @@ fn the_known_tables_of_an_external_guest_reach_the_policy() {
     let vm = ManagedVm { guest_tables: Some(tables.clone()), ..of_kind(BackingKind::Anon) };
     let mut work = ManagerLoop::new(host(), vec![vm], by_name("aligned"), plenty());
     for (look, expected) in looks {
-        tables.0.lock().unwrap().push(look);
+        tables.0.lock().push(look);
         // The sensor reads them at the end of a tick, and the next tick shows them.
         work.tick();
         work.tick();

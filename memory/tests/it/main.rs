@@ -29,10 +29,10 @@ mod saving;
 mod short_of_memory;
 mod trades;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The machine's hugetlb pools: tests that take pages of them or compare their counters take turns.
 fn turn_at_the_pools() -> MutexGuard<'static, ()> {
     static POOLS: Mutex<()> = Mutex::new(());
-    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+    POOLS.lock()
 }

@@ -1,11 +1,12 @@
 //! The loop and pages of 1 GiB that are made because a policy wants them, on the fake host: plans go on meanwhile,
 //! failures wait, and each page is counted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::Host as _;
 use wideleaf_memory::giant_maker::GiantMaker;
 use wideleaf_memory::kernel::GiantMappings as _;
@@ -31,7 +32,7 @@ impl GiantMaker for Prompted {
     }
 
     fn make(&self, _: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
-        self.prompts.lock().unwrap().recv().unwrap()
+        self.prompts.lock().recv().unwrap()
     }
 }
 
@@ -58,7 +59,7 @@ fn page(host: &FakeHost) -> Result<GiantFile, NotMade> {
 
 /// Number of pages that the policy saw as free at the latest tick.
 fn free(script: &Script) -> u64 {
-    script.0.lock().unwrap().giant_pages_free
+    script.0.lock().giant_pages_free
 }
 
 fn is_made(report: &ManagerReport) -> bool {

@@ -2,10 +2,11 @@
 //! move, and the outcome is recorded when the move ends.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use wideleaf_memory::actuators::giant::SwapLimits;
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop, ManagerReport};
 use wideleaf_memory::pool::HugetlbPools;
@@ -56,11 +57,11 @@ impl Gated {
 
     /// Sets an action for the next pause, before the exchange; the thread that moves the giant runs it.
     pub(crate) fn in_pause(&self, happens: impl FnOnce() + Send + 'static) {
-        *self.in_pause.lock().unwrap() = Some(Box::new(happens));
+        *self.in_pause.lock() = Some(Box::new(happens));
     }
 
     fn open(&self) {
-        *self.is_open.lock().unwrap() = true;
+        *self.is_open.lock() = true;
         self.opened.notify_all();
     }
 }
@@ -83,13 +84,13 @@ impl SecondLevel for Gated {
     }
 
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        let hook = self.in_pause.lock().unwrap().take_if(|_| self.is_paused.load(Ordering::Relaxed));
+        let hook = self.in_pause.lock().take_if(|_| self.is_paused.load(Ordering::Relaxed));
         hook.into_iter().for_each(|happens| happens());
         self.inner.take_dirty_log(slot)
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {
-        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+        self.opened.wait_while(&mut self.is_open.lock(), |is_open| !*is_open);
         self.inner.pause()?;
         self.is_paused.store(true, Ordering::Relaxed);
         Ok(())
@@ -120,11 +121,11 @@ pub(crate) struct ScriptState {
 
 impl Script {
     pub(crate) fn then(&self, actions: &[Action]) {
-        self.0.lock().unwrap().plans.push_back(actions.to_vec());
+        self.0.lock().plans.push_back(actions.to_vec());
     }
 
     fn seen(&self) -> (Backing, Moment) {
-        self.0.lock().unwrap().seen.unwrap()
+        self.0.lock().seen.unwrap()
     }
 }
 
@@ -138,7 +139,7 @@ impl Policy for Script {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         state.seen = Some((snapshot.vms[0].backing[0], snapshot.vms[0].ready_at[0]));
         state.giant_pages_free = snapshot.host.unwrap().giant_pages_free;
         state.plans.pop_front().unwrap_or_default().into_iter().for_each(|action| plan.push(action, Cost::default()));
@@ -235,7 +236,7 @@ fn a_giant_goes_there_and_back_and_each_outcome_is_recorded_when_it_ends() {
     let mut bed = Bed::new(Box::new(script.clone()), true);
     script.then(&[PROMOTE]);
     bed.tick_until("giant_promote", "done");
-    assert_eq!(script.0.lock().unwrap().giant_pages_free, 1);
+    assert_eq!(script.0.lock().giant_pages_free, 1);
     script.then(&[DEMOTE]);
     bed.tick_until("giant_demote", "done");
     assert_ne!(script.seen().0, Backing::Giant1G, "the snapshot of the tick in which it ended shows its new backing");
@@ -450,5 +451,5 @@ fn a_process_without_a_second_level_has_no_giants() {
     script.then(&[PROMOTE]);
     work.tick();
     assert_eq!(count(work.report(), "none", "skipped_no_mechanism"), 1);
-    assert_eq!(script.0.lock().unwrap().giant_pages_free, 0, "independent of the pool");
+    assert_eq!(script.0.lock().giant_pages_free, 0, "independent of the pool");
 }

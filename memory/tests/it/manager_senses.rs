@@ -2,9 +2,11 @@
 //! on the running kernel. If windows cannot be moved these tests are skipped with the reason;
 //! `WIDELEAF_REQUIRE=uffd_move` turns the skip into a failure.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::moves;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -48,7 +50,7 @@ impl Policy for Watcher {
     }
 
     fn plan(&mut self, snapshot: &Snapshot, _: Moment, _: &mut Budget, plan: &mut Plan) {
-        *self.seen.lock().unwrap() = snapshot.clone();
+        *self.seen.lock() = snapshot.clone();
         if let Some(window) = self.releases.take() {
             plan.push(Action::Release { vm: VmId(0), window }, Cost::default());
         }
@@ -89,7 +91,7 @@ fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
         for _ in 0..3 {
             let (seen, asks) = watched(Needs { access: true, ..Needs::default() }, None);
             manager.set_policy(asks).wait().unwrap();
-            let is_sampled = || seen.lock().unwrap().vms.first().is_some_and(|vm| vm.access[0].samples() > 0);
+            let is_sampled = || seen.lock().vms.first().is_some_and(|vm| vm.access[0].samples() > 0);
             let deadline = Instant::now() + Duration::from_secs(60);
             while !is_sampled() {
                 assert!(Instant::now() < deadline, "its first window was not sampled within a minute");
@@ -98,7 +100,7 @@ fn a_sensor_begins_and_ends_with_the_policy_that_asks_for_it() {
             // Its readings stay if the next policy asks for it as well.
             let (seen, asks) = watched(Needs { access: true, zero: true, ..Needs::default() }, None);
             manager.set_policy(asks).wait().unwrap();
-            while seen.lock().unwrap().vms.is_empty() {
+            while seen.lock().vms.is_empty() {
                 std::thread::yield_now();
             }
             assert!(is_sampled());
@@ -144,7 +146,7 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
         let manager = Manager::spawn(host.clone(), vec![vm], policy, ManagerConfig::default()).unwrap();
         manager.activate();
         let samples = |row: usize| {
-            let seen = seen.lock().unwrap();
+            let seen = seen.lock();
             seen.vms.first().map_or(0, |vm| vm.access[row].samples())
         };
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -166,7 +168,7 @@ fn touched_windows_are_told_from_idle_ones(kind: BackingKind) {
         assert!(cost.windows >= 2 * WINDOWS && cost.waits >= WINDOWS, "{cost:?}");
         assert!(report.unanswered.is_empty(), "{:?}", report.unanswered);
     });
-    let access = seen.lock().unwrap().vms[0].access.clone();
+    let access = seen.lock().vms[0].access.clone();
     for (row, history) in access.iter().enumerate() {
         // A writer that got no CPU for a whole sample touched nothing in it; unused windows are never touched.
         assert_eq!(history.touched() > 0, row < WINDOWS as usize / 2, "window {row}: {history:?}");
@@ -184,7 +186,7 @@ fn windows_with_accesses_of_no_use_are_not_sampled() {
     let policy = Watcher { seen: seen.clone(), needs, releases: None, promotes: false, uses_access_of: 3 };
     let vm = ManagedVm::new(VmId(0), ram, None);
     let mut work = ManagerLoop::new(host, vec![vm], Box::new(policy), ManagerConfig::default());
-    let samples = || seen.lock().unwrap().vms[0].access.iter().map(|access| access.samples()).collect::<Vec<_>>();
+    let samples = || seen.lock().vms[0].access.iter().map(|access| access.samples()).collect::<Vec<_>>();
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         work.tick();
@@ -261,7 +263,7 @@ fn zero_pages_are_counted_and_released_when_the_policy_says_so() {
     work.tick();
     work.tick();
     {
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert_eq!((seen.vms[0].zero[3], seen.vms[0].zero[2]), (Some(100), Some(0)));
         assert!(seen.host.is_some_and(|memory| memory.total > memory.available && memory.available > Bytes::ZERO));
     }
@@ -294,8 +296,8 @@ fn written_pages_are_counted_between_ticks_and_never_in_slots_logged_by_another_
         guest.write(Gpa::new(0) + kib(4) * page);
     }
     work.tick();
-    assert_eq!(seen.lock().unwrap().vms[0].is_held, [false, false, true, true, false, false, false, false]);
-    let written = seen.lock().unwrap().vms[0].written.clone();
+    assert_eq!(seen.lock().vms[0].is_held, [false, false, true, true, false, false, false, false]);
+    let written = seen.lock().vms[0].written.clone();
     assert_eq!(written, [Some(2), Some(1), None, None, Some(1), Some(0), None, None]);
     let report = work.finish();
     assert_eq!(logged(), [1], "and all logs are as before");

@@ -1,9 +1,10 @@
 //! The recorded loop: on a host in memory, to files that accept all bytes, none, or some.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::host::{Advice, Host};
 use wideleaf_memory::manager::{ManagedVm, ManagerConfig, ManagerLoop};
@@ -30,13 +31,13 @@ impl Disk {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        self.written.lock().unwrap().clone()
+        self.written.lock().clone()
     }
 }
 
 impl Write for Disk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut written = self.written.lock().unwrap();
+        let mut written = self.written.lock();
         let fits = bytes.len().min(self.room - written.len());
         written.extend_from_slice(&bytes[..fits]);
         if fits == 0 { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(fits) }

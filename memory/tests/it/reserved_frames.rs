@@ -142,7 +142,7 @@ fn a_shortage_gives_back_only_untouched_frames() {
     touch_all(&ram, 0, 0..512);
     touch_all(&ram, 1, (0..512).step_by(2));
     touch_all(&ram, 2, 7..8);
-    *host.meminfo.lock().unwrap() = SHORT;
+    *host.meminfo.lock() = SHORT;
     wait_for("the second break", || service.report().broken == 2);
     let report = service.report();
     assert_eq!(report.unpopulated, Bytes::ZERO, "{report:?}");
@@ -264,9 +264,9 @@ fn a_broken_reservation_is_made_again_once_the_guest_gave_back_its_pages() {
     let host = host();
     let service = ReservedFrames::start(host.clone(), vec![(VM, ram.clone())], rules(512)).unwrap();
     touch_all(&ram, 0, 0..100);
-    *host.meminfo.lock().unwrap() = SHORT;
+    *host.meminfo.lock() = SHORT;
     wait_for("a break", || service.report().broken == 1);
-    *host.meminfo.lock().unwrap() = PLENTY;
+    *host.meminfo.lock() = PLENTY;
     let balloon = give_back(&ram);
     balloon.report(pages(0, 0..99));
     touch_all(&ram, 0, 200..300);
@@ -297,9 +297,9 @@ fn pressure_breaks_the_reservation_populated_longest_ago_first_and_no_large_one(
     touch_all(&ram, 0, 10..20); // to the tail
     wait_for("both by age", || service.report().partial_by_age == [2, 0, 0, 0]);
     // 70 % of 1 000 000 kB in use is the aim: after one break of 502 pages and its 2008 kB there is enough.
-    *host.meminfo.lock().unwrap() = Meminfo::Says("MemTotal: 10000 kB\nMemAvailable: 1400 kB\n");
+    *host.meminfo.lock() = Meminfo::Says("MemTotal: 10000 kB\nMemAvailable: 1400 kB\n");
     wait_for("a break", || service.report().broken == 1);
-    *host.meminfo.lock().unwrap() = PLENTY;
+    *host.meminfo.lock() = PLENTY;
     touch_all(&ram, 0, 20..512);
     touch_all(&ram, 1, 10..512);
     let backings = [0, 1, 3].map(|window| backing(&ram, window).1);
@@ -402,7 +402,7 @@ fn without_a_reading_of_the_host_nothing_is_broken_and_that_is_counted() {
     }
     let ram = map(1);
     let host = host();
-    *host.meminfo.lock().unwrap() = Meminfo::Absent;
+    *host.meminfo.lock() = Meminfo::Absent;
     let service = ReservedFrames::start(host, vec![(VM, ram.clone())], rules(512)).unwrap();
     touch_all(&ram, 0, 0..1);
     wait_for("a look", || service.report().refused.contains_key("refused_other"));

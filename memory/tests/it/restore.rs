@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::faults::{VM, WORDS_PER_WINDOW, backing, join, map_of, skip, wait_for};
 use wideleaf_memory::backing::{BackingConfig, BackingKind};
@@ -64,16 +66,16 @@ impl Saved {
     }
 
     fn trouble(self, window: u64, trouble: Trouble, times: u32) -> Saved {
-        self.trouble.lock().unwrap().insert(window, (trouble, times));
+        self.trouble.lock().insert(window, (trouble, times));
         self
     }
 
     fn order(&self) -> Vec<u64> {
-        self.reads.lock().unwrap().clone()
+        self.reads.lock().clone()
     }
 
     fn let_go(&self) {
-        self.held.lock().unwrap().clear();
+        self.held.lock().clear();
         self.let_go.notify_all();
     }
 }
@@ -86,14 +88,14 @@ impl SavedRam for Saved {
     fn read(&self, window: WindowIndex, into: &mut [u8]) -> Result<(), ReadError> {
         let number = window.get();
         let is_first = {
-            let mut reads = self.reads.lock().unwrap();
+            let mut reads = self.reads.lock();
             reads.push(number);
             reads.iter().filter(|read| **read == number).count() == 1
         };
         std::thread::sleep(self.pause);
         if is_first {
-            let held = self.held.lock().unwrap();
-            drop(self.let_go.wait_while(held, |held| held.contains(&number)).unwrap());
+            let mut held = self.held.lock();
+            self.let_go.wait_while(&mut held, |held| held.contains(&number));
         }
         for page in self.windows[&number].pages.iter() {
             let first = usize::from(page) * WORDS_PER_PAGE;
@@ -102,7 +104,7 @@ impl SavedRam for Saved {
             }
         }
         let trouble = {
-            let mut trouble = self.trouble.lock().unwrap();
+            let mut trouble = self.trouble.lock();
             let of = trouble.get_mut(&number).filter(|(_, times)| *times > 0);
             of.map(|(trouble, times)| {
                 *times -= 1;
@@ -330,7 +332,7 @@ fn a_damaged_window_is_never_seen_and_all_others_are_served() {
         let told = Arc::<Mutex<Vec<FillFailure>>>::default();
         let on_failure = {
             let told = told.clone();
-            move |failure: &FillFailure| told.lock().unwrap().push(failure.clone())
+            move |failure: &FillFailure| told.lock().push(failure.clone())
         };
         let config = RestoreConfig { on_failure: Some(Box::new(on_failure)), ..RestoreConfig::default() };
         let restorer = restore(&ram, &saved, config);
@@ -349,7 +351,7 @@ fn a_damaged_window_is_never_seen_and_all_others_are_served() {
         let failure = restorer.failure().unwrap();
         let named = failure.to_string();
         assert!(named.contains("window 3") && named.contains("memory"), "{named}");
-        assert_eq!(*told.lock().unwrap(), [failure], "it is told once");
+        assert_eq!(*told.lock(), [failure], "it is told once");
         assert!(!restorer.is_finished());
         // It sleeps until the VM ends: here, until the test says that nothing uses its RAM.
         assert!(!has_read.load(Ordering::SeqCst), "no byte of it was seen");

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 
+use parking_lot::{Mutex, RwLock};
 use wideleaf_memory::actuators::give_back::GiveBack;
 use wideleaf_memory::save::{BeyondBound, SaveError, SaveLimits, SaveReport, SaveSink, Saver};
 use wideleaf_memory::second_level::{Paging, PagingMode, SecondLevelError, Slot, SlotId};
@@ -37,7 +38,7 @@ struct Memory(Mutex<BTreeMap<u64, Vec<u64>>>);
 
 impl SaveSink for Memory {
     fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
-        let mut windows = self.0.lock().unwrap();
+        let mut windows = self.0.lock();
         let words = windows.entry(window.get()).or_insert_with(|| vec![0; WINDOW_WORDS]);
         for run in pages.runs() {
             for word in usize::from(run.start) * 512..usize::from(run.end) * 512 {
@@ -51,7 +52,7 @@ impl SaveSink for Memory {
 impl Memory {
     /// All of RAM: windows that were not saved are zero.
     fn all(&self) -> Vec<u64> {
-        let windows = self.0.lock().unwrap();
+        let windows = self.0.lock();
         let zero = vec![0; WINDOW_WORDS];
         (0..WINDOWS).flat_map(|window| windows.get(&window).unwrap_or(&zero).clone()).collect()
     }
@@ -73,7 +74,7 @@ impl Guest {
     fn step(&self, act: impl FnOnce()) {
         let mut act = Some(act);
         while let Some(now) = act.take() {
-            let is_paused = self.gate.read().unwrap();
+            let is_paused = self.gate.read();
             if *is_paused {
                 drop(is_paused);
                 std::thread::yield_now();
@@ -159,38 +160,38 @@ impl SecondLevel for Guest {
         if self.keeps_log_on && !is_on && slot == SlotId(1) {
             return Err(SecondLevelError::WrongState("this log stays on"));
         }
-        let _alone = self.gate.write().unwrap();
+        let _alone = self.gate.write();
         self.log.set_dirty_log(slot, is_on)
     }
 
     /// As KVM: after it, the next write of a page is logged again. No write is between its entry and its bytes.
     fn take_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        let _alone = self.gate.write().unwrap();
+        let _alone = self.gate.write();
         self.log.take_dirty_log(slot)
     }
 
     fn start_dirty_log_set(&self, slot: SlotId) -> Result<bool, SecondLevelError> {
-        let _alone = self.gate.write().unwrap();
+        let _alone = self.gate.write();
         self.log.start_dirty_log_set(slot)
     }
 
     fn read_dirty_log(&self, slot: SlotId) -> Result<Vec<u64>, SecondLevelError> {
-        let _alone = self.gate.write().unwrap();
+        let _alone = self.gate.write();
         self.log.read_dirty_log(slot)
     }
 
     fn clear_dirty_log(&self, slot: SlotId, first_page: u64, pages: &[u64]) -> Result<(), SecondLevelError> {
-        let _alone = self.gate.write().unwrap();
+        let _alone = self.gate.write();
         self.log.clear_dirty_log(slot, first_page, pages)
     }
 
     fn pause(&self) -> Result<(), SecondLevelError> {
-        *self.gate.write().unwrap() = true;
+        *self.gate.write() = true;
         Ok(())
     }
 
     fn resume(&self) -> Result<(), SecondLevelError> {
-        *self.gate.write().unwrap() = false;
+        *self.gate.write() = false;
         Ok(())
     }
 

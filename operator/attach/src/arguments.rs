@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::deadline::ProcessKey;
 
 /// Place of the arguments in one process.
@@ -33,7 +34,7 @@ const PROCESSES_MAX: usize = 512;
 static KNOWN: LazyLock<Mutex<HashMap<Place, Vec<String>>>> = LazyLock::new(Mutex::default);
 
 fn all() -> MutexGuard<'static, HashMap<Place, Vec<String>>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+    KNOWN.lock()
 }
 
 /// The cached arguments of that place.

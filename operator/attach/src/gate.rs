@@ -23,10 +23,11 @@
 
 use std::fs;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use wideleaf_memory::gate::{Gate, GateState, KeptHoles, LeftAlone};
 use wideleaf_memory::host::process::ProcessHost;
@@ -115,7 +116,7 @@ struct FilesSay {
 
 /// The latest answer, or a new one where it is too old.
 fn no_older_than<T: Copy>(age: Duration, latest: &Mutex<Option<(Instant, T)>>, ask: impl FnOnce() -> T) -> T {
-    let mut latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut latest = latest.lock();
     match *latest {
         Some((at, answer)) if at.elapsed() < age => answer,
         _ => latest.insert((Instant::now(), ask())).1,
@@ -240,17 +241,17 @@ impl GuestGate {
 
     /// Takes what a look has shown into account.
     fn look(&self, signs: Signs) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).look(&signs, Instant::now());
+        self.events.lock().look(&signs, Instant::now());
     }
 
     /// Whether an event is under way that a recovery follows, so that its end should be noticed soon.
     pub fn is_in_event(&self) -> bool {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).is_in_event()
+        self.events.lock().is_in_event()
     }
 
     /// Devices in the device tree now. Without an answer, those of the last one.
     fn devices(&self, monitor: &Monitor) -> Returns {
-        let mut latest = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = self.devices.lock();
         if let Some((at, returns)) = *latest
             && at.elapsed() < DEVICES_EVERY
         {
@@ -263,7 +264,7 @@ impl GuestGate {
     }
 
     fn files_every(&self) -> Duration {
-        let latest = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let latest = self.files.lock();
         let is_watched = latest.is_some_and(|(_, files)| files.has_userfaultfd);
         if is_watched { FILES_EVERY_WHEN_WATCHED } else { FILES_EVERY }
     }
@@ -301,7 +302,7 @@ impl GuestGate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock()
     }
 }
 
@@ -332,7 +333,7 @@ impl Gate for GuestGate {
     }
 
     fn events(&self, now: Moment) -> Events {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).events(now)
+        self.events.lock().events(now)
     }
 }
 
@@ -533,7 +534,7 @@ mod tests {
 
     /// Makes the gate's knowledge of the files as old as this.
     fn age_files(gate: &GuestGate, age: Duration) {
-        let mut files = gate.files.lock().expect("nothing panicked");
+        let mut files = gate.files.lock();
         let (at, _) = files.as_mut().expect("it has looked");
         *at = Instant::now().checked_sub(age).expect("the clock has run for longer");
     }

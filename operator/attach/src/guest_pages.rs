@@ -16,9 +16,10 @@
 //! that is too old.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use wideleaf_memory::RamRange;
 use wideleaf_memory::host::Host as _;
@@ -110,7 +111,7 @@ impl OutsideTables {
         }
         let began = Instant::now();
         // The watcher survives a panic on unexpected guest tables.
-        let looked = caught(|| lock(&self.look)());
+        let looked = caught(|| self.look.lock()());
         let looked = looked.unwrap_or_else(|panicked| Err(NoTables::NotNow(format!("reading its tables {panicked}"))));
         let now = Instant::now();
         let next_at = now + EVERY.max((now - began) * PAUSE);
@@ -132,12 +133,8 @@ impl OutsideTables {
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
-        lock(&self.latest)
+        self.latest.lock()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for OutsideTables {

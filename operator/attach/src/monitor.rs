@@ -2,7 +2,8 @@
 //! they take turns.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::process::VmProcess;
 use crate::qmp::{ANSWER_WITHIN, Qmp, QmpError};
@@ -31,7 +32,7 @@ impl Monitor {
     /// # Errors
     /// The [`QmpError`] of the connection or of `ask`.
     pub fn with<T>(&self, ask: impl FnOnce(&mut Qmp) -> Result<T, QmpError>) -> Result<T, QmpError> {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock();
         let mut qmp = match connection.take() {
             Some(qmp) => qmp,
             None => self.connect()?,

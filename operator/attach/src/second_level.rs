@@ -13,9 +13,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use wideleaf_memory::second_level::{PagingMode, SecondLevelError, Slot, SlotId};
 use wideleaf_memory::{Paging, SecondLevel};
@@ -151,7 +152,7 @@ impl OutsideView {
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latest.lock()
     }
 }
 
@@ -272,7 +273,7 @@ mod tests {
         let totals = |pages_2m| MappingStats { pages_4k: 0, pages_2m, pages_1g: 0 };
         let (answer, answers) = std::sync::mpsc::channel::<Answer>();
         let answers = Mutex::new(answers);
-        let ask = move || answers.lock().expect("no thread panicked").recv().expect("the test answers");
+        let ask = move || answers.lock().recv().expect("the test answers");
         let source = Source { every: Some(Duration::ZERO), ask: Box::new(ask) };
         answer.send(Ok(totals(1))).expect("heard");
         let view = OutsideView::over(source, Paging::Shadow).expect("it has answered");

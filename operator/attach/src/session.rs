@@ -9,11 +9,12 @@
 //! The guest is never stopped or asked to do anything, and detaching changes none of its pages.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::protocol::BidsReport;
 use wideleaf_control::view::{Care, Explanation, Reason, SavedView, VmView, Vmm, WindowMap};
 use wideleaf_memory::deadline::{self, NoAnswer};
@@ -195,10 +196,6 @@ impl Now {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Attached {
     /// Takes a guest under management. It is surveyed before this returns, which is within `ATTACH_WITHIN`.
     ///
@@ -290,7 +287,7 @@ impl Attached {
         check(policy.as_ref())?;
         let (guest, key) = (Arc::clone(self.guest()), self.guest().process.key());
         let change = move || {
-            let _one_at_a_time = lock(&guest.changing);
+            let _one_at_a_time = guest.changing.lock();
             let ram = Arc::clone(&guest.now().ram);
             guest.go_on_with(ram, policy)
         };
@@ -425,7 +422,7 @@ impl Attached {
 
 impl Guest {
     fn now(&self) -> MutexGuard<'_, Now> {
-        lock(&self.now)
+        self.now.lock()
     }
 
     /// The latest tick, and the RAM that it covered.
@@ -502,7 +499,7 @@ impl Guest {
         if ram.pieces.is_empty() || !is_told {
             return Err(AttachError::NoRam { pid: self.process.pid, why: ram.notes.join("; ") });
         }
-        let _one_at_a_time = lock(&self.changing);
+        let _one_at_a_time = self.changing.lock();
         let policy = {
             self.gate.mappings_say(ram.is_watched);
             let now = self.now();
@@ -623,18 +620,18 @@ struct Recoveries(Mutex<Vec<(BackingConfig, SharedRecovery)>>);
 
 impl Recoveries {
     fn of(&self, backing: BackingConfig, limits: RecoveryLimits) -> SharedRecovery {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         let known = all.iter().find(|(of, _)| *of == backing).map(|(_, recovery)| Arc::clone(recovery));
         let recovery = known.unwrap_or_else(|| {
             all.push((backing, SharedRecovery::default()));
             Arc::clone(&all.last().expect("just added").1)
         });
-        lock(&recovery).set_limits(limits);
+        recovery.lock().set_limits(limits);
         recovery
     }
 
     fn set_limits(&self, limits: RecoveryLimits) {
-        lock(&self.0).iter().for_each(|(_, recovery)| lock(recovery).set_limits(limits));
+        self.0.lock().iter().for_each(|(_, recovery)| recovery.lock().set_limits(limits));
     }
 }
 

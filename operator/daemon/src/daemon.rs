@@ -11,10 +11,11 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::abort;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -209,14 +210,14 @@ struct Stop {
 
 impl Stop {
     fn set(&self) {
-        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_set.lock() = true;
         self.changed.notify_all();
     }
 
     /// Sleeps, and returns whether it is time to end.
     fn wait(&self, time: Duration) -> bool {
-        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
-        let slept = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
-        *slept.unwrap_or_else(PoisonError::into_inner).0
+        let mut is_set = self.is_set.lock();
+        self.changed.wait_while_for(&mut is_set, |is_set| !*is_set, time);
+        *is_set
     }
 }

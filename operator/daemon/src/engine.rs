@@ -11,10 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::VmView;
 use wideleaf_memory::deadline::{self, Questions};
@@ -83,6 +84,7 @@ pub struct Engine {
     config_path: Option<PathBuf>,
     state_path: PathBuf,
     started: Instant,
+    // A panic happens in a guest's code or before a change: the table's own changes do not panic half way.
     table: Mutex<Table>,
     saved: Mutex<Saved>,
     changing_pools: Mutex<()>,
@@ -152,11 +154,6 @@ impl Table {
 /// A managed guest, shared by the threads that call it; `None` once it was detached.
 type SharedCare = Arc<Mutex<Option<Box<dyn Care>>>>;
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic happens in a guest's code or before a change: the table's own changes do not panic half way.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Present time in seconds since the epoch.
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
@@ -201,7 +198,7 @@ impl Engine {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        locked(&self.table)
+        self.table.lock()
     }
 
     /// Time since its creation: the clock of [`Engine::tick`].
@@ -225,7 +222,7 @@ impl Engine {
         table.flavors.extend(flavors);
         table.pending = guests;
         drop(table);
-        *locked(&self.saved) = Saved::Old;
+        *self.saved.lock() = Saved::Old;
     }
 
     /// Measures the host's memory before the first request.
@@ -304,7 +301,7 @@ impl Engine {
 
     /// Writes the state if it has changed. When it returns, the next daemon knows all of the state.
     fn write_state(&self) -> Result<(), String> {
-        let mut saved = locked(&self.saved);
+        let mut saved = self.saved.lock();
         let state = self.state();
         match &*saved {
             Saved::NotYetRead => return Err("the state of an earlier wideleafd is not read yet: try again".into()),
@@ -387,20 +384,16 @@ impl Engine {
 
 /// Calls a guest; `None` where it was detached in between.
 fn told<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
-    locked(care).as_deref_mut().map(tell)
+    care.lock().as_deref_mut().map(tell)
 }
 
 /// As [`told`], for the tick, which waits for no guest: `None` also where another thread calls it now.
 fn told_if_free<T>(care: &SharedCare, tell: impl FnOnce(&mut (dyn Care + 'static)) -> T) -> Option<T> {
-    match care.try_lock() {
-        Ok(mut care) => care.as_deref_mut().map(tell),
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().as_deref_mut().map(tell),
-        Err(TryLockError::WouldBlock) => None,
-    }
+    care.try_lock()?.as_deref_mut().map(tell)
 }
 
 fn leave(care: &SharedCare) {
-    if let Some(care) = locked(care).take() {
+    if let Some(care) = care.lock().take() {
         care.stop();
     }
 }

@@ -344,7 +344,7 @@ impl Room {
 
 /// Pools that exist only in tests, and can run out.
 #[derive(Debug, Default)]
-pub struct FakePools(std::sync::Mutex<FakePool>);
+pub struct FakePools(parking_lot::Mutex<FakePool>);
 
 /// The one pool of [`FakePools`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -371,8 +371,8 @@ impl FakePools {
         self.pool().free = free;
     }
 
-    fn pool(&self) -> std::sync::MutexGuard<'_, FakePool> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn pool(&self) -> parking_lot::MutexGuard<'_, FakePool> {
+        self.0.lock()
     }
 }
 
@@ -565,11 +565,11 @@ mod tests {
     }
 
     /// Number of pages that each node can still make.
-    struct ByNode(std::sync::Mutex<std::collections::BTreeMap<u32, u64>>);
+    struct ByNode(parking_lot::Mutex<std::collections::BTreeMap<u32, u64>>);
 
     impl Pools for ByNode {
         fn grow(&self, request: &PoolRequest, on_shortage: OnShortage, note: Note<'_>) -> Result<Granted, Refusal> {
-            let mut nodes = self.0.lock().expect("no panic");
+            let mut nodes = self.0.lock();
             let left = nodes.get_mut(&request.node.expect("a node is named")).expect("it exists");
             let takes_fewer = on_shortage == OnShortage::TakeFewer;
             let taken = if takes_fewer { request.pages.min(*left) } else { request.pages };
@@ -609,11 +609,11 @@ mod tests {
     fn a_domain_that_several_nodes_bind_gets_an_even_share_of_each_and_the_rest_where_there_is_some() {
         // Number of pages that nodes 0, 1 and 2 have left, after a domain on nodes 0 and 1 got its pages.
         let left = |of: [u64; 3], wanted| {
-            let nodes = ByNode(std::sync::Mutex::new((0..).zip(of).collect()));
+            let nodes = ByNode(parking_lot::Mutex::new((0..).zip(of).collect()));
             let wanted = PoolRequest { nodes: vec![0, 1], ..pages(wanted) };
             let mut room = Room::new("u".into(), "web".into(), vec![wanted], 1_000);
             let filled = fill(&nodes, &mut room, &[], None, &mut |_| Ok(()));
-            let left: Vec<u64> = nodes.0.lock().expect("no panic").values().copied().collect();
+            let left: Vec<u64> = nodes.0.lock().values().copied().collect();
             filled.map(|()| left)
         };
         assert_eq!(left([9, 9, 9], 7), Ok(vec![5, 6, 9]));

@@ -79,17 +79,18 @@ pub fn decode(line: &[u8]) -> Result<Request, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::io::{self, BufRead, BufReader, Read, Write};
     use std::net::Shutdown;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
-    use std::sync::Mutex;
     use std::thread;
     use std::time::Duration;
 
+    use parking_lot::Mutex;
     use proptest::prelude::*;
     use wideleaf_control::protocol::Answer;
+
+    use super::*;
 
     #[derive(Default)]
     struct Parrot {
@@ -113,7 +114,7 @@ mod tests {
         }
 
         fn closed(&self, connection: ConnectionId) {
-            self.closed.lock().expect("no thread panicked").push(connection);
+            self.closed.lock().push(connection);
         }
     }
 
@@ -199,7 +200,7 @@ mod tests {
             (&stream).write_all(format!("{line}\n").as_bytes()).expect("written");
             stream
         };
-        let busy = bench.parrot.busy.lock().expect("no thread panicked");
+        let busy = bench.parrot.busy.lock();
         let attach = r#"{"version":1,"request":"attach","target":{"pid":1},"settings":{}}"#;
         for (slow, quick) in [
             (
@@ -243,7 +244,7 @@ mod tests {
         let _ = bench.connect().read_to_string(&mut reply);
         assert!(reply.contains(&format!("all {places} connections are in use")), "{reply:?}");
         streams.clear();
-        while bench.parrot.closed.lock().expect("no thread panicked").len() < places {
+        while bench.parrot.closed.lock().len() < places {
             thread::yield_now();
         }
         assert_eq!(ask(&bench.connect(), LIST), NO_VMS);

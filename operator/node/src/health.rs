@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{Method, Request, Response, StatusCode};
@@ -58,7 +58,7 @@ impl Pages {
     }
 
     fn health(&self) -> (StatusCode, String) {
-        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let health = self.health.lock();
         let age = health.round_at.unwrap_or(self.started).elapsed();
         let status = if age < ROUND_AGE_MAX { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let or_ok = |trouble: &Option<String>| trouble.clone().unwrap_or_else(|| "ok".into());
@@ -112,13 +112,13 @@ pub async fn serve(address: SocketAddr, pages: Pages) -> std::io::Result<Infalli
 mod tests {
     use super::*;
     use crate::rounds::Health;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     #[test]
     fn an_agent_without_a_daemon_or_an_api_server_is_healthy_and_says_what_is_missing() {
         let health = SharedHealth::default();
         let pages = Pages::new(Arc::clone(&health), Arc::default());
-        *health.lock().expect("no panic") =
+        *health.lock() =
             Health { round_at: Some(Instant::now()), daemon: Some("no wideleafd".into()), api: Some("refused".into()) };
         let (status, text) = pages.at(&Method::GET, "/healthz");
         assert_eq!(status, StatusCode::OK);

@@ -10,10 +10,11 @@
 //! an API server that is away: each round begins from what is true then.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::runtime::events::EventType;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::client::ClientError;
 use wideleaf_control::protocol::Request;
 use wideleaf_control::view::{Care, Explanation, VmView, Vmm};
@@ -91,7 +92,7 @@ impl Holds {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Hold>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -209,7 +210,7 @@ impl Rounds {
     /// wideleafd gave no answer, or the API server did not take a write: the round is over all the same.
     pub async fn once(&mut self) -> Result<Summary, String> {
         let summary = self.round().await;
-        let health = locked(&self.health);
+        let health = self.health.lock();
         match (&health.daemon, &health.api) {
             (Some(why), _) => Err(why.clone()),
             (None, Some(why)) => Err(format!("cannot write to the API server: {why}")),
@@ -229,7 +230,7 @@ impl Rounds {
         };
         self.counters.round(if daemon.is_some() { "no_daemon" } else { "done" });
         let api = self.publisher.trouble().map(str::to_owned);
-        *locked(&self.health) = Health { round_at: Some(Instant::now()), daemon, api };
+        *self.health.lock() = Health { round_at: Some(Instant::now()), daemon, api };
         summary
     }
 
@@ -465,10 +466,6 @@ impl Rounds {
 
 fn size(guest: &VmView) -> u64 {
     guest.ram.iter().map(|ram| ram.bytes).sum()
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Pods and VMIs of this node, as the watches have them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kube::runtime::watcher::Event;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::objects::{PodFacts, VmiFacts};
@@ -119,7 +119,7 @@ pub struct Store {
 impl Store {
     /// The objects, locked for moments and never across an await.
     pub fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
     }
 
     /// Wakes the rounds.

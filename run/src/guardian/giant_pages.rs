@@ -21,8 +21,9 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use wideleaf_memory::giant_maker::{GiantMaker, make_in};
 use wideleaf_memory::numa::placement::{MemoryMode, NodePolicy};
 use wideleaf_memory::pool::{HugetlbPools, NotMade};
@@ -57,10 +58,6 @@ struct ChildMaker {
     answers: Mutex<BufReader<ChildStdout>>,
     /// Files for the pages that may still be made, in the order in which the child uses them.
     files: Mutex<VecDeque<GiantFile>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl HeldGiantMaker {
@@ -99,7 +96,7 @@ impl HeldGiantMaker {
 impl Drop for HeldGiantMaker {
     /// Waits for an attempt in progress, some seconds at most: afterwards the pool is as before.
     fn drop(&mut self) {
-        drop(lock(&self.maker.requests).take());
+        drop(self.maker.requests.lock().take());
         if let Err(error) = self.child.wait() {
             tracing::error!("cannot end the process that makes pages of 1 GiB: {error}");
         }
@@ -109,14 +106,14 @@ impl Drop for HeldGiantMaker {
 impl ChildMaker {
     fn answer(&self) -> io::Result<String> {
         let mut line = String::new();
-        match lock(&self.answers).read_line(&mut line)? {
+        match self.answers.lock().read_line(&mut line)? {
             0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the process for it has ended")),
             _ => Ok(line.trim_end().to_owned()),
         }
     }
 
     fn ask(&self, policy: Option<NodePolicy>) -> io::Result<String> {
-        match lock(&self.requests).as_mut() {
+        match self.requests.lock().as_mut() {
             Some(requests) => writeln!(requests, "{}", request(policy))?,
             None => return Err(io::Error::other("the run ends")),
         }
@@ -126,18 +123,18 @@ impl ChildMaker {
 
 impl GiantMaker for ChildMaker {
     fn left(&self) -> u64 {
-        lock(&self.files).len() as u64
+        self.files.lock().len() as u64
     }
 
     fn make(&self, policy: Option<NodePolicy>) -> Result<GiantFile, NotMade> {
         let ended = |error: io::Error| {
-            lock(&self.files).clear();
+            self.files.lock().clear();
             NotMade::elsewhere("other", format!("cannot make a page of 1g: {error}"))
         };
         let answer = self.ask(policy).map_err(ended)?;
         match answer.strip_prefix(NOT).and_then(|why| why.split_once(' ')) {
             None if answer == MADE => {
-                let file = lock(&self.files).pop_front();
+                let file = self.files.lock().pop_front();
                 file.ok_or_else(|| NotMade::elsewhere("other", "cannot make a page of 1g: all were made"))
             }
             None => Err(ended(io::Error::other(format!("the process for it answered {answer:?}")))),

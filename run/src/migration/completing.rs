@@ -10,10 +10,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_control::vm::PostCopyView;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{GuestIsGone, OnFailure, RestoreConfig, RestoreReport, Restorer};
@@ -21,7 +22,6 @@ use wideleaf_memory::restore::{GuestIsGone, OnFailure, RestoreConfig, RestoreRep
 use super::far::FarRam;
 use super::frames::Kind;
 use super::link::Receiver;
-use crate::snapshot::parts::lock;
 
 /// Interval at which the thread looks whether all that has come is in its place.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -94,7 +94,7 @@ impl Completing {
                 conclude(&of, &mut receiver);
             }
         })?;
-        *lock(&self.thread) = Some(thread);
+        *self.thread.lock() = Some(thread);
         Ok(())
     }
 
@@ -128,25 +128,25 @@ impl Completing {
     /// Whether all of RAM is here.
     pub fn is_filled(&self) -> bool {
         let is_filled = |restorer: &Restorer| restorer.progress().filled_windows == restorer.progress().stored_windows;
-        lock(&self.restorer).as_ref().is_none_or(is_filled)
+        self.restorer.lock().as_ref().is_none_or(is_filled)
     }
 
     /// Whether a part of RAM will not come. Threads that touched it sleep until the process ends.
     pub fn has_failed(&self) -> bool {
-        lock(&self.restorer).as_ref().is_some_and(|restorer| restorer.failure().is_some())
+        self.restorer.lock().as_ref().is_some_and(|restorer| restorer.failure().is_some())
     }
 
     /// Waits a moment for the windows that are to be huge.
     pub fn wait_for_huge_pages(&self) {
         let until = Instant::now() + COLLAPSES_WAIT_MAX;
-        while !lock(&self.restorer).as_ref().is_none_or(Restorer::is_finished) && Instant::now() < until {
+        while !self.restorer.lock().as_ref().is_none_or(Restorer::is_finished) && Instant::now() < until {
             std::thread::sleep(LOOK_EVERY);
         }
     }
 
     /// Figures so far; `None` once it has ended.
     pub fn view(&self) -> Option<PostCopyView> {
-        lock(&self.restorer).as_ref().map(|restorer| self.view_of(&restorer.report()))
+        self.restorer.lock().as_ref().map(|restorer| self.view_of(&restorer.report()))
     }
 
     fn view_of(&self, report: &RestoreReport) -> PostCopyView {
@@ -169,12 +169,12 @@ impl Completing {
 
     /// Ends it after its guest, whether all has come or not. Returns the last figures.
     pub fn end(&self) -> Option<PostCopyView> {
-        let restorer = lock(&self.restorer).take()?;
+        let restorer = self.restorer.lock().take()?;
         // Pages that are under way still come: no thread of the restorer waits for ever.
         let report = restorer.abandon_or_leave(GuestIsGone);
         self.is_over.store(true, Ordering::SeqCst);
         self.far.lose("its guest has ended".to_owned());
-        if lock(&self.thread).take().is_some_and(|thread| thread.join().is_err()) {
+        if self.thread.lock().take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the thread that receives the VM's RAM panicked");
         }
         Some(self.view_of(&report))

@@ -11,16 +11,16 @@
 //! What arrives is only taken where it was wished for, and only the pages that are missing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use wideleaf_memory::restore::{ReadError, SavedRam, SavedWindow};
 use wideleaf_policies::{PageSet, WindowIndex};
 
 use super::POST_COPY_SILENCE_MAX;
 use super::frames::{Kind, Malformed, PAGE_BYTES, PagesHead, Wish};
 use super::link::{Limit, Lost, Receiver, Sender};
-use crate::snapshot::parts::lock;
 
 /// Most windows of the background that are under way, or here and not placed: 16 MiB. At 1 GiB/s, a touch waits for
 /// at most that much in the network's buffers.
@@ -105,7 +105,7 @@ impl FarRam {
             let mut content = Vec::new();
             let kind = receiver.next(&mut content, &limit)?;
             has_last |= is_last(kind);
-            let mut inbox = lock(&self.inbox);
+            let mut inbox = self.inbox.lock();
             inbox.received = receiver.received();
             if kind == Kind::Pages {
                 let window = self.check(&inbox, &content)?;
@@ -136,7 +136,7 @@ impl FarRam {
 
     /// Nothing comes any more, for this reason: reads fail from now on.
     pub fn lose(&self, why: String) {
-        lock(&self.inbox).lost.get_or_insert(why);
+        self.inbox.lock().lost.get_or_insert(why);
         self.came.notify_all();
     }
 
@@ -148,7 +148,7 @@ impl FarRam {
         /// Interval at which the wait looks whether to keep on.
         const LOOK_EVERY: Duration = Duration::from_millis(50);
         let began = Instant::now();
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = self.inbox.lock();
         loop {
             if let Some((found, content)) = inbox.said.pop_front() {
                 return if found == kind { Ok(content) } else { Err(Malformed::Order.into()) };
@@ -162,19 +162,19 @@ impl FarRam {
             if began.elapsed() > limit.silence {
                 return Err(Lost::Silent(limit.silence));
             }
-            inbox = self.came.wait_timeout(inbox, LOOK_EVERY).unwrap_or_else(|panicked| panicked.into_inner()).0;
+            self.came.wait_for(&mut inbox, LOOK_EVERY);
         }
     }
 
     /// Bytes that have come over the connection.
     pub fn received(&self) -> u64 {
-        lock(&self.inbox).received
+        self.inbox.lock().received
     }
 
     /// Asks for a window that a thread may wait for, unless that was done, or it is here.
     fn ask_now(&self, window: WindowIndex) -> Result<(), Lost> {
         let is_again = {
-            let mut inbox = lock(&self.inbox);
+            let mut inbox = self.inbox.lock();
             if inbox.here.contains_key(&window) || inbox.asked.insert(window, true) == Some(true) {
                 return Ok(());
             }
@@ -187,7 +187,7 @@ impl FarRam {
     /// Asks for the next windows of the background.
     fn ask_ahead(&self) -> Result<(), Lost> {
         loop {
-            let mut inbox = lock(&self.inbox);
+            let mut inbox = self.inbox.lock();
             let Some(window) = self.order.get(inbox.next).copied() else { return Ok(()) };
             if inbox.asked.len() + inbox.here.len() >= AHEAD_MAX {
                 return Ok(());
@@ -205,14 +205,14 @@ impl FarRam {
     }
 
     fn ask(&self, wish: Wish) -> Result<(), Lost> {
-        let keep_on = || lock(&self.inbox).lost.is_none();
+        let keep_on = || self.inbox.lock().lost.is_none();
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
-        lock(&self.sender).send(Kind::Wish, &[&wish.encode()], &limit)
+        self.sender.lock().send(Kind::Wish, &[&wish.encode()], &limit)
     }
 
     /// Waits for the message with the pages of a window.
     fn wait_for(&self, window: WindowIndex) -> Result<Vec<u8>, String> {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = self.inbox.lock();
         loop {
             if let Some(content) = inbox.here.remove(&window) {
                 inbox.placed.insert(window);
@@ -221,7 +221,7 @@ impl FarRam {
             if let Some(why) = &inbox.lost {
                 return Err(why.clone());
             }
-            inbox = self.came.wait(inbox).unwrap_or_else(|panicked| panicked.into_inner());
+            self.came.wait(&mut inbox);
         }
     }
 

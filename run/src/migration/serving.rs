@@ -9,15 +9,14 @@
 //! says that it needs it again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Mutex;
 
+use parking_lot::Mutex;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::save::{LeftPages, SaveSink, read_pages};
 use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 
 use super::frames::{Kind, MISSING_WINDOWS_MAX, Malformed, PagesHead, Wish};
 use super::link::{Limit, Lost, Receiver};
-use crate::snapshot::parts::lock;
 
 /// Fewest missing pages for which a window on a huge page is sent whole: its pages then come onto one huge page again,
 /// at the cost of those that the target had.
@@ -94,12 +93,12 @@ impl<'a> Serving<'a> {
                 continue;
             }
             // A touch that has come goes before windows that are only asked for in advance.
-            if !self.others.is_empty() && !lock(receiver).has_some() {
+            if !self.others.is_empty() && !receiver.lock().has_some() {
                 let window = self.others.pop_front().expect("it is not empty");
                 on_sent(self.send(window)?);
                 continue;
             }
-            match lock(receiver).next(&mut content, limit)? {
+            match receiver.lock().next(&mut content, limit)? {
                 Kind::Wish => self.wish(Wish::decode(&content)?)?,
                 other => return Ok(other),
             }
@@ -167,7 +166,7 @@ mod tests {
         fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> std::io::Result<()> {
             let first = usize::from(pages.iter().next().expect("a window has some")) * 4096;
             let word = u64::from_ne_bytes(data[first..first + 8].try_into().expect("eight bytes"));
-            lock(&self.0).push((window.get(), pages.len(), word));
+            self.0.lock().push((window.get(), pages.len(), word));
             Ok(())
         }
     }
@@ -207,7 +206,7 @@ mod tests {
         let mut serving = Serving::new(&ram, &sink, &heads);
         let kind = serving.until_other(&receiver, &PATIENT, &|_| ()).expect("all is sent");
         assert_eq!(kind, Kind::Complete);
-        assert_eq!(*lock(&sink.0), [(3, 4, 13), (2, 3, 12)], "those for which a thread waits");
+        assert_eq!(*sink.0.lock(), [(3, 4, 13), (2, 3, 12)], "those for which a thread waits");
         drop(sender);
         assert!(matches!(serving.until_other(&receiver, &PATIENT, &|_| ()), Err(Lost::Closed)));
     }

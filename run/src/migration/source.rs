@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_control::vm::{MigratedView, PostCopyFrom};
 use wideleaf_memory::manager::RestAnswer;
 use wideleaf_memory::save::{
@@ -28,7 +28,7 @@ use super::{Arrived, Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
-use crate::snapshot::parts::{SavedParts, Shared, has_gone, lock};
+use crate::snapshot::parts::{SavedParts, Shared, has_gone};
 use crate::snapshot::saved_text;
 use crate::snapshot::saving::heat_of;
 use crate::spec::RunSpec;
@@ -172,20 +172,20 @@ impl Departure<'_> {
         let progress = |progress| {
             self.shared.show(progress);
             // The target says nothing before its `ready`, unless it ends.
-            if !(self.keep_on)() || lock(&self.receiver).has_some() {
+            if !(self.keep_on)() || self.receiver.lock().has_some() {
                 self.shared.cancel();
             }
         };
         let at_pause = |last: LastPages<'_>| {
             self.switch(last, limits.pause, &sink).map_err(|why| {
-                *lock(&refused) = Some(why);
+                *refused.lock() = Some(why);
                 SaveError::NoLastPages
             })
         };
         self.shared.uncancel();
         let saved = saver.save(limits, self.shared.cancelled(), &progress, at_pause);
         let (switched, report) = saved.map_err(|error| {
-            let why = lock(&refused).take();
+            let why = refused.lock().take();
             why.unwrap_or_else(|| self.reason_of(&error))
         })?;
         Ok(self.end(&switched, &report, before))
@@ -196,7 +196,7 @@ impl Departure<'_> {
         let wideleaf = env!("CARGO_PKG_VERSION").to_owned();
         let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some() };
         let text = serde_json::to_vec(&hello).map_err(io::Error::other)?;
-        let (mut sender, mut receiver) = (lock(&self.sender), lock(&self.receiver));
+        let (mut sender, mut receiver) = (self.sender.lock(), self.receiver.lock());
         sender.greet(&limit)?;
         sender.send(Kind::Hello, &[&text], &limit)?;
         receiver.greeted(&limit)?;
@@ -211,7 +211,7 @@ impl Departure<'_> {
         if self.is_past_go.load(Ordering::Relaxed) {
             return Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &|| true };
         }
-        Limit { silence: SILENCE_MAX, until: *lock(&self.until), keep_on: self.keep_on }
+        Limit { silence: SILENCE_MAX, until: *self.until.lock(), keep_on: self.keep_on }
     }
 
     /// Pauses the guest, hands it over, and acts on what is then known.
@@ -219,7 +219,7 @@ impl Departure<'_> {
         let parts = self.parts;
         parts.second_level.pause().map_err(|error| error.to_string())?;
         let paused_at = Instant::now();
-        *lock(&self.until) = paused_at.checked_add(pause_max);
+        *self.until.lock() = paused_at.checked_add(pause_max);
         let mut turn = Source::Sending;
         let mut serving = None;
         let mut handed_over = self.hand_over(last, &mut turn, &mut serving, sink);
@@ -280,7 +280,7 @@ impl Departure<'_> {
         // All writes are durable since the devices rest.
         *turn = turn.after(AtSource::GivingUp);
         self.parts.disks.give_up().map_err(|error| error.to_string())?;
-        let sent = lock(&self.sender).send(Kind::Machine, &[&text], &limit);
+        let sent = self.sender.lock().send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
         *turn = turn.after(AtSource::AllSent);
         self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
@@ -291,7 +291,7 @@ impl Departure<'_> {
         // From here on nothing cancels it: the target decides.
         self.is_past_go.store(true, Ordering::Relaxed);
         let limit = Limit { silence: RUNNING_WAIT_MAX, until: None, keep_on: &|| true };
-        let sent = lock(&self.sender).send(Kind::Go, &[], &limit);
+        let sent = self.sender.lock().send(Kind::Go, &[], &limit);
         let said = sent.and_then(|()| self.expect(Kind::Running, serving, &limit));
         match said {
             Ok(()) if serving.is_some() => *turn = turn.after(AtSource::RunningPartly),
@@ -315,7 +315,7 @@ impl Departure<'_> {
         let heads = serving::heads(left, |window| sink.huge.contains(&window), heat);
         let limit = self.limit();
         for message in serving::messages(&heads) {
-            let sent = lock(&self.sender).send(Kind::Missing, &[&message], &limit);
+            let sent = self.sender.lock().send(Kind::Missing, &[&message], &limit);
             sent.map_err(|lost| self.reason(lost))?;
         }
         Ok(Some(Serving::new(&self.parts.ram, sink, &heads)))
@@ -325,25 +325,25 @@ impl Departure<'_> {
     fn expect(&self, kind: Kind, serving: &mut Option<Serving<'_>>, limit: &Limit<'_>) -> Result<(), Lost> {
         let found = match serving {
             Some(serving) => serving.until_other(&self.receiver, limit, &|_| ())?,
-            None => lock(&self.receiver).next(&mut Vec::new(), limit)?,
+            None => self.receiver.lock().next(&mut Vec::new(), limit)?,
         };
         if found == kind { Ok(()) } else { Err(Malformed::Order.into()) }
     }
 
     /// Sends the missing pages until the target has all, or its guest has ended. Nothing cancels that.
     fn serve(&self, serving: &mut Serving<'_>, turn: &mut Source) -> Result<(), String> {
-        *lock(&self.shared.serves) = Some(self.to.to_owned());
+        *self.shared.serves.lock() = Some(self.to.to_owned());
         let limit = self.limit();
         let (sent, of) = (AtomicU64::new(0), serving.pages());
         // A round after all others.
-        let round = lock(&self.shared.progress).map_or(1, |view| view.round + 1);
+        let round = self.shared.progress.lock().map_or(1, |view| view.round + 1);
         let on_sent = |pages: u16| {
             let done = sent.fetch_add(pages.into(), Ordering::Relaxed) + u64::from(pages);
             self.shared.show(SaveProgress { round, done: done.min(of), of });
         };
         on_sent(0);
         let said = serving.until_other(&self.receiver, &limit, &on_sent);
-        *lock(&self.shared.serves) = None;
+        *self.shared.serves.lock() = None;
         let event = match &said {
             Ok(Kind::Complete) => AtSource::Complete,
             _ => AtSource::Lost,
@@ -388,7 +388,7 @@ impl Departure<'_> {
         let arrived = self.exchange(&left);
         let view = MigratedView {
             to: self.to.to_owned(),
-            sent_bytes: lock(&self.sender).sent(),
+            sent_bytes: self.sender.lock().sent(),
             rounds,
             downtime_ms,
             seconds: self.began.elapsed().as_secs_f64(),
@@ -412,8 +412,8 @@ impl Departure<'_> {
         let until = Some(Instant::now() + FIGURES_WAIT_MAX);
         let limit = Limit { silence: FIGURES_WAIT_MAX, until, keep_on: &|| true };
         let mut content = serde_json::to_vec(left).ok()?;
-        lock(&self.sender).send(Kind::Left, &[&content], &limit).ok()?;
-        lock(&self.receiver).expect(Kind::Arrived, &mut content, &limit).ok()?;
+        self.sender.lock().send(Kind::Left, &[&content], &limit).ok()?;
+        self.receiver.lock().expect(Kind::Arrived, &mut content, &limit).ok()?;
         serde_json::from_slice(&content).ok()
     }
 
@@ -429,7 +429,7 @@ impl Departure<'_> {
     fn last_words(&self) -> Option<Lost> {
         let until = Some(Instant::now() + LAST_WORDS_WAIT_MAX);
         let limit = Limit { silence: LAST_WORDS_WAIT_MAX, until, keep_on: &|| true };
-        let said = lock(&self.receiver).next(&mut Vec::new(), &limit);
+        let said = self.receiver.lock().next(&mut Vec::new(), &limit);
         said.err().filter(|lost| matches!(lost, Lost::Refused(_)))
     }
 
@@ -466,7 +466,7 @@ impl SaveSink for Sink<'_> {
         // Outside the lock, since several threads come here.
         let checksum = frames::checksum(Kind::Pages, &parts);
         let limit = self.departure.limit();
-        lock(&self.departure.sender).send_checked(Kind::Pages, checksum, &parts, &limit).map_err(io::Error::other)
+        self.departure.sender.lock().send_checked(Kind::Pages, checksum, &parts, &limit).map_err(io::Error::other)
     }
 }
 

@@ -12,9 +12,10 @@
 //! What the source sends is checked before it is used: lengths, checksums, that all pages are RAM, and the machine's
 //! state as that of a snapshot. The source chooses no file of this host: devices are those of the target's own options.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::restore::{OnFailure, Restorer};
 use wideleaf_memory::{GuestRam, Host};
 use wideleaf_policies::PolicyChoice;
@@ -254,7 +255,7 @@ impl Incoming {
     }
 
     fn send(&self, kind: Kind, parts: &[&[u8]], limit: &Limit<'_>) -> Result<(), Lost> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(kind, parts, limit)
+        self.sender.lock().send(kind, parts, limit)
     }
 
     fn send_figures(&self, arrived: &Arrived, limit: &Limit<'_>) -> Result<(), Lost> {
@@ -339,7 +340,7 @@ impl Incoming {
     }
 
     fn lock(&self) -> MutexGuard<'_, LinkState> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link.lock()
     }
 }
 

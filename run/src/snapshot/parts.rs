@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
 use wideleaf_control::vm::{MigratedView, SavingView};
 use wideleaf_memory::save::SaveProgress;
 use wideleaf_memory::{GuestRam, LinuxHost};
@@ -80,7 +81,7 @@ impl Shared {
         let bytes = |pages| PageSize::Base4K.bytes().get() * pages;
         let view =
             SavingView { round: progress.round, done_bytes: bytes(progress.done), total_bytes: bytes(progress.of) };
-        *lock(&self.progress) = Some(view);
+        *self.progress.lock() = Some(view);
     }
 
     pub(crate) fn cancelled(&self) -> &AtomicBool {
@@ -100,9 +101,4 @@ impl Shared {
 pub(crate) fn has_gone(client: &File) -> bool {
     let mut ends = [PollFd::new(client.as_fd(), PollFlags::empty())];
     poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-}
-
-/// The value, also after a panic elsewhere: each is set in one step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

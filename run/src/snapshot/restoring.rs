@@ -9,9 +9,10 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::mapped::map_saved;
 use wideleaf_memory::restore::{
@@ -115,7 +116,7 @@ impl Restoring {
         }
         let config = RestoreConfig {
             is_page_by_page: self.pages == RestorePages::Base,
-            first: std::mem::take(&mut *self.first.lock().unwrap_or_else(PoisonError::into_inner)),
+            first: std::mem::take(&mut *self.first.lock()),
             record: self.recording.is_some(),
             background: self.background,
             on_failure: Some(on_failure),
@@ -189,8 +190,8 @@ impl Restoring {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Filling> {
-        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Filling> {
+        self.filling.lock()
     }
 }
 

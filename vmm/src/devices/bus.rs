@@ -11,11 +11,12 @@
 
 use std::io;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use wideleaf_policies::{Gpa, GpaRange};
 
 use super::virtio::{NotAtRest, Rest, RestoreDeviceError, SavedDevice};
@@ -77,6 +78,7 @@ pub trait MemoryDevice: Send {
 
 struct Range {
     ports: RangeInclusive<u16>,
+    // A panic of one vCPU in a device leaves no worse state than a hostile guest, which the device has to handle.
     device: Mutex<Box<dyn PortDevice>>,
 }
 
@@ -167,7 +169,7 @@ impl Bus {
     /// Performs the guest's read of a port.
     pub fn read_port(&self, port: u16, data: &mut [u8]) {
         match self.find(port) {
-            Some((range, offset)) => lock(&range.device).read(offset, data),
+            Some((range, offset)) => range.device.lock().read(offset, data),
             None => {
                 self.counters.port_reads_unanswered.fetch_add(1, Ordering::Relaxed);
                 data.fill(UNCLAIMED);
@@ -178,7 +180,7 @@ impl Bus {
     /// Performs the guest's write to a port.
     pub fn write_port(&self, port: u16, data: &[u8]) -> BusEvent {
         match self.find(port) {
-            Some((range, offset)) => lock(&range.device).write(offset, data),
+            Some((range, offset)) => range.device.lock().write(offset, data),
             None => {
                 self.counters.port_writes_unanswered.fetch_add(1, Ordering::Relaxed);
                 BusEvent::None
@@ -198,7 +200,7 @@ impl Bus {
     /// Performs the guest's read of an address without RAM.
     pub fn read_memory(&self, address: Gpa, data: &mut [u8]) {
         match self.find_memory(address, data.len()) {
-            Some((range, offset)) => lock(&range.device).read(offset, data),
+            Some((range, offset)) => range.device.lock().read(offset, data),
             None => {
                 self.counters.mmio_reads_unanswered.fetch_add(1, Ordering::Relaxed);
                 data.fill(UNCLAIMED);
@@ -209,7 +211,7 @@ impl Bus {
     /// Performs the guest's write to an address without RAM.
     pub fn write_memory(&self, address: Gpa, data: &[u8]) {
         match self.find_memory(address, data.len()) {
-            Some((range, offset)) => lock(&range.device).write(offset, data),
+            Some((range, offset)) => range.device.lock().write(offset, data),
             None => {
                 self.counters.mmio_writes_unanswered.fetch_add(1, Ordering::Relaxed);
             }
@@ -219,10 +221,10 @@ impl Bus {
     /// Tells every device that the guest has ended.
     pub fn flush(&self) {
         for range in &self.ranges {
-            lock(&range.device).flush();
+            range.device.lock().flush();
         }
         for range in &self.memory_ranges {
-            lock(&range.device).stop();
+            range.device.lock().stop();
         }
     }
 
@@ -230,10 +232,10 @@ impl Bus {
     /// that is working finishes first.
     pub fn reset(&self) {
         for range in &self.ranges {
-            lock(&range.device).reset();
+            range.device.lock().reset();
         }
         for range in &self.memory_ranges {
-            lock(&range.device).reset();
+            range.device.lock().reset();
         }
     }
 
@@ -244,7 +246,7 @@ impl Bus {
     /// The number of the device that does not come to rest by `until`, and the reason; then all continue.
     pub fn save_devices(&self, until: Instant) -> Result<(Vec<SavedDevice>, Vec<Rest>), (usize, NotAtRest)> {
         let save =
-            |(number, range): (usize, &MemoryRange)| lock(&range.device).save(until).map_err(|error| (number, error));
+            |(number, range): (usize, &MemoryRange)| range.device.lock().save(until).map_err(|error| (number, error));
         let saved: Result<Vec<_>, _> = self.memory_ranges.iter().enumerate().map(save).collect();
         Ok(saved?.into_iter().unzip())
     }
@@ -254,7 +256,7 @@ impl Bus {
     /// # Errors
     /// The first error of a disk.
     pub fn flush_disks(&self) -> io::Result<()> {
-        let started: Vec<_> = self.memory_ranges.iter().filter_map(|range| lock(&range.device).start_flush()).collect();
+        let started: Vec<_> = self.memory_ranges.iter().filter_map(|range| range.device.lock().start_flush()).collect();
         let lost = |_| Err(io::Error::other("the thread that flushes a disk panicked"));
         let ended: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect();
         ended.into_iter().collect()
@@ -267,14 +269,14 @@ impl Bus {
     /// The number of the device that cannot continue, and the reason; then the machine must not run.
     pub fn restore_devices(&self, saved: &[SavedDevice]) -> Result<(), (usize, RestoreDeviceError)> {
         for (number, (range, saved)) in self.memory_ranges.iter().zip(saved).enumerate() {
-            lock(&range.device).restore(saved).map_err(|error| (number, error))?;
+            range.device.lock().restore(saved).map_err(|error| (number, error))?;
         }
         Ok(())
     }
 
     /// Makes the restored devices look at their queues.
     pub fn look(&self) {
-        self.memory_ranges.iter().for_each(|range| lock(&range.device).look());
+        self.memory_ranges.iter().for_each(|range| range.device.lock().look());
     }
 
     /// Accesses that no device answered until now.
@@ -304,12 +306,6 @@ impl Bus {
         let is_inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= range.addresses.bytes().get());
         is_inside.then_some((range, offset))
     }
-}
-
-/// Locks a device, also after a panic of one vCPU in it: that leaves no worse state than a hostile guest, which the
-/// device has to handle.
-fn lock<T: ?Sized>(device: &Mutex<Box<T>>) -> MutexGuard<'_, Box<T>> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Bus {

@@ -10,8 +10,9 @@
 //! The line always follows the registers: an interrupt that comes while the guest handles the one before
 //! is not lost.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_protocol::port::{ACPI_PM1A_CONTROL, ACPI_POWER_OFF};
 
 use super::bus::{BusEvent, PortDevice};
@@ -111,7 +112,7 @@ impl PowerButton {
 
     fn lock(&self) -> MutexGuard<'_, Registers> {
         // Two words, each changed in one step, so they are valid after a panic elsewhere.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -192,7 +193,7 @@ mod tests {
         let levels = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&levels);
         let power = PowerManagement::new(Some(Box::new(move |is_high| {
-            seen.lock().unwrap().push(is_high);
+            seen.lock().push(is_high);
             Ok(())
         })));
         let button = power.button();
@@ -226,7 +227,7 @@ mod tests {
         power.read(2, &mut enabled);
         assert_eq!(enabled, [0x20, 0, 1, 0, 0, 0, 0, 0]);
         assert!(!button.is_listening(), "the button's event is not enabled");
-        assert!(!levels.lock().unwrap().contains(&true));
+        assert!(!levels.lock().contains(&true));
     }
 
     #[test]
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(registers(&mut power)[..2], [0, 1]);
         power.write(0, &[0x00, 0x01]);
         assert_eq!(registers(&mut power)[..2], [0, 0]);
-        assert_eq!(*levels.lock().unwrap(), [false, true, true, true, false]);
+        assert_eq!(*levels.lock(), [false, true, true, true, false]);
     }
 
     #[test]
@@ -252,7 +253,7 @@ mod tests {
         button.press().unwrap();
         power.write(2, &[0x00, 0x00]);
         power.write(2, &[0x00, 0x01]);
-        assert_eq!(*levels.lock().unwrap(), [false, true, false, true]);
+        assert_eq!(*levels.lock(), [false, true, false, true]);
     }
 
     #[test]
@@ -262,13 +263,9 @@ mod tests {
         button.press().unwrap();
         power.reset();
         assert!(!button.is_listening());
-        assert_eq!(levels.lock().unwrap().last(), Some(&false));
+        assert_eq!(levels.lock().last(), Some(&false));
         power.write(2, &[0x00, 0x01]);
-        assert_eq!(
-            levels.lock().unwrap().last(),
-            Some(&false),
-            "the next kernel does not see the press of the previous one"
-        );
+        assert_eq!(levels.lock().last(), Some(&false), "the next kernel does not see the press of the previous one");
     }
 
     #[test]
@@ -279,16 +276,16 @@ mod tests {
         let (mut other, other_button, levels) = machine();
         other_button.restore(button.saved()).unwrap();
         assert_eq!((registers(&mut other), other_button.is_listening()), (registers(&mut power), true));
-        assert_eq!(*levels.lock().unwrap(), [true]);
+        assert_eq!(*levels.lock(), [true]);
         other.write(0, &[0x00, 0x01]);
-        assert_eq!(*levels.lock().unwrap(), [true, false]);
+        assert_eq!(*levels.lock(), [true, false]);
     }
 
     #[test]
     fn a_press_without_a_listening_guest_is_refused() {
         let (mut power, button, levels) = machine();
         assert!(matches!(button.press(), Err(PressError::NobodyListens)));
-        assert_eq!((registers(&mut power)[..2].to_vec(), levels.lock().unwrap().len()), (vec![0, 0], 0));
+        assert_eq!((registers(&mut power)[..2].to_vec(), levels.lock().len()), (vec![0, 0], 0));
         // A button without an interrupt is refused too, whatever the guest enables.
         let mut without = PowerManagement::new(None);
         without.write(2, &[0xff, 0xff]);

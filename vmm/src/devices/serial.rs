@@ -10,9 +10,10 @@
 //! instructions of the guest.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use vm_superio::serial::{NoEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
@@ -314,8 +315,8 @@ impl SerialPort {
         self.lock().listening.has_begun
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Port> {
-        self.port.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Port> {
+        self.port.lock()
     }
 }
 
@@ -362,7 +363,7 @@ mod tests {
     fn port() -> (SerialPort, Arc<Mutex<Vec<Vec<u8>>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&lines);
-        let sink: SerialSink = Box::new(move |line| sink.lock().unwrap().push(line.to_vec()));
+        let sink: SerialSink = Box::new(move |line| sink.lock().push(line.to_vec()));
         (SerialPort::new(SerialInterrupt::None, sink.into()), lines)
     }
 
@@ -373,19 +374,19 @@ mod tests {
         for byte in b"one\r\ntwo\n\nthr" {
             port.write(0, &[*byte]);
         }
-        assert_eq!(*lines.lock().unwrap(), [b"one".to_vec(), b"two".to_vec(), b"".to_vec()]);
+        assert_eq!(*lines.lock(), [b"one".to_vec(), b"two".to_vec(), b"".to_vec()]);
         assert!(port.first_byte().is_some());
         port.flush();
         port.flush();
-        assert_eq!(lines.lock().unwrap().len(), 4, "the last line comes once");
-        assert_eq!(lines.lock().unwrap()[3], b"thr");
+        assert_eq!(lines.lock().len(), 4, "the last line comes once");
+        assert_eq!(lines.lock()[3], b"thr");
     }
 
     #[test]
     fn a_string_instruction_writes_all_its_bytes() {
         let (mut port, lines) = port();
         port.write(0, b"at once\n");
-        assert_eq!(*lines.lock().unwrap(), [b"at once".to_vec()]);
+        assert_eq!(*lines.lock(), [b"at once".to_vec()]);
     }
 
     #[test]
@@ -393,15 +394,15 @@ mod tests {
         let (seen, (_, lines)) = (Arc::new(Mutex::new(Vec::new())), port());
         let (bytes_to, lines_to) = (Arc::clone(&seen), Arc::clone(&lines));
         let output = SerialOutput {
-            lines: Box::new(move |line| lines_to.lock().unwrap().push(line.to_vec())),
-            bytes: Some(Box::new(move |bytes| bytes_to.lock().unwrap().extend_from_slice(bytes))),
+            lines: Box::new(move |line| lines_to.lock().push(line.to_vec())),
+            bytes: Some(Box::new(move |bytes| bytes_to.lock().extend_from_slice(bytes))),
         };
         let mut port = SerialPort::new(SerialInterrupt::None, output);
         port.write(0, b"login: ");
-        assert_eq!((seen.lock().unwrap().as_slice(), lines.lock().unwrap().len()), (&b"login: "[..], 0));
+        assert_eq!((seen.lock().as_slice(), lines.lock().len()), (&b"login: "[..], 0));
         port.write(0, b"\r\n\xff");
-        assert_eq!(*seen.lock().unwrap(), b"login: \r\n\xff");
-        assert_eq!(*lines.lock().unwrap(), [b"login: ".to_vec()]);
+        assert_eq!(*seen.lock(), b"login: \r\n\xff");
+        assert_eq!(*lines.lock(), [b"login: ".to_vec()]);
     }
 
     #[test]
@@ -409,7 +410,7 @@ mod tests {
         let (mut port, lines) = port();
         port.write(0, &vec![b'x'; LINE_BYTES_MAX + 1]);
         port.flush();
-        let lengths: Vec<usize> = lines.lock().unwrap().iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = lines.lock().iter().map(Vec::len).collect();
         assert_eq!(lengths, [LINE_BYTES_MAX, 1]);
     }
 
@@ -479,7 +480,7 @@ mod tests {
         port.reset();
         assert_eq!(port.lock().uart.state(), at_start);
         assert!(!port.is_listened_to(), "the next driver may drop input");
-        assert_eq!(*lines.lock().unwrap(), [b"cut o".to_vec()]);
+        assert_eq!(*lines.lock(), [b"cut o".to_vec()]);
     }
 
     #[test]
@@ -492,12 +493,12 @@ mod tests {
         let saved: SavedSerial = serde_json::from_str(&text).unwrap();
         let (event, lines) = (EventFd::new(0).unwrap(), Arc::new(Mutex::new(Vec::new())));
         let (interrupt, sink) = (SerialInterrupt::Event(event.try_clone().unwrap()), Arc::clone(&lines));
-        let sink: SerialSink = Box::new(move |line| sink.lock().unwrap().push(line.to_vec()));
+        let sink: SerialSink = Box::new(move |line| sink.lock().push(line.to_vec()));
         let mut restored = SerialPort::restored(interrupt, sink.into(), &saved).unwrap();
         assert_eq!((restored.saved(), restored.is_listened_to()), (saved, true));
         assert_eq!(event.read().unwrap(), 1, "the input interrupts again");
         restored.write(0, b"ine\n");
-        assert_eq!(*lines.lock().unwrap(), [b"half a line".to_vec()]);
+        assert_eq!(*lines.lock(), [b"half a line".to_vec()]);
         let mut input = [0; 2];
         restored.read(0, &mut input);
         assert_eq!(&input, b"ls");

@@ -4,8 +4,9 @@
 //!   open ── close ─▶ closed ── drain ─▶ devices pass, to finish what they began ── drained ─▶ closed ── open ─▶ open
 //! ```
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 struct State {
@@ -39,7 +40,7 @@ impl Gate {
     pub fn enter(&self) -> Inside<'_> {
         let mut state = self.lock();
         while state.is_shut() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         state.inside += 1;
         Inside(self)
@@ -59,7 +60,7 @@ impl Gate {
                 self.changed.notify_all();
                 return false;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         true
     }
@@ -89,19 +90,20 @@ impl Gate {
     pub fn drained(&self, at_most: Duration) -> bool {
         let mut state = self.lock();
         state.is_drained = false;
-        let waited = self.changed.wait_timeout_while(state, at_most, |state| state.inside > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.inside == 0
+        self.changed.wait_while_for(&mut state, |state| state.inside > 0, at_most);
+        state.inside == 0
     }
 
     /// Waits while it is closed, for at most `at_most`. Returns whether it is open now.
     pub fn is_open_within(&self, at_most: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), at_most, |state| state.closings > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.closings == 0
+        let mut state = self.lock();
+        self.changed.wait_while_for(&mut state, |state| state.closings > 0, at_most);
+        state.closings == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Two counters, each changed in one step, so they are valid after a panic elsewhere.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

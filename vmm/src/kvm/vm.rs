@@ -1,13 +1,14 @@
 //! The VM: memslots, interrupt controllers, vCPUs.
 #![expect(unsafe_code, reason = "KVM receives host addresses as numbers; nothing checks that they stay mapped")]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_MEM_LOG_DIRTY_PAGES, KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_clock_data,
     kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, VmFd};
+use parking_lot::{Mutex, MutexGuard};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::ioctl_with_ref;
 use wideleaf_memory::GuestRam;
@@ -255,7 +256,7 @@ impl Vm {
 
     fn lock_slots(&self) -> MutexGuard<'_, Vec<Memslot>> {
         // A slot is changed only after KVM agreed, so the table is valid after a panic elsewhere.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 }
 

@@ -15,9 +15,10 @@
 //!
 //! A snapshot takes the state of paused vCPUs, each by its own thread as well ([`RunControl::save_vcpus`]).
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_memory::second_level::{PagingMode, SecondLevelError};
 
 use super::GuestExit;
@@ -176,7 +177,7 @@ impl RunControl {
         inner.resets += 1;
         self.changed.notify_all();
         while !inner.is_stopping && inner.reset != (Reset::PuttingBack { left: 0 }) {
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut inner);
         }
         inner.reset = Reset::No;
         self.changed.notify_all();
@@ -211,7 +212,7 @@ impl RunControl {
                 return Err(SecondLevelError::PauseTimedOut { vcpu, waited_ms: waited.as_millis() as u64 });
             };
             let slice = left.min(KICK_AGAIN_AFTER);
-            (inner, _) = self.changed.wait_timeout(inner, slice).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut inner, slice);
             self.kick_running(&inner);
         }
     }
@@ -247,7 +248,7 @@ impl RunControl {
         inner.saving = Some(inner.vcpus.iter().map(|_| None).collect());
         self.changed.notify_all();
         while inner.may_be_saved().is_ok() && inner.saving.iter().flatten().any(Option::is_none) {
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut inner);
         }
         let saved = inner.saving.take().unwrap_or_default();
         inner.may_be_saved()?;
@@ -341,7 +342,7 @@ impl RunControl {
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
             };
             let slice = if inner.wants_all_out() { left.min(KICK_AGAIN_AFTER) } else { left };
-            (inner, _) = self.changed.wait_timeout(inner, slice).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_for(&mut inner, slice);
             if inner.wants_all_out() {
                 self.kick_running(&inner);
             }
@@ -350,7 +351,7 @@ impl RunControl {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // Each change in here is one assignment, so the state is valid after a panic.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Kicks the vCPUs that may be in the guest. The caller holds the lock, so no vCPU can enter unseen.

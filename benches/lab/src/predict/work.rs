@@ -9,9 +9,10 @@
 //! The kernel's thread cannot be ended: a caller that stops waiting ends the process with it, and nothing is left
 //! of either.
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_kernels::registry::{MemoryNeed, Started, by_name, run as run_kernel};
 use wideleaf_kernels::{Arena, Kernel, Platform, native};
 use wideleaf_memory::actuators::prefault::prefault;
@@ -181,7 +182,7 @@ fn run_on(
     let seen = watch.clone();
     // Called only by the kernel's thread, because its clock is read.
     let sink = Box::new(move |message: &Message<'_>| {
-        seen.lock().expect("a watch does not panic").on(message, host.thread_cpu_time());
+        seen.lock().on(message, host.thread_cpu_time());
     });
     let (code, steps) = native::run(1, tsc_hz, sink, |platform| {
         let words = ram.exclusive_words(ram.ranges()[0]);
@@ -190,9 +191,9 @@ fn run_on(
         let guest_page = GuestPage::from_bytes(PageSize::Base4K.bytes().get()).expect("x86 has 4 KiB pages");
         let shortened = Shortened { platform, most, steps: Mutex::default() };
         let code = run_kernel(&shortened, &arena, line, Started { entry: Entry::Native, guest_page });
-        (code, *shortened.steps.lock().expect("nothing panics under this lock"))
+        (code, *shortened.steps.lock())
     });
-    let mut watch = watch.lock().expect("a watch does not panic");
+    let mut watch = watch.lock();
     match watch.failed.take() {
         Some(why) => Err(why),
         None => Ok((code, Timed { steps, ..watch.timed.clone() })),
@@ -267,7 +268,7 @@ impl Platform for Shortened<'_> {
 
     fn steps_of(&self, total: u32) -> u32 {
         let made = self.most.map_or(total, |most| most.min(total));
-        let mut steps = self.steps.lock().expect("nothing panics under this lock");
+        let mut steps = self.steps.lock();
         *steps = Steps { begun: steps.begun + 1, made: steps.made + made, all: steps.all + total };
         made
     }

@@ -1,8 +1,9 @@
 //! A guest that checks and rewrites a pattern until the test stops it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_guest_image::IMAGE;
 use wideleaf_memory::numa::placement::Placement;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
@@ -41,14 +42,14 @@ impl PatternGuest {
         let ram = GuestRam::map_on(&config.ram_layout(), backing, placement).unwrap();
         let lines = Arc::<Mutex<Vec<String>>>::default();
         let sink = Arc::clone(&lines);
-        let sink = move |line: &[u8]| sink.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        let sink = move |line: &[u8]| sink.lock().push(String::from_utf8_lossy(line).into_owned());
         let machine = Machine::start(&config, Arc::clone(&ram), Box::new(sink)).unwrap();
         PatternGuest { ram, machine, lines }
     }
 
     /// Number of whole passes that it has reported.
     fn passes(&self) -> u64 {
-        let lines = self.lines.lock().unwrap();
+        let lines = self.lines.lock();
         let done = |line: &String| match parse(line)?.ok()? {
             Message::Progress { phase, done, .. } if phase == *"pass" => Some(done),
             _ => None,
@@ -62,7 +63,7 @@ impl PatternGuest {
         for _ in 0..2 {
             let (before, deadline) = (self.passes(), Instant::now() + WAIT_MAX);
             while self.passes() == before {
-                assert!(Instant::now() < deadline, "no pass in {WAIT_MAX:?}: {:?}", self.lines.lock().unwrap().last());
+                assert!(Instant::now() < deadline, "no pass in {WAIT_MAX:?}: {:?}", self.lines.lock().last());
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -74,7 +75,7 @@ impl PatternGuest {
         let deadline = Instant::now() + WAIT_MAX;
         let (claims, first) = (self.ram.claims(), WindowIndex::new(0));
         while claims.is_under_way(first) || claims.is_on_giant_page(first) != is_on_giant_page {
-            assert!(Instant::now() < deadline, "the giant is not moved: {:?}", self.lines.lock().unwrap().last());
+            assert!(Instant::now() < deadline, "the giant is not moved: {:?}", self.lines.lock().last());
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -82,7 +83,7 @@ impl PatternGuest {
     /// Stops the guest and asserts that it found no wrong word: after one it would have ended by itself.
     pub fn stop(&self) {
         let exit = self.machine.stop();
-        let lines = self.lines.lock().unwrap();
+        let lines = self.lines.lock();
         let is_about_a_loss =
             |line: &String| matches!(parse(line), Some(Ok(Message::Mismatch(_) | Message::Panic { .. })));
         assert_eq!(lines.iter().find(|line| is_about_a_loss(line)), None);

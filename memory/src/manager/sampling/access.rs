@@ -9,9 +9,10 @@
 //! as one huge page.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 use wideleaf_policies::rotation::{Rotation, TouchFrequency};
 use wideleaf_policies::{
     AccessHistory, Backing, Moment, PageSize, PerTenThousand, SampleQuality, VmId, VmSnapshot, WindowIndex, WindowRow,
@@ -109,7 +110,7 @@ impl SharedAccess {
 
     /// Brings every window back. No window is aside while the returned value exists.
     pub(in crate::manager) fn in_place(&self, host: &dyn Host) -> InPlace<'_> {
-        let no_swap = self.0.swaps.write().unwrap_or_else(PoisonError::into_inner);
+        let no_swap = self.0.swaps.write();
         let mut sampling = self.lock();
         sampling.finish(host);
         InPlace { sampling, _no_swap: no_swap }
@@ -122,14 +123,14 @@ impl SharedAccess {
 
     /// Calls `swap` while no caller needs every window in its place. Several threads may swap at the same time.
     pub(in crate::manager) fn unseen<T>(&self, swap: impl FnOnce() -> T) -> T {
-        let _turn = self.0.swaps.read().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.0.swaps.read();
         swap()
     }
 
     fn lock(&self) -> MutexGuard<'_, AccessSampling> {
         // A thread that panicked half-way leaves windows aside. The mover brings them back, and no
         // sample reports them.
-        self.0.sampling.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.sampling.lock()
     }
 }
 

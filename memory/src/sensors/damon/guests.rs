@@ -18,10 +18,11 @@
 //! the kernel thread. So the thread asks each guest first, and leaves the monitor alone until all answer.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use wideleaf_policies::{Bytes, Hva, PageSize, PerTenThousand};
 
 use super::kdamonds::{DamonError, Kind, OwnKdamonds, Region, Setup, Target};
@@ -129,10 +130,6 @@ struct Running {
 /// The monitor of this process. There is one, since the kernel has one directory of kdamonds.
 static OF_THIS_HOST: LazyLock<Arc<GuestMonitor>> = LazyLock::new(|| GuestMonitor::at(Path::new("/"), Times::REAL));
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl GuestMonitor {
     /// The monitor of this process.
     pub fn of_this_host() -> Arc<GuestMonitor> {
@@ -148,7 +145,7 @@ impl GuestMonitor {
         let key = ProcessKey::of(Path::new("/proc"), process.pid());
         let guest = Arc::new(Guest { process, key, ranges: largest(ranges), latest: Mutex::default() });
         let watch = Watch { monitor: Arc::clone(self), guest: Arc::clone(&guest) };
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(why) = &state.never {
             guest.say(Some(why.clone()));
             return watch;
@@ -174,16 +171,18 @@ impl GuestMonitor {
         let mut running = None;
         loop {
             let (changes, guests) = {
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 (state.changes, state.guests.clone())
             };
             let next = self.step(&mut running, &guests);
             drop(guests);
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.carried_out = changes;
             self.changed.notify_all();
             match next {
-                Some(wait) => drop(self.changed.wait_timeout_while(state, wait, |state| state.changes == changes)),
+                Some(wait) => {
+                    self.changed.wait_while_for(&mut state, |state| state.changes == changes, wait);
+                }
                 None if state.changes == changes => {
                     state.is_running = false;
                     return;
@@ -239,7 +238,7 @@ impl GuestMonitor {
         if !error.is_final() {
             return Some(self.times.retry);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.never = Some(error.to_string());
         // Some may have come meanwhile.
         state.guests.drain(..).for_each(|guest| guest.say(Some(error.to_string())));
@@ -254,7 +253,7 @@ struct EndOfThread<'a>(&'a GuestMonitor);
 impl Drop for EndOfThread<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            lock(&self.0.state).is_running = false;
+            self.0.state.lock().is_running = false;
             self.0.changed.notify_all();
         }
     }
@@ -262,7 +261,7 @@ impl Drop for EndOfThread<'_> {
 
 impl Guest {
     fn say(&self, why_not: Option<String>) {
-        lock(&self.latest).why_not = why_not;
+        self.latest.lock().why_not = why_not;
     }
 
     /// Whether its memory map is locked. The question has a deadline, and a thread of its own.
@@ -282,7 +281,7 @@ impl Guest {
             rate: PerTenThousand::of(region.accesses.min(LOOKS), LOOKS),
         };
         let heat = Heat::new(regions.iter().map(heat_region).collect());
-        let mut latest = lock(&self.latest);
+        let mut latest = self.latest.lock();
         let number = latest.heat.as_ref().map_or(0, |(number, ..)| number + 1);
         latest.heat = Some((number, Instant::now(), Arc::new(heat)));
         latest.why_not = None;
@@ -293,7 +292,7 @@ impl Running {
     /// Ends the turn of its guests.
     fn end_turn(self) -> OwnKdamonds {
         let now = Instant::now();
-        self.turn.iter().for_each(|guest| lock(&guest.latest).watched_at = Some(now));
+        self.turn.iter().for_each(|guest| guest.latest.lock().watched_at = Some(now));
         self.kdamonds
     }
 
@@ -320,26 +319,26 @@ impl Running {
 
 impl HeatSource for Watch {
     fn latest(&self) -> Option<LatestHeat<Arc<Heat>>> {
-        let latest = lock(&self.guest.latest);
+        let latest = self.guest.latest.lock();
         let (number, at, heat) = latest.heat.as_ref()?;
         Some(LatestHeat { number: *number, age: at.elapsed(), heat: Arc::clone(heat) })
     }
 
     fn why_not(&self) -> Option<String> {
-        lock(&self.guest.latest).why_not.clone()
+        self.guest.latest.lock().why_not.clone()
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         let Watch { monitor, guest } = self;
-        let mut state = lock(&monitor.state);
+        let mut state = monitor.state.lock();
         state.guests.retain(|watched| !Arc::ptr_eq(watched, guest));
         state.changes += 1;
         let change = state.changes;
         monitor.changed.notify_all();
         let is_pending = |state: &mut State| state.is_running && state.carried_out < change;
-        drop(monitor.changed.wait_timeout_while(state, GIVE_BACK_WITHIN, is_pending));
+        monitor.changed.wait_while_for(&mut state, is_pending, GIVE_BACK_WITHIN);
     }
 }
 
@@ -347,7 +346,7 @@ impl Drop for Watch {
 fn next_turn(all: &[Arc<Guest>]) -> Vec<Arc<Guest>> {
     let (silent, mut turn): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|guest| guest.is_silent());
     silent.iter().for_each(|guest| guest.say(Some("the process does not answer".to_owned())));
-    turn.sort_by_key(|guest| lock(&guest.latest).watched_at);
+    turn.sort_by_key(|guest| guest.latest.lock().watched_at);
     for guest in turn.drain(GUESTS_MOST.min(turn.len())..) {
         guest.say(Some(format!("the kernel's monitor watches {GUESTS_MOST} guests at a time: its turn comes")));
     }

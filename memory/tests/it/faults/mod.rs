@@ -1,11 +1,12 @@
 //! Common part of the tests of services that answer page faults: guest RAM with a unique word in every page,
 //! threads that touch it with a time limit, and the real host with failures injected by a test.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use wideleaf_memory::backing::BackingConfig;
 use wideleaf_memory::first_touch::probe;
 use wideleaf_memory::host::{Advice, Host, HostError, PageRun};
@@ -111,7 +112,7 @@ impl Meddling {
     }
 
     pub fn swallowing(self, advice: Advice, times: u64, errno: i32) -> Arc<Meddling> {
-        *self.swallow.lock().unwrap() = Some((advice, times, errno));
+        *self.swallow.lock() = Some((advice, times, errno));
         Arc::new(self)
     }
 }
@@ -126,7 +127,7 @@ impl Host for Meddling {
     }
 
     fn advise(&self, start: Hva, bytes: Bytes, advice: Advice) -> Result<(), HostError> {
-        match &mut *self.swallow.lock().unwrap() {
+        match &mut *self.swallow.lock() {
             Some((of, times, errno)) if *of == advice && *times > 0 => {
                 *times -= 1;
                 let source = std::io::Error::from_raw_os_error(*errno);
@@ -150,7 +151,7 @@ impl Host for Meddling {
     }
 
     fn read_text(&self, path: &str) -> Result<String, HostError> {
-        match *self.meminfo.lock().unwrap() {
+        match *self.meminfo.lock() {
             Meminfo::Says(text) if path == "/proc/meminfo" => Ok(text.to_owned()),
             Meminfo::Absent if path == "/proc/meminfo" => {
                 Err(HostError { what: "meddling", source: std::io::ErrorKind::NotFound.into() })

@@ -6,9 +6,10 @@
 //!                         └─▶ logged once
 //! ```
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
+use parking_lot::Mutex;
 use wideleaf_control::protocol::Settings;
 use wideleaf_control::view::{Vmm, WorkView};
 use wideleaf_memory::panicked::caught;

@@ -12,7 +12,7 @@ use wideleaf_control::view::PromotableView;
 use wideleaf_memory::pool::{NodeRoom, PoolStatus};
 use wideleaf_policies::{Bytes, PageSize};
 
-use super::{Engine, locked};
+use super::Engine;
 
 /// Maximum age of the figures. The kernel walks its lists of free blocks for them, under the lock of each zone.
 const AGE_MAX: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ impl Engine {
             let table = self.table();
             table.host.available.saturating_sub(table.config.host.low_free)
         };
-        let mut latest = locked(&self.promotable);
+        let mut latest = self.promotable.lock();
         if latest.read_at.is_none_or(|read_at| read_at.elapsed() >= AGE_MAX) {
             let (room, pools) = (self.doors.pools.room(), self.doors.pools.status());
             *latest = Promotable { read_at: Some(Instant::now()), view: promotable(&room, &pools, spare) };

@@ -10,7 +10,6 @@
 //! Each status has the explanation, which is short, so that `explain` waits for nothing. A run that hangs holds up one
 //! question for a moment. Its client then gets a survey from outside, with the reason.
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use wideleaf_control::protocol::LiveReport;
@@ -114,7 +113,7 @@ impl Engine {
                 Look::NotYet if now >= until => vm.windows.is_late = true,
                 Look::NotYet => {
                     let left = until.saturating_duration_since(now);
-                    table = self.reported.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+                    self.reported.wait_for(&mut table, left);
                 }
             }
         }

@@ -13,7 +13,7 @@
 use wideleaf_control::protocol::{Answer, OrdinaryMemory, PoolRequest, RoomView};
 use wideleaf_memory::pool::Granted;
 
-use super::{Engine, locked, now_s};
+use super::{Engine, now_s};
 use crate::pool_reservations::{self, Room};
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
         wanted: Vec<PoolRequest>,
         ordinary: Option<OrdinaryMemory>,
     ) -> Result<Answer, String> {
-        let _one_at_a_time = locked(&self.changing_pools);
+        let _one_at_a_time = self.changing_pools.lock();
         let refused = |error: String| format!("no room for {domain}: {error}");
         self.settle_rooms().map_err(refused)?;
         self.empty_rooms(|room| room.uuid == uuid);
@@ -73,7 +73,7 @@ impl Engine {
     /// # Errors
     /// The running guests cannot be listed; nothing is given back then.
     pub(super) fn give_back_abandoned(&self) -> Result<(), String> {
-        let _one_at_a_time = locked(&self.changing_pools);
+        let _one_at_a_time = self.changing_pools.lock();
         let abandoned: Vec<Room> = {
             let table = self.table();
             if table.rooms.is_empty() {
@@ -97,7 +97,7 @@ impl Engine {
     }
 
     pub(super) fn give_back_rooms(&self, which: impl Fn(&Room) -> bool) {
-        let _one_at_a_time = locked(&self.changing_pools);
+        let _one_at_a_time = self.changing_pools.lock();
         if self.are_settled() {
             self.empty_rooms(which);
         } else {
@@ -109,7 +109,7 @@ impl Engine {
     /// As [`Engine::give_back_rooms`] for callers that must not wait: it does nothing while a pool is being
     /// changed, which takes up to a minute. The next scouting gives back the rest.
     pub(super) fn give_back_rooms_if_free(&self, which: impl Fn(&Room) -> bool) {
-        if let Ok(_one_at_a_time) = self.changing_pools.try_lock()
+        if let Some(_one_at_a_time) = self.changing_pools.try_lock()
             && self.are_settled()
         {
             self.empty_rooms(which);

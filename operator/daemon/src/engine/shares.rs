@@ -5,7 +5,7 @@ use std::time::Duration;
 use wideleaf_policies::BudgetLimits;
 
 use super::vm::Vm;
-use super::{Engine, SharedCare, Table, locked, told_if_free};
+use super::{Engine, SharedCare, Table, told_if_free};
 use crate::config::Wanted;
 use crate::guests::ProcessId;
 use crate::share;
@@ -84,7 +84,7 @@ impl Engine {
     /// Gives each VM its share of the budget, and decides whether it may grow. Only VMs with a change are called. A
     /// busy one gets it at the next tick.
     pub(super) fn share_out(&self) {
-        let _one_at_a_time = locked(&self.sharing);
+        let _one_at_a_time = self.sharing.lock();
         let mut told_so: Vec<(ProcessId, SharedCare, BudgetLimits, bool)> = Vec::new();
         let mut table = self.table();
         let claims: Vec<share::Claim> = table.vms.values().map(Vm::claim).collect();

@@ -10,10 +10,11 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wideleaf_control::client::QUESTION_TIMEOUT;
 use wideleaf_control::view::{Care, Guarantee, SavedView, VmView};
 use wideleaf_memory::deadline::Questions;
@@ -99,8 +100,8 @@ impl Surveys {
             }
         }
         let within = if self.seen().found.is_none() { FIRST_FIND_WITHIN } else { FIND_WITHIN };
-        let waited = self.changed.wait_timeout_while(self.seen(), within, |seen| seen.is_finding);
-        let (seen, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen();
+        self.changed.wait_while_for(&mut seen, |seen| seen.is_finding, within);
         seen.found
             .clone()
             .unwrap_or_else(|| Err("the search for guests is still under way: ask again in a moment".into()))
@@ -118,7 +119,7 @@ impl Surveys {
         let mut seen = self.seen();
         while seen.is_looking && Instant::now() < until && found.iter().any(|found| self.is_worth_waiting(&seen, found))
         {
-            seen = self.changed.wait_timeout(seen, STEP).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut seen, STEP);
         }
         found.iter().filter_map(|found| self.known(&seen, found)).collect()
     }
@@ -182,7 +183,7 @@ impl Surveys {
     fn round(self: &Arc<Surveys>, guests: &Arc<dyn Guests>, found: &[Found]) {
         self.seen().views.retain(|process, _| found.iter().any(|found| found.process == *process));
         let queue: Mutex<VecDeque<&Found>> = Mutex::new(found.iter().collect());
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let next = || queue.lock().pop_front();
         let work = || {
             while let Some(found) = next() {
                 self.look_at(guests, found);
@@ -220,7 +221,7 @@ impl Surveys {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 }
 
@@ -281,7 +282,7 @@ mod tests {
             guests.start(pid, name);
         }
         let busy = guests.guest(10).busy;
-        let hanging = busy.lock().expect("no thread panicked");
+        let hanging = busy.lock();
         for huge in [4 << 20, 8 << 20] {
             guests.change(12, |guest| guest.backing.huge_2m = huge);
             let views = round(&looks, &guests);
@@ -308,7 +309,7 @@ mod tests {
             guests.change(pid, |guest| guest.busy = busy.clone());
         }
         guests.start(100, "web");
-        let hanging = busy.lock().expect("no thread panicked");
+        let hanging = busy.lock();
         let views = round(&looks, &guests);
         let seen: Vec<u32> = views.iter().filter(|view| is_seen(view)).map(|view| view.pid).collect();
         assert_eq!((views.len(), seen), (3 * WORKERS + 1, vec![100]));
@@ -337,7 +338,7 @@ mod tests {
         let names = |found: Vec<Found>| found.into_iter().map(|found| found.name).collect::<Vec<_>>();
         assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
         let slow = guests.slow_find();
-        let hanging = slow.lock().expect("no thread panicked");
+        let hanging = slow.lock();
         guests.start(11, "db");
         assert_eq!(looks.found(&door).map(names), Ok(vec!["web".to_owned()]));
         drop(hanging);

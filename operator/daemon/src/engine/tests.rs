@@ -36,11 +36,11 @@ struct FakeSupply {
 
 impl Supply for FakeSupply {
     fn want(&self, demand: SupplyDemand) {
-        *locked(&self.demand) = demand;
+        *self.demand.lock() = demand;
     }
 
     fn set_rules(&self, rules: SupplyRules) {
-        *locked(&self.rules) = rules;
+        *self.rules.lock() = rules;
     }
 
     fn report(&self) -> SupplyReport {
@@ -392,7 +392,7 @@ fn a_guest_with_a_process_id_as_its_name_does_not_hide_that_process() {
 #[test]
 fn nothing_is_changed_before_the_state_of_an_earlier_daemon_is_read() {
     let bench = Bench::new("");
-    *locked(&bench.engine.saved) = Saved::NotYetRead;
+    *bench.engine.saved.lock() = Saved::NotYetRead;
     let error = bench.ask(prepare("u", 60)).expect_err("the file could not be written");
     assert!(error.contains("is not read yet: try again"), "{error}");
     assert_eq!((bench.pools.now().growth_left, bench.engine.rooms().len()), (100, 0));
@@ -641,11 +641,11 @@ fn a_long_request_to_one_guest_delays_neither_the_tick_nor_a_registration() {
         bench.attach(pid).expect("it runs");
     }
     let busy = bench.guests.guest(10).busy;
-    let asking = busy.lock().expect("no thread panicked");
+    let asking = busy.lock();
     thread::scope(|scope| {
         let explained = scope.spawn(|| bench.ask(Request::Explain { vm: "web".into() }));
         let care = bench.engine.table().vms[&web].care().expect("it is attached");
-        while care.try_lock().is_ok() {
+        while care.try_lock().is_some() {
             thread::yield_now();
         }
         for pid in [10, 11] {
@@ -670,7 +670,7 @@ fn a_guest_with_a_long_survey_is_listed_by_its_name_and_delays_no_list() {
     bench.guests.start(10, "web");
     bench.guests.start(11, "huge");
     let busy = bench.guests.guest(11).busy;
-    let looking = busy.lock().expect("no thread panicked");
+    let looking = busy.lock();
     let vms = bench.list();
     assert_eq!((vms[0].name.as_str(), huge_2m(&vms[0])), ("web", mib(2).get()));
     assert!(vms[1].name == "huge" && vms[1].notes[0].contains("survey is still under way"), "{:?}", vms[1]);
@@ -702,12 +702,12 @@ fn the_last_shares_sent_are_the_last_ones_computed() {
         bench.engine.share_out();
     };
     let deaf = bench.guests.guest(10).deaf;
-    let telling = deaf.lock().expect("no thread panicked");
+    let telling = deaf.lock();
     let told = || bench.guests.guest(11).limits.expect("it was told").copy_per_second;
     thread::scope(|scope| {
         scope.spawn(|| share(mib(100)));
         let care = bench.engine.table().vms[&first].care().expect("it is attached");
-        while care.try_lock().is_ok() {
+        while care.try_lock().is_some() {
             thread::yield_now();
         }
         scope.spawn(|| share(mib(200)));

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::protocol::{BidsReport, Target};
 use wideleaf_control::view::{self, BackingView, Explanation, Reason, VmView, Vmm, WindowMap, WindowRange, WorkView};
 use wideleaf_policies::{BudgetLimits, HugePagePrice};
@@ -193,7 +194,7 @@ impl FakeGuests {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<u32, FakeGuest>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guests.lock()
     }
 }
 

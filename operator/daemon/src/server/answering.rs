@@ -11,10 +11,11 @@
 //! of a host often does so because something hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use parking_lot::Mutex;
 use wideleaf_control::protocol::{Reply, Request};
 
 use wideleaf_control::server::{Job, Replies};
@@ -113,7 +114,7 @@ impl Clerk {
     /// Loop of a lane's thread.
     fn serve(&self, queue: &Mutex<Receiver<Task>>) {
         loop {
-            let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let task = queue.lock().recv();
             let Ok(task) = task else { return };
             if self.replies.is_stopping() {
                 return; // waiting tasks no longer have a connection

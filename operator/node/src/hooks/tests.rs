@@ -2,8 +2,8 @@ use super::*;
 use crate::matching::tests::{POD, guest};
 use crate::testing::{FakeDaemon, ok, refusal};
 use crate::wishes::{GUARANTEE, HUGE_PAGES, POLICY};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::sync::Mutex;
 use wideleaf_control::protocol::{Answer, Reply, Settings, Target};
 use wideleaf_control::view::{DaemonView, PromotableView};
 
@@ -130,12 +130,12 @@ async fn a_guest_that_appears_after_the_answer_is_managed_all_the_same() {
     let guests = Arc::new(Mutex::new(Vec::new()));
     let listed = Arc::clone(&guests);
     let bench = Bench::new(move |request| match request {
-        Ask::List => ok(Answer::Vms(listed.lock().expect("no panic").clone())),
+        Ask::List => ok(Answer::Vms(listed.lock().clone())),
         _ => ok(Answer::Done),
     });
     bench.call("PostVMStart", &plain()).await.expect("it runs");
     assert!(bench.daemon.asked().iter().all(|ask| *ask == Ask::List), "virt-handler does not wait for the guest");
-    guests.lock().expect("no panic").push(unmanaged());
+    guests.lock().push(unmanaged());
     let is_managed = async {
         while !bench.daemon.asked().iter().any(|ask| matches!(ask, Ask::Attach { target: Target::Pid(4711), .. })) {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -47,7 +47,7 @@ fn annotated(pairs: &[(&str, &str)]) -> VmiFacts {
 fn answers(guests: &Guests, request: &Request) -> Option<Reply> {
     let reason = Reason { name: "no_huge_page".into(), windows: 7, text: "none is free".into() };
     match request {
-        Request::List => ok(Answer::Vms(guests.lock().expect("no panic").clone())),
+        Request::List => ok(Answer::Vms(guests.lock().clone())),
         Request::Daemon => {
             let promotable = PromotableView { now_2m: 3 << 30, compacted_2m: 4 << 30, ..PromotableView::default() };
             ok(Answer::Daemon(DaemonView { promotable: Some(promotable), ..DaemonView::default() }))
@@ -102,7 +102,7 @@ impl Bench {
     }
 
     fn guests(&self, guests: &[VmView]) {
-        *self.guests.lock().expect("no panic") = guests.to_vec();
+        *self.guests.lock() = guests.to_vec();
     }
 
     /// Changes that the daemon was asked for since the last call.
@@ -218,7 +218,7 @@ async fn a_daemon_that_is_gone_makes_conditions_unknown_after_a_minute_and_a_new
     let error = bench.rounds.once().await.expect_err("no daemon");
     assert!(error.starts_with("no wideleafd listens at"), "{error}");
     assert_eq!(bench.condition()["status"], "True", "a restart takes less than a minute");
-    let health = || bench.health.lock().expect("no panic").daemon.clone();
+    let health = || bench.health.lock().daemon.clone();
     assert_eq!(health(), Some(error));
     bench.rounds.silent_since = Instant::now().checked_sub(SILENCE_MAX);
     let _ = bench.rounds.once().await;

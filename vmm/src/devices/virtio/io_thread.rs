@@ -1,10 +1,11 @@
 //! The thread that serves all devices without a thread of their own, one event after another.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, SubscriberId};
+use parking_lot::Mutex;
 
 use super::{ActivateError, DeviceThreads};
 
@@ -46,7 +47,7 @@ impl IoThread {
     /// # Errors
     /// [`ActivateError::Host`] where the host gives no thread.
     pub fn add(self: &Arc<Self>, subscriber: Subscriber) -> Result<Subscription, ActivateError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if running.is_none() {
             *running = Some(start(&self.threads)?);
         }
@@ -83,7 +84,7 @@ thread_local! {
 
 impl Drop for IoThread {
     fn drop(&mut self) {
-        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let running = self.running.get_mut().take();
         let Some(Running { endpoint, thread }) = running else { return };
         let _ = endpoint.fire(|_| ENDED.set(true));
         // The last owner may be a subscriber, which is dropped on the thread itself.

@@ -10,10 +10,11 @@
 //! wants the rest is next, even if the device always has more work.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use event_manager::{EventOps, Events, MutEventSubscriber};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// State of a service that one thread uses at a time.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl<T> Service<T> {
             {
                 return Working { service: self, state: Some(state) };
             }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut inner);
         }
     }
 
@@ -75,7 +76,7 @@ impl<T> Service<T> {
                 self.changed.notify_all();
                 return None;
             }
-            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut inner, left);
         }
         let state = inner.state.take();
         Some(Resting { service: Arc::clone(self), state })
@@ -90,7 +91,7 @@ impl<T> Service<T> {
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
         // The state is moved in and out in one step, so it is whole after a panic elsewhere.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

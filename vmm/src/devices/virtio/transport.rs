@@ -13,11 +13,12 @@
 //! Configuration may be read in any piece.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK,
     VIRTIO_CONFIG_S_NEEDS_RESET, VIRTIO_F_VERSION_1,
@@ -397,7 +398,7 @@ impl Transport {
 fn locked(device: &Mutex<Box<dyn VirtioDevice>>) -> MutexGuard<'_, Box<dyn VirtioDevice>> {
     // Locks the device, also after a panic in it: that leaves no worse state than a hostile guest, which the device
     // has to handle.
-    device.lock().unwrap_or_else(PoisonError::into_inner)
+    device.lock()
 }
 
 fn fresh_queues(device: &dyn VirtioDevice) -> Vec<Queue> {

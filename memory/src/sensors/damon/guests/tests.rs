@@ -203,9 +203,9 @@ fn where_the_kernel_has_no_monitor_the_thread_ends_and_every_guest_gets_the_reas
         let monitor = GuestMonitor::at(root.path(), QUICK);
         let first = monitor.watch(this_process(), &ram());
         eventually("it is refused", || first.why_not().is_some_and(|said| said.contains(why)));
-        eventually("the thread ends", || !lock(&monitor.state).is_running);
+        eventually("the thread ends", || !monitor.state.lock().is_running);
         let later = monitor.watch(this_process(), &ram());
-        assert!(later.why_not().is_some_and(|said| said.contains(why)) && !lock(&monitor.state).is_running);
+        assert!(later.why_not().is_some_and(|said| said.contains(why)) && !monitor.state.lock().is_running);
         assert!(first.latest().is_none() && later.latest().is_none());
     }
 }
@@ -252,11 +252,11 @@ fn where_there_are_more_guests_than_a_turn_has_each_gets_its_turn() {
     let place = |of: &Arc<Guest>| all.iter().position(|guest| Arc::ptr_eq(guest, of)).expect("it is one of them");
     let turn = || {
         let turn = next_turn(&all);
-        turn.iter().for_each(|guest| lock(&guest.latest).watched_at = Some(Instant::now()));
+        turn.iter().for_each(|guest| guest.latest.lock().watched_at = Some(Instant::now()));
         turn.iter().map(place).collect::<Vec<_>>()
     };
     assert_eq!(turn(), (0..GUESTS_MOST).collect::<Vec<_>>());
-    assert!(lock(&all[GUESTS_MOST].latest).why_not.as_ref().is_some_and(|why| why.contains("its turn comes")));
+    assert!(all[GUESTS_MOST].latest.lock().why_not.as_ref().is_some_and(|why| why.contains("its turn comes")));
     assert_eq!(turn()[..2], [GUESTS_MOST, GUESTS_MOST + 1]);
 }
 

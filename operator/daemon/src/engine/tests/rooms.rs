@@ -56,7 +56,7 @@ fn a_domain_that_starts_while_the_scout_attaches_another_keeps_its_room() {
     let bench = Bench::new("[attach]\nautomatic = [\"slow\"]");
     bench.guests.start(10, "slow");
     let busy = bench.guests.guest(10).busy;
-    let attaching = busy.lock().expect("no thread panicked");
+    let attaching = busy.lock();
     thread::scope(|scope| {
         let scouting = scope.spawn(|| bench.engine.scout());
         while bench.engine.table().being_attached.is_empty() {

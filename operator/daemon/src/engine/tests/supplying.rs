@@ -18,7 +18,7 @@ fn report(bench: &Bench, pid: u32, bids: Option<BidsReport>, waiting: u64) {
 
 fn demand_at(bench: &Bench, second: u64) -> SupplyDemand {
     bench.tick_at(second);
-    *locked(&bench.supply.demand)
+    *bench.supply.demand.lock()
 }
 
 /// Reports the run's state again. Returns the number of free pages that it is told of.
@@ -73,5 +73,5 @@ fn the_supply_knows_a_shortage_of_memory_and_the_configured_share() {
     let bench = Bench::new("[host]\nlow_free = \"1G\"\nhigh_free = \"2G\"\n[supply]\ncpu_share = \"2.5%\"");
     bench.available.store(mib(512).get(), Ordering::Relaxed);
     assert!(demand_at(&bench, 1).is_host_short);
-    assert_eq!(locked(&bench.supply.rules).cpu, PerTenThousand::new(250));
+    assert_eq!(bench.supply.rules.lock().cpu, PerTenThousand::new(250));
 }

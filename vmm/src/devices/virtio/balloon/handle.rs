@@ -1,9 +1,10 @@
 //! The balloon from outside: its target, its actual size, the guest's memory statistics, and its counters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use vmm_sys_util::eventfd::EventFd;
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::guest_freed::GivenBackCounters;
@@ -179,7 +180,7 @@ impl BalloonHandle {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Each field is set in one assignment, so they are valid after a panic elsewhere.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

@@ -11,9 +11,9 @@ use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
+use parking_lot::Mutex;
 use wideleaf_memory::input_file::kind_name;
 
 use super::{SECTOR_BYTES, lock};
@@ -265,9 +265,9 @@ impl DiskImage {
         Ok(())
     }
 
-    fn given_up(&self) -> std::sync::MutexGuard<'_, Option<SavedFile>> {
+    fn given_up(&self) -> parking_lot::MutexGuard<'_, Option<SavedFile>> {
         // Set in one step, so it is whole after a panic elsewhere.
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given_up.lock()
     }
 
     fn host(&self, source: io::Error) -> DiskError {

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 
 use event_manager::{EventManager, SubscriberOps as _};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use parking_lot::Mutex;
 use virtio_bindings::virtio_mmio::VIRTIO_MMIO_INTERRUPT_STATUS;
 
 use super::*;
@@ -34,7 +34,7 @@ impl AsFd for Wire {
 
 impl Link for Wire {
     fn set_offload(&self, offload: Offload) -> io::Result<()> {
-        *self.offload.lock().unwrap() = Some(offload);
+        *self.offload.lock() = Some(offload);
         Ok(())
     }
 }
@@ -130,7 +130,7 @@ fn a_driver_reads_address_link_and_mtu() {
 #[test]
 fn the_link_learns_the_offloads_that_the_guest_accepts() {
     let card = started(1 << VIRTIO_NET_F_GUEST_CSUM | 1 << VIRTIO_NET_F_GUEST_TSO6);
-    assert_eq!(*card.wire.offload.lock().unwrap(), Some(Offload { checksum: true, tcp4: false, tcp6: true }));
+    assert_eq!(*card.wire.offload.lock(), Some(Offload { checksum: true, tcp4: false, tcp6: true }));
 }
 
 #[test]
@@ -317,7 +317,7 @@ impl VirtioDevice for Kept {
         self.0.read_config(offset, data);
     }
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        *self.1.lock().unwrap() = Some(activation);
+        *self.1.lock() = Some(activation);
         Ok(())
     }
     fn reset(&mut self) {}
@@ -338,7 +338,7 @@ fn a_flood_in_both_directions_is_served_in_turns() {
     let mut driver = Driver::new(Box::new(Kept(net(), Arc::clone(&kept))));
     driver.start(0);
     let served = net();
-    let worker = served.worker(kept.lock().unwrap().take().unwrap()).unwrap();
+    let worker = served.worker(kept.lock().take().unwrap()).unwrap();
     let mut thread = EventManager::<Worker>::new().unwrap();
     thread.add_subscriber(worker);
     for n in 0..FRAMES {

@@ -1,9 +1,9 @@
 //! The registers as a driver, well-behaved or not, sees them.
 
 use std::io::{Read as _, Write as _};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use parking_lot::Mutex;
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 use wideleaf_memory::{BackingConfig, BackingKind, GuestRam};
@@ -46,15 +46,15 @@ impl VirtioDevice for Probe {
         if !activation.queues[0].is_ready() {
             return Err(ActivateError::NoQueue(0));
         }
-        *self.0.activation.lock().unwrap() = Some(activation);
+        *self.0.activation.lock() = Some(activation);
         Ok(())
     }
     fn reset(&mut self) {
         self.0.resets.fetch_add(1, Ordering::Relaxed);
-        *self.0.activation.lock().unwrap() = None;
+        *self.0.activation.lock() = None;
     }
     fn rest(&self, _: Instant) -> Result<Rest, NotAtRest> {
-        let activation = self.0.activation.lock().unwrap();
+        let activation = self.0.activation.lock();
         let queues = activation.iter().flat_map(|activation| &activation.queues).map(|queue| queue.queue.state());
         Ok(Rest::held(DeviceState::Entropy, queues.enumerate().collect(), Box::new(())))
     }
@@ -153,7 +153,7 @@ fn the_handle_of_a_device_shows_the_progress_of_its_driver() {
     driver.start();
     assert_eq!((seen.state(), seen.has_worked()), (DriverState::Ready, true));
     // The device, not the driver, reports a broken queue.
-    driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.needs_reset();
+    driver.seen.activation.lock().as_ref().unwrap().interrupt.needs_reset();
     assert_eq!(seen.state(), DriverState::Failed);
     driver.write(VIRTIO_MMIO_STATUS, 0);
     assert_eq!((seen.state(), seen.has_worked()), (DriverState::None, true));
@@ -183,7 +183,7 @@ fn a_driver_that_follows_the_rules_is_served() {
     assert_eq!(driver.read(VIRTIO_MMIO_STATUS), READY_STATUS | FEATURES_OK | DRIVER_OK);
     driver.offer(0, 7);
     let seen = driver.seen.clone();
-    let mut activation = seen.activation.lock().unwrap();
+    let mut activation = seen.activation.lock();
     let Activation { memory, queues, interrupt, features, .. } = activation.as_mut().unwrap();
     assert_eq!(*features, FEATURE | 1 << VIRTIO_F_VERSION_1);
     assert!(queues[0].is_ready() && !queues[1].is_ready());
@@ -221,7 +221,7 @@ fn features_that_were_not_offered_or_no_version_1_are_refused() {
         driver.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK);
         assert_eq!(driver.read(VIRTIO_MMIO_STATUS), READY_STATUS, "{features:#x}");
         driver.write(VIRTIO_MMIO_STATUS, READY_STATUS | FEATURES_OK | DRIVER_OK);
-        assert!(driver.seen.activation.lock().unwrap().is_none());
+        assert!(driver.seen.activation.lock().is_none());
     }
 }
 
@@ -234,7 +234,7 @@ fn writes_out_of_turn_are_dropped() {
     driver.start();
     driver.take_features(0);
     driver.set_up_queue(1, 0x4_0000);
-    let activation = driver.seen.activation.lock().unwrap();
+    let activation = driver.seen.activation.lock();
     assert!(!activation.as_ref().unwrap().queues[1].is_ready());
     drop(activation);
     // A second start without a reset has no effect.
@@ -269,11 +269,11 @@ fn a_reset_stops_the_device_and_clears_its_state() {
     let mut driver = driver();
     driver.start();
     driver.write(VIRTIO_MMIO_STATUS, 0);
-    assert!(driver.seen.activation.lock().unwrap().is_none());
+    assert!(driver.seen.activation.lock().is_none());
     driver.write(VIRTIO_MMIO_QUEUE_SEL, 0);
     assert_eq!((driver.read(VIRTIO_MMIO_STATUS), driver.read(VIRTIO_MMIO_QUEUE_READY)), (0, 0));
     driver.start();
-    assert!(driver.seen.activation.lock().unwrap().is_some());
+    assert!(driver.seen.activation.lock().is_some());
 }
 
 #[test]
@@ -281,10 +281,10 @@ fn a_reset_of_the_machine_clears_the_state_of_the_previous_driver() {
     let mut driver = driver();
     driver.start();
     let seen = driver.transport.driver_seen();
-    driver.seen.activation.lock().unwrap().as_ref().unwrap().interrupt.used();
+    driver.seen.activation.lock().as_ref().unwrap().interrupt.used();
     MemoryDevice::reset(&mut driver.transport);
     assert_eq!(driver.seen.resets.load(Ordering::Relaxed), 1);
-    assert!(driver.seen.activation.lock().unwrap().is_none(), "its queues are no longer served");
+    assert!(driver.seen.activation.lock().is_none(), "its queues are no longer served");
     assert_eq!((seen.state(), driver.read(VIRTIO_MMIO_STATUS)), (DriverState::None, 0));
     assert_eq!((driver.read(VIRTIO_MMIO_INTERRUPT_STATUS), driver.read(VIRTIO_MMIO_QUEUE_READY)), (0, 0));
     driver.start();
@@ -318,7 +318,7 @@ fn a_ring_that_claims_more_entries_than_it_has_is_broken() {
     driver.start();
     driver.memory.access().write_obj(5u16, GuestAddress(0x1_1002)).unwrap();
     let seen = driver.seen.clone();
-    let mut activation = seen.activation.lock().unwrap();
+    let mut activation = seen.activation.lock();
     let Activation { memory, queues, interrupt, .. } = activation.as_mut().unwrap();
     assert!(queues[0].serve_some(memory, interrupt, 1, |_| panic!("there is no chain")).is_err());
     interrupt.needs_reset();
