@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{PageSize, WindowIndex};
 
 use super::collapse::{Collapse, collapse};
@@ -65,7 +65,7 @@ impl UnmappedCollapse {
         Some(unmapped)
     }
 
-    fn lock(&self) -> parking_lot::MutexGuard<'_, Option<Arc<dyn MinorFaults>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn MinorFaults>>> {
         self.door.lock()
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Bytes, Gpa, Hva, Moment, NodeId, PageSize};
 
 use crate::host::{Advice, Host, HostError, PageRun};
@@ -208,12 +208,12 @@ impl FakeHost {
         self.state().pages.values().filter(|is_huge| **is_huge).count() as u64 * PAGE / WINDOW
     }
 
-    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // A call that panics has changed nothing yet.
         self.state.lock()
     }
 
-    fn enter(&self, what: &'static str) -> Result<parking_lot::MutexGuard<'_, State>, HostError> {
+    fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, HostError> {
         let mut state = self.state();
         state.calls.enter().map_err(|source| HostError { what, source })?;
         Ok(state)

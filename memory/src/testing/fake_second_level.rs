@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_policies::{Gfn, Gpa, GpaRange, MappingStats, PageSize};
 
 use crate::testing::fake_calls::FakeCalls;
@@ -124,12 +124,12 @@ impl FakeSecondLevel {
         }
     }
 
-    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // A call that panics has changed nothing yet.
         self.state.lock()
     }
 
-    fn enter(&self, what: &'static str) -> Result<parking_lot::MutexGuard<'_, State>, SecondLevelError> {
+    fn enter(&self, what: &'static str) -> Result<MutexGuard<'_, State>, SecondLevelError> {
         let mut state = self.state();
         state.calls.enter().map_err(|source| SecondLevelError::Ioctl { what, source })?;
         Ok(state)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::mapped::map_saved;
 use wideleaf_memory::restore::{
@@ -190,7 +190,7 @@ impl Restoring {
         }
     }
 
-    fn lock(&self) -> parking_lot::MutexGuard<'_, Filling> {
+    fn lock(&self) -> MutexGuard<'_, Filling> {
         self.filling.lock()
     }
 }

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use vm_superio::serial::{NoEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
@@ -315,7 +315,7 @@ impl SerialPort {
         self.lock().listening.has_begun
     }
 
-    fn lock(&self) -> parking_lot::MutexGuard<'_, Port> {
+    fn lock(&self) -> MutexGuard<'_, Port> {
         self.port.lock()
     }
 }

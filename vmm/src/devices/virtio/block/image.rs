@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wideleaf_memory::input_file::kind_name;
 
 use super::{SECTOR_BYTES, lock};
@@ -265,7 +265,7 @@ impl DiskImage {
         Ok(())
     }
 
-    fn given_up(&self) -> parking_lot::MutexGuard<'_, Option<SavedFile>> {
+    fn given_up(&self) -> MutexGuard<'_, Option<SavedFile>> {
         // Set in one step, so it is whole after a panic elsewhere.
         self.given_up.lock()
     }
