@@ -20,6 +20,7 @@ use crate::table::{number, table};
 
 mod migrate;
 mod progress;
+mod recover;
 pub mod snapshot;
 
 const EXAMPLES: &str = "\
@@ -81,6 +82,9 @@ enum VmCommand {
     /// Move it to a `wideleaf run --incoming` while it runs, here or on another host with the same CPU; this run then
     /// ends. Whatever fails before, it goes on here
     Migrate(migrate::MigrateArgs),
+    /// Continue a migration that lost its connection while pages followed the guest: first at the target with
+    /// --incoming, then at the source
+    Recover(recover::RecoverArgs),
 }
 
 /// A request without files.
@@ -138,6 +142,7 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmCommand::Ask(question) => request(question)?,
         VmCommand::Snapshot(of) => return snapshot::main(&args.socket, of, args.format),
         VmCommand::Migrate(to) => return migrate::main(&args.socket, to, args.format),
+        VmCommand::Recover(of) => return recover::main(&args.socket, of, args.format),
     };
     let answer = ask(&args.socket, request)?;
     let output = Output::open(args.format, None)?;
@@ -147,10 +152,9 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmAnswer::Windows(map) => output.write(&map, |map| map_text::text(map)),
         VmAnswer::Explanation(explanation) => output.write(&explanation, |all| tables::explanation(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
-        VmAnswer::Hello(_) | VmAnswer::Saved(_) | VmAnswer::Migrated(_) => Err(Failure::Host(format!(
-            "cannot use the answer of {}: it answers another question",
-            args.socket.display()
-        ))),
+        VmAnswer::Hello(_) | VmAnswer::Saved(_) | VmAnswer::Migrated(_) | VmAnswer::Recovered(_) => Err(Failure::Host(
+            format!("cannot use the answer of {}: it answers another question", args.socket.display()),
+        )),
     }
 }
 
@@ -171,8 +175,21 @@ fn request(question: &Question) -> Result<VmRequest, Failure> {
 }
 
 fn status_table(status: &VmStatus) -> String {
-    let VmStatus { state, workload, pid, uptime_s, vcpus, resets, policy, virtio, saving, doubt, exit, waits_for } =
-        status;
+    let VmStatus {
+        state,
+        workload,
+        pid,
+        uptime_s,
+        vcpus,
+        resets,
+        policy,
+        virtio,
+        saving,
+        doubt,
+        cut_off,
+        exit,
+        waits_for,
+    } = status;
     let state = match state {
         VmState::Running => "running",
         VmState::Paused => "paused",
@@ -203,6 +220,9 @@ fn status_table(status: &VmStatus) -> String {
     }
     if let Some(doubt) = doubt {
         line("in doubt", doubt);
+    }
+    if let Some(why) = cut_off {
+        line("cut off", why);
     }
     if let Some(exit) = exit {
         line("exit", exit);

@@ -32,7 +32,7 @@ use frames::{Header, Kind, Malformed, PAGE_BYTES, PAGES_HEAD_BYTES, PagesHead, c
 use link::{Limit, Lost, Receiver};
 use placing::Placing;
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 11] = [
     Kind::Hello,
     Kind::Pages,
     Kind::Machine,
@@ -43,6 +43,7 @@ const KINDS: [Kind; 10] = [
     Kind::Running,
     Kind::Arrived,
     Kind::Failed,
+    Kind::Again,
 ];
 /// Most pages with content of a corrected message: more show nothing new.
 const PAGES_MAX: usize = 6;

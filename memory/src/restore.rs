@@ -392,9 +392,11 @@ impl Restorer {
     /// The same, except after a window that could not be filled: threads that touched it must not read zeroes, so they
     /// and all else of this stay as they are until the process ends.
     pub fn abandon_or_leave(self, gone: GuestIsGone) -> RestoreReport {
-        if self.failure().is_none() {
-            return self.abandon(gone);
-        }
+        if self.failure().is_none() { self.abandon(gone) } else { self.leave() }
+    }
+
+    /// Leaves threads that wait in the RAM asleep, and all else of this as it is, until the process ends.
+    pub fn leave(self) -> RestoreReport {
         let report = self.report();
         std::mem::forget(self);
         report

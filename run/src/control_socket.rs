@@ -13,6 +13,7 @@
 //! continue, and `stop` ends the VM.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
@@ -21,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::protocol::Reply;
-use wideleaf_control::server::{Dialect, Job, LineServer, Listening, Places, Replies, decode};
+use wideleaf_control::server::{ConnectionId, Dialect, Job, LineServer, Listening, Places, Replies, decode};
 use wideleaf_control::socket_file::SocketFile;
 use wideleaf_control::view::{Care, Explanation, WindowMap};
 use wideleaf_control::vm::{
-    StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
+    PostCopyView, StopHow, VM_VERSION, VcpuView, VmAnswer, VmHello, VmRequest, VmState, VmStatistics, VmStatus,
 };
 use wideleaf_policies::Bytes;
 use wideleaf_vmm::devices::{BusWatch, PowerButton};
@@ -38,6 +39,7 @@ use crate::failure::Failure;
 use crate::guardian::path::HeldPath;
 use crate::guards::{Noted, step};
 use crate::live_report;
+use crate::migration::{Incoming, Offer};
 use crate::policy_switch::PolicySwitch;
 use crate::sandboxed;
 use crate::save_thread::{SaveJob, SaveTo, SavingThread};
@@ -54,8 +56,19 @@ const DIALECT: Dialect = Dialect { server: "this VM", version: VM_VERSION };
 const MODE: u32 = 0o600;
 
 /// Capabilities at any time.
-const CAPABILITIES: [&str; 10] =
-    ["pause", "resume", "stop.kill", "status", "statistics", "windows", "explain", "set_policy", "snapshot", "migrate"];
+const CAPABILITIES: [&str; 11] = [
+    "pause",
+    "resume",
+    "stop.kill",
+    "status",
+    "statistics",
+    "windows",
+    "explain",
+    "set_policy",
+    "snapshot",
+    "migrate",
+    "recover",
+];
 
 /// Capability of a VM with a balloon.
 const BALLOON: &str = "balloon";
@@ -139,6 +152,10 @@ fn answer_in_a_thread(
             };
             let reply = match answer {
                 Ok(Answered::Now(answer)) => Reply::Ok(answer),
+                Ok(Answered::Receiving) => match vm.receive(files, connection, replies.clone()) {
+                    Ok(()) => continue,
+                    Err(why) => Reply::Error(why),
+                },
                 Ok(Answered::Saving { pause_max, to }) => {
                     let job = SaveJob { connection, replies: replies.clone(), pause_max, to, files };
                     match vm.begin_save(job) {
@@ -165,6 +182,8 @@ pub struct Controlled {
     pub pause: Arc<UsersPause>,
     /// Thread that saves the VM, while the guest runs.
     pub saving: Weak<SavingThread>,
+    /// Migration by which the VM came, if it did.
+    pub arriving: Option<Arc<Incoming>>,
 }
 
 /// Answer to a request.
@@ -175,6 +194,8 @@ enum Answered {
         pause_max: Duration,
         to: SaveTo,
     },
+    /// Another thread answers when missing pages have come over the connection of the request.
+    Receiving,
 }
 
 /// Target of the socket's requests.
@@ -225,6 +246,11 @@ impl ControlledVm {
                 let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max, post_copy };
                 return Ok(Answered::Saving { pause_max, to });
             }
+            VmRequest::Recover { is_target: true, .. } => return Ok(Answered::Receiving),
+            VmRequest::Recover { with, is_target: false } => {
+                let to = SaveTo::Again { address: clean(&with) };
+                return Ok(Answered::Saving { pause_max: Duration::MAX, to });
+            }
         };
         Ok(Answered::Now(Box::new(answer)))
     }
@@ -236,6 +262,19 @@ impl ControlledVm {
 
     fn begin_save(&self, job: SaveJob) -> Result<(), String> {
         self.run.saving.upgrade().ok_or_else(has_ended)?.begin(job)
+    }
+
+    /// Takes another connection to the source of this VM, over which missing pages come.
+    fn receive(&self, files: Vec<OwnedFd>, connection: ConnectionId, replies: Replies) -> Result<(), String> {
+        let incoming = self.run.arriving.as_ref().ok_or("cannot recover the VM: it has not come by a migration")?;
+        let done = move |end: Result<PostCopyView, String>| {
+            let reply = match end {
+                Ok(view) => Reply::Ok(Box::new(VmAnswer::Recovered(view))),
+                Err(why) => Reply::Error(why),
+            };
+            replies.send(connection, &reply, false);
+        };
+        incoming.recover(Offer::new(files, Box::new(done))?)
     }
 
     fn hello(&self) -> VmHello {
@@ -315,6 +354,8 @@ impl ControlledVm {
 
     fn status(&self) -> VmStatus {
         let (saving, doubt) = self.run.saving.upgrade().map_or((None, None), |of| (of.progress(), of.doubt()));
+        let arriving = self.run.arriving.as_ref();
+        let saving = saving.or_else(|| arriving.and_then(|incoming| incoming.progress()));
         let is_paused = doubt.is_some() || self.run.pause.is_held();
         let (states, waits_for) = self.ending();
         let state = match (self.control.is_stopping(), is_paused) {
@@ -335,6 +376,7 @@ impl ControlledVm {
             virtio: self.run.devices.drivers(),
             saving,
             doubt,
+            cut_off: arriving.and_then(|incoming| incoming.why_cut()),
             exit,
             waits_for,
         }

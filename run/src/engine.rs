@@ -322,9 +322,11 @@ impl<'a> Prepared<'a> {
     /// Completes the RAM of a guest that comes from another run.
     fn fill(&self, incoming: Arc<Incoming>) -> Fill {
         let (sandbox, session) = (self.sandbox.clone(), self.session.clone());
+        let may_recover = self.spec.control_socket.is_some();
         Box::new(move |ram, on_failure| {
             let begin = move || sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Faults));
-            incoming.begin_filling(ram, on_failure, begin, Box::new(move || session.counters_now()))
+            let count = Box::new(move || session.counters_now());
+            incoming.begin_filling(ram, on_failure, may_recover, begin, count)
         })
     }
 
@@ -372,6 +374,7 @@ impl<'a> Prepared<'a> {
         let parts = Controlled {
             pause,
             saving: Arc::downgrade(&saving),
+            arriving: self.incoming.clone(),
             session: Arc::downgrade(&self.session),
             policy: policy.clone(),
             guest: OwnGuest::of_this_process(&self.ram, opened_at(&self.host)),
@@ -468,6 +471,7 @@ impl<'a> Running<'a> {
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
+                of.incoming.iter().for_each(|incoming| incoming.give_up());
                 let ram_at_end = of.session.at_end();
                 let has_lost_ram = of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
                     || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed());

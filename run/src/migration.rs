@@ -27,9 +27,19 @@
 //!     ends its guest                ◀──────────── complete
 //! ```
 //!
-//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place. `frames` has the form of the
+//! A connection that breaks meanwhile may be followed by another one, which clients bring to both sides:
+//!
+//! ```text
+//!   wideleaf vm SOCKET recover ADDRESS               wideleaf vm SOCKET recover --incoming ADDRESS
+//!     again: name of the migration  ────────────▶ the right one?
+//!                                   ◀──────────── welcome, wishes for what has not come
+//! ```
+//!
+//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place; `recovering` and `offer` have
+//! another connection, at the source and at the target. `frames` has the form of the
 //! messages, `link` sends and receives them with time limits, `handover` decides which of the two may run the guest,
-//! `source` and `target` are the two sides, `placing` fills RAM, `address` connects them.
+//! `source` and `target` are the two sides, `wire` is the source's connection, `placing` fills RAM, `address` connects
+//! them.
 
 use std::time::Duration;
 
@@ -44,12 +54,16 @@ mod far;
 mod frames;
 mod handover;
 mod link;
+mod offer;
 mod placing;
+pub(crate) mod recovering;
 mod serving;
 pub(crate) mod source;
 mod target;
+mod wire;
 
 pub use address::{Address, AddressError, Ends};
+pub(crate) use offer::Offer;
 pub use target::Incoming;
 
 /// Time without a byte after which the other side counts as gone while pages are missing: longer than a switch or a
@@ -65,6 +79,8 @@ pub struct Hello {
     pub spec: RunSpec,
     /// Whether the guest may move before all of its RAM has.
     pub may_post_copy: bool,
+    /// Name of this migration, which no other one has.
+    pub id: String,
 }
 
 /// Figures of the target, once its guest runs.

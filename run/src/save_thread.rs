@@ -20,6 +20,7 @@ use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
+use crate::migration::recovering::{self, Doubt, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
@@ -56,6 +57,11 @@ pub enum SaveTo {
         /// When the guest moves before all of its RAM has; `None`: never.
         post_copy: Option<PostCopyFrom>,
     },
+    /// The run in which the VM continued before its connection was lost.
+    Again {
+        /// Its address, as the client has it.
+        address: String,
+    },
 }
 
 /// The thread that saves.
@@ -91,6 +97,11 @@ impl SavingThread {
     /// One line if another save is under way.
     pub fn begin(&self, job: SaveJob) -> Result<(), String> {
         let jobs = self.jobs.as_ref().expect("the thread ends with this");
+        if matches!(job.to, SaveTo::Again { .. }) && self.shared.serves.lock().is_some() {
+            // Its connection may be dead without a sign; the thread is free in a moment.
+            self.shared.set_replaced(true);
+            return jobs.send(job).map_err(|_| "cannot recover the VM: the thread that saves has ended".to_owned());
+        }
         jobs.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => "cannot save the VM: another save of it is under way; wait for its end".to_owned(),
             TrySendError::Disconnected(_) => "cannot save the VM: the thread that saves has ended".to_owned(),
@@ -111,14 +122,14 @@ impl SavingThread {
             None => Ok(()),
             Some(to) => Err(format!(
                 "cannot end or continue the VM here: it runs at {to}, and a part of its RAM is still here; wait until \
-                 `migrate` is done"
+                 `migrate` or `recover` is done"
             )),
         }
     }
 
     /// Why the VM is paused, if a migration was not answered.
     pub fn doubt(&self) -> Option<String> {
-        self.shared.doubt.lock().clone()
+        self.shared.doubt.lock().as_ref().map(|doubt| doubt.why.clone())
     }
 
     /// Resumes a VM that an unanswered migration left paused: an operator has seen that it does not run elsewhere.
@@ -127,6 +138,8 @@ impl SavingThread {
     /// One line; it stays paused. Where it runs elsewhere, its disks are locked there.
     pub fn resume_after_doubt(&self) -> Result<(), String> {
         let mut doubt = self.shared.doubt.lock();
+        // Under that lock: `recover` may have begun since the request was checked.
+        self.check_not_needed()?;
         if doubt.is_some() {
             self.disks.take().map_err(|error| format!("cannot resume the VM: {error}; does it run elsewhere?"))?;
             self.second_level.resume().map_err(|error| error.to_string())?;
@@ -169,6 +182,7 @@ impl Drop for SavingThread {
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     for SaveJob { connection, replies, pause_max, to, files } in queue {
         shared.uncancel();
+        shared.set_replaced(false);
         let answer = match to {
             SaveTo::Files { stays_paused, base } => {
                 let how = HowToPause { at_most: pause_max, stays: stays_paused };
@@ -178,6 +192,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
                 let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
                 migrate(parts, Departing { to: address, pause_max, limits, post_copy, files }, shared)
             }
+            SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         };
         *shared.progress.lock() = None;
         let reply = match answer {
@@ -189,20 +204,47 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
 }
 
 fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnswer, String> {
-    if let Some(doubt) = shared.doubt.lock().clone() {
-        return Err(doubt);
+    if let Some(doubt) = &*shared.doubt.lock() {
+        return Err(doubt.why.clone());
     }
     if parts.is_filling() {
         return Err("cannot migrate the VM: its RAM has not all come yet; try again in a moment".to_owned());
     }
-    match source::migrate(parts, job, shared)? {
-        End::Left(view) => {
-            *shared.migrated.lock() = Some(view.clone());
-            Ok(VmAnswer::Migrated(view))
-        }
-        End::InDoubt(why) => {
-            *shared.doubt.lock() = Some(why.clone());
-            Err(why)
-        }
+    let end = source::migrate(parts, job, shared)?;
+    let mut doubt = shared.doubt.lock();
+    *shared.serves.lock() = None;
+    match end {
+        End::Left(view) => Ok(left(view, shared)),
+        End::InDoubt(why) => Err(doubt.insert(why).why.clone()),
     }
+}
+
+fn recover(parts: &SavedParts, job: Rejoining, shared: &Shared) -> Result<VmAnswer, String> {
+    let kept = {
+        let doubt = shared.doubt.lock();
+        let kept = doubt.as_ref().and_then(|doubt| doubt.kept.clone());
+        let kept = kept.ok_or_else(|| {
+            "cannot recover the VM: no target needs a part of its RAM; `recover` continues a migration that lost its \
+             connection while pages followed the guest"
+                .to_owned()
+        })?;
+        *shared.serves.lock() = Some(job.to.clone());
+        kept
+    };
+    let recovered = recovering::recover(parts, &kept, job, shared);
+    let mut doubt = shared.doubt.lock();
+    *shared.serves.lock() = None;
+    match recovered {
+        Recovered::Left(view) => {
+            *doubt = None;
+            Ok(left(view, shared))
+        }
+        Recovered::Refused(why) => Err(why),
+        Recovered::Lost(why) => Err(doubt.insert(Doubt { why, kept: Some(kept) }).why.clone()),
+    }
+}
+
+fn left(view: MigratedView, shared: &Shared) -> VmAnswer {
+    *shared.migrated.lock() = Some(view.clone());
+    VmAnswer::Migrated(view)
 }

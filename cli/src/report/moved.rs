@@ -19,14 +19,24 @@ pub fn migrated(moved: &MigratedView) -> String {
     )
 }
 
+/// A guest whose missing pages have come over another connection.
+pub fn recovered(view: &PostCopyView) -> String {
+    format!("all of the RAM is here{}", followed(view))
+}
+
 /// RAM that followed a guest.
 fn followed(view: &PostCopyView) -> String {
     let PostCopyView { windows_by_touch, windows_in_background, wait_p50_us, wait_p99_us, wait_max_us, .. } = view;
     let (missing, ms) = (Bytes::new(view.missing_bytes), |us: &f64| us / 1e3);
+    let lost = match view.connections_lost {
+        0 => String::new(),
+        1 => ", one connection lost".to_owned(),
+        lost => format!(", {lost} connections lost"),
+    };
     let when = view.seconds.map_or("until it ended".to_owned(), |seconds| format!("within {seconds:.2} s"));
     format!(
         "; {missing} followed {when}, {windows_by_touch} windows at a touch and {windows_in_background} before, waits \
-         of {:.2} ms (p50), {:.2} ms (p99), {:.2} ms (max)",
+         of {:.2} ms (p50), {:.2} ms (p99), {:.2} ms (max){lost}",
         ms(wait_p50_us),
         ms(wait_p99_us),
         ms(wait_max_us),

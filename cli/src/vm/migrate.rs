@@ -44,8 +44,9 @@ pub struct MigrateArgs {
     bytes_per_second: Option<Bytes>,
 
     /// Let the guest move before all of its RAM has, if what is left does not fit into the pause: `when-needed`, once
-    /// more rounds do not help, or after a number of rounds (libvirt's --postcopy-after-precopy is 1). Until all has
-    /// come, a lost connection ends the guest at the target
+    /// more rounds do not help, or after a number of rounds (libvirt's --postcopy-after-precopy is 1). Where the
+    /// connection is lost before all has come, the guest waits at the target for `recover` if that run has a
+    /// --control-socket, and ends otherwise
     #[arg(long, value_name = "WHEN", num_args = 0..=1, default_missing_value = WHEN_NEEDED, value_parser = parse_when)]
     postcopy: Option<PostCopyFrom>,
 }
@@ -72,7 +73,7 @@ pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), 
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let takes_output = args.to.takes_standard_output();
     let output = if takes_output { None } else { Some(Output::open(format, None)?) };
-    let ends = args.to.connect()?;
+    let ends = args.to.connect(&format!("start `wideleaf run --incoming {}` there first", args.to))?;
     let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let request = VmRequest::Migrate {
         to: args.to.to_string(),

@@ -24,6 +24,7 @@ mod pool;
 mod post_copy;
 mod power_button;
 mod program;
+mod recover;
 mod registered;
 mod restart;
 mod sandboxed;

@@ -97,7 +97,12 @@ pub fn report(scratch: &Scratch, name: &str) -> Value {
 }
 
 pub fn status(scratch: &Scratch) -> Value {
-    let output = scratch.wideleaf(&["vm", "vm.sock", "status", "--format=json"]).assert().success();
+    status_of(scratch, "vm.sock")
+}
+
+/// Status of the run that listens at this socket.
+pub fn status_of(scratch: &Scratch, socket: &str) -> Value {
+    let output = scratch.wideleaf(&["vm", socket, "status", "--format=json"]).assert().success();
     serde_json::from_slice(&output.get_output().stdout).unwrap()
 }
 

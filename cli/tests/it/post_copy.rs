@@ -20,12 +20,12 @@ const MISSING: u32 = 6;
 const COMPLETE: u32 = 22;
 
 /// Two vCPUs that write and check 8 MiB again and again, for longer than a migration after one round, of 4 s, needs.
-fn source(scratch: &Scratch) -> Running {
+pub fn source(scratch: &Scratch) -> Running {
     source_for(scratch, 25)
 }
 
 /// The same for this time.
-fn source_for(scratch: &Scratch, seconds: u32) -> Running {
+pub fn source_for(scratch: &Scratch, seconds: u32) -> Running {
     let cmdline = format!("--cmdline=bytes=8M seconds={seconds}");
     started(scratch, &["pattern", "--vcpus=2", "--memory=128M", &cmdline])
 }
@@ -41,7 +41,7 @@ fn target(scratch: &Scratch) -> Running {
 }
 
 /// A migration that sends a page in 2 ms: what the guest writes in a round needs 4 s, and the pause has 2 s for it.
-fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
+pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
     client(scratch, to, &[&["--pause=4s", "--bytes-per-second=2M"], more].concat())
 }
 
@@ -106,7 +106,7 @@ fn post_copy_begins_after_the_rounds_that_were_asked_for() {
 
 /// What a proxy does when a message comes.
 #[derive(Clone, Copy, PartialEq)]
-enum Cut {
+pub enum Cut {
     /// It and all later ones are lost.
     At(u32),
     /// The same for the first pages after `go`.
@@ -116,17 +116,17 @@ enum Cut {
 }
 
 /// A proxy between source and target.
-struct Proxy {
-    thread: JoinHandle<()>,
+pub struct Proxy {
+    pub thread: JoinHandle<()>,
     /// Says that pages are held.
-    held: Receiver<()>,
+    pub held: Receiver<()>,
     /// Lets them go.
-    go_on: Sender<()>,
+    pub go_on: Sender<()>,
 }
 
-const PROXY: &str = "unix:proxy.sock";
+pub const PROXY: &str = "unix:proxy.sock";
 
-fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
+pub fn proxy(scratch: &Scratch, cut: Cut) -> Proxy {
     let listener = UnixListener::bind(scratch.path("proxy.sock")).unwrap();
     let to = scratch.path("move.sock");
     let ((is_held, held), (go_on, goes_on)) = (channel(), channel());

@@ -4,7 +4,8 @@
 //! ```text
 //!   wideleaf vm PATH pause | resume | stop | status |     ── VmRequest ───────▶ PATH ──▶ wideleaf run
 //!                    statistics | windows | explain |     ◀── Reply<VmAnswer> ──
-//!                    set-policy | balloon | snapshot | migrate
+//!                    set-policy | balloon | snapshot | migrate |
+//!                    recover
 //! ```
 
 use std::collections::BTreeMap;
@@ -98,6 +99,17 @@ pub enum VmRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         post_copy: Option<PostCopyFrom>,
     },
+    /// Continues a migration that lost its connection while pages followed the guest, over another connection that comes
+    /// with the request: its reading end, its writing end, which must not block, and the reading end of a pipe that the
+    /// client closes to cancel. Asked of both sides, the target first. Answer, when all pages have come:
+    /// [`VmAnswer::Recovered`] of the target, [`VmAnswer::Migrated`] of the source, which then ends. Only where
+    /// [`VmHello::capabilities`] has `recover`.
+    Recover {
+        /// Name of the other side in messages and in the report.
+        with: String,
+        /// Whether it is asked of the target.
+        is_target: bool,
+    },
 }
 
 /// When a guest moves before all of its RAM has. It never does where what is left fits into the pause.
@@ -143,8 +155,10 @@ pub enum VmAnswer {
     Device(DeviceView),
     /// Reply to [`VmRequest::Snapshot`].
     Saved(SavedView),
-    /// Reply to [`VmRequest::Migrate`].
+    /// Reply to [`VmRequest::Migrate`], and to [`VmRequest::Recover`] of the source.
     Migrated(MigratedView),
+    /// Reply to [`VmRequest::Recover`] of the target.
+    Recovered(PostCopyView),
 }
 
 /// The base of a snapshot. Its files are `machine.json`, then `windows` and `memory` of each folder.
@@ -229,6 +243,9 @@ pub struct PostCopyView {
     pub wait_p99_us: f64,
     /// Longest wait, in microseconds.
     pub wait_max_us: f64,
+    /// Number of connections that were lost and followed by another one.
+    #[serde(default)]
+    pub connections_lost: u32,
 }
 
 /// Progress of a save, or of a migration.
@@ -331,12 +348,16 @@ pub struct VmStatus {
     /// Its virtio devices, in the order in which the guest finds them, without counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub virtio: Vec<DeviceView>,
-    /// Progress of the snapshot that is being saved, or of the migration; left out otherwise.
+    /// Progress of the snapshot that is being saved, of the migration, or of pages that follow a guest which came here;
+    /// left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<SavingView>,
     /// Why it is paused after a migration: whether it runs at the target is unknown. Left out otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
+    /// Why pages that follow a guest which came here do not come any more, and what to do; left out otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_off: Option<String>,
     /// How it ended, or why it is about to end; left out until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<String>,

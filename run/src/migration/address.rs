@@ -100,16 +100,12 @@ impl Address {
         *self == Address::Stdio
     }
 
-    /// Connects to the target that waits there.
+    /// Connects to the target that waits there; `remedy` is what to do if none does.
     ///
     /// # Errors
     /// [`Failure::Host`] if none waits there, [`Failure::Usage`] for a terminal.
-    pub fn connect(&self) -> Result<Ends, Failure> {
-        let cannot = |error: io::Error| {
-            Failure::Host(format!(
-                "cannot connect to {self}: {error}; start `wideleaf run --incoming {self}` there first"
-            ))
-        };
+    pub fn connect(&self, remedy: &str) -> Result<Ends, Failure> {
+        let cannot = |error: io::Error| Failure::Host(format!("cannot connect to {self}: {error}; {remedy}"));
         let ends = match self {
             Address::Unix(path) => UnixStream::connect(path).and_then(Ends::of),
             Address::Tcp(place) => connect_tcp(place).and_then(Ends::of),
@@ -130,7 +126,7 @@ impl Address {
         let cannot = |error: io::Error| Failure::Host(format!("cannot wait for a VM at {self}: {error}"));
         match self {
             Address::Unix(path) => {
-                let (owner, remedy) = ("another process", "name another path with --incoming");
+                let (owner, remedy) = ("another process", "name another path");
                 let file = SocketFile { path, mode: MODE, gid: None, makes_folder: false, owner, remedy };
                 let listener = file.bind().map_err(|error| Failure::Host(error.to_string()))?;
                 on_wait(&self.to_string());

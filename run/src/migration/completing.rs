@@ -39,6 +39,8 @@ pub struct Completing {
     filled: OnceLock<Instant>,
     /// Whether the guest has ended.
     is_over: AtomicBool,
+    /// Whether the guest has ended while pages were missing that nothing sends.
+    has_given_up: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -72,6 +74,7 @@ impl Completing {
             switched: OnceLock::new(),
             filled: OnceLock::new(),
             is_over: AtomicBool::new(false),
+            has_given_up: AtomicBool::new(false),
             thread: Mutex::default(),
         })
     }
@@ -133,7 +136,16 @@ impl Completing {
 
     /// Whether a part of RAM will not come. Threads that touched it sleep until the process ends.
     pub fn has_failed(&self) -> bool {
-        self.restorer.lock().as_ref().is_some_and(|restorer| restorer.failure().is_some())
+        let has_given_up = self.has_given_up.load(Ordering::SeqCst);
+        has_given_up || self.restorer.lock().as_ref().is_some_and(|restorer| restorer.failure().is_some())
+    }
+
+    /// The guest has ended: waits for no other connection.
+    pub fn give_up(&self) {
+        if self.far.takes_no_other() {
+            self.has_given_up.store(true, Ordering::SeqCst);
+            self.far.lose("the guest has ended here".to_owned());
+        }
     }
 
     /// Waits a moment for the windows that are to be huge.
@@ -164,6 +176,7 @@ impl Completing {
             wait_p50_us: us(waits.value_at_quantile(0.5)),
             wait_p99_us: us(waits.value_at_quantile(0.99)),
             wait_max_us: us(waits.max()),
+            connections_lost: self.far.cuts(),
         }
     }
 
@@ -171,7 +184,10 @@ impl Completing {
     pub fn end(&self) -> Option<PostCopyView> {
         let restorer = self.restorer.lock().take()?;
         // Pages that are under way still come: no thread of the restorer waits for ever.
-        let report = restorer.abandon_or_leave(GuestIsGone);
+        let report = match self.has_given_up.load(Ordering::SeqCst) {
+            true => restorer.leave(),
+            false => restorer.abandon_or_leave(GuestIsGone),
+        };
         self.is_over.store(true, Ordering::SeqCst);
         self.far.lose("its guest has ended".to_owned());
         if self.thread.lock().take().is_some_and(|thread| thread.join().is_err()) {

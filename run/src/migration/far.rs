@@ -9,6 +9,9 @@
 //!
 //! A wish for the next windows is under way while one is placed, so that the background does not wait for each answer.
 //! What arrives is only taken where it was wished for, and only the pages that are missing.
+//!
+//! A connection that is lost after `go` may be followed by another one ([`Offer`]): windows that were asked for and
+//! have not come are asked for again. Until then, threads that need them wait.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,10 +24,18 @@ use wideleaf_policies::{PageSet, WindowIndex};
 use super::POST_COPY_SILENCE_MAX;
 use super::frames::{Kind, Malformed, PAGE_BYTES, PagesHead, Wish};
 use super::link::{Limit, Lost, Receiver, Sender};
+use super::offer::{Accepted, Done, Offer};
 
 /// Most windows of the background that are under way, or here and not placed: 16 MiB. At 1 GiB/s, a touch waits for
 /// at most that much in the network's buffers.
 const AHEAD_MAX: usize = 8;
+
+/// Interval at which a wait looks whether to keep on.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Answer to a connection that is not needed.
+pub const NOTHING_MISSING: &str = "cannot recover the VM: no page of its RAM is missing here; if the VM at the source \
+                                   is paused after a migration, `stop --how kill` ends it";
 
 /// The missing part of RAM.
 pub struct FarRam {
@@ -33,6 +44,8 @@ pub struct FarRam {
     /// Missing windows, hottest first.
     order: Vec<WindowIndex>,
     sender: Arc<Mutex<Sender>>,
+    /// Name of the migration, if a lost connection may be followed by another one.
+    id: Option<String>,
     inbox: Mutex<Inbox>,
     came: Condvar,
 }
@@ -50,17 +63,43 @@ struct Inbox {
     placed: BTreeSet<WindowIndex>,
     /// Other messages, with their contents.
     said: VecDeque<(Kind, Vec<u8>)>,
+    /// Bytes that came over connections before this one.
+    received_before: u64,
+    /// Bytes that came over this connection.
     received: u64,
+    /// Why nothing comes until there is another connection.
+    cut: Option<String>,
+    /// Number of connections that were lost.
+    cuts: u32,
+    /// Another connection.
+    offer: Option<Offer>,
+    /// Whether no other connection may follow this one.
+    is_last: bool,
+    /// Told of the end: the client that brought the connection.
+    client: Option<Done>,
     /// Why nothing comes any more.
     lost: Option<String>,
 }
 
+impl Inbox {
+    /// Whether all of this number of windows have come.
+    fn has_all(&self, windows: usize) -> bool {
+        self.here.len() + self.placed.len() == windows
+    }
+}
+
 impl FarRam {
-    /// What `heads` say is missing, hottest first, comes from `from`.
+    /// What `heads` say is missing, hottest first, comes from `from`. `id`: name of the migration, if a lost connection
+    /// may be followed by another one.
     ///
     /// # Errors
     /// [`Malformed::Pages`] if a window is named twice.
-    pub fn new(from: String, heads: &[PagesHead], sender: Arc<Mutex<Sender>>) -> Result<FarRam, Malformed> {
+    pub fn new(
+        from: String,
+        heads: &[PagesHead],
+        sender: Arc<Mutex<Sender>>,
+        id: Option<String>,
+    ) -> Result<FarRam, Malformed> {
         let heads: Vec<&PagesHead> = heads.iter().filter(|head| !head.stored.is_empty()).collect();
         let order: Vec<WindowIndex> = heads.iter().map(|head| head.window).collect();
         let windows: BTreeMap<WindowIndex, SavedWindow> = heads
@@ -75,7 +114,7 @@ impl FarRam {
         if windows.len() != order.len() {
             return Err(Malformed::Pages);
         }
-        Ok(FarRam { from, windows, order, sender, inbox: Mutex::default(), came: Condvar::new() })
+        Ok(FarRam { from, windows, order, sender, id, inbox: Mutex::default(), came: Condvar::new() })
     }
 
     /// Missing windows, hottest first.
@@ -84,34 +123,43 @@ impl FarRam {
     }
 
     /// Receives until every missing window and a message that satisfies `is_last` have come, or `keep_on` says no.
-    /// A loss is told to all that wait.
+    /// Waits for another connection where that may follow; any other loss is told to all that wait.
     pub fn receive(&self, receiver: &mut Receiver, is_last: impl Fn(Kind) -> bool, keep_on: &dyn Fn() -> bool) -> bool {
-        let received = self.receive_all(receiver, is_last, keep_on);
-        if let Err(lost) = &received {
-            self.lose(lost.to_string());
+        let mut has_last = false;
+        loop {
+            let Err(lost) = self.receive_all(receiver, &is_last, &mut has_last, keep_on) else { return true };
+            let Some(id) = self.id.as_deref().filter(|_| has_last && keep_on() && !self.inbox.lock().is_last) else {
+                self.lose(lost.to_string());
+                return false;
+            };
+            self.cut(lost.to_string());
+            let Some(accepted) = self.next_connection(id, keep_on) else {
+                self.lose(lost.to_string());
+                return false;
+            };
+            self.begin_again(accepted, receiver);
         }
-        received.is_ok()
     }
 
     fn receive_all(
         &self,
         receiver: &mut Receiver,
-        is_last: impl Fn(Kind) -> bool,
+        is_last: &impl Fn(Kind) -> bool,
+        has_last: &mut bool,
         keep_on: &dyn Fn() -> bool,
     ) -> Result<(), Lost> {
-        let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on };
-        let (mut left, mut has_last) = (self.windows.keys().copied().collect::<BTreeSet<_>>(), false);
-        while !left.is_empty() || !has_last {
+        let keep_on = || keep_on() && self.inbox.lock().cut.is_none();
+        let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
+        while !(*has_last && self.inbox.lock().has_all(self.windows.len())) {
             let mut content = Vec::new();
             let kind = receiver.next(&mut content, &limit)?;
-            has_last |= is_last(kind);
+            *has_last |= is_last(kind);
             let mut inbox = self.inbox.lock();
             inbox.received = receiver.received();
             if kind == Kind::Pages {
                 let window = self.check(&inbox, &content)?;
                 inbox.asked.remove(&window);
                 inbox.here.insert(window, content);
-                left.remove(&window);
             } else {
                 inbox.said.push_back((kind, content));
             }
@@ -119,6 +167,114 @@ impl FarRam {
             self.came.notify_all();
         }
         Ok(())
+    }
+
+    /// The connection is of no use any more; another one may come.
+    fn cut(&self, why: String) {
+        let mut inbox = self.inbox.lock();
+        let why = inbox.cut.get_or_insert(why).clone();
+        inbox.cuts += 1;
+        let client = inbox.client.take();
+        drop(inbox);
+        self.came.notify_all();
+        tracing::warn!(
+            "the connection to the source at {} is lost, {why}; pages of the VM's RAM are missing",
+            self.from
+        );
+        client.into_iter().for_each(|client| client(Err(format!("cannot receive the rest of the VM's RAM: {why}"))));
+    }
+
+    /// Waits for a connection on which the source of this migration answers.
+    fn next_connection(&self, id: &str, keep_on: &dyn Fn() -> bool) -> Option<Accepted> {
+        loop {
+            let offer = self.next_offer(keep_on)?;
+            match offer.accept(id, keep_on) {
+                Ok(accepted) => return Some(accepted),
+                Err(why) => tracing::warn!("a connection for the VM that runs here: {why}"),
+            }
+        }
+    }
+
+    fn next_offer(&self, keep_on: &dyn Fn() -> bool) -> Option<Offer> {
+        let mut inbox = self.inbox.lock();
+        while inbox.lost.is_none() && !inbox.is_last && keep_on() {
+            if let Some(offer) = inbox.offer.take() {
+                return Some(offer);
+            }
+            self.came.wait_for(&mut inbox, LOOK_EVERY);
+        }
+        None
+    }
+
+    /// Goes on over another connection: asks again for what has not come.
+    fn begin_again(&self, accepted: Accepted, receiver: &mut Receiver) {
+        let Accepted { sender, receiver: new, done } = accepted;
+        // No thread holds it for longer than it takes to see the loss.
+        *self.sender.lock() = sender;
+        let before = std::mem::replace(receiver, new);
+        let mut inbox = self.inbox.lock();
+        inbox.received_before += before.received();
+        inbox.received = receiver.received();
+        inbox.cut = None;
+        inbox.client = Some(done);
+        let mut wishes: Vec<Wish> = inbox
+            .asked
+            .iter()
+            .map(|(window, is_urgent)| Wish { window: *window, is_urgent: *is_urgent, is_again: false })
+            .collect();
+        drop(inbox);
+        wishes.sort_by_key(|wish| !wish.is_urgent);
+        // A loss shows where the pages are received.
+        let _ = wishes.into_iter().try_for_each(|wish| self.ask(wish));
+    }
+
+    /// Takes another connection, over which missing pages come from now on.
+    ///
+    /// # Errors
+    /// One line if there is nothing to wait for.
+    pub fn offer(&self, offer: Offer) -> Result<(), String> {
+        let mut inbox = self.inbox.lock();
+        if self.id.is_none() || inbox.lost.is_some() || inbox.is_last || inbox.has_all(self.windows.len()) {
+            return Err(NOTHING_MISSING.to_owned());
+        }
+        if inbox.offer.is_some() {
+            return Err("cannot recover the VM: another connection for it is tried now; wait for its end".to_owned());
+        }
+        inbox.cut.get_or_insert_with(|| "another one takes its place".to_owned());
+        inbox.offer = Some(offer);
+        drop(inbox);
+        self.came.notify_all();
+        Ok(())
+    }
+
+    /// Why missing pages do not come until there is another connection, if that is so.
+    pub fn why_cut(&self) -> Option<String> {
+        let inbox = self.inbox.lock();
+        let text = |why: &String| {
+            format!(
+                "pages of its RAM are missing, and the connection to {} is lost, {why}: `recover --incoming ADDRESS` \
+                 here, then `recover ADDRESS` at the source",
+                self.from
+            )
+        };
+        inbox.cut.as_ref().filter(|_| inbox.lost.is_none()).map(text)
+    }
+
+    /// No other connection may follow. Returns whether the last one is lost already.
+    pub fn takes_no_other(&self) -> bool {
+        let mut inbox = self.inbox.lock();
+        inbox.is_last = true;
+        inbox.cut.is_some() && inbox.lost.is_none()
+    }
+
+    /// Number of connections that were lost.
+    pub fn cuts(&self) -> u32 {
+        self.inbox.lock().cuts
+    }
+
+    /// The client that brought the connection, if one waits for the end.
+    pub fn take_client(&self) -> Option<Done> {
+        self.inbox.lock().client.take()
     }
 
     /// The window of a message with pages, which was asked for and is whole.
@@ -136,8 +292,13 @@ impl FarRam {
 
     /// Nothing comes any more, for this reason: reads fail from now on.
     pub fn lose(&self, why: String) {
-        self.inbox.lock().lost.get_or_insert(why);
+        let mut inbox = self.inbox.lock();
+        let why = inbox.lost.get_or_insert(why).clone();
+        let waiting = [inbox.client.take(), inbox.offer.take().map(|offer| offer.done)];
+        drop(inbox);
         self.came.notify_all();
+        let text = format!("cannot receive the rest of the VM's RAM: {why}");
+        waiting.into_iter().flatten().for_each(|client| client(Err(text.clone())));
     }
 
     /// Waits for the next message that has no pages; it must be of this kind.
@@ -145,8 +306,6 @@ impl FarRam {
     /// # Errors
     /// [`Lost`].
     pub fn expect(&self, kind: Kind, limit: &Limit<'_>) -> Result<Vec<u8>, Lost> {
-        /// Interval at which the wait looks whether to keep on.
-        const LOOK_EVERY: Duration = Duration::from_millis(50);
         let began = Instant::now();
         let mut inbox = self.inbox.lock();
         loop {
@@ -168,7 +327,8 @@ impl FarRam {
 
     /// Bytes that have come over the connection.
     pub fn received(&self) -> u64 {
-        self.inbox.lock().received
+        let inbox = self.inbox.lock();
+        inbox.received_before + inbox.received
     }
 
     /// Asks for a window that a thread may wait for, unless that was done, or it is here.
@@ -204,10 +364,22 @@ impl FarRam {
         }
     }
 
+    /// Sends a wish. Where another connection may follow, a loss is no error: the wish is sent again over that one.
     fn ask(&self, wish: Wish) -> Result<(), Lost> {
-        let keep_on = || self.inbox.lock().lost.is_none();
+        let keep_on = || {
+            let inbox = self.inbox.lock();
+            inbox.lost.is_none() && inbox.cut.is_none()
+        };
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
-        self.sender.lock().send(Kind::Wish, &[&wish.encode()], &limit)
+        let sent = self.sender.lock().send(Kind::Wish, &[&wish.encode()], &limit);
+        match sent {
+            Err(lost) if self.id.is_some() => {
+                // Noticed by the thread that receives.
+                self.inbox.lock().cut.get_or_insert(lost.to_string());
+                Ok(())
+            }
+            sent => sent,
+        }
     }
 
     /// Waits for the message with the pages of a window.
@@ -265,6 +437,7 @@ impl SavedRam for FarRam {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use wideleaf_control::vm::PostCopyView;
     use wideleaf_policies::PageSize;
 
     use super::*;
@@ -279,11 +452,16 @@ mod tests {
 
     /// RAM of which these windows miss their first two pages, and the source's ends.
     fn far(windows: u64) -> (Arc<FarRam>, Receiver, Sender, Receiver) {
+        far_of(windows, None)
+    }
+
+    /// The same for a migration of this name.
+    fn far_of(windows: u64, id: Option<String>) -> (Arc<FarRam>, Receiver, Sender, Receiver) {
         let pair = || UnixStream::pair().expect("a pair of sockets");
         let ((ours, theirs), (from_theirs, to_ours)) = (pair(), pair());
         let heads: Vec<PagesHead> = (0..windows).map(|window| head(window, &[0, 1], &[])).collect();
         let sender = Arc::new(Mutex::new(Sender::new(ours.into())));
-        let far = FarRam::new("there".to_owned(), &heads, sender).expect("each window once");
+        let far = FarRam::new("there".to_owned(), &heads, sender, id).expect("each window once");
         let (wishes, pages) = (Receiver::new(theirs.into()), Sender::new(to_ours.into()));
         (Arc::new(far), wishes, pages, Receiver::new(from_theirs.into()))
     }
@@ -345,8 +523,101 @@ mod tests {
         }
         let twice = [head(1, &[0], &[]), head(1, &[1], &[])];
         let sender = || Arc::new(Mutex::new(Sender::new(UnixStream::pair().expect("sockets").0.into())));
-        assert_eq!(FarRam::new(String::new(), &twice, sender()).err(), Some(Malformed::Pages));
-        let zero = FarRam::new(String::new(), &[head(1, &[], &[4])], sender()).expect("nothing is missing");
+        assert_eq!(FarRam::new(String::new(), &twice, sender(), None).err(), Some(Malformed::Pages));
+        let zero = FarRam::new(String::new(), &[head(1, &[], &[4])], sender(), None).expect("nothing is missing");
         assert_eq!((zero.order(), zero.window(WindowIndex::new(1))), (&[][..], SavedWindow::default()));
+    }
+
+    /// Another connection: its offer, the client's answer, and the source's ends of it. The client stays.
+    struct Another {
+        offer: Offer,
+        answer: std::sync::mpsc::Receiver<Result<PostCopyView, String>>,
+        asked: Receiver,
+        pages: Sender,
+        _client: std::io::PipeWriter,
+    }
+
+    fn another() -> Another {
+        let pair = || UnixStream::pair().expect("a pair of sockets");
+        let ((ours, theirs), (from_theirs, to_ours)) = (pair(), pair());
+        let (client, keeps) = std::io::pipe().expect("a pipe");
+        let (tell, answer) = std::sync::mpsc::channel();
+        let done = move |end| tell.send(end).expect("the test waits for it");
+        let files = vec![from_theirs.into(), ours.into(), client.into()];
+        let offer = Offer::new(files, Box::new(done)).expect("three files");
+        Another {
+            offer,
+            answer,
+            asked: Receiver::new(theirs.into()),
+            pages: Sender::new(to_ours.into()),
+            _client: keeps,
+        }
+    }
+
+    /// The source's first message on another connection.
+    fn greet(another: &mut Another, id: &str) -> Result<(), Lost> {
+        another.pages.greet(&PATIENT)?;
+        another.asked.greeted(&PATIENT)?;
+        another.pages.send(Kind::Again, &[id.as_bytes()], &PATIENT)?;
+        another.asked.expect(Kind::Welcome, &mut Vec::new(), &PATIENT)
+    }
+
+    #[test]
+    fn a_read_waits_for_another_connection_of_the_same_migration_and_is_asked_for_again() {
+        let (far, mut asked, mut pages, mut receiver) = far_of(2, Some("this one".to_owned()));
+        let why = far.why_cut();
+        assert_eq!(why, None);
+        std::thread::scope(|scope| {
+            let of = far.clone();
+            let received = scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));
+            let of = far.clone();
+            let read = scope.spawn(move || {
+                let mut into = vec![9; WINDOW];
+                of.read(WindowIndex::new(1), &mut into).map(|()| into[0])
+            });
+            assert_eq!(wishes(&mut asked, 1), [(1, true)]);
+            pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
+            drop((asked, pages));
+            while far.why_cut().is_none() {
+                std::thread::yield_now();
+            }
+
+            let mut wrong = another();
+            let mut right = another();
+            far.offer(std::mem::replace(&mut wrong.offer, another().offer)).expect("pages are missing");
+            let refused = greet(&mut wrong, "another one");
+            assert!(matches!(&refused, Err(Lost::Refused(why)) if why.contains("another migration")), "{refused:?}");
+            let why = wrong.answer.recv().expect("it is answered").expect_err("it is another migration");
+            assert!(why.contains("connect to the target of this one"), "{why}");
+
+            far.offer(std::mem::replace(&mut right.offer, another().offer)).expect("pages are missing");
+            greet(&mut right, "this one").expect("it is the right one");
+            assert_eq!(wishes(&mut right.asked, 1), [(1, true)], "once more");
+            send(&mut right.pages, &head(1, &[0, 1], &[]), &[7, 8]);
+            assert_eq!(read.join().expect("it does not panic").expect("it came"), 7);
+            assert_eq!((far.why_cut(), far.cuts()), (None, 1));
+            assert_eq!(wishes(&mut right.asked, 1), [(0, false)], "the background goes on");
+            send(&mut right.pages, &head(0, &[0, 1], &[]), &[1, 1]);
+            assert!(received.join().expect("it does not panic"));
+            assert!(far.offer(another().offer).expect_err("all is here").contains("no page of its RAM is missing"));
+        });
+    }
+
+    #[test]
+    fn a_guest_that_has_ended_waits_for_no_other_connection() {
+        let (far, _asked, mut pages, mut receiver) = far_of(2, Some(String::new()));
+        std::thread::scope(|scope| {
+            let of = far.clone();
+            let received = scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));
+            pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
+            drop(pages);
+            while far.why_cut().is_none() {
+                std::thread::yield_now();
+            }
+            assert!(far.takes_no_other(), "the last one is lost");
+            assert!(!received.join().expect("it does not panic"));
+            assert!(far.read(WindowIndex::new(1), &mut vec![0; WINDOW]).is_err());
+            assert!(!far.takes_no_other());
+        });
     }
 }

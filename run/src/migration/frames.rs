@@ -17,7 +17,7 @@ use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 /// First bytes of each side.
 pub const MAGIC: [u8; 8] = *b"WLMOVEVM";
 /// Version of the messages, and of what they mean.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Length of the first bytes with the version.
 pub const GREETING_BYTES: usize = 12;
 /// Length of a message's header.
@@ -53,7 +53,9 @@ pub enum Kind {
     Go,
     /// Source: figures for the target's report, as JSON.
     Left,
-    /// Target: it has RAM.
+    /// Source, on another connection after one was lost: the migration's name, as in its first hello.
+    Again,
+    /// Target: it has RAM, or the migration goes on over this connection.
     Welcome,
     /// Target: all is checked and built.
     Ready,
@@ -70,13 +72,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [(Kind, u32, usize); 13] = [
+    const ALL: [(Kind, u32, usize); 14] = [
         (Kind::Hello, 1, 1 << 20),
         (Kind::Pages, 2, PAGES_HEAD_BYTES + PageSize::Huge2M.bytes().as_usize()),
         (Kind::Machine, 3, 64 << 20),
         (Kind::Go, 4, 0),
         (Kind::Left, 5, 4096),
         (Kind::Missing, 6, MISSING_WINDOWS_MAX * PAGES_HEAD_BYTES),
+        (Kind::Again, 7, 64),
         (Kind::Welcome, 16, 0),
         (Kind::Ready, 17, 0),
         (Kind::Running, 18, 0),

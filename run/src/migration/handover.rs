@@ -20,10 +20,13 @@
 //!
 //! ```text
 //!   Committed ── running came ─▶ Serving ── complete came ─▶ Left       Ready ── go came ─▶ RunsPartly
-//!                                  │ loss                                                    │ loss    │ all is here
-//!                                  ▼                                                         ▼         ▼
+//!                               ▲  │ loss                                                    │ loss    │ all is here
+//!                      rejoined │  ▼                                                         ▼         ▼
 //!                                Broken: paused, until the operator acts                   Ended      Runs
 //! ```
+//!
+//! A target that can get another connection waits for it after a loss, in [`Target::RunsPartly`]: its guest runs until it
+//! touches what is missing. The same connection ends the source's doubt between `go` and `running`.
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
@@ -71,6 +74,8 @@ pub enum AtSource {
     RunningPartly,
     /// The target's guest needs no more pages.
     Complete,
+    /// The target answers over another connection: its guest has run, and needs pages.
+    Rejoined,
     /// The target says that its guest has never run, and has ended.
     NeverRan,
     /// The connection is lost, a time limit is over, or the migration is cancelled.
@@ -99,6 +104,7 @@ impl Source {
             (Source::Committed, AtSource::Running) => Source::Left,
             (Source::Committed, AtSource::RunningPartly) => Source::Serving,
             (Source::Serving, AtSource::Complete) => Source::Left,
+            (Source::Broken | Source::InDoubt, AtSource::Rejoined) => Source::Serving,
             (Source::Committed, AtSource::NeverRan) => Source::TakingBack,
             (Source::TakingBack | Source::InDoubt | Source::Broken, AtSource::TakenBack) => Source::Kept,
             (Source::Serving, _) => Source::Broken,
@@ -342,6 +348,31 @@ mod tests {
             both.take_back();
             assert_eq!(both.source, resumed, "pages are missing, {lost:?}");
         }
+    }
+
+    #[test]
+    fn a_target_that_waits_for_another_connection_has_the_disks_and_gets_the_rest() {
+        for lost in [AtSource::RunningPartly, AtSource::Complete] {
+            let mut both = both(Some(Message::Running), false, LockedBy::None, true);
+            // Its guest has not ended: it waits.
+            both = Both { source: Source::Committed, target: Target::RunsPartly, lock: LockedBy::Target, ..both };
+            if lost == AtSource::Complete {
+                both.source(AtSource::RunningPartly);
+            }
+            both.source(AtSource::Lost);
+            assert_eq!(both.source.guest(), Guest::Waits);
+            both.take_back();
+            assert_eq!(both.source.guest(), Guest::Waits, "the operator cannot resume it: {both:?}");
+            both.source(AtSource::Rejoined);
+            assert_eq!(both.source, Source::Serving);
+            both.source(AtSource::Lost);
+            both.source(AtSource::Rejoined);
+            both.target(AtTarget::AllHere);
+            both.source(AtSource::Complete);
+            assert_eq!((both.source, both.target), (Source::Left, Target::Runs));
+        }
+        let kept = Source::Broken.after(AtSource::TakenBack);
+        assert_eq!(kept.after(AtSource::Rejoined), Source::Kept, "a guest that was resumed sends nothing");
     }
 
     #[test]

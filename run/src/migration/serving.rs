@@ -8,7 +8,7 @@
 //! Nothing writes RAM meanwhile: the guest and its devices stand still here. A window is sent once, unless the target
 //! says that it needs it again.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use parking_lot::Mutex;
 use wideleaf_memory::GuestRam;
@@ -17,6 +17,7 @@ use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 
 use super::frames::{Kind, MISSING_WINDOWS_MAX, Malformed, PagesHead, Wish};
 use super::link::{Limit, Lost, Receiver};
+use super::recovering::Missing;
 
 /// Fewest missing pages for which a window on a huge page is sent whole: its pages then come onto one huge page again,
 /// at the cost of those that the target had.
@@ -28,7 +29,7 @@ const WISHES_MAX: usize = 1024;
 pub struct Serving<'a> {
     ram: &'a GuestRam,
     sink: &'a dyn SaveSink,
-    missing: BTreeMap<WindowIndex, PageSet>,
+    missing: Missing,
     sent: BTreeSet<WindowIndex>,
     urgent: VecDeque<WindowIndex>,
     others: VecDeque<WindowIndex>,
@@ -63,11 +64,15 @@ pub fn messages(heads: &[PagesHead]) -> impl Iterator<Item = Vec<u8>> + '_ {
 
 impl<'a> Serving<'a> {
     /// Serves these pages of `ram`, which go through `sink`.
-    pub fn new(ram: &'a GuestRam, sink: &'a dyn SaveSink, heads: &[PagesHead]) -> Serving<'a> {
-        let missing = heads.iter().map(|head| (head.window, head.stored)).collect();
+    pub fn new(ram: &'a GuestRam, sink: &'a dyn SaveSink, missing: Missing) -> Serving<'a> {
         let buffer = vec![0; PageSize::Huge2M.bytes().as_usize()];
         let (sent, urgent, others) = Default::default();
         Serving { ram, sink, missing, sent, urgent, others, buffer }
+    }
+
+    /// The pages, sent or not.
+    pub fn into_missing(self) -> Missing {
+        self.missing
     }
 
     /// Number of pages that are missing.
@@ -118,10 +123,11 @@ impl<'a> Serving<'a> {
         if self.sent.contains(&window) {
             return Ok(());
         }
-        if is_urgent {
+        let waits_in = |queue: &VecDeque<WindowIndex>| queue.contains(&window);
+        if is_urgent && !waits_in(&self.urgent) {
             self.others.retain(|other| *other != window);
             self.urgent.push_back(window);
-        } else {
+        } else if !is_urgent && !waits_in(&self.urgent) && !waits_in(&self.others) {
             self.others.push_back(window);
         }
         Ok(())
@@ -155,6 +161,7 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange};
 
     use super::super::link::Sender;
+    use super::super::recovering::missing_of;
     use super::*;
 
     const PATIENT: Limit<'_> = Limit { silence: Duration::from_secs(60), until: None, keep_on: &|| true };
@@ -203,7 +210,7 @@ mod tests {
         sender.send(Kind::Complete, &[], &PATIENT).expect("there is room");
         let sink = Kept::default();
         let heads = heads(&[left(0, 1), left(1, 2), left(2, 3), left(3, 4)], |_| false, |_| 0);
-        let mut serving = Serving::new(&ram, &sink, &heads);
+        let mut serving = Serving::new(&ram, &sink, missing_of(&heads));
         let kind = serving.until_other(&receiver, &PATIENT, &|_| ()).expect("all is sent");
         assert_eq!(kind, Kind::Complete);
         assert_eq!(*sink.0.lock(), [(3, 4, 13), (2, 3, 12)], "those for which a thread waits");
@@ -217,7 +224,7 @@ mod tests {
         let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("anonymous base pages exist");
         let ram = GuestRam::map(&[range], backing).expect("8 MiB can be mapped");
         let sink = Kept::default();
-        let mut serving = Serving::new(&ram, &sink, &heads(&[left(0, 1)], |_| false, |_| 0));
+        let mut serving = Serving::new(&ram, &sink, missing_of(&heads(&[left(0, 1)], |_| false, |_| 0)));
         let wish = Wish { window: WindowIndex::new(1), is_urgent: true, is_again: false };
         assert!(matches!(serving.wish(wish), Err(Lost::Malformed(Malformed::Outside(_)))));
     }

@@ -5,26 +5,26 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use wideleaf_control::vm::{MigratedView, PostCopyFrom};
 use wideleaf_memory::manager::RestAnswer;
-use wideleaf_memory::save::{
-    BeyondBound, LastPages, LeftPages, SaveError, SaveLimits, SaveProgress, SaveReport, SaveSink, Saver, page_sizes,
-};
+use wideleaf_memory::save::{BeyondBound, LastPages, LeftPages, SaveError, SaveLimits, SaveReport, Saver, page_sizes};
 use wideleaf_memory::{BackingKind, SecondLevel as _};
-use wideleaf_policies::{PageSet, PageSize, WindowIndex};
-use wideleaf_snapshot::is_zero;
+use wideleaf_policies::{PageSize, WindowIndex};
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
-use super::frames::{self, Kind, Malformed, PAGE_BYTES, PagesHead};
+use super::frames::{Kind, Malformed};
 use super::handover::{AtSource, Guest, Source};
-use super::link::{Limit, Lost, Receiver, Sender};
+use super::link::{Limit, Lost};
+use super::recovering::{Departed, Doubt, Kept, Missing, broken, missing_of, new_id};
 use super::serving::{self, Serving};
-use super::{Arrived, Hello, POST_COPY_SILENCE_MAX};
+use super::wire::{Sink, Wire};
+use super::{Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
 use crate::session::Session;
 use crate::snapshot::accesses::SavedAccesses;
@@ -37,16 +37,10 @@ use crate::spec::RunSpec;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Time in which the target says `running` after `go`.
 const RUNNING_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Time for the figures of both sides, once the guest runs there.
-const FIGURES_WAIT_MAX: Duration = Duration::from_secs(5);
-
 /// Time in which a target that has ended gives up the locks of the disks: its process may have much RAM to free.
 const TAKE_BACK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Interval between two attempts to lock the disks again.
 const TAKE_BACK_EVERY: Duration = Duration::from_millis(5);
-
-/// Time in which the target's reason for an end may come.
-const LAST_WORDS_WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// A client's request to migrate.
 pub struct Departing {
@@ -66,8 +60,8 @@ pub struct Departing {
 pub enum End {
     /// The target's guest runs, and this one has ended.
     Left(MigratedView),
-    /// The guest stays paused here, until an operator has looked at the target.
-    InDoubt(String),
+    /// The guest stays paused here, until an operator acts, for this reason.
+    InDoubt(Doubt),
 }
 
 /// Moves the VM. The guest runs on after an error.
@@ -93,8 +87,9 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         accesses,
         shared,
         keep_on: &keep_on,
-        sender: Mutex::new(Sender::new(writer)),
-        receiver: Mutex::new(Receiver::new(reader)),
+        follows: &|| !shared.is_replaced(),
+        wire: Wire::new(reader, writer),
+        id: new_id().map_err(|error| cannot(&format!("no random number for its name: {error}")))?,
         began: Instant::now(),
         until: Mutex::new(None),
         is_past_go: AtomicBool::new(false),
@@ -136,8 +131,11 @@ struct Departure<'a> {
     accesses: SavedAccesses,
     shared: &'a Shared,
     keep_on: &'a (dyn Fn() -> bool + Sync),
-    sender: Mutex<Sender>,
-    receiver: Mutex<Receiver>,
+    /// Whether missing pages still go over this connection.
+    follows: &'a (dyn Fn() -> bool + Sync),
+    wire: Wire,
+    /// Name of the migration.
+    id: String,
     began: Instant,
     /// End of the pause, once it has begun.
     until: Mutex<Option<Instant>>,
@@ -154,6 +152,8 @@ struct Switched {
     why: String,
     /// Reason why the disks are not locked again, if that is the doubt.
     no_disks: Option<String>,
+    /// Pages that the target may still need.
+    missing: Option<Missing>,
 }
 
 impl Departure<'_> {
@@ -161,7 +161,8 @@ impl Departure<'_> {
         self.greet().map_err(|lost| self.reason(lost))?;
         let huge = page_sizes(&*self.parts.host, &self.parts.ram).map_err(|error| error.to_string())?;
         let before = huge_bytes(&huge);
-        let sink = Sink { departure: self, huge: huge.into_keys().collect() };
+        let (huge, limit) = (huge.into_keys().collect(), || self.limit());
+        let sink = Sink { sender: &self.wire.sender, limit: &limit, huge: &huge };
         let saver = Saver {
             ram: &self.parts.ram,
             host: &*self.parts.host,
@@ -172,7 +173,7 @@ impl Departure<'_> {
         let progress = |progress| {
             self.shared.show(progress);
             // The target says nothing before its `ready`, unless it ends.
-            if !(self.keep_on)() || self.receiver.lock().has_some() {
+            if !(self.keep_on)() || self.wire.receiver.lock().has_some() {
                 self.shared.cancel();
             }
         };
@@ -188,15 +189,15 @@ impl Departure<'_> {
             let why = refused.lock().take();
             why.unwrap_or_else(|| self.reason_of(&error))
         })?;
-        Ok(self.end(&switched, &report, before))
+        Ok(self.end(switched, &report, before, huge))
     }
 
     fn greet(&self) -> Result<(), Lost> {
         let limit = self.limit();
         let wideleaf = env!("CARGO_PKG_VERSION").to_owned();
-        let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some() };
+        let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some(), id: self.id.clone() };
         let text = serde_json::to_vec(&hello).map_err(io::Error::other)?;
-        let (mut sender, mut receiver) = (self.sender.lock(), self.receiver.lock());
+        let (mut sender, mut receiver) = (self.wire.sender.lock(), self.wire.receiver.lock());
         sender.greet(&limit)?;
         sender.send(Kind::Hello, &[&text], &limit)?;
         receiver.greeted(&limit)?;
@@ -209,7 +210,7 @@ impl Departure<'_> {
 
     fn limit(&self) -> Limit<'_> {
         if self.is_past_go.load(Ordering::Relaxed) {
-            return Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &|| true };
+            return Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: self.follows };
         }
         Limit { silence: SILENCE_MAX, until: *self.until.lock(), keep_on: self.keep_on }
     }
@@ -231,6 +232,7 @@ impl Departure<'_> {
             turn = turn.after(AtSource::Lost);
         }
         let why = handed_over.err().unwrap_or_default();
+        let missing = serving.filter(|_| matches!(turn, Source::Broken | Source::InDoubt)).map(Serving::into_missing);
         let mut no_disks = None;
         if turn == Source::TakingBack {
             no_disks = self.take_back().err();
@@ -241,11 +243,11 @@ impl Departure<'_> {
                 parts.second_level.resume().map_err(|error| format!("{why}; and its guest stays paused: {error}"))?;
                 Err(why)
             }
-            Guest::Waits => Ok(Switched { turn, downtime, why, no_disks }),
+            Guest::Waits => Ok(Switched { turn, downtime, why, no_disks, missing }),
             Guest::Ended => {
                 // From now on no vCPU enters the guest, whatever is resumed.
                 parts.control.stop(GuestExit::Stopped);
-                Ok(Switched { turn, downtime, why, no_disks })
+                Ok(Switched { turn, downtime, why, no_disks, missing: None })
             }
         }
     }
@@ -280,7 +282,7 @@ impl Departure<'_> {
         // All writes are durable since the devices rest.
         *turn = turn.after(AtSource::GivingUp);
         self.parts.disks.give_up().map_err(|error| error.to_string())?;
-        let sent = self.sender.lock().send(Kind::Machine, &[&text], &limit);
+        let sent = self.wire.sender.lock().send(Kind::Machine, &[&text], &limit);
         sent.map_err(lost)?;
         *turn = turn.after(AtSource::AllSent);
         self.expect(Kind::Ready, serving, &limit).map_err(lost)?;
@@ -291,7 +293,7 @@ impl Departure<'_> {
         // From here on nothing cancels it: the target decides.
         self.is_past_go.store(true, Ordering::Relaxed);
         let limit = Limit { silence: RUNNING_WAIT_MAX, until: None, keep_on: &|| true };
-        let sent = self.sender.lock().send(Kind::Go, &[], &limit);
+        let sent = self.wire.sender.lock().send(Kind::Go, &[], &limit);
         let said = sent.and_then(|()| self.expect(Kind::Running, serving, &limit));
         match said {
             Ok(()) if serving.is_some() => *turn = turn.after(AtSource::RunningPartly),
@@ -315,17 +317,17 @@ impl Departure<'_> {
         let heads = serving::heads(left, |window| sink.huge.contains(&window), heat);
         let limit = self.limit();
         for message in serving::messages(&heads) {
-            let sent = self.sender.lock().send(Kind::Missing, &[&message], &limit);
+            let sent = self.wire.sender.lock().send(Kind::Missing, &[&message], &limit);
             sent.map_err(|lost| self.reason(lost))?;
         }
-        Ok(Some(Serving::new(&self.parts.ram, sink, &heads)))
+        Ok(Some(Serving::new(&self.parts.ram, sink, missing_of(&heads))))
     }
 
     /// Waits for a message; meanwhile sends the pages that the target asks for.
     fn expect(&self, kind: Kind, serving: &mut Option<Serving<'_>>, limit: &Limit<'_>) -> Result<(), Lost> {
         let found = match serving {
-            Some(serving) => serving.until_other(&self.receiver, limit, &|_| ())?,
-            None => self.receiver.lock().next(&mut Vec::new(), limit)?,
+            Some(serving) => serving.until_other(&self.wire.receiver, limit, &|_| ())?,
+            None => self.wire.receiver.lock().next(&mut Vec::new(), limit)?,
         };
         if found == kind { Ok(()) } else { Err(Malformed::Order.into()) }
     }
@@ -333,51 +335,18 @@ impl Departure<'_> {
     /// Sends the missing pages until the target has all, or its guest has ended. Nothing cancels that.
     fn serve(&self, serving: &mut Serving<'_>, turn: &mut Source) -> Result<(), String> {
         *self.shared.serves.lock() = Some(self.to.to_owned());
-        let limit = self.limit();
-        let (sent, of) = (AtomicU64::new(0), serving.pages());
-        // A round after all others.
-        let round = self.shared.progress.lock().map_or(1, |view| view.round + 1);
-        let on_sent = |pages: u16| {
-            let done = sent.fetch_add(pages.into(), Ordering::Relaxed) + u64::from(pages);
-            self.shared.show(SaveProgress { round, done: done.min(of), of });
-        };
-        on_sent(0);
-        let said = serving.until_other(&self.receiver, &limit, &on_sent);
-        *self.shared.serves.lock() = None;
-        let event = match &said {
-            Ok(Kind::Complete) => AtSource::Complete,
-            _ => AtSource::Lost,
-        };
-        *turn = turn.after(event);
-        match said {
-            Ok(Kind::Complete) => Ok(()),
-            Ok(_) => Err(Lost::from(Malformed::Order).to_string()),
-            Err(lost) => Err(self.reason(lost)),
-        }
+        let served = self.wire.serve(serving, self.shared, &self.limit());
+        *turn = turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
+        served.map_err(|lost| self.reason(lost))
     }
 
-    fn end(&self, switched: &Switched, report: &SaveReport, huge_bytes_before: u64) -> End {
+    fn end(&self, switched: Switched, report: &SaveReport, huge_bytes_before: u64, huge: BTreeSet<WindowIndex>) -> End {
         if let Some(no_disks) = &switched.no_disks {
-            return End::InDoubt(format!(
+            return End::InDoubt(Doubt::new(format!(
                 "cannot migrate the VM to {}: {}; it stays paused here: {no_disks}; end that process, then `resume` \
                  this VM",
                 self.to, switched.why
-            ));
-        }
-        if switched.turn == Source::Broken {
-            return End::InDoubt(format!(
-                "the VM ran at {} while a part of its RAM was still here, and then {}; it stays paused here as it was \
-                 at the switch: if it still runs there, `stop --how kill` this VM; if it has ended there, `resume` \
-                 continues it here, without what it did since, unless it has written a disk",
-                self.to, switched.why
-            ));
-        }
-        if switched.turn != Source::Left {
-            return End::InDoubt(format!(
-                "cannot tell whether the VM runs at {}: {} after the last word was sent; it stays paused here: look at \
-                 the target, then `stop --how kill` this VM if it runs there, or `resume` it if not",
-                self.to, switched.why
-            ));
+            )));
         }
         let rounds = report.rounds.len() as u32 + 1;
         let downtime_ms = switched.downtime.as_secs_f64() * 1e3;
@@ -385,52 +354,34 @@ impl Departure<'_> {
         let huge_bytes_at_switch = huge_bytes(&sizes);
         let logs_start_ms = report.logs_start.as_secs_f64() * 1e3;
         let left = Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms };
-        let arrived = self.exchange(&left);
-        let view = MigratedView {
-            to: self.to.to_owned(),
-            sent_bytes: self.sender.lock().sent(),
-            rounds,
-            downtime_ms,
-            seconds: self.began.elapsed().as_secs_f64(),
-            huge_bytes_before,
-            huge_bytes_at_switch,
-            huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
-            base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
-            logs_start_ms,
+        let departed = Departed {
+            id: self.id.clone(),
+            began: self.began,
+            left,
             logs_began_set: report.logs_began_set,
-            post_copy: arrived.and_then(|arrived| arrived.post_copy),
+            sent_bytes: self.wire.sent(),
         };
-        // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
-        if let Err(error) = self.parts.second_level.resume() {
-            tracing::warn!("the devices of a VM that has left: {error}");
+        if switched.turn != Source::Left {
+            let why = match switched.turn {
+                Source::Broken => broken(self.to, &switched.why),
+                _ => format!(
+                    "cannot tell whether the VM runs at {}: {} after the last word was sent; it stays paused here: look \
+                     at the target, then `stop --how kill` this VM if it runs there, or `resume` it if not",
+                    self.to, switched.why
+                ),
+            };
+            let kept = switched.missing.map(|missing| Arc::new(Kept { departed, missing, huge }));
+            return End::InDoubt(Doubt { why, kept });
         }
-        End::Left(view)
-    }
-
-    /// Exchanges the figures for both reports. A loss is no failure any more.
-    fn exchange(&self, left: &Left) -> Option<Arrived> {
-        let until = Some(Instant::now() + FIGURES_WAIT_MAX);
-        let limit = Limit { silence: FIGURES_WAIT_MAX, until, keep_on: &|| true };
-        let mut content = serde_json::to_vec(left).ok()?;
-        self.sender.lock().send(Kind::Left, &[&content], &limit).ok()?;
-        self.receiver.lock().expect(Kind::Arrived, &mut content, &limit).ok()?;
-        serde_json::from_slice(&content).ok()
+        End::Left(departed.end(self.parts, self.to, &self.wire))
     }
 
     /// Reason of a loss: the target's own words, if it had some before the connection ended.
     fn reason(&self, lost: Lost) -> String {
-        let own = matches!(lost, Lost::Closed | Lost::Io(_)).then(|| self.last_words()).flatten();
-        match own.unwrap_or(lost) {
+        match self.wire.last_words(lost) {
             Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
             lost => lost.to_string(),
         }
-    }
-
-    fn last_words(&self) -> Option<Lost> {
-        let until = Some(Instant::now() + LAST_WORDS_WAIT_MAX);
-        let limit = Limit { silence: LAST_WORDS_WAIT_MAX, until, keep_on: &|| true };
-        let said = self.receiver.lock().next(&mut Vec::new(), &limit);
-        said.err().filter(|lost| matches!(lost, Lost::Refused(_)))
     }
 
     fn reason_of(&self, error: &SaveError) -> String {
@@ -446,33 +397,6 @@ impl Departure<'_> {
             error => error.to_string(),
         }
     }
-}
-
-/// Sends pages to the target.
-struct Sink<'a> {
-    departure: &'a Departure<'a>,
-    /// Windows on large pages when the migration began.
-    huge: BTreeSet<WindowIndex>,
-}
-
-impl SaveSink for Sink<'_> {
-    fn write(&self, window: WindowIndex, pages: &PageSet, data: &[u8]) -> io::Result<()> {
-        let zero: PageSet = pages.iter().filter(|page| is_zero(page_of(data, *page))).collect();
-        let stored = pages.without(zero);
-        let head = PagesHead { window, is_huge: self.huge.contains(&window), stored, zero }.encode();
-        let run =
-            |run: std::ops::Range<u16>| &data[usize::from(run.start) * PAGE_BYTES..usize::from(run.end) * PAGE_BYTES];
-        let parts: Vec<&[u8]> = [&head[..]].into_iter().chain(stored.runs().map(run)).collect();
-        // Outside the lock, since several threads come here.
-        let checksum = frames::checksum(Kind::Pages, &parts);
-        let limit = self.departure.limit();
-        self.departure.sender.lock().send_checked(Kind::Pages, checksum, &parts, &limit).map_err(io::Error::other)
-    }
-}
-
-fn page_of(data: &[u8], page: u16) -> &[u8] {
-    let start = usize::from(page) * PAGE_BYTES;
-    &data[start..start + PAGE_BYTES]
 }
 
 fn huge_bytes(sizes: &BTreeMap<WindowIndex, PageSize>) -> u64 {

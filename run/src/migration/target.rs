@@ -16,16 +16,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use wideleaf_control::vm::SavingView;
 use wideleaf_memory::restore::{OnFailure, Restorer};
 use wideleaf_memory::{GuestRam, Host};
 use wideleaf_policies::PolicyChoice;
 
 use super::address::{Address, Ends};
 use super::completing::Completing;
-use super::far::FarRam;
+use super::far::{FarRam, NOTHING_MISSING};
 use super::frames::{self, Kind, Malformed, PagesHead};
 use super::handover::{AtTarget, Guest, Target};
 use super::link::{Limit, Lost, Receiver, Sender};
+use super::offer::Offer;
 use super::placing::Placing;
 use super::{Arrived, Hello};
 use crate::failure::Failure;
@@ -46,6 +48,8 @@ pub struct Incoming {
     from: String,
     spec: RunSpec,
     may_post_copy: bool,
+    /// Name of the migration.
+    id: String,
     began: Instant,
     sender: Arc<Mutex<Sender>>,
     link: Mutex<LinkState>,
@@ -81,7 +85,7 @@ impl Incoming {
         };
         greeted.map_err(|lost| failure(&from, &lost))?;
         let hello: Result<Hello, _> = serde_json::from_slice(&content);
-        let Hello { spec, may_post_copy, .. } = hello.map_err(|error| {
+        let Hello { spec, may_post_copy, id, .. } = hello.map_err(|error| {
             let why = format!("its specification is malformed: {error}; use equal releases of wideleaf");
             let _ = sender.send(Kind::Failed, &[why.as_bytes()], &limit);
             Failure::Input(format!("cannot receive the VM from {from}: {why}"))
@@ -90,7 +94,7 @@ impl Incoming {
         let missing = Vec::new();
         let link = Mutex::new(LinkState { receiver: Some(receiver), turn: Target::Receiving, report, missing });
         let (sender, completing) = (Arc::new(Mutex::new(sender)), OnceLock::new());
-        Ok(Incoming { from, spec, may_post_copy, began: Instant::now(), sender, link, completing })
+        Ok(Incoming { from, spec, may_post_copy, id, began: Instant::now(), sender, link, completing })
     }
 
     /// Specification of the source's run, which is not checked against this host.
@@ -158,8 +162,9 @@ impl Incoming {
     }
 
     /// Begins to fill what is missing of RAM, if anything is; the guest does not run yet. `on_failure` is called for a
-    /// window that does not come: the guest must end then. `begin` is called by a thread at its start, and `count` by
-    /// that thread once all is here.
+    /// window that does not come: the guest must end then. `may_recover`: whether a client can bring another connection
+    /// where one is lost; the guest then waits for it. `begin` is called by a thread at its start, and `count` by that
+    /// thread once all is here.
     ///
     /// # Errors
     /// One line.
@@ -167,6 +172,7 @@ impl Incoming {
         self: &Arc<Incoming>,
         ram: Arc<GuestRam>,
         on_failure: OnFailure,
+        may_recover: bool,
         begin: impl FnOnce() + Send + 'static,
         count: CountRam,
     ) -> Result<(), String> {
@@ -175,7 +181,7 @@ impl Incoming {
         if missing.is_empty() {
             return Ok(());
         }
-        let far = FarRam::new(self.from.clone(), &missing, self.sender.clone());
+        let far = FarRam::new(self.from.clone(), &missing, self.sender.clone(), may_recover.then(|| self.id.clone()));
         let far = Arc::new(far.map_err(|why| format!("cannot receive RAM from {}: it sent {why}", self.from))?);
         let completing = Arc::new(Completing::begin(far, ram, on_failure)?);
         let receiver = link.receiver.take().expect("this is called once");
@@ -203,6 +209,9 @@ impl Incoming {
             completing.wait_for_huge_pages();
             let post_copy = completing.view();
             self.lock().report.post_copy.clone_from(&post_copy);
+            if let (Some(client), Some(view)) = (completing.far().take_client(), post_copy.clone()) {
+                client(Ok(view));
+            }
             let Counters { host_4k_bytes, host_2m_bytes, host_1g_bytes, .. } = count();
             let (huge_bytes, base_bytes) = (host_2m_bytes + host_1g_bytes, host_4k_bytes);
             self.send_figures(&Arrived { huge_bytes, base_bytes, post_copy }, &limit)?;
@@ -211,7 +220,7 @@ impl Incoming {
             self.lock().report.source = serde_json::from_slice(&content).ok();
             Ok(())
         });
-        self.lock().report.received_bytes = receiver.received();
+        self.lock().report.received_bytes = completing.far().received();
         if let Err(lost) = told {
             tracing::warn!("the source at {} of the VM that runs here now: {lost}", self.from);
         }
@@ -220,6 +229,34 @@ impl Incoming {
     /// Whether some of the guest's RAM has not come yet.
     pub fn is_filling(&self) -> bool {
         self.completing.get().is_some_and(|completing| !completing.is_filled() && !completing.has_failed())
+    }
+
+    /// Takes another connection to the source, for a guest whose pages do not come any more. Its end is told to the
+    /// offer.
+    ///
+    /// # Errors
+    /// One line if nothing is missing.
+    pub(crate) fn recover(&self, offer: Offer) -> Result<(), String> {
+        match self.completing.get().filter(|completing| !completing.is_filled()) {
+            Some(completing) => completing.far().offer(offer),
+            None => Err(NOTHING_MISSING.to_owned()),
+        }
+    }
+
+    /// Why missing pages do not come until there is another connection, if that is so.
+    pub(crate) fn why_cut(&self) -> Option<String> {
+        self.completing.get().and_then(|completing| completing.far().why_cut())
+    }
+
+    /// Progress of the missing pages, while the guest runs here without them.
+    pub(crate) fn progress(&self) -> Option<SavingView> {
+        let view = self.completing.get().filter(|_| self.is_filling())?.view()?;
+        Some(SavingView { round: 1, done_bytes: view.filled_bytes, total_bytes: view.missing_bytes })
+    }
+
+    /// The guest has ended: it waits for no other connection.
+    pub(crate) fn give_up(&self) {
+        self.completing.get().into_iter().for_each(|completing| completing.give_up());
     }
 
     /// Whether a part of RAM will not come. Threads that touched it sleep until the process ends: neither the guest's

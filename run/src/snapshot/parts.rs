@@ -17,6 +17,7 @@ use wideleaf_vmm::machine::MachineSaver;
 use wideleaf_vmm::run_loop::RunControl;
 
 use super::restoring::Restoring;
+use crate::migration::recovering::Doubt;
 use crate::policy_switch::PolicySwitch;
 use crate::session::Session;
 use crate::spec::RunSpec;
@@ -58,7 +59,7 @@ impl SavedParts {
 }
 
 /// State of the save under way, and of a VM that has left.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) progress: Mutex<Option<SavingView>>,
     pub(crate) is_ending: AtomicBool,
@@ -66,12 +67,24 @@ pub(crate) struct Shared {
     cancel: AtomicBool,
     pub(crate) migrated: Mutex<Option<MigratedView>>,
     /// Why the VM is paused after a migration that was not answered.
-    pub(crate) doubt: Mutex<Option<String>>,
-    /// Name of the target at which the guest runs while a part of its RAM is still here.
+    pub(crate) doubt: Mutex<Option<Doubt>>,
+    /// Name of the target at which the guest runs while a part of its RAM is still here. Set and looked at under the
+    /// lock of the doubt where a guest in doubt could be resumed.
     pub(crate) serves: Mutex<Option<String>>,
+    /// Set where another connection takes the place of the one over which pages go.
+    is_replaced: AtomicBool,
 }
 
 impl Shared {
+    /// Whether another connection takes the place of this one.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.is_replaced.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_replaced(&self, is_replaced: bool) {
+        self.is_replaced.store(is_replaced, Ordering::Relaxed);
+    }
+
     /// Whether the VM ends.
     pub(crate) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)

@@ -97,7 +97,7 @@ impl ThreadKind {
             ThreadKind::Main => &[EVERY, READING, REPORT, ASIDE, RAM_FILE, TERMINAL],
             ThreadKind::Vcpu => &[EVERY, READING, KVM_RUN, BUTTON, ASIDE, TERMINAL],
             ThreadKind::Manager => &[EVERY, READING, DIRTY_LOGS, THREADS, MANAGER, ASIDE, RAM_FILE, ENTERING],
-            ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE],
+            ThreadKind::Faults => &[EVERY, READING, ASIDE, RAM_FILE, WAKING],
             ThreadKind::Io => &[EVERY, DEVICES],
             ThreadKind::Status => &[EVERY, READING, ASIDE, DAEMON],
             ThreadKind::Control => &[EVERY, READING, ASIDE, ANSWERING, BUTTON],

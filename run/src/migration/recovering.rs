@@ -1,0 +1,187 @@
+//! A migration that lost its connection while pages were missing at the target, continued over another one: the
+//! source's side.
+//!
+//! ```text
+//!   serving ── loss ─▶ Doubt with what is Kept ── `recover` ─▶ again, welcome ─▶ serving ─▶ complete
+//!                            │                       │ no welcome: the doubt stays      │ loss: another doubt
+//!                            └── `resume`: what is kept is dropped, since the guest writes its RAM from then on
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use wideleaf_control::vm::MigratedView;
+use wideleaf_memory::SecondLevel as _;
+use wideleaf_memory::manager::RestAnswer;
+use wideleaf_policies::{PageSet, WindowIndex};
+use wideleaf_vmm::GuestExit;
+use wideleaf_vmm::sys::random;
+
+use super::POST_COPY_SILENCE_MAX;
+use super::frames::{Kind, PagesHead};
+use super::handover::{AtSource, Guest, Source};
+use super::link::{Limit, Lost};
+use super::serving::Serving;
+use super::wire::{Sink, Wire};
+use crate::report::Left;
+use crate::snapshot::parts::{SavedParts, Shared, has_gone};
+
+/// Time without a byte after which the target counts as gone, before it has said that it goes on.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Pages that the target may need, by window.
+pub type Missing = BTreeMap<WindowIndex, PageSet>;
+
+/// Why the guest is paused here after a migration, until an operator acts.
+#[derive(Clone)]
+pub struct Doubt {
+    /// The reason, and what to do.
+    pub why: String,
+    /// What the target may still need; `None` if it needs nothing.
+    pub kept: Option<Arc<Kept>>,
+}
+
+impl Doubt {
+    /// The target needs nothing.
+    pub fn new(why: String) -> Doubt {
+        Doubt { why, kept: None }
+    }
+}
+
+/// The rest of a migration that lost its connection. RAM must not change while this exists.
+pub struct Kept {
+    /// What is known of it.
+    pub departed: Departed,
+    /// Pages that were missing at the switch.
+    pub missing: Missing,
+    /// Windows on large pages when the migration began.
+    pub huge: BTreeSet<WindowIndex>,
+}
+
+/// A migration whose guest is at the target.
+#[derive(Clone)]
+pub struct Departed {
+    /// Its name.
+    pub id: String,
+    /// Its beginning.
+    pub began: Instant,
+    /// Figures for the target's report.
+    pub left: Left,
+    /// Number of dirty logs that were switched on without a change of KVM's mappings.
+    pub logs_began_set: u32,
+    /// Bytes that were sent over connections that are lost.
+    pub sent_bytes: u64,
+}
+
+impl Departed {
+    /// Ends the guest here, and exchanges the figures with the target.
+    pub fn end(&self, parts: &SavedParts, to: &str, wire: &Wire) -> MigratedView {
+        let arrived = wire.exchange(&self.left);
+        let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms } = self.left;
+        // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
+        if let Err(error) = parts.second_level.resume() {
+            tracing::warn!("the devices of a VM that has left: {error}");
+        }
+        MigratedView {
+            to: to.to_owned(),
+            sent_bytes: self.sent_bytes,
+            rounds,
+            downtime_ms,
+            seconds: self.began.elapsed().as_secs_f64(),
+            huge_bytes_before,
+            huge_bytes_at_switch,
+            huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
+            base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
+            logs_start_ms,
+            logs_began_set: self.logs_began_set,
+            post_copy: arrived.and_then(|arrived| arrived.post_copy),
+        }
+    }
+}
+
+/// Why the VM waits, after a loss.
+pub fn broken(to: &str, why: &str) -> String {
+    format!(
+        "the VM ran at {to} while a part of its RAM was still here, and then {why}; it stays paused here as it was at \
+         the switch: if it waits there, `recover --incoming ADDRESS` there and `recover ADDRESS` here continue it \
+         there; if it has all of its RAM there, `stop --how kill` this VM; if it has ended there, `resume` continues \
+         it here, without what it did since, unless it has written a disk"
+    )
+}
+
+/// A name that no other migration has.
+///
+/// # Errors
+/// The kernel's error (getrandom(2)).
+pub fn new_id() -> std::io::Result<String> {
+    let mut bytes = [0; 16];
+    random::fill(&mut bytes)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+/// Pages of `heads`, by window.
+pub fn missing_of(heads: &[PagesHead]) -> Missing {
+    heads.iter().map(|head| (head.window, head.stored)).collect()
+}
+
+/// A client's request to go on.
+pub struct Rejoining {
+    /// Address of the target, as the client has it.
+    pub to: String,
+    /// Reading end, writing end, and a pipe's reading end that tells when the client has gone.
+    pub files: Vec<OwnedFd>,
+}
+
+/// End of an attempt.
+pub enum Recovered {
+    /// The target has all, and the guest has ended here.
+    Left(MigratedView),
+    /// The target did not answer, or is another one: all is as before.
+    Refused(String),
+    /// Pages went, and then the connection was lost: the reason, and what to do.
+    Lost(String),
+}
+
+/// Sends the rest over another connection.
+pub fn recover(parts: &SavedParts, kept: &Kept, job: Rejoining, shared: &Shared) -> Recovered {
+    let Rejoining { to, files } = job;
+    let refused = |why: &str| Recovered::Refused(format!("cannot recover the VM at {to}: {why}"));
+    let Ok([reader, writer, client]) = <[OwnedFd; 3]>::try_from(files) else {
+        return refused("its connection is missing beside the request");
+    };
+    let (client, wire) = (File::from(client), Wire::new(reader, writer));
+    let keep_on = || !shared.is_ending() && !has_gone(&client);
+    let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };
+    if let Err(lost) = greet(&wire, &kept.departed.id, &limit) {
+        return refused(&wire.last_words(lost).to_string());
+    }
+    // Pages must not move while they are read.
+    let _resting = parts.session.upgrade().and_then(|session| session.ask_to_rest()).map(RestAnswer::wait);
+    let follows = || !shared.is_replaced();
+    let limit = || Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &follows };
+    let sink = Sink { sender: &wire.sender, limit: &limit, huge: &kept.huge };
+    let mut serving = Serving::new(&parts.ram, &sink, kept.missing.clone());
+    let mut turn = Source::Broken.after(AtSource::Rejoined);
+    let served = wire.serve(&mut serving, shared, &limit());
+    turn = turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
+    if let Err(lost) = served {
+        debug_assert_eq!(turn.guest(), Guest::Waits);
+        return Recovered::Lost(broken(&to, &wire.last_words(lost).to_string()));
+    }
+    debug_assert_eq!(turn.guest(), Guest::Ended);
+    // From now on no vCPU enters the guest, whatever is resumed.
+    parts.control.stop(GuestExit::Stopped);
+    let departed = Departed { sent_bytes: kept.departed.sent_bytes + wire.sent(), ..kept.departed.clone() };
+    Recovered::Left(departed.end(parts, &to, &wire))
+}
+
+fn greet(wire: &Wire, id: &str, limit: &Limit<'_>) -> Result<(), Lost> {
+    let (mut sender, mut receiver) = (wire.sender.lock(), wire.receiver.lock());
+    sender.greet(limit)?;
+    receiver.greeted(limit)?;
+    sender.send(Kind::Again, &[id.as_bytes()], limit)?;
+    receiver.expect(Kind::Welcome, &mut Vec::new(), limit)
+}
