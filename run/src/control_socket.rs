@@ -317,6 +317,10 @@ impl ControlledVm {
 
     fn reset(&self) -> Result<(), String> {
         self.check_not_needed()?;
+        // A target may need its RAM as it is.
+        if let Some(doubt) = self.run.saving.upgrade().and_then(|saving| saving.doubt()) {
+            return Err(format!("cannot reset the VM: {doubt}"));
+        }
         match self.control.on_reset() {
             OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
             OnReset::Restart if self.control.ask_for_reset() => Ok(()),

@@ -35,8 +35,8 @@
 //!                                   ◀──────────── welcome, wishes for what has not come
 //! ```
 //!
-//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place; `recovering` and `offer` have
-//! another connection, at the source and at the target. `frames` has the form of the
+//! `serving` sends what is missing, `far` asks for it, and `completing` puts it in place; `kept` and
+//! `recovering` are about another connection at the source, `offer` at the target. `frames` has the form of the
 //! messages, `link` sends and receives them with time limits, `handover` decides which of the two may run the guest,
 //! `source` and `target` are the two sides, `wire` is the source's connection, `placing` fills RAM, `address` connects
 //! them.
@@ -53,6 +53,7 @@ mod completing;
 mod far;
 mod frames;
 mod handover;
+pub(crate) mod kept;
 mod link;
 mod offer;
 mod placing;

@@ -20,7 +20,8 @@ use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
-use crate::migration::recovering::{self, Doubt, Recovered, Rejoining};
+use crate::migration::kept::Doubt;
+use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};

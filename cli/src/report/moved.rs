@@ -19,7 +19,7 @@ pub fn migrated(moved: &MigratedView) -> String {
     )
 }
 
-/// A guest whose missing pages have come over another connection.
+/// A guest that has all of its RAM since pages came over another connection.
 pub fn recovered(view: &PostCopyView) -> String {
     format!("all of the RAM is here{}", followed(view))
 }

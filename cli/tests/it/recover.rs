@@ -17,7 +17,7 @@ fn source(scratch: &Scratch) -> Running {
     source_for(scratch, 16)
 }
 
-/// Source and target of a migration whose connection was lost while pages were missing.
+/// Source and target of a migration that lost its connection while pages were missing.
 struct Lost {
     source: Running,
     target: Running,
@@ -88,6 +88,9 @@ fn a_migration_goes_on_over_another_connection_and_the_guest_loses_no_word() {
     assert_eq!(waits["state"], "running");
     assert!(waits["cut_off"].as_str().is_some_and(|why| why.contains("`recover --incoming ADDRESS` here")), "{waits}");
     assert!(waits["saving"]["total_bytes"].as_u64() > waits["saving"]["done_bytes"].as_u64(), "{waits}");
+
+    // The target may need RAM as it is.
+    scratch.refuses(&["vm", "vm.sock", "reset"], 2, &["cannot reset the VM", "while a part of its RAM was still here"]);
 
     let [at_target, at_source] = recovered(&scratch);
     assert_eq!((&at_target["connections_lost"], &at_target["filled_bytes"]), (&json!(1), &at_target["missing_bytes"]));

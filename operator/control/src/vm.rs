@@ -99,9 +99,9 @@ pub enum VmRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         post_copy: Option<PostCopyFrom>,
     },
-    /// Continues a migration that lost its connection while pages followed the guest, over another connection that comes
-    /// with the request: its reading end, its writing end, which must not block, and the reading end of a pipe that the
-    /// client closes to cancel. Asked of both sides, the target first. Answer, when all pages have come:
+    /// Continues a migration that lost its connection while pages followed the guest, over another connection that
+    /// comes with the request: its reading end, its writing end, which must not block, and the reading end of a pipe
+    /// that the client closes to cancel. Asked of both sides, the target first. Answer, when all pages have come:
     /// [`VmAnswer::Recovered`] of the target, [`VmAnswer::Migrated`] of the source, which then ends. Only where
     /// [`VmHello::capabilities`] has `recover`.
     Recover {

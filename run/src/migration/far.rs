@@ -71,7 +71,7 @@ struct Inbox {
     cut: Option<String>,
     /// Number of connections that were lost.
     cuts: u32,
-    /// Another connection.
+    /// Another connection, which was not tried yet.
     offer: Option<Offer>,
     /// Whether no other connection may follow this one.
     is_last: bool,
@@ -371,11 +371,15 @@ impl FarRam {
             inbox.lost.is_none() && inbox.cut.is_none()
         };
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
+        let cuts = self.cuts();
         let sent = self.sender.lock().send(Kind::Wish, &[&wish.encode()], &limit);
         match sent {
             Err(lost) if self.id.is_some() => {
-                // Noticed by the thread that receives.
-                self.inbox.lock().cut.get_or_insert(lost.to_string());
+                let mut inbox = self.inbox.lock();
+                // Unless another connection has taken the place of that one meanwhile.
+                if inbox.cuts == cuts {
+                    inbox.cut.get_or_insert(lost.to_string());
+                }
                 Ok(())
             }
             sent => sent,
@@ -565,8 +569,7 @@ mod tests {
     #[test]
     fn a_read_waits_for_another_connection_of_the_same_migration_and_is_asked_for_again() {
         let (far, mut asked, mut pages, mut receiver) = far_of(2, Some("this one".to_owned()));
-        let why = far.why_cut();
-        assert_eq!(why, None);
+        assert_eq!(far.why_cut(), None);
         std::thread::scope(|scope| {
             let of = far.clone();
             let received = scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));

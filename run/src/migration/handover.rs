@@ -25,8 +25,8 @@
 //!                                Broken: paused, until the operator acts                   Ended      Runs
 //! ```
 //!
-//! A target that can get another connection waits for it after a loss, in [`Target::RunsPartly`]: its guest runs until it
-//! touches what is missing. The same connection ends the source's doubt between `go` and `running`.
+//! A target that can get another connection waits for it after a loss, in [`Target::RunsPartly`]: its guest runs until
+//! it touches what is missing. The same connection ends the source's doubt between `go` and `running`.
 //!
 //! The source is [`Source::Committed`] from before the first byte of `go` leaves it: whether that byte arrives is then
 //! unknown. It never resumes its guest by itself from there, except when the target says that its guest has never run
@@ -353,9 +353,8 @@ mod tests {
     #[test]
     fn a_target_that_waits_for_another_connection_has_the_disks_and_gets_the_rest() {
         for lost in [AtSource::RunningPartly, AtSource::Complete] {
-            let mut both = both(Some(Message::Running), false, LockedBy::None, true);
-            // Its guest has not ended: it waits.
-            both = Both { source: Source::Committed, target: Target::RunsPartly, lock: LockedBy::Target, ..both };
+            // The target's guest has not ended: it waits.
+            let mut both = Both { source: Source::Committed, target: Target::RunsPartly, lock: LockedBy::Target };
             if lost == AtSource::Complete {
                 both.source(AtSource::RunningPartly);
             }

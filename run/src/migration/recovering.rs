@@ -7,22 +7,20 @@
 //!                            └── `resume`: what is kept is dropped, since the guest writes its RAM from then on
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use wideleaf_control::vm::MigratedView;
 use wideleaf_memory::SecondLevel as _;
 use wideleaf_memory::manager::RestAnswer;
-use wideleaf_policies::{PageSet, WindowIndex};
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::sys::random;
 
 use super::POST_COPY_SILENCE_MAX;
-use super::frames::{Kind, PagesHead};
+use super::frames::Kind;
 use super::handover::{AtSource, Guest, Source};
+use super::kept::{Departed, Kept};
 use super::link::{Limit, Lost};
 use super::serving::Serving;
 use super::wire::{Sink, Wire};
@@ -32,73 +30,27 @@ use crate::snapshot::parts::{SavedParts, Shared, has_gone};
 /// Time without a byte after which the target counts as gone, before it has said that it goes on.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Pages that the target may need, by window.
-pub type Missing = BTreeMap<WindowIndex, PageSet>;
-
-/// Why the guest is paused here after a migration, until an operator acts.
-#[derive(Clone)]
-pub struct Doubt {
-    /// The reason, and what to do.
-    pub why: String,
-    /// What the target may still need; `None` if it needs nothing.
-    pub kept: Option<Arc<Kept>>,
-}
-
-impl Doubt {
-    /// The target needs nothing.
-    pub fn new(why: String) -> Doubt {
-        Doubt { why, kept: None }
+/// Ends the guest here, and exchanges the figures with the target.
+pub fn leave(departed: &Departed, parts: &SavedParts, to: &str, wire: &Wire) -> MigratedView {
+    let arrived = wire.exchange(&departed.left);
+    let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms } = departed.left;
+    // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
+    if let Err(error) = parts.second_level.resume() {
+        tracing::warn!("the devices of a VM that has left: {error}");
     }
-}
-
-/// The rest of a migration that lost its connection. RAM must not change while this exists.
-pub struct Kept {
-    /// What is known of it.
-    pub departed: Departed,
-    /// Pages that were missing at the switch.
-    pub missing: Missing,
-    /// Windows on large pages when the migration began.
-    pub huge: BTreeSet<WindowIndex>,
-}
-
-/// A migration whose guest is at the target.
-#[derive(Clone)]
-pub struct Departed {
-    /// Its name.
-    pub id: String,
-    /// Its beginning.
-    pub began: Instant,
-    /// Figures for the target's report.
-    pub left: Left,
-    /// Number of dirty logs that were switched on without a change of KVM's mappings.
-    pub logs_began_set: u32,
-    /// Bytes that were sent over connections that are lost.
-    pub sent_bytes: u64,
-}
-
-impl Departed {
-    /// Ends the guest here, and exchanges the figures with the target.
-    pub fn end(&self, parts: &SavedParts, to: &str, wire: &Wire) -> MigratedView {
-        let arrived = wire.exchange(&self.left);
-        let Left { downtime_ms, rounds, huge_bytes_before, huge_bytes_at_switch, logs_start_ms } = self.left;
-        // Devices have their gate open again, so that their threads end. No vCPU enters the guest.
-        if let Err(error) = parts.second_level.resume() {
-            tracing::warn!("the devices of a VM that has left: {error}");
-        }
-        MigratedView {
-            to: to.to_owned(),
-            sent_bytes: self.sent_bytes,
-            rounds,
-            downtime_ms,
-            seconds: self.began.elapsed().as_secs_f64(),
-            huge_bytes_before,
-            huge_bytes_at_switch,
-            huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
-            base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
-            logs_start_ms,
-            logs_began_set: self.logs_began_set,
-            post_copy: arrived.and_then(|arrived| arrived.post_copy),
-        }
+    MigratedView {
+        to: to.to_owned(),
+        sent_bytes: departed.sent_bytes,
+        rounds,
+        downtime_ms,
+        seconds: departed.began.elapsed().as_secs_f64(),
+        huge_bytes_before,
+        huge_bytes_at_switch,
+        huge_bytes_at_target: arrived.as_ref().map(|arrived| arrived.huge_bytes),
+        base_bytes_at_target: arrived.as_ref().map(|arrived| arrived.base_bytes),
+        logs_start_ms,
+        logs_began_set: departed.logs_began_set,
+        post_copy: arrived.and_then(|arrived| arrived.post_copy),
     }
 }
 
@@ -120,11 +72,6 @@ pub fn new_id() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     random::fill(&mut bytes)?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
-}
-
-/// Pages of `heads`, by window.
-pub fn missing_of(heads: &[PagesHead]) -> Missing {
-    heads.iter().map(|head| (head.window, head.stored)).collect()
 }
 
 /// A client's request to go on.
@@ -175,7 +122,7 @@ pub fn recover(parts: &SavedParts, kept: &Kept, job: Rejoining, shared: &Shared)
     // From now on no vCPU enters the guest, whatever is resumed.
     parts.control.stop(GuestExit::Stopped);
     let departed = Departed { sent_bytes: kept.departed.sent_bytes + wire.sent(), ..kept.departed.clone() };
-    Recovered::Left(departed.end(parts, &to, &wire))
+    Recovered::Left(leave(&departed, parts, &to, &wire))
 }
 
 fn greet(wire: &Wire, id: &str, limit: &Limit<'_>) -> Result<(), Lost> {

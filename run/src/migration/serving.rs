@@ -8,7 +8,7 @@
 //! Nothing writes RAM meanwhile: the guest and its devices stand still here. A window is sent once, unless the target
 //! says that it needs it again.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use parking_lot::Mutex;
 use wideleaf_memory::GuestRam;
@@ -17,13 +17,15 @@ use wideleaf_policies::{PageSet, PageSize, WindowIndex};
 
 use super::frames::{Kind, MISSING_WINDOWS_MAX, Malformed, PagesHead, Wish};
 use super::link::{Limit, Lost, Receiver};
-use super::recovering::Missing;
 
 /// Fewest missing pages for which a window on a huge page is sent whole: its pages then come onto one huge page again,
 /// at the cost of those that the target had.
 const PAGES_FOR_WHOLE: u16 = 256;
 /// Most wishes that wait. The target has a thread or two for touches, and asks for a few windows in advance.
 const WISHES_MAX: usize = 1024;
+
+/// Pages that the target may need, by window.
+pub type Missing = BTreeMap<WindowIndex, PageSet>;
 
 /// Pages that stay here at first.
 pub struct Serving<'a> {
@@ -55,6 +57,11 @@ pub fn heads(
         .collect();
     heads.sort_by_key(|head| std::cmp::Reverse((heat(head.window), head.stored.len())));
     heads
+}
+
+/// Pages of `heads`, by window.
+pub fn missing_of(heads: &[PagesHead]) -> Missing {
+    heads.iter().map(|head| (head.window, head.stored)).collect()
 }
 
 /// Contents of the messages that say what is missing.
@@ -161,7 +168,6 @@ mod tests {
     use wideleaf_policies::{Gpa, GpaRange};
 
     use super::super::link::Sender;
-    use super::super::recovering::missing_of;
     use super::*;
 
     const PATIENT: Limit<'_> = Limit { silence: Duration::from_secs(60), until: None, keep_on: &|| true };

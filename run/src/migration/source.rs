@@ -20,9 +20,10 @@ use wideleaf_vmm::devices::virtio::block::DiskError;
 
 use super::frames::{Kind, Malformed};
 use super::handover::{AtSource, Guest, Source};
+use super::kept::{Departed, Doubt, Kept};
 use super::link::{Limit, Lost};
-use super::recovering::{Departed, Doubt, Kept, Missing, broken, missing_of, new_id};
-use super::serving::{self, Serving};
+use super::recovering::{broken, leave, new_id};
+use super::serving::{self, Missing, Serving, missing_of};
 use super::wire::{Sink, Wire};
 use super::{Hello, POST_COPY_SILENCE_MAX};
 use crate::report::Left;
@@ -365,15 +366,17 @@ impl Departure<'_> {
             let why = match switched.turn {
                 Source::Broken => broken(self.to, &switched.why),
                 _ => format!(
-                    "cannot tell whether the VM runs at {}: {} after the last word was sent; it stays paused here: look \
-                     at the target, then `stop --how kill` this VM if it runs there, or `resume` it if not",
-                    self.to, switched.why
+                    "cannot tell whether the VM runs at {}: {} after the last word was sent; it stays paused here: \
+                     look at the target, then `stop --how kill` this VM if it runs there, or `resume` it if not{}",
+                    self.to,
+                    switched.why,
+                    switched.missing.as_ref().map_or("", |_| "; if it waits there for pages, `recover` continues it")
                 ),
             };
             let kept = switched.missing.map(|missing| Arc::new(Kept { departed, missing, huge }));
             return End::InDoubt(Doubt { why, kept });
         }
-        End::Left(departed.end(self.parts, self.to, &self.wire))
+        End::Left(leave(&departed, self.parts, self.to, &self.wire))
     }
 
     /// Reason of a loss: the target's own words, if it had some before the connection ended.

@@ -209,9 +209,6 @@ impl Incoming {
             completing.wait_for_huge_pages();
             let post_copy = completing.view();
             self.lock().report.post_copy.clone_from(&post_copy);
-            if let (Some(client), Some(view)) = (completing.far().take_client(), post_copy.clone()) {
-                client(Ok(view));
-            }
             let Counters { host_4k_bytes, host_2m_bytes, host_1g_bytes, .. } = count();
             let (huge_bytes, base_bytes) = (host_2m_bytes + host_1g_bytes, host_4k_bytes);
             self.send_figures(&Arrived { huge_bytes, base_bytes, post_copy }, &limit)?;
@@ -220,6 +217,10 @@ impl Incoming {
             self.lock().report.source = serde_json::from_slice(&content).ok();
             Ok(())
         });
+        // All is here, also where the source does not hear of it.
+        if let (Some(client), Some(view)) = (completing.far().take_client(), completing.view()) {
+            client(Ok(view));
+        }
         self.lock().report.received_bytes = completing.far().received();
         if let Err(lost) = told {
             tracing::warn!("the source at {} of the VM that runs here now: {lost}", self.from);
@@ -231,7 +232,7 @@ impl Incoming {
         self.completing.get().is_some_and(|completing| !completing.is_filled() && !completing.has_failed())
     }
 
-    /// Takes another connection to the source, for a guest whose pages do not come any more. Its end is told to the
+    /// Takes another connection to the source, for a guest with pages that do not come any more. Its end is told to the
     /// offer.
     ///
     /// # Errors

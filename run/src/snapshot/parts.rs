@@ -17,7 +17,7 @@ use wideleaf_vmm::machine::MachineSaver;
 use wideleaf_vmm::run_loop::RunControl;
 
 use super::restoring::Restoring;
-use crate::migration::recovering::Doubt;
+use crate::migration::kept::Doubt;
 use crate::policy_switch::PolicySwitch;
 use crate::session::Session;
 use crate::spec::RunSpec;
