@@ -323,7 +323,7 @@ impl From<MappingStats> for KvmPages {
 }
 
 /// A timed part of the run.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Phase {
     /// Name of the part.
     pub name: String,

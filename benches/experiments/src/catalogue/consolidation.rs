@@ -8,7 +8,7 @@ use crate::definition::{
     Arm, BudgetOf, Case, Cell, Experiment, GuestAmongOthers, HostFacts, HostState, Job, KhugepagedSettings, Work,
 };
 use crate::disturbance::DAEMON_CPU_S;
-use crate::each_guest::{OfGuest, Place, are_compared, names, slower, slower_in_words};
+use crate::each_guest::{AT_THE_SAME_TIME, OfGuest, Place, are_compared, names, slower, slower_in_words};
 use crate::metric::{Better, Metric};
 use crate::peers::Guest;
 use crate::report::common_sections::{interval, number};
@@ -92,14 +92,16 @@ impl Catalogued for Consolidation {
         let slower = slower(results, &arms);
         let none = slower.is_empty() && are_compared(results, &arms);
         let none = none.then(|| "No guest is below 0.98 of its speed under never in the median.".to_owned());
+        let apart = arms.iter().filter_map(|arm| apart(results, arm));
         let bars = [AUTO, ONE_BUDGET].into_iter().filter_map(|arm| most_cpu(results, arm));
-        none.into_iter().chain(slower_in_words(&slower)).chain(bars).collect()
+        none.into_iter().chain(slower_in_words(&slower)).chain(apart).chain(bars).collect()
     }
 
     fn sections(&self, results: &Results) -> Vec<Section> {
         let what = format!(
             "Speed is the sum of both hot guests' updates, compared with never in the same round. Lowest : highest \
-             compares these two guests; 1 is fair. Time to coverage is that of the later one. Bloat is the resident \
+             compares these two guests; 1 is fair. At the same time is the part of the shortest timed part in which those \
+             of all four guests were under way: else a guest had the CPUs to itself, and its speed is not comparable. Time to coverage is that of the later one. Bloat is the resident \
              memory of all four guests less that under never. One vCPU of the idle guest and one of the sparse guest \
              are always busy with 2 MiB of their own. {}",
             Verdict::LEGEND
@@ -114,6 +116,32 @@ impl Catalogued for Consolidation {
             },
         ]
     }
+}
+
+/// Least part of the shortest timed part in which all guests must be at work, so that their speeds can be compared.
+const AT_THE_SAME_TIME_MIN_PERCENT: f64 = 85.0;
+
+/// Cases of an arm in which the guests did not work at the same time.
+fn apart(results: &Results, arm: &str) -> Option<String> {
+    let cases = results.experiment.cases.iter();
+    let of_case = |case: &Case| {
+        let shared = at_the_same_time(results, &case.name, arm).filter(|shared| *shared < AT_THE_SAME_TIME_MIN_PERCENT);
+        shared.map(|shared| format!("{shared:.0} % in {}", case.name))
+    };
+    let apart: Vec<String> = cases.filter_map(of_case).collect();
+    (!apart.is_empty()).then(|| {
+        format!(
+            "Not comparable: under {arm}, all four guests were at work for only a part of the shortest timed part, {} in \
+             the median. For the rest, some had the CPUs to themselves.",
+            apart.join(" and ")
+        )
+    })
+}
+
+/// Median part of the shortest timed part in which all guests were at work, in percent.
+fn at_the_same_time(results: &Results, case: &str, arm: &str) -> Option<f64> {
+    let values: Vec<f64> = results.told(case, arm, AT_THE_SAME_TIME).into_iter().map(|(_, percent)| percent).collect();
+    (!values.is_empty()).then(|| median(values))
 }
 
 /// Guests with figures that do not count.
@@ -164,6 +192,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         Column::number("to coverage, s"),
         Column::number("bloat, MiB"),
         Column::number("CPU of all managers, s"),
+        Column::number("at the same time, %"),
     ];
     let row = |arm: &Arm| {
         let speeds: Vec<f64> =
@@ -182,6 +211,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
             of(Metric::TimeToCoverageS),
             text(bloat_mib(results, &case.name, &arm.name)),
             of(Metric::ManagerCpuS),
+            text(at_the_same_time(results, &case.name, &arm.name)),
         ])
     };
     Grid { caption: case.name.clone(), columns, rows: results.experiment.arms.iter().filter_map(row).collect() }
@@ -292,6 +322,23 @@ mod tests {
             assert_eq!(programs.len(), 1, "{programs:?}");
             assert_eq!(programs[0].len(), 4);
         }
+    }
+
+    #[test]
+    fn guests_that_ran_one_after_the_other_are_named_and_not_compared() {
+        let mut results = of_guests(|_, _| (100.0, 0.0));
+        for run in &mut results.runs {
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            let percent = if run.arm == HOST_THP { 40.0 } else { 95.0 };
+            measured.told.insert(AT_THE_SAME_TIME.to_owned(), percent);
+        }
+        let lead = Consolidation.lead(&results);
+        let said = lead.iter().find(|line| line.starts_with("Not comparable")).expect("one arm ran apart");
+        assert!(said.contains("under host THP, tuned") && said.contains("40 % in hot 2 x 128 MiB and 40 %"), "{said}");
+        assert!(lead.iter().filter(|line| line.starts_with("Not comparable")).count() == 1, "{lead:?}");
+        let table = &Consolidation.sections(&results)[0].tables[0];
+        let last = table.rows.last().expect("arms ran");
+        assert_eq!((last[0].as_str(), last[7].as_str()), (HOST_THP, "40.00"));
     }
 
     /// Results with numbers of each guest by arm and guest: its figure, and its manager's CPU time in seconds.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
 use wideleaf_experiments::disturbance::DAEMON_CPU_S;
-use wideleaf_experiments::each_guest::OfGuest;
+use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, OfGuest};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::report::common_sections::number;
 use wideleaf_experiments::results::Measured;
@@ -51,26 +51,56 @@ pub(super) fn run(
     let management = daemon.as_ref().map_or(vec!["--no-daemon".to_owned()], |daemon| {
         vec!["--daemon".to_owned(), daemon.socket().display().to_string()]
     });
+    let began = Instant::now();
     let one = |guest: &GuestAmongOthers| {
         let arguments = [&["run".to_owned()], &guest.arguments[..], &management].concat();
         let report = child::run(&arguments, timeout, interrupts);
+        let ended_s = began.elapsed().as_secs_f64();
         let measured = report.and_then(|report| {
             let measured = wideleaf_run::verified(&report)?;
-            Ok(Measured { told: told(&guest.name, &report, &measured), ..measured })
+            let timed = TimedPart::of(&report, ended_s);
+            Ok((Measured { told: told(&guest.name, &report, &measured), ..measured }, timed))
         });
         measured.map_err(|failure| failure.during(&guest.name))
     };
-    let ended: Vec<Result<Measured, Failure>> = thread::scope(|scope| {
+    let ended: Vec<Result<(Measured, Option<TimedPart>), Failure>> = thread::scope(|scope| {
         let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
         running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
     });
-    let each: Vec<Measured> = ended.into_iter().collect::<Result<_, _>>()?;
+    let ended: Vec<(Measured, Option<TimedPart>)> = ended.into_iter().collect::<Result<_, _>>()?;
+    let (each, timed): (Vec<Measured>, Vec<Option<TimedPart>>) = ended.into_iter().unzip();
     let mut together = together(guests, &each);
+    let shared = timed.into_iter().collect::<Option<Vec<_>>>().and_then(|parts| TimedPart::shared_percent(&parts));
+    together.told.extend(shared.map(|percent| (AT_THE_SAME_TIME.to_owned(), percent)));
     if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
         *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         together.told.insert(DAEMON_CPU_S.to_owned(), cpu.as_secs_f64());
     }
     Ok(together)
+}
+
+/// Time of a guest's timed part, in seconds from the start of all runs.
+#[derive(Clone, Copy, Debug)]
+struct TimedPart {
+    began_s: f64,
+    ended_s: f64,
+}
+
+impl TimedPart {
+    /// Of a run that ended at that time. Its process takes some 0.1 s to free memory, which counts as the part's.
+    fn of(report: &RunReport, run_ended_s: f64) -> Option<TimedPart> {
+        let (length_s, rest_s) = wideleaf_run::timed_and_rest_s(report)?;
+        let ended_s = run_ended_s - rest_s;
+        Some(TimedPart { began_s: ended_s - length_s, ended_s })
+    }
+
+    /// Time in which all of them were under way, in percent of the shortest.
+    fn shared_percent(parts: &[TimedPart]) -> Option<f64> {
+        let last_begin_s = parts.iter().map(|part| part.began_s).reduce(f64::max)?;
+        let first_end_s = parts.iter().map(|part| part.ended_s).reduce(f64::min)?;
+        let shortest_s = parts.iter().map(|part| part.ended_s - part.began_s).reduce(f64::min)?;
+        (shortest_s > 0.0).then(|| (first_end_s - last_begin_s).max(0.0) * 100.0 / shortest_s)
+    }
 }
 
 /// One result for all: their costs added up, and the gains of the guests that are judged.
@@ -266,6 +296,24 @@ mod tests {
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::HugeMib(set), of)), [Some(12.0), Some(0.0)]);
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::SetMib(set), of)), [Some(16.0), Some(8.0)]);
         }
+    }
+
+    #[test]
+    fn the_shared_time_is_that_of_all_timed_parts_by_the_shortest() {
+        let part = |began_s, ended_s| TimedPart { began_s, ended_s };
+        let shared = |parts: &[TimedPart]| TimedPart::shared_percent(parts).map(|percent| percent.round());
+        assert_eq!(shared(&[part(0.0, 6.0), part(1.0, 6.0), part(0.5, 5.5)]), Some(90.0));
+        assert_eq!(shared(&[part(0.0, 6.0), part(7.0, 12.0)]), Some(0.0), "one after the other");
+        assert_eq!(shared(&[]), None);
+        let phase = |name: &str, began_at_s, seconds| ::wideleaf_run::report::Phase {
+            name: name.into(),
+            began_at_s,
+            seconds,
+            ..Default::default()
+        };
+        let phases = vec![phase("init", 0.0, 1.0), phase("update", 1.0, 5.0), phase("verify", 6.0, 0.5)];
+        let timed = TimedPart::of(&RunReport { phases, ..RunReport::default() }, 10.0).expect("it has a timed part");
+        assert_eq!((timed.began_s, timed.ended_s), (4.5, 9.5));
     }
 
     #[test]
