@@ -13,8 +13,8 @@ use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
 /// Policy without promotions, and name of the arm that others are compared with.
 const NEVER: &str = "never";
 
-/// Name of a number that a run of several guests tells: the time in which the timed parts of all of them were under way,
-/// in percent of the shortest of them. Where it is low, guests had the CPUs to themselves.
+/// Name of a number that a run of several guests tells: the time in which the timed parts of all of them were under
+/// way, in percent of the shortest of them. Where it is low, guests had the CPUs to themselves.
 pub const AT_THE_SAME_TIME: &str = "timed parts at the same time, %";
 
 /// A number of one guest.

@@ -100,9 +100,10 @@ impl Catalogued for Consolidation {
     fn sections(&self, results: &Results) -> Vec<Section> {
         let what = format!(
             "Speed is the sum of both hot guests' updates, compared with never in the same round. Lowest : highest \
-             compares these two guests; 1 is fair. At the same time is the part of the shortest timed part in which those \
-             of all four guests were under way: else a guest had the CPUs to itself, and its speed is not comparable. Time to coverage is that of the later one. Bloat is the resident \
-             memory of all four guests less that under never. One vCPU of the idle guest and one of the sparse guest \
+             compares these two guests; 1 is fair. At the same time is the part of the shortest timed part in which \
+             those of all four guests were under way: else a guest had the CPUs to itself, and its speed is not \
+             comparable. Time to coverage is that of the later one. Bloat is the resident memory of all four guests \
+             less that under never. One vCPU of the idle guest and one of the sparse guest \
              are always busy with 2 MiB of their own. {}",
             Verdict::LEGEND
         );
@@ -131,8 +132,8 @@ fn apart(results: &Results, arm: &str) -> Option<String> {
     let apart: Vec<String> = cases.filter_map(of_case).collect();
     (!apart.is_empty()).then(|| {
         format!(
-            "Not comparable: under {arm}, all four guests were at work for only a part of the shortest timed part, {} in \
-             the median. For the rest, some had the CPUs to themselves.",
+            "Not comparable: under {arm}, all four guests were at work for only a part of the shortest timed part, {} \
+             in the median. For the rest, some had the CPUs to themselves.",
             apart.join(" and ")
         )
     })
