@@ -76,6 +76,7 @@ fn status() -> VmStatus {
         policy: "off".to_owned(),
         saving: None,
         doubt: None,
+        cut_off: None,
         exit: None,
         waits_for: None,
         virtio: Vec::new(),
