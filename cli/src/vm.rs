@@ -152,9 +152,9 @@ pub fn main(args: &VmSocketArgs) -> Result<(), Failure> {
         VmAnswer::Windows(map) => output.write(&map, |map| map_text::text(map)),
         VmAnswer::Explanation(explanation) => output.write(&explanation, |all| tables::explanation(all)),
         VmAnswer::Device(device) => output.write(&device, |device| devices_table(std::slice::from_ref(device))),
-        VmAnswer::Hello(_) | VmAnswer::Saved(_) | VmAnswer::Migrated(_) | VmAnswer::Recovered(_) => Err(Failure::Host(
-            format!("cannot use the answer of {}: it answers another question", args.socket.display()),
-        )),
+        VmAnswer::Hello(_) | VmAnswer::Saved(_) | VmAnswer::Migrated(_) | VmAnswer::Recovered(_) => {
+            Err(progress::other_answer(&args.socket))
+        }
     }
 }
 

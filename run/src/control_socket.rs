@@ -156,8 +156,8 @@ fn answer_in_a_thread(
                     Ok(()) => continue,
                     Err(why) => Reply::Error(why),
                 },
-                Ok(Answered::Saving { pause_max, to }) => {
-                    let job = SaveJob { connection, replies: replies.clone(), pause_max, to, files };
+                Ok(Answered::Saving(to)) => {
+                    let job = SaveJob { connection, replies: replies.clone(), to, files };
                     match vm.begin_save(job) {
                         Ok(()) => continue,
                         Err(why) => Reply::Error(why),
@@ -190,10 +190,7 @@ pub struct Controlled {
 enum Answered {
     Now(Box<VmAnswer>),
     /// Another thread answers when it has saved the VM, or moved it.
-    Saving {
-        pause_max: Duration,
-        to: SaveTo,
-    },
+    Saving(SaveTo),
     /// Another thread answers when missing pages have come over the connection of the request.
     Receiving,
 }
@@ -238,18 +235,17 @@ impl ControlledVm {
             }
             VmRequest::Snapshot { pause_ms_max, stays_paused, base } => {
                 let pause_max = Duration::from_millis(pause_ms_max);
-                return Ok(Answered::Saving { pause_max, to: SaveTo::Files { stays_paused, base } });
+                return Ok(Answered::Saving(SaveTo::Files { pause_max, stays_paused, base }));
             }
             VmRequest::Migrate { to, pause_ms_max, bytes_per_second_max, post_copy } => {
                 self.check_not_paused()?;
                 let pause_max = Duration::from_millis(pause_ms_max);
-                let to = SaveTo::Run { address: clean(&to), bytes_per_second: bytes_per_second_max, post_copy };
-                return Ok(Answered::Saving { pause_max, to });
+                let (address, bytes_per_second) = (clean(&to), bytes_per_second_max);
+                return Ok(Answered::Saving(SaveTo::Run { address, pause_max, bytes_per_second, post_copy }));
             }
             VmRequest::Recover { is_target: true, .. } => return Ok(Answered::Receiving),
             VmRequest::Recover { with, is_target: false } => {
-                let to = SaveTo::Again { address: clean(&with) };
-                return Ok(Answered::Saving { pause_max: Duration::MAX, to });
+                return Ok(Answered::Saving(SaveTo::Again { address: clean(&with) }));
             }
         };
         Ok(Answered::Now(Box::new(answer)))

@@ -20,7 +20,6 @@ use wideleaf_memory::save::SaveLimits;
 use wideleaf_vmm::devices::virtio::block::DiskLocks;
 use wideleaf_vmm::kvm::KvmSecondLevel;
 
-use crate::migration::kept::Doubt;
 use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
 use crate::snapshot::parts::{SavedParts, Shared};
@@ -32,8 +31,6 @@ pub struct SaveJob {
     pub connection: ConnectionId,
     /// Way of the reply.
     pub replies: Replies,
-    /// Longest pause to aim at.
-    pub pause_max: Duration,
     /// Destination of what is saved.
     pub to: SaveTo,
     /// Files that came with the request.
@@ -44,6 +41,8 @@ pub struct SaveJob {
 pub enum SaveTo {
     /// Files of a snapshot.
     Files {
+        /// Longest pause to aim at.
+        pause_max: Duration,
         /// Whether the VM stays paused, as if a user had paused it, at the instant that is saved.
         stays_paused: bool,
         /// Base of the snapshot.
@@ -53,6 +52,8 @@ pub enum SaveTo {
     Run {
         /// Its address, as the client has it.
         address: String,
+        /// Longest pause to aim at.
+        pause_max: Duration,
         /// Limit of the speed while the guest runs.
         bytes_per_second: Option<NonZeroU64>,
         /// When the guest moves before all of its RAM has; `None`: never.
@@ -181,15 +182,15 @@ impl Drop for SavingThread {
 }
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
-    for SaveJob { connection, replies, pause_max, to, files } in queue {
+    for SaveJob { connection, replies, to, files } in queue {
         shared.uncancel();
         shared.set_replaced(false);
         let answer = match to {
-            SaveTo::Files { stays_paused, base } => {
+            SaveTo::Files { pause_max, stays_paused, base } => {
                 let how = HowToPause { at_most: pause_max, stays: stays_paused };
                 NewFiles::of(files, base).and_then(|files| save(parts, files, how, shared)).map(VmAnswer::Saved)
             }
-            SaveTo::Run { address, bytes_per_second, post_copy } => {
+            SaveTo::Run { address, pause_max, bytes_per_second, post_copy } => {
                 let limits = SaveLimits { bytes_per_second, ..SaveLimits::default() };
                 migrate(parts, Departing { to: address, pause_max, limits, post_copy, files }, shared)
             }
@@ -222,8 +223,8 @@ fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnsw
 
 fn recover(parts: &SavedParts, job: Rejoining, shared: &Shared) -> Result<VmAnswer, String> {
     let kept = {
-        let doubt = shared.doubt.lock();
-        let kept = doubt.as_ref().and_then(|doubt| doubt.kept.clone());
+        let mut doubt = shared.doubt.lock();
+        let kept = doubt.as_mut().and_then(|doubt| doubt.kept.take());
         let kept = kept.ok_or_else(|| {
             "cannot recover the VM: no target needs a part of its RAM; `recover` continues a migration that lost its \
              connection while pages followed the guest"
@@ -232,7 +233,7 @@ fn recover(parts: &SavedParts, job: Rejoining, shared: &Shared) -> Result<VmAnsw
         *shared.serves.lock() = Some(job.to.clone());
         kept
     };
-    let recovered = recovering::recover(parts, &kept, job, shared);
+    let recovered = recovering::recover(parts, kept, job, shared);
     let mut doubt = shared.doubt.lock();
     *shared.serves.lock() = None;
     match recovered {
@@ -240,8 +241,13 @@ fn recover(parts: &SavedParts, job: Rejoining, shared: &Shared) -> Result<VmAnsw
             *doubt = None;
             Ok(left(view, shared))
         }
-        Recovered::Refused(why) => Err(why),
-        Recovered::Lost(why) => Err(doubt.insert(Doubt { why, kept: Some(kept) }).why.clone()),
+        Recovered::Refused(why, kept) => {
+            if let Some(doubt) = &mut *doubt {
+                doubt.kept = Some(kept);
+            }
+            Err(why)
+        }
+        Recovered::Lost(why) => Err(doubt.insert(why).why.clone()),
     }
 }
 

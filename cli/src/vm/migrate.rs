@@ -22,9 +22,8 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::migration::Address;
 
 use crate::options::{FormatArg, parse_duration, parse_some_bytes};
-use crate::output::{Output, say};
 use crate::report::moved::migrated;
-use crate::vm::progress::ask_for_long;
+use crate::vm::progress::{Shown, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET migrate`.
 #[derive(Args, Debug)]
@@ -71,25 +70,17 @@ fn parse_when(text: &str) -> Result<PostCopyFrom, String> {
 /// [`Failure`] in one line; the VM then goes on here, or says that it waits for the operator.
 pub fn main(socket: &Path, args: &MigrateArgs, format: FormatArg) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let takes_output = args.to.takes_standard_output();
-    let output = if takes_output { None } else { Some(Output::open(format, None)?) };
+    let shown = Shown::open(&args.to, format)?;
     let ends = args.to.connect(&format!("start `wideleaf run --incoming {}` there first", args.to))?;
-    let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let request = VmRequest::Migrate {
         to: args.to.to_string(),
         pause_ms_max: args.pause.as_millis() as u64,
         bytes_per_second_max: args.bytes_per_second.and_then(|bytes| NonZeroU64::new(bytes.get())),
         post_copy: args.postcopy,
     };
-    let passed = [ends.reader.as_fd(), ends.writer.as_fd(), cancelled.as_fd()];
-    match ask_for_long(socket, request, &passed, "migrating", cancel, &interrupts)? {
-        VmAnswer::Migrated(moved) => match output {
-            Some(output) => output.write(&moved, |moved| format!("{}\n", migrated(moved))),
-            None => {
-                say(migrated(&moved));
-                Ok(())
-            }
-        },
-        _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
+    let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
+    match ask_for_long(socket, request, [&passed, &[]], "migrating", &interrupts)? {
+        VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
+        _ => Err(other_answer(socket)),
     }
 }

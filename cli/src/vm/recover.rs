@@ -18,9 +18,9 @@ use wideleaf_run::interrupts::Interrupts;
 use wideleaf_run::migration::{Address, Ends};
 
 use crate::options::FormatArg;
-use crate::output::{Output, say};
+use crate::output::say;
 use crate::report::moved::{migrated, recovered};
-use crate::vm::progress::ask_for_long;
+use crate::vm::progress::{Shown, ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET recover`.
 #[derive(Args, Debug)]
@@ -41,27 +41,15 @@ pub struct RecoverArgs {
 /// [`Failure`] in one line; both sides are then as before.
 pub fn main(socket: &Path, args: &RecoverArgs, format: FormatArg) -> Result<(), Failure> {
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
-    let output = match args.address.takes_standard_output() {
-        true => None,
-        false => Some(Output::open(format, None)?),
-    };
+    let shown = Shown::open(&args.address, format)?;
     check(socket, args.incoming)?;
     let (ends, with) = meet(args, &interrupts)?;
-    let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let request = VmRequest::Recover { with, is_target: args.incoming };
-    let passed = [ends.reader.as_fd(), ends.writer.as_fd(), cancelled.as_fd()];
-    match (ask_for_long(socket, request, &passed, "recovering", cancel, &interrupts)?, output) {
-        (VmAnswer::Migrated(moved), Some(output)) => output.write(&moved, |moved| format!("{}\n", migrated(moved))),
-        (VmAnswer::Recovered(view), Some(output)) => output.write(&view, |view| format!("{}\n", recovered(view))),
-        (VmAnswer::Migrated(moved), None) => {
-            say(migrated(&moved));
-            Ok(())
-        }
-        (VmAnswer::Recovered(view), None) => {
-            say(recovered(&view));
-            Ok(())
-        }
-        _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
+    let passed = [ends.reader.as_fd(), ends.writer.as_fd()];
+    match ask_for_long(socket, request, [&passed, &[]], "recovering", &interrupts)? {
+        VmAnswer::Migrated(moved) => shown.show(&moved, migrated(&moved)),
+        VmAnswer::Recovered(view) => shown.show(&view, recovered(&view)),
+        _ => Err(other_answer(socket)),
     }
 }
 

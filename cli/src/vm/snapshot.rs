@@ -22,7 +22,7 @@ use wideleaf_snapshot::{Caching, Files, Finished, NewFiles, Writing};
 
 use crate::options::{FormatArg, parse_duration};
 use crate::output::{Output, say};
-use crate::vm::progress::ask_for_long;
+use crate::vm::progress::{ask_for_long, other_answer};
 
 /// Arguments of `wideleaf vm SOCKET snapshot`.
 #[derive(Args, Debug)]
@@ -111,17 +111,16 @@ fn save(
     base: Option<&Files>,
     interrupts: &Interrupts,
 ) -> Result<SavedView, Failure> {
-    let (cancelled, cancel) = std::io::pipe().map_err(|error| Failure::Host(format!("cannot make a pipe: {error}")))?;
     let NewFiles { machine, windows, memory } = files;
-    let mut passed: Vec<BorrowedFd<'_>> = vec![memory.as_fd(), windows.as_fd(), machine.as_fd(), cancelled.as_fd()];
+    let mut of_base: Vec<BorrowedFd<'_>> = vec![];
     if let Some(base) = base {
-        passed.push(base.machine.as_fd());
-        passed.extend(base.layers.iter().flat_map(|layer| [layer.windows.as_fd(), layer.memory.as_fd()]));
+        of_base.push(base.machine.as_fd());
+        of_base.extend(base.layers.iter().flat_map(|layer| [layer.windows.as_fd(), layer.memory.as_fd()]));
     }
-    let answer = ask_for_long(socket, request, &passed, "saving", cancel, interrupts)?;
-    match answer {
+    let passed = [memory.as_fd(), windows.as_fd(), machine.as_fd()];
+    match ask_for_long(socket, request, [&passed, &of_base], "saving", interrupts)? {
         VmAnswer::Saved(saved) => Ok(saved),
-        _ => Err(Failure::Host(format!("cannot use the answer of {}: it answers another question", socket.display()))),
+        _ => Err(other_answer(socket)),
     }
 }
 

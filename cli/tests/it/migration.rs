@@ -79,8 +79,13 @@ pub fn migrate(scratch: &Scratch, to: &str, more: &[&str]) -> Child {
 
 /// The client of a migration with these options.
 pub fn client(scratch: &Scratch, to: &str, options: &[&str]) -> Child {
+    vm_client(scratch, &[&["vm.sock", "migrate", to], options].concat())
+}
+
+/// A client of a VM that takes long, with these arguments.
+pub fn vm_client(scratch: &Scratch, arguments: &[&str]) -> Child {
     let mut command = Command::new(scratch.program());
-    command.args(["vm", "vm.sock", "migrate", to, "--format=json"]).args(options);
+    command.args(["vm", "--format=json"]).args(arguments);
     command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
 }

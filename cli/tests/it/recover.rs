@@ -1,14 +1,16 @@
 //! `wideleaf vm SOCKET recover`: a connection that is lost while pages follow a guest is replaced by another one, and
 //! the guest finds every word. Needs KVM and a userfaultfd (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
 
-use crate::migration::{GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with};
+use crate::migration::{
+    GO, RUNNING, end, goes_on, has_lost_nothing, report, status, status_of, target_with, vm_client,
+};
 use crate::post_copy::{Cut, PROXY, Proxy, migrate, proxy, source_for};
 use crate::program::new_scratch;
 
@@ -37,17 +39,9 @@ fn lost(scratch: &Scratch, cut: Cut) -> Lost {
     Lost { source, target, why }
 }
 
-/// A client that recovers, at this socket.
-fn recover(scratch: &Scratch, socket: &str, arguments: &[&str]) -> Child {
-    let mut command = Command::new(scratch.program());
-    command.args(["vm", socket, "recover", "--format=json"]).args(arguments);
-    command.current_dir(scratch.path(".")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
 /// A client at the target that waits at this path.
 fn recover_target(scratch: &Scratch, path: &str) -> Child {
-    let client = recover(scratch, "vm2.sock", &["--incoming", &format!("unix:{path}")]);
+    let client = vm_client(scratch, &["vm2.sock", "recover", "--incoming", &format!("unix:{path}")]);
     while !scratch.path(path).exists() {
         std::thread::yield_now();
     }
@@ -57,7 +51,7 @@ fn recover_target(scratch: &Scratch, path: &str) -> Child {
 /// Brings another connection to both sides; the answers of target and source.
 fn recovered(scratch: &Scratch) -> [Value; 2] {
     let target = recover_target(scratch, "again.sock");
-    let source = recover(scratch, "vm.sock", &["unix:again.sock"]);
+    let source = vm_client(scratch, &["vm.sock", "recover", "unix:again.sock"]);
     let answers = [target, source].map(|client| {
         let (code, said, why) = end(client);
         assert_eq!(code, Some(0), "{why}");

@@ -1,6 +1,7 @@
 //! Places where the two sides of a migration meet: `unix:PATH`, `tcp:HOST:PORT`, or `stdio` for a pair of pipes.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, IsTerminal as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -91,6 +92,26 @@ impl Ends {
             fcntl(end, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         }
         Ok(self)
+    }
+}
+
+/// Files that a client passes beside its request.
+pub struct Passed {
+    /// Connection to the other side.
+    pub ends: Ends,
+    /// Reading end of a pipe that tells when the client has gone.
+    pub client: File,
+}
+
+impl Passed {
+    /// Of these files: reading end, writing end, and a pipe's reading end.
+    ///
+    /// # Errors
+    /// One line without its beginning.
+    pub fn of(files: Vec<OwnedFd>) -> Result<Passed, &'static str> {
+        let [reader, writer, client] =
+            <[OwnedFd; 3]>::try_from(files).map_err(|_| "its connection is missing beside the request")?;
+        Ok(Passed { ends: Ends { reader, writer }, client: File::from(client) })
     }
 }
 

@@ -400,6 +400,15 @@ mod tests {
     }
 
     #[test]
+    fn seeds_of_the_fuzz_target_have_the_version_of_the_protocol() {
+        let greeting = |seed: &[u8]| check_greeting(seed[1..].first_chunk().expect("a greeting after the selector"));
+        assert_eq!(greeting(include_bytes!("../../../fuzz/seeds/migration_frames/whole")), Ok(()));
+        assert_eq!(greeting(include_bytes!("../../../fuzz/seeds/migration_frames/failed")), Ok(()));
+        let other = greeting(include_bytes!("../../../fuzz/seeds/migration_frames/version"));
+        assert!(matches!(other, Err(Malformed::Version(_))), "{other:?}");
+    }
+
+    #[test]
     fn an_unknown_kind_and_a_missing_message_are_refused() {
         let bytes = Header { kind: Kind::Go, number: 3, bytes: 0, checksum: 0 }.encode();
         assert_eq!(Header::decode(&bytes, 2), Err(Malformed::Number { expected: 2, found: 3 }));

@@ -1,21 +1,20 @@
 //! What the source keeps of a migration that lost its connection.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Instant;
 
 use wideleaf_policies::WindowIndex;
 
+use super::handover::Source;
 use super::serving::Missing;
 use crate::report::Left;
 
 /// Why the guest is paused here after a migration, until an operator acts.
-#[derive(Clone)]
 pub struct Doubt {
     /// The reason, and what to do.
     pub why: String,
-    /// What the target may still need; `None` if it needs nothing.
-    pub kept: Option<Arc<Kept>>,
+    /// What the target may still need; `None` if it needs nothing, or while it is sent.
+    pub kept: Option<Kept>,
 }
 
 impl Doubt {
@@ -27,6 +26,8 @@ impl Doubt {
 
 /// The rest of a migration that lost its connection. RAM must not change while this exists.
 pub struct Kept {
+    /// Which side may run the guest, as far as the source knows.
+    pub turn: Source,
     /// What is known of it.
     pub departed: Departed,
     /// Pages that were missing at the switch.
@@ -36,7 +37,6 @@ pub struct Kept {
 }
 
 /// A migration after the switch: its guest is at the target.
-#[derive(Clone)]
 pub struct Departed {
     /// Name of the migration.
     pub id: String,
@@ -46,6 +46,6 @@ pub struct Departed {
     pub left: Left,
     /// Number of dirty logs that were switched on without a change of KVM's mappings.
     pub logs_began_set: u32,
-    /// Bytes that were sent over connections that are lost.
+    /// Bytes that were sent, over all connections.
     pub sent_bytes: u64,
 }

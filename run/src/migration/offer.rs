@@ -10,13 +10,12 @@
 //!                   ── welcome, and wishes for all that was asked for and did not come ──▶
 //! ```
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use wideleaf_control::vm::PostCopyView;
 
-use super::address::Ends;
+use super::address::{Ends, Passed};
 use super::frames::Kind;
 use super::link::{Limit, Lost, Receiver, Sender};
 use crate::snapshot::parts::has_gone;
@@ -29,9 +28,7 @@ pub type Done = Box<dyn FnOnce(Result<PostCopyView, String>) + Send>;
 
 /// A connection that was not tried yet.
 pub struct Offer {
-    ends: Ends,
-    /// Reading end of a pipe that tells when the client has gone.
-    client: File,
+    passed: Passed,
     /// Answers the client.
     pub done: Done,
 }
@@ -52,9 +49,8 @@ impl Offer {
     /// # Errors
     /// One line.
     pub fn new(files: Vec<OwnedFd>, done: Done) -> Result<Offer, String> {
-        let [reader, writer, client] = <[OwnedFd; 3]>::try_from(files)
-            .map_err(|_| "cannot recover the VM: its connection is missing beside the request".to_owned())?;
-        Ok(Offer { ends: Ends { reader, writer }, client: File::from(client), done })
+        let passed = Passed::of(files).map_err(|why| format!("cannot recover the VM: {why}"))?;
+        Ok(Offer { passed, done })
     }
 
     /// Waits until the source says which migration it is about. The client is told of a failure.
@@ -62,7 +58,7 @@ impl Offer {
     /// # Errors
     /// One line.
     pub fn accept(self, id: &str, keep_on: &dyn Fn() -> bool) -> Result<Accepted, String> {
-        let Offer { ends: Ends { reader, writer }, client, done } = self;
+        let Offer { passed: Passed { ends: Ends { reader, writer }, client }, done } = self;
         let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
         let keep_on = || keep_on() && !has_gone(&client);
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };

@@ -7,7 +7,6 @@
 //!                            └── `resume`: what is kept is dropped, since the guest writes its RAM from then on
 //! ```
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -18,10 +17,11 @@ use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::sys::random;
 
 use super::POST_COPY_SILENCE_MAX;
+use super::address::Passed;
 use super::frames::Kind;
-use super::handover::{AtSource, Guest, Source};
-use super::kept::{Departed, Kept};
-use super::link::{Limit, Lost};
+use super::handover::{AtSource, Guest};
+use super::kept::{Departed, Doubt, Kept};
+use super::link::Limit;
 use super::serving::Serving;
 use super::wire::{Sink, Wire};
 use crate::report::Left;
@@ -86,49 +86,44 @@ pub struct Rejoining {
 pub enum Recovered {
     /// The target has all, and the guest has ended here.
     Left(MigratedView),
-    /// The target did not answer, or is another one: all is as before.
-    Refused(String),
-    /// Pages went, and then the connection was lost: the reason, and what to do.
-    Lost(String),
+    /// The target did not answer, or is another one, for this reason: all is as before.
+    Refused(String, Kept),
+    /// Pages went, and then the connection was lost.
+    Lost(Doubt),
 }
 
 /// Sends the rest over another connection.
-pub fn recover(parts: &SavedParts, kept: &Kept, job: Rejoining, shared: &Shared) -> Recovered {
+pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shared) -> Recovered {
     let Rejoining { to, files } = job;
-    let refused = |why: &str| Recovered::Refused(format!("cannot recover the VM at {to}: {why}"));
-    let Ok([reader, writer, client]) = <[OwnedFd; 3]>::try_from(files) else {
-        return refused("its connection is missing beside the request");
+    let cannot = |why: &str| format!("cannot recover the VM at {to}: {why}");
+    let Passed { ends, client } = match Passed::of(files) {
+        Ok(passed) => passed,
+        Err(why) => return Recovered::Refused(cannot(why), kept),
     };
-    let (client, wire) = (File::from(client), Wire::new(reader, writer));
+    let wire = Wire::new(ends);
     let keep_on = || !shared.is_ending() && !has_gone(&client);
     let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };
-    if let Err(lost) = greet(&wire, &kept.departed.id, &limit) {
-        return refused(&wire.last_words(lost).to_string());
+    if let Err(lost) = wire.greet(Kind::Again, kept.departed.id.as_bytes(), &limit) {
+        return Recovered::Refused(cannot(&wire.why(lost, shared)), kept);
     }
+    kept.turn = kept.turn.after(AtSource::Rejoined);
     // Pages must not move while they are read.
     let _resting = parts.session.upgrade().and_then(|session| session.ask_to_rest()).map(RestAnswer::wait);
     let follows = || !shared.is_replaced();
     let limit = || Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &follows };
     let sink = Sink { sender: &wire.sender, limit: &limit, huge: &kept.huge };
-    let mut serving = Serving::new(&parts.ram, &sink, kept.missing.clone());
-    let mut turn = Source::Broken.after(AtSource::Rejoined);
+    let mut serving = Serving::new(&parts.ram, &sink, kept.missing);
     let served = wire.serve(&mut serving, shared, &limit());
-    turn = turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
-    if let Err(lost) = served {
-        debug_assert_eq!(turn.guest(), Guest::Waits);
-        return Recovered::Lost(broken(&to, &wire.last_words(lost).to_string()));
+    kept.missing = serving.into_missing();
+    kept.turn = kept.turn.after(if served.is_ok() { AtSource::Complete } else { AtSource::Lost });
+    kept.departed.sent_bytes += wire.sent();
+    let why = served.err().map(|lost| wire.why(lost, shared)).unwrap_or_default();
+    match kept.turn.guest() {
+        Guest::Ended => {
+            // From now on no vCPU enters the guest, whatever is resumed.
+            parts.control.stop(GuestExit::Stopped);
+            Recovered::Left(leave(&kept.departed, parts, &to, &wire))
+        }
+        Guest::Here | Guest::Waits => Recovered::Lost(Doubt { why: broken(&to, &why), kept: Some(kept) }),
     }
-    debug_assert_eq!(turn.guest(), Guest::Ended);
-    // From now on no vCPU enters the guest, whatever is resumed.
-    parts.control.stop(GuestExit::Stopped);
-    let departed = Departed { sent_bytes: kept.departed.sent_bytes + wire.sent(), ..kept.departed.clone() };
-    Recovered::Left(leave(&departed, parts, &to, &wire))
-}
-
-fn greet(wire: &Wire, id: &str, limit: &Limit<'_>) -> Result<(), Lost> {
-    let (mut sender, mut receiver) = (wire.sender.lock(), wire.receiver.lock());
-    sender.greet(limit)?;
-    receiver.greeted(limit)?;
-    sender.send(Kind::Again, &[id.as_bytes()], limit)?;
-    receiver.expect(Kind::Welcome, &mut Vec::new(), limit)
 }

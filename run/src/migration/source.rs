@@ -1,11 +1,9 @@
 //! The side that a VM leaves. It runs in the thread that saves, over a connection that a client has passed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +16,7 @@ use wideleaf_policies::{PageSize, WindowIndex};
 use wideleaf_vmm::GuestExit;
 use wideleaf_vmm::devices::virtio::block::DiskError;
 
+use super::address::Passed;
 use super::frames::{Kind, Malformed};
 use super::handover::{AtSource, Guest, Source};
 use super::kept::{Departed, Doubt, Kept};
@@ -73,9 +72,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
     let to = job.to.clone();
     let cannot = |why: &str| format!("cannot migrate the VM to {to}: {why}");
     job.post_copy.map_or(Ok(()), |_| check_post_copy(&parts.spec)).map_err(|why| cannot(&why))?;
-    let [reader, writer, client] =
-        <[OwnedFd; 3]>::try_from(job.files).map_err(|_| cannot("its connection is missing beside the request"))?;
-    let client = File::from(client);
+    let Passed { ends, client } = Passed::of(job.files).map_err(cannot)?;
     let keep_on = || !shared.is_ending() && !has_gone(&client);
     let session = parts.session.upgrade().ok_or_else(|| cannot("it has ended"))?;
     let accesses = SavedAccesses::of(session.live().as_deref());
@@ -89,7 +86,7 @@ pub fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<En
         shared,
         keep_on: &keep_on,
         follows: &|| !shared.is_replaced(),
-        wire: Wire::new(reader, writer),
+        wire: Wire::new(ends),
         id: new_id().map_err(|error| cannot(&format!("no random number for its name: {error}")))?,
         began: Instant::now(),
         until: Mutex::new(None),
@@ -194,15 +191,10 @@ impl Departure<'_> {
     }
 
     fn greet(&self) -> Result<(), Lost> {
-        let limit = self.limit();
         let wideleaf = env!("CARGO_PKG_VERSION").to_owned();
         let hello = Hello { wideleaf, spec: self.spec(), may_post_copy: self.post_copy.is_some(), id: self.id.clone() };
         let text = serde_json::to_vec(&hello).map_err(io::Error::other)?;
-        let (mut sender, mut receiver) = (self.wire.sender.lock(), self.wire.receiver.lock());
-        sender.greet(&limit)?;
-        sender.send(Kind::Hello, &[&text], &limit)?;
-        receiver.greeted(&limit)?;
-        receiver.expect(Kind::Welcome, &mut Vec::new(), &limit)
+        self.wire.greet(Kind::Hello, &text, &self.limit())
     }
 
     fn spec(&self) -> RunSpec {
@@ -373,18 +365,14 @@ impl Departure<'_> {
                     switched.missing.as_ref().map_or("", |_| "; if it waits there for pages, `recover` continues it")
                 ),
             };
-            let kept = switched.missing.map(|missing| Arc::new(Kept { departed, missing, huge }));
+            let kept = switched.missing.map(|missing| Kept { turn: switched.turn, departed, missing, huge });
             return End::InDoubt(Doubt { why, kept });
         }
         End::Left(leave(&departed, self.parts, self.to, &self.wire))
     }
 
-    /// Reason of a loss: the target's own words, if it had some before the connection ended.
     fn reason(&self, lost: Lost) -> String {
-        match self.wire.last_words(lost) {
-            Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
-            lost => lost.to_string(),
-        }
+        self.wire.why(lost, self.shared)
     }
 
     fn reason_of(&self, error: &SaveError) -> String {

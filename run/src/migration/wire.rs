@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use wideleaf_policies::{PageSet, WindowIndex};
 use wideleaf_snapshot::is_zero;
 
 use super::Arrived;
+use super::address::Ends;
 use super::frames::{self, Kind, Malformed, PAGE_BYTES, PagesHead};
 use super::link::{Limit, Lost, Receiver, Sender};
 use super::serving::Serving;
@@ -32,9 +32,21 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Of these descriptors.
-    pub fn new(reader: OwnedFd, writer: OwnedFd) -> Wire {
+    /// Over these ends.
+    pub fn new(Ends { reader, writer }: Ends) -> Wire {
         Wire { sender: Mutex::new(Sender::new(writer)), receiver: Mutex::new(Receiver::new(reader)) }
+    }
+
+    /// Begins with a message of this kind, and waits until the target welcomes it.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn greet(&self, kind: Kind, content: &[u8], limit: &Limit<'_>) -> Result<(), Lost> {
+        let (mut sender, mut receiver) = (self.sender.lock(), self.receiver.lock());
+        sender.greet(limit)?;
+        sender.send(kind, &[content], limit)?;
+        receiver.greeted(limit)?;
+        receiver.expect(Kind::Welcome, &mut Vec::new(), limit)
     }
 
     /// Bytes that have left.
@@ -71,8 +83,16 @@ impl Wire {
         serde_json::from_slice(&content).ok()
     }
 
-    /// A loss, or the target's own reason, if it had one before the connection ended.
-    pub fn last_words(&self, lost: Lost) -> Lost {
+    /// Reason of a loss: the target's own words, if it had some before the connection ended.
+    pub fn why(&self, lost: Lost, shared: &Shared) -> String {
+        match self.last_words(lost) {
+            Lost::Cancelled if shared.is_replaced() => "another connection took the place of this one".to_owned(),
+            Lost::Late => "the target was not ready within the pause; allow a longer one with --pause".to_owned(),
+            lost => lost.to_string(),
+        }
+    }
+
+    fn last_words(&self, lost: Lost) -> Lost {
         if !matches!(lost, Lost::Closed | Lost::Io(_)) {
             return lost;
         }
