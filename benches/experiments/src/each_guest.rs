@@ -8,22 +8,28 @@
 use crate::definition::{Case, Cell, GuestAmongOthers, Work};
 use crate::metric::{Better, Metric};
 use crate::results::{Results, Run};
-use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict};
+use wideleaf_measure::statistics::{Comparison, Equivalence, Verdict, median};
 
 /// Policy without promotions, and name of the arm that others are compared with.
 const NEVER: &str = "never";
 
 /// Name of a number that a run of several guests tells: the time in which the timed parts of all of them were under
-/// way, in percent of the shortest of them. Where it is low, guests had the CPUs to themselves.
+/// way, in percent of the shortest of them. The guests' figures are those of that time. Results of older versions have
+/// figures of whole timed parts, also of times in which a guest had the CPUs with fewer others.
 pub const AT_THE_SAME_TIME: &str = "timed parts at the same time, %";
+
+/// Least such time from which a figure is taken, in percent. A round with less has none.
+pub const AT_THE_SAME_TIME_MIN_PERCENT: f64 = 20.0;
 
 /// A number of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OfGuest<'a> {
-    /// Main result of the guest's kernel, in the unit of the case.
+    /// Main result of the guest's kernel in the time in which all guests are at work, in the unit of the case.
     Figure,
-    /// The same, of the second half of the timed part alone.
+    /// The same, of the second half of that time alone.
     FigureOfSecondHalf,
+    /// The same, of all of the guest's timed part.
+    FigureOfWhole,
     /// CPU time of the guest's manager in seconds.
     ManagerCpuS,
     /// Number of windows that the manager vacated.
@@ -40,6 +46,7 @@ impl OfGuest<'_> {
         match self {
             OfGuest::Figure => format!("{guest}: figure"),
             OfGuest::FigureOfSecondHalf => format!("{guest}: figure of the second half"),
+            OfGuest::FigureOfWhole => format!("{guest}: figure of the whole timed part"),
             OfGuest::ManagerCpuS => format!("{guest}: manager's CPU, s"),
             OfGuest::Vacated => format!("{guest}: vacated windows"),
             OfGuest::SetMib(set) => format!("{guest}: {set}, MiB"),
@@ -118,6 +125,33 @@ fn guests_of(work: &Work) -> Option<&[GuestAmongOthers]> {
         Work::Together { guests, .. } => Some(guests),
         _ => None,
     }
+}
+
+/// Time in which all guests of a case were at work in an arm: the median of its rounds, in percent of the shortest
+/// timed part.
+pub fn at_the_same_time(results: &Results, case: &str, arm: &str) -> Option<f64> {
+    let values: Vec<f64> = results.told(case, arm, AT_THE_SAME_TIME).into_iter().map(|(_, percent)| percent).collect();
+    (!values.is_empty()).then(|| median(values))
+}
+
+/// Rounds without figures, because the guests were at work together for too little of them; `None` without such rounds.
+pub fn left_out_in_words(results: &Results) -> Option<String> {
+    let mut places = vec![];
+    for case in &results.experiment.cases {
+        for arm in &results.experiment.arms {
+            let shared = results.told(&case.name, &arm.name, AT_THE_SAME_TIME);
+            let out = shared.iter().filter(|(_, percent)| *percent < AT_THE_SAME_TIME_MIN_PERCENT).count();
+            let place = format!("{out} of {} under {} in {}", shared.len(), arm.name, case.name);
+            places.extend((out > 0).then_some(place));
+        }
+    }
+    (!places.is_empty()).then(|| {
+        format!(
+            "Rounds left out, because all guests were at work for less than {AT_THE_SAME_TIME_MIN_PERCENT} % of the \
+             shortest timed part: {}.",
+            places.join("; ")
+        )
+    })
 }
 
 /// Total figure of an arm as a ratio to that of another arm, by rounds.
@@ -232,6 +266,20 @@ mod tests {
             "{words:?}"
         );
         assert!(words[1].contains("allows 1: idle under auto in hot 2 x 128 MiB (0.975 (0.9"), "{words:?}");
+    }
+
+    #[test]
+    fn rounds_with_too_little_time_together_are_named() {
+        let mut results = results(|_, _, _| 100.0);
+        assert_eq!(left_out_in_words(&results), None);
+        for run in &mut results.runs {
+            let is_apart = run.arm == "greedy" && run.case == "hot 2 x 256 MiB" && run.round <= 2;
+            let RunOutcome::Measured(measured) = &mut run.outcome else { panic!("measured") };
+            measured.told.insert(AT_THE_SAME_TIME.to_owned(), if is_apart { 19.0 } else { 70.0 });
+        }
+        let said = left_out_in_words(&results).expect("two rounds are left out");
+        assert!(said.ends_with("less than 20 % of the shortest timed part: 2 of 6 under greedy in hot 2 x 256 MiB."));
+        assert_eq!(at_the_same_time(&results, "hot 2 x 256 MiB", "greedy"), Some(70.0));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use wideleaf_measure::statistics::{Comparison, Equivalence};
 use wideleaf_measure::table::Cell;
 
 use super::{AUTO, BEST, GREEDY, HOST_THP, NEVER, ONE_HOST, PLENTY};
-use crate::each_guest::{Place, names, slower, slower_in_words, total};
+use crate::each_guest::{Place, left_out_in_words, names, slower, slower_in_words, total};
 use crate::results::Results;
 
 /// Lowest total speed as a ratio to the best placement.
@@ -35,7 +35,8 @@ pub(super) fn lead(results: &Results) -> Vec<String> {
     let is_short = compared.map(|to| to.pairs).min().is_some_and(|pairs| pairs < Comparison::PAIRS_MIN);
     let short =
         is_short.then(|| "Fewer than six rounds: no ratio has an interval, and no target is certain.".to_owned());
-    [lost, short.into_iter().collect(), bars(results, &cases).iter().map(told).collect()].concat()
+    let left_out = left_out_in_words(results);
+    [lost, left_out.into_iter().chain(short).collect(), bars(results, &cases).iter().map(told).collect()].concat()
 }
 
 /// Arms that a host could have in place of the judged one.

@@ -3,7 +3,7 @@
 use super::{BEST, GUESTS, GUESTS_ON_FEW_CPUS, NEVER, ONE_HOST, standing};
 use crate::catalogue::by_policy::{bloat_mib, middle};
 use crate::definition::{Arm, Case, Cell, FREE_BLOCKS_AT_BEGIN};
-use crate::each_guest::{OfGuest, Place, names, ratios, total};
+use crate::each_guest::{OfGuest, Place, at_the_same_time, names, ratios, total};
 use crate::metric::{Better, Metric};
 use crate::report::common_sections::{interval, number};
 use crate::report::{BarGroup, Bars, Column, Grid, Plot, Section};
@@ -48,9 +48,10 @@ fn guests_in_words(results: &Results) -> String {
 
 fn what_is_measured() -> String {
     "Each guest fills a cold set and reads it for a while as if it were hot, then fills a hot set of the same size and \
-     updates it at random: the speed is that of these updates, all guests together, from their begin on. The host had \
+     updates it at random: the speed is that of these updates, all guests together, in the time in which all of them \
+     are at it; at the same time is the length of that time in percent of the shortest part with updates. The host had \
      free blocks of 2 MiB for half of the sum of the hot sets when the guests started, except in `plenty`. Ratios are \
-     within a round. The second half is that of the updates, when a manager has had time. Huge pages are those at the \
+     within a round. The second half is that of the time together, when a manager has had time. Huge pages are those at the \
      end of the updates. CPU of managers is that of the whole run and includes wideleafd's or khugepaged's. Bloat is \
      the resident memory beyond that under never. ? means fewer than six rounds, too few for a 95 % interval."
         .into()
@@ -91,6 +92,7 @@ fn of_case(results: &Results, case: &Case) -> Grid {
         Column::number("CPU of managers, s"),
         Column::number("bloat, MiB"),
         Column::number("free blocks at the begin"),
+        Column::number("at the same time, %"),
     ];
     let row = |arm: &Arm| row_of_arm(results, case, &arm.name);
     Grid { caption: case.name.clone(), columns, rows: results.experiment.arms.iter().filter_map(row).collect() }
@@ -124,6 +126,7 @@ fn row_of_arm(results: &Results, case: &Case, arm: &str) -> Option<Vec<String>> 
         middle(results, &case.name, arm, Metric::ManagerCpuS).map_or("-".into(), number),
         bloat_mib(results, &case.name, arm).map_or("-".into(), number),
         whole(&values(results.told(&case.name, arm, FREE_BLOCKS_AT_BEGIN))),
+        at_the_same_time(results, &case.name, arm).map_or("-".into(), number),
     ])
 }
 
@@ -233,6 +236,7 @@ mod tests {
     use super::super::tests::made_up;
     use super::super::{AUTO, GREEDY};
     use super::*;
+    use crate::each_guest::AT_THE_SAME_TIME;
     use crate::results::RunOutcome;
 
     fn section<'s>(sections: &'s [Section], title: &str) -> &'s Section {
@@ -272,6 +276,7 @@ mod tests {
                 measured.told.extend(told.map(|(what, value)| (what.name(guest), value)));
             }
             measured.told.insert(FREE_BLOCKS_AT_BEGIN.into(), 130.0);
+            measured.told.insert(AT_THE_SAME_TIME.into(), 75.0);
         }
         let sections = sections(&results);
         let rows = &section(&sections, "All guests together").tables[0].rows;
@@ -279,7 +284,7 @@ mod tests {
         assert_eq!(row[1], "2.000 (2.000 - 2.000)", "two guests");
         assert_eq!(row[2..6], ["1.000 (1.000 - 1.000)", "0.500 (0.500 - 0.500)", "1.000 (1.000 - 1.000)", "1.000"]);
         // 192 of 512 MiB.
-        assert_eq!(row[6..], ["37.50", "20.00", "64", "-", "-", "130"]);
+        assert_eq!(row[6..], ["37.50", "20.00", "64", "-", "-", "130", "75.00"]);
         let rows = &section(&sections, "Each guest").tables[0].rows;
         let row = rows.iter().find(|row| row[0] == BEST && row[1] == "guest 2").expect("it ran");
         assert_eq!(row[3..], ["2.000 (2.000 - 2.000)", "faster", "50.00", "10.00", "32", "0.2500"]);

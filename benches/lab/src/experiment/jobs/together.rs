@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use wideleaf_experiments::definition::{BudgetOf, GuestAmongOthers};
 use wideleaf_experiments::disturbance::DAEMON_CPU_S;
-use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, OfGuest};
+use wideleaf_experiments::each_guest::{AT_THE_SAME_TIME, AT_THE_SAME_TIME_MIN_PERCENT, OfGuest};
 use wideleaf_experiments::metric::Metric;
 use wideleaf_experiments::report::common_sections::number;
 use wideleaf_experiments::results::Measured;
@@ -26,8 +26,11 @@ use ::wideleaf_run::failure::Failure;
 use ::wideleaf_run::interrupts::Interrupts;
 use ::wideleaf_run::report::RunReport;
 use ::wideleaf_run::undo::TemporaryFolder;
+use shared_time::{SharedTime, TimedPart};
 use wideleaf::child;
 use wideleaf_policies::PageSize;
+
+mod shared_time;
 
 /// The daemon's program, in the folder of this program.
 pub(in crate::experiment) const DAEMON: &str = "wideleafd";
@@ -56,22 +59,13 @@ pub(super) fn run(
         let arguments = [&["run".to_owned()], &guest.arguments[..], &management].concat();
         let report = child::run(&arguments, timeout, interrupts);
         let ended_s = began.elapsed().as_secs_f64();
-        let measured = report.and_then(|report| {
-            let measured = wideleaf_run::verified(&report)?;
-            let timed = TimedPart::of(&report, ended_s);
-            Ok((Measured { told: told(&guest.name, &report, &measured), ..measured }, timed))
-        });
-        measured.map_err(|failure| failure.during(&guest.name))
+        report.and_then(|report| One::of(&guest.name, &report, ended_s)).map_err(|failure| failure.during(&guest.name))
     };
-    let ended: Vec<Result<(Measured, Option<TimedPart>), Failure>> = thread::scope(|scope| {
+    let ended: Vec<Result<One, Failure>> = thread::scope(|scope| {
         let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
         running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
     });
-    let ended: Vec<(Measured, Option<TimedPart>)> = ended.into_iter().collect::<Result<_, _>>()?;
-    let (each, timed): (Vec<Measured>, Vec<Option<TimedPart>>) = ended.into_iter().unzip();
-    let mut together = together(guests, &each);
-    let shared = timed.into_iter().collect::<Option<Vec<_>>>().and_then(|parts| TimedPart::shared_percent(&parts));
-    together.told.extend(shared.map(|percent| (AT_THE_SAME_TIME.to_owned(), percent)));
+    let mut together = together(guests, ended.into_iter().collect::<Result<_, _>>()?);
     if let Some(cpu) = daemon.as_ref().and_then(Daemon::cpu_time) {
         *together.metrics.entry(Metric::ManagerCpuS).or_default() += cpu.as_secs_f64();
         together.told.insert(DAEMON_CPU_S.to_owned(), cpu.as_secs_f64());
@@ -79,32 +73,49 @@ pub(super) fn run(
     Ok(together)
 }
 
-/// Time of a guest's timed part, in seconds from the start of all runs.
-#[derive(Clone, Copy, Debug)]
-struct TimedPart {
-    began_s: f64,
-    ended_s: f64,
+/// A guest after its run.
+#[derive(Clone, Debug, Default)]
+struct One {
+    name: String,
+    measured: Measured,
+    /// Its timed part, if its report has one.
+    timed: Option<TimedPart>,
 }
 
-impl TimedPart {
-    /// Of a run that ended at that time. Its process takes some 0.1 s to free memory, which counts as the part's.
-    fn of(report: &RunReport, run_ended_s: f64) -> Option<TimedPart> {
-        let (length_s, rest_s) = wideleaf_run::timed_and_rest_s(report)?;
-        let ended_s = run_ended_s - rest_s;
-        Some(TimedPart { began_s: ended_s - length_s, ended_s })
+impl One {
+    fn of(name: &str, report: &RunReport, ended_s: f64) -> Result<One, Failure> {
+        let measured = wideleaf_run::verified(report)?;
+        let measured = Measured { told: told(name, report, &measured), ..measured };
+        Ok(One { name: name.to_owned(), measured, timed: TimedPart::of(report, ended_s) })
     }
 
-    /// Time in which all of them were under way, in percent of the shortest.
-    fn shared_percent(parts: &[TimedPart]) -> Option<f64> {
-        let last_begin_s = parts.iter().map(|part| part.began_s).reduce(f64::max)?;
-        let first_end_s = parts.iter().map(|part| part.ended_s).reduce(f64::min)?;
-        let shortest_s = parts.iter().map(|part| part.ended_s - part.began_s).reduce(f64::min)?;
-        (shortest_s > 0.0).then(|| (first_end_s - last_begin_s).max(0.0) * 100.0 / shortest_s)
+    /// Replaces the figure of the whole timed part by that of the time in which all guests were at work. A guest
+    /// without progress in that time has no figure.
+    fn judge_in(&mut self, shared: Option<SharedTime>) {
+        let whole = self.measured.metrics.remove(&Metric::Figure);
+        let in_time = |time: SharedTime| Some(whole? * time.speed_to_whole(self.timed.as_ref()?)?);
+        let figure = shared.and_then(in_time);
+        let second_half = shared.map(SharedTime::second_half).and_then(in_time);
+        self.measured.metrics.extend(figure.map(|figure| (Metric::Figure, figure)));
+        let told = [(OfGuest::Figure, figure), (OfGuest::FigureOfSecondHalf, second_half)];
+        self.measured.told.extend(told.into_iter().filter_map(|(what, value)| Some((what.name(&self.name), value?))));
     }
+}
+
+/// One result for all, judged by the time in which they were at work together.
+fn together(guests: &[GuestAmongOthers], mut ended: Vec<One>) -> Measured {
+    let parts = ended.iter().map(|one| one.timed.clone()).collect::<Option<Vec<_>>>();
+    let shared = parts.and_then(|parts| SharedTime::of(&parts));
+    let counts = shared.filter(|shared| shared.percent() >= AT_THE_SAME_TIME_MIN_PERCENT);
+    ended.iter_mut().for_each(|one| one.judge_in(counts));
+    let each: Vec<Measured> = ended.into_iter().map(|one| one.measured).collect();
+    let mut all = added_up(guests, &each);
+    all.told.extend(shared.map(|shared| (AT_THE_SAME_TIME.to_owned(), shared.percent())));
+    all
 }
 
 /// One result for all: their costs added up, and the gains of the guests that are judged.
-fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
+fn added_up(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
     const ADDED_UP: [Metric; 5] =
         [Metric::ResidentMib, Metric::BloatMib, Metric::CopiedMib, Metric::ManagerCpuS, Metric::Refusals];
     let all = |metric: Metric| each.iter().filter_map(move |one| one.metrics.get(&metric).copied());
@@ -129,11 +140,8 @@ fn together(guests: &[GuestAmongOthers], each: &[Measured]) -> Measured {
 
 /// Numbers of one guest by their names.
 fn told(guest: &str, report: &RunReport, measured: &Measured) -> BTreeMap<String, f64> {
-    let figure = measured.metrics.get(&Metric::Figure).copied();
-    let second_half = wideleaf_run::second_half(report).and_then(|ratio| Some(figure? * ratio));
     let of_guest = [
-        (OfGuest::Figure, figure),
-        (OfGuest::FigureOfSecondHalf, second_half),
+        (OfGuest::FigureOfWhole, measured.metrics.get(&Metric::Figure).copied()),
         (OfGuest::ManagerCpuS, Some(report.manager.cpu_s)),
         (OfGuest::Vacated, Some(vacated(&report.manager.outcomes) as f64)),
     ];
@@ -160,8 +168,10 @@ fn fairness(figures: &[f64]) -> Option<f64> {
 /// One guest as a sentence.
 fn note(guest: &GuestAmongOthers, one: &Measured) -> String {
     let of = |metric: Metric| one.metrics.get(&metric).map_or("unknown".to_owned(), |value| number(*value));
-    let (figure, coverage, resident) = (of(Metric::Figure), of(Metric::CoveragePercent), of(Metric::ResidentMib));
-    format!("{}: figure {figure}, coverage {coverage} %, resident {resident} MiB.", guest.name)
+    let whole = one.told.get(&OfGuest::FigureOfWhole.name(&guest.name));
+    let whole = whole.map_or("unknown".to_owned(), |value| number(*value));
+    let (coverage, resident) = (of(Metric::CoveragePercent), of(Metric::ResidentMib));
+    format!("{}: figure of its whole timed part {whole}, coverage {coverage} %, resident {resident} MiB.", guest.name)
 }
 
 /// A wideleafd for one job. Dropping it ends the daemon.
@@ -242,6 +252,7 @@ pub(in crate::experiment) fn program() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ::wideleaf_run::report::Phase;
 
     fn guest(name: &str, is_judged: bool) -> GuestAmongOthers {
         GuestAmongOthers { name: name.into(), is_judged, arguments: vec![] }
@@ -259,7 +270,7 @@ mod tests {
             measured(&[(Metric::Figure, 4.0), (Metric::BloatMib, 2.0), (Metric::TimeToCoverageS, 0.75)]),
             measured(&[(Metric::Figure, 1e9), (Metric::BloatMib, 4.0)]),
         ];
-        let together = together(&guests, &each);
+        let together = added_up(&guests, &each);
         let value = |metric| together.metrics.get(&metric).copied();
         assert_eq!((value(Metric::Figure), value(Metric::Fairness)), (Some(7.0), Some(0.75)));
         assert_eq!((value(Metric::BloatMib), value(Metric::TimeToCoverageS)), (Some(7.0), Some(0.75)));
@@ -270,7 +281,7 @@ mod tests {
     fn time_to_coverage_is_unknown_if_one_guest_never_reached_it() {
         let guests = [guest("hot a", true), guest("hot b", true)];
         let each = [measured(&[(Metric::TimeToCoverageS, 0.5)]), measured(&[])];
-        assert_eq!(together(&guests, &each).metrics.get(&Metric::TimeToCoverageS), None);
+        assert_eq!(added_up(&guests, &each).metrics.get(&Metric::TimeToCoverageS), None);
     }
 
     #[test]
@@ -288,32 +299,43 @@ mod tests {
         report.manager.outcomes = [("vacate.done".to_owned(), 3), ("vacate.refused_busy".to_owned(), 9)].into();
         let one = measured(&[(Metric::Figure, 3.0)]);
         let each = ["hot a", "hot b"].map(|name| Measured { told: told(name, &report, &one), ..one.clone() });
-        let told = together(&[guest("hot a", true), guest("hot b", true)], &each).told;
+        let told = added_up(&[guest("hot a", true), guest("hot b", true)], &each).told;
         let value = |what: OfGuest<'_>, of: &str| told.get(&what.name(of)).copied();
         for of in ["hot a", "hot b"] {
-            assert_eq!([OfGuest::Figure, OfGuest::ManagerCpuS].map(|what| value(what, of)), [Some(3.0), Some(0.25)]);
-            assert_eq!([OfGuest::Vacated, OfGuest::FigureOfSecondHalf].map(|what| value(what, of)), [Some(3.0), None]);
+            let numbers = [OfGuest::FigureOfWhole, OfGuest::Vacated, OfGuest::ManagerCpuS];
+            assert_eq!(numbers.map(|what| value(what, of)), [3.0, 3.0, 0.25].map(Some));
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::HugeMib(set), of)), [Some(12.0), Some(0.0)]);
             assert_eq!(["hot_range", "cold"].map(|set| value(OfGuest::SetMib(set), of)), [Some(16.0), Some(8.0)]);
         }
     }
 
+    /// A guest with a timed part of 100 units in its first second, and 300 in its second one.
+    fn ended(name: &str, ended_s: f64) -> One {
+        let progress = vec![(0.5, 50), (1.0, 100), (1.5, 250), (2.0, 400)];
+        let phase = Phase { name: "update".into(), seconds: 2.0, rate_per_s: 200.0, progress, ..Phase::default() };
+        let report = RunReport { phases: vec![phase], ..RunReport::default() };
+        let measured = measured(&[(Metric::Figure, 0.02)]);
+        let measured = Measured { told: told(name, &report, &measured), ..measured };
+        One { name: name.into(), measured, timed: TimedPart::of(&report, ended_s) }
+    }
+
     #[test]
-    fn the_shared_time_is_that_of_all_timed_parts_by_the_shortest() {
-        let part = |began_s, ended_s| TimedPart { began_s, ended_s };
-        let shared = |parts: &[TimedPart]| TimedPart::shared_percent(parts).map(|percent| percent.round());
-        assert_eq!(shared(&[part(0.0, 6.0), part(1.0, 6.0), part(0.5, 5.5)]), Some(90.0));
-        assert_eq!(shared(&[part(0.0, 6.0), part(7.0, 12.0)]), Some(0.0), "one after the other");
-        assert_eq!(shared(&[]), None);
-        let phase = |name: &str, began_at_s, seconds| ::wideleaf_run::report::Phase {
-            name: name.into(),
-            began_at_s,
-            seconds,
-            ..Default::default()
-        };
-        let phases = vec![phase("init", 0.0, 1.0), phase("update", 1.0, 5.0), phase("verify", 6.0, 0.5)];
-        let timed = TimedPart::of(&RunReport { phases, ..RunReport::default() }, 10.0).expect("it has a timed part");
-        assert_eq!((timed.began_s, timed.ended_s), (4.5, 9.5));
+    fn guests_are_judged_by_the_time_in_which_all_are_at_work() {
+        let guests = [guest("hot a", true), guest("hot b", true)];
+        let of = |second_ended_s: f64| together(&guests, vec![ended("hot a", 2.0), ended("hot b", second_ended_s)]);
+        let at_once = of(3.0);
+        let value = |what: OfGuest<'_>, of: &str| at_once.told.get(&what.name(of)).copied();
+        // While both are at work, the first is in its fast second and the second in its slow one.
+        assert_eq!([OfGuest::Figure, OfGuest::FigureOfWhole].map(|what| value(what, "hot a")), [0.03, 0.02].map(Some));
+        assert_eq!([OfGuest::Figure, OfGuest::FigureOfWhole].map(|what| value(what, "hot b")), [0.01, 0.02].map(Some));
+        assert_eq!(value(OfGuest::FigureOfSecondHalf, "hot b"), Some(0.01));
+        assert_eq!((at_once.metrics[&Metric::Figure], at_once.told[AT_THE_SAME_TIME]), (0.04, 50.0));
+
+        let apart = of(3.9);
+        assert!((apart.told[AT_THE_SAME_TIME] - 5.0).abs() < 1e-9, "{apart:?}");
+        assert_eq!(apart.metrics.get(&Metric::Figure), None, "too little time together");
+        assert_eq!(apart.told.get(&OfGuest::Figure.name("hot a")), None);
+        assert_eq!(apart.told[&OfGuest::FigureOfWhole.name("hot a")], 0.02);
     }
 
     #[test]

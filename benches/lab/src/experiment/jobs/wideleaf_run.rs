@@ -115,7 +115,7 @@ fn measured(report: &RunReport) -> Measured {
 }
 
 /// The longest phase that is neither the set-up nor the check.
-fn timed_part(report: &RunReport) -> Option<&Phase> {
+pub(super) fn timed_part(report: &RunReport) -> Option<&Phase> {
     let timed = report.phases.iter().filter(|phase| is_timed(&phase.name));
     timed.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
 }
@@ -131,22 +131,6 @@ pub(super) fn timed_and_rest_s(report: &RunReport) -> Option<(f64, f64)> {
 /// Whether a phase of that name is timed work: neither set-up nor a check.
 pub(super) fn is_timed(phase: &str) -> bool {
     !["init", "fill", "cold", "verify", "check"].contains(&phase)
-}
-
-/// Speed of the second half of the timed part as a ratio to that of the whole part, by its progress marks; `None` with
-/// too few of them.
-pub(super) fn second_half(report: &RunReport) -> Option<f64> {
-    let phase = timed_part(report)?;
-    let (middle, rest) = halves(&phase.progress, phase.seconds / 2.0)?;
-    let rate = (rest.1 - middle.1) as f64 / (rest.0 - middle.0);
-    (phase.rate_per_s > 0.0).then(|| rate / phase.rate_per_s)
-}
-
-/// The first mark of progress from an instant on, and the last mark, if there is time between them.
-fn halves(progress: &[(f64, u64)], from_s: f64) -> Option<((f64, u64), (f64, u64))> {
-    let middle = *progress.iter().find(|(at_s, _)| *at_s >= from_s)?;
-    let last = *progress.last()?;
-    (last.0 > middle.0 && last.1 >= middle.1).then_some((middle, last))
 }
 
 /// Time from the begin of the timed part until large pages back 95 % of the kernel's data.
@@ -206,30 +190,6 @@ mod tests {
         let outcomes = [("collapse.done", 3), ("policy.paid_back", 9)].map(|(name, n)| (name.to_owned(), n));
         let actions = actions(&BTreeMap::from(outcomes));
         assert_eq!(actions, BTreeMap::from([("collapse.done".into(), Actions { count: 3, ..Actions::default() })]));
-    }
-
-    #[test]
-    fn the_second_half_is_compared_with_the_whole_timed_part() {
-        let phase = |name: &str, seconds: f64, progress: &[(f64, u64)]| Phase {
-            name: name.into(),
-            seconds,
-            began_at_s: 0.0,
-            at_begin: Counters::default(),
-            at_end: Counters::default(),
-            is_complete: true,
-            units: 300,
-            rate_per_s: 300.0 / seconds,
-            rate_before_promotion_per_s: None,
-            rate_after_promotion_per_s: None,
-            progress: progress.to_vec(),
-        };
-        // A fill that took longer is no timed part. 100 units in the first 2 s, 200 in the last 2 s.
-        let fill = phase("fill", 9.0, &[(1.0, 1)]);
-        let hot = phase("hot0", 4.0, &[(1.0, 50), (2.0, 100), (3.0, 200), (4.0, 300)]);
-        let report = RunReport { phases: vec![fill.clone(), hot.clone()], ..RunReport::default() };
-        assert_eq!(second_half(&report), Some(100.0 / 75.0));
-        let without_marks = RunReport { phases: vec![fill, Phase { progress: vec![(4.0, 300)], ..hot }], ..report };
-        assert_eq!(second_half(&without_marks), None);
     }
 
     #[test]
