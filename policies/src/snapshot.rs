@@ -212,6 +212,18 @@ pub enum GuestMapping {
     Mixed,
 }
 
+impl GuestMapping {
+    /// All of them, in the order of the enum.
+    pub const ALL: [GuestMapping; 6] = [
+        GuestMapping::Unknown,
+        GuestMapping::Unmapped,
+        GuestMapping::Base4K,
+        GuestMapping::Huge2M,
+        GuestMapping::Giant1G,
+        GuestMapping::Mixed,
+    ];
+}
+
 /// A reading of a guest's own count of its work: a benchmark's progress line, or instructions of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestProgress {
@@ -484,6 +496,12 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_list_of_guest_mappings_has_the_order_of_the_enum() {
+        assert_eq!(GuestMapping::ALL.map(|mapping| mapping as usize), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(GuestMapping::Mixed as usize + 1, GuestMapping::ALL.len());
+    }
 
     #[test]
     fn a_history_keeps_sixteen_samples_and_summarises_them() {

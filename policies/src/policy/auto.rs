@@ -42,7 +42,7 @@ use crate::node::NodeId;
 use crate::outcome::{Outcome, OutcomeResult, Skip};
 use crate::parameters::{ParameterInfo, Parameters};
 use crate::rank::{Ranking, bucket_of};
-use crate::snapshot::{AccessHistory, Backing, GuestMapping, HugePages, Snapshot, VmId, VmSnapshot};
+use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
 use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize, WindowIndex};
 use crate::walk::cost::WalkCost;
 use crate::walk::share::AssumedMisses;
@@ -51,15 +51,19 @@ use crate::window_memory::WindowMemory;
 
 mod audit;
 mod giants;
+mod judge;
 mod market;
+mod memory;
 mod nodes;
 mod split;
 
 use audit::{Audit, Earnings, Kind};
 use giants::Giants;
+use judge::{Judge, Prices, cycles_over, may_be_used};
 use market::Market;
+use memory::{GivenUp, Memory, is_idle};
 use nodes::Nodes;
-use split::{GivenUp, Splits};
+use split::Splits;
 
 /// Parameters that a user may set.
 pub const PARAMETERS: &[ParameterInfo] = &[
@@ -138,87 +142,11 @@ pub const PARAMETERS: &[ParameterInfo] = &[
     ),
 ];
 
-/// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
-const COLD_AFTER_SAMPLES: u8 = 2;
-
 /// Number of past decisions assumed before there are any, so that one failure does not double the caution.
 const PAST_DECISIONS_ASSUMED: u64 = 8;
 
-/// Highest return in percent of a window without proof: in a bucket below that of the smallest return that
-/// `hysteresis` allows.
-const BLIND_MAX: u64 = 95;
-const _: () = assert!(bucket_of(BLIND_MAX) < bucket_of(100), "proven windows come first");
-
 /// Longest time between two plans for which a promotion earns: a manager that slept has no sensor data for it.
 const EARNING_TIME_MAX: Duration = Duration::from_secs(10);
-
-/// State that the policy keeps for a window.
-#[derive(Clone, Copy, Debug, Default)]
-struct Memory {
-    /// Start of the period in which every sample saw a touch.
-    hot_since: Option<Moment>,
-    /// Cycles that its promotion has cost and not yet earned.
-    owed: u64,
-    /// Number of base pages present when its promotion was planned.
-    resident_before: u16,
-    /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
-    was_vacated: bool,
-    /// What it lost while the host was short since its latest promotion: it is promoted again by proof only.
-    given_up: GivenUp,
-    /// Number of base pages that were in use when it was given up.
-    resident_after: u16,
-    /// Second from the start in which a full history first had no touch; `None` while it has one.
-    cold_since_s: Option<u32>,
-    /// Least number of zero pages since `zeroes_since_s`.
-    zeroes: u16,
-    /// Second from the start since which about as many pages have stayed zero.
-    zeroes_since_s: u32,
-    /// Kind of candidate that it was when it was planned.
-    kind: Kind,
-    /// Number of the plan that last left it small because its NUMA node had no huge page.
-    waited_in: u32,
-}
-
-impl Memory {
-    /// Number of base pages of a large window that the guest may use.
-    fn used(&self, vm: &VmSnapshot, row: usize) -> u16 {
-        if self.resident_before > 0 { self.resident_before } else { vm.resident[row] }
-    }
-
-    fn was_given_up(&self) -> bool {
-        self.given_up != GivenUp::No
-    }
-
-    fn cold_for_s(&self, now: Moment) -> u32 {
-        self.cold_since_s.map_or(0, |since| now_s(now).saturating_sub(since))
-    }
-
-    /// Time for which [`Memory::zeroes`] pages have stayed zero.
-    fn zeroes_stayed(&self, now: Moment) -> Duration {
-        Duration::from_secs(now_s(now).saturating_sub(self.zeroes_since_s).into())
-    }
-
-    fn note_heat(&mut self, access: AccessHistory, now: Moment) {
-        let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
-        self.hot_since = is_hot.then(|| self.hot_since.unwrap_or(now));
-        self.cold_since_s = is_idle(access).then(|| self.cold_since_s.unwrap_or(now_s(now)));
-    }
-
-    /// A few pages more or fewer are no change.
-    fn note_zeroes(&mut self, zero: u16, now: Moment) {
-        let has_stayed = self.zeroes - self.zeroes / 8 <= zero && zero / 2 <= self.zeroes;
-        if has_stayed && self.zeroes > 0 {
-            self.zeroes = self.zeroes.min(zero);
-        } else {
-            (self.zeroes, self.zeroes_since_s) = (zero, now_s(now));
-        }
-    }
-}
-
-/// Seconds from the start, for columns of many windows.
-fn now_s(now: Moment) -> u32 {
-    u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX)
-}
 
 /// Decides by benefit and cost.
 #[derive(Clone, Debug)]
@@ -239,16 +167,6 @@ pub struct Auto {
     giants: Giants,
     audit: Audit,
     nodes: Nodes,
-}
-
-/// Values used to compare benefit and cost.
-#[derive(Clone, Copy, Debug)]
-struct Prices {
-    walk: WalkCost,
-    misses: AssumedMisses,
-    horizon: Duration,
-    bloat_price: u64,
-    hysteresis_percent: u64,
 }
 
 /// Counts of how decisions turned out.
@@ -278,147 +196,12 @@ impl Score {
     }
 }
 
-fn cycles_over(per_second: u64, time: Duration) -> u64 {
-    let milliseconds = time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_millis()));
-    per_second.saturating_mul(milliseconds) / 1000
-}
-
-impl Prices {
-    /// Cost in cycles, at least one, because it is a divisor.
-    fn cycles(&self, cost: Cost) -> u64 {
-        let microseconds = u64::try_from(cost.cpu.as_micros()).unwrap_or(u64::MAX);
-        microseconds.saturating_mul(self.walk.per_microsecond()).max(1)
-    }
-
-    fn benefit_per_s(&self, access: AccessHistory, present: u16, guest: GuestMapping) -> u64 {
-        self.misses.per_s(access, present) * self.walk.saved_per_miss(guest, PageSize::Huge2M)
-    }
-
-    /// The bucket of a window without proof: nearly full windows that the guest may be using, the aligned ones
-    /// first. These buckets lie below those of any required return.
-    fn bucket_when_blind(&self, vm: &VmSnapshot, row: usize, resident_min: u16) -> Option<u16> {
-        let saved = self.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M);
-        (saved > 0 && vm.resident[row] >= resident_min.max(1)).then(|| bucket_of(saved.min(BLIND_MAX)))
-    }
-
-    /// Largest benefit of a window: that of a full one without proof.
-    fn benefit_max_per_s(&self, guest: GuestMapping) -> u64 {
-        self.misses.most * self.walk.saved_per_miss(guest, PageSize::Huge2M)
-    }
-
-    /// Cycles of a core in a second.
-    fn core_per_s(&self) -> u64 {
-        self.walk.per_microsecond() * 1_000_000
-    }
-
-    fn bloat_per_s(&self, missing: u16) -> u64 {
-        u64::from(missing) * self.bloat_price
-    }
-
-    /// Share of the cost, in cycles, that comes back within the horizon, in percent.
-    fn return_percent(&self, per_second: u64, hot_for: Duration, cost: u64) -> u64 {
-        let gain = cycles_over(per_second, hot_for.min(self.horizon));
-        gain.saturating_mul(100) / cost
-    }
-}
-
-/// Costs in cycles, and the required return, as of one plan.
-#[derive(Clone, Copy, Debug)]
-struct Judge {
-    prices: Prices,
-    copy: u64,
-    recovery: u64,
-    vacate: u64,
-    release: u64,
-    split: u64,
-    giant: u64,
-    giant_back: u64,
-    move_2m: u64,
-    asked_percent: u64,
-    now: Moment,
-}
-
-impl Judge {
-    /// Cycles per second that a promotion saves beyond its bloat; `None` where the bloat costs more.
-    fn net_per_s(&self, vm: &VmSnapshot, row: usize) -> Option<u64> {
-        let benefit = self.prices.benefit_per_s(vm.access[row], vm.resident[row], vm.guest_mapping[row]);
-        benefit.checked_sub(self.prices.bloat_per_s(missing(vm, row)))
-    }
-
-    /// Benefit of a window, if it is known to pay for its promotion. Counts a hot one that does not pay for its bloat.
-    fn proof(&self, window: &Memory, vm: &VmSnapshot, row: usize, sparse: &mut u64) -> Option<Proof> {
-        let hot_for = self.now.since(window.hot_since?);
-        let Some(per_s) = self.net_per_s(vm, row) else {
-            *sparse += 1;
-            return None;
-        };
-        let return_percent = self.prices.return_percent(per_s, hot_for, self.cost(window, vm, row));
-        (return_percent >= self.asked_percent).then_some(Proof { per_s, return_percent })
-    }
-
-    /// Whether a window with this benefit also pays for another one that gives its huge page back, by what its samples
-    /// have seen.
-    fn pays_for_vacate(&self, window: &Memory, vm: &VmSnapshot, row: usize, per_s: u64) -> bool {
-        self.is_seen_to_pay((window, vm, row), per_s, self.copy(window).saturating_add(self.vacate))
-    }
-
-    /// Benefit of a window that pays by what its samples have seen; `None` if it does not.
-    fn seen_per_s(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> Option<u64> {
-        let cost = self.cost(window, vm, row);
-        self.net_per_s(vm, row).filter(|per_s| self.is_seen_to_pay((window, vm, row), *per_s, cost))
-    }
-
-    /// Whether a window pays this cost by the time from its first touch to its newest sample, if that saw one too. A
-    /// page that others want must not go to a window that was hot seconds ago.
-    fn is_seen_to_pay(&self, (window, vm, row): (&Memory, &VmSnapshot, usize), per_s: u64, cost: u64) -> bool {
-        let age = Duration::from_secs(vm.access_quality[row].age_s.into());
-        let hot_since = window.hot_since.filter(|_| vm.access[row].was_touched() == Some(true));
-        hot_since.is_some_and(|since| {
-            let hot_for = self.now.since(since).saturating_sub(age);
-            let gain = cycles_over(per_s, hot_for.min(self.prices.horizon));
-            gain.saturating_mul(100) >= cost.saturating_mul(self.asked_percent)
-        })
-    }
-
-    fn cost(&self, window: &Memory, vm: &VmSnapshot, row: usize) -> u64 {
-        if vm.is_held[row] { self.recovery } else { self.copy(window) }
-    }
-
-    fn copy(&self, window: &Memory) -> u64 {
-        self.copy.saturating_add(if window.was_given_up() { self.split } else { 0 })
-    }
-}
-
-/// Benefit of a window that pays for its promotion.
-#[derive(Clone, Copy, Debug)]
-struct Proof {
-    /// Cycles per second that the promotion saves beyond its bloat.
-    per_s: u64,
-    /// Share of the cost that comes back within the horizon, in percent.
-    return_percent: u64,
-}
-
-/// Whether a window without proof may be in use. One with a touch in its latest sample is no worse than one without
-/// samples. Nor is one that shares its result with many others.
-fn may_be_used(vm: &VmSnapshot, row: usize) -> bool {
-    vm.access[row].was_touched().unwrap_or(true) || !vm.access_quality[row].is_of_this_window()
-}
-
 impl Auto {
     /// A policy without a past.
     pub fn new(parameters: &Parameters) -> Auto {
         let resident_min = u64::from(BASE_PAGES_PER_WINDOW) * parameters.number("resident_min") / 100;
         Auto {
-            prices: Prices {
-                walk: WalkCost::PRIOR,
-                misses: AssumedMisses {
-                    most: parameters.number("misses_max"),
-                    per_s: parameters.number("misses_per_s"),
-                },
-                horizon: Duration::from_secs(parameters.number("horizon_s")),
-                bloat_price: parameters.number("bloat_price"),
-                hysteresis_percent: parameters.number("hysteresis"),
-            },
+            prices: Prices::new(parameters),
             resident_min: resident_min as u16,
             shortage: Watermark::of_percent(parameters.number("short_from"), parameters.number("short_to")),
             expectations: Expectations::default(),
@@ -464,11 +247,11 @@ impl Auto {
         self.book(snapshot);
         self.audit.observe(snapshot, now, self.prices.core_per_s());
         for (index, vm) in snapshot.vms.iter().enumerate() {
-            let memory = self.memory.of_vm(index);
-            for (row, access) in vm.access.iter().enumerate().filter(|(_, access)| access.samples() > 0) {
-                let window = &mut memory[row];
+            let windows = self.memory.of_vm(index).iter_mut().zip(&vm.access).zip(&vm.zero);
+            let sampled = windows.enumerate().filter(|(_, ((_, access), _))| access.samples() > 0);
+            for (row, ((window, access), zero)) in sampled {
                 window.note_heat(*access, now);
-                window.note_zeroes(vm.zero[row].unwrap_or(0), now);
+                window.note_zeroes(zero.unwrap_or(0), now);
                 if window.owed > 0 {
                     let assumed = self.prices.benefit_per_s(*access, window.resident_before, vm.guest_mapping[row]);
                     let most = self.prices.benefit_max_per_s(vm.guest_mapping[row]);
@@ -531,7 +314,6 @@ impl Auto {
             }
             if !needs_page || market.could_serve(per_s) {
                 proven += usize::from(proof.is_some());
-                memory.of_vm(place.vm as usize)[row].kind = kind;
                 ranking.push(bucket, place);
             }
             ControlFlow::Continue(())
@@ -546,7 +328,7 @@ impl Auto {
         let mut vacating = self.coldest(snapshot).into_iter();
         let Auto { expectations, memory, ranking, score, market, nodes, .. } = self;
         let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
-        for (rank, place) in ranking.best_first().iter().enumerate() {
+        for (rank, place) in ranking.best_first().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
             if needs_page && pages == 0 && (trades == 0 || vacating.as_slice().is_empty()) {
@@ -577,7 +359,8 @@ impl Auto {
             }
             let is_known = vm.access[row].samples() > 0;
             *(if is_known { &mut score.planned_on_access } else { &mut score.planned_on_residency }) += 1;
-            memory.of_vm(place.vm as usize)[row].resident_before = vm.resident[row];
+            let planned = &mut memory.of_vm(place.vm as usize)[row];
+            (planned.resident_before, planned.kind) = (vm.resident[row], Kind::of(vm, row));
         }
         let _full_or_spent = vacating
             .take(for_others)
@@ -605,11 +388,6 @@ impl Auto {
 
 /// Any window: the expected cost of an action is the same for all.
 const ANY: (VmId, WindowIndex) = (VmId(0), WindowIndex::new(0));
-
-/// Whether a full history has no touch at any sample.
-fn is_idle(access: AccessHistory) -> bool {
-    access.idle_samples() == AccessHistory::SAMPLES_MAX
-}
 
 /// Lets a promoted window earn its cost back, by what a trial measured or else by what is assumed of its accesses. An
 /// idle window earns nothing, whatever others of its kind do.
@@ -650,7 +428,7 @@ impl Policy for Auto {
 
     /// A window that a promotion cannot help is never promoted. Large windows earn their cost back, and are released.
     fn uses_access(&self, vm: &VmSnapshot, row: usize) -> bool {
-        vm.backing[row].is_large() || self.prices.walk.saved_per_miss(vm.guest_mapping[row], PageSize::Huge2M) > 0
+        vm.backing[row].is_large() || self.prices.saved_per_miss(vm.guest_mapping[row]) > 0
     }
 
     fn uses_zero(&self) -> bool {
@@ -699,7 +477,7 @@ impl Policy for Auto {
     }
 
     fn take_walk_cost(&mut self, cost: &WalkCost) {
-        self.prices.walk = *cost;
+        self.prices = self.prices.with_walk(*cost);
     }
 
     fn bids(&self) -> Option<&Bids> {

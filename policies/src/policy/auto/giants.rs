@@ -28,7 +28,9 @@ use core::ops::Range;
 use alloc::vec::Vec;
 
 use super::super::{WINDOWS_PER_GIANT, rows_of_giant};
-use super::{Auto, Judge, Memory, cycles_over, is_idle};
+use super::Auto;
+use super::judge::{Judge, cycles_over};
+use super::memory::{Memory, is_idle};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::missing;
@@ -107,7 +109,7 @@ impl Judge {
         let (mut saved, mut spent_per_s, mut hot) = (0_u64, 0_u64, 0);
         for row in rows.clone().filter(|row| vm.backing[*row] == Backing::Huge2M) {
             let Some(hot_since) = memory[row].hot_since else { continue };
-            let (walk, guest) = (&self.prices.walk, vm.guest_mapping[row]);
+            let (walk, guest) = (self.prices.walk(), vm.guest_mapping[row]);
             let misses = self.prices.misses.per_s(vm.access[row], memory[row].used(vm, row));
             let per_s = walk.saved_of(guest, PageSize::Huge2M, PageSize::Giant1G, misses);
             let hot_for = self.now.since(hot_since).min(self.prices.horizon);
@@ -115,7 +117,7 @@ impl Judge {
             spent_per_s = spent_per_s.saturating_add(walk.spent_on(guest, PageSize::Huge2M, misses));
             hot += usize::from(per_s > 0);
         }
-        let of_cpu = self.prices.walk.per_microsecond() * 1_000_000;
+        let of_cpu = self.prices.core_per_s();
         let possible = |cycles: u64| match spent_per_s > of_cpu {
             true => (u128::from(cycles) * u128::from(of_cpu) / u128::from(spent_per_s)) as u64,
             false => cycles,

@@ -22,8 +22,10 @@ use core::ops::ControlFlow;
 
 use alloc::vec::Vec;
 
+use super::Auto;
 use super::audit::{Audit, Kind};
-use super::{Auto, Judge, Memory};
+use super::judge::Judge;
+use super::memory::Memory;
 use crate::account::host_backing;
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
@@ -273,7 +275,7 @@ impl Auto {
         };
         let is_worth_little = |level: &Level| level.cycles_per_s <= price / HYSTERESIS;
         let cheap = self.market.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
-        let cold = self.market.cold.best_first().iter().copied().take(cheap);
+        let cold = self.market.cold.best_first().take(cheap);
         cold.filter(|place| can_spare(place)).take(most).collect()
     }
 }

@@ -19,7 +19,9 @@
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-use super::{Auto, Judge, Memory, Prices};
+use super::Auto;
+use super::judge::{Judge, Prices};
+use super::memory::Memory;
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::is_demotable;
@@ -44,7 +46,8 @@ pub(super) struct Nodes {
     /// Number of the present plan: a window that waited in it waits now.
     plan: u32,
     remote: Ranking,
-    /// Sum of the touches per second of each VM at the latest plan, in the order of the snapshot.
+    /// Sum of the touches per second of each VM at the latest plan, in the order of the snapshot; empty where no shared
+    /// window is split.
     touches: Vec<u64>,
     /// Number of windows that the latest plan left on base pages because their node had no huge page.
     pub waiting: u64,
@@ -70,7 +73,9 @@ impl Nodes {
         self.waiting = 0;
         let touches = |vm: &VmSnapshot| vm.access.iter().filter_map(|access| access.touches_per_s()).sum::<u64>();
         self.touches.clear();
-        self.touches.extend(snapshot.vms.iter().map(touches));
+        if self.split_shared_percent > 0 {
+            self.touches.extend(snapshot.vms.iter().map(touches));
+        }
     }
 
     /// Node of the huge page for this window, which gets it: `None` if the host may choose. `Break` if it has to wait
@@ -120,7 +125,7 @@ impl Nodes {
 impl Prices {
     /// Cycles per second that remote memory costs a window at least: one reference of each miss.
     fn remote_per_s(&self, vm: &VmSnapshot, row: usize) -> u64 {
-        self.misses.per_s(vm.access[row], vm.resident[row]).saturating_mul(self.walk.remote_extra())
+        self.misses.per_s(vm.access[row], vm.resident[row]).saturating_mul(self.walk().remote_extra())
     }
 }
 
@@ -161,7 +166,7 @@ impl Auto {
             }
             ControlFlow::Continue(())
         });
-        let best = remote.best_first().iter().copied().filter(|place| {
+        let best = remote.best_first().filter(|place| {
             let (vm, row) = place.of(snapshot);
             !is_named(vm, row)
         });

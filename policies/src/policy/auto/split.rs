@@ -40,7 +40,9 @@ use core::time::Duration;
 
 use alloc::vec::Vec;
 
-use super::{Auto, Judge, Memory, Prices, is_idle};
+use super::Auto;
+use super::judge::{Judge, Prices};
+use super::memory::{GivenUp, Memory, is_idle};
 use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
@@ -64,20 +66,6 @@ const COLD_IN_A_PLAN: usize = 16;
 /// Number of demoted windows of which the kernel has taken no page, from which on no further one is demoted. They are
 /// 128 MiB, more than a kernel reclaims between two plans.
 const COLD_STOCK: usize = 64;
-
-/// What was done to a window while the host was short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum GivenUp {
-    /// Nothing since its latest promotion.
-    #[default]
-    No,
-    /// Its zero pages were released.
-    ZeroPages,
-    /// It was cold and was demoted.
-    Cold,
-    /// Several NUMA nodes shared it.
-    Shared,
-}
 
 /// RAM of a VM, as far as outcomes have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +164,7 @@ impl Prices {
             self.benefit_per_s(access, used(vm, row), guest)
         } else {
             let misses = self.misses.most * u64::from(used(vm, row)) / u64::from(BASE_PAGES_PER_WINDOW);
-            misses * self.walk.saved_per_miss(guest, PageSize::Huge2M)
+            misses * self.saved_per_miss(guest)
         }
     }
 }
@@ -259,7 +247,7 @@ impl Auto {
         plan: &mut Plan,
     ) -> ControlFlow<()> {
         let Auto { splits, expectations, memory, .. } = self;
-        for place in splits.cold.best_first().iter().take(most) {
+        for place in splits.cold.best_first().take(most) {
             let (vm, row) = place.of(snapshot);
             let demote = Action::Demote { vm: vm.vm, window: vm.windows[row], to: PageSize::Base4K };
             expectations.request(demote, false, budget, plan)?;

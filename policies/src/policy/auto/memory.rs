@@ -1,0 +1,107 @@
+//! What `auto` keeps for a window from one plan to the next.
+
+use core::time::Duration;
+
+use super::audit::Kind;
+use crate::snapshot::{AccessHistory, VmSnapshot};
+use crate::units::Moment;
+
+/// Number of newest samples without a touch that make a window cold: one may miss an access by chance.
+const COLD_AFTER_SAMPLES: u8 = 2;
+
+/// What was done to a window while the host was short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum GivenUp {
+    /// Nothing since its latest promotion.
+    #[default]
+    No,
+    /// Its zero pages were released.
+    ZeroPages,
+    /// It was cold and was demoted.
+    Cold,
+    /// Several NUMA nodes shared it.
+    Shared,
+}
+
+/// State that the policy keeps for a window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    /// Start of the period in which every sample saw a touch.
+    pub hot_since: Option<Moment>,
+    /// Cycles that its promotion has cost and not yet earned.
+    pub owed: u64,
+    /// Number of base pages present when its promotion was planned.
+    pub resident_before: u16,
+    /// Whether it gave its huge page back since its latest promotion: it gets another one by proof only.
+    pub was_vacated: bool,
+    /// What it lost while the host was short since its latest promotion: it is promoted again by proof only.
+    pub given_up: GivenUp,
+    /// Number of base pages that were in use when it was given up.
+    pub resident_after: u16,
+    /// Second from the start in which a full history first had no touch; `None` while it has one.
+    pub cold_since_s: Option<u32>,
+    /// Least number of zero pages since `zeroes_since_s`.
+    pub zeroes: u16,
+    /// Second from the start since which about as many pages have stayed zero.
+    pub zeroes_since_s: u32,
+    /// Kind of candidate that it was when it was planned.
+    pub kind: Kind,
+    /// Number of the plan that last left it small because its NUMA node had no huge page.
+    pub waited_in: u32,
+}
+
+impl Memory {
+    /// Number of base pages of a large window that the guest may use.
+    pub fn used(&self, vm: &VmSnapshot, row: usize) -> u16 {
+        if self.resident_before > 0 { self.resident_before } else { vm.resident[row] }
+    }
+
+    pub fn was_given_up(&self) -> bool {
+        self.given_up != GivenUp::No
+    }
+
+    pub fn cold_for_s(&self, now: Moment) -> u32 {
+        self.cold_since_s.map_or(0, |since| now_s(now).saturating_sub(since))
+    }
+
+    /// Time for which [`Memory::zeroes`] pages have stayed zero.
+    pub fn zeroes_stayed(&self, now: Moment) -> Duration {
+        Duration::from_secs(now_s(now).saturating_sub(self.zeroes_since_s).into())
+    }
+
+    pub fn note_heat(&mut self, access: AccessHistory, now: Moment) {
+        let is_hot = access.idle_samples() < COLD_AFTER_SAMPLES.min(access.samples());
+        begin_or_end(&mut self.hot_since, is_hot, now);
+        begin_or_end(&mut self.cold_since_s, is_idle(access), now_s(now));
+    }
+
+    /// A few pages more or fewer are no change.
+    pub fn note_zeroes(&mut self, zero: u16, now: Moment) {
+        if zero == 0 && self.zeroes == 0 {
+            return;
+        }
+        let has_stayed = self.zeroes - self.zeroes / 8 <= zero && zero / 2 <= self.zeroes;
+        if has_stayed && self.zeroes > 0 {
+            self.zeroes = self.zeroes.min(zero);
+        } else {
+            (self.zeroes, self.zeroes_since_s) = (zero, now_s(now));
+        }
+    }
+}
+
+/// Keeps the begin of what goes on. It writes only at a change: a plan looks at all windows, and most stay as they are.
+fn begin_or_end<T>(since: &mut Option<T>, goes_on: bool, now: T) {
+    if goes_on != since.is_some() {
+        *since = goes_on.then_some(now);
+    }
+}
+
+/// Seconds from the start, for columns of many windows.
+pub(super) fn now_s(now: Moment) -> u32 {
+    u32::try_from(now.since_start().as_secs()).unwrap_or(u32::MAX)
+}
+
+/// Whether a full history has no touch at any sample.
+pub(super) fn is_idle(access: AccessHistory) -> bool {
+    access.idle_samples() == AccessHistory::SAMPLES_MAX
+}
