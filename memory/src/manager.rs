@@ -23,7 +23,8 @@ use wideleaf_policies::policy::Needs;
 use wideleaf_policies::recording::TooManyWindows;
 use wideleaf_policies::watermark::Watermark;
 use wideleaf_policies::{
-    Budget, BudgetLimits, GivenBackRules, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId, WindowIndex,
+    Budget, BudgetLimits, GivenBackRules, HugePages, Moment, PageSize, PerTenThousand, Plan, Policy, Snapshot, VmId,
+    WindowIndex,
 };
 
 use crate::block_supply::{BlockSupply, SupplyRules};
@@ -349,6 +350,7 @@ impl ManagerLoop {
     /// Begins the next samples of the VMs that may be disturbed by them.
     fn start_samples(&mut self, snapshot: &Snapshot) {
         let uses_zero = self.policy.lock().uses_zero();
+        let is_short = snapshot.host.is_some_and(|host| host.huge_pages != HugePages::Plenty);
         for (vm, rows) in self.vms.iter_mut().zip(&snapshot.vms).filter(|(vm, _)| vm.may_be_disturbed()) {
             let access = |row| {
                 let policy = self.policy.lock();
@@ -358,7 +360,7 @@ impl ManagerLoop {
                     false => Wish::Useless,
                 }
             };
-            let wishes = Wishes { access: &access, uses_zero };
+            let wishes = Wishes { access: &access, uses_zero, is_short };
             vm.start_samples(self.host.as_ref(), rows, wishes, self.plan.actions(), &mut self.report);
         }
     }

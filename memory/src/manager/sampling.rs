@@ -90,6 +90,8 @@ struct EndOfTick<'a> {
     wish: &'a dyn Fn(usize) -> Wish,
     /// Whether counts of zero pages are of use.
     uses_zero: bool,
+    /// Whether the host has no huge page for all that ask.
+    is_short: bool,
     /// Windows of the plan: the guest has just waited for them, and must not wait for a sample as well.
     acted_on: &'a BTreeSet<WindowIndex>,
     /// Pages present at the tick before, by row.
@@ -98,13 +100,15 @@ struct EndOfTick<'a> {
     fault: FaultPrice,
 }
 
-/// Use of samples for the policy.
+/// Use of samples for the policy, and their limits.
 #[derive(Clone, Copy)]
 pub(super) struct Wishes<'a> {
     /// Of the accesses to a window, by row.
     pub access: &'a dyn Fn(usize) -> Wish,
     /// Whether counts of zero pages are of use.
     pub uses_zero: bool,
+    /// Whether the host has no huge page for all that ask: samples must not ask for more.
+    pub is_short: bool,
 }
 
 /// Use of one more sample of a window for the policy.
@@ -300,7 +304,7 @@ impl Sampling {
         self.measure_faults(vm, rows, report);
         let (backed, fault) = (backed_by_pages_of_their_own(rows), self.fault_meter.price());
         let Sampling { windows, resident, sensors, .. } = self;
-        let Wishes { access, uses_zero } = wishes;
+        let Wishes { access, uses_zero, is_short } = wishes;
         let tick = EndOfTick {
             host,
             vm,
@@ -309,6 +313,7 @@ impl Sampling {
             backed: &backed,
             wish: access,
             uses_zero,
+            is_short,
             acted_on,
             resident_before: resident,
             fault,

@@ -10,16 +10,60 @@
 //!   the guest              touches 1
 //!   finish           no    yes   no    no
 //! ```
+//!
+//! **Shortage.** In a mapping for huge pages, a thread that touches an empty window asks for a huge page *before* the
+//! kernel looks whether the window is watched (`__do_huge_pmd_anonymous_page`, mm/huge_memory.c), and drops it again.
+//! On a host without free huge pages that is a compaction, of some 10 ms and in the guest's time. So a huge window is
+//! marked `MADV_NOHUGEPAGE` before it is taken while huge pages are short: the touch asks for a page table, which goes
+//! before the huge page comes back. Where it stays ([`KEPT_SMALL_MAX`]), no further window is marked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wideleaf_policies::{Moment, WindowIndex, sampled_pages};
 
 use crate::detached::{Aside, AsideError};
 use crate::host::Host;
-use crate::mover::{ASIDE_SLOTS, Place, runs_of};
+use crate::mover::{ASIDE_SLOTS, Mover, Place, runs_of};
 pub use crate::sensors::access_sample::{AccessConfig, AccessCost, AccessSample, AccessSampler, Seen};
+
+/// Number of marked windows in a row that came back on base pages, from which on the kernel counts as one that keeps
+/// page tables (before Linux 6.14). A single one may be chance: a second thread that touches the window in the moment
+/// in which it comes back makes another table.
+const KEPT_SMALL_MAX: u32 = 3;
+
+/// Huge windows that are marked `MADV_NOHUGEPAGE`, so that touches of them ask for no huge page.
+#[derive(Debug, Default)]
+struct Marks {
+    is_short: bool,
+    windows: BTreeSet<WindowIndex>,
+    /// Number of the latest marked windows that came back on base pages.
+    small_in_a_row: u32,
+}
+
+impl Marks {
+    /// Marks a huge window that is going to be taken, or takes its mark off when there are huge pages again. Best effort:
+    /// without it a touch takes longer.
+    fn prepare(&mut self, mover: &dyn Mover, window: WindowIndex) {
+        let marked = match self.is_short && self.small_in_a_row < KEPT_SMALL_MAX {
+            true => mover.forbid_huge(window).map(|()| self.windows.insert(window)),
+            false if self.windows.remove(&window) => mover.allow_huge(window).map(|()| true),
+            false => return,
+        };
+        if let Err(error) = marked {
+            tracing::debug!("{window}: {error}");
+        }
+    }
+
+    /// Notes how a touched window came back.
+    fn learn(&mut self, mover: &dyn Mover, window: WindowIndex) {
+        if self.windows.contains(&window)
+            && let Ok(look) = mover.look(Place::Guest(window))
+        {
+            self.small_in_a_row = if look.is_huge { 0 } else { self.small_in_a_row + 1 };
+        }
+    }
+}
 
 /// Takes samples of one VM's anonymous RAM.
 #[derive(Debug)]
@@ -31,22 +75,33 @@ pub struct AccessSensor {
     cost: AccessCost,
     /// Number of windows taken so far.
     turns: u64,
+    marks: Marks,
 }
 
 impl AccessSensor {
     /// A sensor without a sample under way.
     pub fn new(aside: Arc<Aside>, config: AccessConfig) -> AccessSensor {
-        AccessSensor { aside, config, taken: Vec::new(), cost: AccessCost::default(), turns: 0 }
+        AccessSensor {
+            aside,
+            config,
+            taken: Vec::new(),
+            cost: AccessCost::default(),
+            turns: 0,
+            marks: Marks::default(),
+        }
     }
 
     /// The moment since which it is aside, or why it is not.
-    fn take(&self, host: &dyn Host, window: WindowIndex) -> Result<Moment, &'static str> {
+    fn take(&mut self, host: &dyn Host, window: WindowIndex) -> Result<Moment, &'static str> {
         if self.aside.is_aside(window) {
             return Err("busy"); // it would look like a hole
         }
         match self.aside.mover().look(Place::Guest(window)) {
             Ok(look) if look.resident == 0 => return Err("not_resident"),
-            Ok(look) if look.is_huge => self.aside.set_aside(window).map_err(|error| reason(&error))?,
+            Ok(look) if look.is_huge => {
+                self.marks.prepare(self.aside.mover(), window);
+                self.aside.set_aside(window).map_err(|error| reason(&error))?;
+            }
             Ok(_) => self.take_some_pages(window)?,
             Err(_) => return Err("refused"),
         }
@@ -60,9 +115,12 @@ impl AccessSensor {
     }
 
     /// Result for a window, and its moment: of the touch, or now.
-    fn bring_back(&self, host: &dyn Host, window: WindowIndex) -> (Seen, Moment) {
+    fn bring_back(&mut self, host: &dyn Host, window: WindowIndex) -> (Seen, Moment) {
         match self.aside.bring_back(window) {
-            Ok(Some(touched_at)) => (Seen::Touched, touched_at),
+            Ok(Some(touched_at)) => {
+                self.marks.learn(self.aside.mover(), window);
+                (Seen::Touched, touched_at)
+            }
             Ok(None) => (Seen::Untouched, host.now()),
             Err(error) => (Seen::Unknown(reason(&error)), host.now()),
         }
@@ -93,6 +151,10 @@ impl AccessSampler for AccessSensor {
             }
         }
         self.cost.cpu += used();
+    }
+
+    fn note_shortage(&mut self, is_short: bool) {
+        self.marks.is_short = is_short;
     }
 
     fn finish(&mut self, host: &dyn Host) -> AccessSample {

@@ -64,6 +64,9 @@ pub trait AccessSampler: Send {
     /// backed or beyond its means, and takes at most [`ASIDE_SLOTS`](crate::mover::ASIDE_SLOTS).
     fn start(&mut self, host: &dyn Host, windows: &[WindowIndex]);
 
+    /// Takes note whether the host has huge pages for all that ask, for the samples from now on.
+    fn note_shortage(&mut self, _is_short: bool) {}
+
     /// Ends the sample, so that every window is in place again. Returns which were touched.
     fn finish(&mut self, host: &dyn Host) -> AccessSample;
 

@@ -113,6 +113,61 @@ fn a_huge_page_stays_whole_in_a_slot_that_held_base_pages_before() {
     bed.assert_at_rest();
 }
 
+/// A huge window that may be huge, as after a promotion.
+fn make_huge(bed: &Bed, window: WindowIndex) {
+    bed.mover.write(window, ALL_PAGES);
+    bed.mover.make_huge(window);
+    bed.mover.allow_huge(window).unwrap();
+}
+
+#[test]
+fn touches_ask_for_no_huge_page_while_they_are_short() {
+    let bed = Bed::new();
+    make_huge(&bed, W);
+    let mut sensor = bed.sensor();
+    for (is_short, may_ask) in [(false, true), (true, false), (true, false), (false, true)] {
+        sensor.note_shortage(is_short);
+        sensor.start(bed.host.as_ref(), &[W]);
+        assert_eq!(bed.mover.may_be_huge(W), may_ask, "short: {is_short}");
+        assert_eq!(bed.mover.touch(W, 7), Touch::Waits);
+        assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Touched)]);
+        assert!(bed.is_huge(W), "short: {is_short}");
+    }
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_kernel_that_keeps_page_tables_is_known_after_three_windows() {
+    let bed = Bed::new();
+    bed.mover.keep_tables();
+    let mut sensor = bed.sensor();
+    sensor.note_shortage(true);
+    let marked = [0, 1, 2, 3].map(WindowIndex::new).map(|window| {
+        make_huge(&bed, window);
+        sensor.start(bed.host.as_ref(), &[window]);
+        let is_marked = !bed.mover.may_be_huge(window);
+        bed.mover.touch(window, 7);
+        sensor.finish(bed.host.as_ref());
+        is_marked
+    });
+    assert_eq!(marked, [true, true, true, false]);
+    bed.assert_at_rest();
+}
+
+#[test]
+fn a_window_is_sampled_although_it_cannot_be_marked() {
+    let bed = Bed::new();
+    make_huge(&bed, W);
+    let mut sensor = bed.sensor();
+    sensor.note_shortage(true);
+    // The next call is the look at the window, and the one after it the mark.
+    bed.mover.fail_call(1, libc::ENOMEM);
+    sensor.start(bed.host.as_ref(), &[W]);
+    assert!(bed.mover.may_be_huge(W));
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Untouched)]);
+    bed.assert_at_rest();
+}
+
 #[test]
 fn an_unanswered_touch_is_counted_at_the_end() {
     let bed = Bed::new();
@@ -457,17 +512,20 @@ pub(crate) fn with_every_call_failing(work: impl Fn(&Bed, [WindowIndex; 3])) {
 
 #[test]
 fn no_failing_call_of_a_sample_loses_a_byte() {
-    with_every_call_failing(|bed, windows| {
-        let mut sensor = bed.sensor();
-        sensor.start(bed.host.as_ref(), &windows);
-        for pages in [0..150, 150..151, 151..512] {
-            let touches = pages.flat_map(|page| windows.map(|window| (window, page)));
-            touches.for_each(|(window, page)| touch(bed, window, page));
-            let _ = bed.aside.serve();
-        }
-        let sample = sensor.finish(bed.host.as_ref());
-        assert!(sample.rows.iter().all(|(_, seen)| *seen != Seen::Untouched), "{sample:?}");
-    });
+    for is_short in [false, true] {
+        with_every_call_failing(|bed, windows| {
+            let mut sensor = bed.sensor();
+            sensor.note_shortage(is_short);
+            sensor.start(bed.host.as_ref(), &windows);
+            for pages in [0..150, 150..151, 151..512] {
+                let touches = pages.flat_map(|page| windows.map(|window| (window, page)));
+                touches.for_each(|(window, page)| touch(bed, window, page));
+                let _ = bed.aside.serve();
+            }
+            let sample = sensor.finish(bed.host.as_ref());
+            assert!(sample.rows.iter().all(|(_, seen)| *seen != Seen::Untouched), "{sample:?}");
+        });
+    }
 }
 
 #[test]

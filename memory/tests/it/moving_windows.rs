@@ -95,7 +95,11 @@ fn the_number_of_events_is_that_of_touched_windows() {
         .collect();
     let mover = WindowMover::start(host.clone(), ram.clone()).unwrap();
     let mut sensor = AccessSensor::new(mover.aside().clone(), UNPACED);
-    for touched in [0, 16, WINDOWS as usize] {
+    // While huge pages are short, no touch asks for one, and the huge windows stay huge all the same.
+    let samples =
+        [(0, false), (16, false), (WINDOWS as usize, false), (WINDOWS as usize, true), (16, true), (16, false)];
+    for (touched, is_short) in samples {
+        sensor.note_shortage(is_short);
         sensor.start(host.as_ref(), &windows(0..WINDOWS));
         // A word of each page, since only some pages of a window in base pages are watched; reads and writes are both
         // touches.

@@ -180,6 +180,7 @@ impl SlowSensor for SharedAccess {
     fn start(&mut self, tick: &EndOfTick<'_>, _: &mut ManagerReport) {
         let (all, urgent) = tick.to_sample();
         let mut sampling = self.lock();
+        sampling.sampler.note_shortage(tick.is_short);
         if !sampling.start_urgent(tick.host, &urgent, tick.rows, tick.fault) {
             sampling.start_share(tick.host, &all, tick.rows, tick.has_acted(), tick.fault);
         }
