@@ -15,7 +15,7 @@
 //! kernel looks whether the window is watched (`__do_huge_pmd_anonymous_page`, mm/huge_memory.c), and drops it again.
 //! On a host without free huge pages that is a compaction, of some 10 ms and in the guest's time. So a huge window is
 //! marked `MADV_NOHUGEPAGE` before it is taken while huge pages are short: the touch asks for a page table, which goes
-//! before the huge page comes back. Where it stays ([`KEPT_SMALL_MAX`]), no further window is marked.
+//! before the huge page comes back. Where it stays (before Linux 6.14), no further window is marked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,8 +42,8 @@ struct Marks {
 }
 
 impl Marks {
-    /// Marks a huge window that is going to be taken, or takes its mark off when there are huge pages again. Best effort:
-    /// without it a touch takes longer.
+    /// Marks a huge window that is going to be taken, or takes its mark off when there are huge pages again. Best
+    /// effort: without it a touch takes longer.
     fn prepare(&mut self, mover: &dyn Mover, window: WindowIndex) {
         let marked = match self.is_short && self.small_in_a_row < KEPT_SMALL_MAX {
             true => mover.forbid_huge(window).map(|()| self.windows.insert(window)),

@@ -103,9 +103,9 @@ impl Catalogued for Consolidation {
         let what = format!(
             "Speed is the sum of both hot guests' updates in the time in which all four guests are at work, compared \
              with never in the same round. At the same time is the length of that time in percent of the shortest \
-             timed part. Lowest : highest compares the two hot guests; 1 is fair. Time to coverage is that of the later one. Bloat is the resident memory of all four guests \
-             less that under never. One vCPU of the idle guest and one of the sparse guest \
-             are always busy with 2 MiB of their own. {}",
+             timed part. Lowest : highest compares the two hot guests; 1 is fair. Time to coverage is that of the \
+             later one. Bloat is the resident memory of all four guests less that under never. One vCPU of the idle \
+             guest and one of the sparse guest are always busy with 2 MiB of their own. {}",
             Verdict::LEGEND
         );
         let tables = results.experiment.cases.iter().map(|case| of_case(results, case)).collect();

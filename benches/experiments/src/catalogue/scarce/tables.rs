@@ -51,9 +51,9 @@ fn what_is_measured() -> String {
      updates it at random: the speed is that of these updates, all guests together, in the time in which all of them \
      are at it; at the same time is the length of that time in percent of the shortest part with updates. The host had \
      free blocks of 2 MiB for half of the sum of the hot sets when the guests started, except in `plenty`. Ratios are \
-     within a round. The second half is that of the time together, when a manager has had time. Huge pages are those at the \
-     end of the updates. CPU of managers is that of the whole run and includes wideleafd's or khugepaged's. Bloat is \
-     the resident memory beyond that under never. ? means fewer than six rounds, too few for a 95 % interval."
+     within a round. The second half is that of the time together, when a manager has had time. Huge pages are those \
+     at the end of the updates. CPU of managers is that of the whole run and includes wideleafd's or khugepaged's. \
+     Bloat is the resident memory beyond that under never. ? means fewer than six rounds, too few for a 95 % interval."
         .into()
 }
 
