@@ -59,9 +59,11 @@ pub(super) fn run(
         let arguments = [&["run".to_owned()], &guest.arguments[..], &management].concat();
         let report = child::run(&arguments, timeout, interrupts);
         let ended_s = began.elapsed().as_secs_f64();
-        report.and_then(|report| One::of(&guest.name, &report, ended_s)).map_err(|failure| failure.during(&guest.name))
+        report
+            .and_then(|report| GuestRun::of(&guest.name, &report, ended_s))
+            .map_err(|failure| failure.during(&guest.name))
     };
-    let ended: Vec<Result<One, Failure>> = thread::scope(|scope| {
+    let ended: Vec<Result<GuestRun, Failure>> = thread::scope(|scope| {
         let running: Vec<_> = guests.iter().map(|guest| scope.spawn(move || one(guest))).collect();
         running.into_iter().map(|run| run.join().expect("a run returns its failure")).collect()
     });
@@ -75,18 +77,18 @@ pub(super) fn run(
 
 /// A guest after its run.
 #[derive(Clone, Debug, Default)]
-struct One {
+struct GuestRun {
     name: String,
     measured: Measured,
     /// Its timed part, if its report has one.
     timed: Option<TimedPart>,
 }
 
-impl One {
-    fn of(name: &str, report: &RunReport, ended_s: f64) -> Result<One, Failure> {
+impl GuestRun {
+    fn of(name: &str, report: &RunReport, ended_s: f64) -> Result<GuestRun, Failure> {
         let measured = wideleaf_run::verified(report)?;
         let measured = Measured { told: told(name, report, &measured), ..measured };
-        Ok(One { name: name.to_owned(), measured, timed: TimedPart::of(report, ended_s) })
+        Ok(GuestRun { name: name.to_owned(), measured, timed: TimedPart::of(report, ended_s) })
     }
 
     /// Replaces the figure of the whole timed part by that of the time in which all guests were at work. A guest
@@ -103,7 +105,7 @@ impl One {
 }
 
 /// One result for all, judged by the time in which they were at work together.
-fn together(guests: &[GuestAmongOthers], mut ended: Vec<One>) -> Measured {
+fn together(guests: &[GuestAmongOthers], mut ended: Vec<GuestRun>) -> Measured {
     let parts = ended.iter().map(|one| one.timed.clone()).collect::<Option<Vec<_>>>();
     let shared = parts.and_then(|parts| SharedTime::of(&parts));
     let counts = shared.filter(|shared| shared.percent() >= AT_THE_SAME_TIME_MIN_PERCENT);
@@ -310,13 +312,13 @@ mod tests {
     }
 
     /// A guest with a timed part of 100 units in its first second, and 300 in its second one.
-    fn ended(name: &str, ended_s: f64) -> One {
+    fn ended(name: &str, ended_s: f64) -> GuestRun {
         let progress = vec![(0.5, 50), (1.0, 100), (1.5, 250), (2.0, 400)];
         let phase = Phase { name: "update".into(), seconds: 2.0, rate_per_s: 200.0, progress, ..Phase::default() };
         let report = RunReport { phases: vec![phase], ..RunReport::default() };
         let measured = measured(&[(Metric::Figure, 0.02)]);
         let measured = Measured { told: told(name, &report, &measured), ..measured };
-        One { name: name.into(), measured, timed: TimedPart::of(&report, ended_s) }
+        GuestRun { name: name.into(), measured, timed: TimedPart::of(&report, ended_s) }
     }
 
     #[test]
