@@ -13,7 +13,7 @@
 //!
 //! **Shortage.** In a mapping for huge pages, a thread that touches an empty window asks for a huge page *before* the
 //! kernel looks whether the window is watched (`__do_huge_pmd_anonymous_page`, mm/huge_memory.c), and drops it again.
-//! On a host without free huge pages that is a compaction, of some 10 ms and in the guest's time. So a huge window is
+//! On a host without free huge pages that is a compaction of its memory, in the guest's time. So a huge window is
 //! marked `MADV_NOHUGEPAGE` before it is taken while huge pages are short: the touch asks for a page table, which goes
 //! before the huge page comes back. Where it stays (before Linux 6.14), no further window is marked.
 

@@ -32,6 +32,7 @@ mod differs {
     pub const ALL: u64 = (1 << 17) - 1;
 }
 
+// A recording has the places in these lists. They stay as they are, whatever the order of the enums becomes.
 const BACKINGS: [Backing; 4] = [Backing::Unbacked, Backing::Base4K, Backing::Huge2M, Backing::Giant1G];
 const HELD: [bool; 2] = [false, true];
 const GUEST_MAPPINGS: [GuestMapping; 6] = [

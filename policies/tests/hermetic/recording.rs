@@ -48,14 +48,7 @@ fn row() -> impl Strategy<Value = WindowRow> {
         Just((512, Backing::Huge2M)),
         Just((512, Backing::Giant1G)),
     ];
-    let guest = prop::sample::select(vec![
-        GuestMapping::Unknown,
-        GuestMapping::Unmapped,
-        GuestMapping::Base4K,
-        GuestMapping::Huge2M,
-        GuestMapping::Giant1G,
-        GuestMapping::Mixed,
-    ]);
+    let guest = prop::sample::select(GuestMapping::ALL.to_vec());
     let pages = || prop::option::of(510_u16..=512);
     let given_back = prop_oneof![Just(0_u16), 510_u16..=512];
     let of_pages = (pages(), pages(), given_back);

@@ -120,14 +120,6 @@ pub(super) fn timed_part(report: &RunReport) -> Option<&Phase> {
     timed.max_by(|a, b| a.seconds.total_cmp(&b.seconds))
 }
 
-/// Length of the timed part, and time from its end to that of the last phase, in seconds.
-pub(super) fn timed_and_rest_s(report: &RunReport) -> Option<(f64, f64)> {
-    let end_s = |phase: &Phase| phase.began_at_s + phase.seconds;
-    let timed = timed_part(report)?;
-    let last_s = report.phases.iter().map(end_s).fold(0.0, f64::max);
-    Some((timed.seconds, last_s - end_s(timed)))
-}
-
 /// Whether a phase of that name is timed work: neither set-up nor a check.
 pub(super) fn is_timed(phase: &str) -> bool {
     !["init", "fill", "cold", "verify", "check"].contains(&phase)

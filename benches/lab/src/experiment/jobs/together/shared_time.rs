@@ -10,9 +10,9 @@
 //! Outside of it, a guest has the CPUs with fewer others: guests that start apart are faster than those that start
 //! together, whatever pages they have.
 
-use ::wideleaf_run::report::RunReport;
+use ::wideleaf_run::report::{Phase, RunReport};
 
-use crate::experiment::jobs::wideleaf_run::{timed_and_rest_s, timed_part};
+use crate::experiment::jobs::wideleaf_run::timed_part;
 
 /// Timed part of a guest. All times are in seconds from the start of all runs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,10 +28,11 @@ pub(super) struct TimedPart {
 impl TimedPart {
     /// Of a run that ended at that time. Its process takes some 0.1 s to free memory, which counts as the part's.
     pub(super) fn of(report: &RunReport, run_ended_s: f64) -> Option<TimedPart> {
-        let (length_s, rest_s) = timed_and_rest_s(report)?;
+        let end_s = |phase: &Phase| phase.began_at_s + phase.seconds;
         let phase = timed_part(report)?;
-        let ended_s = run_ended_s - rest_s;
-        let began_s = ended_s - length_s;
+        let last_s = report.phases.iter().map(end_s).fold(0.0, f64::max);
+        let ended_s = run_ended_s - (last_s - end_s(phase));
+        let began_s = ended_s - phase.seconds;
         let later = phase.progress.iter().map(|(at_s, units)| (began_s + at_s, *units as f64));
         let marks = [(began_s, 0.0)].into_iter().chain(later).collect();
         Some(TimedPart { began_s, ended_s, marks, rate_per_s: phase.rate_per_s })
@@ -92,7 +93,6 @@ impl SharedTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ::wideleaf_run::report::Phase;
 
     fn part(began_s: f64, ended_s: f64) -> TimedPart {
         TimedPart { began_s, ended_s, ..TimedPart::default() }
