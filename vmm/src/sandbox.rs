@@ -20,6 +20,7 @@
 //! lists the threats that each layer covers, and those that none covers.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 pub mod calls;
 pub mod capabilities;
@@ -219,11 +220,25 @@ fn complete(must_be: bool, missing: &[String]) -> Result<(), SandboxError> {
     if must_be && !missing.is_empty() { Err(SandboxError::Incomplete(missing.join("; "))) } else { Ok(()) }
 }
 
+/// Time in which a thread that has been joined must have left the process. Under load the kernel ends it late.
+const LEAVES_WITHIN: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
 /// Checks for other threads: they would not be restricted, because capabilities and Landlock belong to threads.
+///
+/// A thread can be joined as soon as the kernel clears its ID (`CLONE_CHILD_CLEARTID`, clone(2)), and is listed until
+/// the kernel has also ended it. So it may still be listed here, and this function waits for it.
 fn alone() -> Result<(), SandboxError> {
-    let threads = std::fs::read_dir("/proc/self/task");
-    let threads = threads.map_err(call("count the threads of this process in /proc/self/task"))?.count();
-    if threads == 1 { Ok(()) } else { Err(SandboxError::NotAlone(threads)) }
+    let threads = || std::fs::read_dir("/proc/self/task").map(Iterator::count);
+    let count = || threads().map_err(call("count the threads of this process in /proc/self/task"));
+    let began = Instant::now();
+    loop {
+        match count()? {
+            1 => return Ok(()),
+            others if began.elapsed() >= LEAVES_WITHIN => return Err(SandboxError::NotAlone(others)),
+            _ => std::thread::sleep(LOOK_EVERY),
+        }
+    }
 }
 
 /// Checks that all threads will allocate from one arena. A C library that does not tell the number of its arenas has

@@ -20,6 +20,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::ptr::{null, null_mut};
+use std::time::Duration;
 
 use wideleaf_vmm::sandbox::{Sandbox, SandboxConfig, SandboxError, ThreadKind, before_first_thread};
 
@@ -311,6 +312,16 @@ fn the_thread_of_the_control_socket_takes_the_state_of_a_vm() {
 const PREPARED: &str = "prepared";
 const UNPREPARED: &str = "unprepared";
 
+/// Value of [`ATTEMPT`] for a child of which another thread ends while it enters the sandbox.
+const LEFT: &str = "left by a thread";
+
+/// The child whose other thread has not ended yet.
+fn while_a_thread_ends() {
+    before_first_thread();
+    std::thread::spawn(|| std::thread::sleep(Duration::from_millis(200)));
+    child("free_much_memory Main");
+}
+
 /// The child with an earlier thread: a prepared one then frees much memory in the kind of thread that may open no file.
 fn after_an_earlier_thread(is_prepared: bool) {
     if is_prepared {
@@ -327,6 +338,9 @@ fn after_an_earlier_thread(is_prepared: bool) {
 fn child(said: &str) {
     if let PREPARED | UNPREPARED = said {
         return after_an_earlier_thread(said == PREPARED);
+    }
+    if said == LEFT {
+        return while_a_thread_ends();
     }
     if said == SAVED {
         return save_a_vm();
@@ -405,6 +419,11 @@ fn a_process_with_a_second_thread_does_not_enter() {
     assert!(other.join().unwrap().is_err());
 }
 
+/// The kernel lists a thread for a short time after others have joined it.
+fn a_process_enters_as_soon_as_its_other_threads_have_ended() {
+    assert_eq!(run_child(LEFT), (None, SUCCEEDED.to_owned(), String::new()));
+}
+
 /// An arena outlives its thread. A thread that took it over would open a file to shrink it, and die by its filter.
 fn a_process_with_an_earlier_threads_arena_does_not_enter_and_a_prepared_one_has_none() {
     let (signal, out, err) = run_child(UNPREPARED);
@@ -439,6 +458,10 @@ const CLAIMS: &[Claim] = &[
         the_thread_of_the_control_socket_takes_the_state_of_a_vm,
     ),
     ("a_process_with_a_second_thread_does_not_enter", a_process_with_a_second_thread_does_not_enter),
+    (
+        "a_process_enters_as_soon_as_its_other_threads_have_ended",
+        a_process_enters_as_soon_as_its_other_threads_have_ended,
+    ),
 ];
 
 fn main() {

@@ -327,10 +327,11 @@ fn several_guests_at_once_are_a_single_run() {
     if !has_kvm() {
         return;
     }
+    let gups_for_a_second = Guest::new("gups", "log2_words=20 seconds=1", 64);
     let guest = |name: &str, is_judged| GuestAmongOthers {
         name: name.into(),
         is_judged,
-        arguments: [small().arguments(), vec!["--policy".into(), "greedy".into()]].concat(),
+        arguments: [gups_for_a_second.arguments(), vec!["--policy".into(), "greedy".into()]].concat(),
     };
     let together =
         |budget| job(Work::Together { guests: vec![guest("a", true), guest("b", true), guest("c", false)], budget });
@@ -338,17 +339,18 @@ fn several_guests_at_once_are_a_single_run() {
     let runs = outcomes(&scratch, vec![("each", together(BudgetOf::Each)), ("all", together(BudgetOf::All))]);
     let each = measured(&runs[0]);
     assert!(each.metrics[&Metric::ManagerCpuS] > 0.0);
-    // Guests as short as these may be at work one after the other, and are not compared then.
-    let is_compared = each.told[AT_THE_SAME_TIME] >= AT_THE_SAME_TIME_MIN_PERCENT;
+    // On a busy machine they may be at work one after the other, or have no mark of progress in the shared time. Such
+    // guests are not compared.
+    let figure = |of: &str| each.told.get(&OfGuest::Figure.name(of));
     let fairness = each.metrics.get(&Metric::Fairness);
-    assert_eq!(fairness.is_some(), is_compared, "{each:?}");
+    assert_eq!(fairness.is_some(), figure("a").is_some() && figure("b").is_some(), "{each:?}");
     assert!(fairness.is_none_or(|fairness| *fairness > 0.0 && *fairness <= 1.0), "{each:?}");
+    let may_be_compared = each.told[AT_THE_SAME_TIME] >= AT_THE_SAME_TIME_MIN_PERCENT;
     assert_eq!(each.notes.len(), 3, "{:?}", each.notes);
     for of in ["a", "b", "c"] {
         let told = |what: OfGuest<'_>| each.told[&what.name(of)];
         assert!(told(OfGuest::FigureOfWhole) > 0.0 && told(OfGuest::ManagerCpuS) > 0.0, "{:?}", each.told);
-        let figure = each.told.get(&OfGuest::Figure.name(of));
-        assert!(figure.map_or(!is_compared, |figure| is_compared && *figure > 0.0), "{:?}", each.told);
+        assert!(figure(of).is_none_or(|figure| may_be_compared && *figure > 0.0), "{:?}", each.told);
         assert_eq!((told(OfGuest::SetMib("table")), told(OfGuest::Vacated)), (8.0, 0.0));
         assert!((0.0..=8.0).contains(&told(OfGuest::HugeMib("table"))), "{:?}", each.told);
     }
