@@ -315,7 +315,7 @@ const UNPREPARED: &str = "unprepared";
 /// Value of [`ATTEMPT`] for a child of which another thread ends while it enters the sandbox.
 const LEFT: &str = "left by a thread";
 
-/// The child whose other thread has not ended yet.
+/// The child, with a second thread that has not ended yet.
 fn while_a_thread_ends() {
     before_first_thread();
     std::thread::spawn(|| std::thread::sleep(Duration::from_millis(200)));
