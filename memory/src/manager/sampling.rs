@@ -30,6 +30,7 @@ mod access;
 mod guest_ran;
 mod guest_tables;
 mod outside_heat;
+mod urgent_turns;
 mod written;
 mod zero;
 

@@ -107,16 +107,16 @@ fn no_window_is_vacated_for_one_without_proof() {
 }
 
 #[test]
-fn only_windows_that_are_idle_at_their_four_latest_samples_are_vacated() {
+fn only_windows_that_are_idle_at_their_two_latest_samples_are_vacated() {
     let given = |access: AccessHistory, shared_by| {
         let mut vm = cold_and_hot("Hf");
         (vm.access[0], vm.access_quality[0]) = (access, SampleQuality::new(Duration::ZERO, shared_by));
         proven(&vm).plan(&scarce(0, vec![vm]), seconds(1)).contains(&vacate(0))
     };
     assert!(given(samples(IDLE), 1));
-    assert!(given(samples("x----"), 1));
-    assert!(!given(samples("------------x---"), 1), "touched at one of the four");
-    assert!(!given(samples("---"), 1), "one sample is missing");
+    assert!(given(samples("x--"), 1));
+    assert!(!given(samples("--------------x-"), 1), "touched at one of the two");
+    assert!(!given(samples("-"), 1), "one sample is missing");
     assert!(!given(AccessHistory::default(), 1), "never sampled");
     assert!(!given(samples(IDLE), 5), "one result for five windows");
 }
@@ -339,13 +339,13 @@ impl Sensor {
 #[test]
 fn windows_that_may_be_cold_or_buyers_are_hurried_for_while_pages_are_short() {
     let mut vm = cold_and_hot("HHHHff");
-    vm.access[..3].copy_from_slice(&[samples("---"), samples("x"), AccessHistory::default()]);
+    vm.access[..3].copy_from_slice(&[samples("-"), samples("x"), AccessHistory::default()]);
     vm.access[5] = AccessHistory::default();
     let mut desk = proven(&vm);
     let hurried = |desk: &Desk| [0, 1, 2, 3, 4, 5].map(|row| desk.0.hurries(&vm, row));
     assert_eq!(hurried(&desk), [false; 6]);
     desk.plan(&scarce(0, vec![vm.clone()]), seconds(1));
-    // Idle so far, touched, never sampled, known to be idle; on base pages: proven, never sampled.
+    // Idle once, touched, never sampled, known to be idle; on base pages: proven, never sampled.
     assert_eq!(hurried(&desk), [true, false, true, false, false, true]);
 }
 
@@ -389,6 +389,9 @@ fn large_windows_are_sampled_once_more_after_demand_rose() {
     assert!(!hurried("Hf", 10, 8), "fewer buyers");
     assert!(!hurried("Hfff", 11, 3), "a new window is no buyer at once");
     assert!(hurried("Hfff", 12, 4), "now it is proven");
+    hurried("HHHHfff", 13, 9); // Three new buyers are not proven yet.
+    assert!(!hurried("HHHHfff", 14, 9), "three others are known to be cold");
+    assert!(hurried("HHHffff", 15, 9), "one of the buyers has no page");
 }
 
 /// No window goes to and fro: over an hour in which two halves of the memory take turns, each window moves once for

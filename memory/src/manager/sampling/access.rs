@@ -20,6 +20,7 @@ use wideleaf_policies::{
 
 use super::guest_ran::GuestRan;
 use super::outside_heat::OutsideHeat;
+use super::urgent_turns::UrgentTurns;
 use super::{EndOfTick, Kind, SlowSensor, Starting};
 use crate::actuators::swap::Swapper;
 use crate::backing::BackingKind;
@@ -62,15 +63,19 @@ const ACCESS_LEAST: usize = 4;
 /// A burst starts when at least one in `NEWS_IN` sampled windows, and at least `ACCESS_LEAST`, is small and is new or
 /// has changed. The minimum is there since a guest at rest touches a few windows now and then.
 const NEWS_IN: usize = 4;
-/// Part of a core for urgent samples: at the 0.1 ms that an idle huge page takes, 200 windows a second, so that all of
-/// a guest of 512 MiB have four samples after 5 s. Urgent samples end when a policy knows enough.
-const URGENT_BUDGET: PerTenThousand = PerTenThousand::new(200);
+/// Part of a core for urgent samples: at the 0.1 ms that an idle huge page takes, 400 windows a second, so that all of
+/// a guest of 512 MiB have two samples after 1.3 s. Urgent samples end when a policy knows enough: a larger budget has
+/// the same samples sooner.
+const URGENT_BUDGET: PerTenThousand = PerTenThousand::new(400);
 /// Maximum number of windows in a sample, since each costs the guest a wait; half of the slots, since swaps
 /// need slots too.
 const ACCESS_MOST: usize = ASIDE_SLOTS as usize / 2;
 
+/// Maximum number of windows in an urgent sample: with fewer than in others, the first results come sooner.
+const URGENT_MOST: usize = ACCESS_MOST / 2;
+
 const URGENT_LIMITS: ShareLimits =
-    ShareLimits { budget: URGENT_BUDGET, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_MOST };
+    ShareLimits { budget: URGENT_BUDGET, burst: Duration::ZERO, least: ACCESS_LEAST, most: URGENT_MOST };
 
 /// Access sensor of a VM, shared with callers that need every window in its place.
 #[derive(Clone)]
@@ -145,7 +150,7 @@ struct AccessSampling {
     rotation: Rotation,
     share: Share,
     /// Turns, budget and number of the windows that the policy hurries for.
-    urgent_rotation: Rotation,
+    urgent_turns: UrgentTurns,
     urgent_share: Share,
     urgent: usize,
     windows: Vec<WindowIndex>,
@@ -272,7 +277,7 @@ impl AccessSampling {
             priced_at: None,
             refilled: 0,
             rotation: Rotation::default(),
-            urgent_rotation: Rotation::default(),
+            urgent_turns: UrgentTurns::default(),
             urgent_share: share.with_limits(URGENT_LIMITS, ACCESS_COST).beginning_with_nothing(),
             urgent: 0,
             share,
@@ -338,7 +343,7 @@ impl AccessSampling {
         self.begin(host, &share);
     }
 
-    /// Begins a sample of windows that the policy hurries for, once there is credit for a large one: each ends with a
+    /// Begins a sample of windows that the policy hurries for, once there is credit for the largest: each ends with a
     /// tick. Returns whether it did.
     fn start_urgent(&mut self, host: &dyn Host, urgent: &[WindowIndex], rows: &VmSnapshot, fault: FaultPrice) -> bool {
         self.urgent = urgent.len();
@@ -346,7 +351,7 @@ impl AccessSampling {
             return false;
         }
         let windows = self.urgent_share.next(host.now(), urgent.len());
-        let share = self.urgent_rotation.next_share(urgent, windows);
+        let share = self.urgent_turns.next_share(urgent, windows, rows);
         let fault = if self.takes_aside { fault } else { FaultPrice::assumed(None) };
         self.refills.expect(&share, rows, fault);
         self.begin(host, &share);
@@ -692,13 +697,13 @@ mod tests {
     #[test]
     fn urgent_windows_are_sampled_out_of_turn_once_their_own_budget_pays_for_a_large_sample() {
         let host = FakeHost::default();
-        let (windows, rows) = on_base_pages(2 * ACCESS_MOST);
+        let (windows, rows) = on_base_pages(2 * URGENT_MOST);
         let limits =
             ShareLimits { budget: PerTenThousand::ALL, burst: Duration::ZERO, least: ACCESS_LEAST, most: ACCESS_MOST };
         let mut sampling = sampling_of(Seen::Untouched, &windows, Share::new(limits, ACCESS_COST, host.now()));
         let fault = FaultPrice::assumed(None);
         let samples = |sampling: &AccessSampling| sampling.histories.iter().map(|of| of.samples()).collect::<Vec<_>>();
-        // 32 windows of 0.33 ms are 10.56 ms: 2 % of a core earn them in 528 ms.
+        // 16 windows of 0.33 ms are 5.28 ms: 4 % of a core earn them in 132 ms.
         let mut begins_after = |ms| {
             host.sleep(Duration::from_millis(ms));
             let begins = sampling.start_urgent(&host, &windows, &rows, fault);
@@ -706,9 +711,9 @@ mod tests {
             (begins, samples(&sampling))
         };
         let once = |first: usize, second: usize| [vec![1; first], vec![0; second]].concat();
-        assert_eq!(begins_after(500), (false, once(0, 2 * ACCESS_MOST)), "and the usual budget is not used");
-        assert_eq!(begins_after(30), (true, once(ACCESS_MOST, ACCESS_MOST)));
-        assert_eq!(begins_after(530), (true, once(2 * ACCESS_MOST, 0)), "each has its turn");
+        assert_eq!(begins_after(130), (false, once(0, 2 * URGENT_MOST)), "and the usual budget is not used");
+        assert_eq!(begins_after(3), (true, once(URGENT_MOST, URGENT_MOST)));
+        assert_eq!(begins_after(133), (true, once(2 * URGENT_MOST, 0)), "each has its turn");
         assert!(!sampling.start_urgent(&host, &[], &rows, fault), "no window is urgent any more");
     }
 

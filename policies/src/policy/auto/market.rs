@@ -37,10 +37,11 @@ use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnaps
 use crate::units::{Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::window_memory::WindowMemory;
 
-/// Number of newest samples without a touch after which a large window may give its huge page back. Fewer than for a
-/// release of zero pages: a wrong decision costs two moves, and the window comes back as soon as it is proven hot. More
-/// than for a cold window that is only not promoted.
-const GIVES_AFTER_SAMPLES: u8 = 4;
+/// Number of newest samples without a touch after which a large window may give its huge page back. A sample watches
+/// for 10 to 80 ms, so a window with more than some ten touches a second rarely passes two of them. Fewer touches save
+/// little ([`Judge::worth_of_large`]), and a wrong decision costs two moves: the window comes back as soon as it is
+/// proven hot. A release of zero pages waits for a full history.
+const GIVES_AFTER_SAMPLES: u8 = 2;
 
 /// The market as `auto` knows it since its latest plan.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +68,8 @@ pub(super) struct Market {
 struct Supply {
     /// Whether one is free, or a cold window of these VMs holds one.
     is_there: bool,
+    /// Whether there are at least as many of them as windows that want one.
+    is_enough: bool,
     /// Whether there are more of them than windows that want one.
     is_spare: bool,
 }
@@ -150,7 +153,8 @@ impl Market {
 
     /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there
     /// is a page for it, and of a large one that may have become cold. That is known before the first buyer is proven,
-    /// so that it can be vacated for it at once.
+    /// so that it can be vacated for it at once. A large one that was hot is sampled again only while the cold ones that
+    /// are known do not suffice.
     ///
     /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
     /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
@@ -163,7 +167,9 @@ impl Market {
                 (Backing::Base4K, Some(true)) => self.supply.is_there && is_due(),
                 (Backing::Base4K, Some(false)) => self.supply.is_spare && is_due(),
                 (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
-                (Backing::Huge2M, Some(true)) => self.has_price() && self.demand.is_newer_than(age_s),
+                (Backing::Huge2M, Some(true)) => {
+                    self.has_price() && !self.supply.is_enough && self.demand.is_newer_than(age_s)
+                }
                 (Backing::Huge2M, _) => !is_idle_of_late(access),
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
             }
@@ -238,7 +244,7 @@ impl Market {
             HugePages::Priced(price) => (price, u64::MAX),
         };
         let (wanted, supplied) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
-        self.supply = Supply { is_there: supplied > 0, is_spare: supplied > wanted };
+        self.supply = Supply { is_there: supplied > 0, is_enough: supplied >= wanted, is_spare: supplied > wanted };
         self.demand.update(wanted, self.has_price(), now);
     }
 
