@@ -56,7 +56,7 @@ mod tests {
     use wideleaf_policies::{AccessHistory, VmId, WindowRow};
 
     #[test]
-    fn urgent_samples_are_half_of_small_windows_and_first_of_those_whose_result_is_to_be_confirmed() {
+    fn half_of_an_urgent_sample_is_small_windows_and_results_to_be_confirmed_come_first() {
         let windows: Vec<_> = (0..12).map(WindowIndex::new).collect();
         let mut rows = VmSnapshot::with_capacity(VmId(0), windows.len());
         let backing = |window: &WindowIndex| if window.get() < 6 { Backing::Base4K } else { Backing::Huge2M };

@@ -153,8 +153,8 @@ impl Market {
 
     /// Whether a sample of the window is worth more than usual: of one on base pages that may be a buyer, while there
     /// is a page for it, and of a large one that may have become cold. That is known before the first buyer is proven,
-    /// so that it can be vacated for it at once. A large one that was hot is sampled again only while the cold ones that
-    /// are known do not suffice.
+    /// so that it can be vacated for it at once. A large one that was hot is sampled again only while the known cold
+    /// ones do not suffice.
     ///
     /// A window on base pages is sampled again after as many seconds as it has had samples with the same result: a
     /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
