@@ -303,14 +303,14 @@ impl Auto {
             };
             // One that is only held has its huge page.
             let (needs_page, kind) = (!vm.backing[row].is_large(), Kind::of(vm, row));
-            let assumed_per_s =
-                proof.map_or_else(|| prices.benefit_max_per_s(vm.guest_mapping[row]), |proof| proof.per_s);
+            let per_s = proof.map(|proof| proof.per_s);
+            // A window that waits for a trial bids as well: with a price, none waits.
+            if let Some(per_s) = per_s.filter(|_| needs_page && !audit.is_stopped(place.vm as usize, kind)) {
+                market.want(per_s, || judge.pays_for_vacate(window, vm, row, per_s));
+            }
+            let assumed_per_s = per_s.unwrap_or_else(|| prices.benefit_max_per_s(vm.guest_mapping[row]));
             if needs_page && !market.admits(audit, place, vm.windows[row], kind, assumed_per_s) {
                 return ControlFlow::Continue(());
-            }
-            let per_s = proof.map(|proof| proof.per_s);
-            if let Some(per_s) = per_s.filter(|_| needs_page) {
-                market.want(per_s, || judge.pays_for_vacate(window, vm, row, per_s));
             }
             if !needs_page || market.could_serve(per_s) {
                 proven += usize::from(proof.is_some());

@@ -324,6 +324,17 @@ fn windows_that_gain_nothing_do_not_bid_for_huge_pages() {
 }
 
 #[test]
+fn windows_that_wait_for_a_trial_bid_for_huge_pages() {
+    let mut guest = QUIET.guest();
+    guest.runs(Duration::from_millis(300));
+    assert!(guest.promoted() <= 20, "{} are promoted while the others wait", guest.promoted());
+    guest.huge_pages = HugePages::Scarce { free: 0 };
+    guest.tick();
+    let wanted = guest.desk.0.bids().expect("the market is open").wanted();
+    assert_eq!(wanted, 400 - guest.promoted() as u64);
+}
+
+#[test]
 fn without_an_audit_nothing_waits_and_nothing_is_measured() {
     let mut guest = QUIET.guest();
     guest.desk = Desk::new("auto:audit_worth=0");
