@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use wideleaf_memory::backing::{BackingConfig, BackingKind};
 use wideleaf_memory::pool::HugetlbPools;
-use wideleaf_policies::PageSize;
+use wideleaf_memory::region::GuestRam;
+use wideleaf_policies::{Gpa, GpaRange, PageSize};
 use wideleaf_run::failure::Failure;
 
 use super::{Held, until_input_ends};
@@ -26,12 +28,18 @@ pub struct HoldPoolArgs {
 pub struct HeldPool(#[expect(dead_code, reason = "given back when dropped")] Held);
 
 impl HeldPool {
-    /// Adds this number of pages to the pool.
+    /// Adds this number of pages to the pool. They are made when they are mapped, so this maps them once: a host with
+    /// its memory in pieces has none.
     ///
     /// # Errors
     /// The reason why they are not available.
     pub fn lease(pages: u64) -> Result<HeldPool, String> {
-        Held::start(&["hold-pool", "--pages", &pages.to_string()]).map(HeldPool)
+        let held = Held::start(&["hold-pool", "--pages", &pages.to_string()])?;
+        let size = PageSize::Huge2M;
+        let range = GpaRange::new(Gpa::new(0), size.bytes() * pages).ok_or("no pages are asked for")?;
+        let backing = BackingConfig::new(BackingKind::Hugetlb, size).map_err(|error| error.to_string())?;
+        GuestRam::map(&[range], backing).map_err(|error| error.to_string())?;
+        Ok(HeldPool(held))
     }
 }
 
