@@ -38,9 +38,9 @@ use crate::units::{Moment, PageSize, PerTenThousand, WindowIndex};
 use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. A sample watches
-/// for 10 to 80 ms, so a window with more than some ten touches a second rarely passes two of them. Fewer touches save
-/// little ([`Judge::worth_of_large`]), and a wrong decision costs two moves: the window comes back as soon as it is
-/// proven hot. A release of zero pages waits for a full history.
+/// for 10 to 80 ms. If touches come at random times, a window with 40 of them a second passes two samples of 40 ms once
+/// in 25 times (e^-3.2). Fewer touches save little ([`Judge::worth_of_large`]), and a wrong decision costs two moves:
+/// the window comes back as soon as it is proven hot. A release of zero pages waits for a full history.
 const GIVES_AFTER_SAMPLES: u8 = 2;
 
 /// The market as `auto` knows it since its latest plan.
@@ -63,15 +63,12 @@ pub(super) struct Market {
     supply: Supply,
 }
 
-/// Huge pages that a window could have, as of the latest plan.
+/// Huge pages that windows could have, and windows that want one, as of the latest plan.
 #[derive(Clone, Copy, Debug, Default)]
 struct Supply {
-    /// Whether one is free, or a cold window of these VMs holds one.
-    is_there: bool,
-    /// Whether there are at least as many of them as windows that want one.
-    is_enough: bool,
-    /// Whether there are more of them than windows that want one.
-    is_spare: bool,
+    /// Number of pages that are free, or that cold windows of these VMs hold.
+    pages: u64,
+    wanted: u64,
 }
 
 /// When demand rose: large windows that were sampled before may have become cold since.
@@ -160,16 +157,15 @@ impl Market {
     /// buyer is proven by a second touch, and what was idle so far may have become hot where pages are left.
     pub fn hurries(&self, vm: &VmSnapshot, row: usize) -> bool {
         let (access, age_s) = (vm.access[row], vm.access_quality[row].age_s);
+        let Supply { pages, wanted } = self.supply;
         let is_due = || age_s >= access.same_samples().into();
         self.is_open
             && match (vm.backing[row], access.was_touched()) {
                 (Backing::Base4K, None) => true,
-                (Backing::Base4K, Some(true)) => self.supply.is_there && is_due(),
-                (Backing::Base4K, Some(false)) => self.supply.is_spare && is_due(),
+                (Backing::Base4K, Some(true)) => pages > 0 && is_due(),
+                (Backing::Base4K, Some(false)) => pages > wanted && is_due(),
                 (Backing::Huge2M, _) if self.immovable.contains(&vm.vm) => false,
-                (Backing::Huge2M, Some(true)) => {
-                    self.has_price() && !self.supply.is_enough && self.demand.is_newer_than(age_s)
-                }
+                (Backing::Huge2M, Some(true)) => self.has_price() && pages < wanted && self.demand.is_newer_than(age_s),
                 (Backing::Huge2M, _) => !is_idle_of_late(access),
                 (Backing::Unbacked | Backing::Giant1G, _) => false,
             }
@@ -243,8 +239,8 @@ impl Market {
             HugePages::Scarce { free } => self.clear_alone(free, spare),
             HugePages::Priced(price) => (price, u64::MAX),
         };
-        let (wanted, supplied) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
-        self.supply = Supply { is_there: supplied > 0, is_enough: supplied >= wanted, is_spare: supplied > wanted };
+        let (wanted, pages) = (self.bids.wanted(), self.free.unwrap_or(0).saturating_add(self.bids.held()));
+        self.supply = Supply { pages, wanted };
         self.demand.update(wanted, self.has_price(), now);
     }
 
