@@ -16,7 +16,8 @@
 //! - **Within a VM first**: a VM with buyers and cold windows of its own trades them within itself, where a page
 //!   changes hands without going back to the host. Others give only what buyers lack beyond that.
 //! - **Weights**: a VM of weight *w* bids *w* times its benefit, as shares do in ESX (Waldspurger, OSDI '02).
-//! - **Guarantees**: a VM gives back at most what it can spare ([`Bidder::spare`]).
+//! - **Guarantees**: a VM gives back at most what it can spare ([`Bidder::spare`]). Its pages beyond that serve its own
+//!   buyers, whatever others would pay: no other VM can have them.
 //! - **Idle memory**: Ingens (OSDI '16) and ESX tax it, so that the share of an idle VM shrinks. A price does it
 //!   without a tax: an idle window saves nothing, so it holds a huge page only while no buyer lacks one, whatever VM it
 //!   belongs to. The tax of a VM with as many idle windows as another is the same, and a busy window is never taxed
@@ -25,13 +26,33 @@
 //! - **No swings**: no more is given back than buyers lack beyond the free pages, and only where a buyer pays at least
 //!   [`HYSTERESIS`] times what the holder loses.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use crate::rank::{BUCKETS, bucket_of, lowest_of};
+use crate::units::{Bytes, PageSize, PerTenThousand};
 
 /// Smallest factor between the benefits of a buyer and of the window that gives its huge page back. Benefits are
 /// estimates: misses are assumed from the time to a touch, so twice as much is the least difference to act on.
 pub const HYSTERESIS: u64 = 2;
+
+/// Time after which a page that a VM may give back for others counts as given to a bidder, or as never given: a loop
+/// acts at once, and a buyer notices a free block within half a second and reports each second.
+pub const ALLOWED_FOR: Duration = Duration::from_secs(3);
+
+/// One part in `MARGIN` of a VM's resident memory stays large beyond its guarantee. Without it, a few new base pages
+/// would leave a VM below its guarantee that has given all the rest: it would then be promoted whatever the price, and
+/// give the same pages again.
+const MARGIN: u64 = 32;
+
+/// Number of huge pages that a VM can give back and keep this share of its resident memory large, with a margin.
+pub fn spare(large: Bytes, resident: Bytes, share: PerTenThousand) -> u64 {
+    let whole = u128::from(PerTenThousand::ALL.get());
+    let guaranteed = (u128::from(resident.get()) * u128::from(share.get())).div_ceil(whole) as u64;
+    let kept = guaranteed.saturating_add(resident.get() / MARGIN);
+    large.get().saturating_sub(kept) / PageSize::Huge2M.bytes().get()
+}
 
 /// The benefit as it counts in bids: rounded down by at most 12.5 %, because no sensor is more precise.
 pub const fn bid(cycles_per_s: u64) -> u64 {
@@ -158,7 +179,8 @@ pub struct Bidder<'a> {
 /// Price of a huge page for one VM, and what the VM may give back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugePagePrice {
-    /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice.
+    /// Benefit below which a window is not promoted, in the VM's own cycles per second; 0 while free pages suffice. At
+    /// most the host's price: less where pages that the VM cannot spare serve its own buyers.
     pub cycles_per_s: u64,
     /// Number of windows that may give their huge page back now, for other VMs. Trades within the VM need no
     /// permission: each moves a page to a window that is served from one that is worth at most half of the price.
@@ -188,82 +210,125 @@ pub struct Clearing {
 /// # Panics
 /// If a weight is zero.
 pub fn clearing_price(bidders: &[Bidder<'_>], free: u64, coming: u64) -> Clearing {
-    let mut all = Bids::default();
-    bidders.iter().for_each(|bidder| all.merge(bidder.bids, bidder.weight));
-    if all.wanted() <= free {
+    if bidders.iter().map(|bidder| bidder.bids.wanted()).sum::<u64>() <= free {
         let no_price = HugePagePrice { free: Some(free), ..HugePagePrice::default() };
         return Clearing { price: 0, within: 0, of_vms: alloc::vec![no_price; bidders.len()] };
     }
-    let mut givers: Vec<Giver> = bidders.iter().map(Giver::of).collect();
-    let supply = Supply::of(&givers, free);
-    let (bucket, served) = last_served(&all.wanted, &supply);
-    let (price, coldest) = (lowest_of(bucket), supply.coldest_below(bucket));
-    let within: u64 =
-        bidders.iter().zip(&mut givers).map(|(bidder, giver)| giver.trade_within(bidder, bucket, coldest)).sum();
-    let lack = served.saturating_sub(free.saturating_add(coming).saturating_add(within));
-    let allowances = share_out(&givers, coldest, lack);
-    let of_vm = |(bidder, may_vacate): (&Bidder<'_>, u64)| {
-        // Rounded up: no bid below the price reaches it.
-        HugePagePrice { cycles_per_s: price.div_ceil(bidder.weight.into()), may_vacate, free: Some(free) }
+    let mut parties: Vec<Party> = bidders.iter().map(Party::of).collect();
+    let wanted = sums(parties.iter().map(|party| &party.wanted));
+    let supply = Supply::of(sums(parties.iter().map(|party| &party.held)), free);
+    let (bucket, served) = match wanted.iter().sum::<u64>() <= free {
+        true => (0, 0),
+        false => last_served(&wanted, &supply),
     };
-    Clearing { price, within, of_vms: bidders.iter().zip(allowances).map(of_vm).collect() }
+    let (price, coldest) = (lowest_of(bucket), supply.coldest_below(bucket));
+    let mut within = 0;
+    if price > 0 {
+        within = parties.iter_mut().map(|party| party.trade_within(bucket, coldest)).sum();
+    }
+    let lack = served.saturating_sub(free.saturating_add(coming).saturating_add(within));
+    let allowances = share_out(&parties, coldest, lack);
+    let of_vm = |((bidder, party), may_vacate): ((&Bidder<'_>, &Party), u64)| {
+        // Rounded up: no bid below the price reaches it.
+        let on_host = price.div_ceil(bidder.weight.into());
+        let cycles_per_s = match party.own {
+            Some(own) if served == 0 => own.cycles_per_s,
+            Some(own) => own.cycles_per_s.min(on_host),
+            None => on_host,
+        };
+        HugePagePrice { cycles_per_s, may_vacate, free: Some(free) }
+    };
+    within += parties.iter().filter_map(|party| party.own).map(|own| own.trades).sum::<u64>();
+    Clearing { price, within, of_vms: bidders.iter().zip(&parties).zip(allowances).map(of_vm).collect() }
 }
 
-/// Huge pages that one VM can spare, by weighted benefit.
-struct Giver {
+/// Trades within a VM by pages that it cannot spare.
+#[derive(Clone, Copy)]
+struct OwnTrades {
+    trades: u64,
+    /// Benefit of the last window that gets a page so, in the VM's own cycles per second.
+    cycles_per_s: u64,
+}
+
+/// What one VM wants of the host and can spare, by weighted benefit.
+struct Party {
+    /// Windows that want a page and get none by `own`.
+    wanted: [u32; BUCKETS],
+    /// The coldest windows, as many as it can spare.
     held: [u32; BUCKETS],
+    own: Option<OwnTrades>,
+    can_trade: bool,
 }
 
-impl Giver {
-    /// The coldest windows of a VM, as many as it can spare.
-    fn of(bidder: &Bidder<'_>) -> Giver {
-        let (mut held, mut left) = ([0; BUCKETS], bidder.spare);
-        for (bucket, windows) in bidder.bids.held.iter().enumerate() {
-            let spare = left.min(u64::from(*windows));
-            left -= spare;
-            count(&mut held, weighted(bucket as u16, bidder.weight), spare as u32);
+impl Party {
+    fn of(bidder: &Bidder<'_>) -> Party {
+        let (mut spared, mut kept, mut left) = ([0; BUCKETS], bidder.bids.held, bidder.spare);
+        for (spared, kept) in spared.iter_mut().zip(&mut kept) {
+            *spared = left.min(u64::from(*kept)) as u32;
+            *kept -= *spared;
+            left -= u64::from(*spared);
         }
-        Giver { held }
+        let mut wanted = bidder.bids.wanted;
+        let mut own = None;
+        if bidder.can_trade && kept.iter().any(|windows| *windows > 0) {
+            let (bucket, trades) = last_served(&sums([&wanted].into_iter()), &Supply::of(sums([&kept].into_iter()), 0));
+            take(wanted.iter_mut().rev(), trades);
+            own = (trades > 0).then_some(OwnTrades { trades, cycles_per_s: lowest_of(bucket) });
+        }
+        let of_weight = |windows: &[u32; BUCKETS]| {
+            let mut all = [0; BUCKETS];
+            for (bucket, windows) in windows.iter().enumerate().filter(|(_, windows)| **windows > 0) {
+                count(&mut all, weighted(bucket as u16, bidder.weight), *windows);
+            }
+            all
+        };
+        Party { wanted: of_weight(&wanted), held: of_weight(&spared), own, can_trade: bidder.can_trade }
     }
 
     /// Sets aside the coldest windows for the buyers of the VM itself. `price`: bucket of the last buyer that is
     /// served, `coldest`: number of buckets that give to it. Returns the number of trades.
-    fn trade_within(&mut self, bidder: &Bidder<'_>, price: u16, coldest: usize) -> u64 {
-        let of_weight = |bucket: usize| usize::from(weighted(bucket as u16, bidder.weight));
-        let sum = |windows: &[u32; BUCKETS], counts: &dyn Fn(usize) -> bool| -> u64 {
-            let of_these = windows.iter().enumerate().filter(|(bucket, _)| counts(of_weight(*bucket)));
-            of_these.map(|(_, windows)| u64::from(*windows)).sum()
-        };
-        if !bidder.can_trade {
+    fn trade_within(&mut self, price: u16, coldest: usize) -> u64 {
+        if !self.can_trade {
             return 0;
         }
-        let wanted = sum(&bidder.bids.wanted, &|bucket| bucket >= usize::from(price));
-        let trades = wanted.min(sum(&bidder.bids.held, &|bucket| bucket < coldest));
-        let mut left = trades;
-        for held in &mut self.held[..coldest] {
-            let taken = left.min(u64::from(*held));
-            *held -= taken as u32;
-            left -= taken;
-        }
+        let sum = |windows: &[u32]| windows.iter().map(|windows| u64::from(*windows)).sum::<u64>();
+        let trades = sum(&self.wanted[usize::from(price)..]).min(sum(&self.held[..coldest]));
+        take(self.held[..coldest].iter_mut(), trades);
         trades
     }
+}
+
+/// Takes this number of windows off, those of the first buckets first.
+fn take<'a>(buckets: impl Iterator<Item = &'a mut u32>, mut windows: u64) {
+    for of_bucket in buckets {
+        let taken = windows.min(u64::from(*of_bucket));
+        *of_bucket -= taken as u32;
+        windows -= taken;
+    }
+}
+
+/// Number of windows of each bucket.
+fn sums<'a>(parts: impl Iterator<Item = &'a [u32; BUCKETS]>) -> [u64; BUCKETS] {
+    let mut sums = [0; BUCKETS];
+    parts.for_each(|part| sums.iter_mut().zip(part).for_each(|(sum, windows)| *sum += u64::from(*windows)));
+    sums
 }
 
 /// Huge pages that are free, or could be given back to a buyer with a given benefit.
 struct Supply {
     free: u64,
     /// Number of windows of each bucket or below it that could give their page back.
-    givers_to: Vec<u64>,
+    givers_to: [u64; BUCKETS],
 }
 
 impl Supply {
-    fn of(givers: &[Giver], free: u64) -> Supply {
+    fn of(mut held: [u64; BUCKETS], free: u64) -> Supply {
         let mut sum = 0;
-        let givers_to = (0..BUCKETS).map(|bucket| {
-            sum += givers.iter().map(|giver| u64::from(giver.held[bucket])).sum::<u64>();
-            sum
-        });
-        Supply { free, givers_to: givers_to.collect() }
+        for windows in &mut held {
+            sum += *windows;
+            *windows = sum;
+        }
+        Supply { free, givers_to: held }
     }
 
     /// Number of the lowest buckets that give to a buyer of this bucket.
@@ -277,9 +342,40 @@ impl Supply {
     }
 }
 
+/// Pages that VMs may give back for others, each for [`ALLOWED_FOR`].
+#[derive(Clone, Debug, Default)]
+pub struct Allowances {
+    /// Time of each allowance, and what is left of it, the oldest first.
+    left: VecDeque<(Duration, u64)>,
+}
+
+impl Allowances {
+    /// Adds an allowance of this number of pages.
+    pub fn add(&mut self, now: Duration, pages: u64) {
+        if pages > 0 {
+            self.left.push_back((now, pages));
+        }
+    }
+
+    /// Takes pages off, those of the oldest allowance first.
+    pub fn take(&mut self, mut pages: u64) {
+        for (_, left) in &mut self.left {
+            let taken = pages.min(*left);
+            *left -= taken;
+            pages -= taken;
+        }
+    }
+
+    /// Number of pages that are left.
+    pub fn pages(&mut self, now: Duration) -> u64 {
+        self.left.retain(|(at, pages)| *pages > 0 && now.saturating_sub(*at) < ALLOWED_FOR);
+        self.left.iter().map(|(_, pages)| pages).sum()
+    }
+}
+
 /// Bucket of the last buyer that is served, and the number of those served. Where no page is available, it is the
 /// highest bucket: the first page that becomes free goes to the best buyer.
-fn last_served(wanted: &[u32; BUCKETS], supply: &Supply) -> (u16, u64) {
+fn last_served(wanted: &[u64; BUCKETS], supply: &Supply) -> (u16, u64) {
     let buckets = (0..BUCKETS as u16).rev().filter(|bucket| wanted[usize::from(*bucket)] > 0);
     let (mut above, mut last) = (0, None);
     for bucket in buckets {
@@ -287,7 +383,7 @@ fn last_served(wanted: &[u32; BUCKETS], supply: &Supply) -> (u16, u64) {
         if above >= supplied {
             return last.unwrap_or((bucket, 0));
         }
-        above += u64::from(wanted[usize::from(bucket)]);
+        above += wanted[usize::from(bucket)];
         last = Some((bucket, above.min(supplied)));
     }
     last.unwrap_or_default()
@@ -295,7 +391,7 @@ fn last_served(wanted: &[u32; BUCKETS], supply: &Supply) -> (u16, u64) {
 
 /// Number of pages that each VM gives, `lack` in all: the coldest first, and within a bucket in proportion to what each
 /// has of it.
-fn share_out(givers: &[Giver], buckets: usize, mut lack: u64) -> Vec<u64> {
+fn share_out(givers: &[Party], buckets: usize, mut lack: u64) -> Vec<u64> {
     let mut given = alloc::vec![0; givers.len()];
     for bucket in 0..buckets {
         let all: u64 = givers.iter().map(|giver| u64::from(giver.held[bucket])).sum();

@@ -420,7 +420,7 @@ impl<'a> Prepared<'a> {
     fn register(&self, policy: &Arc<PolicySwitch>) -> Option<Registered> {
         let socket = self.spec.daemon.as_ref()?;
         let guest = OwnGuest::of_this_process(&self.ram, opened_at(&self.host));
-        Some(Registered::start(socket, policy, guest, &self.session, self.sandbox.clone()))
+        Some(Registered::start(socket, policy, guest, self.spec.guarantee, &self.session, self.sandbox.clone()))
     }
 }
 

@@ -6,7 +6,8 @@
 //!   every quarter of a second: the manager's latest tick ─▶ GuaranteeWatch ─▶ policy of the pursuit, later the own one
 //! ```
 //!
-//! A guest that is registered with wideleafd is pursued here all the same: the daemon knows nothing of this guarantee.
+//! A guest that is registered with wideleafd is pursued here all the same: the daemon only takes no huge page of this
+//! guarantee for others.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};

@@ -21,7 +21,7 @@ use std::time::Duration;
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
 use wideleaf_control::protocol::{Answer, Limits, LiveReport, PriceOfHugePage, Request};
-use wideleaf_control::view::{Care, VmView};
+use wideleaf_control::view::{Care, Guarantee, VmView};
 use wideleaf_memory::manager::ManagerConfig;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice, PerTenThousand};
 use wideleaf_vmm::sandbox::{Sandbox, ThreadKind};
@@ -55,6 +55,7 @@ impl Registered {
         socket: &Path,
         policy: &Arc<PolicySwitch>,
         guest: Option<OwnGuest>,
+        guarantee: Guarantee,
         session: &Arc<Session>,
         sandbox: Option<Arc<Sandbox>>,
     ) -> Registered {
@@ -64,6 +65,7 @@ impl Registered {
                 socket: socket.to_owned(),
                 policy: Arc::clone(policy),
                 guest,
+                guarantee,
                 session: Arc::downgrade(session),
                 connection: None,
                 said_limits: SaidLimits::default(),
@@ -90,6 +92,8 @@ struct Teller {
     socket: PathBuf,
     policy: Arc<PolicySwitch>,
     guest: OwnGuest,
+    /// Guarantee that this process pursues: the daemon takes no huge page of it for other guests.
+    guarantee: Guarantee,
     session: Weak<Session>,
     /// Connection over which it is registered.
     connection: Option<UnixStream>,
@@ -123,6 +127,7 @@ impl Teller {
         let (live, mapping) = self.session.upgrade()?.seen()?;
         let mut view = self.guest.view(&live, mapping);
         view.policy = Some(self.policy.shown());
+        view.guarantee = self.guarantee;
         view.care = if self.policy.is_off() { Care::Off } else { Care::Managed };
         view.notes.extend(self.refused.clone());
         let report = live_report::report(&self.guest, &live, mapping, &self.policy, self.wants_windows);

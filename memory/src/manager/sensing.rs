@@ -127,7 +127,7 @@ impl ManagerLoop {
     /// page itself, it counts the free ones at each tick, which is newer than what came with the price.
     fn huge_pages(&self) -> HugePages {
         let found = self.huge_pages.supply(self.host.as_ref());
-        match (self.steering.take_price(), found) {
+        match (self.steering.take_price(self.host.now()), found) {
             (None, found) => found,
             (Some(price), HugePages::Scarce { free }) => HugePages::Priced(HugePagePrice { free: Some(free), ..price }),
             (Some(price), _) => HugePages::Priced(price),

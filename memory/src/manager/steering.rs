@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
-use wideleaf_policies::{BudgetLimits, HugePagePrice};
+use wideleaf_policies::market::Allowances;
+use wideleaf_policies::{BudgetLimits, HugePagePrice, Moment};
 
 use super::ManagedVm;
 use crate::gate::{GateState, LeftAlone};
@@ -25,12 +26,14 @@ pub(super) struct Steering {
 }
 
 /// Price of huge pages on the whole host.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Price {
-    /// The price, and the allowance that is left of it; `None`: the policy finds its own.
+    /// The price; `None`: the policy finds its own.
     now: Option<HugePagePrice>,
-    /// Whether no tick has seen the allowance yet.
-    is_new: bool,
+    /// Allowance that no tick has seen yet.
+    new: u64,
+    /// Earlier allowances.
+    seen: Allowances,
 }
 
 impl Steering {
@@ -69,36 +72,35 @@ impl Steering {
         self.limits.lock().take()
     }
 
-    /// Sets the price. What is left of an earlier allowance stays until there is another, or no price.
+    /// Sets the price. Its allowance adds to earlier ones, which end with the price.
     pub fn set_price(&self, now: Option<HugePagePrice>) {
         let mut price = self.lock_price();
-        let left = price.now.map_or(0, |before| before.may_vacate);
-        let (is_new, earlier) = match now {
-            Some(HugePagePrice { may_vacate: 1.., .. }) => (true, 0),
-            Some(HugePagePrice { cycles_per_s: 1.., .. }) => (price.is_new, left),
-            _ => (false, 0),
-        };
-        let now = now.map(|now| HugePagePrice { may_vacate: now.may_vacate + earlier, ..now });
-        *price = Price { now, is_new };
+        price.now = now;
+        match now {
+            Some(HugePagePrice { cycles_per_s, may_vacate, .. }) if cycles_per_s > 0 || may_vacate > 0 => {
+                price.new = price.new.saturating_add(may_vacate);
+            }
+            _ => (price.new, price.seen) = (0, Allowances::default()),
+        }
     }
 
-    /// Price for this tick.
-    pub fn take_price(&self) -> Option<HugePagePrice> {
+    /// Price for the tick of this moment, with all that is left of the allowances.
+    pub fn take_price(&self, moment: Moment) -> Option<HugePagePrice> {
         let mut price = self.lock_price();
-        price.is_new = false;
-        price.now
+        let (now, new) = (moment.since_start(), std::mem::take(&mut price.new));
+        price.seen.add(now, new);
+        let may_vacate = price.seen.pages(now);
+        price.now.map(|price| HugePagePrice { may_vacate, ..price })
     }
 
     /// Whether windows may give their huge pages back since the latest tick.
     pub fn has_new_allowance(&self) -> bool {
-        self.lock_price().is_new
+        self.lock_price().new > 0
     }
 
     /// Counts a window that gave its huge page back for another VM.
     pub fn vacated(&self) {
-        if let Some(price) = &mut self.lock_price().now {
-            price.may_vacate = price.may_vacate.saturating_sub(1);
-        }
+        self.lock_price().seen.take(1);
     }
 
     fn lock_price(&self) -> MutexGuard<'_, Price> {
@@ -127,33 +129,51 @@ impl Steering {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const NOW: Moment = Moment::START;
 
     #[test]
     fn an_allowance_is_new_until_a_tick_and_shrinks_with_each_window_that_was_vacated() {
         let steering = Steering::default();
         steering.vacated();
-        assert_eq!((steering.take_price(), steering.has_new_allowance()), (None, false));
+        assert_eq!((steering.take_price(NOW), steering.has_new_allowance()), (None, false));
         let price = |may_vacate| HugePagePrice { cycles_per_s: 9, may_vacate, free: Some(3) };
         steering.set_price(Some(price(1)));
         assert!(steering.has_new_allowance());
-        assert_eq!((steering.take_price(), steering.has_new_allowance()), (Some(price(1)), false));
+        assert_eq!((steering.take_price(NOW), steering.has_new_allowance()), (Some(price(1)), false));
         (0..2).for_each(|_| steering.vacated());
-        assert_eq!(steering.take_price(), Some(price(0)));
+        assert_eq!(steering.take_price(NOW), Some(price(0)));
         steering.set_price(Some(price(0)));
         assert!(!steering.has_new_allowance(), "a price alone brings no tick forward");
     }
 
     #[test]
-    fn what_is_left_of_an_allowance_stays_until_there_is_another_or_no_price() {
+    fn allowances_add_up_until_there_is_no_price() {
         let steering = Steering::default();
         let price = |cycles_per_s, may_vacate| Some(HugePagePrice { cycles_per_s, may_vacate, free: None });
         let mut left = |now| {
             steering.set_price(now);
-            steering.take_price().map(|price| price.may_vacate)
+            steering.take_price(NOW).map(|price| price.may_vacate)
         };
-        assert_eq!([price(9, 5), price(8, 0), price(8, 3), price(7, 0)].map(&mut left), [5, 5, 3, 3].map(Some));
+        assert_eq!([price(9, 5), price(8, 0), price(8, 3), price(7, 0)].map(&mut left), [5, 5, 8, 8].map(Some));
         assert_eq!([price(0, 0), price(7, 0)].map(&mut left), [0, 0].map(Some));
         assert_eq!([price(7, 2), None, price(7, 0)].map(left), [Some(2), None, Some(0)]);
+    }
+
+    #[test]
+    fn each_allowance_ends_some_time_after_the_tick_that_saw_it() {
+        let steering = Steering::default();
+        let price = |may_vacate| Some(HugePagePrice { cycles_per_s: 9, may_vacate, free: None });
+        let left_after = |ms: u64| {
+            let moment = NOW + Duration::from_millis(ms);
+            steering.take_price(moment).map_or(0, |price| price.may_vacate)
+        };
+        steering.set_price(price(5));
+        assert_eq!(left_after(1_000), 5);
+        steering.set_price(price(2));
+        assert_eq!([left_after(3_000), left_after(3_999), left_after(4_000), left_after(6_000)], [7, 7, 2, 0]);
     }
 }

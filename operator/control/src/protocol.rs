@@ -184,7 +184,7 @@ pub struct BidsReport {
 pub struct PriceOfHugePage {
     /// Benefit below which a window gets no huge page, in cycles per second.
     pub cycles_per_s: u64,
-    /// Number of windows that may give their huge page back for other VMs; 0 leaves what is left of an earlier number.
+    /// Number of windows that may give their huge page back for other VMs, beyond those of earlier replies.
     pub may_vacate: u64,
     /// Number of huge pages that are free on the host, for all bidders; `None` from daemons of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -64,6 +64,48 @@ fn a_vm_serves_its_own_buyers_first_and_others_give_the_rest() {
 }
 
 #[test]
+fn pages_that_a_vm_cannot_spare_serve_its_own_buyers_whatever_others_pay() {
+    let guaranteed = bids(&[4 * HOT, 4 * HOT, 2 * HOT, HOT], &[0, 0, HOT, 2 * HOT]);
+    let external = bids(&[8 * HOT], &[]);
+    let clear = |spare, free| {
+        let of_guaranteed = Bidder { spare, ..plain(&guaranteed) };
+        let of_external = Bidder { spare: 0, can_trade: false, ..plain(&external) };
+        let clearing = clearing_price(&[of_guaranteed, of_external], free, 0);
+        let prices: Vec<u64> = clearing.of_vms.iter().map(|of| of.cycles_per_s / HOT).collect();
+        (clearing.price / HOT, prices, clearing.within, allowances(&clearing))
+    };
+    // Its two best windows get the idle pages, the next one that of a window worth half as much; the last gives to none.
+    assert_eq!(clear(0, 0), (8, [2, 8].into(), 3, [0, 0].into()));
+    // One page, the coldest, is for the external guest: the second best window gets that of the warmest.
+    assert_eq!(clear(1, 0), (8, [4, 8].into(), 2, [1, 0].into()));
+    // With free pages for all of the rest, the host has no price.
+    assert_eq!(clear(0, 2), (0, [2, 0].into(), 3, [0, 0].into()));
+    assert_eq!(clear(0, 5), (0, [0, 0].into(), 0, [0, 0].into()));
+}
+
+#[test]
+fn a_vm_spares_what_its_guarantee_and_the_margin_leave() {
+    let mib = |mib: u64| Bytes::new(mib << 20);
+    let spare = |large, share| spare(mib(large), mib(320), PerTenThousand::new(share));
+    // A half is 160 MiB, and a part in 32 is 10 MiB.
+    assert_eq!([320, 174, 173, 172, 170, 0].map(|large| spare(large, 5_000)), [75, 2, 1, 1, 0, 0]);
+    assert_eq!([9_687, 9_688, 10_000].map(|share| spare(320, share)), [0, 0, 0]);
+}
+
+#[test]
+fn each_allowance_ends_by_itself_and_the_oldest_is_used_first() {
+    let mut allowances = Allowances::default();
+    let ms = Duration::from_millis;
+    allowances.add(ms(0), 5);
+    allowances.add(ms(1_000), 3);
+    assert_eq!([1_000, 2_999, 3_000, 3_999, 4_000].map(|at| allowances.pages(ms(at))), [8, 8, 3, 3, 0]);
+    allowances.add(ms(5_000), 5);
+    allowances.add(ms(6_000), 3);
+    allowances.take(6);
+    assert_eq!([6_000, 8_000, 9_000].map(|at| allowances.pages(ms(at))), [2, 2, 0]);
+}
+
+#[test]
 fn pages_that_are_coming_are_not_asked_for_again_and_change_no_price() {
     let (buyer, idle) = (bids(&[HOT; 10], &[]), bids(&[], &[0; 50]));
     let cleared = [0, 4, 10, 11].map(|coming| clearing_price(&[plain(&buyer), plain(&idle)], 0, coming));
@@ -170,6 +212,15 @@ fn wanting(vm: &AnyVm, is_served: impl Fn(u64) -> bool) -> u64 {
 
 proptest! {
     #[test]
+    fn a_vm_that_cannot_spare_its_pages_pays_no_more_than_it_would_alone(host in any_host(), free in 0_u64..60) {
+        let clearing = clear(&host, free);
+        for (vm, of) in host.iter().zip(&clearing.of_vms).filter(|(vm, _)| vm.spare == 0) {
+            let alone = clearing_price(&[AnyVm { weight: 1, ..vm.clone() }.bidder()], 0, 0);
+            prop_assert!(alone.within == 0 || of.cycles_per_s <= alone.of_vms[0].cycles_per_s);
+        }
+    }
+
+    #[test]
     fn never_more_bidders_are_served_than_there_are_pages(host in any_host(), free in 0_u64..60) {
         let clearing = clear(&host, free);
         let given: u64 = allowances(&clearing).iter().sum();
@@ -217,6 +268,8 @@ proptest! {
 
     #[test]
     fn a_bid_below_a_vms_price_is_one_below_the_hosts(host in any_host(), free in 0_u64..60) {
+        // A VM that can spare all it holds has no price of its own.
+        let host: Vec<_> = host.into_iter().map(|vm| AnyVm { spare: u64::MAX, ..vm }).collect();
         let clearing = clear(&host, free);
         for (vm, of) in host.iter().zip(&clearing.of_vms) {
             for Level { cycles_per_s, .. } in vm.bids.levels() {

@@ -325,13 +325,13 @@ impl Auto {
     /// as the market allows. What is vacated beyond that is for other VMs of the host.
     fn promote(&mut self, snapshot: &Snapshot, proven: usize, budget: &mut Budget, plan: &mut Plan) {
         let judge = self.judge(self.planned_at);
-        let mut vacating = self.coldest(snapshot).into_iter();
         let Auto { expectations, memory, ranking, score, market, nodes, .. } = self;
+        let mut vacating = market.vacating(snapshot);
         let (mut pages, (mut trades, for_others)) = (market.pages(), market.to_vacate());
         for (rank, place) in ranking.best_first().enumerate() {
             let (vm, row) = place.of(snapshot);
             let needs_page = !vm.backing[row].is_large();
-            if needs_page && pages == 0 && (trades == 0 || vacating.as_slice().is_empty()) {
+            if needs_page && pages == 0 && (trades == 0 || !vacating.has_one_for(place.vm)) {
                 continue;
             }
             let mut is_served = || match rank < proven {
@@ -346,7 +346,7 @@ impl Auto {
                 false => ControlFlow::Continue(None),
             };
             let ControlFlow::Continue(node) = placed else { continue };
-            let given = if needs_page && trades > 0 { vacating.next() } else { None };
+            let given = if needs_page && trades > 0 { vacating.next_for(Some(place.vm)) } else { None };
             trades = trades.saturating_sub(given.is_some().into());
             if needs_page && given.is_none() {
                 let Some(left) = pages.checked_sub(1) else { continue };
@@ -362,7 +362,7 @@ impl Auto {
             let planned = &mut memory.of_vm(place.vm as usize)[row];
             (planned.resident_before, planned.kind) = (vm.resident[row], Kind::of(vm, row));
         }
-        let _full_or_spent = vacating
+        let _full_or_spent = core::iter::from_fn(|| vacating.next_for(None))
             .take(for_others)
             .try_for_each(|given| market::vacate(given, snapshot, expectations, memory, budget, plan));
     }

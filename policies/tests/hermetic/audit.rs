@@ -284,6 +284,16 @@ fn a_stop_ends_when_the_guest_does_other_work() {
 }
 
 #[test]
+fn a_trial_that_other_work_interrupts_is_repeated_with_that_work() {
+    let mut guest = QUIET.guest();
+    guest.runs(Duration::from_millis(600));
+    guest.progress = GuestProgress { phase: 1, done: 0, ..guest.progress };
+    guest.runs(Duration::from_secs(2));
+    assert_eq!([guest.desk.figure("audits_undecided"), guest.desk.figure("audits_stopped")], [1, 1]);
+    assert!(guest.promoted() <= 2 * 400 / 20, "{} windows that gain nothing", guest.promoted());
+}
+
+#[test]
 fn a_guest_that_slows_down_by_itself_is_not_stopped() {
     let mut guest = World { drift: -0.002, ..QUIET }.guest();
     guest.runs(Duration::from_secs(5));

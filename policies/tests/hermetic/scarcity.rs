@@ -209,18 +209,42 @@ fn at_a_price_from_outside_no_more_pages_are_asked_for_than_are_free_and_one() {
 }
 
 #[test]
-fn a_vm_vacates_no_window_of_its_guarantee() {
-    // Four huge windows of 2 MiB, and as much memory again less four pages.
-    let plan = |percent: u32| {
-        let vm = VmSnapshot { guarantee: PerTenThousand::new(percent * 100), ..cold_and_hot("HHHHffff") };
-        let plan = proven(&vm).plan(&scarce(0, vec![vm]), seconds(1));
-        plan.iter().filter(|action| matches!(action, Action::Vacate { .. })).count()
+fn a_vm_gives_no_page_of_its_guarantee_to_others_and_trades_all_of_them_within_itself() {
+    let vm =
+        |percent: u32, drawn: &str| VmSnapshot { guarantee: PerTenThousand::new(percent * 100), ..cold_and_hot(drawn) };
+    let vacates = |plan: &[Action]| plan.iter().filter(|action| matches!(action, Action::Vacate { .. })).count();
+    // Eight windows of 2 MiB: one in 32 parts of them is 0.5 MiB, the margin. Others may have as many pages as they like.
+    let for_others = |percent| {
+        let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 9, free: Some(0) });
+        let vm = vm(percent, "HHHHHHHH");
+        vacates(&proven(&vm).plan(&with(price, vec![vm]), seconds(1)))
     };
-    assert_eq!([0, 1, 13, 25, 26, 49, 50, 51, 100].map(plan), [4, 3, 2, 2, 1, 0, 0, 0, 0]);
-    // At a price from outside as well: the host does not know of it.
-    let vm = VmSnapshot { guarantee: PerTenThousand::new(3000), ..cold_and_hot("HHHHffff") };
-    let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 9, free: Some(0) });
-    assert_eq!(proven(&vm).plan(&with(price, vec![vm]), seconds(1)), [vacate(0), promote(4), promote(5)]);
+    assert_eq!([0, 1, 9, 10, 50, 84, 85, 100].map(for_others), [8, 7, 7, 6, 3, 1, 0, 0]);
+    // With two windows that want one, and with the price of these bids alone.
+    for percent in [0, 1, 50, 100] {
+        let vm = vm(percent, "HHHHHHff");
+        let plan = proven(&vm).plan(&scarce(0, vec![vm]), seconds(1));
+        assert_eq!(plan[..4], [vacate(0), promote(6), vacate(1), promote(7)], "{percent} %");
+        assert_eq!(vacates(&plan), 2);
+    }
+}
+
+#[test]
+fn a_vm_that_can_spare_no_page_gives_none_to_another_vm() {
+    let guaranteed = VmSnapshot { guarantee: PerTenThousand::ALL, ..cold_and_hot("HHHf") };
+    let other = VmSnapshot { vm: VmId(1), ..cold_and_hot("Hfff") };
+    let vms = vec![guaranteed, other];
+    let mut desk = Desk::new(PROOF);
+    desk.plan(&with(HugePages::Plenty, vms.clone()), seconds(0));
+    let plan = desk.plan(&scarce(0, vms), seconds(1));
+    let given = |vm| plan.iter().filter(|action| matches!(action, Action::Vacate { vm: of, .. } if of.0 == vm)).count();
+    let promoted = |vm| {
+        let is_its = |action: &&Action| matches!(action, Action::Promote { vm: of, .. } if of.0 == vm);
+        plan.iter().filter(is_its).count()
+    };
+    assert_eq!([given(0), given(1)], [1, 1], "{plan:?}");
+    // One more page than those is asked for.
+    assert_eq!((promoted(0), promoted(1)), (1, 2), "{plan:?}");
 }
 
 #[test]

@@ -9,31 +9,27 @@
 //! ```
 //!
 //! An external guest buys and holds huge pages, but gives none back: no call from outside takes one out of a window.
+//! Nor does a VM that may copy nothing, since its memory has to stay as small as it is.
 
 use std::time::Duration;
 
-use wideleaf_policies::market::{Bidder, clearing_price};
-use wideleaf_policies::{Bids, HugePagePrice, PageSize};
+use wideleaf_policies::market::{Allowances, Bidder, clearing_price, spare};
+use wideleaf_policies::{Bids, Bytes, HugePagePrice, PerTenThousand};
 
+use super::supplying::waiting;
 use super::vm::{Hands, Vm};
-use super::{Engine, SharedCare, Table, told_if_free};
+use super::{Engine, Table, told_if_free};
 
 /// Least time between two clearings, of which each takes some 4 us for a VM.
-const CLEARED_EVERY: Duration = Duration::from_millis(200);
-
-/// Time after which a page that a VM may give back counts as given to a bidder, or as never given: a loop acts at once,
-/// and a buyer notices a free block within half a second and reports each second.
-const COMING_FOR: Duration = Duration::from_secs(3);
+pub(super) const CLEARED_EVERY: Duration = Duration::from_millis(200);
 
 /// State of the market.
 #[derive(Debug, Default)]
 pub(super) struct Market {
     /// Price on the whole host, in cycles per second at weight 1; `None` while huge pages are not short.
     price: Option<u64>,
-    /// Number of pages that VMs may give back and that no bidder has got yet.
-    coming: u64,
-    /// Time of the latest permission.
-    granted_at: Duration,
+    /// Pages that VMs may give back and that no bidder has got yet.
+    coming: Allowances,
     /// Number of windows that wanted a page at the latest clearing, and its time.
     wanted: u64,
     cleared_at: Duration,
@@ -47,44 +43,56 @@ impl Market {
 }
 
 impl Engine {
-    /// Finds the price of huge pages and tells all managers.
+    /// Finds the price of huge pages and tells all managers of this daemon that do not know it.
     pub(super) fn clear_market(&self, now: Duration) {
-        let told_so = self.table().clear_market(now);
-        for (care, price) in told_so {
-            // A busy one gets the price of the next second.
-            let _ = told_if_free(&care, |care| care.set_huge_page_price(price));
+        self.table().clear_market(now);
+        let is_told = |vm: &Vm| vm.price == vm.price_told;
+        let of_vm = |(process, vm): (&_, &Vm)| Some((*process, vm.care().filter(|_| !is_told(vm))?, vm.price));
+        let to_tell: Vec<_> = self.table().vms.iter().filter_map(of_vm).collect();
+        for (process, care, price) in to_tell {
+            // A busy one is told in a second.
+            if told_if_free(&care, |care| care.set_huge_page_price(price)).is_some()
+                && let Some(vm) = self.table().vms.get_mut(&process)
+            {
+                vm.price_told = price;
+            }
         }
     }
 }
 
 impl Table {
-    /// Clears the market again while it is open, after a VM of `wideleaf run` has reported its bids.
+    /// Clears the market again while it is open, after a VM of `wideleaf run` has reported its bids. Managers of this
+    /// daemon know the price after the next second's clearing.
     pub(super) fn clear_market_again(&mut self, now: Duration) {
         if self.market.price.is_some() && now.saturating_sub(self.market.cleared_at) >= CLEARED_EVERY {
             self.clear_market(now);
         }
     }
 
-    /// Sets the price of each VM. Returns the managers of this daemon that have to know theirs.
-    fn clear_market(&mut self, now: Duration) -> Vec<(SharedCare, Option<HugePagePrice>)> {
-        let was_open = self.market.price.is_some();
-        // Kept pages are counted out by each manager that was refused one; the least is the latest.
-        let free = self.vms.values().filter_map(|vm| vm.offer.as_ref()?.free).min();
+    /// Sets the price of each VM.
+    fn clear_market(&mut self, now: Duration) {
+        // Kept pages are counted out by each manager that was refused one; the least is the latest. One that wants no
+        // page any more has none counted out.
+        let buyers = self.vms.values().filter(|vm| waiting(vm) > 0);
+        let free = buyers.filter_map(|vm| vm.offer.as_ref()?.free).min();
         let nothing = Bids::default();
-        let bidder = |vm| bidder(vm, &nothing);
-        let bidders: Vec<Bidder<'_>> = self.vms.values().map(bidder).collect();
+        let bidders: Vec<Bidder<'_>> = self.vms.values().map(|vm| bidder(vm, &nothing)).collect();
         let coming = self.market.coming(now, bidders.iter().map(|bidder| bidder.bids.wanted()).sum());
         let cleared = free.map(|free| clearing_price(&bidders, free, coming));
         self.market.price = cleared.as_ref().map(|clearing| clearing.price);
         let prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
-        self.market.grant(now, prices.iter().map(|price| price.may_vacate).sum());
+        let mut all_allowed = 0;
         for (index, vm) in self.vms.values_mut().enumerate() {
             let untold = vm.price.map_or(0, |price| price.may_vacate);
-            let with_untold = |price: &HugePagePrice| HugePagePrice { may_vacate: price.may_vacate + untold, ..*price };
-            vm.price = prices.get(index).map(with_untold);
+            let left = spare_of(vm).saturating_sub(vm.allowed.pages(now));
+            vm.price = prices.get(index).map(|price| {
+                let allowed = price.may_vacate.min(left);
+                vm.allowed.add(now, allowed);
+                all_allowed += allowed;
+                HugePagePrice { may_vacate: allowed + untold, ..*price }
+            });
         }
-        let is_told = was_open || self.market.price.is_some();
-        self.vms.values().filter(|_| is_told).filter_map(|vm| Some((vm.care()?, vm.price))).collect()
+        self.market.coming.add(now, all_allowed);
     }
 }
 
@@ -94,32 +102,28 @@ impl Market {
     fn coming(&mut self, now: Duration, wanted: u64) -> u64 {
         let got = std::mem::replace(&mut self.wanted, wanted).saturating_sub(wanted);
         self.cleared_at = now;
-        self.coming = match now.saturating_sub(self.granted_at) < COMING_FOR {
-            true => self.coming.saturating_sub(got),
-            false => 0,
-        };
-        self.coming
-    }
-
-    /// Notes the number of pages that may be given back.
-    fn grant(&mut self, now: Duration, pages: u64) {
-        if pages > 0 {
-            (self.coming, self.granted_at) = (self.coming + pages, now);
-        }
+        self.coming.take(got);
+        self.coming.pages(now)
     }
 }
 
 fn bidder<'a>(vm: &'a Vm, nothing: &'a Bids) -> Bidder<'a> {
     let bids = vm.offer.as_ref().map_or(nothing, |offer| &offer.bids);
-    let can_trade = matches!(vm.hands, Hands::Registered(_));
-    Bidder { bids, weight: vm.wanted.weight, spare: spare(vm), can_trade }
+    Bidder { bids, weight: vm.wanted.weight, spare: spare_of(vm), can_trade: can_vacate(vm) }
 }
 
-/// Number of huge pages that a VM can give back without falling below its guarantee.
-fn spare(vm: &Vm) -> u64 {
-    let Hands::Registered(_) = vm.hands else { return 0 };
-    let Some(share) = vm.wanted.guarantee.share() else { return u64::MAX };
+fn can_vacate(vm: &Vm) -> bool {
+    matches!(vm.hands, Hands::Registered(_)) && vm.may_grow
+}
+
+/// Number of huge pages that a VM can give back without falling below its guarantees, the configured one and its own,
+/// according to its latest view.
+fn spare_of(vm: &Vm) -> u64 {
+    if !can_vacate(vm) {
+        return 0;
+    }
+    let Some(share) = vm.guaranteed_share() else { return u64::MAX };
     let Some(backing) = vm.backing() else { return 0 };
-    let guaranteed = (u128::from(backing.resident()) * u128::from(share)).div_ceil(10_000) as u64;
-    (backing.huge_2m + backing.giant_1g).saturating_sub(guaranteed) / PageSize::Huge2M.bytes().get()
+    let large = Bytes::new(backing.huge_2m + backing.giant_1g);
+    spare(large, Bytes::new(backing.resident()), PerTenThousand::new(share))
 }

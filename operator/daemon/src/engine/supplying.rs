@@ -63,7 +63,7 @@ impl Table {
 }
 
 /// Number of windows of a VM that wait for a huge page. Where the policy does not bid, their reason says it.
-fn waiting(vm: &Vm) -> u64 {
+pub(super) fn waiting(vm: &Vm) -> u64 {
     let bid = vm.offer.as_ref().map_or(0, |offer| offer.bids.wanted());
     let by_reason = vm.windows_by_reason();
     bid.max(by_reason.get(WhyNot::backing_off(Refusal::NoHugePage).name()).copied().unwrap_or(0))

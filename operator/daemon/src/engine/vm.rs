@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use wideleaf_attach::guarantee::{GuaranteeEvent, GuaranteeWatch, pursuit_policy};
 use wideleaf_control::protocol::{Limits, PriceOfHugePage, SettingName, Settings};
 use wideleaf_control::view::{BackingView, Care, VmView, WorkView, policy_name};
+use wideleaf_policies::market::Allowances;
 use wideleaf_policies::{BudgetLimits, Bytes, HugePagePrice};
 
 use super::SharedCare;
@@ -56,6 +57,10 @@ pub(super) struct Vm {
     pub(super) offer: Option<Offer>,
     /// Price of a huge page for it, and what it may give back until it is told; `None` while none are short.
     pub(super) price: Option<HugePagePrice>,
+    /// Price that its manager knows, if this daemon has the manager.
+    pub(super) price_told: Option<HugePagePrice>,
+    /// Pages that it was allowed to give back of late: its latest view may not show that they are gone.
+    pub(super) allowed: Allowances,
     /// Number of free huge pages that `/proc/buddyinfo` does not count, until its process is told of them.
     pub(super) promised: u64,
     /// Time at which it is no longer left alone as a client asked; `None` where no client asked.
@@ -97,6 +102,8 @@ impl Vm {
             windows: ReportedWindows::default(),
             offer: None,
             price: None,
+            price_told: None,
+            allowed: Allowances::default(),
             promised: 0,
             left_alone_until: None,
             watch: GuaranteeWatch::default(),
@@ -176,6 +183,11 @@ impl Vm {
     /// Its backing as of its latest view; `None` where it cannot be seen.
     pub(super) fn backing(&self) -> Option<BackingView> {
         self.seen.backing
+    }
+
+    /// Larger share of the guarantees of this daemon and of its own process, in ten thousandths.
+    pub(super) fn guaranteed_share(&self) -> Option<u32> {
+        self.wanted.guarantee.share().max(self.seen.guarantee.share())
     }
 
     /// Its policy while no guarantee is pursued.

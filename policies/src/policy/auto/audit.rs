@@ -316,7 +316,7 @@ impl OfVm {
             News::None => None,
             News::OtherWork => {
                 self.kinds.iter_mut().for_each(OfKind::forget);
-                self.trial.is_some().then_some(Finding::Unclear)
+                self.trial.is_some().then_some(Finding::OtherWork)
             }
             News::Speed(speed) => match &mut self.trial {
                 Some(trial) if trial.compares() => trial.pair(speed),
@@ -373,6 +373,7 @@ impl OfVm {
                     self.judge(&trial, |_| Verdict::Undecided);
                 }
             }
+            Finding::OtherWork => findings.undecided += 1,
         }
     }
 

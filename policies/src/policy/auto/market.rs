@@ -20,9 +20,9 @@
 
 use core::ops::ControlFlow;
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::Auto;
 use super::audit::{Audit, Kind};
 use super::judge::Judge;
 use super::memory::Memory;
@@ -31,10 +31,10 @@ use crate::action::{Action, Plan};
 use crate::budget::Budget;
 use crate::candidates::{Place, is_demotable};
 use crate::expectations::Expectations;
-use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price};
+use crate::market::{Bidder, Bids, HYSTERESIS, HugePagePrice, Level, bid, clearing_price, spare};
 use crate::rank::{BUCKETS, Ranking, bucket_of};
 use crate::snapshot::{AccessHistory, Backing, HugePages, Snapshot, VmId, VmSnapshot};
-use crate::units::{Moment, PageSize, PerTenThousand, WindowIndex};
+use crate::units::{Moment, PerTenThousand, WindowIndex};
 use crate::window_memory::WindowMemory;
 
 /// Number of newest samples without a touch after which a large window may give its huge page back. A sample watches
@@ -232,6 +232,15 @@ impl Market {
         self.told == 0 || per_s.is_some_and(|per_s| bid(per_s) >= self.told)
     }
 
+    /// The windows that may give their huge page back now.
+    pub fn vacating(&self, snapshot: &Snapshot) -> Vacating<impl Iterator<Item = Place> + '_> {
+        let price = self.price();
+        let is_worth_little = |level: &Level| price > 0 && level.cycles_per_s <= price / HYSTERESIS;
+        let cheap = self.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
+        let spare = snapshot.vms.iter().map(spare_of).collect();
+        Vacating { coldest: self.cold.best_first().take(cheap), passed: VecDeque::new(), spare }
+    }
+
     /// Finds the price, after the last bid. `spare`: number of huge pages that these VMs can give back.
     pub fn set_price(&mut self, huge_pages: HugePages, spare: u64, now: Moment) {
         (self.price, self.trades) = match huge_pages {
@@ -261,37 +270,54 @@ impl Judge {
     }
 }
 
-impl Auto {
-    /// The windows that may give their huge page back now, the coldest first, and of each VM no more than it can spare.
-    pub(super) fn coldest(&mut self, snapshot: &Snapshot) -> Vec<Place> {
-        let HugePagePrice { cycles_per_s: price, may_vacate, .. } = self.market.price;
-        let most = self.market.trades.saturating_add(may_vacate);
-        if price == 0 || most == 0 {
-            return Vec::new();
+/// Windows that may give their huge page back, the coldest first: to a window of their own VM, or, as far as that can
+/// spare it, of another.
+pub(super) struct Vacating<C> {
+    coldest: C,
+    /// Windows that could not give theirs to an earlier buyer.
+    passed: VecDeque<Place>,
+    /// Number of pages that each VM can still spare.
+    spare: Vec<u64>,
+}
+
+impl<C: Iterator<Item = Place>> Vacating<C> {
+    /// Whether there is one for a window of this VM.
+    pub fn has_one_for(&mut self, vm: u32) -> bool {
+        self.find(Some(vm)).is_some()
+    }
+
+    /// The next one for a window of this VM, or, without one, of another process.
+    pub fn next_for(&mut self, vm: Option<u32>) -> Option<Place> {
+        let place = self.find(vm).and_then(|index| self.passed.remove(index))?;
+        if vm != Some(place.vm) {
+            self.spare[place.vm as usize] -= 1;
         }
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let mut spare: Vec<u64> = snapshot.vms.iter().map(spare_of).collect();
-        let mut can_spare = |place: &Place| {
-            let left = &mut spare[place.vm as usize];
-            left.checked_sub(1).map(|fewer| *left = fewer).is_some()
-        };
-        let is_worth_little = |level: &Level| level.cycles_per_s <= price / HYSTERESIS;
-        let cheap = self.market.bids.levels().filter(is_worth_little).map(|level| level.held as usize).sum();
-        let cold = self.market.cold.best_first().take(cheap);
-        cold.filter(|place| can_spare(place)).take(most).collect()
+        Some(place)
+    }
+
+    /// Its position among the passed ones.
+    fn find(&mut self, vm: Option<u32>) -> Option<usize> {
+        let gives = |place: &Place| vm == Some(place.vm) || self.spare[place.vm as usize] > 0;
+        if let Some(index) = self.passed.iter().position(gives) {
+            return Some(index);
+        }
+        while let Some(place) = self.coldest.next() {
+            self.passed.push_back(place);
+            if gives(&place) {
+                return Some(self.passed.len() - 1);
+            }
+        }
+        None
     }
 }
 
-/// Number of huge pages that a VM can give back without falling below its guarantee.
+/// Number of huge pages that a VM can give to others without falling below its guarantee.
 pub(super) fn spare_of(vm: &VmSnapshot) -> u64 {
     if vm.guarantee == PerTenThousand::new(0) {
         return u64::MAX;
     }
     let backing = host_backing(vm);
-    let guaranteed = u128::from(backing.resident().get()) * u128::from(vm.guarantee.get());
-    let guaranteed = guaranteed.div_ceil(u128::from(PerTenThousand::ALL.get())) as u64;
-    let large = (backing.huge_2m + backing.giant_1g).get();
-    large.saturating_sub(guaranteed) / PageSize::Huge2M.bytes().get()
+    spare(backing.huge_2m + backing.giant_1g, backing.resident(), vm.guarantee)
 }
 
 /// Puts the request into the plan, and notes that the window gave its page back.

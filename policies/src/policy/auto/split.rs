@@ -56,7 +56,7 @@ use crate::units::{BASE_PAGES_PER_WINDOW, Moment, PageSize};
 /// within the default horizon, and a smaller one does not.
 const RECLAIM_PRICE_PART: u64 = 8;
 
-/// Number of samples that a window must have before it is given up: as many as before it leaves its page to another.
+/// Number of samples that a window must have before it is given up.
 const SAMPLES_LEAST: u8 = 4;
 
 /// Largest number of cold windows demoted in one plan: 3 ms of splits, so that a hot window that looks cold by a

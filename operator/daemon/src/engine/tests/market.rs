@@ -4,6 +4,7 @@ use wideleaf_control::protocol::{BidsReport, PriceOfHugePage};
 use wideleaf_policies::HugePagePrice;
 use wideleaf_policies::market::bid;
 
+use super::super::market::CLEARED_EVERY;
 use super::*;
 
 /// Cycles per second that a hot window saves.
@@ -111,9 +112,9 @@ fn bidders_that_come_later_are_served_at_once_and_the_earlier_ones_not_twice() {
         cold.tells(Some(holds.clone())).map(|(_, may_vacate)| may_vacate)
     };
     assert_eq!([allowed(10, 10), allowed(11, 14)], [10, 4].map(Some));
-    // Six have got one, and then three more want one: eight are still coming for eleven.
-    assert_eq!([allowed(12, 8), allowed(13, 11), allowed(14, 11)], [0, 3, 0].map(Some));
-    assert_eq!(allowed(16, 11), Some(11), "three seconds later");
+    // Six have got one. What is left of the first allowance, four, ends after three seconds, and then the second one.
+    assert_eq!([allowed(12, 8), allowed(13, 11), allowed(14, 11)], [0, 7, 4].map(Some));
+    assert_eq!(allowed(18, 11), Some(11), "all have ended");
 }
 
 #[test]
@@ -142,18 +143,62 @@ fn while_free_pages_suffice_the_price_is_zero_and_no_window_is_vacated() {
 
 #[test]
 fn a_vm_gives_no_page_of_its_guarantee() {
+    // All resident memory is 200 MiB: 180 of them are guaranteed, and a part in 32 is the margin.
     let given = |huge| {
         let bench = Bench::new("[[vm]]\nname = \"cold\"\nguarantee = \"90%\"");
         let hot = Run::register(&bench, 1, "hot", mib(0));
         let mut cold = Run::register(&bench, 2, "cold", huge);
-        // All resident memory is 200 MiB: 180 of them are guaranteed.
         cold.view.backing.as_mut().expect("it is known").base_4k = mib(200).get() - huge.get();
-        hot.tells(Some(bids(Some(0), &[(HOT, 90, 0)])));
-        cold.tells(Some(bids(None, &[(0, 0, 70)])));
-        bench.tick_at(1);
-        cold.tells(None).expect("huge pages are short").1
+        let mut given = [0, 0, 0];
+        for (second, given) in (10..).zip(&mut given) {
+            // More windows want one each second, and views show nothing of what was given back.
+            hot.tells(Some(bids(Some(0), &[(HOT, 5 * (second as u32 - 9), 0)])));
+            cold.tells(Some(bids(None, &[(0, 0, 70)])));
+            bench.tick_at(second);
+            *given = cold.tells(None).expect("huge pages are short").1;
+        }
+        given
     };
-    assert_eq!([200, 185, 180, 100].map(|huge| given(mib(huge))), [10, 2, 0, 0]);
+    assert_eq!([200, 189, 186, 100].map(|huge| given(mib(huge))), [[5, 1, 0], [1, 0, 0], [0; 3], [0; 3]]);
+}
+
+#[test]
+fn a_run_gives_no_page_of_its_own_guarantee() {
+    let bench = Bench::new("");
+    let hot = Run::register(&bench, 1, "hot", mib(0));
+    let mut cold = Run::register(&bench, 2, "cold", mib(200));
+    cold.view.guarantee = "90%".parse().expect("a guarantee");
+    hot.tells(Some(bids(Some(0), &[(HOT, 50, 0)])));
+    cold.tells(Some(bids(None, &[(0, 0, 70)])));
+    bench.tick_at(10);
+    assert_eq!(cold.tells(None), Some((HOT, 6)));
+}
+
+#[test]
+fn a_run_that_may_copy_nothing_gives_none_back_and_others_do() {
+    let bench = Bench::new("[[vm]]\nname = \"full\"\nbloat_max = \"4M\"");
+    let (hot, cold) = (Run::register(&bench, 1, "hot", mib(0)), Run::register(&bench, 3, "cold", mib(200)));
+    let mut full = Run::register(&bench, 2, "full", mib(200));
+    full.view.work = Some(WorkView { bloat: mib(4).get(), ..WorkView::default() });
+    bench.tick_at(9);
+    hot.tells(Some(bids(Some(0), &[(HOT, 10, 0)])));
+    full.tells(Some(bids(None, &[(0, 0, 50)])));
+    cold.tells(Some(bids(None, &[(bid(5_000), 0, 50)])));
+    bench.tick_at(10);
+    assert_eq!([full.tells(None), cold.tells(None)], [Some((HOT, 0)), Some((HOT, 10))]);
+}
+
+#[test]
+fn a_manager_that_wants_no_page_any_more_keeps_no_price() {
+    let bench = Bench::new("");
+    let (served, other) = (Run::register(&bench, 1, "served", mib(200)), Run::register(&bench, 2, "other", mib(0)));
+    served.tells(Some(bids(Some(0), &[(0, 0, 50)])));
+    other.tells(Some(bids(None, &[(HOT, 10, 0)])));
+    bench.tick_at(10);
+    assert_eq!(other.tells(None), None);
+    served.tells(Some(bids(Some(0), &[(HOT, 1, 50)])));
+    bench.tick_at(11);
+    assert!(other.tells(None).is_some());
 }
 
 #[test]
@@ -190,6 +235,37 @@ fn an_external_guest_pays_the_price_and_gives_no_page_back() {
     set(None);
     bench.tick_at(2);
     assert_eq!((bench.guests.guest(10).price, run.tells(None)), (None, None));
+}
+
+#[test]
+fn an_external_guest_is_told_that_the_price_has_ended_whenever_that_is_known() {
+    let bench = Bench::new("");
+    bench.guests.start_domain(10, "web");
+    bench.attach(10).expect("it runs");
+    let run = Run::register(&bench, 1, "hot", mib(0));
+    let wants = || bids(Some(0), &[(HOT, 10, 0)]);
+    let opens_at = |second| {
+        run.tells(Some(wants()));
+        bench.tick_at(second);
+        assert!(bench.guests.guest(10).price.is_some());
+    };
+    // The run's report ends it between two ticks.
+    opens_at(0);
+    thread::sleep(CLEARED_EVERY);
+    assert_eq!(run.tells(None), None);
+    bench.tick_at(1);
+    assert_eq!(bench.guests.guest(10).price, None);
+
+    // The guest is busy at the tick that ends it.
+    opens_at(2);
+    let care = bench.engine.table().vms.values().find_map(Vm::care).expect("it is attached");
+    let busy = care.lock();
+    run.tells(None);
+    bench.tick_at(3);
+    assert!(bench.guests.guest(10).price.is_some(), "it is not told yet");
+    drop(busy);
+    bench.tick_at(4);
+    assert_eq!(bench.guests.guest(10).price, None);
 }
 
 #[test]

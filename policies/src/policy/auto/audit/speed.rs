@@ -87,6 +87,8 @@ impl Speedometer {
         let Some(before) = self.latest.replace(reading) else { return News::None };
         if before.phase != reading.phase || reading.done < before.done || reading.cpu < before.cpu {
             self.before.clear();
+            // Its speeds are compared with each other alone.
+            self.unsettled = 0;
             return News::OtherWork;
         }
         if self.unsettled > 0 {

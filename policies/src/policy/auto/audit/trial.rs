@@ -77,6 +77,8 @@ pub(super) enum Finding {
     TooFew,
     /// The trial could not decide.
     Unclear,
+    /// The guest does other work: what was measured says nothing of it.
+    OtherWork,
 }
 
 /// Step of a trial that holds its candidates back.
