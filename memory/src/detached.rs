@@ -329,8 +329,23 @@ impl Aside {
     /// old pages, which is the caller's until [`Aside::give_back`]. On an error the window keeps its contents, or is
     /// stuck.
     pub(crate) fn exchange(&self, window: WindowIndex, new: Place) -> Result<(Duration, u16), OutcomeResult> {
-        let refused = |error: HostError| OutcomeResult::from(&error);
         let held = self.hold(window).map_err(AsideError::result)?;
+        self.exchange_held(held, new)
+    }
+
+    /// The same with pages that have other contents. A window with a hole, which would get some of these, is refused:
+    /// pages may be given back until it is out of reach.
+    pub(crate) fn exchange_full(&self, window: WindowIndex, new: Place) -> Result<(Duration, u16), OutcomeResult> {
+        let held = self.hold(window).map_err(AsideError::result)?;
+        let pages = self.mover.held(held.place()).map_err(|error| OutcomeResult::from(&error))?;
+        if pages.iter().map(Range::len).sum::<usize>() < ALL_PAGES.len() {
+            return Err(OutcomeResult::Refused(Refusal::Busy));
+        }
+        self.exchange_held(held, new)
+    }
+
+    fn exchange_held(&self, held: Held<'_>, new: Place) -> Result<(Duration, u16), OutcomeResult> {
+        let refused = |error: HostError| OutcomeResult::from(&error);
         self.mover.copy_all(held.place(), new).map_err(refused)?;
         held.replace_with(new).map_err(refused)
     }
@@ -822,6 +837,18 @@ mod tests {
         assert_eq!(held(), [1]);
         aside.serve().expect("nothing fails any more");
         assert_eq!((held(), aside.report().copied_pages), (vec![], 3));
+    }
+
+    #[test]
+    fn a_window_with_a_hole_gets_no_pages_with_other_contents() {
+        let mover = Arc::new(FakeMover::default());
+        mover.write(WINDOW, 0..511);
+        let aside = Aside::new(Arc::new(FakeHost::default()), mover.clone(), Arc::default());
+        let busy = OutcomeResult::Refused(Refusal::Busy);
+        assert_eq!(aside.exchange_full(WINDOW, Place::Ready(0)), Err(busy));
+        assert!(mover.is_intact() && mover.pages_aside() == 0);
+        let held = mover.held(Place::Guest(WINDOW)).expect("nothing fails");
+        assert_eq!(held.into_iter().flatten().count(), 511, "the hole is one still");
     }
 
     #[test]

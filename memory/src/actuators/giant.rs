@@ -425,7 +425,7 @@ impl<'a> Swap<'a> {
         // Perhaps the only copy of a guest's memory: it is kept for an analysis unless all went well.
         let kept = ManuallyDrop::new(host.map_aside(SideContents::Nothing)?);
         let exchanged = self.copy_and_exchange(&next, &|| {
-            host.move_aside(ram, giant, &kept)?;
+            host.move_aside(ram, giant, &kept).map_err(|error| unless_moved(host, &kept, error))?;
             let placed = host.map_over(ram, giant, page.file()).and_then(|()| {
                 claim.moved_to(Some(page.clone()));
                 host.advise(start, GIANT, Advice::PopulateWrite)
@@ -581,6 +581,19 @@ fn restored(error: HostError, restore: impl Fn() -> Result<(), HostError>) -> Un
         Err(lost) => {
             tracing::error!(%lost, "cannot restore guest RAM");
             Unswapped { is_stuck: true, ..lost.into() }
+        }
+    }
+}
+
+/// Why guest RAM was not moved aside. Where a part of it was (Linux 6.17 and later move mappings one by one), the guest
+/// is stuck: it would read zeroes in the place of that part.
+fn unless_moved(host: &dyn Kernel, kept: &SideMapping, error: HostError) -> Unswapped {
+    let mut moved = Vec::new();
+    match host.scan_occupied(kept.start(), GIANT, &mut moved) {
+        Ok(()) if moved.is_empty() => error.into(),
+        _ => {
+            tracing::error!(%error, "a part of guest RAM was moved aside");
+            Unswapped { is_stuck: true, ..error.into() }
         }
     }
 }

@@ -28,6 +28,7 @@ use wideleaf_policies::{Backing, Gpa, GpaRange, OutcomeResult, PageSet, PageSize
 
 use super::split::split_window;
 use crate::backing::BackingKind;
+use crate::claims::Claimed;
 use crate::guest_freed::Book;
 use crate::host::{Advice, Host, HostError};
 use crate::region::{GuestRam, RamHasOwner, RamRange};
@@ -139,9 +140,15 @@ impl GiveBack {
         let claim = self.ram.claims().window_in_place(window);
         let _alone = given_back.discarding();
         let mut book = given_back.book();
-        if claim.is_err() {
-            book.counters().busy += 1;
-            return self.keep(&mut book, window, offered, true);
+        match &claim {
+            Ok(_) => {}
+            // Due once it is on pages of its own; until then it counts as kept once.
+            Err(Claimed::OnGiantPage) if book.is_due(window) => return,
+            Err(Claimed::OnGiantPage) => return self.keep(&mut book, window, offered, true),
+            Err(_) => {
+                book.counters().busy += 1;
+                return self.keep(&mut book, window, offered, true);
+            }
         }
         match self.decide(&mut book, range, window, offered) {
             Ok(Some(pages)) => book.mark_released(window, pages),

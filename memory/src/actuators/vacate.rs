@@ -90,7 +90,7 @@ impl Swapper {
         let source = self.aside.mover().source_of(window);
         let base = self.vacated.take_base_pages(self.aside.mover(), source).map_err(refused)?;
         self.aside.mover().forbid_huge(window).map_err(refused)?;
-        let (unavailable, slot) = self.aside.exchange(window, base)?;
+        let (unavailable, slot) = self.aside.exchange_full(window, base)?;
         self.vacated.take_over(slot);
         *moved_in = Some(unavailable);
         if self.aside.mover().look(guest).map_err(refused)?.is_huge {

@@ -34,7 +34,8 @@ pub trait GiantMappings: Send + Sync {
     /// Moves the anonymous pages of the giant at `giant` aside. Guest RAM there is empty afterwards.
     ///
     /// # Errors
-    /// [`HostError`] with the kernel's errno; everything is then as it was.
+    /// [`HostError`] with the kernel's errno. Everything is then as it was, if guest RAM there is one mapping; else a
+    /// part may have been moved.
     fn move_aside(&self, ram: &GuestRam, giant: Gpa, to: &SideMapping) -> Result<(), HostError>;
 
     /// Moves the anonymous pages of `from` to the giant at `giant`, in the place of its mapping. `from`

@@ -90,6 +90,7 @@ impl Means<'_> {
         let guarded =
             Guarded { attempt, target, mechanism, host, vm, stalls, should_stop, steering, huge_pages, has_vacated };
         let (held, objection) = guarded.ask();
+        let is_refused = objection.is_some();
         let ended = match (objection, held.range) {
             (Some(objection), _) => attempt.ended(objection.mechanism, objection.result),
             (None, None) => attempt,
@@ -104,8 +105,13 @@ impl Means<'_> {
         }
         let grounds = held.grounds;
         drop(held);
-        if let Some(grounds) = grounds {
-            huge_pages.learn(host, ended.node_of_page(), grounds, ended.result, ended.cost.cpu);
+        match grounds {
+            // Otherwise a window that is always refused would take each permission, since it comes first each time.
+            Some(grounds) if is_refused => huge_pages.return_unused(host, ended.node_of_page(), grounds),
+            Some(grounds) => {
+                huge_pages.learn(host, ended.node_of_page(), grounds, ended.result, ended.cost.cpu);
+            }
+            None => {}
         }
         ended
     }

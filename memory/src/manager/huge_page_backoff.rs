@@ -172,6 +172,17 @@ impl HugePageBackoff {
         }
     }
 
+    /// Takes back a permission that was not used: another window may ask the kernel.
+    pub fn return_unused(&self, host: &dyn Host, node: Option<NodeId>, grounds: Grounds) {
+        for scarce in self.lock().iter_mut().filter(|scarce| scarce.node == node) {
+            match grounds {
+                Grounds::Plenty => {}
+                Grounds::FreeBlock => scarce.left = scarce.left.map(|left| left + 1),
+                Grounds::Attempt => scarce.next_attempt = host.now(),
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Scarce>> {
         // Replaced as a whole, or in one field that a tick resets.
         self.0.lock()
@@ -237,6 +248,25 @@ mod tests {
         assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Plenty));
         backoff.learn(&host, None, Grounds::Plenty, NO, CHEAP);
         (host, backoff)
+    }
+
+    #[test]
+    fn an_unused_permission_is_there_for_another_window() {
+        let (host, backoff) = scarce(0);
+        host.sleep(PAUSE_LONGEST);
+        for _ in 0..3 {
+            assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt));
+            backoff.return_unused(&host, None, Grounds::Attempt);
+        }
+        set_free(&host, 1);
+        backoff.begin_tick();
+        for _ in 0..3 {
+            assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+            backoff.return_unused(&host, None, Grounds::FreeBlock);
+        }
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::FreeBlock));
+        assert_eq!(backoff.may_ask(&host, None), Some(Grounds::Attempt), "one block, one permission");
+        assert_eq!(backoff.may_ask(&host, None), None);
     }
 
     #[test]

@@ -154,10 +154,13 @@ impl VmState {
         tolerated: u16,
         report: &mut ManagerReport,
     ) -> VmSnapshot {
+        let is_whole = acted_on.is_none();
         let mut rows = self.sense_rows(host, sensor, acted_on, report);
         self.managed.ram.iter().filter(|_| host.is_own()).for_each(|ram| giants::mark(ram, &mut rows));
         if !host.is_own() {
             self.sense_the_hosts_work(host, &rows, report);
+        } else if is_whole {
+            self.sense_swapped(host, &rows, report);
         }
         leave_to_others(self.second_level_guard.as_deref(), &mut rows, &mut report.logs_of_others);
         self.hold_back(&mut rows);
@@ -219,6 +222,10 @@ impl VmState {
             return;
         }
         self.kernel_work.see(&rows.backing);
+        self.sense_swapped(host, rows, report);
+    }
+
+    fn sense_swapped(&mut self, host: &dyn Host, rows: &VmSnapshot, report: &mut ManagerReport) {
         match swapped(host, self.managed.backing.kind(), &self.managed.ranges, &rows.resident) {
             Ok(swapped) => {
                 self.failing.remove("swapped");

@@ -99,6 +99,8 @@ impl AccessSensor {
         match self.aside.mover().look(Place::Guest(window)) {
             Ok(look) if look.resident == 0 => return Err("not_resident"),
             Ok(look) if look.is_huge => {
+                // A mark is a mapping of its own: not within a giant that is being moved as one.
+                let _claim = self.aside.claim(window).map_err(|_| "busy")?;
                 self.marks.prepare(self.aside.mover(), window);
                 self.aside.set_aside(window).map_err(|error| reason(&error))?;
             }

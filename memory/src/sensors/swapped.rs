@@ -10,6 +10,8 @@
 //! Swapped pages of shared memory are in no page table. They are none where the host's swap is empty, else unknown. A
 //! page on its way to another frame counts as swapped for that moment, as in the kernel's own interface.
 
+use std::io::ErrorKind;
+
 use wideleaf_policies::units::BASE_PAGES_PER_WINDOW;
 
 use crate::backing::BackingKind;
@@ -78,7 +80,7 @@ pub fn swapped(
         BackingKind::Memfd if is_swap_empty(host) => Ok(Swapped::Nothing),
         BackingKind::Memfd => Ok(Swapped::Unknown),
         BackingKind::Anon => match host.read_text("/proc/self/status").map(|text| bytes_of(&text, "VmSwap")) {
-            Err(error) if error.is_gone() => Err(error),
+            Err(error) if error.source.kind() != ErrorKind::NotFound => Err(error),
             Err(_) | Ok(None) => Ok(Swapped::Unknown),
             Ok(Some(Bytes::ZERO)) => Ok(Swapped::Nothing),
             Ok(Some(_)) => scan(host, ranges, resident),

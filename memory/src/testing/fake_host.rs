@@ -56,6 +56,7 @@ struct State {
     mappings_are_in_pieces: bool,
     panics_at: Option<Hva>,
     moved_aside_to: Option<Hva>,
+    fails_after_moving_aside: bool,
     is_of_another: bool,
     has_file: bool,
     made_ready: u64,
@@ -186,6 +187,11 @@ impl FakeHost {
     /// Makes it another process's address space from now on: ranges cannot be marked.
     pub fn be_of_another_process(&self) {
         self.state().is_of_another = true;
+    }
+
+    /// From now on, moving guest RAM aside reports an error after it has moved pages.
+    pub fn fail_after_moving_aside(&self) {
+        self.state().fails_after_moving_aside = true;
     }
 
     /// Address to which pages were moved aside last.
@@ -438,7 +444,10 @@ impl GiantMappings for FakeHost {
         to.take(ram, giant).map_err(|source| HostError { what: WHAT, source })?;
         state.relocate(ram.base() + (giant - Gpa::new(0)), to.start());
         state.moved_aside_to = Some(to.start());
-        Ok(())
+        match state.fails_after_moving_aside {
+            true => Err(HostError { what: WHAT, source: io::Error::from_raw_os_error(libc::ENOMEM) }),
+            false => Ok(()),
+        }
     }
 
     fn move_in(&self, from: &SideMapping, ram: &GuestRam, giant: Gpa) -> Result<(), HostError> {

@@ -119,6 +119,17 @@ fn an_unbacked_window_is_not_filled() {
 }
 
 #[test]
+fn a_window_with_more_swapped_pages_than_khugepaged_would_read_back_stays_as_it_is() {
+    let host = host();
+    host.make_absent(RAM_AT, mib(1));
+    host.swap_out(RAM_AT, mib(1));
+    host.set_text("/proc/self/status", "VmSwap:\t1024 kB\n");
+    let mut work = greedy_loop(&host);
+    run(&mut work, &host, 3);
+    assert_eq!(host.huge_windows(), WINDOWS - 1);
+}
+
+#[test]
 fn bloat_is_counted() {
     let host = host();
     host.make_absent(RAM_AT + mib(1), mib(1)); // half of window 0

@@ -137,6 +137,20 @@ fn touches_ask_for_no_huge_page_while_they_are_short() {
 }
 
 #[test]
+fn no_window_of_a_giant_that_is_being_moved_is_marked() {
+    let bed = Bed::new();
+    make_huge(&bed, W);
+    let mut sensor = bed.sensor();
+    sensor.note_shortage(true);
+    let giant = bed.claims.giant(GIANT).unwrap();
+    sensor.start(bed.host.as_ref(), &[W]);
+    assert!(bed.mover.may_be_huge(W), "a mark would be a mapping of its own");
+    assert_eq!(sensor.finish(bed.host.as_ref()).rows, [(W, Seen::Unknown("busy"))]);
+    drop(giant);
+    bed.assert_at_rest();
+}
+
+#[test]
 fn a_kernel_that_keeps_page_tables_is_known_after_three_windows() {
     let bed = Bed::new();
     bed.mover.keep_tables();

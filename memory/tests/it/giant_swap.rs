@@ -272,6 +272,16 @@ fn a_promotion_that_panics_in_any_call_of_the_second_level_loses_nothing() {
 }
 
 #[test]
+fn a_move_aside_that_fails_half_way_loses_nothing() {
+    let vm = FakeVm::new(PATIENT);
+    vm.host.fail_after_moving_aside();
+    let swap = vm.promote();
+    assert!(swap.is_stuck && matches!(swap.result, OutcomeResult::Refused(_)), "{swap:?}");
+    assert!(vm.second_level.resume().is_ok(), "the guest does not run on with holes in its RAM");
+    vm.assert_kept("half-way");
+}
+
+#[test]
 fn a_demotion_that_panics_in_any_host_call_loses_nothing() {
     // Map aside, advise, scan; stuck while it moves in.
     assert_eq!(panicking_in_each_call(true, |vm, call| vm.host.panic_in_call(call)), (4, 1));
