@@ -227,6 +227,8 @@ impl ControlledVm {
             VmRequest::Windows => VmAnswer::Windows(Box::new(self.windows()?)),
             VmRequest::Explain => VmAnswer::Explanation(Box::new(self.explanation()?)),
             VmRequest::SetPolicy { policy } => {
+                // It would wait for the end of that.
+                self.check_saving(SavingThread::check_at_rest, "set the policy of")?;
                 self.run.policy.set(&*self.session()?, &policy)?;
                 self.changed()
             }
@@ -311,12 +313,19 @@ impl ControlledVm {
         self.run.saving.upgrade().map_or(Ok(()), |saving| saving.check_not_needed())
     }
 
+    /// Asks the thread that saves whether it permits what a client wants.
+    fn check_saving(&self, check: fn(&SavingThread) -> Result<(), &'static str>, what: &str) -> Result<(), String> {
+        let saving = self.run.saving.upgrade();
+        saving.map_or(Ok(()), |saving| check(&saving)).map_err(|why| format!("cannot {what} the VM: {why}"))
+    }
+
     fn reset(&self) -> Result<(), String> {
         self.check_not_needed()?;
         // A target may need its RAM as it is.
         if let Some(doubt) = self.run.saving.upgrade().and_then(|saving| saving.doubt()) {
             return Err(format!("cannot reset the VM: {doubt}"));
         }
+        self.check_saving(SavingThread::check_at_rest, "reset")?;
         match self.control.on_reset() {
             OnReset::Stop => Err("a reset ends this VM: start it with --on-reset restart, or stop it".to_owned()),
             OnReset::Restart if self.control.ask_for_reset() => Ok(()),
@@ -332,6 +341,8 @@ impl ControlledVm {
         if self.control.is_stopping() {
             return Err(self.is_over());
         }
+        // It would run on at the target.
+        self.check_saving(SavingThread::check_not_moving, "pause")?;
         self.run.pause.hold().map_err(|error| format!("cannot pause the VM: {error}; try again"))
     }
 

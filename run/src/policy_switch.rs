@@ -1,7 +1,7 @@
 //! Sets a run's policy while it runs, or switches it off, for wideleafd or for a client of the VM's control socket.
-//! The latest request counts.
+//! The latest request counts. A request waits while the manager rests, as during a save; a question never waits.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use wideleaf_policies::walk::cost::WalkCost;
 use wideleaf_policies::{Policy, PolicyChoice};
@@ -16,10 +16,13 @@ pub const OFF: &str = "off";
 pub struct PolicySwitch {
     /// Cost of a TLB miss, for policies that use it.
     walk: WalkCost,
+    /// Held while the policy changes, which can last as long as the manager rests. Taken before `set`.
+    turn: Mutex<()>,
+    /// Held for moments: a thread that has the manager rest reads it.
     set: Mutex<Set>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Set {
     policy: PolicyChoice,
     is_off: bool,
@@ -28,22 +31,22 @@ struct Set {
 impl PolicySwitch {
     /// A policy that is on.
     pub fn new(policy: PolicyChoice, walk: WalkCost) -> PolicySwitch {
-        PolicySwitch { walk, set: Mutex::new(Set { policy, is_off: false }) }
+        PolicySwitch { walk, turn: Mutex::default(), set: Mutex::new(Set { policy, is_off: false }) }
     }
 
     /// Whether it was set to `off`.
     pub fn is_off(&self) -> bool {
-        self.lock().is_off
+        self.set.lock().is_off
     }
 
     /// The policy as it is set, or as it was before it was switched off.
     pub fn chosen(&self) -> PolicyChoice {
-        self.lock().policy.clone()
+        self.set.lock().policy.clone()
     }
 
     /// The policy as it is set.
     pub fn shown(&self) -> String {
-        self.lock().shown()
+        self.set.lock().shown()
     }
 
     /// Replaces the policy, or switches it off or on. Concurrent callers wait.
@@ -51,7 +54,8 @@ impl PolicySwitch {
     /// # Errors
     /// One line: the policy that stays, and why.
     pub fn set(&self, session: &Session, wanted: &str) -> Result<(), String> {
-        self.set_locked(&mut self.lock(), session, wanted)
+        let _turn = self.turn.lock();
+        self.set_in_turn(session, wanted)
     }
 
     /// As [`PolicySwitch::set`], if the policy is `from`. Returns whether it was.
@@ -59,12 +63,13 @@ impl PolicySwitch {
     /// # Errors
     /// As for [`PolicySwitch::set`].
     pub fn exchange(&self, session: &Session, from: &str, wanted: &str) -> Result<bool, String> {
-        let mut set = self.lock();
-        let is_there = set.shown() == from;
-        if is_there { self.set_locked(&mut set, session, wanted).map(|()| true) } else { Ok(false) }
+        let _turn = self.turn.lock();
+        let is_there = self.shown() == from;
+        if is_there { self.set_in_turn(session, wanted).map(|()| true) } else { Ok(false) }
     }
 
-    fn set_locked(&self, set: &mut Set, session: &Session, wanted: &str) -> Result<(), String> {
+    fn set_in_turn(&self, session: &Session, wanted: &str) -> Result<(), String> {
+        let set = self.set.lock().clone();
         let shown = set.shown();
         let stays = |why: &dyn std::fmt::Display| format!("its policy stays {shown}: {why}");
         if wanted == OFF {
@@ -73,29 +78,23 @@ impl PolicySwitch {
                     &"it serves the guest's page faults, which cannot wait; restart the VM with another --policy",
                 ));
             }
-            set.is_off = true;
+            self.set.lock().is_off = true;
             session.set_off(true);
             return Ok(());
         }
         let wanted = PolicyChoice::parse(wanted).map_err(|error| stays(&error))?;
         if wanted.to_string() != set.policy.to_string() {
             session.set_policy(wanted.make_for(&self.walk)).map_err(|error| stays(&error))?;
-            set.policy = wanted;
         }
-        set.is_off = false;
+        *self.set.lock() = Set { policy: wanted, is_off: false };
         session.set_off(false);
         Ok(())
     }
 
     /// Calls `work` with the policy as it is set, without its history, while no other caller sets one.
     pub fn afresh<T>(&self, work: impl FnOnce(Box<dyn Policy>) -> T) -> T {
-        let set = self.lock();
-        work(set.policy.make_for(&self.walk))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Set> {
-        // Both fields are set after the calls that may fail.
-        self.set.lock()
+        let _turn = self.turn.lock();
+        work(self.chosen().make_for(&self.walk))
     }
 }
 

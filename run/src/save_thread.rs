@@ -22,7 +22,7 @@ use wideleaf_vmm::kvm::KvmSecondLevel;
 
 use crate::migration::recovering::{self, Recovered, Rejoining};
 use crate::migration::source::{self, Departing, End};
-use crate::snapshot::parts::{SavedParts, Shared};
+use crate::snapshot::parts::{SavedParts, Shared, UnderWay};
 use crate::snapshot::saving::{HowToPause, NewFiles, save};
 
 /// A client's request to save.
@@ -115,6 +115,27 @@ impl SavingThread {
         *self.shared.progress.lock()
     }
 
+    /// Fails while the VM is saved or moved: its manager rests, and its state is being read.
+    ///
+    /// # Errors
+    /// The reason, which ends a line.
+    pub fn check_at_rest(&self) -> Result<(), &'static str> {
+        match *self.shared.under_way.lock() {
+            None => Ok(()),
+            Some(UnderWay::Snapshot) => Err("a snapshot of it is being written; wait for its end, or end its client"),
+            Some(UnderWay::Migration) => Err("it is being migrated; wait for the end of that, or end its client"),
+        }
+    }
+
+    /// Fails while the VM is moved.
+    ///
+    /// # Errors
+    /// As for [`SavingThread::check_at_rest`].
+    pub fn check_not_moving(&self) -> Result<(), &'static str> {
+        let is_saved = *self.shared.under_way.lock() == Some(UnderWay::Snapshot);
+        if is_saved { Ok(()) } else { self.check_at_rest() }
+    }
+
     /// Fails while the guest runs at a target that needs RAM of this process.
     ///
     /// # Errors
@@ -183,6 +204,8 @@ impl Drop for SavingThread {
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     for SaveJob { connection, replies, to, files } in queue {
+        let work = if matches!(to, SaveTo::Files { .. }) { UnderWay::Snapshot } else { UnderWay::Migration };
+        *shared.under_way.lock() = Some(work);
         shared.uncancel();
         shared.set_replaced(false);
         let answer = match to {
@@ -197,6 +220,7 @@ fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
             SaveTo::Again { address } => recover(parts, Rejoining { to: address, files }, shared),
         };
         *shared.progress.lock() = None;
+        *shared.under_way.lock() = None;
         let reply = match answer {
             Ok(answer) => Reply::Ok(Box::new(answer)),
             Err(why) => Reply::Error(why),

@@ -163,6 +163,22 @@ fn a_running_that_is_lost_leaves_the_disk_to_the_target_and_the_source_cannot_be
 }
 
 #[test]
+fn a_target_that_was_ready_too_late_gives_the_disk_back() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, target) = (source(&scratch), target(&scratch));
+    let (place, thread) = crate::migration::withheld(&scratch, READY);
+    let (code, _, why) = end(crate::migration::client(&scratch, &place, &["--pause=2s"]));
+    assert!(code == Some(4) && why.contains("the target was not ready within the pause"), "{code:?}: {why}");
+    let (code, why) = target.end();
+    assert!(code == Some(4) && why.contains("the VM stays at the source"), "{code:?}: {why}");
+    goes_on(&scratch, source);
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_target_that_is_killed_with_the_disk_gives_it_back() {
     if !has_kvm() {
         return;

@@ -67,7 +67,8 @@ pub enum Kind {
     Complete,
     /// Target: figures for the source's report, as JSON.
     Arrived,
-    /// Target: the reason why its guest has not run and never will, as text.
+    /// Target: the reason why its guest has not run and never will, as text. Source: the reason why the guest stays
+    /// there, instead of `go`.
     Failed,
 }
 

@@ -101,7 +101,7 @@ pub fn recover(parts: &SavedParts, mut kept: Kept, job: Rejoining, shared: &Shar
         Err(why) => return Recovered::Refused(cannot(why), kept),
     };
     let wire = Wire::new(ends);
-    let keep_on = || !shared.is_ending() && !has_gone(&client);
+    let keep_on = || !shared.is_ending() && !shared.is_replaced() && !has_gone(&client);
     let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };
     if let Err(lost) = wire.greet(Kind::Again, kept.departed.id.as_bytes(), &limit) {
         return Recovered::Refused(cannot(&wire.why(lost, shared)), kept);

@@ -39,6 +39,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const RUNNING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time in which a target that has ended gives up the locks of the disks: its process may have much RAM to free.
 const TAKE_BACK_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Time in which the target learns that the guest stays here. One that does not read has no disk yet, or is gone.
+const CALL_OFF_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Interval between two attempts to lock the disks again.
 const TAKE_BACK_EVERY: Duration = Duration::from_millis(5);
 
@@ -184,7 +186,7 @@ impl Departure<'_> {
         self.shared.uncancel();
         let saved = saver.save(limits, self.shared.cancelled(), &progress, at_pause);
         let (switched, report) = saved.map_err(|error| {
-            let why = refused.lock().take();
+            let why = refused.lock().take().filter(|_| matches!(error, SaveError::NoLastPages));
             why.unwrap_or_else(|| self.reason_of(&error))
         })?;
         Ok(self.end(switched, &report, before, huge))
@@ -228,11 +230,14 @@ impl Departure<'_> {
         let missing = serving.filter(|_| matches!(turn, Source::Broken | Source::InDoubt)).map(Serving::into_missing);
         let mut no_disks = None;
         if turn == Source::TakingBack {
+            self.call_off(&why);
             no_disks = self.take_back().err();
             turn = turn.after(if no_disks.is_none() { AtSource::TakenBack } else { AtSource::Lost });
         }
         match turn.guest() {
             Guest::Here => {
+                // The save may go on, up to another pause.
+                *self.until.lock() = None;
                 parts.second_level.resume().map_err(|error| format!("{why}; and its guest stays paused: {error}"))?;
                 Err(why)
             }
@@ -242,6 +247,16 @@ impl Departure<'_> {
                 parts.control.stop(GuestExit::Stopped);
                 Ok(Switched { turn, downtime, why, no_disks, missing: None })
             }
+        }
+    }
+
+    /// Tells the target that the guest stays here, so that it ends and gives the disks back.
+    fn call_off(&self, why: &str) {
+        let until = Some(Instant::now() + CALL_OFF_WAIT_MAX);
+        let limit = Limit { silence: CALL_OFF_WAIT_MAX, until, keep_on: &|| !self.shared.is_ending() };
+        let text: String = format!("the VM stays at the source: {why}").chars().take(500).collect();
+        if let Err(lost) = self.wire.sender.lock().send(Kind::Failed, &[text.as_bytes()], &limit) {
+            tracing::debug!("the target is not told that the VM stays: {lost}");
         }
     }
 
@@ -272,6 +287,9 @@ impl Departure<'_> {
         *serving = self.leave(&left, sink)?;
         let text = saved_text(&self.spec(), self.session.saved(), &self.accesses, &state)?;
         let (limit, lost) = (self.limit(), |lost| self.reason(lost));
+        if self.parts.pause.is_held() {
+            return Err("it was paused meanwhile; resume it first".to_owned());
+        }
         // All writes are durable since the devices rest.
         *turn = turn.after(AtSource::GivingUp);
         self.parts.disks.give_up().map_err(|error| error.to_string())?;

@@ -61,6 +61,8 @@ impl SavedParts {
 /// State of the save under way, and of a VM that has left.
 #[derive(Default)]
 pub(crate) struct Shared {
+    /// Work that the thread does now.
+    pub(crate) under_way: Mutex<Option<UnderWay>>,
     pub(crate) progress: Mutex<Option<SavingView>>,
     pub(crate) is_ending: AtomicBool,
     /// Set where the save is to end early.
@@ -73,6 +75,15 @@ pub(crate) struct Shared {
     pub(crate) serves: Mutex<Option<String>>,
     /// Set where another connection takes the place of the one over which pages go.
     is_replaced: AtomicBool,
+}
+
+/// Work of the thread that saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnderWay {
+    /// It writes a snapshot.
+    Snapshot,
+    /// It moves the VM, or sends what is missing at the target.
+    Migration,
 }
 
 impl Shared {
