@@ -301,7 +301,7 @@ impl<C: Iterator<Item = Place>> Vacating<C> {
         if let Some(index) = self.passed.iter().position(gives) {
             return Some(index);
         }
-        while let Some(place) = self.coldest.next() {
+        for place in self.coldest.by_ref() {
             self.passed.push_back(place);
             if gives(&place) {
                 return Some(self.passed.len() - 1);
