@@ -83,7 +83,8 @@ impl ProcessHost {
 
     /// Claims the process for one manager, in whatever process that runs: `None` if another one has it. Two would
     /// undo each other's work, and the guest would wait for both. The claim is a lock on `/proc/PID/pagemap`, which
-    /// only a process that may read it can take.
+    /// only a process that may read it can take. Each mount of `/proc` has files of its own: managers in containers
+    /// with other mounts do not see the claim.
     ///
     /// # Errors
     /// [`HostError`] if the kernel does not lock that file.

@@ -495,13 +495,15 @@ impl Guest {
     /// [`AttachError`]: the RAM is not readable for now, or no thread is available. All is then as it was.
     fn follow_ram(&self) -> Result<(), AttachError> {
         let ram = survey::map(&self.process, self.monitor.as_deref());
-        let is_told = self.monitor.is_none() || !ram.pieces.iter().any(|piece| piece.is_guess);
-        if ram.pieces.is_empty() || !is_told {
+        self.gate.mappings_say(ram.is_watched);
+        let guesses = |map: &RamMap| map.pieces.iter().any(|piece| piece.is_guess);
+        // A monitor that does not answer for a moment; one that never told more is not asked for better.
+        let is_worse = self.monitor.is_some() && guesses(&ram) && !guesses(&self.now().ram);
+        if ram.pieces.is_empty() || is_worse {
             return Err(AttachError::NoRam { pid: self.process.pid, why: ram.notes.join("; ") });
         }
         let _one_at_a_time = self.changing.lock();
         let policy = {
-            self.gate.mappings_say(ram.is_watched);
             let now = self.now();
             if (&now.ram.pieces, &now.ram.notes) == (&ram.pieces, &ram.notes) {
                 return Ok(());

@@ -43,18 +43,19 @@ impl Market {
 }
 
 impl Engine {
-    /// Finds the price of huge pages and tells all managers of this daemon that do not know it.
+    /// Finds the price of huge pages and tells all managers of this daemon, also that it has ended.
     pub(super) fn clear_market(&self, now: Duration) {
         self.table().clear_market(now);
-        let is_told = |vm: &Vm| vm.price == vm.price_told;
-        let of_vm = |(process, vm): (&_, &Vm)| Some((*process, vm.care().filter(|_| !is_told(vm))?, vm.price));
+        // A manager that replaced another one, as at a change of policy, knows no price yet.
+        let may_be_news = |vm: &Vm| vm.price.is_some() || vm.has_price;
+        let of_vm = |(process, vm): (&_, &Vm)| Some((*process, vm.care().filter(|_| may_be_news(vm))?, vm.price));
         let to_tell: Vec<_> = self.table().vms.iter().filter_map(of_vm).collect();
         for (process, care, price) in to_tell {
             // A busy one is told in a second.
             if told_if_free(&care, |care| care.set_huge_page_price(price)).is_some()
                 && let Some(vm) = self.table().vms.get_mut(&process)
             {
-                vm.price_told = price;
+                vm.has_price = price.is_some();
             }
         }
     }

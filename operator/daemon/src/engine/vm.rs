@@ -57,8 +57,8 @@ pub(super) struct Vm {
     pub(super) offer: Option<Offer>,
     /// Price of a huge page for it, and what it may give back until it is told; `None` while none are short.
     pub(super) price: Option<HugePagePrice>,
-    /// Price that its manager knows, if this daemon has the manager.
-    pub(super) price_told: Option<HugePagePrice>,
+    /// Whether its manager has a price, if this daemon has the manager.
+    pub(super) has_price: bool,
     /// Pages that it was allowed to give back of late: its latest view may not show that they are gone.
     pub(super) allowed: Allowances,
     /// Number of free huge pages that `/proc/buddyinfo` does not count, until its process is told of them.
@@ -102,7 +102,7 @@ impl Vm {
             windows: ReportedWindows::default(),
             offer: None,
             price: None,
-            price_told: None,
+            has_price: false,
             allowed: Allowances::default(),
             promised: 0,
             left_alone_until: None,
