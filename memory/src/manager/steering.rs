@@ -32,7 +32,7 @@ struct Price {
     now: Option<HugePagePrice>,
     /// Allowance that no tick has seen yet.
     new: u64,
-    /// Earlier allowances.
+    /// Allowances that earlier ticks have seen.
     seen: Allowances,
 }
 

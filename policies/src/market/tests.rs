@@ -74,7 +74,7 @@ fn pages_that_a_vm_cannot_spare_serve_its_own_buyers_whatever_others_pay() {
         let prices: Vec<u64> = clearing.of_vms.iter().map(|of| of.cycles_per_s / HOT).collect();
         (clearing.price / HOT, prices, clearing.within, allowances(&clearing))
     };
-    // Its two best windows get the idle pages, the next one that of a window worth half as much; the last gives to none.
+    // Its two best windows get the idle pages, the next one that of a window worth half as much.
     assert_eq!(clear(0, 0), (8, [2, 8].into(), 3, [0, 0].into()));
     // One page, the coldest, is for the external guest: the second best window gets that of the warmest.
     assert_eq!(clear(1, 0), (8, [4, 8].into(), 2, [1, 0].into()));

@@ -213,7 +213,7 @@ fn a_vm_gives_no_page_of_its_guarantee_to_others_and_trades_all_of_them_within_i
     let vm =
         |percent: u32, drawn: &str| VmSnapshot { guarantee: PerTenThousand::new(percent * 100), ..cold_and_hot(drawn) };
     let vacates = |plan: &[Action]| plan.iter().filter(|action| matches!(action, Action::Vacate { .. })).count();
-    // Eight windows of 2 MiB: one in 32 parts of them is 0.5 MiB, the margin. Others may have as many pages as they like.
+    // Eight windows of 2 MiB: a part in 32 of them is 0.5 MiB, the margin.
     let for_others = |percent| {
         let price = HugePages::Priced(HugePagePrice { cycles_per_s: 1, may_vacate: 9, free: Some(0) });
         let vm = vm(percent, "HHHHHHHH");
