@@ -233,6 +233,7 @@ fn migrate(parts: &SavedParts, job: Departing, shared: &Shared) -> Result<VmAnsw
     if let Some(doubt) = &*shared.doubt.lock() {
         return Err(doubt.why.clone());
     }
+    parts.restoring.as_ref().map_or(Ok(()), |restoring| restoring.check_not_mapped("migrate"))?;
     if parts.is_filling() {
         return Err("cannot migrate the VM: its RAM has not all come yet; try again in a moment".to_owned());
     }

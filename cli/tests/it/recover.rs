@@ -1,6 +1,8 @@
 //! `wideleaf vm SOCKET recover`: a connection that is lost while pages follow a guest is replaced by another one, and
 //! the guest finds every word. Needs KVM and a userfaultfd (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::process::Child;
 
 use nix::sys::signal::Signal;
@@ -164,6 +166,32 @@ fn another_connection_takes_the_place_of_one_that_is_silent() {
     let (code, _, why) = end(client);
     assert!(code == Some(4) && why.contains("a part of its RAM was still here"), "{code:?}: {why}");
     proxy.go_on.send(()).unwrap();
+    proxy.thread.join().unwrap();
+    ends_well(&scratch, source, target);
+}
+
+#[test]
+fn a_connection_that_is_refused_leaves_the_one_that_works() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (source, (target, _)) = (source(&scratch), target_with(&scratch, "unix:move.sock", &[]));
+    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
+    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
+    proxy.held.recv().unwrap();
+    let wrong = recover_target(&scratch, "again.sock");
+    let mut stranger = UnixStream::connect(scratch.path("again.sock")).unwrap();
+    stranger.write_all(b"some other program").unwrap();
+    let (code, _, why) = end(wrong);
+    assert!(code != Some(0) && why.contains("does not speak wideleaf's migration protocol"), "{code:?}: {why}");
+    assert!(status_of(&scratch, "vm2.sock")["cut_off"].is_null());
+
+    proxy.go_on.send(()).unwrap();
+    let (code, said, why) = end(client);
+    assert_eq!(code, Some(0), "{why}");
+    let moved: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(moved["post_copy"]["connections_lost"], 0, "{moved}");
     proxy.thread.join().unwrap();
     ends_well(&scratch, source, target);
 }

@@ -20,7 +20,6 @@ use wideleaf_memory::GuestRam;
 use wideleaf_memory::restore::{GuestIsGone, OnFailure, RestoreConfig, RestoreReport, Restorer};
 
 use super::far::FarRam;
-use super::frames::Kind;
 use super::link::Receiver;
 
 /// Interval at which the thread looks whether all that has come is in its place.
@@ -41,7 +40,7 @@ pub struct Completing {
     is_over: AtomicBool,
     /// Whether the guest has ended while pages were missing that nothing sends.
     has_given_up: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Completing {
@@ -75,40 +74,53 @@ impl Completing {
             filled: OnceLock::new(),
             is_over: AtomicBool::new(false),
             has_given_up: AtomicBool::new(false),
-            thread: Mutex::default(),
+            threads: Mutex::default(),
         })
     }
 
-    /// Starts the thread that receives, which calls `begin` first. Once all of RAM is here and the guest runs, it calls
-    /// `conclude`.
+    /// Starts the thread that receives, and the one that tries other connections where one may follow. Each calls
+    /// `begin` first. Once all of RAM is here and the guest runs, the first one calls `conclude`.
     ///
     /// # Errors
     /// Error of the kernel if it cannot start a thread.
     pub fn start(
         self: &Arc<Completing>,
         mut receiver: Receiver,
-        begin: impl FnOnce() + Send + 'static,
+        begin: impl Fn() + Clone + Send + 'static,
         conclude: impl FnOnce(&Completing, &mut Receiver) + Send + 'static,
     ) -> io::Result<()> {
+        if self.far.may_be_recovered() {
+            let (of, begin) = (self.clone(), begin.clone());
+            self.spawn("offers", move || {
+                begin();
+                of.far.try_offers(&|| of.goes_on());
+            })?;
+        }
         let of = self.clone();
-        let thread = std::thread::Builder::new().name("arriving".to_owned()).spawn(move || {
+        self.spawn("arriving", move || {
             begin();
             if of.receive(&mut receiver) {
                 conclude(&of, &mut receiver);
             }
-        })?;
-        *self.thread.lock() = Some(thread);
+        })
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.threads.lock().push(std::thread::Builder::new().name(name.to_owned()).spawn(work)?);
         Ok(())
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.is_over.load(Ordering::SeqCst)
     }
 
     /// Receives until all is in its place and the guest runs. Returns whether that is so.
     fn receive(&self, receiver: &mut Receiver) -> bool {
-        let goes_on = || !self.is_over.load(Ordering::SeqCst);
-        if !self.far.receive(receiver, |kind| kind == Kind::Go, &goes_on) {
+        if !self.far.receive(receiver, &|| self.goes_on()) {
             return false;
         }
         while !(self.is_filled() && self.switched.get().is_some()) {
-            if !goes_on() || self.has_failed() {
+            if !self.goes_on() || self.has_failed() {
                 return false;
             }
             std::thread::sleep(LOOK_EVERY);
@@ -190,8 +202,9 @@ impl Completing {
         };
         self.is_over.store(true, Ordering::SeqCst);
         self.far.lose("its guest has ended".to_owned());
-        if self.thread.lock().take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::warn!("the thread that receives the VM's RAM panicked");
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if threads.into_iter().filter_map(|thread| thread.join().err()).count() > 0 {
+            tracing::warn!("a thread that receives the VM's RAM panicked");
         }
         Some(self.view_of(&report))
     }

@@ -11,9 +11,15 @@
 //! What arrives is only taken where it was wished for, and only the pages that are missing.
 //!
 //! A connection that is lost after `go` may be followed by another one ([`Offer`]): windows that were asked for and
-//! have not come are asked for again. Until then, threads that need them wait.
+//! have not come are asked for again. Until then, threads that need them wait. Another thread tries what is offered: a
+//! connection that still works is only given up for one on which the source has answered.
+//!
+//! ```text
+//!   client ── offer ─▶ thread `offers`: the source of this migration? ─ yes ─▶ thread `arriving` goes on over it
+//!                                                                     └ no ──▶ all as before
+//! ```
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +43,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub const NOTHING_MISSING: &str = "cannot recover the VM: no page of its RAM is missing here; if the VM at the source \
                                    is paused after a migration, `stop --how kill` ends it";
 
+/// Why a connection is of no use any more, where another one was accepted.
+const REPLACED: &str = "another one takes its place";
+
 /// The missing part of RAM.
 pub struct FarRam {
     from: String,
@@ -48,6 +57,22 @@ pub struct FarRam {
     id: Option<String>,
     inbox: Mutex<Inbox>,
     came: Condvar,
+    /// Told of an offer, and of a loss.
+    offered: Condvar,
+}
+
+/// A connection that may take the place of the present one.
+#[derive(Default)]
+enum Successor {
+    /// There is none.
+    #[default]
+    None,
+    /// It was not tried yet.
+    Offered(Offer),
+    /// The source is asked which migration it is about.
+    Tried,
+    /// The source has answered.
+    Accepted(Accepted),
 }
 
 /// What has come, and what is under way.
@@ -61,8 +86,8 @@ struct Inbox {
     here: BTreeMap<WindowIndex, Vec<u8>>,
     /// Windows that were placed.
     placed: BTreeSet<WindowIndex>,
-    /// Other messages, with their contents.
-    said: VecDeque<(Kind, Vec<u8>)>,
+    /// Whether `go` has come.
+    has_go: bool,
     /// Bytes that came over connections before this one.
     received_before: u64,
     /// Bytes that came over this connection.
@@ -71,10 +96,14 @@ struct Inbox {
     cut: Option<String>,
     /// Number of connections that were lost.
     cuts: u32,
-    /// Another connection, which was not tried yet.
-    offer: Option<Offer>,
+    /// Number of connections before this one.
+    before: u32,
+    /// The next connection.
+    successor: Successor,
     /// Whether no other connection may follow this one.
     is_last: bool,
+    /// Whether all has come, and the source hears of it over this connection.
+    is_finished: bool,
     /// Told of the end: the client that brought the connection.
     client: Option<Done>,
     /// Why nothing comes any more.
@@ -85,6 +114,23 @@ impl Inbox {
     /// Whether all of this number of windows have come.
     fn has_all(&self, windows: usize) -> bool {
         self.here.len() + self.placed.len() == windows
+    }
+
+    /// Why no other connection may follow any more, if that is so.
+    fn refusal(&self) -> Option<String> {
+        match &self.lost {
+            Some(why) => Some(format!("cannot receive the rest of the VM's RAM: {why}")),
+            None => (self.is_last || self.is_finished).then(|| NOTHING_MISSING.to_owned()),
+        }
+    }
+
+    /// What answers the client of a connection that is not needed any more.
+    fn take_done(&mut self) -> Option<Done> {
+        match std::mem::take(&mut self.successor) {
+            Successor::Offered(offer) => Some(offer.done),
+            Successor::Accepted(accepted) => Some(accepted.done),
+            Successor::None | Successor::Tried => None,
+        }
     }
 }
 
@@ -114,7 +160,13 @@ impl FarRam {
         if windows.len() != order.len() {
             return Err(Malformed::Pages);
         }
-        Ok(FarRam { from, windows, order, sender, id, inbox: Mutex::default(), came: Condvar::new() })
+        let (inbox, came, offered) = Default::default();
+        Ok(FarRam { from, windows, order, sender, id, inbox, came, offered })
+    }
+
+    /// Whether another connection may follow this one.
+    pub fn may_be_recovered(&self) -> bool {
+        self.id.is_some()
     }
 
     /// Missing windows, hottest first.
@@ -122,46 +174,44 @@ impl FarRam {
         &self.order
     }
 
-    /// Receives until every missing window and a message that satisfies `is_last` have come, or `keep_on` says no.
-    /// Waits for another connection where that may follow; any other loss is told to all that wait.
-    pub fn receive(&self, receiver: &mut Receiver, is_last: impl Fn(Kind) -> bool, keep_on: &dyn Fn() -> bool) -> bool {
-        let mut has_last = false;
+    /// Receives until every missing window and `go` have come, or `keep_on` says no. Waits for another connection where
+    /// that may follow; any other loss is told to all that wait.
+    pub fn receive(&self, receiver: &mut Receiver, keep_on: &dyn Fn() -> bool) -> bool {
         loop {
-            let Err(lost) = self.receive_all(receiver, &is_last, &mut has_last, keep_on) else { return true };
-            let Some(id) = self.id.as_deref().filter(|_| has_last && keep_on() && !self.inbox.lock().is_last) else {
-                self.lose(lost.to_string());
-                return false;
+            let lost = match self.receive_all(receiver, keep_on) {
+                Ok(()) if self.finish() => return true,
+                Ok(()) => REPLACED.to_owned(),
+                Err(lost) => lost.to_string(),
             };
-            self.cut(lost.to_string());
-            let Some(accepted) = self.next_connection(id, keep_on) else {
-                self.lose(lost.to_string());
+            if !(keep_on() && self.may_be_followed()) {
+                self.lose(lost);
+                return false;
+            }
+            self.cut(&lost);
+            let Some(accepted) = self.next_connection(keep_on) else {
+                self.lose(lost);
                 return false;
             };
             self.begin_again(accepted, receiver);
         }
     }
 
-    fn receive_all(
-        &self,
-        receiver: &mut Receiver,
-        is_last: &impl Fn(Kind) -> bool,
-        has_last: &mut bool,
-        keep_on: &dyn Fn() -> bool,
-    ) -> Result<(), Lost> {
+    fn receive_all(&self, receiver: &mut Receiver, keep_on: &dyn Fn() -> bool) -> Result<(), Lost> {
         let keep_on = || keep_on() && self.inbox.lock().cut.is_none();
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
-        while !(*has_last && self.inbox.lock().has_all(self.windows.len())) {
+        while !self.has_come() {
             let mut content = Vec::new();
             let kind = receiver.next(&mut content, &limit)?;
-            *has_last |= is_last(kind);
             let mut inbox = self.inbox.lock();
             inbox.received = receiver.received();
-            if kind == Kind::Pages {
-                let window = self.check(&inbox, &content)?;
-                inbox.asked.remove(&window);
-                inbox.here.insert(window, content);
-            } else {
-                inbox.said.push_back((kind, content));
+            match kind {
+                Kind::Pages => {
+                    let window = self.check(&inbox, &content)?;
+                    inbox.asked.remove(&window);
+                    inbox.here.insert(window, content);
+                }
+                Kind::Go if !inbox.has_go => inbox.has_go = true,
+                _ => return Err(Malformed::Order.into()),
             }
             drop(inbox);
             self.came.notify_all();
@@ -169,53 +219,120 @@ impl FarRam {
         Ok(())
     }
 
-    /// The connection is of no use any more; another one may come.
-    fn cut(&self, why: String) {
+    fn has_come(&self) -> bool {
+        let inbox = self.inbox.lock();
+        inbox.has_go && inbox.has_all(self.windows.len())
+    }
+
+    /// All has come: an offer is not needed. Returns false if another connection has taken the place of this one: the
+    /// source waits for the end there.
+    fn finish(&self) -> bool {
         let mut inbox = self.inbox.lock();
-        let why = inbox.cut.get_or_insert(why).clone();
+        if matches!(inbox.successor, Successor::Accepted(_)) && inbox.refusal().is_none() {
+            return false;
+        }
+        inbox.is_finished = true;
+        inbox.cut = None;
+        let done = inbox.take_done();
+        drop(inbox);
+        done.into_iter().for_each(|done| done(Err(NOTHING_MISSING.to_owned())));
+        true
+    }
+
+    fn may_be_followed(&self) -> bool {
+        let inbox = self.inbox.lock();
+        self.id.is_some() && inbox.has_go && !inbox.is_last
+    }
+
+    /// The connection is of no use any more; another one may come.
+    fn cut(&self, why: &str) {
+        let mut inbox = self.inbox.lock();
+        let why = inbox.cut.get_or_insert(why.to_owned()).clone();
         inbox.cuts += 1;
         let client = inbox.client.take();
         drop(inbox);
         self.came.notify_all();
-        tracing::warn!(
-            "the connection to the source at {} is lost, {why}; pages of the VM's RAM are missing",
-            self.from
-        );
+        tracing::warn!("the connection to the source at {} is lost, {why}; another one may follow", self.from);
         client.into_iter().for_each(|client| client(Err(format!("cannot receive the rest of the VM's RAM: {why}"))));
     }
 
-    /// Waits for a connection on which the source of this migration answers.
-    fn next_connection(&self, id: &str, keep_on: &dyn Fn() -> bool) -> Option<Accepted> {
-        loop {
-            let offer = self.next_offer(keep_on)?;
-            match offer.accept(id, keep_on) {
-                Ok(accepted) => return Some(accepted),
-                Err(why) => tracing::warn!("a connection for the VM that runs here: {why}"),
-            }
-        }
-    }
-
-    fn next_offer(&self, keep_on: &dyn Fn() -> bool) -> Option<Offer> {
+    /// Waits for a connection on which the source of this migration has answered.
+    fn next_connection(&self, keep_on: &dyn Fn() -> bool) -> Option<Accepted> {
         let mut inbox = self.inbox.lock();
-        while inbox.lost.is_none() && !inbox.is_last && keep_on() {
-            if let Some(offer) = inbox.offer.take() {
-                return Some(offer);
+        while inbox.refusal().is_none() && keep_on() {
+            match std::mem::take(&mut inbox.successor) {
+                Successor::Accepted(accepted) => return Some(accepted),
+                other => inbox.successor = other,
             }
             self.came.wait_for(&mut inbox, LOOK_EVERY);
         }
         None
     }
 
+    /// Tries the connections that are offered, until none is needed any more or `keep_on` says no. One on which the
+    /// source of this migration answers takes the place of the present one, which stays in use until then.
+    pub fn try_offers(&self, keep_on: &dyn Fn() -> bool) {
+        let Some(id) = &self.id else { return };
+        let keep_on = || keep_on() && self.inbox.lock().refusal().is_none();
+        while let Some(offer) = self.next_offer(&keep_on) {
+            match offer.accept(id, &keep_on) {
+                Ok(accepted) => self.succeed(accepted),
+                Err((why, done)) => self.fail(why, done),
+            }
+        }
+    }
+
+    fn next_offer(&self, keep_on: &dyn Fn() -> bool) -> Option<Offer> {
+        while keep_on() {
+            let mut inbox = self.inbox.lock();
+            match std::mem::take(&mut inbox.successor) {
+                Successor::Offered(offer) => {
+                    inbox.successor = Successor::Tried;
+                    return Some(offer);
+                }
+                other => inbox.successor = other,
+            }
+            self.offered.wait_for(&mut inbox, LOOK_EVERY);
+        }
+        None
+    }
+
+    /// The source has answered: the present connection is of no use any more.
+    fn succeed(&self, accepted: Accepted) {
+        let mut inbox = self.inbox.lock();
+        if let Some(why) = inbox.refusal() {
+            drop(inbox);
+            return accepted.refuse(&why);
+        }
+        inbox.cut.get_or_insert_with(|| REPLACED.to_owned());
+        inbox.successor = Successor::Accepted(accepted);
+        drop(inbox);
+        self.came.notify_all();
+    }
+
+    /// All is as before the offer.
+    fn fail(&self, why: String, done: Done) {
+        let mut inbox = self.inbox.lock();
+        inbox.successor = Successor::None;
+        let why = inbox.refusal().unwrap_or(why);
+        drop(inbox);
+        tracing::warn!("a connection for the VM that runs here: {why}");
+        done(Err(why));
+    }
+
     /// Goes on over another connection: asks again for what has not come.
     fn begin_again(&self, accepted: Accepted, receiver: &mut Receiver) {
         let Accepted { sender, receiver: new, done } = accepted;
-        // No thread holds it for longer than it takes to see the loss.
-        *self.sender.lock() = sender;
-        let before = std::mem::replace(receiver, new);
+        let old = std::mem::replace(receiver, new);
+        // No thread holds it for longer than it takes to see the loss. Until the end of this change: a loss that a
+        // thread then sees is that of the connection that it has used.
+        let mut place = self.sender.lock();
+        *place = sender;
         let mut inbox = self.inbox.lock();
-        inbox.received_before += before.received();
+        inbox.received_before += old.received();
         inbox.received = receiver.received();
         inbox.cut = None;
+        inbox.before += 1;
         inbox.client = Some(done);
         let mut wishes: Vec<Wish> = inbox
             .asked
@@ -223,27 +340,33 @@ impl FarRam {
             .map(|(window, is_urgent)| Wish { window: *window, is_urgent: *is_urgent, is_again: false })
             .collect();
         drop(inbox);
+        drop(place);
         wishes.sort_by_key(|wish| !wish.is_urgent);
         // A loss shows where the pages are received.
         let _ = wishes.into_iter().try_for_each(|wish| self.ask(wish));
     }
 
-    /// Takes another connection, over which missing pages come from now on.
+    /// Takes another connection, over which missing pages come once the source has answered there.
     ///
     /// # Errors
     /// One line if there is nothing to wait for.
     pub fn offer(&self, offer: Offer) -> Result<(), String> {
         let mut inbox = self.inbox.lock();
-        if self.id.is_none() || inbox.lost.is_some() || inbox.is_last || inbox.has_all(self.windows.len()) {
+        if let Some(why) = inbox.refusal() {
+            return Err(why);
+        }
+        if self.id.is_none() || inbox.has_all(self.windows.len()) {
             return Err(NOTHING_MISSING.to_owned());
         }
-        if inbox.offer.is_some() {
+        if !inbox.has_go {
+            return Err("cannot recover the VM: its migration has not come to its switch; wait for that".to_owned());
+        }
+        if !matches!(inbox.successor, Successor::None) {
             return Err("cannot recover the VM: another connection for it is tried now; wait for its end".to_owned());
         }
-        inbox.cut.get_or_insert_with(|| "another one takes its place".to_owned());
-        inbox.offer = Some(offer);
+        inbox.successor = Successor::Offered(offer);
         drop(inbox);
-        self.came.notify_all();
+        self.offered.notify_all();
         Ok(())
     }
 
@@ -260,11 +383,11 @@ impl FarRam {
         inbox.cut.as_ref().filter(|_| inbox.lost.is_none()).map(text)
     }
 
-    /// No other connection may follow. Returns whether the last one is lost already.
+    /// No other connection may follow. Returns whether the last one is lost already, and pages are missing.
     pub fn takes_no_other(&self) -> bool {
         let mut inbox = self.inbox.lock();
         inbox.is_last = true;
-        inbox.cut.is_some() && inbox.lost.is_none()
+        inbox.cut.is_some() && inbox.lost.is_none() && !inbox.has_all(self.windows.len())
     }
 
     /// Number of connections that were lost.
@@ -294,23 +417,24 @@ impl FarRam {
     pub fn lose(&self, why: String) {
         let mut inbox = self.inbox.lock();
         let why = inbox.lost.get_or_insert(why).clone();
-        let waiting = [inbox.client.take(), inbox.offer.take().map(|offer| offer.done)];
+        let waiting = [inbox.client.take(), inbox.take_done()];
         drop(inbox);
         self.came.notify_all();
+        self.offered.notify_all();
         let text = format!("cannot receive the rest of the VM's RAM: {why}");
         waiting.into_iter().flatten().for_each(|client| client(Err(text.clone())));
     }
 
-    /// Waits for the next message that has no pages; it must be of this kind.
+    /// Waits for `go`.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn expect(&self, kind: Kind, limit: &Limit<'_>) -> Result<Vec<u8>, Lost> {
+    pub fn expect_go(&self, limit: &Limit<'_>) -> Result<(), Lost> {
         let began = Instant::now();
         let mut inbox = self.inbox.lock();
         loop {
-            if let Some((found, content)) = inbox.said.pop_front() {
-                return if found == kind { Ok(content) } else { Err(Malformed::Order.into()) };
+            if inbox.has_go {
+                return Ok(());
             }
             if inbox.lost.is_some() {
                 return Err(Lost::Closed);
@@ -371,13 +495,15 @@ impl FarRam {
             inbox.lost.is_none() && inbox.cut.is_none()
         };
         let limit = Limit { silence: POST_COPY_SILENCE_MAX, until: None, keep_on: &keep_on };
-        let cuts = self.cuts();
-        let sent = self.sender.lock().send(Kind::Wish, &[&wish.encode()], &limit);
+        let mut sender = self.sender.lock();
+        let before = self.inbox.lock().before;
+        let sent = sender.send(Kind::Wish, &[&wish.encode()], &limit);
+        drop(sender);
         match sent {
             Err(lost) if self.id.is_some() => {
                 let mut inbox = self.inbox.lock();
-                // Unless another connection has taken the place of that one meanwhile.
-                if inbox.cuts == cuts {
+                // Unless another connection has taken the place of that one meanwhile, or none is needed any more.
+                if inbox.before == before && !inbox.is_finished {
                     inbox.cut.get_or_insert(lost.to_string());
                 }
                 Ok(())
@@ -439,11 +565,13 @@ impl SavedRam for FarRam {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
     use wideleaf_control::vm::PostCopyView;
     use wideleaf_policies::PageSize;
 
+    use super::super::frames::{Header, PAGES_HEAD_BYTES};
     use super::*;
 
     const PATIENT: Limit<'_> = Limit { silence: Duration::from_secs(60), until: None, keep_on: &|| true };
@@ -489,7 +617,7 @@ mod tests {
         let (far, mut asked, mut pages, mut receiver) = far(20);
         std::thread::scope(|scope| {
             let of = far.clone();
-            scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));
+            scope.spawn(move || of.receive(&mut receiver, &|| true));
             scope.spawn(|| {
                 assert_eq!(wishes(&mut asked, 1), [(5, true)]);
                 send(&mut pages, &head(5, &[1], &[0]), &[7]);
@@ -502,7 +630,7 @@ mod tests {
             far.read(WindowIndex::new(5), &mut into).expect("it is sent");
             let at = |page: usize| into[page * PAGE_BYTES];
             assert_eq!([0, 1, 2].map(at), [0, 7, 9], "a page of zeroes, one with content, one that is not missing");
-            assert!(far.expect(Kind::Go, &PATIENT).is_ok());
+            assert!(far.expect_go(&PATIENT).is_ok());
             let error = far.read(WindowIndex::new(3), &mut into).expect_err("the connection ends").to_string();
             assert!(error.contains("there does not send its pages") && error.contains("resume"), "{error}");
         });
@@ -519,7 +647,7 @@ mod tests {
                     send(&mut pages, &head, &vec![1; usize::from(head.stored.len())]);
                 });
                 let of = far.clone();
-                let received = scope.spawn(move || of.receive(&mut receiver, |_| true, &|| true));
+                let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
                 let error = far.read(WindowIndex::new(3), &mut vec![0; WINDOW]).expect_err("it is refused");
                 assert!(error.to_string().contains("the other side sent"), "{error}");
                 assert!(!received.join().expect("it does not panic"));
@@ -566,13 +694,147 @@ mod tests {
         another.asked.expect(Kind::Welcome, &mut Vec::new(), &PATIENT)
     }
 
+    /// Another connection that was offered.
+    fn offered(far: &FarRam) -> Another {
+        let mut another_one = another();
+        far.offer(std::mem::replace(&mut another_one.offer, another().offer)).expect("pages are missing");
+        another_one
+    }
+
+    fn refuses_another_migration(far: &FarRam) {
+        let mut wrong = offered(far);
+        let refused = greet(&mut wrong, "another one");
+        assert!(matches!(&refused, Err(Lost::Refused(why)) if why.contains("another migration")), "{refused:?}");
+        let why = answer(&wrong).expect_err("it is another migration");
+        assert!(why.contains("connect to the target of this one"), "{why}");
+    }
+
+    fn answer(another: &Another) -> Result<PostCopyView, String> {
+        another.answer.recv_timeout(Duration::from_secs(60)).expect("it is answered")
+    }
+
+    /// Another connection, on which the source of this migration has answered.
+    fn accepted(far: &FarRam) -> Another {
+        let mut another_one = another();
+        let offer = std::mem::replace(&mut another_one.offer, another().offer);
+        std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| offer.accept("this one", &|| true));
+            greet(&mut another_one, "this one").expect("it is the right one");
+            far.succeed(accepted.join().expect("it does not panic").unwrap_or_else(|(why, _)| panic!("{why}")));
+        });
+        another_one
+    }
+
+    /// Sends `go`, and waits until it is there.
+    fn go(far: &FarRam, pages: &mut Sender) {
+        pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
+        far.expect_go(&PATIENT).expect("it was sent");
+    }
+
+    #[test]
+    fn a_second_go_and_a_message_that_may_not_come_here_are_refused() {
+        for kinds in [&[Kind::Machine][..], &[Kind::Go, Kind::Go], &[Kind::Go, Kind::Missing], &[Kind::Left]] {
+            let (far, _asked, mut pages, mut receiver) = far(1);
+            kinds.iter().for_each(|kind| pages.send(*kind, &[], &PATIENT).expect("there is room"));
+            assert!(!far.receive(&mut receiver, &|| true), "{kinds:?}");
+            let error = far.read(WindowIndex::new(0), &mut vec![0; WINDOW]).expect_err("it is refused").to_string();
+            assert!(error.contains("out of its order"), "{kinds:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_works_stays_where_another_one_is_silent_or_of_another_migration() {
+        let (far, mut asked, mut pages, mut receiver) = far_of(1, Some("this one".to_owned()));
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| far.receive(&mut receiver, &|| true));
+            scope.spawn(|| far.try_offers(&|| true));
+            assert!(far.offer(another().offer).expect_err("before `go`").contains("its switch"));
+            go(&far, &mut pages);
+            refuses_another_migration(&far);
+            let silent = offered(&far);
+            // Long enough for a look.
+            std::thread::sleep(2 * LOOK_EVERY);
+            assert_eq!((far.why_cut(), far.cuts()), (None, 0));
+            let read = scope.spawn(|| far.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
+            assert_eq!(wishes(&mut asked, 1), [(0, true)]);
+            send(&mut pages, &head(0, &[0, 1], &[]), &[7, 8]);
+            read.join().expect("it does not panic").expect("it came");
+            assert!(received.join().expect("it does not panic"));
+            assert_eq!(answer(&silent).expect_err("all has come"), NOTHING_MISSING);
+            assert_eq!((far.why_cut(), far.takes_no_other()), (None, false));
+        });
+    }
+
+    #[test]
+    fn another_connection_takes_the_place_of_one_on_which_bytes_come_without_a_gap() {
+        let (far, _asked, ..) = far_of(1, Some("this one".to_owned()));
+        let (mut trickle, old) = UnixStream::pair().expect("a pair of sockets");
+        let (content, mut receiver) = (vec![0; PAGES_HEAD_BYTES + WINDOW], Receiver::new(old.into()));
+        let header = Header { kind: Kind::Pages, number: 0, bytes: content.len(), checksum: 0 }.encode();
+        trickle.write_all(&header).expect("there is room");
+        std::thread::scope(|scope| {
+            let received = scope.spawn(|| far.receive(&mut receiver, &|| true));
+            scope.spawn(|| far.try_offers(&|| true));
+            let read = scope.spawn(|| far.read(WindowIndex::new(0), &mut vec![0; WINDOW]));
+            far.inbox.lock().has_go = true;
+            // Until nothing reads them.
+            scope.spawn(move || {
+                let bytes = content.iter().take_while(|byte| trickle.write_all(&[**byte]).is_ok());
+                bytes.for_each(|_| std::thread::sleep(Duration::from_millis(5)));
+            });
+            let mut right = offered(&far);
+            greet(&mut right, "this one").expect("it is the right one");
+            assert_eq!(wishes(&mut right.asked, 1), [(0, true)], "once more");
+            send(&mut right.pages, &head(0, &[0, 1], &[]), &[7, 8]);
+            read.join().expect("it does not panic").expect("it came");
+            assert!(received.join().expect("it does not panic"));
+            assert_eq!((far.why_cut(), far.cuts()), (None, 1));
+            assert!(far.take_client().is_some(), "it is answered with the figures");
+        });
+    }
+
+    #[test]
+    fn an_offer_that_was_not_tried_when_all_has_come_is_answered_and_no_loss_is_told() {
+        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
+        let late = another();
+        far.inbox.lock().successor = Successor::Offered(late.offer);
+        far.inbox.lock().cut = Some("a thread saw a loss".to_owned());
+        far.inbox.lock().has_go = true;
+        assert!(far.receive(&mut receiver, &|| true));
+        let why = late.answer.recv().expect("it is answered").expect_err("all has come");
+        assert_eq!((why.as_str(), far.why_cut(), far.takes_no_other()), (NOTHING_MISSING, None, false));
+    }
+
+    #[test]
+    fn the_source_hears_of_the_end_on_the_connection_on_which_it_has_answered_last() {
+        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
+        far.inbox.lock().has_go = true;
+        let mut last = accepted(&far);
+        assert!(far.receive(&mut receiver, &|| true));
+        far.sender.lock().send(Kind::Complete, &[], &PATIENT).expect("there is room");
+        last.asked.expect(Kind::Complete, &mut Vec::new(), &PATIENT).expect("it hears of it");
+        assert_eq!((far.why_cut(), far.cuts(), far.take_client().is_some()), (None, 1, true));
+    }
+
+    #[test]
+    fn a_connection_that_is_accepted_after_the_end_is_refused_on_both_sides() {
+        let (far, _asked, _pages, mut receiver) = far_of(0, Some("this one".to_owned()));
+        far.inbox.lock().has_go = true;
+        assert!(far.receive(&mut receiver, &|| true));
+        let mut late = accepted(&far);
+        assert_eq!(answer(&late).expect_err("all has come"), NOTHING_MISSING);
+        let told = late.asked.next(&mut Vec::new(), &PATIENT);
+        assert!(matches!(&told, Err(Lost::Refused(why)) if why.contains("no page of its RAM is missing")), "{told:?}");
+    }
+
     #[test]
     fn a_read_waits_for_another_connection_of_the_same_migration_and_is_asked_for_again() {
         let (far, mut asked, mut pages, mut receiver) = far_of(2, Some("this one".to_owned()));
         assert_eq!(far.why_cut(), None);
         std::thread::scope(|scope| {
             let of = far.clone();
-            let received = scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));
+            let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
+            scope.spawn(|| far.try_offers(&|| true));
             let of = far.clone();
             let read = scope.spawn(move || {
                 let mut into = vec![9; WINDOW];
@@ -585,15 +847,8 @@ mod tests {
                 std::thread::yield_now();
             }
 
-            let mut wrong = another();
-            let mut right = another();
-            far.offer(std::mem::replace(&mut wrong.offer, another().offer)).expect("pages are missing");
-            let refused = greet(&mut wrong, "another one");
-            assert!(matches!(&refused, Err(Lost::Refused(why)) if why.contains("another migration")), "{refused:?}");
-            let why = wrong.answer.recv().expect("it is answered").expect_err("it is another migration");
-            assert!(why.contains("connect to the target of this one"), "{why}");
-
-            far.offer(std::mem::replace(&mut right.offer, another().offer)).expect("pages are missing");
+            refuses_another_migration(&far);
+            let mut right = offered(&far);
             greet(&mut right, "this one").expect("it is the right one");
             assert_eq!(wishes(&mut right.asked, 1), [(1, true)], "once more");
             send(&mut right.pages, &head(1, &[0, 1], &[]), &[7, 8]);
@@ -611,7 +866,7 @@ mod tests {
         let (far, _asked, mut pages, mut receiver) = far_of(2, Some(String::new()));
         std::thread::scope(|scope| {
             let of = far.clone();
-            let received = scope.spawn(move || of.receive(&mut receiver, |kind| kind == Kind::Go, &|| true));
+            let received = scope.spawn(move || of.receive(&mut receiver, &|| true));
             pages.send(Kind::Go, &[], &PATIENT).expect("there is room");
             drop(pages);
             while far.why_cut().is_none() {

@@ -1,8 +1,8 @@
 //! A migration's connection: messages with time limits, over any pair of a readable and a writable descriptor.
 //!
 //! Descriptors may block or not: before each read and write, `poll(2)` waits until it does not block, and looks every
-//! so often whether to keep on. A descriptor that blocks is only written where a short write cannot block for long:
-//! the client that passes the source's connection sets `O_NONBLOCK`.
+//! so often whether to keep on, also while bytes come without a gap. A descriptor that blocks is only written where a
+//! short write cannot block for long: the client that passes the source's connection sets `O_NONBLOCK`.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -56,19 +56,23 @@ pub struct Limit<'a> {
 }
 
 impl Limit<'_> {
-    /// Waits until `end` is ready for `what`.
-    fn wait(&self, end: BorrowedFd<'_>, what: PollFlags) -> Result<(), Lost> {
+    /// Waits until `end` is ready for `what`. `looked`: when it was last looked whether to keep on.
+    fn wait(&self, end: BorrowedFd<'_>, what: PollFlags, looked: &mut Instant) -> Result<(), Lost> {
         let began = Instant::now();
+        let mut looks = looked.elapsed() >= LOOK_EVERY;
         loop {
+            if looks && !(self.keep_on)() {
+                return Err(Lost::Cancelled);
+            }
+            if looks {
+                *looked = Instant::now();
+            }
             let mut ends = [PollFd::new(end, what)];
             let slice = PollTimeout::try_from(self.slice(began)?).unwrap_or(PollTimeout::ZERO);
             match poll(&mut ends, slice) {
-                Ok(0) | Err(nix::errno::Errno::EINTR) => {}
+                Ok(0) | Err(nix::errno::Errno::EINTR) => looks = true,
                 Ok(_) => return Ok(()),
                 Err(error) => return Err(Lost::Io(error.into())),
-            }
-            if !(self.keep_on)() {
-                return Err(Lost::Cancelled);
             }
         }
     }
@@ -137,8 +141,10 @@ impl Sender {
     }
 
     fn write(&mut self, mut slices: &mut [IoSlice<'_>], limit: &Limit<'_>) -> Result<(), Lost> {
+        // A message for which there is room leaves in any case: it may be the last word.
+        let mut looked = Instant::now();
         while slices.iter().any(|slice| !slice.is_empty()) {
-            limit.wait(self.writer.as_fd(), PollFlags::POLLOUT)?;
+            limit.wait(self.writer.as_fd(), PollFlags::POLLOUT, &mut looked)?;
             // More slices than this is an error (writev(2), IOV_MAX).
             let some = slices.len().min(1024);
             match self.writer.write_vectored(&slices[..some]) {
@@ -161,12 +167,14 @@ pub struct Receiver {
     reader: File,
     next: u32,
     received: u64,
+    /// When it was last looked whether to keep on.
+    looked: Instant,
 }
 
 impl Receiver {
     /// Over this descriptor.
     pub fn new(reader: OwnedFd) -> Receiver {
-        Receiver { reader: File::from(reader), next: 0, received: 0 }
+        Receiver { reader: File::from(reader), next: 0, received: 0, looked: Instant::now() }
     }
 
     /// Receives the first bytes of the other side.
@@ -224,7 +232,7 @@ impl Receiver {
 
     fn read(&mut self, mut into: &mut [u8], limit: &Limit<'_>) -> Result<(), Lost> {
         while !into.is_empty() {
-            limit.wait(self.reader.as_fd(), PollFlags::POLLIN)?;
+            limit.wait(self.reader.as_fd(), PollFlags::POLLIN, &mut self.looked)?;
             match self.reader.read(into) {
                 Ok(0) => return Err(Lost::Closed),
                 Ok(read) => {
@@ -307,6 +315,17 @@ mod tests {
         assert!(matches!(receiver.next(&mut Vec::new(), &silent), Err(Lost::Silent(_))));
         let cancelled = Limit { keep_on: &|| false, ..PATIENT };
         assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(Lost::Cancelled)));
+    }
+
+    #[test]
+    fn a_wait_is_cancelled_also_while_bytes_come_without_a_gap() {
+        let (mut sender, mut receiver, _end) = pair();
+        (0..2).for_each(|_| sender.send(Kind::Go, &[], &PATIENT).expect("there is room"));
+        let cancelled = Limit { keep_on: &|| false, ..PATIENT };
+        receiver.next(&mut Vec::new(), &PATIENT).expect("it was sent");
+        std::thread::sleep(LOOK_EVERY);
+        assert!(matches!(receiver.next(&mut Vec::new(), &cancelled), Err(Lost::Cancelled)));
+        assert!(sender.send(Kind::Go, &[], &cancelled).is_ok(), "the last word leaves");
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //!     Offer::accept ◀──────────── again: name of the migration ── the same RAM, still paused
 //!                   ── welcome, and wishes for all that was asked for and did not come ──▶
 //! ```
+//!
+//! Until then, pages still come over the connection before it, if they do.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -22,6 +24,8 @@ use crate::snapshot::parts::has_gone;
 
 /// Time without a byte after which the source counts as gone, before it has said which migration it is about.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Time in which the source learns that it is refused.
+const REFUSAL_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Called once with the end: the figures, or one line.
 pub type Done = Box<dyn FnOnce(Result<PostCopyView, String>) + Send>;
@@ -43,6 +47,16 @@ pub struct Accepted {
     pub done: Done,
 }
 
+impl Accepted {
+    /// Refuses it after all, for this reason, which is told to both sides.
+    pub fn refuse(mut self, why: &str) {
+        let limit = Limit { silence: REFUSAL_WAIT_MAX, until: None, keep_on: &|| true };
+        // The source may have gone.
+        let _ = self.sender.send(Kind::Failed, &[why.as_bytes()], &limit);
+        (self.done)(Err(why.to_owned()));
+    }
+}
+
 impl Offer {
     /// Of the files that came with a client's request: reading end, writing end, and a pipe's reading end.
     ///
@@ -53,22 +67,18 @@ impl Offer {
         Ok(Offer { passed, done })
     }
 
-    /// Waits until the source says which migration it is about. The client is told of a failure.
+    /// Waits until the source says which migration it is about.
     ///
     /// # Errors
-    /// One line.
-    pub fn accept(self, id: &str, keep_on: &dyn Fn() -> bool) -> Result<Accepted, String> {
+    /// One line, and what answers the client.
+    pub fn accept(self, id: &str, keep_on: &dyn Fn() -> bool) -> Result<Accepted, (String, Done)> {
         let Offer { passed: Passed { ends: Ends { reader, writer }, client }, done } = self;
         let (mut sender, mut receiver) = (Sender::new(writer), Receiver::new(reader));
         let keep_on = || keep_on() && !has_gone(&client);
         let limit = Limit { silence: SILENCE_MAX, until: None, keep_on: &keep_on };
         match greet(&mut sender, &mut receiver, id, &limit) {
             Ok(()) => Ok(Accepted { sender, receiver, done }),
-            Err(lost) => {
-                let why = format!("cannot recover the VM: {lost}; its RAM is still incomplete");
-                done(Err(why.clone()));
-                Err(why)
-            }
+            Err(lost) => Err((format!("cannot recover the VM: {lost}; its RAM is still incomplete"), done)),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! What the source sends is checked before it is used: lengths, checksums, that all pages are RAM, and the machine's
 //! state as that of a snapshot. The source chooses no file of this host: devices are those of the target's own options.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use wideleaf_control::vm::SavingView;
 use wideleaf_memory::restore::{OnFailure, Restorer};
 use wideleaf_memory::{GuestRam, Host};
-use wideleaf_policies::PolicyChoice;
+use wideleaf_policies::{PolicyChoice, WindowIndex};
 
 use super::address::{Address, Ends};
 use super::completing::Completing;
@@ -119,6 +120,7 @@ impl Incoming {
         let lost = |lost: Lost| failure(&self.from, &lost);
         self.send(Kind::Welcome, &[], &limit).map_err(lost)?;
         let mut placing = Placing::new(ram, host);
+        let mut named = BTreeSet::new();
         let mut content = Vec::new();
         let receiver = link.receiver.as_mut().expect("the guest does not run yet");
         loop {
@@ -128,7 +130,8 @@ impl Incoming {
                     placed.map_err(|why| lost(why.into()))?;
                 }
                 Kind::Missing if self.may_post_copy => {
-                    let missing = frames::decode_missing(&content).and_then(|heads| placing.miss(heads));
+                    let heads = frames::decode_missing(&content).and_then(|heads| name(&mut named, heads));
+                    let missing = heads.and_then(|heads| placing.miss(heads));
                     link.missing.extend(missing.map_err(|why| lost(why.into()))?);
                 }
                 Kind::Machine => break,
@@ -163,8 +166,8 @@ impl Incoming {
 
     /// Begins to fill what is missing of RAM, if anything is; the guest does not run yet. `on_failure` is called for a
     /// window that does not come: the guest must end then. `may_recover`: whether a client can bring another connection
-    /// where one is lost; the guest then waits for it. `begin` is called by a thread at its start, and `count` by that
-    /// thread once all is here.
+    /// where one is lost; the guest then waits for it. `begin` is called by each thread at its start, and `count` by
+    /// the one that receives, once all is here.
     ///
     /// # Errors
     /// One line.
@@ -173,7 +176,7 @@ impl Incoming {
         ram: Arc<GuestRam>,
         on_failure: OnFailure,
         may_recover: bool,
-        begin: impl FnOnce() + Send + 'static,
+        begin: impl Fn() + Clone + Send + 'static,
         count: CountRam,
     ) -> Result<(), String> {
         let link = &mut *self.lock();
@@ -317,7 +320,7 @@ impl Incoming {
         link.turn = link.turn.after(AtTarget::Built);
         let completing = self.completing.get();
         let go = self.send(Kind::Ready, &[], &limit).and_then(|()| match (completing, &mut link.receiver) {
-            (Some(completing), _) => completing.far().expect(Kind::Go, &limit).map(drop),
+            (Some(completing), _) => completing.far().expect_go(&limit),
             (None, Some(receiver)) => receiver.expect(Kind::Go, &mut Vec::new(), &limit),
             (None, None) => Err(Lost::Closed),
         });
@@ -382,11 +385,35 @@ impl Incoming {
     }
 }
 
+/// Notes windows with missing pages. Each is named once, so that RAM bounds their number.
+fn name(named: &mut BTreeSet<WindowIndex>, heads: Vec<PagesHead>) -> Result<Vec<PagesHead>, Malformed> {
+    if heads.iter().all(|head| named.insert(head.window)) { Ok(heads) } else { Err(Malformed::Pages) }
+}
+
 fn failure(from: &str, lost: &Lost) -> Failure {
     let text = format!("cannot receive the VM from {from}: {lost}; it does not run here");
     match lost {
         Lost::Cancelled => Failure::Interrupted,
         Lost::Malformed(_) => Failure::Input(text),
         _ => Failure::Host(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wideleaf_policies::PageSet;
+
+    use super::*;
+
+    #[test]
+    fn a_window_that_is_named_as_missing_twice_is_refused_in_the_same_message_and_in_a_later_one() {
+        let head = |window| {
+            let (stored, zero) = ([0].into_iter().collect(), PageSet::EMPTY);
+            PagesHead { window: WindowIndex::new(window), is_huge: false, stored, zero }
+        };
+        let mut named = BTreeSet::new();
+        assert_eq!(name(&mut named, vec![head(3), head(1)]), Ok(vec![head(3), head(1)]), "in their order");
+        assert_eq!(name(&mut named, vec![head(2), head(3)]), Err(Malformed::Pages));
+        assert_eq!(name(&mut named, vec![head(4), head(4)]), Err(Malformed::Pages));
     }
 }
