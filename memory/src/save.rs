@@ -207,6 +207,15 @@ pub enum SaveError {
         /// Index of the window.
         window: WindowIndex,
     },
+    /// The contents of a window are in a snapshot's file, and not in memory.
+    #[error(
+        "cannot save RAM: {window} is in a snapshot's file and not in memory; wait for the end of the restore, or, \
+         with --restore-pages mapped, restore with --restore-pages auto"
+    )]
+    NotFilled {
+        /// Index of the window.
+        window: WindowIndex,
+    },
     /// Another save of this RAM runs.
     #[error("cannot save RAM: another save is under way; wait for its end")]
     UnderWay,
@@ -310,6 +319,7 @@ impl Saver<'_> {
             match self.ram.claims().window_in_place(window) {
                 Ok(claim) => claims.push(claim),
                 Err(Claimed::OnGiantPage) => {}
+                Err(Claimed::NotFilled) => return Err(SaveError::NotFilled { window }),
                 Err(_) => return Err(SaveError::Moving { window }),
             }
         }

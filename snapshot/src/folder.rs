@@ -3,8 +3,9 @@
 //! ```text
 //!   create   .DIR.saving-0123456789abcdef/   locked (flock); three empty files, mode 0600
 //!            … the VM's process writes …
-//!   finish   fsync of files and folder ─▶ DIR is free: rename                                      ─▶ fsync of parent
-//!                                      └▶ DIR is a snapshot: exchange both, then remove the old one ─▶ fsync of parent
+//!   finish   fsync of files and folder ─▶ DIR is free: rename               ─▶ fsync of parent
+//!                                      └▶ DIR is a snapshot: exchange both  ─▶ fsync of parent ─▶ remove the old one
+//!            if that last fsync fails, rename or exchange are taken back
 //!   dropped  everything is removed
 //!   killed   the temporary folder stays; the next save of DIR removes it, since no process holds its lock
 //! ```
@@ -55,7 +56,8 @@ pub struct Writing {
     temporary: PathBuf,
     /// Descriptor of the temporary folder.
     lock: Flock<File>,
-    is_put: bool,
+    /// Whether the temporary folder stays when this is dropped: it is in its place, or may be there after a crash.
+    is_kept: bool,
 }
 
 /// What a finished save did.
@@ -87,7 +89,7 @@ impl Writing {
         let parent = parent_of(folder);
         remove_leftovers(parent, name);
         let (temporary, lock) = make_locked(parent, name)?;
-        let writing = Writing { folder: folder.to_owned(), temporary, lock, is_put: false };
+        let writing = Writing { folder: folder.to_owned(), temporary, lock, is_kept: false };
         for file in FILE_NAMES {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create_new(true).mode(FILE_MODE);
@@ -124,30 +126,43 @@ impl Writing {
     /// Checks that the files are a whole snapshot, writes them to the disk, and puts the folder in its place.
     ///
     /// # Errors
-    /// [`SaveError`]; nothing is left behind, and the snapshot that was there is still there.
+    /// [`SaveError`]; nothing is left behind, and the snapshot that was there is still there. Where the disk does not
+    /// take the parent folder, both snapshots stay, one of them in the temporary folder until the next save.
     pub fn finish(mut self) -> Result<Finished, SaveError> {
-        self.put().map_err(|problem| self.error(problem))
+        self.put(&File::sync_all).map_err(|problem| self.error(problem))
     }
 
-    fn put(&mut self) -> Result<Finished, SaveProblem> {
+    /// `sync` writes the parent folder to the disk.
+    fn put(&mut self, sync: &dyn Fn(&File) -> io::Result<()>) -> Result<Finished, SaveProblem> {
         Opened::open(&self.temporary, Caching::PageCache).map_err(|error| SaveProblem::Incomplete(error.problem))?;
         let to_disk = |file| File::open(self.temporary.join(file))?.sync_all();
         FILE_NAMES.iter().try_for_each(to_disk).map_err(io_of("cannot write its files to the disk"))?;
         self.lock.sync_all().map_err(io_of("cannot write its folder to the disk"))?;
+        let parent = File::open(parent_of(&self.folder)).map_err(io_of("cannot open the parent folder"))?;
         let is_replaced = occupant(&self.folder)? == Occupant::Snapshot;
         if is_replaced {
-            let exchanged = renameat2(AT_FDCWD, &self.temporary, AT_FDCWD, &self.folder, RenameFlags::RENAME_EXCHANGE);
-            exchanged.map_err(|errno| io_of("cannot exchange it with the older snapshot")(errno.into()))?;
+            self.exchange().map_err(io_of("cannot exchange it with the older snapshot"))?;
         } else {
             // Replaces an empty folder, and nothing else (rename(2)).
             fs::rename(&self.temporary, &self.folder).map_err(io_of("cannot put the folder in its place"))?;
         }
-        self.is_put = true;
-        let synced = File::open(parent_of(&self.folder)).and_then(|parent| parent.sync_all());
+        self.is_kept = true;
+        if let Err(error) = sync(&parent) {
+            let taken_back = if is_replaced { self.exchange() } else { fs::rename(&self.folder, &self.temporary) };
+            taken_back.map_err(io_of("it is in its place, but perhaps not after a crash: cannot take it back"))?;
+            // Until that is on the disk, a crash may still leave the new one in the place of the old one.
+            self.is_kept = sync(&parent).is_err();
+            return Err(io_of("cannot write the parent folder to the disk")(error));
+        }
         let not_removed = if is_replaced { remove(&self.temporary).err() } else { None };
-        synced.map_err(io_of("it is in its place, but perhaps not after a crash: cannot write the parent folder"))?;
         let not_removed = not_removed.map(|error| (self.temporary.clone(), error));
         Ok(Finished { has_replaced: is_replaced, not_removed })
+    }
+
+    /// Exchanges the temporary folder with what is in the place of the snapshot.
+    fn exchange(&self) -> io::Result<()> {
+        renameat2(AT_FDCWD, &self.temporary, AT_FDCWD, &self.folder, RenameFlags::RENAME_EXCHANGE)?;
+        Ok(())
     }
 
     fn error(&self, problem: SaveProblem) -> SaveError {
@@ -157,7 +172,7 @@ impl Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        if !self.is_put {
+        if !self.is_kept {
             // The next save of this folder tries again.
             let _ = remove(&self.temporary);
         }
@@ -284,4 +299,77 @@ fn remove(folder: &Path) -> io::Result<()> {
 
 fn io_of(what: &'static str) -> impl Fn(io::Error) -> SaveProblem {
     move |source| SaveProblem::Io { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::Write as _;
+
+    use wideleaf_policies::units::mib;
+    use wideleaf_policies::{Gpa, GpaRange, PageSize};
+
+    use super::*;
+    use crate::{SnapshotId, WindowNotes, WindowsWriter};
+
+    /// A snapshot of a VM without a stored page, not yet in its place.
+    fn written(folder: &Path) -> Writing {
+        let writing = Writing::create(folder, None).expect("a temporary folder");
+        let NewFiles { mut machine, windows, memory } = writing.files().expect("its files");
+        let ram = [GpaRange::new(Gpa::new(0), mib(2)).expect("fits")];
+        let writer = WindowsWriter::new(memory, &ram, None).expect("a layout");
+        machine.write_all(b"{}").expect("room");
+        let notes = |_| WindowNotes { page: PageSize::Base4K, heat: 0, age_s: 0 };
+        writer.finish(&windows, b"{}", notes).expect("room");
+        writing
+    }
+
+    fn id(folder: &Path) -> SnapshotId {
+        Opened::open(folder, Caching::PageCache).expect("a whole snapshot").id()
+    }
+
+    fn paths_in(folder: &Path) -> Vec<PathBuf> {
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect()
+    }
+
+    /// Puts it in its place, on a disk that refuses the parent folder this number of times.
+    fn put_refused(mut writing: Writing, refusals: u32) -> String {
+        let left = Cell::new(refusals);
+        let sync = |_: &File| match left.get() {
+            0 => Ok(()),
+            more => {
+                left.set(more - 1);
+                Err(io::Error::other("the disk is gone"))
+            }
+        };
+        writing.put(&sync).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_disk_that_refuses_the_parent_folder_leaves_the_older_snapshot_and_nothing_else() {
+        let scratch = tempfile::tempdir().expect("a temporary folder");
+        let folder = scratch.path().join("s");
+        let error = put_refused(written(&folder), 1);
+        assert!(error.starts_with("cannot write the parent folder to the disk: the disk is gone"), "{error}");
+        assert_eq!(paths_in(scratch.path()), [] as [&Path; 0]);
+        written(&folder).finish().expect("nothing fails");
+        let older = id(&folder);
+        put_refused(written(&folder), 1);
+        assert_eq!((id(&folder), paths_in(scratch.path())), (older, vec![folder]));
+    }
+
+    #[test]
+    fn where_a_crash_may_still_leave_either_of_two_snapshots_both_stay_until_the_next_save() {
+        let scratch = tempfile::tempdir().expect("a temporary folder");
+        let folder = scratch.path().join("s");
+        written(&folder).finish().expect("nothing fails");
+        let older = id(&folder);
+        put_refused(written(&folder), 2);
+        assert_eq!(id(&folder), older);
+        let paths = paths_in(scratch.path());
+        let new = paths.iter().find(|path| **path != folder).expect("the new one is beside it");
+        assert_ne!(id(new), older);
+        written(&folder).finish().expect("nothing fails");
+        assert_eq!(paths_in(scratch.path()), [folder]);
+    }
 }

@@ -3,9 +3,11 @@
 //! (`WIDELEAF_REQUIRE=kvm` turns a skip into a failure).
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, symlink};
 
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 use wideleaf_testing::has_kvm;
 use wideleaf_testing::scratch::{Running, Scratch};
@@ -205,6 +207,8 @@ fn the_order_of_first_touches_is_recorded_once_and_used_by_the_next_restore() {
         assert_eq!(run.end(), (Some(0), String::new()));
         report(&scratch)["restored"].clone()
     };
+    // The new order replaces all of an older one, in the sandbox.
+    scratch.file("saved/touches", &[b'x'; 1 << 16]);
     let recorded = restored("--prefetch=record")["touches_recorded"].as_u64().unwrap();
     let touches = || -> Value { serde_json::from_slice(&fs::read(scratch.path("saved/touches")).unwrap()).unwrap() };
     assert!(recorded >= 16, "the guest touches all of its 16 windows");
@@ -256,6 +260,48 @@ fn a_guest_that_is_restored_by_pages_or_on_a_mapped_file_has_all_of_its_words_an
     let recorded = ["run", "--restore=saved", "--restore-pages=mapped", "--prefetch=record", "--no-daemon"];
     scratch.refuses(&recorded, 2, &["cannot map saved", "--prefetch record", "omit them"]);
     scratch.refuses(&["run", "gups", "--restore-pages=4k"], 2, &["without a snapshot", "--restore-pages"]);
+}
+
+#[test]
+fn a_recording_follows_no_link_waits_for_no_pipe_and_a_start_that_fails_keeps_the_older_one() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &ENDLESS);
+    let record = ["run", "--restore=saved", "--prefetch=record", "--no-daemon"];
+    let touches = scratch.path("saved/touches");
+    scratch.file("precious", b"bytes");
+    symlink("../precious", &touches).unwrap();
+    scratch.refuses(&record, 7, &["cannot record first touches in saved/touches: it is a symbolic link; remove it"]);
+    assert_eq!(fs::read(scratch.path("precious")).unwrap(), b"bytes");
+    fs::remove_file(&touches).unwrap();
+    mkfifo(&touches, Mode::S_IRWXU).unwrap();
+    scratch.refuses(&record, 7, &["cannot record first touches in saved/touches: it is a FIFO; remove it"]);
+    fs::remove_file(&touches).unwrap();
+    fs::write(&touches, "older").unwrap();
+    let no_place = [&record[..], &["--control-socket=no/such/vm.sock"]].concat();
+    let (code, said) = Running::start(&scratch, &no_place).end();
+    assert_ne!(code, Some(0), "{said}");
+    assert_eq!(fs::read(&touches).unwrap(), b"older");
+}
+
+#[test]
+fn a_guest_on_a_mapped_file_is_not_saved_and_the_error_says_how_it_can_be() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    saved(&scratch, &ENDLESS);
+    let run = Running::start(
+        &scratch,
+        &["run", "--restore=saved", "--restore-pages=mapped", "--no-daemon", "--control-socket=vm.sock"],
+    );
+    while !has_answered(&scratch) {}
+    let mapped = "cannot save the VM: its RAM is mapped from a snapshot; restore it with --restore-pages auto";
+    scratch.refuses(&["vm", "vm.sock", "snapshot", "again"], 4, &[mapped]);
+    scratch.wideleaf(&["vm", "vm.sock", "stop", "--how=kill"]).assert().success();
+    run.end();
 }
 
 #[test]

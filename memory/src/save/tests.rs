@@ -364,6 +364,10 @@ fn what_cannot_be_saved_now_is_refused_before_a_page_is_read() {
     let giant = guest.ram.claims().giant(Gpa::new(0)).expect("it is free");
     assert!(refused(&guest).contains("window 0 is being moved"));
     drop(giant);
+    guest.ram.claims().begin_filling([WindowIndex::new(1)]);
+    let not_filled = refused(&guest);
+    assert!(not_filled.contains("window 1 is in a snapshot's file") && !not_filled.contains("moved"), "{not_filled}");
+    guest.ram.claims().filled(WindowIndex::new(1));
     let without_slot = Guest { second_level: FakeSecondLevel::new(&[range(0, 4)]), ..guest };
     assert_eq!(refused(&without_slot), "cannot save RAM: window 2 is in no memslot, so its writes cannot be logged");
     assert!(without_slot.is_as_before());

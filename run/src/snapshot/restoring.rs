@@ -127,6 +127,20 @@ impl Restoring {
         Ok(())
     }
 
+    /// Fails where RAM is a mapping of the snapshot's file: none of it can be saved or moved. `what`: what was asked
+    /// for, `save` or `migrate`.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn check_not_mapped(&self, what: &str) -> Result<(), String> {
+        if self.pages != RestorePages::Mapped {
+            return Ok(());
+        }
+        Err(format!(
+            "cannot {what} the VM: its RAM is mapped from a snapshot; restore it with --restore-pages auto to {what} it"
+        ))
+    }
+
     /// Whether all of RAM has its content, or never will: a part of it cannot be read, and the guest is about to end.
     pub fn is_over(&self) -> bool {
         match &*self.lock() {
@@ -148,12 +162,24 @@ impl Restoring {
             Filling::Mapped { stored, took } => return Some(self.report_of_mapping(stored, took)),
             Filling::Filled(restorer) => restorer,
         };
-        let touches = restorer.first_touches();
-        if let Some(Err(error)) = self.recording.as_ref().map(|recording| recording.write(&touches)) {
-            tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
-        }
+        let touches_recorded = self.record(&restorer);
         let report = restorer.abandon_or_leave(GuestIsGone);
-        Some(RestoredReport { touches_recorded: touches.len() as u64, ..self.report(&report) })
+        Some(RestoredReport { touches_recorded, ..self.report(&report) })
+    }
+
+    /// Records the order of first touches, if that was asked for, and returns their number. A restore that has failed,
+    /// or a guest that touched nothing, leaves the older order.
+    fn record(&self, restorer: &Restorer) -> u64 {
+        let touches = restorer.first_touches();
+        let is_whole = restorer.failure().is_none() && !touches.is_empty();
+        let Some(recording) = self.recording.as_ref().filter(|_| is_whole) else { return 0 };
+        match recording.write(&touches) {
+            Ok(()) => touches.len() as u64,
+            Err(error) => {
+                tracing::warn!("cannot record first touches in {}: {error}", self.folder.display());
+                0
+            }
+        }
     }
 
     fn report_of_mapping(&self, stored: Bytes, took: Duration) -> RestoredReport {

@@ -97,6 +97,7 @@ pub(crate) fn save(parts: &SavedParts, files: NewFiles, how: HowToPause, shared:
 
 fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Shared) -> Result<SavedView, String> {
     let began = Instant::now();
+    parts.restoring.iter().try_for_each(|restoring| restoring.check_not_mapped("save"))?;
     wait_for_ram(parts, &files.client, shared)?;
     let session = parts.session.upgrade().ok_or("this VM has ended")?;
     let live = session.live();
