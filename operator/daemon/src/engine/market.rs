@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use wideleaf_policies::market::{Allowances, Bidder, clearing_price, spare};
+use wideleaf_policies::market::{Allowances, Bidder, Clearing, clearing_price, spare};
 use wideleaf_policies::{Bids, Bytes, HugePagePrice, PerTenThousand};
 
 use super::supplying::waiting;
@@ -72,14 +72,19 @@ impl Table {
 
     /// Sets the price of each VM.
     fn clear_market(&mut self, now: Duration) {
+        let offers = || self.vms.values().filter_map(|vm| Some((vm, vm.offer.as_ref()?.free?)));
+        let is_open = offers().next().is_some();
         // Kept pages are counted out by each manager that was refused one; the least is the latest. One that wants no
         // page any more has none counted out.
-        let buyers = self.vms.values().filter(|vm| waiting(vm) > 0);
-        let free = buyers.filter_map(|vm| vm.offer.as_ref()?.free).min();
+        let free = offers().filter(|(vm, _)| waiting(vm) > 0).map(|(_, free)| free).min();
         let nothing = Bids::default();
         let bidders: Vec<Bidder<'_>> = self.vms.values().map(|vm| bidder(vm, &nothing)).collect();
         let coming = self.market.coming(now, bidders.iter().map(|bidder| bidder.bids.wanted()).sum());
-        let cleared = free.map(|free| clearing_price(&bidders, free, coming));
+        // Without a manager that waits, no other is held back; all sample what may be sold, for the next that waits.
+        let cleared = is_open.then(|| match free {
+            Some(free) => clearing_price(&bidders, free, coming),
+            None => Clearing { of_vms: vec![HugePagePrice::default(); bidders.len()], ..Clearing::default() },
+        });
         self.market.price = cleared.as_ref().map(|clearing| clearing.price);
         let prices = cleared.map(|clearing| clearing.of_vms).unwrap_or_default();
         let mut all_allowed = 0;

@@ -189,16 +189,18 @@ fn a_run_that_may_copy_nothing_gives_none_back_and_others_do() {
 }
 
 #[test]
-fn a_manager_that_wants_no_page_any_more_keeps_no_price() {
+fn a_manager_that_wants_no_page_any_more_holds_no_other_back() {
     let bench = Bench::new("");
     let (served, other) = (Run::register(&bench, 1, "served", mib(200)), Run::register(&bench, 2, "other", mib(0)));
-    served.tells(Some(bids(Some(0), &[(0, 0, 50)])));
-    other.tells(Some(bids(None, &[(HOT, 10, 0)])));
-    bench.tick_at(10);
-    assert_eq!(other.tells(None), None);
-    served.tells(Some(bids(Some(0), &[(HOT, 1, 50)])));
-    bench.tick_at(11);
-    assert!(other.tells(None).is_some());
+    let told = |second, wanted| {
+        served.tells(Some(bids(Some(0), &[(HOT, wanted, 50)])));
+        other.tells(Some(bids(None, &[(HOT, 10, 0)])));
+        bench.tick_at(second);
+        let price = other.ask(Request::Status { vm: other.view.clone(), live: LiveReport::default() });
+        price.map(|PriceOfHugePage { cycles_per_s, free, .. }| (cycles_per_s, free))
+    };
+    assert_eq!(told(10, 0), Some((0, None)), "it may ask for as many as it likes");
+    assert_eq!(told(11, 1), Some((HOT, Some(0))));
 }
 
 #[test]
