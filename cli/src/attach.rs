@@ -185,6 +185,12 @@ pub fn main(args: &AttachArgs) -> Result<(), Failure> {
 
 /// Manages the guest until it ends or the user interrupts, then shows the manager's actions.
 fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
+    if wish.guarantee.share().is_some() {
+        return Err(Failure::Usage(format!(
+            "cannot keep a guarantee of {} without wideleafd: start it, or omit --guarantee",
+            wish.guarantee
+        )));
+    }
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let attached = Attached::start(wish.guest()?, wish.session()?)?;
     say(tables::care_line(&wish.view(&attached)));

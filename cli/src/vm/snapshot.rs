@@ -82,6 +82,10 @@ pub fn save_vm(socket: &Path, args: &SnapshotArgs, interrupts: &Interrupts) -> R
     let request =
         VmRequest::Snapshot { pause_ms_max: args.pause.as_millis() as u64, stays_paused: args.stop, base: view };
     let saved = save(socket, request, &files, base.as_ref(), interrupts)?;
+    if args.stop {
+        // The VM stays paused until this is over, however long the disk takes: an interrupt comes too late.
+        interrupts.stand_down();
+    }
     let finished = writing.finish().map_err(|error| Failure::Output(error.to_string()));
     if args.stop {
         // Without a snapshot the guest goes on.

@@ -73,6 +73,13 @@ fn a_process_without_a_guest_is_refused_by_name() {
 }
 
 #[test]
+fn a_guarantee_that_only_wideleafd_could_keep_is_refused() {
+    let own = std::process::id().to_string();
+    let attach = ["attach", &own, "--foreground", "--guarantee=95%"];
+    new_scratch().refuses(&attach, 2, &["cannot keep a guarantee of guaranteed:95% without wideleafd", "omit"]);
+}
+
+#[test]
 fn a_dry_run_describes_the_actions_and_takes_none() {
     if !can_run() {
         return;

@@ -106,6 +106,8 @@ enum Saved {
     Old,
     /// The file has this state.
     As(State),
+    /// The file has the last state of this daemon, which is ending.
+    Final,
 }
 
 /// The daemon's knowledge, locked for moments.
@@ -305,6 +307,7 @@ impl Engine {
         let state = self.state();
         match &*saved {
             Saved::NotYetRead => return Err("the state of an earlier wideleafd is not read yet: try again".into()),
+            Saved::Final => return Err("wideleafd is ending: ask again in a moment".into()),
             Saved::As(there) if *there == state => return Ok(()),
             Saved::Old | Saved::As(_) => {}
         }
@@ -340,6 +343,8 @@ impl Engine {
         let until = Instant::now() + within;
         let is_done = deadline::leave_behind("ending", within, move || {
             engine.save();
+            // A thread that is late would save a table without guests.
+            *engine.saved.lock() = Saved::Final;
             let vms = std::mem::take(&mut engine.table().vms);
             let left = || until.saturating_duration_since(Instant::now());
             let (ended, ends) = mpsc::channel();

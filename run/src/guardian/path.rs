@@ -11,11 +11,11 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::failure::Failure;
 use crate::guards::Noted;
@@ -52,7 +52,12 @@ impl Drop for HeldPath {
 /// # Errors
 /// [`Failure::Host`] if it cannot be removed.
 pub fn remove_at_the_end(path: &Path) -> Result<(), Failure> {
+    let held = identity(path);
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    // Another run may have replaced the socket of a dead one.
+    if held.is_some() && identity(path) != held {
+        return Ok(());
+    }
     let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     let remove = if is_socket { |path: &Path| fs::remove_file(path) } else { |path: &Path| fs::remove_dir(path) };
     let mut tries = 0;
@@ -67,4 +72,10 @@ pub fn remove_at_the_end(path: &Path) -> Result<(), Failure> {
         std::thread::sleep(TRY_EVERY);
     }
     Ok(())
+}
+
+/// What tells a file from a later one at the same path: numbers of files are used again. `None`: there is no file.
+fn identity(path: &Path) -> Option<(u64, u64, Option<SystemTime>)> {
+    let file = fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino(), file.created().ok()))
 }

@@ -150,6 +150,9 @@ impl Engine {
         table.left.remove(&found.process);
         table.rooms.iter_mut().filter(|room| room.belongs_to(found)).for_each(|room| room.start(found.process));
         table.vms.insert(found.process, vm);
+        // Its settings of an earlier daemon are of no use any more.
+        table.pending.retain(|pending| pending.process != found.process);
+        table.silent.remove(&found.process);
         drop(table);
         self.share_out();
         Ok(())

@@ -687,6 +687,9 @@ fn guests_are_left_as_they_are_at_the_end() {
     bench.attach(10).expect("it runs");
     bench.engine.stop(Duration::from_secs(60));
     assert_eq!((bench.guests.guest(10).stopped, bench.state().guests.len()), (1, 1));
+    // A request that is late leaves the state as it is.
+    bench.scout();
+    assert_eq!(bench.state().guests.len(), 1);
 }
 
 #[test]

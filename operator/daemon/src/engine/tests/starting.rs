@@ -72,6 +72,19 @@ fn a_guest_that_does_not_answer_is_taken_up_once_it_does_and_kept_in_the_state_u
 }
 
 #[test]
+fn a_guest_that_an_operator_attaches_before_the_next_look_keeps_the_operators_settings() {
+    let bench = not_looked_yet();
+    bench.guests.change(10, |guest| guest.found.no_answer = Some("does not answer: of the test".into()));
+    bench.engine.resume().expect("its guests are seen");
+    bench.engine.has_looked();
+    bench.guests.change(10, |guest| guest.found.no_answer = None);
+    let settings = Settings { policy: Some("coverage".into()), ..Settings::default() };
+    bench.ask(Request::Attach { target: Target::Pid(10), settings }).expect("it runs");
+    bench.scout();
+    assert_eq!(bench.list()[0].policy.as_deref(), Some("coverage"), "and not that of an earlier daemon");
+}
+
+#[test]
 fn a_guest_without_an_answer_is_not_taken_by_a_rule_for_another_name() {
     let bench = Bench::new("[attach]\nautomatic = \"all\"\n[[vm]]\nname = \"web\"\npolicy = \"off\"");
     bench.guests.start(10, "10");
