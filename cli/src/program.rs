@@ -41,7 +41,9 @@ pub fn start_log() -> Result<(), Failure> {
             let example = "write a level such as debug, or wideleaf_memory=trace";
             Failure::Usage(format!("cannot use WIDELEAF_LOG={text}: {error}; {example}"))
         })?,
-        Err(_) => Targets::new().with_default(LevelFilter::WARN),
+        // It logs each wrong write to a device's registers, so that a driver could fill the log; the devices tell of
+        // the first few.
+        Err(_) => Targets::new().with_default(LevelFilter::WARN).with_target("virtio_queue", LevelFilter::OFF),
     };
     // Where standard error is closed, the subscriber would fail to print that it failed to print, and panic.
     let lines = tracing_subscriber::fmt::layer().with_writer(|| stderr::Log).without_time();

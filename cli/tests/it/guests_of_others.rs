@@ -76,7 +76,7 @@ fn a_process_without_a_guest_is_refused_by_name() {
 fn a_guarantee_that_only_wideleafd_could_keep_is_refused() {
     let own = std::process::id().to_string();
     let attach = ["attach", &own, "--foreground", "--guarantee=95%"];
-    new_scratch().refuses(&attach, 2, &["cannot keep a guarantee of guaranteed:95% without wideleafd", "omit"]);
+    new_scratch().refuses(&attach, 2, &["cannot keep a guarantee of 95% without wideleafd", "omit"]);
 }
 
 #[test]

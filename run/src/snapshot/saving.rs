@@ -145,6 +145,7 @@ fn save_ram(
         parts.second_level.pause()?;
         let paused_at = Instant::now();
         // Its disks stay as the snapshot knows them: what is in the rings is for the VM that continues.
+        let was_held = parts.pause.is_held();
         if how.stays {
             parts.pause.rest_disks();
         }
@@ -152,7 +153,8 @@ fn save_ram(
         let state = parts.machine.save_state().map_err(|error| SaveError::State(Box::new(error)));
         let saved = state.and_then(|state| last.write().map(|()| (state, session.saved())));
         let stays = if how.stays && saved.is_ok() { parts.pause.hold() } else { Ok(()) };
-        if how.stays && (saved.is_err() || stays.is_err()) {
+        // Those of a VM that is paused already stay as another snapshot may know them.
+        if how.stays && !was_held && (saved.is_err() || stays.is_err()) {
             parts.pause.use_disks();
         }
         parts.second_level.resume()?;

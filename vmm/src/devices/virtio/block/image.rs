@@ -218,7 +218,12 @@ impl DiskImage {
 
     /// Whether a request may be taken from the ring.
     pub fn takes_requests(&self) -> bool {
-        self.is_ours() && !self.rests.load(Ordering::Acquire)
+        self.is_ours() && !self.rests()
+    }
+
+    /// Whether requests stay in the ring for now.
+    pub fn rests(&self) -> bool {
+        self.rests.load(Ordering::Acquire)
     }
 
     /// Leaves requests in the ring, or takes them again: then the device must look at its queue.

@@ -155,7 +155,8 @@ impl Disk {
         loop {
             service.work().queue.disable_notification(&*self.memory.access())?;
             while self.serve_one(&mut service.work())? {}
-            if self.is_stopped() {
+            // A disk that rests is told when it goes on.
+            if self.is_stopped() || self.image.rests() {
                 return Ok(());
             }
             // A request that came after the last look, and before notifications were enabled again,

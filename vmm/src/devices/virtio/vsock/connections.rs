@@ -321,9 +321,9 @@ impl Connections {
     fn remove(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
         let Some(connection) = self.connections.remove(&ports) else { return };
         self.by_token.remove(&connection.token);
-        if !connection.is_hung_up() {
-            let _ = ops.remove(Events::with_data(&connection.stream, connection.token, EventSet::empty()));
-        }
+        self.turns.retain(|of| *of != ports);
+        // An error if that was done when it hung up. The next connection may get its descriptor.
+        let _ = ops.remove(Events::with_data(&connection.stream, connection.token, EventSet::empty()));
     }
 
     fn reset(&mut self, ports: Ports, ops: &mut EventOps<'_>) {
