@@ -108,17 +108,6 @@ impl Bids {
         count(&mut self.held, bucket_of(cycles_per_s), 1);
     }
 
-    /// Adds all bids of `other`, each benefit times `weight`.
-    pub fn merge(&mut self, other: &Bids, weight: u32) {
-        for (bucket, (wanted, held)) in other.wanted.iter().zip(&other.held).enumerate() {
-            if wanted | held > 0 {
-                let bucket = weighted(bucket as u16, weight);
-                count(&mut self.wanted, bucket, *wanted);
-                count(&mut self.held, bucket, *held);
-            }
-        }
-    }
-
     /// Number of windows that want a huge page.
     pub fn wanted(&self) -> u64 {
         self.wanted.iter().map(|windows| u64::from(*windows)).sum()

@@ -227,9 +227,11 @@ proptest! {
         let all: u64 = host.iter().map(|vm| vm.bids.wanted()).sum();
         // Those above the price are all served, and nothing is given back that no bidder takes.
         let weighted = |vm: &AnyVm| {
-            let mut bids = Bids::default();
-            bids.merge(&vm.bids, vm.weight);
-            AnyVm { bids, ..vm.clone() }
+            let level = |level: Level| {
+                let cycles_per_s = level.cycles_per_s.saturating_mul(vm.weight.into());
+                Level { cycles_per_s, ..level }
+            };
+            AnyVm { bids: Bids::of_levels(vm.bids.levels().map(level)), ..vm.clone() }
         };
         let above: u64 = host.iter().map(|vm| wanting(&weighted(vm), |benefit| benefit > clearing.price)).sum();
         let moved = given + clearing.within;
