@@ -15,7 +15,7 @@ use wideleaf_attach::find;
 use wideleaf_attach::session::{self, Attached};
 use wideleaf_attach::{Places, VmProcess};
 use wideleaf_control::protocol::{Request, Settings, Target};
-use wideleaf_control::view::{Guarantee, GuaranteeError, VmView};
+use wideleaf_control::view::{Guarantee, GuaranteeError};
 use wideleaf_policies::PolicyChoice;
 use wideleaf_run::engine::walk_cost;
 use wideleaf_run::failure::Failure;
@@ -152,10 +152,6 @@ impl Wish {
             ..session::Settings::default()
         })
     }
-
-    fn view(&self, attached: &Attached) -> VmView {
-        VmView { guarantee: self.guarantee, ..attached.view() }
-    }
 }
 
 /// Runs the subcommand `attach`.
@@ -193,11 +189,11 @@ fn manage(wish: &Wish, output: Output) -> Result<(), Failure> {
     }
     let interrupts = Interrupts::install_with(crate::stderr::interrupted)?;
     let attached = Attached::start(wish.guest()?, wish.session()?)?;
-    say(tables::care_line(&wish.view(&attached)));
+    say(tables::care_line(&attached.view()));
     while !interrupts.is_set() && !attached.has_ended() {
         thread::sleep(LOOK_EVERY);
     }
-    let view = wish.view(&attached);
+    let view = attached.view();
     attached.stop();
     output.write(&view, |view| tables::vm(view, None))?;
     interrupts.check()

@@ -41,6 +41,22 @@ fn lost(scratch: &Scratch, cut: Cut) -> Lost {
     Lost { source, target, why }
 }
 
+/// Source, target and client of a migration with pages missing, on a connection that is silent until it may go on.
+struct Silent {
+    source: Running,
+    target: Running,
+    proxy: Proxy,
+    client: Child,
+}
+
+fn silent(scratch: &Scratch) -> Silent {
+    let (source, (target, _)) = (source(scratch), target_with(scratch, "unix:move.sock", &[]));
+    let proxy = proxy(scratch, Cut::HoldPagesAfterGo);
+    let client = migrate(scratch, PROXY, &["--postcopy=1"]);
+    proxy.held.recv().unwrap();
+    Silent { source, target, proxy, client }
+}
+
 /// A client at the target that waits at this path.
 fn recover_target(scratch: &Scratch, path: &str) -> Child {
     let client = vm_client(scratch, &["vm2.sock", "recover", "--incoming", &format!("unix:{path}")]);
@@ -158,10 +174,7 @@ fn another_connection_takes_the_place_of_one_that_is_silent() {
         return;
     }
     let scratch = new_scratch();
-    let (source, (target, _)) = (source(&scratch), target_with(&scratch, "unix:move.sock", &[]));
-    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
-    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
-    proxy.held.recv().unwrap();
+    let Silent { source, target, proxy, client } = silent(&scratch);
     recovered(&scratch);
     let (code, _, why) = end(client);
     assert!(code == Some(4) && why.contains("a part of its RAM was still here"), "{code:?}: {why}");
@@ -176,10 +189,7 @@ fn a_connection_that_is_refused_leaves_the_one_that_works() {
         return;
     }
     let scratch = new_scratch();
-    let (source, (target, _)) = (source(&scratch), target_with(&scratch, "unix:move.sock", &[]));
-    let proxy = proxy(&scratch, Cut::HoldPagesAfterGo);
-    let client = migrate(&scratch, PROXY, &["--postcopy=1"]);
-    proxy.held.recv().unwrap();
+    let Silent { source, target, proxy, client } = silent(&scratch);
     let wrong = recover_target(&scratch, "again.sock");
     let mut stranger = UnixStream::connect(scratch.path("again.sock")).unwrap();
     stranger.write_all(b"some other program").unwrap();
