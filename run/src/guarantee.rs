@@ -53,6 +53,12 @@ pub fn check_at_start(spec: &RunSpec, backing: BackingConfig, available: Bytes) 
         let why = format!("the policy {} makes no large pages; use another --policy", spec.policy);
         return Err(Failure::Usage(refused(&why)));
     }
+    let own = spec.policy.to_string();
+    if small && spec.record.is_some() && pursuit_policy(&own) != own {
+        let why = "a recording is of one policy, and below the guarantee the guest gets another; omit --record, or use \
+                   --policy greedy";
+        return Err(Failure::Usage(refused(why)));
+    }
     let why = (backing.kind() != BackingKind::Hugetlb).then(|| why_not(spec.memory, share, available)).flatten();
     match why {
         Some(why) if spec.guarantee.prevents_start() => Err(Failure::Host(refused(&why))),
@@ -183,7 +189,7 @@ impl Keeper {
         let is_met = coverage.zip(self.guarantee.share()).map(|(coverage, wanted)| coverage >= wanted);
         let event = self.watch.update(self.guarantee, coverage, now, GRACE);
         let mut history = self.history.lock();
-        history.add(is_met, self.watch.is_pursued(), now, since_last);
+        history.add(is_met, self.watch.is_pursued() && self.is_at_work(), now, since_last);
         drop(history);
         let percent = PerTenThousand::new(coverage.unwrap_or_default());
         match event {
@@ -196,6 +202,12 @@ impl Keeper {
             }
             None => {}
         }
+    }
+
+    /// Whether the policy promotes all it can: that of the pursuit, or the run's own.
+    fn is_at_work(&self) -> bool {
+        let shown = self.policy.shown();
+        self.replaced.is_some() || (pursuit_policy(&shown) == shown && !["off", "never"].contains(&&*shown))
     }
 
     /// Sets the policy of the pursuit, or the run's own again. A policy that a client has set since stays.
@@ -212,7 +224,11 @@ impl Keeper {
         if from == to {
             return;
         }
-        match self.policy.exchange(session, &from, &to) {
+        let exchanged = match self.replaced {
+            None => self.policy.pursue(session, &from, &to),
+            Some(_) => self.policy.exchange(session, &from, &to),
+        };
+        match exchanged {
             Ok(_) if self.replaced.take().is_none() => {
                 tracing::info!("policy {to} for the guarantee of {}, later {from} again", self.guarantee);
                 self.replaced = Some((from, to));
@@ -273,6 +289,19 @@ mod tests {
         assert!(refused.exit_code() == 2 && refused.to_string().contains("--policy"), "{refused}");
         let pool = BackingConfig::new(BackingKind::Hugetlb, PageSize::Huge2M).expect("it exists");
         assert!(check_at_start(&spec, pool, Bytes::ZERO).is_ok_and(|why| why.is_none()), "its pages are reserved");
+    }
+
+    #[test]
+    fn a_guarantee_that_needs_another_policy_later_is_refused_with_a_recording_of_one() {
+        let recorded = |policy: &str| {
+            let (spec, backing) = spec("95%", policy);
+            check_at_start(&RunSpec { record: Some("run.rec".into()), ..spec }, backing, gib(64))
+        };
+        let refused = recorded("auto").expect_err("the pursuit would need greedy");
+        assert!(refused.exit_code() == 2 && refused.to_string().contains("omit --record"), "{refused}");
+        if Path::new(THP).exists() {
+            assert!(recorded("greedy").is_ok());
+        }
     }
 
     #[test]

@@ -26,12 +26,14 @@ pub struct PolicySwitch {
 struct Set {
     policy: PolicyChoice,
     is_off: bool,
+    /// The VM's own policy, while `policy` is that of a guarantee's pursuit.
+    own: Option<PolicyChoice>,
 }
 
 impl PolicySwitch {
     /// A policy that is on.
     pub fn new(policy: PolicyChoice, walk: WalkCost) -> PolicySwitch {
-        PolicySwitch { walk, turn: Mutex::default(), set: Mutex::new(Set { policy, is_off: false }) }
+        PolicySwitch { walk, turn: Mutex::default(), set: Mutex::new(Set { policy, is_off: false, own: None }) }
     }
 
     /// Whether it was set to `off`.
@@ -42,6 +44,11 @@ impl PolicySwitch {
     /// The policy as it is set, or as it was before it was switched off.
     pub fn chosen(&self) -> PolicyChoice {
         self.set.lock().policy.clone()
+    }
+
+    /// The policy with which a saved VM continues: its own one while a guarantee is pursued, and `never` while it is off.
+    pub fn lasting(&self) -> PolicyChoice {
+        self.set.lock().lasting()
     }
 
     /// The policy as it is set.
@@ -58,6 +65,25 @@ impl PolicySwitch {
         self.set_in_turn(session, wanted)
     }
 
+    /// As [`PolicySwitch::set`], for as long as a guarantee is pursued; `own` is the policy afterwards.
+    ///
+    /// # Errors
+    /// As for [`PolicySwitch::set`].
+    pub fn set_in_pursuit(&self, session: &Session, wanted: &str, own: &str) -> Result<(), String> {
+        let _turn = self.turn.lock();
+        self.pursue_in_turn(session, wanted, own)
+    }
+
+    /// As [`PolicySwitch::set_in_pursuit`], if the policy is `own`. Returns whether it was.
+    ///
+    /// # Errors
+    /// As for [`PolicySwitch::set`].
+    pub fn pursue(&self, session: &Session, own: &str, wanted: &str) -> Result<bool, String> {
+        let _turn = self.turn.lock();
+        let is_there = self.shown() == own;
+        if is_there { self.pursue_in_turn(session, wanted, own).map(|()| true) } else { Ok(false) }
+    }
+
     /// As [`PolicySwitch::set`], if the policy is `from`. Returns whether it was.
     ///
     /// # Errors
@@ -66,6 +92,12 @@ impl PolicySwitch {
         let _turn = self.turn.lock();
         let is_there = self.shown() == from;
         if is_there { self.set_in_turn(session, wanted).map(|()| true) } else { Ok(false) }
+    }
+
+    fn pursue_in_turn(&self, session: &Session, wanted: &str, own: &str) -> Result<(), String> {
+        self.set_in_turn(session, wanted)?;
+        self.set.lock().own = PolicyChoice::parse(own).ok();
+        Ok(())
     }
 
     fn set_in_turn(&self, session: &Session, wanted: &str) -> Result<(), String> {
@@ -86,7 +118,7 @@ impl PolicySwitch {
         if wanted.to_string() != set.policy.to_string() {
             session.set_policy(wanted.make_for(&self.walk)).map_err(|error| stays(&error))?;
         }
-        *self.set.lock() = Set { policy: wanted, is_off: false };
+        *self.set.lock() = Set { policy: wanted, is_off: false, own: None };
         session.set_off(false);
         Ok(())
     }
@@ -99,7 +131,30 @@ impl PolicySwitch {
 }
 
 impl Set {
+    fn lasting(&self) -> PolicyChoice {
+        match &self.own {
+            _ if self.is_off => PolicyChoice::parse("never").expect("this policy exists"),
+            Some(own) => own.clone(),
+            None => self.policy.clone(),
+        }
+    }
+
     fn shown(&self) -> String {
         if self.is_off { OFF.to_owned() } else { self.policy.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_saved_vm_continues_with_its_own_policy_and_with_none_that_acts_if_it_was_off() {
+        let policy = |name: &str| PolicyChoice::parse(name).expect("it exists");
+        let set = |own: Option<&str>, is_off| Set { policy: policy("greedy"), is_off, own: own.map(|own| policy(own)) };
+        let lasting = |set: Set| set.lasting().to_string();
+        assert_eq!(lasting(set(None, false)), "greedy");
+        assert_eq!(lasting(set(Some("auto:horizon_s=20"), false)), "auto:horizon_s=20");
+        assert_eq!(lasting(set(Some("auto"), true)), "never");
     }
 }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use wideleaf_attach::guarantee::pursuit_policy;
 use wideleaf_attach::live_view::OwnGuest;
 use wideleaf_control::client::{self, ClientError, QUESTION_TIMEOUT};
 use wideleaf_control::protocol::{Answer, Limits, LiveReport, PriceOfHugePage, Request};
@@ -71,6 +72,7 @@ impl Registered {
                 said_limits: SaidLimits::default(),
                 wants_windows: false,
                 said: None,
+                own_policy: None,
                 refused: None,
                 complaint: None,
             };
@@ -102,6 +104,8 @@ struct Teller {
     wants_windows: bool,
     /// Latest policy from the daemon. The daemon repeats an operator's policy, and a policy that is set here must stay.
     said: Option<String>,
+    /// Policy to return to without the daemon, while the daemon pursues a guarantee by another one.
+    own_policy: Option<String>,
     /// Reason why the policy differs from the operator's.
     refused: Option<String>,
     /// Error of the latest try: it is logged once.
@@ -160,9 +164,10 @@ impl Teller {
         if let Some(session) = self.session.upgrade() {
             self.said_limits.apply(&session, said);
             if self.said != said.policy {
-                self.refused = said.policy.as_deref().and_then(|policy| self.policy.set(&session, policy).err());
+                self.refused = said.policy.as_deref().and_then(|policy| self.set(&session, policy, said).err());
                 self.said.clone_from(&said.policy);
             }
+            self.own_policy.clone_from(&said.own_policy);
         }
         match () {
             // A client waits for the first map; further ones come with each status.
@@ -172,7 +177,16 @@ impl Teller {
         }
     }
 
-    /// Continues with the run's own limits and its own price of huge pages. Operators' settings stay.
+    /// Sets the daemon's policy: an operator's, or that of a pursuit.
+    fn set(&self, session: &Session, policy: &str, said: &Limits) -> Result<(), String> {
+        match &said.own_policy {
+            Some(own) => self.policy.set_in_pursuit(session, policy, own),
+            None => self.policy.set(session, policy),
+        }
+    }
+
+    /// Continues with the run's own limits and its own price of huge pages, and without the policy of a pursuit: a
+    /// daemon that comes back pursues again. Operators' settings stay.
     fn be_alone(&mut self, error: &ClientError) -> Duration {
         let complaint = Some(error.to_string());
         if self.complaint != complaint {
@@ -182,6 +196,10 @@ impl Teller {
         self.wants_windows = false;
         if let Some(session) = self.session.upgrade() {
             self.said_limits.end(&session);
+            if let Some(own) = self.own_policy.take() {
+                self.refused = self.policy.exchange(&session, pursuit_policy(&own), &own).err();
+                self.said = None;
+            }
         }
         TRY_EVERY
     }

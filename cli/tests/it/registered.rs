@@ -33,7 +33,11 @@ impl Told {
 
     fn answer_and_ask(&mut self, policy: Option<&str>, wants_windows: bool) {
         let policy = policy.map(str::to_owned);
-        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, policy, wants_windows, ..Limits::default() };
+        self.answer_with(Limits { policy, wants_windows, ..Limits::default() });
+    }
+
+    fn answer_with(&mut self, limits: Limits) {
+        let limits = Limits { copy_per_second: 1 << 30, cpu_share: 2_500, ..limits };
         let reply = serde_json::to_string(&Reply::Ok(Box::new(Answer::Limits(limits)))).unwrap();
         writeln!(self.0.get_mut(), "{reply}").unwrap();
     }
@@ -112,6 +116,27 @@ fn a_run_reports_its_windows_where_the_daemon_asks_and_always_why_they_are_not_l
     assert!(map.notes.iter().any(|note| note.starts_with("heat: policy never does not ask")), "{:?}", map.notes);
     assert!(reported(false).1.is_some(), "this one was asked for as well");
     assert_eq!(reported(false).1, None);
+}
+
+#[test]
+fn a_run_returns_to_its_own_policy_when_the_daemon_that_pursues_its_guarantee_is_gone() {
+    if !has_kvm() {
+        return;
+    }
+    let scratch = new_scratch();
+    let (_run, listener) = endless_run(&scratch, &["--policy=auto"]);
+    let mut told = Told(BufReader::new(listener.accept().unwrap().0));
+    assert!(matches!(told.next(), Some(Request::Register { .. })));
+    let pursuit = Limits { policy: Some("greedy".into()), own_policy: Some("auto".into()), ..Limits::default() };
+    told.answer_with(pursuit.clone());
+    let Some(Request::Status { vm, .. }) = told.next() else { panic!("a run that lives tells how it is") };
+    assert_eq!(vm.policy.as_deref(), Some("greedy"));
+    drop(told);
+    let mut next = Told(BufReader::new(listener.accept().unwrap().0));
+    let Some(Request::Register { vm, .. }) = next.next() else { panic!("it registers first") };
+    assert_eq!(vm.policy.as_deref(), Some("auto"));
+    next.answer_with(pursuit);
+    assert_eq!(next.status(None).policy.as_deref(), Some("greedy"), "the next daemon pursues again");
 }
 
 #[test]

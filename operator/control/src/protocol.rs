@@ -347,6 +347,9 @@ pub struct Limits {
     /// Policy that an operator has set since the last status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    /// Policy to which the run returns without this daemon: there while the daemon pursues a guarantee by another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_policy: Option<String>,
     /// Whether the next statuses should have the VM's windows: a client looks at them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub wants_windows: bool,

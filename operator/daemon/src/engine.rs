@@ -126,6 +126,8 @@ struct Table {
     mistakes: BTreeMap<ProcessId, Vec<String>>,
     /// Nova's flavors of running domains, which rules of the configuration may name.
     flavors: BTreeMap<ProcessId, String>,
+    /// Settings of registered VMs over the socket: a VM may register again, also with another daemon.
+    registered: BTreeMap<ProcessId, Settings>,
     rooms: Vec<Room>,
     host: HostMemoryWatch,
     market: Market,
@@ -176,6 +178,7 @@ impl Engine {
             refused: BTreeMap::new(),
             mistakes: BTreeMap::new(),
             flavors: BTreeMap::new(),
+            registered: BTreeMap::new(),
             rooms: Vec::new(),
             host: HostMemoryWatch::default(),
             market: Market::default(),
@@ -216,12 +219,13 @@ impl Engine {
     /// Takes over an earlier daemon's state, which may be overwritten from then on. It is called once,
     /// before any request.
     pub fn adopt(&self, state: State) {
-        let State { guests, left, rooms, mistakes, flavors, .. } = state;
+        let State { guests, left, rooms, mistakes, flavors, registered, .. } = state;
         let mut table = self.table();
         table.left.extend(left);
         table.rooms.extend(rooms);
         table.mistakes.extend(mistakes);
         table.flavors.extend(flavors);
+        table.registered.extend(registered);
         table.pending = guests;
         drop(table);
         *self.saved.lock() = Saved::Old;
@@ -327,6 +331,7 @@ impl Engine {
             rooms: table.rooms.clone(),
             mistakes: table.mistakes.iter().map(|(process, lines)| (*process, lines.clone())).collect(),
             flavors: table.flavors.iter().map(|(process, flavor)| (*process, flavor.clone())).collect(),
+            registered: table.registered.iter().map(|(process, said)| (*process, said.clone())).collect(),
         }
     }
 

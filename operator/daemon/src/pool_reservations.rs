@@ -38,7 +38,8 @@ pub struct Room {
     /// Process of the domain according to libvirt.
     #[serde(default)]
     pub process: Option<ProcessId>,
-    /// Whether its process was seen: its pages are in use then, and no longer kept for it.
+    /// Whether its pages count as in use, and are no longer kept for it. A process takes them one by one until libvirt
+    /// reports that the domain runs.
     pub has_started: bool,
     /// Creation time, in seconds since the epoch.
     pub made_at_s: u64,
@@ -331,14 +332,25 @@ impl Room {
         }
     }
 
-    /// Records that its domain has come.
+    /// Records that its domain runs with all of its memory.
     pub fn start(&mut self, process: ProcessId) {
         (self.process, self.has_started) = (Some(process), true);
     }
 
+    /// Records a process that is its domain and may still be taking its pages: they stay promised to it until libvirt
+    /// reports the start, or for [`UNUSED_MAX`] where that report does not come.
+    pub fn see(&mut self, process: ProcessId, now_s: u64) {
+        self.process = Some(process);
+        self.has_started |= self.has_had_time(now_s);
+    }
+
     /// Whether it is unneeded while its domain does not run: the domain did run, or has had the time to come.
     pub fn is_abandoned(&self, now_s: u64) -> bool {
-        self.has_started || now_s.saturating_sub(self.made_at_s) > UNUSED_MAX.as_secs()
+        self.has_started || self.process.is_some() || self.has_had_time(now_s)
+    }
+
+    fn has_had_time(&self, now_s: u64) -> bool {
+        now_s.saturating_sub(self.made_at_s) > UNUSED_MAX.as_secs()
     }
 }
 
@@ -645,5 +657,15 @@ mod tests {
         let is_abandoned = |has_started, now_s| room(1, has_started).is_abandoned(now_s);
         assert_eq!([1_000, 1_120, 1_121].map(|now_s| is_abandoned(false, now_s)), [false, false, true]);
         assert!(is_abandoned(true, 1_000));
+    }
+
+    #[test]
+    fn pages_of_a_domain_that_libvirt_never_reports_are_promised_for_two_minutes() {
+        let process = crate::guests::fake::FakeGuests::default().start(10, "web");
+        let mut room = room(1, false);
+        room.see(process, 1_120);
+        assert_eq!((room.process, room.has_started, room.is_abandoned(1_120)), (Some(process), false, true));
+        room.see(process, 1_121);
+        assert!(room.has_started);
     }
 }

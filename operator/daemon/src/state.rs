@@ -44,6 +44,9 @@ pub struct State {
     /// Nova's flavors of running domains.
     #[serde(default)]
     pub flavors: Vec<(ProcessId, String)>,
+    /// Settings of registered VMs over the socket.
+    #[serde(default)]
+    pub registered: Vec<(ProcessId, Settings)>,
 }
 
 /// Record of a guest under management.

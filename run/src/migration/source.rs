@@ -200,7 +200,7 @@ impl Departure<'_> {
     }
 
     fn spec(&self) -> RunSpec {
-        RunSpec { policy: self.parts.policy.chosen(), ..self.parts.spec.clone() }
+        RunSpec { policy: self.parts.policy.lasting(), ..self.parts.spec.clone() }
     }
 
     fn limit(&self) -> Limit<'_> {

@@ -109,7 +109,7 @@ fn save_whole(parts: &SavedParts, files: NewFiles, how: HowToPause, shared: &Sha
     let writer = WindowsWriter::new(memory, &layout, base).map_err(|error| cannot(&error))?;
     let ((state, said, paused), report) = save_ram(parts, &session, &writer, &client, how, shared)?;
 
-    let spec = RunSpec { policy: parts.policy.chosen(), ..parts.spec.clone() };
+    let spec = RunSpec { policy: parts.policy.lasting(), ..parts.spec.clone() };
     let text = saved_text(&spec, said, &SavedAccesses::of(live.as_deref()), &state).map_err(|error| cannot(&error))?;
     machine.write_all(&text).map_err(|error| cannot(&format_args!("cannot write `machine.json`: {error}")))?;
     let notes = |window| notes(window, live.as_deref(), &report);

@@ -15,7 +15,7 @@ use wideleaf_control::view::{Vmm, WorkView};
 use wideleaf_memory::panicked::caught;
 
 use super::vm::{self, Hands, Vm};
-use super::{Engine, leave, told};
+use super::{Engine, leave, now_s, told};
 use crate::config::Wanted;
 use crate::guests::{Found, ProcessId};
 use crate::state::Remembered;
@@ -79,6 +79,7 @@ impl Engine {
             table.refused.retain(|process, _| is_running(process));
             table.mistakes.retain(|process, _| is_running(process));
             table.flavors.retain(|process, _| is_running(process));
+            table.registered.retain(|process, _| is_running(process));
             let is_new =
                 |found: &Found| !table.vms.contains_key(&found.process) && !table.left.contains(&found.process);
             // A guest that does not answer may have a name with other rules in the configuration.
@@ -148,7 +149,7 @@ impl Engine {
         let vm = taken?;
         tracing::info!("{} (pid {}) is managed: policy {}", vm.found.name, vm.found.process.pid, vm.wanted.policy);
         table.left.remove(&found.process);
-        table.rooms.iter_mut().filter(|room| room.belongs_to(found)).for_each(|room| room.start(found.process));
+        table.rooms.iter_mut().filter(|room| room.belongs_to(found)).for_each(|room| room.see(found.process, now_s()));
         table.vms.insert(found.process, vm);
         // Its settings of an earlier daemon are of no use any more.
         table.pending.retain(|pending| pending.process != found.process);
@@ -203,12 +204,17 @@ impl Engine {
         if let Some(care) = care {
             told(&care, |care| care.apply(&wanted)).unwrap_or(Err("the VM has just ended".into()))?;
         }
-        if let Some(vm) = self.table().vms.get_mut(&process) {
+        let mut table = self.table();
+        if let Some(vm) = table.vms.get_mut(&process) {
             tracing::info!("{} is set: policy {}, guarantee {}", vm.found.name, wanted.policy, wanted.guarantee);
-            vm.said = said;
+            vm.said = said.clone();
             vm.applied = wanted.policy.clone();
             vm.wanted = wanted;
+            if let Hands::Registered(_) = vm.hands {
+                table.registered.insert(process, said);
+            }
         }
+        drop(table);
         self.refresh(process);
         self.share_out();
         Ok(())
@@ -223,14 +229,12 @@ impl Engine {
         }
     }
 
-    /// Removes a VM that has ended from the table, and gives its room back.
+    /// Removes a VM that has ended from the table.
     ///
-    /// Room without a process yet is for the next start of the domain, and is kept.
+    /// The next scouting gives its room back: a pool may be locked for a minute, and the tick must not wait for it.
     pub(super) fn bury(&self, process: ProcessId) {
         let Some(vm) = self.off_the_table(process, "has ended") else { return };
-        // A registered `wideleaf run` guest is not a domain, and has no room.
         let Hands::Attached(care) = vm.hands else { return };
-        self.give_back_rooms_if_free(|room| room.has_started && room.belongs_to(&vm.found));
         // Its threads may wait for an answer, and this thread must not wait for them. Without a new thread, `care`
         // is dropped here.
         let leaving = thread::Builder::new().name("leaving".into()).spawn(move || leave(&care));

@@ -376,10 +376,11 @@ impl Engine {
             if table.vms.contains_key(&process) {
                 return Err(format!("{} (pid {}) is managed already: detach it first", found.name, process.pid));
             }
-            let wanted = table.wanted(&found, &Settings::default())?;
+            let said = table.registered.get(&process).cloned().unwrap_or_default();
+            let wanted = table.wanted(&found, &said)?;
             tracing::info!("{} (pid {}) has registered", found.name, process.pid);
             let hands = Hands::Registered(connection);
-            let mut vm = Vm::new(found, Settings::default(), wanted, WorkView::default(), hands, view);
+            let mut vm = Vm::new(found, said, wanted, WorkView::default(), hands, view);
             vm.offer = live.bids.as_deref().map(Offer::from);
             vm.windows.take(live, Instant::now());
             table.vms.insert(process, vm);

@@ -84,7 +84,7 @@ impl Engine {
         let running = self.running()?;
         for room in &mut self.table().rooms {
             if let Some(found) = running.iter().find(|found| room.belongs_to(found)) {
-                room.start(found.process);
+                room.see(found.process, now_s());
             }
         }
         if self.are_settled() {
@@ -103,16 +103,6 @@ impl Engine {
         } else {
             // The next scouting gives back unneeded room.
             self.table().rooms.iter_mut().filter(|room| which(room)).for_each(|room| room.has_started = true);
-        }
-    }
-
-    /// As [`Engine::give_back_rooms`] for callers that must not wait: it does nothing while a pool is being
-    /// changed, which takes up to a minute. The next scouting gives back the rest.
-    pub(super) fn give_back_rooms_if_free(&self, which: impl Fn(&Room) -> bool) {
-        if let Some(_one_at_a_time) = self.changing_pools.try_lock()
-            && self.are_settled()
-        {
-            self.empty_rooms(which);
         }
     }
 

@@ -311,6 +311,7 @@ impl Vm {
         let limits = self.limits.unwrap_or_default();
         let copy = if self.may_grow { limits.copy_per_second } else { Bytes::ZERO };
         let policy = self.due_policy().filter(|policy| self.seen.policy.as_ref() != Some(policy));
+        let own_policy = self.own_policy().filter(|own| self.is_pursued() && pursuit_policy(own) != own);
         let wants_windows = self.windows.are_wanted(Instant::now());
         let huge_page = self.price.map(|price| {
             self.price = Some(HugePagePrice { may_vacate: 0, ..price });
@@ -319,7 +320,7 @@ impl Vm {
         });
         let (copy_per_second, cpu_share) = (copy.get(), limits.cpu_share.get());
         let free_huge_pages = std::mem::take(&mut self.promised);
-        Limits { copy_per_second, cpu_share, policy, wants_windows, huge_page, free_huge_pages }
+        Limits { copy_per_second, cpu_share, policy, own_policy, wants_windows, huge_page, free_huge_pages }
     }
 }
 

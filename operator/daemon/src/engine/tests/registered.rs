@@ -63,6 +63,46 @@ fn the_guarantee_of_a_registered_vm_is_pursued_and_its_policy_comes_back() {
 }
 
 #[test]
+fn a_registered_vm_is_told_to_which_policy_it_returns_without_a_daemon_that_pursues_its_guarantee() {
+    let bench = Bench::new("[defaults]\nguarantee = \"95%\"\npolicy = \"thp\"");
+    let status = || {
+        let mut view = own_view(1);
+        view.policy = Some("auto".into());
+        view.backing.as_mut().expect("it is known").base_4k = mib(2).get();
+        limits(bench.ask(status_of(view)))
+    };
+    bench.ask(register(1)).expect("it registers");
+    assert_eq!(status().own_policy, None);
+    bench.tick_at(1);
+    bench.tick_at(4);
+    let pursued = status();
+    assert_eq!((pursued.policy.as_deref(), pursued.own_policy.as_deref()), (Some("greedy"), Some("auto")));
+}
+
+#[test]
+fn settings_of_a_registered_vm_hold_when_it_registers_again_also_with_the_next_daemon() {
+    let bench = Bench::new("");
+    bench.guests.start(1, "ours");
+    bench.ask(register(1)).expect("it registers");
+    let guarantee = Settings { guarantee: Some("95%".into()), ..Settings::default() };
+    bench.engine.set(requests::process_of(&own_view(1)), &guarantee).expect("it is managed");
+    let guaranteed = |bench: &Bench| bench.list()[0].guarantee.to_string();
+    assert_eq!(guaranteed(&bench), "95%");
+    bench.service.closed(HERE);
+    bench.scout();
+    bench.ask(register(1)).expect("it registers again");
+    assert_eq!(guaranteed(&bench), "95%");
+    let next = Bench::new("");
+    next.engine.adopt(bench.engine.state());
+    next.ask(register(1)).expect("it registers with the next daemon");
+    assert_eq!(guaranteed(&next), "95%");
+    bench.service.closed(HERE);
+    bench.guests.change(1, |guest| guest.has_ended = true);
+    bench.scout();
+    assert_eq!(bench.engine.state().registered, Vec::new(), "its process has ended");
+}
+
+#[test]
 fn a_registered_vm_copies_nothing_while_the_host_is_short() {
     let bench = Bench::new("");
     bench.ask(register(1)).expect("it registers");

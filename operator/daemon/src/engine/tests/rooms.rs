@@ -18,9 +18,10 @@ fn a_guest_that_only_has_the_name_of_a_domain_gets_neither_its_room_nor_its_sett
     assert!(bench.set("web", "off").expect_err("which?").contains("name one by its process id (10, 11)"));
     assert_eq!(bench.list()[1].policy.as_deref(), Some("greedy"));
     bench.scout();
-    assert!(bench.state().rooms[0].has_started);
+    assert_eq!(bench.state().rooms[0].process.map(|process| process.pid), Some(11));
     bench.guests.change(10, |guest| guest.has_ended = true);
     bench.tick_at(1);
+    bench.scout();
     assert_eq!(bench.pools.now().growth_left, 40, "its end is not that of the domain");
 }
 
@@ -95,7 +96,22 @@ fn room_goes_back_when_its_vm_ends_without_a_release() {
     bench.attach(10).expect("it runs");
     bench.guests.change(10, |guest| guest.has_ended = true);
     bench.tick_at(1);
+    assert_eq!(bench.pools.now().growth_left, 40, "the tick waits for no pool");
+    bench.scout();
     assert_eq!(bench.pools.now().growth_left, 100);
+}
+
+#[test]
+fn pages_stay_promised_to_a_domain_whose_process_may_still_be_taking_them() {
+    let bench = Bench::new("[attach]\nautomatic = [\"web\"]");
+    bench.ask(prepare("u-web", 60)).expect("there is room");
+    bench.guests.start_domain(10, "web");
+    bench.scout();
+    assert_eq!(bench.managed().len(), 1);
+    let refused = bench.ask(prepare_domain("db", "u-db", 60)).expect_err("sixty are promised, forty can be made");
+    assert!(refused.contains("60 pages are missing, 40 can be made"), "{refused}");
+    bench.ask(started(10, "web", None)).expect("it runs");
+    assert!(bench.state().rooms[0].has_started, "all of its pages are in use");
 }
 
 #[test]
