@@ -54,6 +54,7 @@ use crate::session::{Observed, Session};
 use crate::setup::setup;
 use crate::snapshot::SavedRun;
 use crate::snapshot::parts::SavedParts;
+use crate::snapshot::restoring::taking_apart::TakingApart;
 use crate::snapshot::restoring::{Continued, Restoring};
 use crate::spec::{Console, RunSpec};
 use crate::summary::summarize;
@@ -306,6 +307,7 @@ impl<'a> Prepared<'a> {
         let kept = Kept::start(guarantee, short, &policy, &self.session, &self.front, self.sandbox.clone());
         // The environment is read while the guest starts: reading some files takes as long as the start itself.
         let environment = Environment::capture();
+        let taking_apart = self.start_taking_apart()?;
         self.sandbox.iter().for_each(|sandbox| sandboxed::enter(sandbox, ThreadKind::Main));
         let sandboxed = guest.sandboxed();
         if let Some(incoming) = &self.incoming {
@@ -314,9 +316,25 @@ impl<'a> Prepared<'a> {
         let paging = plan.paging;
         // The plan is given back with the sandbox.
         self.plan = Some(plan);
-        let work =
-            Working::Guest(Box::new(GuestWork { saving, guest, console, _registration: registration, policy, kept }));
+        let _registration = registration;
+        let work = GuestWork { saving, guest, taking_apart, console, _registration, policy, kept };
+        let work = Working::Guest(Box::new(work));
         Ok(Running { work, paging, environment, sandboxed, watched, of: self })
+    }
+
+    /// Starts the thread that drops a guest of which a part of RAM may not come. It does what the main thread would.
+    fn start_taking_apart(&self) -> Result<Option<TakingApart<RunningGuest>>, Failure> {
+        if self.restoring.is_none() && self.incoming.is_none() {
+            return Ok(None);
+        }
+        let sandbox = self.sandbox.clone();
+        let begin = move || {
+            let entered = sandbox.iter().try_for_each(|sandbox| sandbox.enter_thread(ThreadKind::Main));
+            entered.unwrap_or_else(|error| panic!("cannot restrict the thread that takes the guest apart: {error}"));
+        };
+        TakingApart::start(begin)
+            .map(Some)
+            .map_err(|error| Failure::Host(format!("cannot start the thread that takes the guest apart: {error}")))
     }
 
     /// Completes the RAM of a guest that comes from another run.
@@ -449,6 +467,8 @@ struct GuestWork {
     /// Before the guest: a save under way is cancelled.
     saving: Option<Arc<SavingThread>>,
     guest: RunningGuest,
+    /// Drops the guest, where a part of its RAM may still be lost.
+    taking_apart: Option<TakingApart<RunningGuest>>,
     console: Option<Box<dyn GuestConsole>>,
     _registration: Option<Registered>,
     policy: Arc<PolicySwitch>,
@@ -466,19 +486,21 @@ impl<'a> Running<'a> {
                 (ended, 0, of.session.at_end(), 0, None)
             }
             Working::Guest(work) => {
-                let GuestWork { saving, guest, console, _registration, policy, kept } = *work;
+                let GuestWork { saving, guest, taking_apart, console, _registration, policy, kept } = *work;
                 let restarts = Restarts::new(&of.session, &policy, of.spec.is_prefaulted);
                 let (ended, resets) = guest.wait(of.spec.timeout, of.interrupts, restarts);
                 migrated = saving.and_then(SavingThread::end);
                 let ended = if migrated.is_some() { Ended::Migrated } else { ended };
                 of.incoming.iter().for_each(|incoming| incoming.give_up());
                 let ram_at_end = of.session.at_end();
-                let has_lost_ram = of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
-                    || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed());
-                match has_lost_ram {
-                    // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
-                    true => std::mem::forget(guest),
-                    false => drop(guest),
+                let has_lost_ram = || {
+                    of.restoring.as_ref().is_some_and(|restoring| restoring.has_failed())
+                        || of.incoming.as_ref().is_some_and(|incoming| incoming.has_failed())
+                };
+                // A device may sleep in a touch of RAM that will not come: only the end of the process ends it.
+                match taking_apart {
+                    Some(taking_apart) => _ = taking_apart.take_apart(guest, has_lost_ram),
+                    None => drop(guest),
                 }
                 let guarantee = kept.map(|kept| kept.report(ram_at_end.as_ref()));
                 (ended, resets, ram_at_end, console.map_or(0, GuestConsole::end), guarantee)
@@ -543,7 +565,7 @@ impl Over<'_> {
         let restored = restored.map(|restored| RestoredReport { progress, ..restored });
         of.incoming.iter().for_each(|incoming| incoming.end());
         let Judged { outcome, crash, end } = judge(of.spec, ended, &observed)?;
-        environment.steal_ms = stolen_ms() - of.stolen_before_ms;
+        environment.steal_ms = stolen_ms().saturating_sub(of.stolen_before_ms);
         let Observed { hello, problem, phases, regions, figure, results, gaps, verification, vmm, cut, .. } = observed;
         let setup = setup(of.spec, of.backing, paging, of.fallback.clone(), &environment);
         let report = RunReport {

@@ -66,6 +66,15 @@ pub enum SaveTo {
     },
 }
 
+impl SaveTo {
+    fn work(&self) -> UnderWay {
+        match self {
+            SaveTo::Files { .. } => UnderWay::Snapshot,
+            SaveTo::Run { .. } | SaveTo::Again { .. } => UnderWay::Migration,
+        }
+    }
+}
+
 /// The thread that saves.
 pub struct SavingThread {
     jobs: Option<SyncSender<SaveJob>>,
@@ -104,10 +113,15 @@ impl SavingThread {
             self.shared.set_replaced(true);
             return jobs.send(job).map_err(|_| "cannot recover the VM: the thread that saves has ended".to_owned());
         }
+        // From now on other requests know of it: the thread may begin only after the next of them.
+        let mut under_way = self.shared.under_way.lock();
+        let begins = job.to.work();
         jobs.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => "cannot save the VM: another save of it is under way; wait for its end".to_owned(),
             TrySendError::Disconnected(_) => "cannot save the VM: the thread that saves has ended".to_owned(),
-        })
+        })?;
+        *under_way = Some(begins);
+        Ok(())
     }
 
     /// Progress of the save under way.
@@ -204,8 +218,7 @@ impl Drop for SavingThread {
 
 fn serve(queue: &Receiver<SaveJob>, parts: &SavedParts, shared: &Shared) {
     for SaveJob { connection, replies, to, files } in queue {
-        let work = if matches!(to, SaveTo::Files { .. }) { UnderWay::Snapshot } else { UnderWay::Migration };
-        *shared.under_way.lock() = Some(work);
+        *shared.under_way.lock() = Some(to.work());
         shared.uncancel();
         shared.set_replaced(false);
         let answer = match to {

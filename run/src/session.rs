@@ -113,9 +113,9 @@ struct Log {
 }
 
 impl Log {
-    /// Keeps a result; the latest of a name counts.
+    /// Keeps a finite result: JSON has no other numbers. The latest of a name counts.
     fn keep_result(&mut self, name: &str, result: Measurement) {
-        if self.results.len() < RESULTS_MAX || self.results.contains_key(name) {
+        if result.value.is_finite() && (self.results.len() < RESULTS_MAX || self.results.contains_key(name)) {
             self.results.insert(begin_of(name).to_owned(), result);
         } else {
             self.cut.count("results", 1);

@@ -439,7 +439,9 @@ fn parse_verb<'a>(line: &'a str, rest: &'a str) -> Result<Message<'a>, ProtocolE
             let fields = Fields::new("result", &["name", "value", "unit"], pairs, offset)?;
             Ok(Message::Result {
                 name: fields.name("name")?,
-                value: fields.word("value", "a number", |word| word.parse().ok())?,
+                value: fields.word("value", "a finite number", |word| {
+                    word.parse().ok().filter(|value: &f64| value.is_finite())
+                })?,
                 unit: fields.name("unit")?,
             })
         }

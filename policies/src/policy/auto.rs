@@ -373,7 +373,9 @@ impl Auto {
         audit.added_for_nothing().retain(|(id, window)| {
             let Some(vm) = snapshot.vm(*id) else { return false };
             let Some(row) = vm.row(*window).filter(|row| vm.backing[*row] == Backing::Huge2M) else { return false };
-            let is_named = || plan.actions().iter().any(|planned| planned.action.window() == *window);
+            let is_named = || {
+                plan.actions().iter().any(|planned| (planned.action.vm(), planned.action.window()) == (*id, *window))
+            };
             match vm.zero[row] {
                 Some(0) => false,
                 Some(_) if is_demotable(vm, row, now) && !is_named() => {

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use wideleaf_policies::{Bytes, Gpa, GpaRange, Moment};
 use wideleaf_protocol::Entry;
 
-use super::kept::{GAPS_MAX, Mark, Marks, PHASES_MAX, REGIONS_MAX, RESULTS_MAX, begin_of};
+use super::kept::{GAPS_MAX, Mark, Marks, PHASES_MAX, begin_of};
 use super::{Log, PhaseLog, Session};
 use crate::report::{Counters, Gaps, Hello, Measurement, Problem, Verification};
+use crate::text::clean;
 
 /// What a session knows of its guest.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -66,33 +67,41 @@ impl Session {
     /// Begins with what the guest had said when it was saved; before the guest runs.
     pub fn begin_with(&self, saved: SavedSession) {
         let mut log = self.log();
+        let regions = saved.regions.clone();
         *log = saved.into_log();
+        for (name, start, bytes) in regions {
+            if let Some(range) = GpaRange::new(Gpa::new(start), Bytes::new(bytes)) {
+                self.keep_region(&mut log, &name, range);
+            }
+        }
         let has_begun = log.hello.is_some();
         log.first_line_at = has_begun.then(std::time::Instant::now);
     }
 }
 
 impl SavedSession {
-    /// The log of these messages, within the limits on what a guest may say: a snapshot is no more trusted than one.
+    /// The log of these messages without the regions, within the limits on what a guest may say: a snapshot is no more
+    /// trusted than one.
     fn into_log(self) -> Log {
-        let region = |(name, start, bytes): (String, u64, u64)| {
-            Some((begin_of(&name).to_owned(), GpaRange::new(Gpa::new(start), Bytes::new(bytes))?))
-        };
-        Log {
-            entry: self.hello.as_ref().and_then(|hello| Entry::from_word(&hello.entry)),
-            hello: self.hello,
+        let text = |text: String| clean(begin_of(&text));
+        let hello = self.hello.map(|hello| Hello { kernel: text(hello.kernel), ..hello });
+        let mut log = Log {
+            entry: hello.as_ref().and_then(|hello| Entry::from_word(&hello.entry)),
+            hello,
             problem: self.problem,
             tsc_hz: self.tsc_hz,
             phases: self.phases.into_iter().take(PHASES_MAX).map(SavedPhase::into_log).collect(),
-            regions: self.regions.into_iter().filter_map(region).take(REGIONS_MAX).collect(),
-            results: self.results.into_iter().take(RESULTS_MAX).collect(),
             gaps: self.gaps.into_iter().take(GAPS_MAX).collect(),
             verification: self.verification,
-            mismatch: self.mismatch,
-            panic: self.panic,
-            kernel_panic: self.kernel_panic,
+            mismatch: self.mismatch.map(text),
+            panic: self.panic.map(text),
+            kernel_panic: self.kernel_panic.map(text),
             ..Log::default()
+        };
+        for (name, Measurement { value, unit }) in self.results {
+            log.keep_result(&text(name), Measurement { value, unit: text(unit) });
         }
+        log
     }
 }
 
@@ -135,6 +144,9 @@ impl SavedPhase {
 mod tests {
     use std::sync::Arc;
 
+    use wideleaf_protocol::{Message, Name};
+
+    use super::super::kept::REGIONS_OF_RAM_MAX;
     use super::super::tests::session;
     use super::*;
 
@@ -197,12 +209,33 @@ mod tests {
     }
 
     #[test]
+    fn a_result_that_is_no_finite_number_is_not_kept_and_its_session_can_be_read_again() {
+        let before = session();
+        feed(&before, &["result name=a value=nan unit=s", "result name=b value=1e999 unit=s"]);
+        let [name, unit] = ["c", "s"].map(Name::literal);
+        before.on_message(&Message::Result { name, value: f64::INFINITY, unit });
+        feed(&before, &["result name=d value=2 unit=s"]);
+        let log = before.saved();
+        assert_eq!(log.results.keys().collect::<Vec<_>>(), ["d"]);
+        assert!(restored(&before).observed(None, std::time::Instant::now()).results.contains_key("d"));
+    }
+
+    #[test]
     fn a_forged_session_is_cut_to_the_limits_of_a_guests_messages() {
         let phase = r#"{"name":"p","begin_tsc":1,"end_tsc":null,"at_begin":{"host_4k_bytes":0,"host_2m_bytes":0,
             "host_1g_bytes":0,"kvm":null},"at_end":null,"is_complete":true,"marks":[]}"#;
-        let (phases, regions) = (vec![phase; 1000].join(","), vec![r#"["r",18446744073709551615,2]"#; 1000].join(","));
-        let text = format!(r#"{{"tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"results":{{}},"gaps":[]}}"#);
-        let log = serde_json::from_str::<SavedSession>(&text).expect("its form is valid").into_log();
-        assert_eq!((log.phases.len(), log.regions.len()), (PHASES_MAX, 0));
+        let session = session();
+        let bytes = session.ram.bytes().get();
+        let region = [r#"["r",18446744073709551615,2]"#.to_owned(), format!(r#"["r",0,{bytes}]"#)].join(",");
+        let (phases, regions) = (vec![phase; 1000].join(","), vec![region; 1000].join(","));
+        let long = format!("\\u001b{}", "x".repeat(100_000));
+        let text = format!(
+            r#"{{"tsc_hz":0,"phases":[{phases}],"regions":[{regions}],"results":{{}},"gaps":[],"panic":"{long}"}}"#
+        );
+        session.begin_with(serde_json::from_str(&text).expect("its form is valid"));
+        let log = session.log();
+        assert_eq!((log.phases.len(), log.regions.len()), (PHASES_MAX, REGIONS_OF_RAM_MAX as usize));
+        let panic = log.panic.as_deref().expect("it had one");
+        assert!(panic.len() < 5_000 && !panic.contains('\u{1b}'), "{} bytes", panic.len());
     }
 }
