@@ -48,6 +48,7 @@ impl HeldPool {
 /// # Errors
 /// [`Failure::Host`] if the pages are not available.
 pub fn main(args: &HoldPoolArgs) -> Result<(), Failure> {
+    wideleaf_run::guardian::outlive_signals();
     let pools = HugetlbPools::at(&args.root);
     let _lease = pools.lease(PageSize::Huge2M, args.pages).map_err(|error| Failure::Host(error.to_string()))?;
     until_input_ends("")

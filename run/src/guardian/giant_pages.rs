@@ -148,6 +148,7 @@ impl GiantMaker for ChildMaker {
 /// # Errors
 /// [`Failure::Host`] if a file of the parent cannot be opened or a pipe fails. At the end of the input there is none.
 pub fn make_for_parent(descriptors: &[i32]) -> Result<(), Failure> {
+    super::outlive_signals();
     let parent = std::os::unix::process::parent_id();
     let open = |descriptor: &i32| {
         let path = format!("/proc/{parent}/fd/{descriptor}");

@@ -41,8 +41,10 @@ impl HeldPath {
 impl Drop for HeldPath {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        if let Err(error) = self.0.wait() {
-            tracing::error!("cannot end the process that removes a path: {error}");
+        match self.0.wait() {
+            Ok(status) if status.success() => {}
+            Ok(status) => tracing::error!("the process that removes a path ended with {status}: it may still be there"),
+            Err(error) => tracing::error!("cannot end the process that removes a path: {error}"),
         }
     }
 }
@@ -52,6 +54,7 @@ impl Drop for HeldPath {
 /// # Errors
 /// [`Failure::Host`] if it cannot be removed.
 pub fn remove_at_the_end(path: &Path) -> Result<(), Failure> {
+    super::outlive_signals();
     let held = identity(path);
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
     // Another run may have replaced the socket of a dead one.

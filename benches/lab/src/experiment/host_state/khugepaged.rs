@@ -34,6 +34,7 @@ pub struct HoldKhugepagedArgs {
 /// # Errors
 /// [`Failure::Host`] if another process holds other settings, or if the kernel refuses them.
 pub fn main(args: &HoldKhugepagedArgs) -> Result<(), Failure> {
+    wideleaf_run::guardian::outlive_signals();
     let settings = Settings { scan_sleep_ms: args.scan_sleep_ms, pages_to_scan: args.pages_to_scan };
     let lease = Khugepaged::at(&args.root).lease(settings);
     let _lease = lease.map_err(|error| Failure::Host(error.to_string()))?;
