@@ -24,7 +24,7 @@ use wideleaf_policies::{Bytes, Gpa, GpaRange, PageSet, PageSize, WindowIndex};
 use super::preparing::{check_empty, host_error};
 use super::{RestoreError, SavedRam};
 use crate::backing::BackingKind;
-use crate::region::{GuestRam, RamRange};
+use crate::region::{GuestRam, RamError, RamRange};
 use crate::sys::mapping::MapError;
 
 const PAGE: Bytes = PageSize::Base4K.bytes();
@@ -51,6 +51,9 @@ pub enum MapSavedError {
     /// A mapping failed.
     #[error("cannot map the snapshot: {0}")]
     Map(#[source] MapError),
+    /// The kernel refused the nodes of a part.
+    #[error("cannot map the snapshot: {0}")]
+    Place(#[source] RamError),
     /// The file cannot be examined.
     #[error("cannot find the holes of the snapshot's file: {0}")]
     Holes(#[source] io::Error),
@@ -81,6 +84,8 @@ pub fn map_saved(ram: &GuestRam, saved: &dyn SavedRam, file: &File) -> Result<()
             }
             ram.map_over(zeroes, None).map_err(MapSavedError::Map)?;
         }
+        // The new mappings have no memory policy yet.
+        ram.place(*gpa).map_err(MapSavedError::Place)?;
     }
     Ok(())
 }
@@ -133,6 +138,7 @@ mod tests {
     use super::super::{ReadError, SavedWindow};
     use super::*;
     use crate::backing::BackingConfig;
+    use crate::numa::placement::{MemoryMode, NodePolicy, PlacedPart, Placement};
     use wideleaf_policies::units::mib;
 
     /// Windows 0 and 1 have every second page; all others are zero.
@@ -177,6 +183,30 @@ mod tests {
         file.read_exact_at(&mut byte, 998 * 4096 + 56).expect("it is there");
         assert_eq!(byte, [998_u64 as u8 | 1], "the file is as before");
         assert!(ram.claims().is_filling(), "actuators and balloons stay away");
+    }
+
+    #[test]
+    fn mappings_of_the_file_and_of_zeroes_keep_the_nodes_of_ram() {
+        if !std::path::Path::new("/proc/self/numa_maps").exists() {
+            eprintln!("skipped: this kernel has no NUMA policies");
+            return;
+        }
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&vec![1; 1000 * 4096], 0).expect("room");
+        let range = GpaRange::new(Gpa::new(0), mib(8)).expect("fits");
+        let nodes = "0".parse().expect("a list");
+        let policy = NodePolicy { mode: MemoryMode::Bind, nodes };
+        let backing = BackingConfig::new(BackingKind::Anon, PageSize::Base4K).expect("it has base pages");
+        let placement = Placement::of(vec![PlacedPart { gpa: range, policy }]);
+        let ram = GuestRam::map_on(&[range], backing, placement).expect("addresses");
+        map_saved(&ram, &EverySecond, &file).expect("the kernel maps it");
+        let is_in_ram = |line: &&str| {
+            let start = line.split(' ').next().and_then(|word| u64::from_str_radix(word, 16).ok());
+            start.is_some_and(|start| (ram.base().get()..(ram.base() + mib(8)).get()).contains(&start))
+        };
+        let maps = std::fs::read_to_string("/proc/self/numa_maps").expect("it exists");
+        let policies: Vec<&str> = maps.lines().filter(is_in_ram).filter_map(|line| line.split(' ').nth(1)).collect();
+        assert!(policies.len() > 2 && policies.iter().all(|policy| *policy == "bind:0"), "{policies:?}");
     }
 
     #[test]
