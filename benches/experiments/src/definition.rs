@@ -421,7 +421,8 @@ const OTHER_PROGRAM: &str = " (B)";
 
 impl Experiment {
     /// This experiment with each arm doubled: once with this program, once with another program, `B`. Both arms run
-    /// next to each other in every round, so that changes of the machine between rounds affect both alike.
+    /// next to each other in every round, each of them first in every second one, so that changes of the machine affect
+    /// both alike.
     #[must_use]
     pub fn against(self, program: &str, version: &str) -> Experiment {
         let other = |arm: &Arm| Arm {

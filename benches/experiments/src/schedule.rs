@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use wideleaf_measure::order::arms_of_round;
+use wideleaf_measure::order::{arms_of_round, pairs_of_round};
 
 use crate::definition::Experiment;
 use crate::results::Run;
@@ -21,18 +21,24 @@ pub struct Turn {
 
 /// All turns of an experiment in order.
 pub fn turns(experiment: &Experiment) -> Vec<Turn> {
-    let arms = experiment.arms.len();
     let mut turns = Vec::new();
     for round in 1..=experiment.rounds {
         for case in 0..experiment.cases.len() {
-            for arm in arms_of_round(arms, round) {
-                if experiment.job(case, arm).is_some_and(|job| round <= experiment.rounds_of(job)) {
-                    turns.push(Turn { case, arm, round });
-                }
-            }
+            turns.extend(arms_in_turn(experiment, case, round).into_iter().map(|arm| Turn { case, arm, round }));
         }
     }
     turns
+}
+
+/// The arms that run in a round of a case, in order. Absent arms have no place in it: the others alternate.
+fn arms_in_turn(experiment: &Experiment, case: usize, round: u32) -> Vec<usize> {
+    let runs = |arm: &usize| experiment.job(case, *arm).is_some_and(|job| round <= experiment.rounds_of(job));
+    let arms: Vec<usize> = (0..experiment.arms.len()).filter(runs).collect();
+    // Both arms of a pair are there, or neither.
+    match experiment.arms_of_two_programs().is_empty() {
+        true => arms_of_round(arms.len(), round).map(|index| arms[index]).collect(),
+        false => pairs_of_round(arms.len() / 2, round).map(|index| arms[index]).collect(),
+    }
 }
 
 /// Turns that have no run yet.
@@ -114,6 +120,24 @@ mod tests {
         let first = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (1, 1, 2)];
         let second = [(2, 0, 1), (2, 0, 0), (2, 1, 1), (2, 1, 0)]; // b is first; the exact job has run already
         assert_eq!(order, [&first[..], &second[..]].concat());
+    }
+
+    #[test]
+    fn an_absent_arm_has_no_place_in_the_order_and_two_programs_take_turns_next_to_each_other() {
+        let mut present = experiment();
+        present.cases.truncate(1);
+        present.rounds = 4;
+        let firsts = |experiment: &Experiment| {
+            let turns = turns(experiment);
+            let first = |round| turns.iter().find(|turn| turn.round == round).map(|turn| turn.arm);
+            [1, 2, 3, 4].map(first)
+        };
+        assert_eq!(firsts(&present), [Some(0), Some(1), Some(0), Some(1)]);
+        let both = present.against("other", "version 2");
+        assert_eq!(firsts(&both), [Some(0), Some(3), Some(0), Some(3)]);
+        for turns in turns(&both).chunks(2) {
+            assert_eq!((turns[0].arm / 2, turns[0].round), (turns[1].arm / 2, turns[1].round), "a pair");
+        }
     }
 
     #[test]
