@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use wideleaf_control::client::ask;
@@ -436,7 +436,7 @@ fn each_node_hook_of_kubevirt_is_answered_also_while_the_daemon_hangs() {
 
 #[test]
 fn what_another_writer_has_taken_is_left_to_it() {
-    let Some(node) = Node::start(&[], &[]) else { return };
+    let Some(mut node) = Node::start(&[], &[]) else { return };
     let path = format!("/api/v1/nodes/{NODE}");
     let name = "wideleaf.io/promotable-2m-gib";
     eventually("the agent has set its label", || node.object()["metadata"]["labels"][name].as_str().map(drop));
@@ -446,10 +446,18 @@ fn what_another_writer_has_taken_is_left_to_it() {
         "metadata": {"name": NODE, "labels": {name: "31337"}},
     });
     node.server.admin().patch(&format!("{path}?fieldManager=other&force=true"), APPLY, &theirs).done();
-    let (user, _) = node.account();
-    let from = node.server.audited();
-    // Several rounds of the agent, which looks every five seconds.
-    std::thread::sleep(Duration::from_secs(20));
+    // An agent that runs looks at its node again after minutes; one that begins looks at once.
+    let mut agent = node.agent.take().unwrap();
+    agent.0.kill().unwrap();
+    agent.0.wait().unwrap();
+    node.start_agent(&[]);
+    eventually("the agent has tried its labels, and left them", || {
+        node.agent_log().contains("labels are left to the other writer").then_some(())
+    });
     assert_eq!(node.object()["metadata"]["labels"][name], json!("31337"), "{}", node.agent_log());
-    println!("writes of the agent in 20 s beside another writer: {}", node.server.writes_of(&user, from));
+    eventually("there is an event about the node", || {
+        let events = node.server.admin().get(&core("default", "events")).done();
+        let is_it = |event: &Value| event["reason"] == "FieldOwnedByOther" && event["involvedObject"]["kind"] == "Node";
+        events["items"].as_array().unwrap().iter().any(is_it).then_some(())
+    });
 }

@@ -4,8 +4,9 @@
 //!   agents gone? ─▶ nodes: labels, resource │ pods and VMIs: annotation, condition ─▶ nothing of wideleaf.io is left
 //! ```
 //!
-//! Each object is changed by JSON patches (RFC 6902) that name what is there. A condition is removed only if it is
-//! still at its place (`test`); an object that has changed meanwhile is looked at again.
+//! Objects are large and a cluster has many, so no more than one page of them is in memory. Each object is changed by
+//! JSON patches (RFC 6902) that name what is there. A condition is removed only if it is still at its place (`test`);
+//! an object that has changed meanwhile is looked at again.
 
 use std::time::Duration;
 
@@ -34,6 +35,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Number of objects in a page of a list.
 const PAGE: u32 = 100;
 
+/// Number of times that a list begins anew because the API server has forgotten its place (410): what was on earlier
+/// pages is removed by then.
+const RESTARTS_MAX: usize = 10;
+
 /// Number of tries for an object that others change at the same time.
 const TRIES: usize = 5;
 
@@ -55,29 +60,20 @@ pub struct Forgotten {
 /// and another call goes on.
 pub async fn forget(client: &Client) -> Result<Forgotten, String> {
     agents_are_gone(client).await?;
-    let nodes = all(client, &ApiResource::erase::<Node>(&())).await?;
-    let pods = all(client, &ApiResource::erase::<Pod>(&())).await?;
-    let vmis = match all(client, &vmi_resource()).await {
-        Err(why) if why.is_unknown_kind => Vec::new(),
-        listed => listed?,
+    let nodes = forget_all(client, &ApiResource::erase::<Node>(&())).await?;
+    let pods = forget_all(client, &ApiResource::erase::<Pod>(&())).await?;
+    let vmis = match forget_all(client, &vmi_resource()).await {
+        Err(why) if why.is_unknown_kind => 0,
+        done => done?,
     };
-    let mut forgotten = Forgotten::default();
-    for (objects, resource, count) in [
-        (nodes, ApiResource::erase::<Node>(&()), &mut forgotten.nodes),
-        (pods, ApiResource::erase::<Pod>(&()), &mut forgotten.pods),
-        (vmis, vmi_resource(), &mut forgotten.vmis),
-    ] {
-        for object in objects {
-            *count += usize::from(forget_one(client, &resource, object).await?);
-        }
-    }
-    Ok(forgotten)
+    Ok(Forgotten { nodes, pods, vmis })
 }
 
 /// A call that failed.
 struct Failed {
     line: String,
     is_unknown_kind: bool,
+    is_expired: bool,
     has_changed: bool,
 }
 
@@ -93,6 +89,7 @@ fn failed(what: &str) -> impl Fn(kube::Error) -> Failed {
         Failed {
             line: format!("cannot {what}: {}; run `wideleaf-node --forget` again", with_causes(&error)),
             is_unknown_kind: code == 404,
+            is_expired: code == 410,
             // A `test` that does not hold is 422.
             has_changed: matches!(code, 409 | 422),
         }
@@ -114,21 +111,33 @@ async fn agents_are_gone(client: &Client) -> Result<(), String> {
     }
 }
 
-async fn all(client: &Client, resource: &ApiResource) -> Result<Vec<DynamicObject>, Failed> {
+/// Takes back what is on all objects of a kind, one page after the other. Returns the number of objects from which
+/// something was removed.
+async fn forget_all(client: &Client, resource: &ApiResource) -> Result<usize, Failed> {
     let api = Api::<DynamicObject>::all_with(client.clone(), resource);
-    let (mut found, mut params) = (Vec::new(), ListParams::default().limit(PAGE));
+    let from_start = ListParams::default().limit(PAGE);
+    let (mut count, mut restarts, mut params) = (0, 0, from_start.clone());
     loop {
-        let page = api.list(&params).await.map_err(failed(&format!("list {}", resource.plural)))?;
-        found.extend(page.items);
+        let listed = api.list(&params).await.map_err(failed(&format!("list {}", resource.plural)));
+        let page = match listed {
+            Err(why) if why.is_expired && restarts < RESTARTS_MAX => {
+                (restarts, params) = (restarts + 1, from_start.clone());
+                continue;
+            }
+            listed => listed?,
+        };
+        for object in page.items {
+            count += usize::from(forget_one(client, resource, object).await?);
+        }
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(found),
+            None => return Ok(count),
         }
     }
 }
 
 /// Returns whether something was there.
-async fn forget_one(client: &Client, resource: &ApiResource, object: DynamicObject) -> Result<bool, String> {
+async fn forget_one(client: &Client, resource: &ApiResource, object: DynamicObject) -> Result<bool, Failed> {
     let (name, namespace) = (object.name_any(), object.namespace());
     let api = match &namespace {
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client.clone(), namespace, resource),
@@ -150,7 +159,7 @@ async fn forget_one(client: &Client, resource: &ApiResource, object: DynamicObje
                     None => return Ok(was_there),
                 };
             }
-            Err(why) => return Err(why.line),
+            Err(why) => return Err(why),
         }
     }
     unreachable!("the last try returns")
@@ -221,6 +230,7 @@ fn of_status(data: &Value) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::FakeApi;
 
     fn object(metadata: Value, status: Value) -> DynamicObject {
         let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status});
@@ -257,6 +267,27 @@ mod tests {
                 json!({"op": "remove", "path": "/status/conditions/1"}),
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn a_page_of_objects_is_done_before_the_next_is_read() {
+        let api = FakeApi::default();
+        let pages: usize = 3;
+        for number in 0..pages * PAGE as usize {
+            let name = format!("pod-{number:04}");
+            let metadata = json!({"name": name, "namespace": "shop", "uid": name, "annotations": {STATUS: "{}"}});
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {}});
+            api.put(&format!("/api/v1/namespaces/shop/pods/{name}"), pod);
+        }
+        let forgotten = forget(&api.client()).await.expect("it answers");
+        assert_eq!(forgotten, Forgotten { pods: pages * PAGE as usize, ..Forgotten::default() });
+        let received = api.received();
+        let is_list = |path: &str, query: &str| path == "/api/v1/pods" && query.contains("limit=");
+        let lists = received.iter().enumerate().filter(|(_, one)| is_list(&one.path, &one.query));
+        let lists: Vec<usize> = lists.map(|(at, _)| at).collect();
+        assert_eq!(lists.len(), pages);
+        assert!(lists.windows(2).all(|pair| pair[1] - pair[0] == PAGE as usize + 1), "a write each: {lists:?}");
+        assert_eq!(api.object("/api/v1/namespaces/shop/pods/pod-0000")["metadata"]["annotations"], json!({}));
     }
 
     #[test]

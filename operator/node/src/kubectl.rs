@@ -236,20 +236,25 @@ async fn vms(client: &Client, namespace: Option<&str>) -> Result<Vec<VmRow>, Str
         Some(namespace) => Api::<Pod>::namespaced(client.clone(), namespace),
         None => Api::<Pod>::all(client.clone()),
     };
-    let (mut rows, mut of_vmis) = (Vec::new(), BTreeMap::new());
+    let (mut rows, mut of_vmis) = (Vec::new(), BTreeMap::<String, Vec<(Option<String>, VmRow)>>::new());
     for pod in all(&pods).await? {
+        if has_ended(&pod) {
+            continue;
+        }
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let pod = serde_json::to_value(pod).and_then(serde_json::from_value::<DynamicObject>);
         let pod = pod.map_err(|error| format!("cannot read a pod: {error}"))?;
         let row = row(&pod, "Pod", &format!("{PREFIX}{CONDITION}"));
         if let (Some(uid), Some(_)) = (pod.labels().get(CREATED_BY), &row.covered) {
-            of_vmis.insert(uid.clone(), row);
+            of_vmis.entry(uid.clone()).or_default().push((node, row));
         } else if row.details.is_some() {
             rows.push(row);
         }
     }
     for vmi in vmis {
         let mut row = row(&vmi, "VirtualMachineInstance", CONDITION);
-        let of_pod = vmi.uid().and_then(|uid| of_vmis.remove(&uid)).filter(|_| row.covered.is_none());
+        let of_pods = vmi.uid().and_then(|uid| of_vmis.remove(&uid)).unwrap_or_default();
+        let of_pod = on_node(of_pods, vmi.data["status"]["nodeName"].as_str()).filter(|_| row.covered.is_none());
         if let Some(VmRow { covered, reason, message, .. }) = of_pod {
             (row.covered, row.reason, row.message) = (covered, reason, message);
         }
@@ -257,6 +262,19 @@ async fn vms(client: &Client, namespace: Option<&str>) -> Result<Vec<VmRow>, Str
     }
     rows.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
     Ok(rows)
+}
+
+/// Whether all containers of a pod have ended: its condition is then of a guest that is no longer there.
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Of a VMI's pods that of the node which runs the guest. During a migration there are two, and that of the target has
+/// no guest yet.
+fn on_node(mut pods: Vec<(Option<String>, VmRow)>, node: Option<&str>) -> Option<VmRow> {
+    let there = pods.iter().position(|(of_pod, _)| node.is_some() && of_pod.as_deref() == node);
+    if pods.is_empty() { None } else { Some(pods.swap_remove(there.unwrap_or(0)).1) }
 }
 
 fn row(object: &DynamicObject, kind: &str, type_: &str) -> VmRow {

@@ -104,7 +104,7 @@ async fn run(options: Options) -> Result<(), Failure> {
     };
     let pages = async {
         let Some(address) = options.listen else { return pending().await };
-        health::serve(address, Pages::new(health, counters)).await
+        health::serve(address, Pages::new(health, counters, options.period())).await
     };
     tracing::info!("wideleaf-node {} publishes node {}", env!("CARGO_PKG_VERSION"), node);
     let mut served = std::pin::pin!(served);

@@ -87,6 +87,20 @@ mod tests {
     }
 
     #[test]
+    fn the_chart_takes_the_same_intervals() {
+        let schema = include_str!("../../../packaging/helm/wideleaf/values.schema.json");
+        let schema: serde_json::Value = serde_json::from_str(schema).expect("JSON");
+        let interval = &schema["properties"]["agent"]["properties"]["intervalSeconds"];
+        for (name, next) in [("minimum", -1), ("maximum", 1)] {
+            let bound = interval[name].as_i64().expect("a bound");
+            for (seconds, is_valid) in [(bound, true), (bound + next, false)] {
+                let parsed = parse(&["--node", "n1", &format!("--interval={seconds}")]);
+                assert_eq!(parsed.is_ok(), is_valid, "{name}: {seconds}");
+            }
+        }
+    }
+
+    #[test]
     fn names_and_intervals_out_of_range_are_refused() {
         for arguments in [
             &["--node", ""][..],

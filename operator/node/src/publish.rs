@@ -5,7 +5,8 @@
 //!    │ yes
 //!    ▼
 //!   GET ──▶ as it should be: nothing · else one patch for each part that differs
-//!            conflict: said once, and left to the other writer · not reachable: all writes rest, 1 s to 60 s
+//!            field of another manager: said once, and left to it · object changed meanwhile: tried again
+//!            error about one object: that object rests, 1 s to 60 s · not reachable, busy: all objects do
 //! ```
 //!
 //! Conditions of pods, annotations, labels and capacity are applied (server-side apply, never forced). KubeVirt's VMIs
@@ -61,15 +62,18 @@ const NOTE_MAX: usize = 1_000;
 /// Reason for a write that was not made.
 #[derive(Debug, thiserror::Error)]
 enum ApiError {
-    /// Another manager owns the field, or the object has changed.
+    /// Another manager owns the field.
     #[error("{0}")]
-    Conflict(String),
+    Owned(String),
     /// The object does not exist.
     #[error("it does not exist")]
     Gone,
-    /// The API server refuses, and will refuse the same again.
+    /// The API server refuses, and will refuse the same again; or the object has changed.
     #[error("{0}")]
     Refused(String),
+    /// The API server fails for this request, and may answer others.
+    #[error("{0}")]
+    Failed(String),
     /// The API server cannot be reached, or cannot answer now.
     #[error("{0}")]
     Down(String),
@@ -82,14 +86,22 @@ impl From<kube::Error> for ApiError {
                 let text = format!("{} ({})", status.message, status.code);
                 match status.code {
                     404 => ApiError::Gone,
-                    409 => ApiError::Conflict(text),
-                    429 | 500.. => ApiError::Down(text),
+                    409 if is_of_manager(&status) => ApiError::Owned(text),
+                    429 | 503 => ApiError::Down(text),
+                    500.. => ApiError::Failed(text),
                     _ => ApiError::Refused(text),
                 }
             }
             other => ApiError::Down(with_causes(&other)),
         }
     }
+}
+
+/// Whether a conflict is about a field of another manager (`StatusCause` of server-side apply). Any other conflict is
+/// over with the next look: the object has changed, or is another one of that name.
+fn is_of_manager(status: &kube::core::Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.any(|cause| cause.reason == "FieldManagerConflict")
 }
 
 /// Kind of an object that has a condition.
@@ -157,6 +169,20 @@ impl Target {
             _ => self.clone(),
         }
     }
+
+    /// Reference to the object in its events.
+    fn reference(&self) -> ObjectReference {
+        let (api_version, kind) = self.kind.types();
+        let Identity { namespace, name, uid } = self.identity.clone();
+        ObjectReference {
+            api_version: Some(api_version.into()),
+            kind: Some(kind.into()),
+            namespace: Some(namespace),
+            name: Some(name),
+            uid: Some(uid),
+            ..ObjectReference::default()
+        }
+    }
 }
 
 /// State of one object's writes.
@@ -166,8 +192,12 @@ struct Published {
     target: Option<Target>,
     latest: Option<(Verdict, Option<Details>)>,
     looked_at: Option<Instant>,
+    /// The latest try, with or without success.
+    tried_at: Option<Instant>,
     /// Not before this time, after a refusal.
     not_before: Option<Instant>,
+    /// Rests after failures of the API server about this object alone.
+    rest: Rest,
     foreign: u32,
     is_condition_left: bool,
     is_annotation_left: bool,
@@ -176,7 +206,8 @@ struct Published {
 
 impl Published {
     fn is_due(&self, verdict: &Verdict, details: Option<&Details>, now: Instant) -> bool {
-        if self.not_before.is_some_and(|until| now < until) || self.is_condition_left && self.is_annotation_left {
+        let is_resting = self.not_before.is_some_and(|until| now < until) || !self.rest.is_over(now);
+        if is_resting || self.is_condition_left && self.is_annotation_left {
             return false;
         }
         let (Some((before, told)), Some(looked_at)) = (&self.latest, self.looked_at) else { return true };
@@ -201,12 +232,15 @@ struct NodeState {
     written_at: Option<Instant>,
     /// Whether the kubelet has still to copy what was written.
     is_copy_expected: bool,
-    is_left: bool,
+    are_labels_left: bool,
+    is_capacity_left: bool,
     is_allocatable_left: bool,
+    /// Rests after failures. Those of objects do not count, so that the node has its turn.
+    rest: Rest,
     complaint: Option<String>,
 }
 
-/// Pauses of all writes while the API server cannot be reached.
+/// Pauses of writes while the API server fails.
 #[derive(Debug, Default)]
 struct Rest {
     until: Option<Instant>,
@@ -251,7 +285,12 @@ impl Publisher {
         self.trouble.as_deref()
     }
 
-    /// Whether writes are possible now: not while they rest after a failure.
+    /// Time of the latest try to write an object.
+    pub fn tried_at(&self, uid: &str) -> Option<Instant> {
+        self.objects.get(uid)?.tried_at
+    }
+
+    /// Whether writes of objects are possible now: not while they rest after a failure.
     pub fn is_ready(&self, now: Instant) -> bool {
         self.rest.is_over(now)
     }
@@ -267,14 +306,12 @@ impl Publisher {
     }
 
     fn answered(&mut self) {
-        self.rest = Rest::default();
         if self.trouble.take().is_some() {
             tracing::info!("the API server takes writes again");
         }
     }
 
-    fn failed(&mut self, error: &str, now: Instant) {
-        self.rest.begin(now);
+    fn failed(&mut self, error: &str) {
         if self.trouble.as_deref() != Some(error) {
             tracing::warn!("cannot write to the API server: {error}; it is tried again");
         }
@@ -295,23 +332,30 @@ impl Publisher {
         state.target = Some(target.clone());
         let mut has_changed = false;
         if self.is_ready(now) && state.is_due(verdict, details, now) {
-            match self.write_object(target, &mut state, verdict, details).await {
+            state.tried_at = Some(now);
+            let written = self.write_object(target, &mut state, verdict, details).await;
+            match &written {
+                Err(ApiError::Down(_)) => self.rest.begin(now),
+                _ => self.rest = Rest::default(),
+            }
+            match written {
                 Ok(()) => {
                     self.answered();
+                    state.rest = Rest::default();
                     has_changed = state.latest.as_ref().is_some_and(|(before, _)| before.status != verdict.status);
                     let told = details.cloned().or_else(|| state.latest.take().and_then(|(_, told)| told));
                     state.latest = Some((verdict.clone(), told));
                     (state.looked_at, state.complaint) = (Some(now), None);
                 }
-                Err(ApiError::Down(error)) => self.failed(&error, now),
+                Err(ApiError::Down(error)) => self.failed(&error),
                 Err(error) => {
                     self.answered();
-                    state.not_before = Some(now + OBJECT_EVERY);
-                    complain(
-                        &mut state.complaint,
-                        &format!("{}/{}", target.identity.namespace, target.identity.name),
-                        &error,
-                    );
+                    match error {
+                        ApiError::Failed(_) => state.rest.begin(now),
+                        _ => state.not_before = Some(now + OBJECT_EVERY),
+                    }
+                    let name = format!("{}/{}", target.identity.namespace, target.identity.name);
+                    complain(&mut state.complaint, &name, &error);
                 }
             }
         }
@@ -343,7 +387,7 @@ impl Publisher {
         let body = body(*kind, identity, json!({"annotations": {STATUS: text}}), &json!({}));
         match called(api.patch(&identity.name, &PatchParams::apply(MANAGER), &Patch::Apply(&body))).await {
             Ok(_) => self.counters.write("annotation", "done"),
-            Err(ApiError::Conflict(why)) => {
+            Err(ApiError::Owned(why)) => {
                 state.is_annotation_left = true;
                 self.leave(target, STATUS, &why).await;
             }
@@ -407,7 +451,7 @@ impl Publisher {
                 self.counters.write(what, "done");
                 Ok(())
             }
-            Err(ApiError::Conflict(why)) if *kind == Kind::Pod => {
+            Err(ApiError::Owned(why)) if *kind == Kind::Pod => {
                 state.is_condition_left = true;
                 self.leave(target, &kind.condition(), &why).await;
                 Ok(())
@@ -417,34 +461,45 @@ impl Publisher {
     }
 
     fn counted(&self, what: &'static str, error: ApiError) -> ApiError {
-        self.counters.write(what, if matches!(error, ApiError::Conflict(_)) { "conflict" } else { "failed" });
+        self.counters.write(what, if matches!(error, ApiError::Owned(_)) { "conflict" } else { "failed" });
         error
     }
 
     /// Says once that a field belongs to another writer.
     async fn leave(&self, target: &Target, field: &str, why: &str) {
-        self.counters.write(target.kind.word(), "conflict");
-        let note = format!("{field} is left to its other writer: {why}");
-        self.event(target, EventType::Warning, "FieldOwnedByOther", &note).await;
-        tracing::warn!("{}/{}: {note}", target.identity.namespace, target.identity.name);
+        let name = format!("{}/{}", target.identity.namespace, target.identity.name);
+        self.say_left(target.kind.word(), &target.reference(), &name, &format!("{field} is"), why).await;
+    }
+
+    /// Says once that fields of the node belong to another writer. `uid`: that of the node's object.
+    async fn leave_of_node(&self, uid: &str, fields: &str, why: &str) {
+        let about = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Node".into()),
+            name: Some(self.node.clone()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        self.say_left("node", &about, &format!("node {}", self.node), fields, why).await;
+    }
+
+    async fn say_left(&self, word: &'static str, about: &ObjectReference, name: &str, fields: &str, why: &str) {
+        self.counters.write(word, "conflict");
+        let note = format!("{fields} left to the other writer: {why}");
+        self.event_about(about, EventType::Warning, "FieldOwnedByOther", &note).await;
+        tracing::warn!("{name}: {note}");
     }
 
     /// Publishes an event on an object. A failure is logged and not tried again.
     pub async fn event(&self, target: &Target, type_: EventType, reason: &str, note: &str) {
-        let (api_version, kind) = target.kind.types();
-        let Identity { namespace, name, uid } = target.identity.clone();
-        let about = ObjectReference {
-            api_version: Some(api_version.into()),
-            kind: Some(kind.into()),
-            namespace: Some(namespace),
-            name: Some(name),
-            uid: Some(uid),
-            ..ObjectReference::default()
-        };
+        self.event_about(&target.reference(), type_, reason, note).await;
+    }
+
+    async fn event_about(&self, about: &ObjectReference, type_: EventType, reason: &str, note: &str) {
         let end = (0..=note.len().min(NOTE_MAX)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
         let note = Some(note[..end].to_owned());
         let event = Event { type_, reason: reason.into(), note, action: "Observe".into(), secondary: None };
-        match called(self.recorder.publish(&event, &about)).await {
+        match called(self.recorder.publish(&event, about)).await {
             Ok(()) => self.counters.write("event", "done"),
             Err(error) => {
                 self.counters.write("event", "failed");
@@ -462,24 +517,26 @@ impl Publisher {
         let is_write_due = is_new_to(state) && since(state.written_at).is_none_or(|since| since >= NODE_EVERY);
         let look_every = if state.is_copy_expected { NODE_EVERY } else { LOOK_EVERY };
         let is_look_due = since(state.looked_at).is_none_or(|since| since >= look_every);
-        if state.is_left || !(is_write_due || is_look_due) || !self.rest.is_over(now) {
+        let is_left = state.are_labels_left && state.is_capacity_left;
+        if is_left || !(is_write_due || is_look_due) || !state.rest.is_over(now) {
             return;
         }
         let mut state = std::mem::take(&mut self.of_node);
         match self.write_node(&mut state, promotable, held, now).await {
             Ok(()) => {
                 self.answered();
-                state.complaint = None;
+                (state.complaint, state.rest) = (None, Rest::default());
             }
-            Err(ApiError::Down(error)) => self.failed(&error, now),
-            Err(ApiError::Conflict(why)) => {
-                self.answered();
-                tracing::warn!("labels and resources of node {} are left to their other writer: {why}", self.node);
-                state.is_left = true;
+            Err(ApiError::Down(error)) => {
+                self.failed(&error);
+                state.rest.begin(now);
             }
             Err(error) => {
                 self.answered();
-                (state.looked_at, state.written_at) = (Some(now), Some(now));
+                match error {
+                    ApiError::Failed(_) => state.rest.begin(now),
+                    _ => (state.looked_at, state.written_at) = (Some(now), Some(now)),
+                }
                 complain(&mut state.complaint, &format!("node {}", self.node), &error);
             }
         }
@@ -511,14 +568,18 @@ impl Publisher {
         };
         let mut has_written = false;
         let has = |(name, gib): (&&str, &u64)| node.labels().get(*name) == Some(&gib.to_string());
-        if !figures.labels.iter().all(has) {
+        if !state.are_labels_left && !figures.labels.iter().all(has) {
             let labels: BTreeMap<&str, String> =
                 figures.labels.iter().map(|(name, gib)| (*name, gib.to_string())).collect();
             let body = body(json!({"labels": labels}), &json!({}));
-            called(api.patch(&self.node, &apply, &Patch::Apply(&body)))
-                .await
-                .map_err(|error| self.counted("node", error))?;
-            has_written = true;
+            match called(api.patch(&self.node, &apply, &Patch::Apply(&body))).await {
+                Ok(_) => has_written = true,
+                Err(ApiError::Owned(why)) => {
+                    state.are_labels_left = true;
+                    self.leave_of_node(&uid, "labels are", &why).await;
+                }
+                Err(error) => return Err(self.counted("node", error)),
+            }
         }
         let status = node.status.clone().unwrap_or_default();
         let wanted = figures.huge_gib.to_string();
@@ -533,7 +594,7 @@ impl Publisher {
         let has_kubelet = status.node_info.as_ref().is_some_and(|info| !info.kubelet_version.is_empty());
         let is_both = (!has_kubelet || is_capacity && !is_allocatable) && !state.is_allocatable_left;
         state.is_copy_expected = false;
-        if !is_capacity || is_both && !is_allocatable {
+        if !state.is_capacity_left && (!is_capacity || is_both && !is_allocatable) {
             state.is_copy_expected = !is_both && !state.is_allocatable_left;
             let capacity = json!({RESOURCE: wanted});
             let both = json!({"status": {"capacity": capacity, "allocatable": capacity}});
@@ -543,13 +604,19 @@ impl Publisher {
                 called(api.patch_status(&self.node, &apply, &Patch::Apply(&body))).await
             };
             let mut written = write(if is_both { &both } else { &alone }).await;
-            if let (Err(ApiError::Conflict(why)), true) = (&written, is_both) {
-                tracing::warn!("allocatable of node {} is left to the kubelet: {why}", self.node);
+            if let (Err(ApiError::Owned(why)), true) = (&written, is_both) {
                 state.is_allocatable_left = true;
+                self.leave_of_node(&uid, &format!("{RESOURCE} of allocatable is"), why).await;
                 written = write(&alone).await;
             }
-            written.map_err(|error| self.counted("node", error))?;
-            has_written = true;
+            match written {
+                Ok(_) => has_written = true,
+                Err(ApiError::Owned(why)) => {
+                    (state.is_capacity_left, state.is_copy_expected) = (true, false);
+                    self.leave_of_node(&uid, &format!("{RESOURCE} is"), &why).await;
+                }
+                Err(error) => return Err(self.counted("node", error)),
+            }
         }
         if has_written {
             state.written_at = Some(now);

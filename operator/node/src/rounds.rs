@@ -20,9 +20,10 @@ use wideleaf_control::protocol::Request;
 use wideleaf_control::view::{Care, Explanation, VmView, Vmm};
 
 use crate::counters::Counters;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, is_for_now};
 use crate::details::{Details, STATUS};
 use crate::matching::{Place, place};
+use crate::objects::PodFacts;
 use crate::publish::{Kind, Publisher, Target};
 use crate::store::{Store, VmiApi};
 use crate::verdict::{Status, Verdict};
@@ -162,6 +163,28 @@ struct Placed {
     asked_before: Wishes,
 }
 
+/// Memory in large pages of guests of pods that request the node's resource, by UID of the pod: what the guests hold,
+/// and what the pod requests, both in bytes.
+#[derive(Debug, Default)]
+struct Held(BTreeMap<String, (u64, u64)>);
+
+impl Held {
+    fn add(&mut self, pod: &PodFacts, guest: &VmView) {
+        if pod.has_ended {
+            return;
+        }
+        let requested = pod.requested_gib.saturating_mul(1 << 30);
+        let (held, _) = self.0.entry(pod.identity.uid.clone()).or_insert((0, requested));
+        *held = held.saturating_add(guest.backing.map_or(0, |backing| backing.huge_2m + backing.giant_1g));
+    }
+
+    /// What the node's resource counts beside promotable memory. The scheduler subtracts of each pod what it requests:
+    /// what its guests hold beyond that is not free for other pods.
+    fn bytes(&self) -> u64 {
+        self.0.values().map(|(held, requested)| *held.min(requested)).fold(0, u64::saturating_add)
+    }
+}
+
 impl Rounds {
     /// A loop that has not begun.
     pub fn new(
@@ -260,8 +283,10 @@ impl Rounds {
         let keys: Vec<(u32, u64)> = guests.iter().map(|guest| (guest.pid, guest.started_at)).collect();
         self.guests.retain(|key, _| keys.contains(key));
         let mut summary = Summary { guests: guests.len(), ..Summary::default() };
-        let Some((placed, held)) = self.places(guests) else { return summary };
+        let Some((mut placed, held)) = self.places(guests) else { return summary };
         summary.placed = placed.len();
+        // A try may rest all writes: each object has its turn, and one that fails again and again is not always first.
+        placed.sort_by_key(|placed| self.publisher.tried_at(&placed.target.identity.uid));
         for placed in &placed {
             self.pass_on(placed, now).await;
         }
@@ -273,20 +298,19 @@ impl Rounds {
         summary
     }
 
-    /// Guests with their objects, and the memory in large pages of guests of pods that request the node's resource.
-    /// `None` while pods and VMIs are not known.
+    /// Guests with their objects, and the memory of [`Held`]. `None` while pods and VMIs are not known.
     fn places(&mut self, guests: Vec<VmView>) -> Option<(Vec<Placed>, u64)> {
         let objects = self.store.objects();
         if !objects.are_known() {
             return None;
         }
         let mut placed: BTreeMap<String, Placed> = BTreeMap::new();
-        let (mut held, mut counts) = (0_u64, [("vmi", 0), ("pod", 0), ("elsewhere", 0), ("none", 0)]);
+        let (mut held, mut counts) = (Held::default(), [("vmi", 0), ("pod", 0), ("elsewhere", 0), ("none", 0)]);
         for guest in guests {
             let found = place(&guest, &objects);
             let pod = found.as_ref().and_then(Place::pod);
-            if pod.is_some_and(|pod| pod.requested_gib > 0 && !pod.has_ended) {
-                held = held.saturating_add(guest.backing.map_or(0, |backing| backing.huge_2m + backing.giant_1g));
+            if let Some(pod) = pod {
+                held.add(pod, &guest);
             }
             let (of_vmi, of_pod) = match &found {
                 Some(Place::Vmi(vmi, _)) => (Some(&vmi.annotations), pod.map(|pod| &pod.annotations)),
@@ -323,7 +347,7 @@ impl Rounds {
         self.publisher.keep(|uid| objects.has(uid));
         self.objects.retain(|uid, _| objects.has(uid));
         counts.into_iter().for_each(|(place, number)| self.counters.guests(place, number));
-        Some((placed.into_values().collect(), held))
+        Some((placed.into_values().collect(), held.bytes()))
     }
 
     /// Passes the wishes of annotations on to wideleafd, once.
@@ -347,6 +371,9 @@ impl Rounds {
             Ok(()) => {
                 tracing::info!("{}: its annotations are in force", guest.name);
                 (known.passed, known.refused) = (Some(wishes.clone()), None);
+            }
+            Err(error) if is_for_now(&error) => {
+                tracing::debug!("{}: its annotations are passed on in the next round: {error}", guest.name);
             }
             Err(ClientError::Refused(why)) => {
                 let is_new = known.refused.as_ref().is_none_or(|(refused, _)| refused != wishes);

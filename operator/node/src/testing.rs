@@ -36,6 +36,10 @@ struct Server {
     received: Vec<Received>,
     /// Status of each answer, instead of the one that it would have.
     failing: Option<u16>,
+    /// Status of each answer about one path and its subresources.
+    failing_at: BTreeMap<String, u16>,
+    /// Number of applies that find the object changed, before one finds it as it was.
+    overtaken: usize,
     /// Parts of bodies of an apply that belong to another manager.
     owned: Vec<&'static str>,
     /// Lines of the next watches, in order; a watch without lines stays open and says nothing.
@@ -92,6 +96,20 @@ impl FakeApi {
         self.server().failing = code;
     }
 
+    /// Fails requests for that path, and for its subresources; no longer with `None`.
+    pub(crate) fn fail_at(&self, path: &str, code: Option<u16>) {
+        let mut server = self.server();
+        match code {
+            Some(code) => drop(server.failing_at.insert(path.to_owned(), code)),
+            None => drop(server.failing_at.remove(path)),
+        }
+    }
+
+    /// Answers that many applies as if the object had changed in between.
+    pub(crate) fn overtake(&self, times: usize) {
+        self.server().overtaken = times;
+    }
+
     pub(crate) fn own(&self, part: &'static str) {
         self.server().owned.push(part);
     }
@@ -104,10 +122,14 @@ impl FakeApi {
         self.server().watches.push_back(lines);
     }
 
+    /// Requests since the last call.
+    pub(crate) fn received(&self) -> Vec<Received> {
+        std::mem::take(&mut self.server().received)
+    }
+
     /// Requests that change something, since the last call.
     pub(crate) fn writes(&self) -> Vec<Received> {
-        let all = std::mem::take(&mut self.server().received);
-        all.into_iter().filter(|one| one.method != Method::GET).collect()
+        self.received().into_iter().filter(|one| one.method != Method::GET).collect()
     }
 
     pub(crate) fn requests(&self) -> usize {
@@ -119,6 +141,10 @@ impl FakeApi {
         server.received.push(request.clone());
         if let Some(code) = server.failing {
             return failure(code, "the test says so");
+        }
+        let of_path = |path: &String| request.path == *path || request.path.starts_with(&format!("{path}/"));
+        if let Some((_, code)) = server.failing_at.iter().find(|(path, _)| of_path(path)) {
+            return failure(*code, "the test says so of this object");
         }
         match request.method {
             Method::GET if request.query.contains("watch=true") => {
@@ -137,9 +163,7 @@ impl FakeApi {
                 if items.is_empty() && request.path.contains("kubevirt.io") {
                     return failure(404, "no such kind");
                 }
-                success(
-                    &json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": items}),
-                )
+                success(&page(items, &request.query))
             }
             Method::GET => failure(404, "not found"),
             Method::POST => success(&request.body),
@@ -147,6 +171,24 @@ impl FakeApi {
             _ => failure(405, "not allowed"),
         }
     }
+}
+
+/// The page of a list that the query asks for. Of label selectors only that of the agents' pods counts.
+fn page(items: Vec<Value>, query: &str) -> Value {
+    let number = |name: &str| {
+        let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        value.and_then(|value| value.parse::<usize>().ok())
+    };
+    let is_of_agents = query.contains("wideleaf-node");
+    let is_agent = |object: &Value| object["metadata"]["labels"]["app.kubernetes.io/component"] == "wideleaf-node";
+    let items: Vec<Value> = items.into_iter().filter(|item| !is_of_agents || is_agent(item)).collect();
+    let from = number("continue").unwrap_or(0);
+    let until = number("limit").map_or(items.len(), |limit| from + limit).min(items.len());
+    let mut metadata = json!({"resourceVersion": "7"});
+    if until < items.len() {
+        metadata["continue"] = until.to_string().into();
+    }
+    json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items[from.min(until)..until]})
 }
 
 fn patch(server: &mut Server, request: &Received) -> Response<Body> {
@@ -157,12 +199,17 @@ fn patch(server: &mut Server, request: &Received) -> Response<Body> {
     let version = server.received.len().to_string();
     let owned = server.owned.clone();
     let race = server.races.clone();
+    let is_overtaken = request.content_type == "application/apply-patch+yaml" && server.overtaken > 0;
+    server.overtaken -= usize::from(is_overtaken);
     let Some(object) = server.objects.get_mut(&path) else { return failure(404, "not found") };
     match request.content_type.as_str() {
         "application/apply-patch+yaml" => {
             let text = request.body.to_string();
+            if is_overtaken {
+                return failure(409, "the object has been modified");
+            }
             if owned.iter().any(|part| text.contains(part)) {
-                return failure(409, "conflict with \"other\"");
+                return conflict();
             }
             if request.body["metadata"]["uid"] != object["metadata"]["uid"] {
                 return failure(409, "uid mismatch");
@@ -207,9 +254,19 @@ fn success(value: &Value) -> Response<Body> {
     Response::new(Full::from(value.to_string()).boxed_unsync())
 }
 
+/// The answer to an apply of a field that another manager has.
+fn conflict() -> Response<Body> {
+    let cause = json!({"reason": "FieldManagerConflict", "message": "conflict with \"other\"", "field": ".any"});
+    failed(409, "conflict with \"other\"", &json!({"causes": [cause]}))
+}
+
 fn failure(code: u16, why: &str) -> Response<Body> {
+    failed(code, why, &json!({}))
+}
+
+fn failed(code: u16, why: &str, details: &Value) -> Response<Body> {
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": why,
-        "reason": "Test", "code": code});
+        "reason": "Test", "code": code, "details": details});
     let mut response = success(&status);
     *response.status_mut() = StatusCode::from_u16(code).expect("a status");
     response

@@ -231,6 +231,16 @@ async fn room_goes_back_when_the_vm_stops() {
 }
 
 #[test]
+fn the_chart_has_a_migration_checked_like_a_start() {
+    let template = include_str!("../../../../packaging/helm/wideleaf/templates/plugin.yaml");
+    let entries: Vec<&str> = template.lines().filter(|line| line.contains("permittedHooks")).collect();
+    for start in entries.iter().filter(|entry| entry.contains("PreVMStart")) {
+        assert!(start.contains("PreMigrationTarget"), "{start}");
+    }
+    assert_eq!(entries.iter().filter(|entry| entry.contains("PreVMStart")).count(), 3, "{entries:?}");
+}
+
+#[test]
 fn the_limit_is_that_of_the_call() {
     for (text, limit) in [
         (Some("29S"), Duration::from_secs(29)),

@@ -47,6 +47,28 @@ async fn vmis_are_listed_and_pods_with_the_annotation() {
 }
 
 #[tokio::test]
+async fn of_the_pods_of_a_vmi_the_one_that_runs_on_its_node_counts() {
+    let api = api();
+    let base = "/apis/kubevirt.io/v1/virtualmachineinstances";
+    let metadata = json!({"name": "new", "namespace": "shop", "uid": "v-9"});
+    api.put(&format!("{base}/new"), json!({"metadata": metadata, "status": {"nodeName": "n2"}}));
+    let launcher = |name: &str, node: &str, phase: &str, status: &str| {
+        let metadata = json!({"name": name, "namespace": "shop", "labels": {CREATED_BY: "v-9"}});
+        let condition = json!({"type": "wideleaf.io/HugePagesCovered", "status": status, "reason": "R"});
+        let pod = json!({"metadata": metadata, "spec": {"nodeName": node, "containers": []},
+            "status": {"phase": phase, "conditions": [condition]}});
+        api.put(&format!("/api/v1/pods/{name}"), pod);
+    };
+    launcher("a-ended", "n2", "Succeeded", "False");
+    launcher("b-source", "n2", "Running", "True");
+    launcher("c-target", "n3", "Running", "Unknown");
+    launcher("d-failed", "n2", "Failed", "False");
+    let rows = vms(&api.client(), None).await.expect("it answers");
+    let row = rows.iter().find(|row| row.name == "new").expect("it is listed");
+    assert_eq!(row.covered.as_deref(), Some("True"));
+}
+
+#[tokio::test]
 async fn a_cluster_without_kubevirt_has_pods_alone() {
     let api = api();
     api.remove("/apis/kubevirt.io/v1/virtualmachineinstances/db");

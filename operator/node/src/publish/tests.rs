@@ -325,6 +325,82 @@ async fn labels_of_another_manager_are_left_and_a_missing_node_is_not_made() {
     for second in [60, 120, 180] {
         bench.node(second * GIB, 0, second).await;
     }
-    assert_eq!(bench.api.writes().len(), 1, "one try");
+    let writes = bench.api.writes();
+    assert_eq!(writes.iter().filter(|write| write.path == NODE).count(), 1, "one try");
     assert_eq!(bench.counters.writes("node", "conflict"), 1);
+    let events: Vec<_> = writes.iter().filter(|write| write.path.contains("/events")).collect();
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(
+        (&event.body["reason"], &event.body["regarding"]["kind"]),
+        (&"FieldOwnedByOther".into(), &"Node".into())
+    );
+    assert_eq!(bench.api.object(NODE)["status"]["capacity"][RESOURCE], "179", "the resource is the agent's still");
+}
+
+#[tokio::test]
+async fn a_resource_of_another_manager_is_left_and_labels_go_on() {
+    let mut bench = Bench::new();
+    bench.api.put(NODE, node("v1.37.0"));
+    bench.api.own(RESOURCE);
+    for second in [60, 120, 180] {
+        bench.node(second * GIB, 0, second).await;
+    }
+    let writes = bench.api.writes();
+    assert_eq!(writes.iter().filter(|write| write.path.ends_with("/status")).count(), 1, "one try");
+    assert_eq!(writes.iter().filter(|write| write.path.contains("/events")).count(), 1);
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"]["wideleaf.io/promotable-2m-gib"], "179");
+}
+
+#[tokio::test]
+async fn an_object_that_has_changed_meanwhile_is_tried_again() {
+    let mut bench = Bench::new();
+    bench.api.put(NODE, node(""));
+    bench.api.overtake(1);
+    bench.node(3 * GIB, 0, 0).await;
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"], json!({"own": "x"}));
+    bench.node(3 * GIB, 0, 60).await;
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"]["wideleaf.io/promotable-2m-gib"], "3");
+    bench.api.put(POD, object("p-1", &json!({})));
+    bench.api.overtake(1);
+    bench.publish(&pod_target(), 96, 60).await;
+    bench.publish(&pod_target(), 96, 90).await;
+    assert_eq!(bench.condition(POD, "wideleaf.io/HugePagesCovered")["status"], "True");
+    assert!(bench.api.writes().iter().all(|write| !write.path.contains("/events")), "no field is left");
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_written_rests_alone() {
+    let mut bench = Bench::new();
+    bench.api.put(POD, object("p-1", &json!({})));
+    bench.api.put(VMI, object("v-1", &json!({"conditions": []})));
+    bench.api.put(NODE, node(""));
+    bench.api.fail_at(POD, Some(500));
+    bench.publish(&pod_target(), 96, 0).await;
+    bench.publish(&vmi_target(), 96, 0).await;
+    bench.node(3 * GIB, 0, 0).await;
+    assert_eq!(bench.condition(VMI, CONDITION)["status"], "True", "the next object has its turn");
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"]["wideleaf.io/promotable-2m-gib"], "3");
+    bench.api.writes();
+    let mut tries = 0;
+    for second in 1..600 {
+        bench.publish(&pod_target(), 96, second).await;
+        tries += bench.api.requests();
+        bench.api.writes();
+    }
+    assert!((10..20).contains(&tries), "{tries} tries in ten minutes");
+    bench.api.fail_at(POD, None);
+    bench.publish(&pod_target(), 96, 660).await;
+    assert_eq!(bench.condition(POD, "wideleaf.io/HugePagesCovered")["status"], "True");
+}
+
+#[tokio::test]
+async fn a_node_has_its_turn_while_writes_of_objects_rest() {
+    let mut bench = Bench::new();
+    bench.api.put(POD, object("p-1", &json!({})));
+    bench.api.put(NODE, node(""));
+    bench.api.fail_at(POD, Some(503));
+    bench.publish(&pod_target(), 96, 0).await;
+    assert!(!bench.publisher.is_ready(bench.begun));
+    bench.node(3 * GIB, 0, 0).await;
+    assert_eq!(bench.api.object(NODE)["metadata"]["labels"]["wideleaf.io/promotable-2m-gib"], "3");
 }

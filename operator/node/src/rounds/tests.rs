@@ -1,6 +1,6 @@
 use super::*;
 use crate::matching::tests::{POD, guest, objects, pod, vmi};
-use crate::objects::{PodFacts, VmiFacts, VmiOfPod};
+use crate::objects::{Identity, PodFacts, VmiFacts, VmiOfPod};
 use crate::testing::{FakeApi, FakeDaemon, ok, refusal};
 use crate::verdict::CONDITION;
 use crate::wishes::{GUARANTEE, POLICY};
@@ -54,6 +54,9 @@ fn answers(guests: &Guests, request: &Request) -> Option<Reply> {
         }
         Request::Explain { .. } => {
             ok(Answer::Explanation(Explanation { reasons: vec![reason], ..Explanation::default() }))
+        }
+        Request::Set { changes, .. } if changes.policy.as_deref() == Some("early") => {
+            refusal("db is not managed yet: wideleafd is about to take it up again: ask again in a moment")
         }
         Request::Set { changes, .. } if changes.policy.as_deref() == Some("nonsense") => refusal("no such policy"),
         Request::Set { .. } | Request::Attach { .. } | Request::LeaveAlone { .. } => ok(Answer::Done),
@@ -144,7 +147,8 @@ async fn a_round_publishes_the_guest_and_the_node() {
 
 #[tokio::test]
 async fn memory_of_guests_that_request_the_resource_is_added_and_that_of_others_is_not() {
-    for (requested_gib, expected) in [(0, "3"), (40, "43")] {
+    // 40 GiB are held: of a pod with a smaller request the scheduler subtracts that request alone.
+    for (requested_gib, expected) in [(0, "3"), (40, "43"), (10, "13"), (60, "43")] {
         let mut bench = Bench::new(&[PodFacts { requested_gib, ..launcher() }], &[vmi()], WITH_VMIS);
         bench.guests(&[with_coverage(40)]);
         bench.rounds.once().await.expect("all is there");
@@ -206,6 +210,50 @@ async fn invalid_and_refused_annotations_are_one_event_each() {
     assert_eq!(bench.events(), ["AnnotationInvalid", "AnnotationRefused"]);
     assert_eq!(bench.changes().len(), 1, "the refused setting is not tried again at once");
     assert_eq!(bench.condition()["status"], "True", "the guest is treated as without it");
+}
+
+#[tokio::test]
+async fn several_guests_of_a_pod_count_together_up_to_its_request() {
+    let facts = PodFacts { requested_gib: 50, ..launcher() };
+    let mut bench = Bench::new(&[facts], &[vmi()], WITH_VMIS);
+    bench.guests(&[with_coverage(40), VmView { pid: 4712, ..with_coverage(30) }]);
+    bench.rounds.once().await.expect("all is there");
+    assert_eq!(bench.api.object(NODE)["status"]["capacity"][crate::figures::RESOURCE], "53");
+}
+
+#[tokio::test]
+async fn a_refusal_for_a_moment_is_no_event_and_is_tried_again_in_the_next_round() {
+    let mut bench = Bench::new(&[launcher()], &[annotated(&[(POLICY, "early")])], WITH_VMIS);
+    bench.guests(&[with_coverage(96)]);
+    for _ in 0..3 {
+        bench.rounds.once().await.expect("all is there");
+    }
+    assert_eq!(bench.changes().len(), 3);
+    assert_eq!(bench.events(), [] as [String; 0]);
+}
+
+#[tokio::test]
+async fn an_object_with_which_the_api_server_stops_is_not_first_again() {
+    const OTHER: &str = "9f4a6b53-9ad5-4b9e-8f2d-3c1d5a8f2b10";
+    let (first, second) = (pod(None), pod(None));
+    let identity = Identity { name: "kata".into(), uid: OTHER.into(), ..second.identity.clone() };
+    let mut bench = Bench::new(&[first.clone(), PodFacts { identity, ..second }], &[], VmiApi::Absent);
+    let path = |name: &str| format!("/api/v1/namespaces/shop/pods/{name}");
+    for (name, uid) in [(first.identity.name.as_str(), POD), ("kata", OTHER)] {
+        let meta = json!({"name": name, "namespace": "shop", "uid": uid});
+        bench.api.put(&path(name), json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {}}));
+    }
+    let beside = VmView { pid: 4712, ..guest("kata", Some(&format!("/kubepods/pod{OTHER}/c"))) };
+    bench.guests(&[with_coverage(96), beside]);
+    bench.api.fail_at(&path(&first.identity.name), Some(503));
+    bench.rounds.once().await.expect("the node was written");
+    let conditions = |bench: &Bench| bench.api.object(&path("kata"))["status"]["conditions"].clone();
+    assert_eq!(conditions(&bench), Value::Null, "all objects rest");
+    while !bench.rounds.publisher.is_ready(Instant::now()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let _ = bench.rounds.once().await;
+    assert_eq!(conditions(&bench)[0]["type"], "wideleaf.io/HugePagesCovered");
 }
 
 #[tokio::test]
